@@ -1,0 +1,4 @@
+//! The storage fabric: wire types, chunk store, replication cores and transports.
+
+pub mod io;
+pub mod store;

@@ -1,0 +1,3 @@
+//! The chunk store: where a storage node keeps its chunks on one device.
+
+pub mod device;

@@ -1,0 +1,77 @@
+//! What the sans-IO store core asks of a device, and the synchronous view that opening and formatting use.
+//!
+//! In steady state the core never touches a device: it emits [`DeviceAction`]s, and is told of each outcome by
+//! [`IoId`]. Production executes them with io_uring, the tests with a simulated disk that drops, tears and reorders
+//! what was not flushed.
+
+use std::io;
+
+/// Unit of checksum, mapping and allocation on a device, in bytes.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Names one device request between its action and its completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IoId(pub u64);
+
+/// A device request that the core wants executed. Actions may run in any order and concurrently: where order matters
+/// the core waits for the completion of the first before it emits the second.
+#[derive(Debug)]
+pub enum DeviceAction {
+    /// Read `iovecs`' total length at byte `offset` of the device.
+    Read {
+        /// Completion name.
+        id: IoId,
+        /// Byte offset, a multiple of [`BLOCK_BYTES`].
+        offset: u64,
+        /// Destination; lives until the completion.
+        iovecs: IoVecs,
+    },
+    /// Write `iovecs`' total length at byte `offset` of the device.
+    Write {
+        /// Completion name.
+        id: IoId,
+        /// Byte offset, a multiple of [`BLOCK_BYTES`].
+        offset: u64,
+        /// Source; lives until the completion.
+        iovecs: IoVecs,
+    },
+    /// Make every write whose completion was delivered before this action durable.
+    Flush {
+        /// Completion name.
+        id: IoId,
+    },
+    /// Tell the device that the range is not needed (hole punch, BLKDISCARD). Advisory: failure is ignored.
+    Discard {
+        /// Completion name.
+        id: IoId,
+        /// Byte offset, a multiple of [`BLOCK_BYTES`].
+        offset: u64,
+        /// Length in bytes, a multiple of [`BLOCK_BYTES`].
+        len: u64,
+    },
+}
+
+/// A scatter list owned by the core, valid until the completion of its action is delivered.
+#[derive(Debug, Clone, Copy)]
+pub struct IoVecs {
+    /// First element of an array of `len` iovecs.
+    pub ptr: *const libc::iovec,
+    /// Number of elements, at least 1.
+    pub len: u32,
+}
+
+// SAFETY: `IoVecs` is a description; whoever executes the action upholds the lifetime promise above, on any thread.
+unsafe impl Send for IoVecs {}
+
+/// Synchronous device access, for format, open (recovery) and tools. Offsets and lengths are multiples of
+/// [`BLOCK_BYTES`]; buffers are aligned to [`BLOCK_BYTES`].
+pub trait SyncDevice {
+    /// Capacity in bytes.
+    fn capacity_bytes(&self) -> u64;
+    /// Fills `buf` from byte `offset`.
+    fn read_at(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Writes `buf` at byte `offset`.
+    fn write_at(&mut self, offset: u64, buf: &[u8]) -> io::Result<()>;
+    /// Makes all earlier writes durable.
+    fn flush(&mut self) -> io::Result<()>;
+}
