@@ -2,3 +2,4 @@
 
 pub mod io;
 pub mod store;
+pub mod testing;
