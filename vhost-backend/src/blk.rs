@@ -1,0 +1,217 @@
+//! The virtio-blk device model: features, configuration space, write cache mode and counters of one attachment.
+
+mod config;
+mod counters;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fabric::io::Volume;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX,
+    VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_config::{VIRTIO_F_ANY_LAYOUT, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+pub use config::{CONFIG_BYTES, WRITEBACK_OFFSET};
+pub use counters::{BlkCounters, QueueCounters};
+
+/// Most data segments of one request; a guest that read `seg_max` sends no more. The ring itself accepts chains up to
+/// [`crate::ring::MAX_SEGMENTS`].
+pub const SEG_MAX: u32 = 256;
+/// Largest segment we ask a guest to send, in bytes.
+pub const SIZE_MAX: u32 = 256 * 1024;
+/// Largest read or write we carry out: what `SEG_MAX` segments of `SIZE_MAX` bytes hold. A larger one gets an I/O error.
+pub const MAX_REQUEST_BYTES: u64 = SEG_MAX as u64 * SIZE_MAX as u64;
+/// Most ranges in one discard or write-zeroes request; a request with more gets an I/O error.
+pub const MAX_RANGES: u32 = 16;
+/// Most sectors in one range of a discard or write-zeroes request (1 GiB); a longer one gets an I/O error.
+pub const MAX_RANGE_SECTORS: u32 = 2 * 1024 * 1024;
+/// Bytes of a physical block, which the guest learns from the topology: the granularity of checksums and of space.
+pub const PHYSICAL_BLOCK_BYTES: u32 = 4096;
+/// Most queues of one device; an attachment with more is refused.
+pub const MAX_QUEUES: u16 = 256;
+/// Length of the serial number in a `GET_ID` answer; a longer serial is refused.
+pub const SERIAL_BYTES: usize = 20;
+
+/// Why a device could not be made or a configuration write was refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BlkError {
+    /// No queues, or more than [`MAX_QUEUES`].
+    #[error("{0} queues are not possible: give 1 to {MAX_QUEUES}")]
+    Queues(u16),
+    /// The serial does not fit or is not printable ASCII.
+    #[error("serial {0:?} is not possible: give at most {SERIAL_BYTES} printable ASCII characters")]
+    Serial(String),
+    /// A write to a field of the configuration space that is not `writeback`.
+    #[error(
+        "configuration write of {len} bytes at offset {offset} refused: only `writeback` can be written"
+    )]
+    ConfigWrite {
+        /// Offset in the configuration space.
+        offset: u32,
+        /// Length in bytes.
+        len: usize,
+    },
+}
+
+/// How an attachment presents its volume.
+#[derive(Debug, Clone)]
+pub struct BlkOptions {
+    /// Refuse writes, and tell the guest so.
+    pub read_only: bool,
+    /// Serial number, seen in the guest as `/dev/disk/by-id/virtio-SERIAL`.
+    pub serial: String,
+    /// Number of queues.
+    pub queues: u16,
+}
+
+impl Default for BlkOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            serial: String::new(),
+            queues: 1,
+        }
+    }
+}
+
+/// One virtio-blk device: a volume as one guest sees it. Shared by the session and all data threads.
+#[derive(Debug)]
+pub struct BlkDevice<V> {
+    volume: V,
+    options: BlkOptions,
+    serial: [u8; SERIAL_BYTES],
+    /// Write cache mode, which the guest may switch (`CONFIG_WCE`).
+    writeback: AtomicBool,
+    /// One per queue, written only by the thread that serves it.
+    counters: Box<[QueueCounters]>,
+}
+
+impl<V: Volume> BlkDevice<V> {
+    /// A device for `volume`.
+    pub fn new(volume: V, options: BlkOptions) -> Result<Arc<Self>, BlkError> {
+        if options.queues == 0 || options.queues > MAX_QUEUES {
+            return Err(BlkError::Queues(options.queues));
+        }
+        let text = options.serial.as_bytes();
+        if text.len() > SERIAL_BYTES || !text.iter().all(|c| c.is_ascii_graphic() || *c == b' ') {
+            return Err(BlkError::Serial(options.serial));
+        }
+        let mut serial = [0; SERIAL_BYTES];
+        serial[..text.len()].copy_from_slice(text);
+        let counters = (0..options.queues)
+            .map(|_| QueueCounters::default())
+            .collect();
+        Ok(Arc::new(Self {
+            volume,
+            options,
+            serial,
+            writeback: AtomicBool::new(true),
+            counters,
+        }))
+    }
+
+    /// The virtio features on offer, ring features among them. The session adds those of vhost-user itself.
+    pub fn features(&self) -> u64 {
+        let mut bits = vec![
+            VIRTIO_F_VERSION_1,
+            VIRTIO_F_ANY_LAYOUT,
+            VIRTIO_RING_F_EVENT_IDX,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_BLK_F_SIZE_MAX,
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_FLUSH,
+            VIRTIO_BLK_F_TOPOLOGY,
+            VIRTIO_BLK_F_CONFIG_WCE,
+            VIRTIO_BLK_F_MQ,
+        ];
+        if self.options.read_only {
+            bits.push(VIRTIO_BLK_F_RO);
+        } else {
+            bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
+        }
+        bits.into_iter().fold(0, |all, bit| all | 1 << bit)
+    }
+
+    /// Number of queues.
+    pub fn queues(&self) -> u16 {
+        self.options.queues
+    }
+
+    /// The volume behind the device.
+    #[inline]
+    pub fn volume(&self) -> &V {
+        &self.volume
+    }
+
+    /// How the volume is presented.
+    #[inline]
+    pub fn options(&self) -> &BlkOptions {
+        &self.options
+    }
+
+    /// The answer to `GET_ID`: the serial, padded with zeroes.
+    pub fn serial(&self) -> &[u8; SERIAL_BYTES] {
+        &self.serial
+    }
+
+    /// Whether the guest wants writes cached until it flushes.
+    #[inline]
+    pub fn writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// Copies the configuration space from `offset`. What lies past its end reads as zeroes, as front ends expect that
+    /// ask for more than the device has.
+    pub fn read_config(&self, offset: u32, out: &mut [u8]) {
+        let config = config::bytes(
+            self.volume.size_bytes(),
+            self.options.queues,
+            self.writeback(),
+        );
+        let from = config.get(offset as usize..).unwrap_or(&[]);
+        let len = from.len().min(out.len());
+        out[..len].copy_from_slice(&from[..len]);
+        out[len..].fill(0);
+    }
+
+    /// Writes the configuration space, of which only `writeback` can be written.
+    pub fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), BlkError> {
+        match (offset, bytes) {
+            (WRITEBACK_OFFSET, [mode @ (0 | 1)]) => {
+                self.writeback.store(*mode == 1, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Err(BlkError::ConfigWrite {
+                offset,
+                len: bytes.len(),
+            }),
+        }
+    }
+
+    /// Puts what the guest can change back to its defaults, at a reset or when a connection ends.
+    pub fn reset(&self) {
+        self.writeback.store(true, Ordering::Relaxed);
+    }
+
+    /// Counters of all queues together, since the device was made.
+    pub fn counters(&self) -> BlkCounters {
+        self.counters
+            .iter()
+            .fold(BlkCounters::default(), |sum, queue| {
+                sum.plus(&queue.snapshot())
+            })
+    }
+
+    /// Counters of one queue.
+    pub fn queue_counters(&self, index: u16) -> Option<&QueueCounters> {
+        self.counters.get(usize::from(index))
+    }
+}
+
+#[cfg(test)]
+mod tests;

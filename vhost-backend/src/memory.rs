@@ -1,0 +1,334 @@
+//! Guest memory as a front end hands it over: an immutable snapshot of mapped regions.
+//!
+//! A change of the memory table makes a new snapshot that shares the mappings it keeps; queues are moved to it once
+//! they are drained, so a pointer that was translated stays mapped until its request is done. Everything a guest says
+//! about addresses passes through [`GuestMemory::translate`], the one place that turns a guest address into a pointer.
+
+mod mapping;
+mod view;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+pub use mapping::Mapping;
+pub use view::MemoryView;
+
+/// A guest physical address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddr(pub u64);
+
+/// Most regions in one memory table. A table with more is refused; QEMU itself stops at 509 memory slots.
+pub const MAX_REGIONS: usize = 509;
+
+/// Why guest memory, a dirty log or an in-flight region could not be mapped or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A region has no bytes, or its end does not fit in 64 bits.
+    #[error("memory region at guest address {guest:#x} has the impossible size {size:#x}")]
+    BadRegion {
+        /// First guest address.
+        guest: u64,
+        /// Size in bytes.
+        size: u64,
+    },
+    /// Two regions share guest or user addresses.
+    #[error("memory region at guest address {guest:#x} overlaps another")]
+    Overlap {
+        /// First guest address of the region that was to be added.
+        guest: u64,
+    },
+    /// More than [`MAX_REGIONS`] regions.
+    #[error("more than {MAX_REGIONS} memory regions")]
+    TooMany,
+    /// `without_region` named a region that is not there.
+    #[error("no memory region of size {size:#x} at guest address {guest:#x}")]
+    NoSuchRegion {
+        /// First guest address.
+        guest: u64,
+        /// Size in bytes.
+        size: u64,
+    },
+    /// The file is shorter than the range that is to be mapped.
+    #[error("file has {file_bytes} bytes, the mapping needs {needed_bytes}")]
+    FileTooShort {
+        /// Size of the file.
+        file_bytes: u64,
+        /// End of the range.
+        needed_bytes: u64,
+    },
+    /// The layout of an in-flight region does not fit in it.
+    #[error("in-flight region of {bytes} bytes does not hold {queues} queues of {size} entries")]
+    InflightLayout {
+        /// Bytes given.
+        bytes: u64,
+        /// Queues asked for.
+        queues: u16,
+        /// Entries of each.
+        size: u16,
+    },
+    /// The operating system refused.
+    #[error("cannot {what}")]
+    Os {
+        /// Verb and object.
+        what: &'static str,
+        /// Its answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One region of a memory table, as it arrives over the socket.
+#[derive(Debug)]
+pub struct RegionSpec {
+    /// First guest physical address.
+    pub guest: GuestAddr,
+    /// Size in bytes.
+    pub size: u64,
+    /// Address of the first byte in the front end's own address space; ring addresses are given in it.
+    pub user_addr: u64,
+    /// Where in `file` the region begins.
+    pub mmap_offset: u64,
+    /// The shared memory.
+    pub file: OwnedFd,
+}
+
+#[derive(Debug, Clone)]
+struct Region {
+    guest: u64,
+    size: u64,
+    user_addr: u64,
+    /// Host address of the first byte.
+    host: *mut u8,
+    mapping: Arc<Mapping>,
+}
+
+impl Region {
+    fn map(spec: RegionSpec) -> Result<Self, MemoryError> {
+        let (guest, size) = (spec.guest.0, spec.size);
+        let bad = MemoryError::BadRegion { guest, size };
+        if size == 0
+            || guest.checked_add(size).is_none()
+            || spec.user_addr.checked_add(size).is_none()
+        {
+            return Err(bad);
+        }
+        let mapping = Mapping::shared(&spec.file, spec.mmap_offset, size)?;
+        Ok(Self {
+            guest,
+            size,
+            user_addr: spec.user_addr,
+            host: mapping.start(),
+            mapping: Arc::new(mapping),
+        })
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        let meet = |a: u64, b: u64| a < b + other.size && b < a + self.size;
+        meet(self.guest, other.guest) || meet(self.user_addr, other.user_addr)
+    }
+
+    fn contains(&self, guest: u64) -> bool {
+        guest.wrapping_sub(self.guest) < self.size
+    }
+}
+
+/// An immutable set of mapped regions, sorted by guest address.
+#[derive(Debug, Default)]
+pub struct GuestMemory {
+    regions: Vec<Region>,
+}
+
+// SAFETY: the raw pointers lead into shared mappings that live as long as the regions hold them; all access through
+// them is volatile or atomic, or is done by the kernel on behalf of a request.
+unsafe impl Send for GuestMemory {}
+// SAFETY: as above; the snapshot itself is never changed.
+unsafe impl Sync for GuestMemory {}
+
+impl GuestMemory {
+    /// No memory at all: what a connection starts with.
+    pub fn empty() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    /// Maps a whole memory table.
+    pub fn map(specs: Vec<RegionSpec>) -> Result<Arc<Self>, MemoryError> {
+        let mut memory = Self::default();
+        for spec in specs {
+            memory.insert(spec)?;
+        }
+        Ok(Arc::new(memory))
+    }
+
+    /// This table and one region more.
+    pub fn with_region(&self, spec: RegionSpec) -> Result<Arc<Self>, MemoryError> {
+        let mut memory = Self {
+            regions: self.regions.clone(),
+        };
+        memory.insert(spec)?;
+        Ok(Arc::new(memory))
+    }
+
+    /// This table less one region, which must match exactly.
+    pub fn without_region(
+        &self,
+        guest: GuestAddr,
+        size: u64,
+        user_addr: u64,
+    ) -> Result<Arc<Self>, MemoryError> {
+        let same = |r: &Region| r.guest == guest.0 && r.size == size && r.user_addr == user_addr;
+        let at = self
+            .regions
+            .iter()
+            .position(same)
+            .ok_or(MemoryError::NoSuchRegion {
+                guest: guest.0,
+                size,
+            })?;
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Ok(Arc::new(Self { regions }))
+    }
+
+    fn insert(&mut self, spec: RegionSpec) -> Result<(), MemoryError> {
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(MemoryError::TooMany);
+        }
+        let region = Region::map(spec)?;
+        if self.regions.iter().any(|r| r.overlaps(&region)) {
+            return Err(MemoryError::Overlap {
+                guest: region.guest,
+            });
+        }
+        let at = self.regions.partition_point(|r| r.guest < region.guest);
+        self.regions.insert(at, region);
+        Ok(())
+    }
+
+    /// Number of regions.
+    pub fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// The guest address of an address in the front end's address space.
+    pub fn user_to_guest(&self, user_addr: u64) -> Option<GuestAddr> {
+        let region = self
+            .regions
+            .iter()
+            .find(|r| user_addr.wrapping_sub(r.user_addr) < r.size)?;
+        Some(GuestAddr(region.guest + (user_addr - region.user_addr)))
+    }
+
+    /// The guest address that a pointer from [`Self::translate`] came from.
+    pub fn host_to_guest(&self, host: *const u8) -> Option<GuestAddr> {
+        let at = |r: &Region| (host as u64).wrapping_sub(r.host as u64);
+        let region = self.regions.iter().find(|r| at(r) < r.size)?;
+        Some(GuestAddr(region.guest + at(region)))
+    }
+
+    /// Host pointer to `len` bytes at `guest`, all within one region.
+    pub fn translate(&self, guest: GuestAddr, len: u64) -> Option<*mut u8> {
+        let region = self.region_of(guest)?;
+        let at = guest.0 - region.guest;
+        if len > region.size - at {
+            return None;
+        }
+        // SAFETY: `at` is inside the region, whose mapping has `size` bytes from `host`.
+        Some(unsafe { region.host.add(at as usize) })
+    }
+
+    fn region_of(&self, guest: GuestAddr) -> Option<&Region> {
+        let after = self.regions.partition_point(|r| r.guest <= guest.0);
+        self.regions[..after].last().filter(|r| r.contains(guest.0))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    pub(crate) fn spec(guest: u64, size: u64, user_addr: u64) -> RegionSpec {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, size).unwrap();
+        RegionSpec {
+            guest: GuestAddr(guest),
+            size,
+            user_addr,
+            mmap_offset: 0,
+            file,
+        }
+    }
+
+    #[test]
+    fn translates_inside_regions_and_nowhere_else() {
+        let memory = GuestMemory::map(vec![
+            spec(0x10_0000, 0x2000, 0x7000_0000),
+            spec(0, 0x1000, 0x6000_0000),
+        ])
+        .unwrap();
+        assert!(memory.translate(GuestAddr(0), 0x1000).is_some());
+        assert!(memory.translate(GuestAddr(0), 0x1001).is_none());
+        assert!(memory.translate(GuestAddr(0x1000), 1).is_none());
+        assert!(memory.translate(GuestAddr(0x10_1fff), 1).is_some());
+        assert!(memory.translate(GuestAddr(0x10_1fff), 2).is_none());
+        assert!(memory.translate(GuestAddr(u64::MAX), 1).is_none());
+        assert!(memory.translate(GuestAddr(0x10_0000), u64::MAX).is_none());
+    }
+
+    #[test]
+    fn user_and_host_addresses_lead_back_to_the_guest() {
+        let memory = GuestMemory::map(vec![spec(0x10_0000, 0x2000, 0x7000_0000)]).unwrap();
+        assert_eq!(
+            memory.user_to_guest(0x7000_0010),
+            Some(GuestAddr(0x10_0010))
+        );
+        assert_eq!(memory.user_to_guest(0x7000_2000), None);
+        let host = memory.translate(GuestAddr(0x10_0123), 1).unwrap();
+        assert_eq!(memory.host_to_guest(host), Some(GuestAddr(0x10_0123)));
+        assert_eq!(memory.host_to_guest(std::ptr::null()), None);
+    }
+
+    #[test]
+    fn regions_come_and_go_without_touching_the_rest() {
+        let first = GuestMemory::map(vec![spec(0, 0x1000, 0x6000_0000)]).unwrap();
+        let second = first
+            .with_region(spec(0x1000, 0x1000, 0x6000_1000))
+            .unwrap();
+        assert_eq!(
+            first.translate(GuestAddr(0), 8),
+            second.translate(GuestAddr(0), 8)
+        );
+        let third = second
+            .without_region(GuestAddr(0), 0x1000, 0x6000_0000)
+            .unwrap();
+        assert!(third.translate(GuestAddr(0), 8).is_none());
+        assert!(third.translate(GuestAddr(0x1000), 8).is_some());
+        assert!(matches!(
+            third.without_region(GuestAddr(0), 0x1000, 0),
+            Err(MemoryError::NoSuchRegion { guest: 0, .. })
+        ));
+    }
+
+    #[test]
+    fn overlapping_empty_and_too_short_regions_are_refused() {
+        let memory = GuestMemory::map(vec![spec(0, 0x2000, 0x6000_0000)]).unwrap();
+        let overlap = memory.with_region(spec(0x1000, 0x1000, 0x9000_0000));
+        assert!(matches!(
+            overlap,
+            Err(MemoryError::Overlap { guest: 0x1000 })
+        ));
+        let mut empty = spec(0x8000, 0x1000, 0x9000_0000);
+        empty.size = 0;
+        assert!(matches!(
+            memory.with_region(empty),
+            Err(MemoryError::BadRegion { .. })
+        ));
+        let mut short = spec(0x8000, 0x1000, 0x9000_0000);
+        short.size = 0x2000;
+        assert!(matches!(
+            memory.with_region(short),
+            Err(MemoryError::FileTooShort { .. })
+        ));
+    }
+}
