@@ -1,3 +1,5 @@
 //! The chunk store: where a storage node keeps its chunks on one device.
 
+pub mod api;
 pub mod device;
+pub mod metrics;

@@ -1,0 +1,408 @@
+//! What the replica machine (above) and the executor of device requests (beside) see of the chunk store.
+//!
+//! A store on one device is a fixed number of independent shards; [`shard_of`] says which shard owns a chunk. Each
+//! shard is one [`StoreCore`]: a sans-IO machine that takes operations, emits [`DeviceAction`]s and reports outcomes.
+//! It owns no clock, thread, file or random source, so that production and the simulated disk drive the same code.
+//!
+//! One turn of a data thread: `submit` (any number), `poll_action` until `None` (this is where many small writes
+//! become one device write), execute, `on_device` for each outcome, `poll_completion` until `None`, again
+//! `poll_action` until `None` (a completion may have unblocked something).
+
+use std::fmt;
+
+use super::device::{DeviceAction, IoId};
+use super::metrics::StoreMetrics;
+
+/// Bytes of a chunk. An operation never crosses a chunk.
+pub const CHUNK_BYTES: u64 = 4 << 20;
+
+/// Longest layer chain that a read follows; a longer one is refused as [`StoreError::OutOfRange`].
+pub const LAYER_CHAIN_MAX: usize = 16;
+
+/// Names a layer (one generation of a volume's data, or a file's).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LayerId(pub u64);
+
+/// Names a chunk: the layer, and which of its 4 MiB pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkKey {
+    /// Layer.
+    pub layer: LayerId,
+    /// Byte offset in the layer divided by [`CHUNK_BYTES`].
+    pub index: u32,
+}
+
+/// Which of `shards` shards holds chunk `index` of every layer of a volume.
+///
+/// `placement` is the same for all layers of one volume (its first layer, say), so that a shard resolves a layer chain
+/// without asking another.
+#[must_use]
+pub fn shard_of(placement: LayerId, index: u32, shards: usize) -> usize {
+    let mut mixed = placement.0 ^ (u64::from(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed ^= mixed >> 32;
+    (mixed % shards as u64) as usize
+}
+
+/// Version of a write: the lease generation under which it was made (24 bits), and its sequence number in that
+/// generation (40 bits). Ordered. A writer that runs out of sequence numbers takes a new generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Version(pub u64);
+
+impl Version {
+    /// Largest generation.
+    pub const GENERATION_MAX: u32 = (1 << 24) - 1;
+    /// Largest sequence number within a generation.
+    pub const SEQUENCE_MAX: u64 = (1 << 40) - 1;
+
+    /// Joins the two parts.
+    ///
+    /// # Panics
+    /// If a part is out of its range: the caller counts both and must stop before.
+    #[must_use]
+    pub fn new(generation: u32, sequence: u64) -> Self {
+        assert!(generation <= Self::GENERATION_MAX && sequence <= Self::SEQUENCE_MAX);
+        Self(u64::from(generation) << 40 | sequence)
+    }
+
+    /// Lease generation.
+    #[must_use]
+    pub fn generation(self) -> u32 {
+        (self.0 >> 40) as u32
+    }
+
+    /// Sequence number within the generation.
+    #[must_use]
+    pub fn sequence(self) -> u64 {
+        self.0 & Self::SEQUENCE_MAX
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.generation(), self.sequence())
+    }
+}
+
+/// What a shard has persisted about who may write a layer. Writes of an older generation are refused by the store;
+/// the epoch is for the replica machine to compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fence {
+    /// Writes of an older generation are refused.
+    pub generation: u32,
+    /// Cluster map epoch recorded with it.
+    pub epoch: u64,
+}
+
+/// Names an operation to its submitter. Opaque to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// An operation on one chunk, or on the shard. Offsets and lengths are bytes, multiples of 512, inside the chunk.
+///
+/// `layers` is the chain from the newest (the one that is written) to the oldest, at most [`LAYER_CHAIN_MAX`]. Slices
+/// are borrowed only for the call to [`StoreCore::submit`]; the memory behind the iovecs until the completion.
+#[derive(Debug, Clone, Copy)]
+pub enum StoreOp<'a> {
+    /// Fill the buffers; a block comes from the first layer that maps it, and is zero when none does.
+    Read {
+        /// Newest layer first.
+        layers: &'a [LayerId],
+        /// Chunk index.
+        chunk: u32,
+        /// First byte within the chunk.
+        offset: u32,
+        /// Destination.
+        iovecs: &'a [libc::iovec],
+    },
+    /// Store the buffers' content in `layers[0]`.
+    Write {
+        /// Newest layer first; the older ones complete partially written blocks.
+        layers: &'a [LayerId],
+        /// Chunk index.
+        chunk: u32,
+        /// First byte within the chunk.
+        offset: u32,
+        /// Source. Copied once, in `poll_action`: the guest may change it, the checksum fits what was stored.
+        iovecs: &'a [libc::iovec],
+        /// Version of the write.
+        version: Version,
+        /// Complete only once durable.
+        fua: bool,
+    },
+    /// Make the range read as zeroes and give its space back (discard, and write-zeroes with or without unmap).
+    Zero {
+        /// Newest layer first; with more than one layer the range is marked so that older layers stay hidden.
+        layers: &'a [LayerId],
+        /// Chunk index.
+        chunk: u32,
+        /// First byte within the chunk.
+        offset: u32,
+        /// Length in bytes.
+        len: u32,
+        /// Version of the write.
+        version: Version,
+        /// Complete only once durable.
+        fua: bool,
+    },
+    /// Make every operation that was reported complete before this call durable.
+    Flush,
+    /// Raise the layer's fence to at least these values; complete once durable.
+    SetFence {
+        /// Layer.
+        layer: LayerId,
+        /// Least generation that may write from now on.
+        fence: Fence,
+    },
+    /// Unmap every chunk of the layer in this shard and forget its fence. Not atomic: submit again after a crash.
+    DropLayer {
+        /// Layer; the caller makes sure that nothing else uses it meanwhile.
+        layer: LayerId,
+    },
+    /// Write a checkpoint that covers everything complete by now; `clean` promises that no write follows (close).
+    Checkpoint {
+        /// The next open need not scan the log.
+        clean: bool,
+    },
+}
+
+/// What `submit` did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Submitted {
+    /// The id comes back from [`StoreCore::poll_completion`].
+    Accepted,
+    /// The operation table is full; nothing was done. Submit again after a completion.
+    Busy,
+}
+
+/// Why an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The range leaves the chunk, is not a multiple of 512 bytes, or a list is empty or too long.
+    #[error("operation outside its chunk, unaligned, or with a list that is empty or too long")]
+    OutOfRange,
+    /// No space left on the device, even after reclaiming.
+    #[error("no space left on the device; discard data, delete volumes or add a device")]
+    NoSpace,
+    /// A block or its map page failed its checksum, twice.
+    #[error(
+        "checksum mismatch in chunk {chunk} of layer {layer:?}, block {block}, at byte {device_offset} of the device"
+    )]
+    Corrupt {
+        /// Layer.
+        layer: LayerId,
+        /// Chunk index.
+        chunk: u32,
+        /// First affected block in the chunk.
+        block: u32,
+        /// Where on the device.
+        device_offset: u64,
+    },
+    /// The device answered with this errno.
+    #[error("device error {0}")]
+    Device(i32),
+    /// A device write failed earlier; the shard refuses writes until it is opened again, reads go on.
+    #[error(
+        "read-only since a device write failed with errno {0}; replace the device or restart to retry"
+    )]
+    ReadOnly(i32),
+    /// Some blocks hold a newer version; those were left alone, the others were written.
+    #[error("superseded by version {newest}")]
+    Stale {
+        /// Newest version met.
+        newest: Version,
+    },
+    /// The layer's fence refuses this generation; nothing was done.
+    #[error("fenced: generation {generation} is needed")]
+    Fenced {
+        /// Least generation that may write.
+        generation: u32,
+    },
+}
+
+/// Outcome of an operation.
+pub type StoreResult = Result<(), StoreError>;
+
+/// Identity of a device, written when it is formatted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLabel {
+    /// Cluster that owns the device.
+    pub cluster: [u8; 16],
+    /// The device itself.
+    pub device: [u8; 16],
+}
+
+/// Bounds of one store (all shards of one device together); fixed while it is open.
+#[derive(Debug, Clone, Copy)]
+pub struct CoreParams {
+    /// Open refuses a device of another cluster; `None` takes any (tools).
+    pub cluster: Option<[u8; 16]>,
+    /// Operations in flight per shard; more get [`Submitted::Busy`].
+    pub ops_max: u32,
+    /// RAM for cached map pages; beyond it the oldest clean ones go, and a checkpoint cleans dirty ones.
+    pub leaf_cache_bytes: u64,
+    /// RAM for data on its way to the device, and for reads into unaligned memory; when used up operations wait.
+    pub buffer_bytes: u64,
+}
+
+impl Default for CoreParams {
+    fn default() -> Self {
+        Self {
+            cluster: None,
+            ops_max: 512,
+            leaf_cache_bytes: 64 << 20,
+            buffer_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What opening did. `Display` is the one line for the log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Shards of the store.
+    pub shards: u32,
+    /// Shards that were closed cleanly.
+    pub clean_shards: u32,
+    /// Log batches replayed.
+    pub batches: u64,
+    /// Blocks mapped or unmapped by the replay.
+    pub blocks: u64,
+    /// Blocks of unflushed writes found incomplete, hence left at their older content.
+    pub torn_blocks: u64,
+    /// Bytes read from the device.
+    pub read_bytes: u64,
+    /// Chunks known after opening.
+    pub chunks: u64,
+    /// Space in use.
+    pub used_bytes: u64,
+    /// Capacity for data.
+    pub total_bytes: u64,
+}
+
+impl fmt::Display for RecoveryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes >> 20;
+        if self.clean_shards == self.shards {
+            write!(f, "closed cleanly")?;
+        } else {
+            write!(
+                f,
+                "recovered after a crash: replayed {} log batches with {} blocks, dropped {} incomplete unflushed blocks",
+                self.batches, self.blocks, self.torn_blocks
+            )?;
+        }
+        write!(
+            f,
+            "; {} chunks, {} of {} MiB used, {} MiB read",
+            self.chunks,
+            mib(self.used_bytes),
+            mib(self.total_bytes),
+            mib(self.read_bytes)
+        )
+    }
+}
+
+/// A point in the history of one shard, see [`StoreCore::flush_mark`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct FlushMark(pub u64);
+
+/// Space of a shard in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Space {
+    /// Total.
+    pub total_bytes: u64,
+    /// In use: data, map pages, and what the next checkpoint will free.
+    pub used_bytes: u64,
+}
+
+/// The memory that device writes (and some reads) of a shard come from: one range, fixed while the shard is open, so
+/// that the executor can register it. Other iovecs lie in the memory of the operations.
+#[derive(Debug, Clone, Copy)]
+pub struct BufferRange {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// A bad block found by scrubbing, read twice before it is accused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScrubFinding {
+    /// Layer.
+    pub layer: LayerId,
+    /// Chunk index.
+    pub chunk: u32,
+    /// Block within the chunk.
+    pub block: u32,
+    /// Version of the block.
+    pub version: Version,
+    /// Where on the device.
+    pub device_offset: u64,
+}
+
+/// State of the scrubber after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScrubStep {
+    /// Reads were queued (`poll_action` hands them out); step again at leisure.
+    Reading,
+    /// The previous step is still reading; step again later.
+    Busy,
+    /// Every mapped block has been read once since the last `PassDone`; the next step starts over.
+    PassDone,
+}
+
+/// One shard of a store. See the module for the order of calls.
+pub trait StoreCore: Send {
+    /// Takes an operation.
+    ///
+    /// # Safety
+    /// The memory behind the iovecs stays valid until the operation's completion was handed out (or `Busy` returned).
+    /// It may change meanwhile: it is guest memory.
+    unsafe fn submit(&mut self, id: OpId, op: StoreOp<'_>) -> Submitted;
+
+    /// Next device request, to be executed in any order with the others.
+    fn poll_action(&mut self) -> Option<DeviceAction>;
+
+    /// Tells the outcome of a device request: `Ok` only if all bytes were transferred, else an errno.
+    fn on_device(&mut self, id: IoId, result: Result<(), i32>);
+
+    /// Next finished operation.
+    fn poll_completion(&mut self) -> Option<(OpId, StoreResult)>;
+
+    /// Operations accepted and not yet handed out by `poll_completion`.
+    fn in_flight(&self) -> usize;
+
+    /// Device requests (checkpoint included) handed out whose outcome is not yet told.
+    fn device_in_flight(&self) -> usize;
+
+    /// To be called before the thread sleeps with nothing in flight: writes what was put off (the record of the last
+    /// flush). `poll_action` may have something afterwards.
+    fn on_idle(&mut self);
+
+    /// For an executor that flushes the device once for many shards: take the mark of each shard, flush the device,
+    /// hand each mark to [`StoreCore::flushed`]. Whatever was handed out by `poll_completion` before the mark is
+    /// durable once the flush succeeded. An alternative to [`StoreOp::Flush`].
+    fn flush_mark(&self) -> FlushMark;
+
+    /// See [`StoreCore::flush_mark`].
+    fn flushed(&mut self, mark: FlushMark);
+
+    /// The layer's fence; all zero when none was set.
+    fn fence(&self, layer: LayerId) -> Fence;
+
+    /// Space of this shard.
+    fn space(&self) -> Space;
+
+    /// Memory to register with the executor.
+    fn buffers(&self) -> BufferRange;
+
+    /// Lets the scrubber queue its next reads: the mapped blocks of one map page (at most 1 MiB).
+    fn scrub_step(&mut self) -> ScrubStep;
+
+    /// Next bad block found.
+    fn poll_finding(&mut self) -> Option<ScrubFinding>;
+
+    /// Counters and memory use.
+    fn metrics(&self) -> StoreMetrics;
+}
