@@ -1,5 +1,9 @@
 //! The storage fabric: wire types, chunk store, replication cores and transports.
 
+pub mod core;
+pub mod engine;
 pub mod io;
+pub mod net;
+pub mod proto;
 pub mod store;
 pub mod testing;

@@ -1,0 +1,14 @@
+//! Replication as pure state machines: events in, actions out; no clock, socket, disk or random source.
+//!
+//! [`client::Client`] turns guest requests into requests to replicas and counts their answers; [`replica::Replica`]
+//! checks fences and forwards to its store. What they act upon is behind two small traits, [`client::Transport`] and
+//! [`replica::StorePort`], whose implementations may answer in place (the embedded default) or later.
+
+pub mod client;
+pub mod fence;
+pub mod membership;
+pub mod replica;
+pub mod segments;
+pub mod slab;
+pub mod volume;
+pub mod watermark;

@@ -1,0 +1,722 @@
+//! The client machine: guest requests in, requests to replicas out, answers in, outcomes out.
+//!
+//! A guest request is split at chunk boundaries into pieces. A piece goes to every replica that receives writes (a
+//! read to one), and is done when every in-sync replica answered. One that failed is reported, and the piece is
+//! parked until a newer map leaves that replica out: invariant *Shrink before ack*. While any answer is outstanding a
+//! piece is never finished, for its replica may still be reading or filling the guest's buffers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::membership::{Members, REPLICAS_MAX, ReplicaSet};
+use super::segments::{Cutter, NoRoom, SegmentPool, Segments};
+use super::slab::{Key, Slab};
+use super::volume::{Finished, VolumeState};
+use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
+use crate::proto::{
+    Command, Epoch, Generation, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence,
+};
+use crate::store::device::IoVecs;
+
+mod piece;
+
+use piece::{Next, Piece};
+
+/// Guest requests in flight per data thread; more are answered busy.
+pub const IOS_MAX: u32 = 4096;
+
+/// Pieces in flight per data thread. A request that needs more than are free is answered busy.
+pub const PIECES_MAX: u32 = 6144;
+
+/// Largest read or write; a longer one is refused as out of range. Far above what guests send (1 to 4 MiB).
+pub const TRANSFER_BYTES_MAX: u64 = 64 << 20;
+
+/// Pieces of one read or write at most: one more for the cut in the middle.
+const DATA_PIECES_MAX: usize = (TRANSFER_BYTES_MAX / CHUNK_BYTES) as usize + 1;
+
+/// Pieces of one discard, write-zeroes or flush that are in flight together; the next follow as these are answered.
+/// A guest may discard a whole disk in one request.
+const RANGE_WINDOW: u32 = 16;
+
+/// No element of a linked list.
+const NONE: u32 = u32::MAX;
+
+/// The way to replicas.
+pub trait Transport {
+    /// Sends a request. `Some`: answered already. `None`: the answer comes by [`Client::on_reply`], exactly one, or
+    /// the replica is lost ([`Client::on_lost`]). Never refuses: beyond its credits a transport keeps requests, as
+    /// many as the client has pieces. Until the answer it may use the buffers, after it never.
+    fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply>;
+}
+
+/// What the client asks of the control plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientAction {
+    /// Commit a smaller in-sync set: this replica failed a request made under this map. Said once per map.
+    ReportFailed {
+        /// Group.
+        pg: PgId,
+        /// Replica.
+        node: NodeId,
+        /// Map under which it failed.
+        epoch: Epoch,
+    },
+}
+
+/// A placement group and how its replicas fare.
+struct Group {
+    set: ReplicaSet,
+    reported: Members,
+    in_flight: [u32; REPLICAS_MAX],
+}
+
+/// A guest request in flight.
+#[derive(Clone, Copy)]
+struct GuestIo {
+    tag: Tag,
+    op: Op,
+    /// Index into `Client::volumes`.
+    volume: u32,
+    version: Version,
+    fua: bool,
+    len: u64,
+    /// Range requests: what is not cut into pieces yet. A flush counts groups.
+    cursor: u64,
+    end: u64,
+    /// Pieces in flight.
+    open: u32,
+    error: Option<IoError>,
+    /// Neighbours among the lane's writes of this volume, oldest first.
+    older: u32,
+    newer: u32,
+}
+
+const NO_IO: GuestIo = GuestIo {
+    tag: Tag(0),
+    op: Op::Flush,
+    volume: 0,
+    version: Version(0),
+    fua: false,
+    len: 0,
+    cursor: 0,
+    end: 0,
+    open: 0,
+    error: None,
+    older: NONE,
+    newer: NONE,
+};
+
+/// One data thread's view of an open volume.
+struct LocalVolume {
+    id: u64,
+    state: Arc<VolumeState>,
+    in_flight: u32,
+    oldest: u32,
+    newest: u32,
+}
+
+/// The machine. One per data thread.
+pub struct Client {
+    lane: usize,
+    ios: Slab<GuestIo>,
+    pieces: Slab<Piece>,
+    segments: SegmentPool,
+    groups: Vec<Group>,
+    volumes: Vec<Option<LocalVolume>>,
+    actions: VecDeque<ClientAction>,
+}
+
+fn changes_data(op: Op) -> bool {
+    !matches!(op, Op::Read | Op::Flush)
+}
+
+impl Client {
+    /// A client for the data thread `lane`, knowing these replica sets (at least one).
+    pub fn new(lane: usize, sets: Vec<ReplicaSet>) -> Self {
+        assert!(
+            (1..=usize::from(u16::MAX)).contains(&sets.len()),
+            "a client has 1 to 65535 replica sets"
+        );
+        let actions = VecDeque::with_capacity(sets.len() * REPLICAS_MAX);
+        Self {
+            lane,
+            ios: Slab::new(IOS_MAX, || NO_IO),
+            pieces: Slab::new(PIECES_MAX, Piece::new),
+            segments: SegmentPool::new(),
+            groups: sets
+                .into_iter()
+                .map(|set| Group {
+                    set,
+                    reported: Members::NONE,
+                    in_flight: [0; REPLICAS_MAX],
+                })
+                .collect(),
+            volumes: Vec::new(),
+            actions,
+        }
+    }
+
+    /// Guest requests accepted and not reported.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.ios.taken()
+    }
+
+    /// Requests that a replica of a group has not answered.
+    pub fn in_flight_at(&self, pg: PgId, node: NodeId) -> u32 {
+        self.groups
+            .iter()
+            .filter(|g| g.set.pg() == pg)
+            .filter_map(|g| Some(g.in_flight[g.set.index_of(node)?]))
+            .sum()
+    }
+
+    /// Next thing to ask of the control plane.
+    pub fn poll_action(&mut self) -> Option<ClientAction> {
+        self.actions.pop_front()
+    }
+
+    /// A guest request. The buffers stay valid until it is done; the list of them is copied.
+    #[inline]
+    pub fn submit<T: Transport>(
+        &mut self,
+        volume: &Arc<VolumeState>,
+        request: &io::Request<'_>,
+        transport: &mut T,
+    ) -> Submit {
+        if let Err(error) = check(volume, request) {
+            volume.count(self.lane, Finished::Error);
+            return Submit::Done(Err(error));
+        }
+        if request.len == 0 && request.op != Op::Flush {
+            return Submit::Done(Ok(()));
+        }
+        if self.ios.free() == 0 || self.pieces.free() == 0 || !self.attach(volume) {
+            return Submit::Busy;
+        }
+        let Some(io) = self.open_io(volume, request) else {
+            volume.count(self.lane, Finished::Error);
+            return Submit::Done(Err(IoError::Fenced));
+        };
+        match request.op {
+            Op::Read | Op::Write { .. } => {
+                match self.send_data(io, volume, request, transport) {
+                    Ok(()) => {}
+                    Err(NoRoom::Busy) => {
+                        // Nothing of it was sent: the version it drew is simply never used.
+                        let _ = self.close_io(io);
+                        return Submit::Busy;
+                    }
+                    Err(NoRoom::Malformed) => self.ios[io].error = Some(IoError::OutOfRange),
+                }
+            }
+            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => self.pump(io, transport),
+        }
+        if self.ios[io].open > 0 {
+            return Submit::Pending;
+        }
+        self.count_finished(io);
+        Submit::Done(self.close_io(io))
+    }
+
+    /// A replica answered. Answers that nobody waits for (sent twice, or late) are ignored.
+    #[inline]
+    pub fn on_reply<T: Transport>(
+        &mut self,
+        node: NodeId,
+        reply: &Reply,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        let Some(piece) = self.pieces.find(Key(reply.id.0)) else {
+            return;
+        };
+        let group = &self.groups[usize::from(self.pieces[piece].group)];
+        let Some(member) = group.set.index_of(node) else {
+            return;
+        };
+        if self.record(piece, member, reply) && self.pieces[piece].waiting.is_empty() {
+            self.go_on(piece, transport, done);
+        }
+    }
+
+    /// A replica is lost: it will answer nothing more, and uses no buffer any more.
+    pub fn on_lost<T: Transport>(
+        &mut self,
+        node: NodeId,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        for piece in 0..self.pieces.capacity() {
+            if !self.pieces.is_taken(piece) {
+                continue;
+            }
+            let group = &self.groups[usize::from(self.pieces[piece].group)];
+            let Some(member) = group.set.index_of(node) else {
+                continue;
+            };
+            let lost = Reply {
+                id: RequestId(self.pieces.key(piece).0),
+                incarnation: group.set.members()[member].incarnation,
+                result: Err(Refusal::Unreachable),
+            };
+            if self.record(piece, member, &lost) && self.pieces[piece].waiting.is_empty() {
+                self.go_on(piece, transport, done);
+            }
+        }
+    }
+
+    /// A newer map. Parked pieces go on by it; an older one is ignored.
+    pub fn on_map<T: Transport>(
+        &mut self,
+        set: ReplicaSet,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        let Some(at) = self.groups.iter().position(|g| g.set.pg() == set.pg()) else {
+            return;
+        };
+        if set.epoch() <= self.groups[at].set.epoch() {
+            return;
+        }
+        self.groups[at].set = set;
+        self.groups[at].reported = Members::NONE;
+        for piece in 0..self.pieces.capacity() {
+            let slot = &self.pieces[piece];
+            let parked = self.pieces.is_taken(piece) && slot.waiting.is_empty();
+            if parked && usize::from(slot.group) == at {
+                self.pieces[piece].ask_failed_again();
+                self.go_on(piece, transport, done);
+            }
+        }
+    }
+
+    /// Takes a slot for the request and numbers it. `None`: the lease has no number left.
+    #[inline]
+    fn open_io(&mut self, volume: &Arc<VolumeState>, request: &io::Request<'_>) -> Option<u32> {
+        let lane = self.lane;
+        let local = self.volumes[volume.slot() as usize]
+            .as_mut()
+            .expect("attached by the caller");
+        let mutates = changes_data(request.op);
+        let version = if mutates {
+            volume.watermark.draw(lane, local.oldest == NONE)?
+        } else {
+            Version::of(volume.generation(), Sequence(0))
+        };
+        let io = self.ios.take().expect("the caller saw a free slot");
+        local.in_flight += 1;
+        let older = local.newest;
+        if mutates {
+            local.newest = io;
+            if older == NONE {
+                local.oldest = io;
+            } else {
+                self.ios[older].newer = io;
+            }
+        }
+        let (cursor, end) = match request.op {
+            Op::Flush => (0, self.groups.len() as u64),
+            Op::Discard | Op::WriteZeroes { .. } => (request.offset, request.offset + request.len),
+            Op::Read | Op::Write { .. } => (0, 0),
+        };
+        let asks = matches!(request.op, Op::Write { fua: true });
+        let durable = volume.durable_writes() && request.op != Op::Discard;
+        self.ios[io] = GuestIo {
+            tag: request.tag,
+            op: request.op,
+            volume: volume.slot(),
+            version,
+            fua: mutates && (asks || durable),
+            len: request.len,
+            cursor,
+            end,
+            open: 0,
+            error: None,
+            older: if mutates { older } else { NONE },
+            newer: NONE,
+        };
+        Some(io)
+    }
+
+    /// Cuts a read or write into pieces and sends them. Nothing was sent on an error.
+    #[inline]
+    fn send_data<T: Transport>(
+        &mut self,
+        io: u32,
+        volume: &VolumeState,
+        request: &io::Request<'_>,
+        transport: &mut T,
+    ) -> Result<(), NoRoom> {
+        let mut cut = [NONE; DATA_PIECES_MAX];
+        let mut count = 0;
+        let mut cutter = Cutter::new(request.buffers);
+        let (mut at, end) = (request.offset, request.offset + request.len);
+        let mut outcome = Ok(());
+        while at < end {
+            let len = (end - at).min(CHUNK_BYTES - at % CHUNK_BYTES);
+            let Some(piece) = self.pieces.take() else {
+                outcome = Err(NoRoom::Busy);
+                break;
+            };
+            cut[count] = piece;
+            count += 1;
+            let list = &mut self.pieces[piece].segments;
+            if let Err(no_room) = self.segments.fill(list, &mut cutter, len as usize) {
+                outcome = Err(no_room);
+                break;
+            }
+            let buffers = list.as_iovecs();
+            let chunk = volume.chunk_at(at).expect("check() bounds the offset");
+            let command = data_command(&self.ios[io], chunk, at, len, buffers);
+            self.fill_piece(piece, io, self.group_of(chunk), command);
+            at += len;
+        }
+        if let Err(no_room) = outcome {
+            for &piece in &cut[..count] {
+                self.free_piece(piece);
+            }
+            return Err(no_room);
+        }
+        for &piece in &cut[..count] {
+            self.start(piece, io, transport);
+        }
+        Ok(())
+    }
+
+    /// Cuts and sends pieces of a flush, discard or write-zeroes up to its window.
+    fn pump<T: Transport>(&mut self, io: u32, transport: &mut T) {
+        loop {
+            let state = self.ios[io];
+            if state.error.is_some() || state.cursor >= state.end || state.open >= RANGE_WINDOW {
+                return;
+            }
+            // The piece whose answer brought us here is free again, so an open request never starves.
+            let Some(piece) = self.pieces.take() else {
+                return;
+            };
+            let volume = &self.local(state.volume).state;
+            let at = state.cursor;
+            let (group, command, next) = if state.op == Op::Flush {
+                let layer = volume.layer();
+                (at as u16, Command::Flush { layer }, at + 1)
+            } else {
+                let chunk = volume.chunk_at(at).expect("check() bounds the offset");
+                let next = state.end.min(at - at % CHUNK_BYTES + CHUNK_BYTES);
+                let command = Command::Zero {
+                    chunk,
+                    offset: (at % CHUNK_BYTES) as u32,
+                    len: (next - at) as u32,
+                    fua: state.fua,
+                };
+                (self.group_of(chunk), command, next)
+            };
+            self.ios[io].cursor = next;
+            self.fill_piece(piece, io, group, command);
+            self.start(piece, io, transport);
+        }
+    }
+
+    /// Gives a fresh piece its request; the fences are filled in when it is sent.
+    #[inline]
+    fn fill_piece(&mut self, piece: u32, io: u32, group: u16, command: Command) {
+        let version = self.ios[io].version;
+        let (generation, sequence) = version.parts();
+        let request = Request {
+            id: RequestId(self.pieces.key(piece).0),
+            pg: self.groups[usize::from(group)].set.pg(),
+            epoch: Epoch(0),
+            generation,
+            sequence,
+            watermark: Sequence(0),
+            command,
+        };
+        self.pieces[piece].begin(io, group, request);
+    }
+
+    /// Sends a fresh piece; one that is answered in place is done on return.
+    #[inline]
+    fn start<T: Transport>(&mut self, piece: u32, io: u32, transport: &mut T) {
+        self.ios[io].open += 1;
+        self.refresh_fences(piece);
+        if let Some(result) = self.drive(piece, transport) {
+            self.end_piece(piece, result);
+        }
+    }
+
+    /// Which group holds a chunk.
+    #[inline]
+    fn group_of(&self, chunk: ChunkKey) -> u16 {
+        match self.groups.len() {
+            1 => 0,
+            groups => group_of_chunk(chunk, groups),
+        }
+    }
+
+    /// Notes an answer; false if none was awaited.
+    #[inline]
+    fn record(&mut self, piece: u32, member: usize, reply: &Reply) -> bool {
+        let slot = &mut self.pieces[piece];
+        if !slot.waiting.remove(member) {
+            return false;
+        }
+        let group = &mut self.groups[usize::from(slot.group)];
+        group.in_flight[member] -= 1;
+        // Invariant *No trust on return*: a replica that restarted is not the one that the map calls in-sync.
+        let known = group.set.members()[member].incarnation == reply.incarnation;
+        slot.answered(
+            member,
+            if known {
+                reply.result
+            } else {
+                Err(Refusal::Unreachable)
+            },
+        );
+        true
+    }
+
+    /// A piece has all its answers (or a new map): finishes it, sends it further, or parks it.
+    fn go_on<T: Transport>(
+        &mut self,
+        piece: u32,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        let Some(result) = self.drive(piece, transport) else {
+            return;
+        };
+        let io = self.pieces[piece].io;
+        self.end_piece(piece, result);
+        if self.ios[io].cursor < self.ios[io].end {
+            self.pump(io, transport);
+        }
+        if self.ios[io].open == 0 {
+            let tag = self.ios[io].tag;
+            self.count_finished(io);
+            done(tag, self.close_io(io));
+        }
+    }
+
+    /// Does what is next for a piece without outstanding answers, until it waits (`None`) or is done. Every turn
+    /// either asks a member not asked before or has a strictly newer lease or map, so the turns are bounded.
+    #[inline]
+    fn drive<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
+        loop {
+            let slot = &self.pieces[piece];
+            match slot.next(&self.groups[usize::from(slot.group)].set) {
+                Next::Done(result) => return Some(result),
+                Next::Send(to) => {
+                    self.dispatch(piece, to, transport);
+                    if !self.pieces[piece].waiting.is_empty() {
+                        return None;
+                    }
+                }
+                Next::Renew { generation, epoch } => {
+                    if !self.refresh_fences(piece) || !self.reaches(piece, generation, epoch) {
+                        return Some(Err(IoError::Fenced));
+                    }
+                    self.pieces[piece].forget_answers();
+                }
+                Next::Park { failed } => {
+                    self.report(piece, failed);
+                    return None;
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn dispatch<T: Transport>(&mut self, piece: u32, to: Members, transport: &mut T) {
+        self.pieces[piece].sending(to);
+        let group = usize::from(self.pieces[piece].group);
+        for member in to.iter() {
+            self.groups[group].in_flight[member] += 1;
+            let node = self.groups[group].set.members()[member].node;
+            if let Some(reply) = transport.send(node, &self.pieces[piece].request) {
+                self.record(piece, member, &reply);
+            }
+        }
+    }
+
+    /// Puts the present lease, map and watermark into a piece's request; false if nothing is newer.
+    #[inline]
+    fn refresh_fences(&mut self, piece: u32) -> bool {
+        let slot = &self.pieces[piece];
+        let volume = &self.local(self.ios[slot.io].volume).state;
+        let group_epoch = self.groups[usize::from(slot.group)].set.epoch();
+        let (generation, epoch) = (volume.generation(), volume.epoch().max(group_epoch));
+        let resolved = volume.watermark.resolved();
+        let request = &mut self.pieces[piece].request;
+        let newer = generation > request.generation || epoch > request.epoch;
+        request.epoch = epoch;
+        request.generation = request.generation.max(generation);
+        let (marked, watermark) = resolved.parts();
+        // Before the first look at the lanes of a renewed lease nothing of it is known to be resolved.
+        request.watermark = if marked == request.generation {
+            watermark
+        } else {
+            Sequence(0)
+        };
+        newer
+    }
+
+    fn reaches(&self, piece: u32, generation: Generation, epoch: Epoch) -> bool {
+        let request = &self.pieces[piece].request;
+        request.generation >= generation && request.epoch >= epoch
+    }
+
+    /// Asks for a map without these members, once per map.
+    fn report(&mut self, piece: u32, failed: Members) {
+        let group = &mut self.groups[usize::from(self.pieces[piece].group)];
+        for member in failed.without(group.reported).iter() {
+            group.reported.insert(member);
+            self.actions.push_back(ClientAction::ReportFailed {
+                pg: group.set.pg(),
+                node: group.set.members()[member].node,
+                epoch: group.set.epoch(),
+            });
+        }
+    }
+
+    #[inline]
+    fn end_piece(&mut self, piece: u32, result: IoResult) {
+        let io = self.pieces[piece].io;
+        self.free_piece(piece);
+        let io = &mut self.ios[io];
+        io.open -= 1;
+        if let Err(error) = result {
+            // The first error is the guest's; what was not cut yet is not tried.
+            io.error = io.error.or(Some(error));
+            io.cursor = io.end;
+        }
+    }
+
+    #[inline]
+    fn free_piece(&mut self, piece: u32) {
+        self.segments.clear(&mut self.pieces[piece].segments);
+        self.pieces.give_back(piece);
+    }
+
+    #[inline]
+    fn count_finished(&self, io: u32) {
+        let state = self.ios[io];
+        let finished = match (state.error, state.op) {
+            (Some(_), _) => Finished::Error,
+            (None, Op::Read) => Finished::Read(state.len),
+            (None, Op::Write { .. }) => Finished::Write(state.len),
+            (None, Op::Flush) => Finished::Flush,
+            (None, Op::Discard | Op::WriteZeroes { .. }) => Finished::Discard,
+        };
+        self.local(state.volume).state.count(self.lane, finished);
+    }
+
+    /// Ends a guest request: frees its slot and settles its version.
+    #[inline]
+    fn close_io(&mut self, io: u32) -> IoResult {
+        let state = self.ios[io];
+        let local = self.volumes[state.volume as usize]
+            .as_mut()
+            .expect("a volume stays while it has requests");
+        local.in_flight -= 1;
+        if changes_data(state.op) {
+            match state.newer {
+                NONE => local.newest = state.older,
+                newer => self.ios[newer].older = state.older,
+            }
+            match state.older {
+                NONE => {
+                    local.oldest = state.newer;
+                    let oldest = (state.newer != NONE).then(|| self.ios[state.newer].version);
+                    local.state.watermark.settle(self.lane, oldest);
+                }
+                older => self.ios[older].newer = state.newer,
+            }
+        }
+        self.ios.give_back(io);
+        state.error.map_or(Ok(()), Err)
+    }
+
+    #[inline]
+    fn local(&self, slot: u32) -> &LocalVolume {
+        self.volumes[slot as usize]
+            .as_ref()
+            .expect("a volume stays while it has requests")
+    }
+
+    /// Makes the volume known to this thread; false while its slot's last user still has requests here.
+    #[inline]
+    fn attach(&mut self, volume: &Arc<VolumeState>) -> bool {
+        match self.volumes.get(volume.slot() as usize) {
+            Some(Some(local)) if local.id == volume.id() => true,
+            _ => self.attach_new(volume),
+        }
+    }
+
+    #[cold]
+    fn attach_new(&mut self, volume: &Arc<VolumeState>) -> bool {
+        let slot = volume.slot() as usize;
+        if self.volumes.len() <= slot {
+            self.volumes.resize_with(slot + 1, || None);
+        }
+        if self.volumes[slot].as_ref().is_some_and(|l| l.in_flight > 0) {
+            return false;
+        }
+        self.volumes[slot] = Some(LocalVolume {
+            id: volume.id(),
+            state: Arc::clone(volume),
+            in_flight: 0,
+            oldest: NONE,
+            newest: NONE,
+        });
+        true
+    }
+}
+
+/// Which of `groups` holds a chunk.
+fn group_of_chunk(chunk: ChunkKey, groups: usize) -> u16 {
+    let group = crate::store::api::shard_of(chunk.layer, chunk.index, groups);
+    u16::try_from(group).expect("far fewer groups than that")
+}
+
+#[inline]
+fn data_command(io: &GuestIo, chunk: ChunkKey, at: u64, len: u64, buffers: IoVecs) -> Command {
+    let (offset, len) = ((at % CHUNK_BYTES) as u32, len as u32);
+    match io.op {
+        Op::Read => Command::Read {
+            chunk,
+            offset,
+            buffers,
+            len,
+        },
+        _ => Command::Write {
+            chunk,
+            offset,
+            buffers,
+            len,
+            fua: io.fua,
+        },
+    }
+}
+
+#[inline]
+fn check(volume: &VolumeState, request: &io::Request<'_>) -> IoResult {
+    if request.op == Op::Flush {
+        return Ok(());
+    }
+    if changes_data(request.op) && volume.read_only() {
+        return Err(IoError::ReadOnly);
+    }
+    let aligned = (request.offset | request.len) % SECTOR_BYTES == 0;
+    let end = request.offset.checked_add(request.len);
+    let inside = end.is_some_and(|end| end <= volume.size_bytes());
+    let moves_data = matches!(request.op, Op::Read | Op::Write { .. });
+    let too_long = moves_data && request.len > TRANSFER_BYTES_MAX;
+    if !aligned || !inside || too_long || volume.chunk_at(request.offset + request.len).is_none() {
+        return Err(IoError::OutOfRange);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

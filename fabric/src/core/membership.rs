@@ -1,0 +1,204 @@
+//! Who replicates a placement group, as the cluster map of an epoch says.
+
+use crate::proto::{Epoch, Incarnation, NodeId, PgId};
+
+/// Most replicas of a placement group.
+pub const REPLICAS_MAX: usize = 8;
+
+/// A set of member indexes of one [`ReplicaSet`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Members(u8);
+
+const _: () = assert!(REPLICAS_MAX <= u8::BITS as usize);
+
+impl Members {
+    /// No member.
+    pub const NONE: Self = Self(0);
+
+    /// Just this one.
+    #[inline]
+    pub fn only(index: usize) -> Self {
+        Self(1 << index)
+    }
+
+    /// True if it has none.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// True if it has this one.
+    #[inline]
+    pub fn contains(self, index: usize) -> bool {
+        self.0 & (1 << index) != 0
+    }
+
+    /// Adds one.
+    #[inline]
+    pub fn insert(&mut self, index: usize) {
+        self.0 |= 1 << index;
+    }
+
+    /// Removes one; false if it was not there.
+    #[inline]
+    pub fn remove(&mut self, index: usize) -> bool {
+        let had = self.contains(index);
+        self.0 &= !(1 << index);
+        had
+    }
+
+    /// In both.
+    #[inline]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// In this one and not in the other.
+    #[inline]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// In either.
+    #[inline]
+    pub fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// How many.
+    #[inline]
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// The members in order.
+    #[inline]
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            if left == 0 {
+                return None;
+            }
+            let index = left.trailing_zeros() as usize;
+            left &= left - 1;
+            Some(index)
+        })
+    }
+}
+
+/// Standing of a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Holds every acknowledged write.
+    InSync,
+    /// Receives new writes while it is brought up to date; its answers do not count.
+    Syncing,
+    /// Receives nothing.
+    Out,
+}
+
+/// One replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// The node.
+    pub node: NodeId,
+    /// The start of it that the map knows; another one answering is not to be trusted.
+    pub incarnation: Incarnation,
+    /// Its standing.
+    pub standing: Standing,
+}
+
+/// The replicas of a placement group. A member keeps its index for as long as the group exists.
+#[derive(Debug, Clone)]
+pub struct ReplicaSet {
+    pg: PgId,
+    epoch: Epoch,
+    min_in_sync: usize,
+    members: Vec<Member>,
+    in_sync: Members,
+    receiving: Members,
+}
+
+impl ReplicaSet {
+    /// A set. Writes wait while fewer than `min_in_sync` are in sync.
+    ///
+    /// # Panics
+    /// If there are no members, or more than [`REPLICAS_MAX`].
+    pub fn new(pg: PgId, epoch: Epoch, min_in_sync: usize, members: Vec<Member>) -> Self {
+        assert!(
+            (1..=REPLICAS_MAX).contains(&members.len()),
+            "a replica set has 1 to {REPLICAS_MAX} members"
+        );
+        let mut in_sync = Members::NONE;
+        let mut receiving = Members::NONE;
+        for (index, member) in members.iter().enumerate() {
+            match member.standing {
+                Standing::InSync => {
+                    in_sync.insert(index);
+                    receiving.insert(index);
+                }
+                Standing::Syncing => receiving.insert(index),
+                Standing::Out => {}
+            }
+        }
+        Self {
+            pg,
+            epoch,
+            min_in_sync,
+            members,
+            in_sync,
+            receiving,
+        }
+    }
+
+    /// The embedded default: this node alone.
+    pub fn single(pg: PgId, epoch: Epoch, node: NodeId, incarnation: Incarnation) -> Self {
+        let standing = Standing::InSync;
+        let member = Member {
+            node,
+            incarnation,
+            standing,
+        };
+        Self::new(pg, epoch, 1, vec![member])
+    }
+
+    /// The group.
+    pub fn pg(&self) -> PgId {
+        self.pg
+    }
+
+    /// The map's version.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Fewest in-sync replicas that may acknowledge a write.
+    #[inline]
+    pub fn min_in_sync(&self) -> usize {
+        self.min_in_sync
+    }
+
+    /// All members, by index.
+    #[inline]
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Those that hold every acknowledged write.
+    #[inline]
+    pub fn in_sync(&self) -> Members {
+        self.in_sync
+    }
+
+    /// Those that are sent writes: in sync or syncing.
+    #[inline]
+    pub fn receiving(&self) -> Members {
+        self.receiving
+    }
+
+    /// Index of a node.
+    #[inline]
+    pub fn index_of(&self, node: NodeId) -> Option<usize> {
+        self.members.iter().position(|m| m.node == node)
+    }
+}

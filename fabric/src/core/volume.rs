@@ -1,0 +1,249 @@
+//! What all data threads share about one open volume.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::watermark::{LANES_MAX, Watermark};
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
+use crate::proto::{Epoch, Generation};
+
+/// When a write is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// When every in-sync replica's device took it; it survives power loss after the guest's next flush.
+    #[default]
+    Flush,
+    /// When it survives power loss.
+    Write,
+}
+
+/// What is known of a volume when it is opened.
+#[derive(Debug, Clone, Copy)]
+pub struct VolumeParams {
+    /// The layer that takes writes.
+    pub layer: LayerId,
+    /// Size in bytes, a multiple of the sector size.
+    pub size_bytes: u64,
+    /// The lease.
+    pub generation: Generation,
+    /// The cluster map under which the lease was granted.
+    pub epoch: Epoch,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// When writes are acknowledged.
+    pub durability: Durability,
+}
+
+/// Requests and bytes of a volume, summed over the data threads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VolumeCounters {
+    /// Reads finished.
+    pub reads: u64,
+    /// Writes finished.
+    pub writes: u64,
+    /// Flushes finished.
+    pub flushes: u64,
+    /// Discards and write-zeroes finished.
+    pub discards: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+}
+
+/// One thread's counters, alone on their cache line: only that thread writes them.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct LaneCounters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+    discards: AtomicU64,
+    read_bytes: AtomicU64,
+    write_bytes: AtomicU64,
+    errors: AtomicU64,
+}
+
+/// Kind of a finished request, for counting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// A read of so many bytes.
+    Read(u64),
+    /// A write of so many bytes.
+    Write(u64),
+    /// A flush.
+    Flush,
+    /// A discard or write-zeroes.
+    Discard,
+    /// Anything that failed.
+    Error,
+}
+
+/// An open volume.
+#[derive(Debug)]
+pub struct VolumeState {
+    /// Never used twice in a process: tells a slot's users apart.
+    id: u64,
+    /// Index into the tables that data threads keep of open volumes.
+    slot: u32,
+    layer: LayerId,
+    size_bytes: AtomicU64,
+    epoch: AtomicU64,
+    read_only: AtomicBool,
+    durable_writes: AtomicBool,
+    /// Draws write versions; holds the generation.
+    pub(super) watermark: Watermark,
+    counters: Box<[LaneCounters]>,
+}
+
+impl VolumeState {
+    /// An open volume. `id` is unique in the process; `slot` is not in use by another open volume.
+    pub fn new(id: u64, slot: u32, params: &VolumeParams) -> Self {
+        Self {
+            id,
+            slot,
+            layer: params.layer,
+            size_bytes: AtomicU64::new(params.size_bytes),
+            epoch: AtomicU64::new(params.epoch.0),
+            read_only: AtomicBool::new(params.read_only),
+            durable_writes: AtomicBool::new(params.durability == Durability::Write),
+            watermark: Watermark::new(params.generation, LANES_MAX),
+            counters: (0..LANES_MAX).map(|_| LaneCounters::default()).collect(),
+        }
+    }
+
+    /// See [`new`](Self::new).
+    #[inline]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// See [`new`](Self::new).
+    #[inline]
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// The layer that takes writes.
+    #[inline]
+    pub fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// Present size.
+    #[inline]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    /// Changes the size for requests submitted from now on.
+    pub fn set_size_bytes(&self, size_bytes: u64) {
+        self.size_bytes.store(size_bytes, Ordering::Release);
+    }
+
+    /// The map in use.
+    #[inline]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    /// Goes on with a newer map; an older one is ignored.
+    pub fn set_epoch(&self, epoch: Epoch) {
+        self.epoch.fetch_max(epoch.0, Ordering::AcqRel);
+    }
+
+    /// The lease in use.
+    #[inline]
+    pub fn generation(&self) -> Generation {
+        self.watermark.generation()
+    }
+
+    /// Goes on with a newer lease; false if it is not newer.
+    pub fn renew_lease(&self, generation: Generation) -> bool {
+        self.watermark.renew(generation)
+    }
+
+    /// Writes that this lease can still number. The lease is to be renewed well before zero.
+    pub fn sequences_left(&self) -> u64 {
+        self.watermark.sequences_left()
+    }
+
+    /// True if writes are refused.
+    #[inline]
+    pub fn read_only(&self) -> bool {
+        self.read_only.load(Ordering::Relaxed)
+    }
+
+    /// Refuses writes submitted from now on, or takes them again.
+    pub fn set_read_only(&self, read_only: bool) {
+        self.read_only.store(read_only, Ordering::Relaxed);
+    }
+
+    /// True if every write is made durable before its acknowledgement.
+    #[inline]
+    pub fn durable_writes(&self) -> bool {
+        self.durable_writes.load(Ordering::Relaxed)
+    }
+
+    /// Changes when writes submitted from now on are acknowledged.
+    pub fn set_durability(&self, durability: Durability) {
+        let durable = durability == Durability::Write;
+        self.durable_writes.store(durable, Ordering::Relaxed);
+    }
+
+    /// The chunk that holds byte `offset`; `None` past the last chunk a layer can have.
+    #[inline]
+    pub fn chunk_at(&self, offset: u64) -> Option<ChunkKey> {
+        let index = u32::try_from(offset / CHUNK_BYTES).ok()?;
+        Some(ChunkKey {
+            layer: self.layer,
+            index,
+        })
+    }
+
+    /// Counts a finished request. Only the thread that owns `lane` calls it.
+    #[inline]
+    pub fn count(&self, lane: usize, finished: Finished) {
+        let lane = &self.counters[lane];
+        // A load and a store instead of an atomic add: there is one writer.
+        let add = |counter: &AtomicU64, n: u64| {
+            counter.store(
+                counter.load(Ordering::Relaxed).wrapping_add(n),
+                Ordering::Relaxed,
+            );
+        };
+        match finished {
+            Finished::Read(bytes) => {
+                add(&lane.reads, 1);
+                add(&lane.read_bytes, bytes);
+            }
+            Finished::Write(bytes) => {
+                add(&lane.writes, 1);
+                add(&lane.write_bytes, bytes);
+            }
+            Finished::Flush => add(&lane.flushes, 1),
+            Finished::Discard => add(&lane.discards, 1),
+            Finished::Error => add(&lane.errors, 1),
+        }
+    }
+
+    /// The sums over all threads.
+    pub fn counters(&self) -> VolumeCounters {
+        let sum = |pick: fn(&LaneCounters) -> &AtomicU64| {
+            self.counters
+                .iter()
+                .map(|lane| pick(lane).load(Ordering::Relaxed))
+                .sum()
+        };
+        VolumeCounters {
+            reads: sum(|l| &l.reads),
+            writes: sum(|l| &l.writes),
+            flushes: sum(|l| &l.flushes),
+            discards: sum(|l| &l.discards),
+            read_bytes: sum(|l| &l.read_bytes),
+            write_bytes: sum(|l| &l.write_bytes),
+            errors: sum(|l| &l.errors),
+        }
+    }
+}

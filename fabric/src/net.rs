@@ -1,0 +1,3 @@
+//! How requests reach replicas, behind [`crate::core::client::Transport`].
+
+pub mod mem;

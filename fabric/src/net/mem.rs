@@ -1,0 +1,56 @@
+//! The replica is in this process, on this thread: sending is a call.
+
+use crate::core::client::Transport;
+use crate::core::replica::{Handled, PeerId, Replica, StoreFailure, StoreKey, StorePort};
+use crate::proto::{NodeId, Refusal, Reply, Request};
+
+/// The only peer of a replica reached by a call.
+const LOCAL: PeerId = PeerId(0);
+
+/// Direct calls into one replica and its store.
+pub struct MemTransport<P> {
+    replica: Replica,
+    store: P,
+}
+
+impl<P: StorePort> MemTransport<P> {
+    /// A transport to `replica`, which keeps its data in `store`.
+    pub fn new(replica: Replica, store: P) -> Self {
+        Self { replica, store }
+    }
+
+    /// The replica's store.
+    #[inline]
+    pub fn store(&mut self) -> &mut P {
+        &mut self.store
+    }
+
+    /// The store, for looking.
+    pub fn store_ref(&self) -> &P {
+        &self.store
+    }
+
+    /// The store finished an operation: the reply that comes of it.
+    #[inline]
+    pub fn on_store(&mut self, key: StoreKey, result: Result<(), StoreFailure>) -> Option<Reply> {
+        let (_, reply) = self.replica.on_store(key, result)?;
+        Some(reply)
+    }
+}
+
+impl<P: StorePort> Transport for MemTransport<P> {
+    #[inline]
+    fn send(&mut self, _node: NodeId, request: &Request) -> Option<Reply> {
+        match self.replica.on_request(LOCAL, request, &mut self.store) {
+            Handled::Replied(reply) => Some(reply),
+            Handled::Held => None,
+            // The replica has as many slots as its only client has pieces; were it ever full, an error is better
+            // than a request that nobody answers.
+            Handled::Full => Some(Reply {
+                id: request.id,
+                incarnation: self.replica.incarnation(),
+                result: Err(Refusal::Device(libc::ENOBUFS)),
+            }),
+        }
+    }
+}
