@@ -1,2 +1,65 @@
-//! The binary.
-fn main() {}
+//! `cargo xtask`: the main job as a demonstration, the tests, the benchmarks, and what CI checks.
+
+use std::ffi::OsString;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+mod build;
+mod checks;
+mod demo;
+mod packages;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Builds, shows, tests and measures Penstock"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the main job: a Debian guest formats, writes, verifies and survives daemon kills on a Penstock disk
+    Demo,
+    /// Run the tests; arguments go to cargo-nextest (or to cargo test where that is missing)
+    Test {
+        /// Filters and options, as cargo-nextest takes them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon
+    Bench {
+        /// Benchmark and its options; `bench blk --help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Check what CI checks: formatting, lints, tests, and licences where cargo-deny is installed
+    Prepush,
+    /// Install the Debian packages that the other commands need
+    Packages,
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Demo => {
+            packages::install()?;
+            demo::run()
+        }
+        Command::Test { args } => {
+            packages::install()?;
+            checks::test(&args)
+        }
+        Command::Bench { args } => {
+            packages::install()?;
+            checks::bench(&args)
+        }
+        Command::Prepush => {
+            packages::install()?;
+            checks::prepush()
+        }
+        Command::Packages => packages::install(),
+    }
+}

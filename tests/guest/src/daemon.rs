@@ -1,0 +1,213 @@
+//! The `penstock` daemon under test: started on a data directory, killed, restarted, and asked through its CLI.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::paths::penstock_binary;
+use crate::process::{Guarded, describe, log_tail, run, wait_until};
+use crate::storage_daemon::pinned;
+
+/// From start to the first answer on the admin socket, recovery included.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// SIGTERM drains guests' requests and checkpoints the store.
+const STOP_LIMIT: Duration = Duration::from_secs(120);
+
+/// A `penstock serve` on a data directory. Dropping it kills the process; the data stay.
+#[derive(Debug)]
+pub struct Daemon {
+    binary: PathBuf,
+    data: PathBuf,
+    args: Vec<String>,
+    cpu: Option<usize>,
+    process: Option<Guarded>,
+    starts: u32,
+}
+
+impl Daemon {
+    /// Starts an embedded node on `data`, with `args` after `serve --data DIR`, and waits until it answers.
+    pub fn start(data: &Path, args: &[&str]) -> Result<Self> {
+        Self::start_binary(penstock_binary()?, data, args, None)
+    }
+
+    /// As [`Daemon::start`], with a `penstock` of the caller's choice and every thread of it on `cpu`.
+    pub fn start_binary(
+        binary: PathBuf,
+        data: &Path,
+        args: &[&str],
+        cpu: Option<usize>,
+    ) -> Result<Self> {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let mut daemon = Self {
+            binary,
+            data: data.to_owned(),
+            args,
+            cpu,
+            process: None,
+            starts: 0,
+        };
+        daemon.start_again()?;
+        Ok(daemon)
+    }
+
+    /// Starts it once more after [`Daemon::kill`] or [`Daemon::stop`].
+    pub fn start_again(&mut self) -> Result<()> {
+        self.spawn()?;
+        let log = self.log_path();
+        wait_until(START_LIMIT, || {
+            let process = self
+                .process
+                .as_mut()
+                .context("the daemon was just started")?;
+            if let Some(status) = process.ended()? {
+                bail!("penstock serve {}: {}", describe(status), log_tail(&log));
+            }
+            Ok(self.try_cli(&["status"]).is_ok().then_some(()))
+        })
+        .with_context(|| {
+            format!(
+                "penstock serve does not answer; its log ended with:\n{}",
+                log_tail(&log)
+            )
+        })
+    }
+
+    /// Starts the process and does not wait for it to answer.
+    pub fn spawn(&mut self) -> Result<()> {
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .context("open the daemon's log")?;
+        let mut command = pinned(&self.binary, self.cpu);
+        command
+            .args(["serve", "--data"])
+            .arg(&self.data)
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        self.process = Some(Guarded::spawn(&mut command, "penstock serve")?);
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) -> Result<()> {
+        match self.process.take() {
+            Some(mut process) => process.kill(),
+            None => bail!("the daemon is not running"),
+        }
+    }
+
+    /// SIGTERM; returns how it ended.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        let mut process = self.process.take().context("the daemon is not running")?;
+        process.terminate(STOP_LIMIT)
+    }
+
+    /// Its data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Result<u32> {
+        self.process
+            .as_ref()
+            .map(Guarded::pid)
+            .context("the daemon is not running")
+    }
+
+    /// How often it was started.
+    pub fn starts(&self) -> u32 {
+        self.starts
+    }
+
+    /// Everything it wrote since the first start.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Runs `penstock ARGS --data DIR` and returns its stdout.
+    pub fn cli(&self, args: &[&str]) -> Result<String> {
+        self.try_cli(args)
+            .with_context(|| format!("penstock {}", args.join(" ")))
+    }
+
+    /// Runs `penstock ARGS --json --data DIR` and parses its stdout.
+    pub fn json(&self, args: &[&str]) -> Result<Value> {
+        let mut all = args.to_vec();
+        all.push("--json");
+        let text = self.cli(&all)?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("penstock {} --json printed {text:?}", args.join(" ")))
+    }
+
+    /// Creates a volume and attaches it; returns the attachment's socket.
+    pub fn disk(&self, name: &str, size: &str, queues: u16) -> Result<PathBuf> {
+        self.cli(&["volume", "create", name, size])?;
+        self.attach(name, queues)
+    }
+
+    /// Attaches an existing volume; returns the attachment's socket.
+    pub fn attach(&self, name: &str, queues: u16) -> Result<PathBuf> {
+        let socket = self.data.join(format!("{name}.sock"));
+        let path = socket.to_str().context("the data directory is not UTF-8")?;
+        self.cli(&[
+            "attach",
+            "volume",
+            name,
+            "--socket",
+            path,
+            "--queues",
+            &queues.to_string(),
+        ])?;
+        Ok(socket)
+    }
+
+    /// Bytes in use on all devices, as `penstock device list --json` tells.
+    pub fn used_bytes(&self) -> Result<u64> {
+        self.device_sum("used_bytes")
+    }
+
+    /// Bytes free on all devices, as `penstock device list --json` tells.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.device_sum("free_bytes")
+    }
+
+    /// Waits until `test` holds for the bytes in use; freed space comes back in the background.
+    pub fn wait_used(&self, limit: Duration, test: impl Fn(u64) -> bool) -> Result<u64> {
+        let mut last = 0;
+        wait_until(limit, || {
+            last = self.used_bytes()?;
+            Ok(test(last).then_some(last))
+        })
+        .with_context(|| format!("{last} bytes are in use on the devices"))
+    }
+
+    fn device_sum(&self, key: &str) -> Result<u64> {
+        let listed = self.json(&["device", "list"])?;
+        let devices = listed
+            .as_array()
+            .context("`device list --json` is not an array")?;
+        let values = devices.iter().map(|device| device[key].as_u64());
+        values
+            .sum::<Option<u64>>()
+            .with_context(|| format!("a device has no {key}: {listed}"))
+    }
+
+    fn try_cli(&self, args: &[&str]) -> Result<String> {
+        run(Command::new(&self.binary)
+            .args(args)
+            .arg("--data")
+            .arg(&self.data))
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.data.with_extension("log")
+    }
+}

@@ -1,0 +1,219 @@
+//! The rig's guest, built once into the cache: a Debian kernel, an initramfs with what the tests run, and a root
+//! filesystem image for booting from a disk.
+//!
+//! The recipe (its sources and [`RECIPE`]) names the directory, so a changed recipe builds anew beside the old one.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::paths::{find_program, guest_cache};
+use crate::process::run;
+
+mod packing;
+
+/// Counts changes of the recipe that its sources do not show.
+const RECIPE: u32 = 1;
+/// Debian release of the guest.
+const SUITE: &str = "bookworm";
+/// Where its packages come from.
+const MIRROR: &str = "http://deb.debian.org/debian";
+/// Packages in the guest besides the essential ones.
+const PACKAGES: &str = "fio,e2fsprogs,xfsprogs,util-linux,busybox-static";
+/// The guest's kernel: the flavour for virtual machines.
+const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
+/// First process of the guest.
+const INIT: &str = include_str!("../guest/init.sh");
+/// The helper that runs in the guest.
+const RIGIO: &str = include_str!("../guest/rigio.rs");
+/// Size of the root filesystem image; sparse, so it costs what it holds.
+const ROOT_IMAGE_SIZE: &str = "512M";
+
+/// A built guest.
+#[derive(Debug, Clone)]
+pub struct GuestImage {
+    directory: PathBuf,
+}
+
+impl GuestImage {
+    /// Takes the guest from the cache, or builds it there; `say` is told when it has to be built.
+    /// Concurrent callers wait for one builder.
+    pub fn get(say: impl Fn(&str)) -> Result<Self> {
+        let cache = guest_cache()?;
+        let directory = cache.join(format!("{SUITE}-{:016x}", recipe_hash()));
+        if !directory.is_dir() {
+            std::fs::create_dir_all(&cache)
+                .with_context(|| format!("create {}", cache.display()))?;
+            let lock =
+                std::fs::File::create(cache.join("lock")).context("open the guest cache's lock")?;
+            flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
+            if !directory.is_dir() {
+                say(&format!(
+                    "building the guest once into {} (a minute or two)",
+                    directory.display()
+                ));
+                let partial = tempfile::tempdir_in(&cache)
+                    .context("make a directory to build the guest in")?;
+                build(partial.path()).context("build the guest")?;
+                std::fs::rename(partial.path().join("out"), &directory)
+                    .context("move the built guest into place")?;
+            }
+        }
+        Ok(Self { directory })
+    }
+
+    /// Where the guest lives.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The kernel, for direct boot.
+    pub fn kernel(&self) -> PathBuf {
+        self.directory.join("vmlinuz")
+    }
+
+    /// The initramfs with everything that the tests run.
+    pub fn initramfs(&self) -> PathBuf {
+        self.directory.join("initramfs.cpio")
+    }
+
+    /// An initramfs that only says that it booted.
+    pub fn probe_initramfs(&self) -> PathBuf {
+        self.directory.join("probe.cpio")
+    }
+
+    /// A raw ext4 image with a Debian root, to be imported into a volume and booted from.
+    pub fn root_image(&self) -> PathBuf {
+        self.directory.join("root.ext4")
+    }
+}
+
+fn recipe_hash() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (
+        RECIPE,
+        SUITE,
+        PACKAGES,
+        KERNEL_PACKAGE,
+        INIT,
+        RIGIO,
+        ROOT_IMAGE_SIZE,
+        packing::MODULES,
+    )
+        .hash(&mut hasher);
+    (packing::PROGRAMS, crate::accel::probe_init()).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Builds everything below `work`; the result is `work/out`.
+fn build(work: &Path) -> Result<()> {
+    let out = work.join("out");
+    let root = work.join("root");
+    let kernel = work.join("kernel");
+    for directory in [&out, &root, &kernel] {
+        std::fs::create_dir(directory)?;
+    }
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| fetch_kernel(&kernel));
+        let compiled = scope.spawn(|| compile_rigio(work));
+        bootstrap_root(work, &root)?;
+        fetched
+            .join()
+            .expect("fetching the kernel does not panic")?;
+        compiled.join().expect("compiling rigio does not panic")
+    })?;
+    std::fs::copy(packing::find_kernel(&kernel)?, out.join("vmlinuz"))
+        .context("copy the kernel")?;
+    packing::install(&root, "sbin/rig-init", INIT.as_bytes())?;
+    packing::install(&root, "usr/bin/rigio", &std::fs::read(work.join("rigio"))?)?;
+    packing::pack_initramfs(work, &root, &kernel, &out.join("initramfs.cpio"))?;
+    packing::pack_probe(work, &root, &out.join("probe.cpio"))?;
+    make_root_image(&root, &out.join("root.ext4"))
+}
+
+/// Debian's own bootstrap, as a tarball, so that no privilege is needed to unpack it (device nodes are left out: the
+/// guest mounts devtmpfs).
+fn bootstrap_root(work: &Path, root: &Path) -> Result<()> {
+    let tarball = work.join("root.tar");
+    let without = |path: &str| format!("--dpkgopt=path-exclude={path}");
+    run(Command::new("mmdebstrap")
+        .args(["--variant=minbase", &format!("--include={PACKAGES}")])
+        .args([
+            without("/usr/share/doc/*"),
+            without("/usr/share/man/*"),
+            without("/usr/share/locale/*"),
+        ])
+        .args(["--aptopt=APT::Install-Recommends \"false\"", SUITE])
+        .arg(&tarball)
+        .arg(MIRROR))?;
+    run(Command::new("tar")
+        .arg("-C")
+        .arg(root)
+        .arg("-xf")
+        .arg(&tarball)
+        .args(["--exclude=./dev/*", "--no-same-owner"]))?;
+    std::fs::remove_file(&tarball).context("remove the bootstrap's tarball")
+}
+
+/// Downloads the kernel package that the flavour's metapackage names, and unpacks it without installing it.
+fn fetch_kernel(kernel: &Path) -> Result<()> {
+    let depends = run(Command::new("apt-cache").args(["depends", "--important", KERNEL_PACKAGE]))
+        .context("ask apt for the guest's kernel: `apt-get update` may be needed")?;
+    let package = depends
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .find(|name| name.starts_with("linux-image-"))
+        .with_context(|| {
+            format!("apt knows no kernel behind {KERNEL_PACKAGE}: run `apt-get update`")
+        })?;
+    run(Command::new("apt-get")
+        .args(["download", package])
+        .current_dir(kernel))?;
+    let deb = std::fs::read_dir(kernel)?
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        .context("apt downloaded no kernel package")?;
+    run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(kernel))?;
+    Ok(())
+}
+
+fn compile_rigio(work: &Path) -> Result<()> {
+    let source = work.join("rigio.rs");
+    std::fs::write(&source, RIGIO)?;
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    run(Command::new(rustc)
+        .args([
+            "--edition",
+            "2024",
+            "-O",
+            "-C",
+            "target-feature=+crt-static",
+            "-o",
+        ])
+        .arg(work.join("rigio"))
+        .arg(&source)
+        .current_dir(work))?;
+    Ok(())
+}
+
+fn make_root_image(root: &Path, image: &Path) -> Result<()> {
+    let mke2fs = find_program("mke2fs").context("mke2fs is missing: install e2fsprogs")?;
+    run(Command::new(mke2fs)
+        .args([
+            "-q",
+            "-t",
+            "ext4",
+            "-E",
+            "root_owner=0:0",
+            "-L",
+            "rig-root",
+            "-d",
+        ])
+        .arg(root)
+        .arg(image)
+        .arg(ROOT_IMAGE_SIZE))?;
+    Ok(())
+}

@@ -1,0 +1,21 @@
+//! The rig for tests and demonstrations with a real guest: builds a small Debian guest once, boots it in QEMU on
+//! vhost-user disks, runs shell scripts inside it, and starts, kills and asks the `penstock` daemon.
+//!
+//! Shared by the guest tests of this package, by `cargo xtask demo` and by the benchmarks.
+
+pub mod accel;
+pub mod agent;
+pub mod daemon;
+pub mod image;
+pub mod paths;
+pub mod process;
+pub mod qmp;
+pub mod storage_daemon;
+pub mod vm;
+
+pub use accel::Accel;
+pub use agent::Output;
+pub use daemon::Daemon;
+pub use image::GuestImage;
+pub use storage_daemon::StorageDaemon;
+pub use vm::{Disk, Vm, VmConfig};

@@ -1,0 +1,144 @@
+//! Child processes that never outlive the rig, and commands whose failure says what they printed.
+
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// Lines of a log that an error message quotes.
+const QUOTED_LINES: usize = 30;
+/// Between two looks at something that is waited for.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A child that is killed by its own pid and reaped when dropped, and by the kernel when the thread that started it
+/// dies.
+#[derive(Debug)]
+pub struct Guarded {
+    child: Child,
+    name: String,
+}
+
+impl Guarded {
+    /// Starts `command`; `name` is how errors call it.
+    pub fn spawn(command: &mut Command, name: &str) -> Result<Self> {
+        // SAFETY: between fork and exec only prctl(2) runs, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
+                }
+            });
+        }
+        let child = command
+            .spawn()
+            .with_context(|| format!("start {name} ({:?})", command.get_program()))?;
+        Ok(Self {
+            child,
+            name: name.to_owned(),
+        })
+    }
+
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its exit status, when it has ended.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .try_wait()
+            .with_context(|| format!("wait for {}", self.name))
+    }
+
+    /// `kill -9`, and waits for the end.
+    pub fn kill(&mut self) -> Result<()> {
+        if self.ended()?.is_none() {
+            self.child
+                .kill()
+                .with_context(|| format!("kill {}", self.name))?;
+            self.child
+                .wait()
+                .with_context(|| format!("wait for {}", self.name))?;
+        }
+        Ok(())
+    }
+
+    /// Sends SIGTERM and waits at most `limit` for the end.
+    pub fn terminate(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let pid = i32::try_from(self.pid())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+            .context("pid out of range")?;
+        if self.ended()?.is_none() {
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+                .with_context(|| format!("signal {}", self.name))?;
+        }
+        wait_until(limit, || self.ended())
+            .with_context(|| format!("{} does not end on SIGTERM", self.name))
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+/// Calls `ready` until it yields a value; fails when `limit` has passed.
+pub fn wait_until<T>(limit: Duration, mut ready: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = ready()? {
+            return Ok(value);
+        }
+        if start.elapsed() > limit {
+            bail!("not within {} s", limit.as_secs());
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Runs a command to its end and returns its stdout; an error quotes what it wrote to stderr.
+pub fn run(command: &mut Command) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("run {:?}: is the program installed?", command.get_program()))?;
+    if !output.status.success() {
+        bail!(
+            "{:?} {}: {}",
+            command,
+            describe(output.status),
+            last_lines(&String::from_utf8_lossy(&output.stderr), QUOTED_LINES)
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// "exited with 3" or "was killed by signal 9".
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+/// The end of a log file, for error messages.
+pub fn log_tail(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    match std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+        Ok(_) => last_lines(&String::from_utf8_lossy(&bytes), QUOTED_LINES),
+        Err(error) => format!("(no log: {error})"),
+    }
+}
+
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

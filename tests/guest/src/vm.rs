@@ -1,0 +1,307 @@
+//! A guest in QEMU on vhost-user disks.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::accel::Accel;
+use crate::agent::{Agent, Output};
+use crate::image::GuestImage;
+use crate::process::{Guarded, log_tail, wait_until};
+use crate::qmp::Qmp;
+
+/// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are not idle.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// A script with no limit of its own.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
+
+/// One vhost-user disk of a guest; the first is `/dev/vda`.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    /// The attachment's socket.
+    pub socket: PathBuf,
+    /// Virtqueues.
+    pub queues: u16,
+    /// Entries of each virtqueue.
+    pub queue_size: u16,
+}
+
+impl Disk {
+    /// A disk with one queue of 256 entries.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            queues: 1,
+            queue_size: 256,
+        }
+    }
+
+    /// The same disk with `queues` virtqueues.
+    pub fn queues(mut self, queues: u16) -> Self {
+        self.queues = queues;
+        self
+    }
+
+    /// The same disk with virtqueues of `entries` entries each.
+    pub fn queue_size(mut self, entries: u16) -> Self {
+        self.queue_size = entries;
+        self
+    }
+}
+
+/// What to boot.
+#[derive(Debug, Clone)]
+pub struct VmConfig {
+    /// Guest memory.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u16,
+    /// vhost-user disks in order.
+    pub disks: Vec<Disk>,
+    /// Device inside the guest that holds the root filesystem; without one the guest stays in its initramfs.
+    pub root: Option<String>,
+}
+
+impl VmConfig {
+    /// Two processors, 768 MiB, root in the initramfs.
+    pub fn new(disks: Vec<Disk>) -> Self {
+        Self {
+            memory_mib: 768,
+            cpus: 2,
+            disks,
+            root: None,
+        }
+    }
+
+    /// The same guest with its root filesystem on `device`.
+    pub fn root(mut self, device: &str) -> Self {
+        self.root = Some(device.to_owned());
+        self
+    }
+}
+
+/// A running guest. Dropping it kills QEMU.
+#[derive(Debug)]
+pub struct Vm {
+    qemu: Guarded,
+    agent: Agent,
+    qmp: Qmp,
+    accel: Accel,
+    scratch: TempDir,
+}
+
+impl Vm {
+    /// Boots a guest and waits until it takes scripts.
+    pub fn boot(image: &GuestImage, config: &VmConfig) -> Result<Self> {
+        let accel = Accel::probe(image)?;
+        let scratch = tempfile::Builder::new()
+            .prefix("rig-")
+            .tempdir()
+            .context("make a directory for QEMU's sockets")?;
+        let listen = |name: &str| {
+            UnixListener::bind(scratch.path().join(name)).with_context(|| format!("bind {name}"))
+        };
+        let (agent, qmp) = (listen("agent")?, listen("qmp")?);
+        let log =
+            std::fs::File::create(scratch.path().join("qemu.log")).context("create QEMU's log")?;
+        let mut command = qemu_command(image, config, accel, scratch.path());
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let mut qemu = Guarded::spawn(&mut command, "qemu-system-x86_64")?;
+        let connected = (|| {
+            let qmp = Qmp::new(accept(&qmp, &mut qemu)?)?;
+            let agent = accept(&agent, &mut qemu)?;
+            Ok((Agent::greet(agent, BOOT_LIMIT)?, qmp))
+        })();
+        match connected {
+            Ok((agent, qmp)) => Ok(Self {
+                qemu,
+                agent,
+                qmp,
+                accel,
+                scratch,
+            }),
+            Err(error) => Err(with_logs(error, scratch.path()).context("boot the guest")),
+        }
+    }
+
+    /// How QEMU runs this guest.
+    pub fn accel(&self) -> Accel {
+        self.accel
+    }
+
+    /// QEMU's process id.
+    pub fn pid(&self) -> u32 {
+        self.qemu.pid()
+    }
+
+    /// Runs a script in the guest and returns its status and output; `limit` bounds the wait.
+    pub fn run(&mut self, script: &str, limit: Duration) -> Result<Output> {
+        self.agent.run(script, limit).map_err(|error| {
+            with_logs(error, self.scratch.path()).context(format!("run in the guest: {script}"))
+        })
+    }
+
+    /// Runs a script that must succeed and returns its trimmed output.
+    pub fn sh(&mut self, script: &str) -> Result<String> {
+        let output = self.run(script, SCRIPT_LIMIT)?;
+        if output.code != 0 {
+            bail!(
+                "in the guest, exit status {}: {script}\n{}",
+                output.code,
+                output.text
+            );
+        }
+        Ok(output.text.trim_end().to_owned())
+    }
+
+    /// Repeats a script until it succeeds, at most for `limit`; returns its trimmed output.
+    pub fn sh_until(&mut self, script: &str, limit: Duration) -> Result<String> {
+        let mut last = String::new();
+        wait_until(limit, || {
+            let output = self.run(script, SCRIPT_LIMIT)?;
+            last.clone_from(&output.text);
+            Ok((output.code == 0).then(|| output.text.trim_end().to_owned()))
+        })
+        .with_context(|| format!("in the guest, never succeeded: {script}\n{last}"))
+    }
+
+    /// The QMP session.
+    pub fn qmp(&mut self) -> &mut Qmp {
+        &mut self.qmp
+    }
+
+    /// Everything that the guest wrote to its console.
+    pub fn console(&self) -> String {
+        std::fs::read(self.scratch.path().join("console"))
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Lines of the guest's kernel log that speak of a failed block request or filesystem.
+    pub fn io_errors(&mut self) -> Result<Vec<String>> {
+        let log = self.sh("dmesg")?;
+        let bad = [
+            "I/O error",
+            "Buffer I/O",
+            "blk_update_request",
+            "EXT4-fs error",
+            "XFS (",
+            "Remounting filesystem read-only",
+        ];
+        let harmless = [
+            "Mounting V5",
+            "Ending clean mount",
+            "Unmounting Filesystem",
+            "Deprecated",
+        ];
+        Ok(log
+            .lines()
+            .filter(|line| bad.iter().any(|word| line.contains(word)))
+            .filter(|line| !harmless.iter().any(|word| line.contains(word)))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// Syncs and powers the guest off, and waits for QEMU's end.
+    pub fn power_off(mut self) -> Result<()> {
+        self.sh("sync; (sleep 0.2; poweroff -f) > /dev/null 2>&1 &")?;
+        wait_until(SCRIPT_LIMIT, || self.qemu.ended()).context("the guest does not power off")?;
+        Ok(())
+    }
+}
+
+fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &Path) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    let memory = config.memory_mib;
+    let mut append = "console=ttyS0 panic=-1 quiet mitigations=off".to_owned();
+    if let Some(root) = &config.root {
+        append.push_str(&format!(" rig.root={root}"));
+    }
+    command
+        .args([
+            "-machine",
+            "q35,memory-backend=mem",
+            "-nodefaults",
+            "-no-reboot",
+            "-display",
+            "none",
+        ])
+        .args(accel.args())
+        .args([
+            "-m",
+            &format!("{memory}M"),
+            "-smp",
+            &config.cpus.to_string(),
+        ])
+        .args([
+            "-object",
+            &format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
+        ])
+        .arg("-kernel")
+        .arg(image.kernel())
+        .arg("-initrd")
+        .arg(image.initramfs())
+        .args(["-append", &append])
+        .args([
+            "-serial",
+            &format!("file:{}", scratch.join("console").display()),
+        ])
+        .args([
+            "-chardev",
+            &format!("socket,id=qmp,path={}", scratch.join("qmp").display()),
+        ])
+        .args(["-mon", "chardev=qmp,mode=control"])
+        .args(["-device", "virtio-serial-pci"])
+        .args([
+            "-chardev",
+            &format!("socket,id=agent,path={}", scratch.join("agent").display()),
+        ])
+        .args(["-device", "virtserialport,chardev=agent,name=rig.agent"]);
+    for (index, disk) in config.disks.iter().enumerate() {
+        let (socket, queues, size) = (disk.socket.display(), disk.queues, disk.queue_size);
+        command
+            .args([
+                "-chardev",
+                &format!("socket,id=disk{index},path={socket},reconnect=1"),
+            ])
+            .args([
+                "-device",
+                &format!(
+                    "vhost-user-blk-pci,chardev=disk{index},num-queues={queues},queue-size={size}"
+                ),
+            ]);
+    }
+    command
+}
+
+/// Accepts QEMU's connection, or fails when QEMU ends first.
+fn accept(listener: &UnixListener, qemu: &mut Guarded) -> Result<UnixStream> {
+    listener.set_nonblocking(true)?;
+    let stream = wait_until(BOOT_LIMIT, || match listener.accept() {
+        Ok((stream, _)) => Ok(Some(stream)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => match qemu.ended()? {
+            Some(status) => bail!("QEMU {}", crate::process::describe(status)),
+            None => Ok(None),
+        },
+        Err(error) => Err(error.into()),
+    })?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+fn with_logs(error: anyhow::Error, scratch: &Path) -> anyhow::Error {
+    let (qemu, console) = (
+        log_tail(&scratch.join("qemu.log")),
+        log_tail(&scratch.join("console")),
+    );
+    error.context(format!(
+        "QEMU said:\n{qemu}\nthe guest's console ended with:\n{console}"
+    ))
+}

@@ -1,0 +1,73 @@
+//! Calls of Cargo from within Cargo.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use guest_rig::paths::cache_root;
+
+/// The root of the workspace, whichever directory the caller stands in.
+pub fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("."))
+}
+
+/// Where builds go: `CARGO_TARGET_DIR`, or a place beside the other caches that several checkouts share, because
+/// RocksDB takes minutes to compile.
+pub fn target_directory() -> Result<PathBuf> {
+    match std::env::var_os("CARGO_TARGET_DIR").filter(|value| !value.is_empty()) {
+        Some(directory) => Ok(workspace().join(directory)),
+        None => Ok(cache_root()?.join("target")),
+    }
+}
+
+/// A call of Cargo in the workspace.
+pub fn cargo() -> Result<Command> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .current_dir(workspace())
+        .env("CARGO_TARGET_DIR", target_directory()?);
+    Ok(command)
+}
+
+/// Builds binaries of the workspace's packages.
+pub fn build(packages: &[&str]) -> Result<()> {
+    let mut command = cargo()?;
+    command.arg("build");
+    for package in packages {
+        command.args(["--package", package]);
+    }
+    check(&mut command)
+}
+
+/// The built binary called `name`.
+pub fn binary(name: &str) -> Result<PathBuf> {
+    Ok(target_directory()?.join("debug").join(name))
+}
+
+/// Runs a command that talks to the terminal itself; its failure is ours.
+pub fn check(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("run {:?}", command.get_program()))?;
+    if !status.success() {
+        bail!(
+            "{command:?} failed: {}",
+            guest_rig::process::describe(status)
+        );
+    }
+    Ok(())
+}
+
+/// Whether `cargo NAME` exists.
+pub fn has_subcommand(name: &str) -> bool {
+    guest_rig::paths::find_program(&format!("cargo-{name}")).is_some() || in_cargo_home(name)
+}
+
+fn in_cargo_home(name: &str) -> bool {
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")));
+    home.is_some_and(|home| home.join("bin").join(format!("cargo-{name}")).is_file())
+}

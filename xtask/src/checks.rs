@@ -1,0 +1,61 @@
+//! `test`, `bench` and `prepush`.
+
+use std::ffi::OsString;
+
+use anyhow::Result;
+use guest_rig::paths::PENSTOCK_BIN_ENV;
+
+use crate::build::{binary, build, cargo, check, has_subcommand};
+
+/// Runs every test, or those that `args` select.
+pub fn test(args: &[OsString]) -> Result<()> {
+    // Whole-system tests run the binary, so it must be the one of this source.
+    build(&["penstock"])?;
+    let mut command = cargo()?;
+    if has_subcommand("nextest") {
+        command.args(["nextest", "run", "--workspace"]);
+    } else {
+        eprintln!(
+            "xtask: cargo-nextest is not installed, running cargo test with one thread (guests need the machine)"
+        );
+        command
+            .args(["test", "--workspace"])
+            .env("RUST_TEST_THREADS", "1");
+    }
+    check(
+        command
+            .args(args)
+            .env(PENSTOCK_BIN_ENV, binary("penstock")?),
+    )
+}
+
+/// Builds and runs the benchmarks.
+pub fn bench(args: &[OsString]) -> Result<()> {
+    build(&["penstock", "bench"])?;
+    let mut command = std::process::Command::new(binary("penstock-bench")?);
+    check(
+        command
+            .args(args)
+            .env(PENSTOCK_BIN_ENV, binary("penstock")?),
+    )
+}
+
+/// Everything that CI checks, cheapest first.
+pub fn prepush() -> Result<()> {
+    check(cargo()?.args(["fmt", "--all", "--check"]))?;
+    check(cargo()?.args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--locked",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    if has_subcommand("deny") {
+        check(cargo()?.args(["deny", "--workspace", "check"]))?;
+    } else {
+        eprintln!("xtask: cargo-deny is not installed, licences and advisories were not checked");
+    }
+    test(&[])
+}

@@ -1,0 +1,159 @@
+//! The Debian packages that building, testing and the demonstration need.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use guest_rig::paths::find_program;
+
+/// Package, and what for.
+const PACKAGES: &[(&str, &str)] = &[
+    ("g++", "compiles RocksDB"),
+    ("make", "compiles RocksDB"),
+    ("libclang-dev", "binds to RocksDB"),
+    ("libc6-dev", "links the guest's helper statically"),
+    ("qemu-system-x86", "boots guests"),
+    (
+        "qemu-system-common",
+        "has qemu-storage-daemon, which the rig and the benchmarks compare with",
+    ),
+    ("qemu-utils", "converts disk images"),
+    ("mmdebstrap", "builds the guest"),
+    ("cpio", "packs the guest"),
+    ("e2fsprogs", "makes and checks filesystems"),
+    ("util-linux", "pins processes to processors"),
+];
+
+/// All QEMU packages must be of one version: they share files.
+const QEMU: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-utils"];
+
+/// Programs that stand for the packages where there is no dpkg to ask.
+const PROGRAMS: &[&str] = &[
+    "c++",
+    "make",
+    "qemu-system-x86_64",
+    "qemu-storage-daemon",
+    "qemu-img",
+    "mmdebstrap",
+    "cpio",
+    "mke2fs",
+    "taskset",
+];
+
+/// Installs what is missing, and says so.
+pub fn install() -> Result<()> {
+    if find_program("dpkg-query").is_none() {
+        return check_programs();
+    }
+    let missing: Vec<&str> = PACKAGES
+        .iter()
+        .map(|(name, _)| *name)
+        .filter(|name| installed(name).is_none())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for (name, purpose) in PACKAGES.iter().filter(|(name, _)| missing.contains(name)) {
+        eprintln!("xtask: Debian package {name} is missing ({purpose})");
+    }
+    apt_get(&["update".to_owned()])?;
+    let mut args: Vec<String> = ["install", "-y", "--no-install-recommends"]
+        .iter()
+        .map(|arg| (*arg).to_owned())
+        .collect();
+    args.extend(
+        missing
+            .iter()
+            .filter(|name| !QEMU.contains(name))
+            .map(|name| (*name).to_owned()),
+    );
+    if missing.iter().any(|name| QEMU.contains(name)) {
+        args.extend(qemu_of_one_version()?);
+    }
+    apt_get(&args)
+}
+
+/// Names every QEMU package at the version at which the system emulator can be installed. An image may carry a newer
+/// qemu-utils from backports, which conflicts with it: that one is brought down to the same version.
+fn qemu_of_one_version() -> Result<Vec<String>> {
+    let version = candidate("qemu-system-x86")?;
+    let mut args = vec!["--allow-downgrades".to_owned()];
+    for name in QEMU {
+        if installed(name).is_some_and(|present| present != version) {
+            eprintln!("xtask: {name} is set to version {version}, that of qemu-system-x86");
+        }
+        args.push(format!("{name}={version}"));
+    }
+    Ok(args)
+}
+
+fn installed(package: &str) -> Option<String> {
+    let output = Command::new("dpkg-query")
+        .args([
+            "--show",
+            "--showformat=${db:Status-Status} ${Version}",
+            package,
+        ])
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.strip_prefix("installed ").map(str::to_owned)
+}
+
+fn candidate(package: &str) -> Result<String> {
+    let output = Command::new("apt-cache")
+        .args(["policy", package])
+        .env("LC_ALL", "C")
+        .output()
+        .context("run apt-cache")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines()
+        .find_map(|line| line.trim().strip_prefix("Candidate: "))
+        .filter(|version| *version != "(none)")
+        .map(str::to_owned)
+        .with_context(|| {
+            format!("apt offers no {package}: is the release's main section in its sources?")
+        })
+}
+
+fn apt_get(args: &[String]) -> Result<()> {
+    let root = rustix::process::geteuid().is_root();
+    let mut command = if root {
+        Command::new("apt-get")
+    } else if find_program("sudo").is_some() {
+        let mut command = Command::new("sudo");
+        command.arg("apt-get");
+        command
+    } else {
+        bail!(
+            "packages are missing and there is no sudo: as root, run `apt-get {}`",
+            args.join(" ")
+        );
+    };
+    eprintln!(
+        "xtask: {}apt-get {}",
+        if root { "" } else { "sudo " },
+        args.join(" ")
+    );
+    // Its chatter is not the data that our caller prints.
+    command
+        .args(args)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(Stdio::null());
+    crate::build::check(&mut command)
+}
+
+fn check_programs() -> Result<()> {
+    let missing: Vec<&str> = PROGRAMS
+        .iter()
+        .copied()
+        .filter(|name| find_program(name).is_none())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "this is not Debian, and these programs are missing: {}; install them with the system's means",
+        missing.join(", ")
+    )
+}
