@@ -2,6 +2,7 @@
 
 mod config;
 mod counters;
+pub mod request;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,6 +4,9 @@
 //! Whatever a guest or a front end writes may be hostile. It leads to an error of that queue or attachment alone.
 
 pub mod blk;
+pub mod data_thread;
 pub mod dirty;
 pub mod inflight;
 pub mod memory;
+pub mod ring;
+pub mod testing;

@@ -1,0 +1,246 @@
+//! The control plane's end of a data thread: mailbox, commands, and the handle of a queue.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use fabric::io::Volume;
+
+use super::{QueueConfig, QueueError};
+use crate::blk::BlkDevice;
+use crate::dirty::DirtyLog;
+use crate::memory::{GuestAddr, GuestMemory};
+
+/// Commands that wait for a data thread; one more makes its sender wait.
+const MAILBOX_COMMANDS: usize = 64;
+
+/// Where the answer to a command goes. Its receiver may have given up, so sending never fails loudly.
+pub(super) type Reply<T> = SyncSender<Result<T, QueueError>>;
+
+/// Names a queue on its thread; the number of a queue that was stopped is used again with another generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct QueueId {
+    pub(super) slot: usize,
+    pub(super) generation: u64,
+}
+
+/// A change of a running queue.
+pub(super) enum Change {
+    Enabled(bool),
+    Kick(Option<OwnedFd>),
+    Call(Option<OwnedFd>),
+    Err(Option<OwnedFd>),
+    Log(Option<Arc<DirtyLog>>, Option<GuestAddr>),
+}
+
+/// What the control plane asks of a data thread.
+pub(super) enum Command<V> {
+    Start {
+        device: Arc<BlkDevice<V>>,
+        config: Box<QueueConfig>,
+        failed: Arc<AtomicBool>,
+        reply: Reply<QueueId>,
+    },
+    Stop {
+        id: QueueId,
+        reply: Option<Reply<u16>>,
+    },
+    Change {
+        id: QueueId,
+        change: Change,
+        reply: Reply<()>,
+    },
+    Memory {
+        id: QueueId,
+        memory: Arc<GuestMemory>,
+        reply: Reply<()>,
+    },
+    Shutdown,
+}
+
+/// The mailbox of one data thread.
+#[derive(Debug)]
+pub(super) struct Port<V> {
+    sender: SyncSender<Command<V>>,
+    /// Set while commands wait; the thread looks at this and not at the channel.
+    pending: AtomicBool,
+    /// Wakes the thread when it sleeps.
+    wake: OwnedFd,
+    /// Queues on the thread.
+    load: AtomicUsize,
+}
+
+impl<V> Port<V> {
+    pub(super) fn new() -> std::io::Result<(Arc<Self>, Receiver<Command<V>>)> {
+        let (sender, receiver) = sync_channel(MAILBOX_COMMANDS);
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let wake = rustix::event::eventfd(0, flags)?;
+        let port = Self {
+            sender,
+            pending: AtomicBool::new(false),
+            wake,
+            load: AtomicUsize::new(0),
+        };
+        Ok((Arc::new(port), receiver))
+    }
+
+    pub(super) fn send(&self, command: Command<V>) -> Result<(), QueueError> {
+        self.sender
+            .send(command)
+            .map_err(|_| QueueError::ThreadGone)?;
+        self.pending.store(true, Ordering::Release);
+        notify(&self.wake);
+        Ok(())
+    }
+
+    /// Whether commands wait.
+    #[inline(always)]
+    pub(super) fn pending(&self) -> bool {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// The thread is about to empty the channel.
+    pub(super) fn begin(&self) {
+        self.pending.swap(false, Ordering::AcqRel);
+    }
+
+    pub(super) fn wake_fd(&self) -> &OwnedFd {
+        &self.wake
+    }
+
+    pub(super) fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command<V>) -> Result<T, QueueError> {
+        let (reply, answer) = sync_channel(1);
+        self.send(command(reply))?;
+        answer.recv().map_err(|_| QueueError::ThreadGone)?
+    }
+}
+
+/// Writes an event descriptor. It can only refuse when its counter is full, and then the reader is awake already.
+pub(super) fn notify(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+/// A queue that is being served. Every call waits for the answer of its data thread. Dropping the handle stops the
+/// queue without waiting.
+#[derive(Debug)]
+pub struct QueueHandle<V> {
+    port: Arc<Port<V>>,
+    id: QueueId,
+    failed: Arc<AtomicBool>,
+    stopped: bool,
+}
+
+impl<V: Volume> QueueHandle<V> {
+    pub(super) fn start(
+        port: &Arc<Port<V>>,
+        device: &Arc<BlkDevice<V>>,
+        config: QueueConfig,
+    ) -> Result<Self, QueueError> {
+        if device.queue_counters(config.index).is_none() {
+            return Err(QueueError::Index {
+                index: config.index,
+                queues: device.queues(),
+            });
+        }
+        let failed = Arc::new(AtomicBool::new(false));
+        let (device, config, shared) = (Arc::clone(device), Box::new(config), Arc::clone(&failed));
+        port.load.fetch_add(1, Ordering::Relaxed);
+        match port.ask(|reply| Command::Start {
+            device,
+            config,
+            failed: shared,
+            reply,
+        }) {
+            Ok(id) => Ok(Self {
+                port: Arc::clone(port),
+                id,
+                failed,
+                stopped: false,
+            }),
+            Err(error) => {
+                port.load.fetch_sub(1, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes no more requests, waits until those in flight are answered, and returns the index to go on at.
+    pub fn stop(mut self) -> Result<u16, QueueError> {
+        self.stopped = true;
+        let outcome = self.port.ask(|reply| Command::Stop {
+            id: self.id,
+            reply: Some(reply),
+        });
+        self.port.load.fetch_sub(1, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Lets the thread take requests, or not.
+    pub fn set_enabled(&self, enabled: bool) -> Result<(), QueueError> {
+        self.change(Change::Enabled(enabled))
+    }
+
+    /// Replaces the kick descriptor.
+    pub fn set_kick(&self, kick: Option<OwnedFd>) -> Result<(), QueueError> {
+        self.change(Change::Kick(kick))
+    }
+
+    /// Replaces the call descriptor, and interrupts the guest once, since an answer may have been announced on the old.
+    pub fn set_call(&self, call: Option<OwnedFd>) -> Result<(), QueueError> {
+        self.change(Change::Call(call))
+    }
+
+    /// Replaces the error descriptor.
+    pub fn set_err(&self, err: Option<OwnedFd>) -> Result<(), QueueError> {
+        self.change(Change::Err(err))
+    }
+
+    /// Starts or ends dirty logging.
+    pub fn set_log(
+        &self,
+        log: Option<Arc<DirtyLog>>,
+        used_log: Option<GuestAddr>,
+    ) -> Result<(), QueueError> {
+        self.change(Change::Log(log, used_log))
+    }
+
+    /// Waits until the requests in flight are answered and goes on in another memory table.
+    pub fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        self.port.ask(|reply| Command::Memory {
+            id: self.id,
+            memory,
+            reply,
+        })
+    }
+
+    /// Whether the guest broke the ring, so that it is served no more.
+    pub fn errored(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    fn change(&self, change: Change) -> Result<(), QueueError> {
+        self.port.ask(|reply| Command::Change {
+            id: self.id,
+            change,
+            reply,
+        })
+    }
+}
+
+impl<V> Drop for QueueHandle<V> {
+    fn drop(&mut self) {
+        if !self.stopped {
+            self.port.load.fetch_sub(1, Ordering::Relaxed);
+            // A thread that is gone has dropped the queue already.
+            let _ = self.port.send(Command::Stop {
+                id: self.id,
+                reply: None,
+            });
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Tests of whole queues: a fake guest, a data thread, and a RAM disk whose completions are scripted.
+
+mod basics;
+mod lifecycle;
+mod notify;
+mod support;

@@ -1,0 +1,500 @@
+//! The loop of a data thread.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fabric::io::{Engine, IoResult, Tag};
+
+use super::handle::{Change, Command, Port, QueueId};
+use super::poller::{Poller, Spin, Woken};
+use super::queue::{Drain, Queue, Scratch};
+use super::{MAX_THREAD_QUEUES, PollMode, QueueConfig, QueueError, ThreadError};
+use crate::blk::BlkDevice;
+
+/// Turns without work between two looks at the clock.
+const CLOCK_TURNS: u32 = 16;
+/// Turns without work, while other queues of the thread are busy, after which a queue is left until it is kicked.
+const PARK_TURNS: u32 = 4096;
+/// Requests and turns after which a busy thread looks at the clock for its parked queues.
+const PARKED_CREDITS: usize = 64;
+/// How often a busy thread looks for kicks of its parked queues.
+const PARKED_INTERVAL: Duration = Duration::from_micros(50);
+/// How long to sleep when a request waits for room in an engine that has nothing in flight.
+const STALL_SLEEP: Duration = Duration::from_millis(1);
+
+type Spawned<E> = (Arc<Port<<E as Engine>::Volume>>, JoinHandle<()>);
+
+/// Starts a data thread and waits until its engine stands.
+pub(super) fn spawn<E: Engine>(
+    thread: usize,
+    mode: PollMode,
+    cpu: Option<usize>,
+    make_engine: impl FnOnce() -> io::Result<E> + Send + 'static,
+) -> Result<Spawned<E>, ThreadError> {
+    let start = move |source| ThreadError::Start { thread, source };
+    let (port, commands) = Port::new().map_err(start)?;
+    let (ready, outcome) = sync_channel(1);
+    let mailbox = Arc::clone(&port);
+    let body = move || {
+        let _abort = AbortOnPanic;
+        match Worker::new(thread, mode, cpu, make_engine, mailbox, commands) {
+            Ok(mut worker) => {
+                // The starter waits for this; the channel holds one value.
+                let _ = ready.send(Ok(()));
+                worker.run();
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+            }
+        }
+    };
+    let join = std::thread::Builder::new()
+        .name(format!("data-{thread}"))
+        .spawn(body)
+        .map_err(start)?;
+    outcome
+        .recv()
+        .unwrap_or_else(|_| Err(start(io::Error::other("it ended at once"))))?;
+    Ok((port, join))
+}
+
+/// Devices may still be writing into guest memory when a data thread panics, so unwinding, which unmaps it, is not safe.
+/// The process dies instead, and the next one does again what was in flight.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+struct Worker<E: Engine> {
+    engine: E,
+    queues: Vec<Option<Box<Queue<E::Volume>>>>,
+    /// Places of the queues that are polled.
+    hot: Vec<usize>,
+    /// Places of queues whose requests the engine finished in this turn.
+    touched: Vec<usize>,
+    scratch: Scratch,
+    poller: Poller,
+    port: Arc<Port<E::Volume>>,
+    commands: Receiver<Command<E::Volume>>,
+    mode: PollMode,
+    spin: Spin,
+    /// When a turn without work was first seen after the last work.
+    idle_since: Option<Instant>,
+    idle_turns: u32,
+    /// Set from a sleep until the work after it.
+    slept: bool,
+    parked_credits: usize,
+    parked_looked: Instant,
+    /// Queues that are being drained.
+    draining: usize,
+    generation: u64,
+    shutting_down: bool,
+}
+
+impl<E: Engine> Worker<E> {
+    fn new(
+        thread: usize,
+        mode: PollMode,
+        cpu: Option<usize>,
+        make_engine: impl FnOnce() -> io::Result<E>,
+        port: Arc<Port<E::Volume>>,
+        commands: Receiver<Command<E::Volume>>,
+    ) -> Result<Self, ThreadError> {
+        if let Some(cpu) = cpu {
+            pin(cpu).map_err(|source| ThreadError::Pin {
+                thread,
+                cpu,
+                source,
+            })?;
+        }
+        let engine = make_engine().map_err(|source| ThreadError::Engine { thread, source })?;
+        let poller = Poller::new(port.wake_fd(), engine.wait_fd())
+            .map_err(|source| ThreadError::Start { thread, source })?;
+        Ok(Self {
+            engine,
+            queues: Vec::new(),
+            hot: Vec::new(),
+            touched: Vec::new(),
+            scratch: Scratch::default(),
+            poller,
+            port,
+            commands,
+            mode,
+            spin: Spin::new(mode),
+            idle_since: None,
+            idle_turns: 0,
+            slept: false,
+            parked_credits: 0,
+            parked_looked: Instant::now(),
+            draining: 0,
+            generation: 0,
+            shutting_down: false,
+        })
+    }
+
+    fn run(&mut self) {
+        loop {
+            if self.port.pending() {
+                self.handle_commands();
+            }
+            let work = self.turn();
+            if self.draining > 0 || self.shutting_down {
+                self.finish_drained();
+                if self.shutting_down && self.queues.iter().all(Option::is_none) {
+                    return;
+                }
+            }
+            if work > 0 {
+                self.worked(work);
+            } else {
+                self.idle();
+            }
+        }
+    }
+
+    /// Polls every hot queue once and the engine once.
+    #[inline(always)]
+    fn turn(&mut self) -> usize {
+        let mut work = 0;
+        for at in 0..self.hot.len() {
+            let Some(queue) = self.queues[self.hot[at]].as_deref_mut() else {
+                continue;
+            };
+            let moved = queue.poll(&mut self.engine, &mut self.scratch);
+            queue.idle_turns = if moved > 0 {
+                0
+            } else {
+                queue.idle_turns.saturating_add(1)
+            };
+            work += moved;
+        }
+        if self.scratch.submitted {
+            self.scratch.submitted = false;
+            self.engine.kick();
+        }
+        if self.engine.in_flight() > 0 {
+            work += self.reap();
+        }
+        work
+    }
+
+    fn reap(&mut self) -> usize {
+        let (queues, touched, scratch) = (&mut self.queues, &mut self.touched, &mut self.scratch);
+        let mut done = |tag: Tag, result: IoResult| {
+            let slot = (tag.0 >> 32) as usize;
+            let Some(queue) = queues.get_mut(slot).and_then(|queue| queue.as_deref_mut()) else {
+                return;
+            };
+            if queue.unpublished() == 0 {
+                touched.push(slot);
+            }
+            queue.complete(tag, result, scratch);
+        };
+        let count = self.engine.reap(&mut done);
+        while let Some(slot) = self.touched.pop() {
+            let Some(queue) = self.queues[slot].as_deref_mut() else {
+                continue;
+            };
+            if queue.unpublished() > 0 {
+                queue.publish();
+                queue.signal();
+            }
+            // A guest that has an answer is likely to ask again.
+            self.heat(slot);
+        }
+        count
+    }
+
+    /// Polls a queue from now on.
+    fn heat(&mut self, slot: usize) {
+        let Some(queue) = self
+            .queues
+            .get_mut(slot)
+            .and_then(|queue| queue.as_deref_mut())
+        else {
+            return;
+        };
+        queue.idle_turns = 0;
+        if !queue.hot {
+            queue.hot = true;
+            queue.disarm();
+            self.hot.push(slot);
+        }
+    }
+
+    #[inline(always)]
+    fn worked(&mut self, work: usize) {
+        self.idle_turns = 0;
+        if self.slept {
+            self.slept = false;
+            if let Some(since) = self.idle_since {
+                self.spin.slept(since.elapsed());
+            }
+        }
+        self.idle_since = None;
+        self.parked_credits += work + 1;
+        if self.parked_credits >= PARKED_CREDITS {
+            self.parked_credits = 0;
+            self.tend_parked();
+        }
+    }
+
+    /// While some queues keep the thread busy: parks those that are quiet, and looks for kicks of the parked.
+    #[cold]
+    fn tend_parked(&mut self) {
+        if self.queues.len() <= 1 || self.mode == PollMode::Always {
+            return;
+        }
+        let now = Instant::now();
+        if now - self.parked_looked < PARKED_INTERVAL {
+            return;
+        }
+        self.parked_looked = now;
+        self.park(PARK_TURNS);
+        if self.hot.len() < self.queues.len() {
+            self.wait(Some(Duration::ZERO));
+        }
+    }
+
+    /// Leaves quiet queues until they are kicked. Returns false if one of them turned out to have work.
+    fn park(&mut self, quiet_turns: u32) -> bool {
+        let queues = &mut self.queues;
+        let mut quiet = true;
+        self.hot.retain(|&slot| {
+            let Some(queue) = queues[slot].as_deref_mut() else {
+                return false;
+            };
+            let parkable = queue.kick.is_some() || !queue.running();
+            if !parkable || queue.stalled() || queue.idle_turns < quiet_turns {
+                return true;
+            }
+            if queue.arm() {
+                queue.disarm();
+                quiet = false;
+                return true;
+            }
+            queue.hot = false;
+            false
+        });
+        quiet
+    }
+
+    #[inline(always)]
+    fn idle(&mut self) {
+        self.idle_turns += 1;
+        if self.mode == PollMode::Never || self.idle_turns % CLOCK_TURNS == 0 {
+            self.idle_slow();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn idle_slow(&mut self) {
+        self.idle_turns = 0;
+        let running = |queue: &Queue<E::Volume>| queue.running() && queue.drain.is_none();
+        let must_poll = |queue: &&Queue<E::Volume>| {
+            running(queue) && (self.mode == PollMode::Always || queue.kick.is_none())
+        };
+        let hot = self
+            .hot
+            .iter()
+            .filter_map(|&slot| self.queues[slot].as_deref());
+        if hot.clone().any(|queue| must_poll(&queue)) {
+            return;
+        }
+        let since = *self.idle_since.get_or_insert_with(Instant::now);
+        if !self.slept && since.elapsed() < self.spin.window() {
+            return;
+        }
+        if self.park(0) && !self.port.pending() {
+            let stalled = self.queues.iter().flatten().any(|queue| queue.stalled());
+            let retry = stalled && self.engine.in_flight() == 0;
+            self.slept = true;
+            self.wait(retry.then_some(STALL_SLEEP));
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        // At most as many places as there are queues, so the list does not grow here.
+        let (queues, touched) = (&self.queues, &mut self.touched);
+        self.poller.wait(timeout, |woken| {
+            if let Woken::Queue { slot, generation } = woken {
+                let known = queues.get(slot).and_then(Option::as_deref);
+                if known.is_some_and(|queue| queue.generation as u32 == generation) {
+                    touched.push(slot);
+                }
+            }
+        });
+        while let Some(slot) = self.touched.pop() {
+            self.heat(slot);
+        }
+    }
+
+    fn handle_commands(&mut self) {
+        self.port.begin();
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Start {
+                    device,
+                    config,
+                    failed,
+                    reply,
+                } => {
+                    // Who asked may have given up; then its handle never existed, and nobody would stop the queue.
+                    let outcome = self.start(device, *config, failed);
+                    let id = outcome.as_ref().ok().copied();
+                    if reply.send(outcome).is_err() {
+                        id.into_iter()
+                            .for_each(|id| self.drain(id, Drain::Stop(None)));
+                    }
+                }
+                Command::Stop { id, reply } => self.drain(id, Drain::Stop(reply)),
+                Command::Memory { id, memory, reply } => {
+                    self.drain(id, Drain::Memory(memory, reply))
+                }
+                Command::Change { id, change, reply } => {
+                    let outcome = self.change(id, change);
+                    let _ = reply.send(outcome);
+                }
+                Command::Shutdown => self.shutting_down = true,
+            }
+        }
+        // The thread must look at its queues once more before it sleeps.
+        self.idle_since = None;
+        self.slept = false;
+    }
+
+    fn start(
+        &mut self,
+        device: Arc<BlkDevice<E::Volume>>,
+        config: QueueConfig,
+        failed: Arc<AtomicBool>,
+    ) -> Result<QueueId, QueueError> {
+        let slot = self
+            .queues
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.queues.len());
+        if slot >= MAX_THREAD_QUEUES {
+            return Err(QueueError::Full);
+        }
+        if self.shutting_down {
+            return Err(QueueError::ThreadGone);
+        }
+        self.generation += 1;
+        let id = QueueId {
+            slot,
+            generation: self.generation,
+        };
+        let queue = Box::new(Queue::new(device, config, failed, id)?);
+        if let Some(kick) = &queue.kick {
+            self.poller.watch(id, kick).map_err(QueueError::Kick)?;
+        }
+        if slot == self.queues.len() {
+            self.queues.push(None);
+            self.touched.reserve(self.queues.len() + 1);
+            self.hot.reserve(self.queues.len() + 1);
+        }
+        self.queues[slot] = Some(queue);
+        self.hot.push(slot);
+        Ok(id)
+    }
+
+    fn queue(&mut self, id: QueueId) -> Result<&mut Queue<E::Volume>, QueueError> {
+        let queue = self
+            .queues
+            .get_mut(id.slot)
+            .and_then(|queue| queue.as_deref_mut());
+        queue
+            .filter(|queue| queue.generation == id.generation)
+            .ok_or(QueueError::Stopped)
+    }
+
+    fn change(&mut self, id: QueueId, change: Change) -> Result<(), QueueError> {
+        if let Change::Kick(kick) = change {
+            let old = self.queue(id)?.kick.take();
+            if let Some(old) = &old {
+                self.poller.forget(old);
+            }
+            if let Some(kick) = &kick {
+                self.poller.watch(id, kick).map_err(QueueError::Kick)?;
+            }
+            self.queue(id)?.change(Change::Kick(kick));
+        } else {
+            self.queue(id)?.change(change);
+        }
+        self.heat(id.slot);
+        Ok(())
+    }
+
+    fn drain(&mut self, id: QueueId, drain: Drain) {
+        match self.queue(id) {
+            Ok(queue) if queue.drain.is_none() => {
+                queue.drain = Some(drain);
+                self.draining += 1;
+                self.heat(id.slot);
+            }
+            _ => match drain {
+                Drain::Stop(reply) => reply
+                    .into_iter()
+                    .for_each(|r| r.try_send(Err(QueueError::Stopped)).unwrap_or(())),
+                Drain::Memory(_, reply) => reply.try_send(Err(QueueError::Stopped)).unwrap_or(()),
+            },
+        }
+    }
+
+    /// Does what waited for queues to have nothing in flight.
+    #[cold]
+    fn finish_drained(&mut self) {
+        for slot in 0..self.queues.len() {
+            let Some(queue) = self.queues[slot].as_deref_mut() else {
+                continue;
+            };
+            if self.shutting_down && queue.drain.is_none() {
+                queue.drain = Some(Drain::Stop(None));
+                self.draining += 1;
+            }
+            if queue.drain.is_none() || !queue.drained() {
+                continue;
+            }
+            self.draining -= 1;
+            match queue.drain.take() {
+                Some(Drain::Stop(reply)) => {
+                    if let Some(kick) = &queue.kick {
+                        self.poller.forget(kick);
+                    }
+                    let base = queue.next_available();
+                    self.queues[slot] = None;
+                    self.hot.retain(|&hot| hot != slot);
+                    reply
+                        .into_iter()
+                        .for_each(|reply| reply.try_send(Ok(base)).unwrap_or(()));
+                }
+                Some(Drain::Memory(memory, reply)) => {
+                    let outcome = queue.relocate(memory);
+                    reply.try_send(outcome).unwrap_or(());
+                    self.heat(slot);
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+fn pin(cpu: usize) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(io::Error::from(rustix::io::Errno::INVAL));
+    }
+    set.set(cpu);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}

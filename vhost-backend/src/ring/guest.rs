@@ -1,0 +1,72 @@
+//! Single accesses to memory that a guest may change at the same time.
+
+/// A word without alignment, so that one load or store reaches it wherever a guest put it.
+#[repr(C, packed)]
+#[derive(Clone, Copy)]
+struct Unaligned<T>(T);
+
+/// Reads a little-endian 64-bit word once.
+///
+/// # Safety
+/// Eight bytes at `from` are mapped.
+#[inline(always)]
+pub(super) unsafe fn read_u64(from: *const u8) -> u64 {
+    // SAFETY: mapped by the caller's promise; the packed type asks for no alignment.
+    u64::from_le(unsafe { from.cast::<Unaligned<u64>>().read_volatile() }.0)
+}
+
+/// Copies bytes out of guest memory, each once.
+///
+/// # Safety
+/// `to.len()` bytes at `from` are mapped.
+#[inline(always)]
+pub unsafe fn read_bytes(from: *const u8, to: &mut [u8]) {
+    let mut words = to.chunks_exact_mut(8);
+    let mut at = 0;
+    for word in words.by_ref() {
+        // SAFETY: within the range of the caller's promise.
+        word.copy_from_slice(&unsafe { read_u64(from.add(at)) }.to_le_bytes());
+        at += 8;
+    }
+    for byte in words.into_remainder() {
+        // SAFETY: as above.
+        *byte = unsafe { from.add(at).read_volatile() };
+        at += 1;
+    }
+}
+
+/// Copies bytes into guest memory.
+///
+/// # Safety
+/// `from.len()` bytes at `to` are mapped.
+#[inline]
+pub unsafe fn write_bytes(to: *mut u8, from: &[u8]) {
+    for (at, byte) in from.iter().enumerate() {
+        // SAFETY: within the range of the caller's promise.
+        unsafe { to.add(at).write_volatile(*byte) };
+    }
+}
+
+/// Asks for the line at `at`, to read it. Any address is allowed: a prefetch never faults.
+#[inline(always)]
+pub fn prefetch_read(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect but on the cache.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Asks for the line at `at`, to write it: one transfer instead of two for a line that is read first.
+#[inline(always)]
+pub fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect but on the cache; processors without it take it for a no-op.
+    unsafe {
+        std::arch::asm!("prefetchw [{0}]", in(reg) at, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}

@@ -1,0 +1,104 @@
+//! A guest without a machine: memory, split rings and virtio-blk requests made by hand, for tests and benchmarks.
+//!
+//! It panics where a test would fail anyway, and it lets a test write anything anywhere in its own memory.
+
+mod queue;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::memory::{GuestAddr, GuestMemory, RegionSpec};
+
+pub use queue::{Buffer, FakeQueue, QueueOptions, STATUS_UNSET};
+
+/// Where the memory of a [`FakeGuest`] begins, in guest addresses. What lies below is outside.
+pub const GUEST_BASE: u64 = 0x10_0000;
+/// Where it begins in the address space of the imagined front end.
+pub const USER_BASE: u64 = 0x7f00_0000_0000;
+
+/// Guest memory with an allocator that only goes up.
+#[derive(Debug)]
+pub struct FakeGuest {
+    memory: Arc<GuestMemory>,
+    size: u64,
+    next: AtomicU64,
+}
+
+impl FakeGuest {
+    /// A guest with one region of `size` bytes.
+    pub fn new(size: u64) -> Self {
+        let memory =
+            GuestMemory::map(vec![Self::region(GUEST_BASE, size)]).expect("a memfd can be mapped");
+        Self {
+            memory,
+            size,
+            next: AtomicU64::new(GUEST_BASE),
+        }
+    }
+
+    /// A region of fresh memory.
+    pub fn region(guest: u64, size: u64) -> RegionSpec {
+        let file = memfd_create("fake-guest", MemfdFlags::CLOEXEC).expect("memfd_create works");
+        ftruncate(&file, size).expect("a memfd can be sized");
+        RegionSpec {
+            guest: GuestAddr(guest),
+            size,
+            user_addr: guest - GUEST_BASE + USER_BASE,
+            mmap_offset: 0,
+            file,
+        }
+    }
+
+    /// The memory as a session would hand it over.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Takes `len` bytes out of the memory.
+    pub fn alloc(&self, len: u64, align: u64) -> GuestAddr {
+        let mut at = 0;
+        let step = |next: u64| {
+            at = next.next_multiple_of(align);
+            Some(at + len)
+        };
+        self.next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, step)
+            .expect("the step is never refused");
+        assert!(
+            at + len <= GUEST_BASE + self.size,
+            "fake guest out of memory"
+        );
+        GuestAddr(at)
+    }
+
+    /// Host pointer to guest bytes.
+    pub fn host(&self, at: GuestAddr, len: u64) -> *mut u8 {
+        self.memory
+            .translate(at, len)
+            .expect("inside the fake guest")
+    }
+
+    /// Writes guest memory.
+    pub fn write(&self, at: GuestAddr, bytes: &[u8]) {
+        let to = self.host(at, bytes.len() as u64);
+        // SAFETY: `host` checked the range.
+        unsafe { crate::ring::write_bytes(to, bytes) };
+    }
+
+    /// Reads guest memory.
+    pub fn read(&self, at: GuestAddr, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        // SAFETY: `host` checks the range.
+        unsafe { crate::ring::read_bytes(self.host(at, len as u64), &mut out) };
+        out
+    }
+
+    /// Takes memory and fills it.
+    pub fn place(&self, bytes: &[u8]) -> GuestAddr {
+        let at = self.alloc(bytes.len() as u64, 1);
+        self.write(at, bytes);
+        at
+    }
+}
