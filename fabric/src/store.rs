@@ -2,4 +2,6 @@
 
 pub mod api;
 pub mod device;
+pub mod file;
 pub mod metrics;
+pub mod uring;

@@ -1,0 +1,71 @@
+use super::*;
+
+/// A directory on a file system with direct I/O: where the build is, not `/tmp`, which may be a tmpfs.
+fn dir() -> tempfile::TempDir {
+    let exe = std::env::current_exe().expect("a test has a path");
+    tempfile::tempdir_in(exe.parent().expect("it lies in a directory")).expect("a writable build directory")
+}
+
+/// Memory aligned for direct I/O.
+#[repr(align(4096))]
+struct Block([u8; BLOCK_BYTES]);
+
+#[test]
+fn a_created_file_keeps_what_was_written() {
+    let dir = dir();
+    let path = dir.path().join("dev");
+    let mut device = DeviceFile::create(&path, 1 << 20, Allocation::Preallocated).unwrap();
+    assert_eq!(device.capacity_bytes(), 1 << 20);
+    assert_eq!(device.kind(), DeviceKind::File);
+    device.write_at(8192, &Block([7; BLOCK_BYTES]).0).unwrap();
+    device.flush().unwrap();
+    drop(device);
+    let mut device = DeviceFile::open(&path).unwrap();
+    let mut block = Block([0; BLOCK_BYTES]);
+    device.read_at(8192, &mut block.0).unwrap();
+    assert!(block.0.iter().all(|&b| b == 7));
+    let past_the_end = device.read_at(1 << 20, &mut block.0).unwrap_err();
+    assert_eq!(past_the_end.kind(), io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_second_opener_is_told_that_the_device_is_in_use() {
+    let dir = dir();
+    let path = dir.path().join("dev");
+    let first = DeviceFile::create(&path, 1 << 20, Allocation::Sparse).unwrap();
+    let error = DeviceFile::open(&path).unwrap_err();
+    assert!(
+        matches!(&error, DeviceError::InUse(p) if *p == path),
+        "{error}"
+    );
+    drop(first);
+    DeviceFile::open(&path).unwrap();
+}
+
+#[test]
+fn wrong_paths_are_named_and_nothing_is_left_behind() {
+    let dir = dir();
+    let path = dir.path().join("dev");
+    assert!(matches!(
+        DeviceFile::open(&path),
+        Err(DeviceError::Missing(_))
+    ));
+    assert!(matches!(
+        DeviceFile::open(dir.path()),
+        Err(DeviceError::Kind(_))
+    ));
+    let huge = DeviceFile::create(&path, 1 << 60, Allocation::Preallocated);
+    assert!(matches!(huge, Err(DeviceError::NoRoom { .. })), "{huge:?}");
+    assert!(!path.exists());
+    std::fs::write(&path, "precious").unwrap();
+    let exists = DeviceFile::create(&path, 1 << 20, Allocation::Sparse);
+    assert!(matches!(exists, Err(DeviceError::Exists(_))), "{exists:?}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn a_file_system_without_direct_io_is_refused() {
+    // procfs files refuse O_DIRECT on every kernel.
+    let error = DeviceFile::open(Path::new("/proc/self/comm")).unwrap_err();
+    assert!(matches!(error, DeviceError::NoDirectIo(_)), "{error}");
+}
