@@ -1,1 +1,132 @@
+use super::*;
+use crate::proto::ids::{ChunkKey, LayerId};
+use crate::proto::{Command, Epoch, Generation, PgId, Sequence};
 
+const LAYER: LayerId = LayerId(3);
+
+/// A store that answers as told, or later.
+struct Scripted {
+    answer: Option<Result<(), StoreFailure>>,
+    keys: Vec<StoreKey>,
+}
+
+impl StorePort for Scripted {
+    fn submit(&mut self, key: StoreKey, _request: &Request) -> Option<Result<(), StoreFailure>> {
+        self.keys.push(key);
+        self.answer
+    }
+}
+
+fn write(id: u64, generation: u64, epoch: u64) -> Request {
+    Request {
+        id: RequestId(id),
+        pg: PgId(0),
+        epoch: Epoch(epoch),
+        generation: Generation(generation),
+        sequence: Sequence(1),
+        watermark: Sequence(1),
+        command: Command::Zero {
+            chunk: ChunkKey {
+                layer: LAYER,
+                index: 0,
+            },
+            offset: 0,
+            len: 512,
+            fua: false,
+        },
+    }
+}
+
+fn replica(slots: u32) -> (Replica, Arc<Fences>) {
+    let fences = Arc::new(Fences::default());
+    let replica = Replica::new(Incarnation(5), Arc::clone(&fences), slots);
+    (replica, fences)
+}
+
+fn reply(id: u64, result: Result<(), Refusal>) -> Reply {
+    Reply {
+        id: RequestId(id),
+        incarnation: Incarnation(5),
+        result,
+    }
+}
+
+#[test]
+fn one_writer_an_older_generation_or_epoch_is_refused_and_never_reaches_the_store() {
+    let (mut replica, fences) = replica(4);
+    let mut store = Scripted {
+        answer: Some(Ok(())),
+        keys: Vec::new(),
+    };
+    let mut ask = |generation, epoch| match replica.on_request(
+        PeerId(0),
+        &write(1, generation, epoch),
+        &mut store,
+    ) {
+        Handled::Replied(reply) => reply.result,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ask(1, 1), Ok(()), "no fence yet");
+    fences.of(LAYER).raise(Generation(4), Epoch(9));
+    let stale_generation = Err(Refusal::StaleGeneration(Generation(4)));
+    assert_eq!(ask(3, 9), stale_generation);
+    assert_eq!(ask(4, 8), Err(Refusal::StaleEpoch(Epoch(9))));
+    assert_eq!(ask(3, 8), stale_generation);
+    assert_eq!(ask(4, 9), Ok(()));
+    assert_eq!(ask(5, 10), Ok(()));
+    fences.of(LAYER).raise(Generation(2), Epoch(3));
+    assert_eq!(ask(3, 9), stale_generation, "a fence is never lowered");
+    assert_eq!(store.keys.len(), 3);
+}
+
+#[test]
+fn reads_and_flushes_are_fenced_by_the_epoch_only() {
+    let (mut replica, fences) = replica(4);
+    fences.of(LAYER).raise(Generation(4), Epoch(9));
+    let mut store = Scripted {
+        answer: Some(Ok(())),
+        keys: Vec::new(),
+    };
+    for (generation, epoch, expected) in
+        [(3, 9, Ok(())), (3, 8, Err(Refusal::StaleEpoch(Epoch(9))))]
+    {
+        let flush = Request {
+            command: Command::Flush { layer: LAYER },
+            ..write(7, generation, epoch)
+        };
+        let handled = replica.on_request(PeerId(0), &flush, &mut store);
+        assert_eq!(handled, Handled::Replied(reply(7, expected)));
+    }
+}
+
+#[test]
+fn a_held_request_is_answered_to_its_peer_once() {
+    let (mut replica, _) = replica(2);
+    let mut store = Scripted {
+        answer: None,
+        keys: Vec::new(),
+    };
+    for id in [10, 11] {
+        let handled = replica.on_request(PeerId(id as u32), &write(id, 1, 1), &mut store);
+        assert_eq!(handled, Handled::Held);
+    }
+    let full = replica.on_request(PeerId(3), &write(12, 1, 1), &mut store);
+    assert_eq!(full, Handled::Full);
+    let second = replica.on_store(store.keys[1], Err(StoreFailure::NoSpace));
+    assert_eq!(second, Some((PeerId(11), reply(11, Err(Refusal::NoSpace)))));
+    assert_eq!(replica.on_store(store.keys[1], Ok(())), None);
+    let first = replica.on_store(store.keys[0], Ok(()));
+    assert_eq!(first, Some((PeerId(10), reply(10, Ok(())))));
+    assert_eq!(replica.in_flight(), 0);
+}
+
+#[test]
+fn an_overwritten_write_of_the_same_lease_counts_as_done() {
+    let (mut replica, _) = replica(1);
+    let mut store = Scripted {
+        answer: Some(Err(StoreFailure::Stale)),
+        keys: Vec::new(),
+    };
+    let handled = replica.on_request(PeerId(0), &write(1, 1, 1), &mut store);
+    assert_eq!(handled, Handled::Replied(reply(1, Ok(()))));
+}

@@ -3,7 +3,8 @@ use super::*;
 /// A directory on a file system with direct I/O: where the build is, not `/tmp`, which may be a tmpfs.
 fn dir() -> tempfile::TempDir {
     let exe = std::env::current_exe().expect("a test has a path");
-    tempfile::tempdir_in(exe.parent().expect("it lies in a directory")).expect("a writable build directory")
+    tempfile::tempdir_in(exe.parent().expect("it lies in a directory"))
+        .expect("a writable build directory")
 }
 
 /// Memory aligned for direct I/O.

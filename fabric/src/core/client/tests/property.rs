@@ -1,0 +1,194 @@
+//! Any order of answers, errors, losses and maps: every request is reported once, never while an answer that may
+//! touch its buffers is outstanding, and never as done unless all in-sync replicas have it.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write { chunk: u8, chunks: u8 },
+    Read { chunk: u8 },
+    Flush,
+    Discard { chunk: u8, chunks: u8 },
+    Answer { pick: u16, refusal: u8 },
+    Lose { node: u8 },
+    Map { standings: [u8; 3] },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..90u8, 1..3u8).prop_map(|(chunk, chunks)| Step::Write { chunk, chunks }),
+        2 => (0..90u8).prop_map(|chunk| Step::Read { chunk }),
+        1 => Just(Step::Flush),
+        1 => (0..50u8, 1..50u8).prop_map(|(chunk, chunks)| Step::Discard { chunk, chunks }),
+        16 => (any::<u16>(), 0..20u8).prop_map(|(pick, refusal)| Step::Answer { pick, refusal }),
+        1 => (1..4u8).prop_map(|node| Step::Lose { node }),
+        1 => any::<[u8; 3]>().prop_map(|standings| Step::Map { standings }),
+    ]
+}
+
+fn refusal_of(number: u8) -> Result<(), Refusal> {
+    match number {
+        0 => Err(Refusal::NoSpace),
+        1 => Err(Refusal::Device(5)),
+        2 => Err(Refusal::Corrupt),
+        3 => Err(Refusal::StaleGeneration(Generation(4))),
+        4 => Err(Refusal::Unreachable),
+        _ => Ok(()),
+    }
+}
+
+/// The bench, and what the replicas know.
+struct World {
+    bench: Bench,
+    /// Requests without an answer, by position in what was sent.
+    open: BTreeSet<usize>,
+    /// Node and version of every write that a replica said it has.
+    has: BTreeSet<(u64, u64)>,
+    standings: [Standing; 3],
+    seen: usize,
+    epoch: u64,
+    submitted: u64,
+    inline: u64,
+}
+
+impl World {
+    fn notice_sent(&mut self) {
+        self.open.extend(self.seen..self.bench.script.sent.len());
+        self.seen = self.bench.script.sent.len();
+    }
+
+    fn submit(&mut self, op: Op, chunk: u8, chunks: u8) {
+        let len = if op == Op::Flush {
+            0
+        } else {
+            u64::from(chunks) * CHUNK
+        };
+        let offset = if op == Op::Flush {
+            0
+        } else {
+            u64::from(chunk) * CHUNK
+        };
+        self.submitted += 1;
+        match self.bench.submit(self.submitted, op, offset, len) {
+            Submit::Pending => {}
+            Submit::Done(_) => self.inline += 1,
+            Submit::Busy => panic!("far from any bound"),
+        }
+    }
+
+    /// Answers, and checks that a write thereby reported as done is on every in-sync replica.
+    fn answer(&mut self, nth: usize, result: Result<(), Refusal>) {
+        self.open.remove(&nth);
+        let (node, request) = self.bench.script.sent[nth];
+        let writes =
+            matches!(request.command, Command::Write { len, .. } if u64::from(len) == CHUNK);
+        if result.is_ok() && writes {
+            self.has.insert((node.0, request.sequence.0));
+        }
+        let before: BTreeSet<u64> = self.bench.done.keys().copied().collect();
+        self.bench.answer(nth, result);
+        let acknowledged = self
+            .bench
+            .done
+            .iter()
+            .any(|(t, r)| !before.contains(t) && r.is_ok());
+        if acknowledged && writes {
+            for (standing, member) in self.standings.iter().zip(1..) {
+                let has = self.has.contains(&(member, request.sequence.0));
+                assert!(
+                    *standing != IN || has,
+                    "node {member} is in sync and lacks the write"
+                );
+            }
+        }
+    }
+
+    fn lose(&mut self, node: u64) {
+        let sent = &self.bench.script.sent;
+        self.open.retain(|&nth| sent[nth].0 != NodeId(node));
+        self.bench.lose(node);
+    }
+
+    fn map(&mut self, standings: [Standing; 3]) {
+        self.epoch += 1;
+        self.standings = standings;
+        self.bench.map(set(self.epoch, 1, &standings));
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Write { chunk, chunks } => self.submit(Op::Write { fua: false }, chunk, chunks),
+            Step::Read { chunk } => self.submit(Op::Read, chunk, 1),
+            Step::Flush => self.submit(Op::Flush, 0, 0),
+            Step::Discard { chunk, chunks } => self.submit(Op::Discard, chunk, chunks),
+            Step::Answer { pick, refusal } => {
+                let nth = usize::from(pick) % self.open.len().max(1);
+                if let Some(&nth) = self.open.iter().nth(nth) {
+                    self.answer(nth, refusal_of(refusal));
+                }
+            }
+            Step::Lose { node } => self.lose(u64::from(node)),
+            Step::Map { standings } => {
+                self.map(standings.map(|s| [IN, IN, SYNCING, OUT][usize::from(s % 4)]));
+            }
+        }
+        self.notice_sent();
+        self.check();
+    }
+
+    /// A piece of a request that was reported has no answer outstanding.
+    fn check(&self) {
+        for &nth in &self.open {
+            let key = Key(self.bench.script.sent[nth].1.id.0);
+            let piece = self.bench.client.pieces.find(key);
+            assert!(piece.is_some(), "buffers given back while in use");
+        }
+    }
+
+    /// All replicas well: everything ends. The second map is for pieces that were waiting at the first one for
+    /// another replica than the one that had failed before.
+    fn heal(&mut self) {
+        for _ in 0..2 {
+            self.map([IN, IN, IN]);
+            self.notice_sent();
+            while let Some(&nth) = self.open.first() {
+                self.answer(nth, Ok(()));
+                self.notice_sent();
+                self.check();
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_request_ends_once_and_keeps_its_buffers_until_then(
+        steps in prop::collection::vec(step(), 1..200),
+    ) {
+        let mut world = World {
+            bench: Bench::new(set(1, 1, &[IN, IN, IN])),
+            open: BTreeSet::new(),
+            has: BTreeSet::new(),
+            standings: [IN; 3],
+            seen: 0,
+            epoch: 1,
+            submitted: 0,
+            inline: 0,
+        };
+        for step in &steps {
+            world.run(step);
+        }
+        world.heal();
+        prop_assert_eq!(world.bench.done.len() as u64 + world.inline, world.submitted);
+        world.bench.assert_idle();
+        world.bench.volume.watermark.refresh();
+        let next = world.bench.volume.watermark.draw(1, true).unwrap();
+        prop_assert_eq!(world.bench.volume.watermark.resolved(), next);
+    }
+}
