@@ -1,0 +1,124 @@
+//! Errors of the metadata service. Messages are one line, name the culprit and the mend.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::ids::NodeId;
+use crate::refusal::Refusal;
+
+/// Why a request had no result.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum MetaError {
+    /// The request cannot be granted. Nothing was changed.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// No leader was found in time. Nothing was changed.
+    #[error("the metadata service has had no leader for {} s: check that most of its nodes run", .waited.as_secs())]
+    NoLeader {
+        /// How long this call waited.
+        waited: Duration,
+    },
+    /// The leader was lost after it got the request.
+    #[error(
+        "the metadata leader was lost while it worked on the request, which may or may not be done: look, then repeat"
+    )]
+    Interrupted,
+    /// The metadata cannot be read or written; the node's metadata service has stopped.
+    #[error(
+        "the metadata service of this node stopped: {detail}; mend that, then restart the daemon"
+    )]
+    Failed {
+        /// What went wrong.
+        detail: String,
+    },
+    /// The node is shutting down.
+    #[error("the metadata service of this node is shutting down: repeat when it is back")]
+    Stopped,
+}
+
+/// Why the metadata of a node could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process has it open.
+    #[error(
+        "the metadata in {} is in use by another process: stop the other penstock daemon, or choose another data \
+         directory with --data", .dir.display()
+    )]
+    Locked {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The directory or a file in it cannot be made, read or written.
+    #[error("cannot open the metadata in {}: {detail}: check the path, its permissions and the free space", .dir.display())]
+    Io {
+        /// The directory.
+        dir: PathBuf,
+        /// What failed.
+        detail: String,
+    },
+    /// The content is damaged.
+    #[error(
+        "the metadata in {} is damaged: {detail}: restore this directory from a backup or empty it on a node of a \
+         healthy cluster; nothing was changed", .dir.display()
+    )]
+    Corrupt {
+        /// The directory.
+        dir: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// Made by a newer version.
+    #[error(
+        "the metadata in {} has format {found} and this version reads up to {known}: start the newer version of \
+         penstock again", .dir.display()
+    )]
+    NewerFormat {
+        /// The directory.
+        dir: PathBuf,
+        /// Its format.
+        found: u32,
+        /// What is known here.
+        known: u32,
+    },
+    /// Made by another node.
+    #[error(
+        "the metadata in {} belong to node {found}, not to node {configured}: correct the node id or the data \
+         directory", .dir.display()
+    )]
+    OtherNode {
+        /// The directory.
+        dir: PathBuf,
+        /// Whose it is.
+        found: NodeId,
+        /// Who asked.
+        configured: NodeId,
+    },
+    /// Made for another cluster.
+    #[error(
+        "the metadata in {} belong to cluster {found}, not to cluster {configured}: choose another data directory", .dir.display()
+    )]
+    OtherCluster {
+        /// The directory.
+        dir: PathBuf,
+        /// The cluster it belongs to.
+        found: Uuid,
+        /// The cluster to join.
+        configured: Uuid,
+    },
+    /// The configuration makes no sense.
+    #[error("the metadata configuration cannot be used: {detail}")]
+    BadConfig {
+        /// What is wrong.
+        detail: String,
+    },
+    /// The service did not come up.
+    #[error("the metadata in {} cannot be served: {source}", .dir.display())]
+    Start {
+        /// The directory.
+        dir: PathBuf,
+        /// Why not.
+        source: MetaError,
+    },
+}

@@ -1,0 +1,294 @@
+//! What the cluster knows: the records that the state machine keeps and the clients read.
+
+mod name;
+mod size;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::ids::{
+    AttachmentId, DeviceId, Epoch, Generation, LayerId, NodeId, PgIndex, PoolId, UnixMillis,
+    VolumeId,
+};
+
+pub use name::{MAX_NAME_BYTES, Name, NameError};
+pub use size::{MAX_VOLUME_BYTES, SizeError, VOLUME_SIZE_STEP_BYTES, VolumeSize};
+
+/// Name of the pool that every cluster starts with.
+pub const DEFAULT_POOL: &str = "default";
+
+/// The cluster as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cluster {
+    /// Made at the first start of the first node; written on every device the cluster owns.
+    pub uuid: Uuid,
+    /// Version of the cluster map.
+    pub epoch: Epoch,
+    /// When the cluster was made.
+    pub created_at: UnixMillis,
+}
+
+/// What a node does in the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Votes on and stores the cluster's metadata.
+    Meta,
+    /// Owns devices.
+    Storage,
+    /// Serves guests.
+    Host,
+    /// Serves the data to clients outside of VMs.
+    Gateway,
+}
+
+impl Role {
+    /// All roles: what the only node of an embedded cluster has.
+    #[must_use]
+    pub fn all() -> BTreeSet<Self> {
+        BTreeSet::from([Self::Meta, Self::Storage, Self::Host, Self::Gateway])
+    }
+}
+
+/// One machine of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its identity.
+    pub id: NodeId,
+    /// What people call it; the host name unless configured.
+    pub name: Name,
+    /// What it does.
+    pub roles: BTreeSet<Role>,
+    /// When it joined.
+    pub joined_at: UnixMillis,
+}
+
+/// Whether a device can hold data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceState {
+    /// In use.
+    Online,
+    /// Its node does not serve it.
+    Offline,
+    /// It returned errors and is not used any more.
+    Failed,
+}
+
+/// A raw block device or a file that a storage node owns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its number in the cluster.
+    pub id: DeviceId,
+    /// The identity in its superblock.
+    pub uuid: Uuid,
+    /// The node that owns it.
+    pub node: NodeId,
+    /// Where that node finds it.
+    pub path: String,
+    /// Capacity in bytes.
+    pub size_bytes: u64,
+    /// Free word for the kind of device (`ssd`, `hdd`, `file`, ...), matched with a pool's.
+    pub class: Name,
+    /// Whether it can hold data.
+    pub state: DeviceState,
+    /// When it was registered first.
+    pub added_at: UnixMillis,
+}
+
+/// What two replicas of a chunk must not share.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FailureDomain {
+    /// Replicas lie on different devices.
+    Device,
+    /// Replicas lie on different nodes.
+    #[default]
+    Node,
+}
+
+/// Policy for where the data of its volumes lie.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its number.
+    pub id: PoolId,
+    /// Its name.
+    pub name: Name,
+    /// Copies of every chunk.
+    pub replicas: u8,
+    /// Copies that must be in sync for a write to be acknowledged.
+    pub min_in_sync: u8,
+    /// What replicas must not share.
+    pub failure_domain: FailureDomain,
+    /// Class of the devices used; every class if absent.
+    pub device_class: Option<Name>,
+    /// Number of placement groups; fixed when the pool is made.
+    pub placement_groups: u32,
+    /// When the pool was made.
+    pub created_at: UnixMillis,
+}
+
+impl Pool {
+    /// The placement group of a volume's chunk. All layers of a volume share placement, so the layer plays no part.
+    #[must_use]
+    pub fn placement_group_of(&self, volume: VolumeId, chunk_index: u64) -> PgIndex {
+        crate::state::placement::group_of_chunk(volume, chunk_index, self.placement_groups)
+    }
+}
+
+/// A share of a pool's chunks with one ordered replica set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementGroup {
+    /// The pool it belongs to.
+    pub pool: PoolId,
+    /// Its index within the pool.
+    pub index: PgIndex,
+    /// Devices that hold its chunks, in order of preference. Shorter than the pool's `replicas` while devices lack.
+    pub replicas: Vec<DeviceId>,
+    /// Those of `replicas` that hold every acknowledged write.
+    pub in_sync: BTreeSet<DeviceId>,
+    /// Epoch of its last change.
+    pub epoch: Epoch,
+}
+
+/// When a write is acknowledged to the guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// Durable once the guest flushes, as a local disk does it.
+    #[default]
+    Flush,
+    /// Every write is flushed before it is acknowledged.
+    Write,
+}
+
+/// Life of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// Can be attached.
+    Ready,
+    /// Being deleted: its name is still taken until its data are dropped.
+    Deleting,
+}
+
+/// A disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its number.
+    pub id: VolumeId,
+    /// Its identity towards the outside; the disk serial is made of it.
+    pub uuid: Uuid,
+    /// Its name.
+    pub name: Name,
+    /// The pool that its data lie in.
+    pub pool: Name,
+    /// Size in bytes, a multiple of [`VOLUME_SIZE_STEP_BYTES`].
+    pub size_bytes: u64,
+    /// Layers of its data, newest first: writes go to the first, reads take the first that has the block.
+    pub layers: Vec<LayerId>,
+    /// Whether every attachment of it is read-only.
+    pub read_only: bool,
+    /// When writes are acknowledged.
+    pub durability: Durability,
+    /// Life of the volume.
+    pub state: VolumeState,
+    /// Set by a shrink: bytes from `size_bytes` up to here still lie on the devices and must be discarded before the
+    /// volume may grow again.
+    #[serde(default)]
+    pub stale_tail_end_bytes: Option<u64>,
+    /// When it was made.
+    pub created_at: UnixMillis,
+}
+
+impl Volume {
+    /// The layer that writes go to.
+    ///
+    /// # Panics
+    /// On a volume without layers, which the state machine never makes.
+    #[must_use]
+    pub fn top_layer(&self) -> LayerId {
+        *self
+            .layers
+            .first()
+            .expect("a volume has at least one layer")
+    }
+}
+
+/// The right to write a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Who may write; nobody after a release.
+    pub holder: Option<NodeId>,
+    /// Count of grants: a replica refuses writes of an older one. Survives release.
+    pub generation: Generation,
+    /// Epoch at the grant: the holder's map is at least this new.
+    pub epoch: Epoch,
+    /// When it was granted.
+    pub granted_at: UnixMillis,
+}
+
+/// What an attachment serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum AttachmentTarget {
+    /// A volume, over vhost-user-blk.
+    Volume {
+        /// The volume's name.
+        name: Name,
+        /// The volume's number.
+        id: VolumeId,
+    },
+}
+
+impl AttachmentTarget {
+    /// Name of what is served.
+    #[must_use]
+    pub fn name(&self) -> &Name {
+        match self {
+            Self::Volume { name, .. } => name,
+        }
+    }
+}
+
+/// Details of an attachment that most leave at their default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AttachmentOptions {
+    /// Allows other attachments of the same volume beside this one, if they say so too: the guests coordinate their
+    /// writes (a cluster filesystem), or one is the target of a migration.
+    pub shared: bool,
+    /// Permission bits of the socket.
+    pub socket_mode: Option<u32>,
+    /// Owner of the socket.
+    pub socket_uid: Option<u32>,
+    /// Group of the socket.
+    pub socket_gid: Option<u32>,
+    /// Further options, for the daemon to interpret.
+    pub extra: BTreeMap<String, String>,
+}
+
+/// A vhost-user socket that serves one volume or filesystem to one guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// Its number.
+    pub id: AttachmentId,
+    /// The node that serves it.
+    pub node: NodeId,
+    /// Absolute path of the socket on that node.
+    pub socket: String,
+    /// What it serves.
+    pub target: AttachmentTarget,
+    /// Number of request queues offered.
+    pub queues: u16,
+    /// Whether the guest may only read.
+    pub read_only: bool,
+    /// Details.
+    pub options: AttachmentOptions,
+    /// When it was made.
+    pub created_at: UnixMillis,
+}

@@ -1,0 +1,138 @@
+//! How the metadata nodes talk: one request, one reply, over whatever [`Transport`] carries them.
+
+mod connection;
+mod mem;
+
+use std::future::Future;
+use std::pin::Pin;
+
+use openraft::BasicNode;
+use openraft::error::{InstallSnapshotError, RaftError};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
+    VoteRequest, VoteResponse,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::command::{Command, Reply};
+use crate::ids::{Generation, NodeId, VolumeId};
+use crate::raft::{LogId, TypeConfig};
+
+pub(crate) use connection::Connections;
+pub use mem::MemNetwork;
+
+/// A future that a trait object can return.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What one metadata node asks of another.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum PeerRequest {
+    /// Raft: take these entries.
+    AppendEntries(AppendEntriesRequest<TypeConfig>),
+    /// Raft: vote for me.
+    Vote(VoteRequest<NodeId>),
+    /// Raft: take this piece of a snapshot.
+    InstallSnapshot(InstallSnapshotRequest<TypeConfig>),
+    /// A command from a client of a node that does not lead.
+    Propose(Command),
+    /// From the holder of a lease: it still wants it.
+    RenewLease {
+        /// The volume.
+        volume: VolumeId,
+        /// The holder.
+        node: NodeId,
+        /// The generation it holds.
+        generation: Generation,
+    },
+    /// How far must a node have applied to read what is committed now?
+    ReadIndex,
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum PeerReply {
+    /// To `AppendEntries`.
+    AppendEntries(Result<AppendEntriesResponse<NodeId>, RaftError<NodeId>>),
+    /// To `Vote`.
+    Vote(Result<VoteResponse<NodeId>, RaftError<NodeId>>),
+    /// To `InstallSnapshot`.
+    InstallSnapshot(
+        Result<InstallSnapshotResponse<NodeId>, RaftError<NodeId, InstallSnapshotError>>,
+    ),
+    /// To `Propose` and `RenewLease`.
+    Propose(Result<Reply, ProposeError>),
+    /// To `ReadIndex`; `None` while nothing is committed.
+    ReadIndex(Result<Option<LogId>, ProposeError>),
+}
+
+/// Why a node could not do what only the leader can.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum ProposeError {
+    /// It does not lead; nothing was done.
+    #[error("not the leader")]
+    NotLeader {
+        /// Who leads, as far as it knows.
+        leader: Option<NodeId>,
+    },
+    /// It led, and cannot say whether the command will be done.
+    #[error("outcome unknown")]
+    Unknown,
+    /// Its metadata cannot be read or written; nothing was done.
+    #[error("{detail}")]
+    Failed {
+        /// What went wrong.
+        detail: String,
+    },
+    /// It is shutting down; nothing was done.
+    #[error("shutting down")]
+    Stopped,
+}
+
+/// Why there is no answer from a peer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// The request did not get there: nothing was done.
+    #[error("node {target} cannot be reached: {detail}")]
+    Unreachable {
+        /// The peer.
+        target: NodeId,
+        /// Why not.
+        detail: String,
+    },
+    /// The request may have got there.
+    #[error("the connection to node {target} was lost: {detail}")]
+    Lost {
+        /// The peer.
+        target: NodeId,
+        /// How.
+        detail: String,
+    },
+}
+
+/// Carries requests to peers.
+pub trait Transport: Send + Sync + 'static {
+    /// Sends a request to a peer at its address and waits for the reply. The caller bounds the time by dropping the
+    /// future.
+    fn call<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a BasicNode,
+        request: PeerRequest,
+    ) -> BoxFuture<'a, Result<PeerReply, TransportError>>;
+}
+
+/// The transport of a cluster of one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoPeers;
+
+impl Transport for NoPeers {
+    fn call<'a>(
+        &'a self,
+        target: NodeId,
+        _: &'a BasicNode,
+        _: PeerRequest,
+    ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
+        let detail = "this node was started without a network to its peers".to_owned();
+        Box::pin(async move { Err(TransportError::Unreachable { target, detail }) })
+    }
+}

@@ -1,0 +1,111 @@
+//! openraft's view of a [`Transport`].
+
+use std::sync::Arc;
+
+use openraft::BasicNode;
+use openraft::error::{
+    InstallSnapshotError, NetworkError, RPCError, RaftError, RemoteError, Unreachable,
+};
+use openraft::network::{RPCOption, RaftNetwork, RaftNetworkFactory};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
+    VoteRequest, VoteResponse,
+};
+
+use super::{PeerReply, PeerRequest, Transport, TransportError};
+use crate::ids::NodeId;
+use crate::raft::TypeConfig;
+
+/// Makes connections for openraft.
+#[derive(Clone)]
+pub(crate) struct Connections {
+    pub(crate) transport: Arc<dyn Transport>,
+}
+
+impl RaftNetworkFactory<TypeConfig> for Connections {
+    type Network = Connection;
+
+    async fn new_client(&mut self, target: NodeId, node: &BasicNode) -> Connection {
+        Connection {
+            transport: Arc::clone(&self.transport),
+            target,
+            address: node.clone(),
+        }
+    }
+}
+
+/// The way to one peer.
+pub(crate) struct Connection {
+    transport: Arc<dyn Transport>,
+    target: NodeId,
+    address: BasicNode,
+}
+
+/// A peer answered one kind of request with the reply to another.
+#[derive(Debug, thiserror::Error)]
+#[error("node {0} gave an answer that does not fit the question")]
+struct Misfit(NodeId);
+
+type CallError<E> = RPCError<NodeId, BasicNode, E>;
+
+impl Connection {
+    /// Sends a request; `unwrap` takes the reply that fits.
+    async fn call<T, E: std::error::Error>(
+        &self,
+        request: PeerRequest,
+        unwrap: impl FnOnce(PeerReply) -> Option<Result<T, E>>,
+    ) -> Result<T, CallError<E>> {
+        match self
+            .transport
+            .call(self.target, &self.address, request)
+            .await
+        {
+            Ok(reply) => match unwrap(reply) {
+                Some(Ok(answer)) => Ok(answer),
+                Some(Err(error)) => Err(RemoteError::new(self.target, error).into()),
+                None => Err(NetworkError::new(&Misfit(self.target)).into()),
+            },
+            Err(error @ TransportError::Unreachable { .. }) => Err(Unreachable::new(&error).into()),
+            Err(error @ TransportError::Lost { .. }) => Err(NetworkError::new(&error).into()),
+        }
+    }
+}
+
+impl RaftNetwork<TypeConfig> for Connection {
+    async fn append_entries(
+        &mut self,
+        rpc: AppendEntriesRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<AppendEntriesResponse<NodeId>, CallError<RaftError<NodeId>>> {
+        self.call(PeerRequest::AppendEntries(rpc), |reply| match reply {
+            PeerReply::AppendEntries(answer) => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        rpc: InstallSnapshotRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<InstallSnapshotResponse<NodeId>, CallError<RaftError<NodeId, InstallSnapshotError>>>
+    {
+        self.call(PeerRequest::InstallSnapshot(rpc), |reply| match reply {
+            PeerReply::InstallSnapshot(answer) => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn vote(
+        &mut self,
+        rpc: VoteRequest<NodeId>,
+        _: RPCOption,
+    ) -> Result<VoteResponse<NodeId>, CallError<RaftError<NodeId>>> {
+        self.call(PeerRequest::Vote(rpc), |reply| match reply {
+            PeerReply::Vote(answer) => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+}

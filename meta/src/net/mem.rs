@@ -1,0 +1,103 @@
+//! A network inside one process: what several nodes in one test talk over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use openraft::BasicNode;
+
+use super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
+use crate::ids::NodeId;
+use crate::node::Peer;
+
+#[derive(Default)]
+struct Shared {
+    peers: BTreeMap<NodeId, Peer>,
+    cut_off: BTreeSet<NodeId>,
+}
+
+/// Connects the nodes of one process. Clones are the same network. Each message is serialised on its way, so that what
+/// works here works over a wire.
+#[derive(Clone, Default)]
+pub struct MemNetwork {
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl MemNetwork {
+    /// Makes a node reachable.
+    pub fn connect(&self, id: NodeId, peer: Peer) {
+        self.lock().peers.insert(id, peer);
+    }
+
+    /// Forgets a node that has stopped.
+    pub fn disconnect(&self, id: NodeId) {
+        self.lock().peers.remove(&id);
+    }
+
+    /// Cuts a node off from all others, or joins it again.
+    pub fn set_cut_off(&self, id: NodeId, cut_off: bool) {
+        let mut shared = self.lock();
+        if cut_off {
+            shared.cut_off.insert(id);
+        } else {
+            shared.cut_off.remove(&id);
+        }
+    }
+
+    /// The transport of one node on this network.
+    #[must_use]
+    pub fn transport_of(&self, id: NodeId) -> Arc<dyn Transport> {
+        Arc::new(Port {
+            network: self.clone(),
+            from: id,
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
+        // The maps are whole after every statement, so a panic elsewhere leaves nothing half done.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reach(&self, from: NodeId, target: NodeId) -> Result<Peer, TransportError> {
+        let shared = self.lock();
+        let cut_off = shared.cut_off.contains(&from) || shared.cut_off.contains(&target);
+        let peer = shared.peers.get(&target).filter(|_| !cut_off);
+        let unreachable = || TransportError::Unreachable {
+            target,
+            detail: "it is not on this network".to_owned(),
+        };
+        peer.cloned().ok_or_else(unreachable)
+    }
+}
+
+struct Port {
+    network: MemNetwork,
+    from: NodeId,
+}
+
+impl Transport for Port {
+    fn call<'a>(
+        &'a self,
+        target: NodeId,
+        _: &'a BasicNode,
+        request: PeerRequest,
+    ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
+        Box::pin(async move {
+            let lost = |error: serde_json::Error| TransportError::Lost {
+                target,
+                detail: error.to_string(),
+            };
+            let peer = self.network.reach(self.from, target)?;
+            let request = serde_json::to_vec(&request).map_err(lost)?;
+            let reply = peer
+                .handle(serde_json::from_slice(&request).map_err(lost)?)
+                .await;
+            // A node that was cut off meanwhile does not get the reply.
+            self.network.reach(self.from, target).map_err(|error| {
+                let detail = error.to_string();
+                TransportError::Lost { target, detail }
+            })?;
+            let reply = serde_json::to_vec(&reply).map_err(lost)?;
+            serde_json::from_slice(&reply).map_err(lost)
+        })
+    }
+}

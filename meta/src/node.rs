@@ -1,0 +1,371 @@
+//! A metadata node: opened, made part of a cluster, stopped.
+
+mod core;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use openraft::BasicNode;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::client::Meta;
+use crate::command::{Command, NodeSpec};
+use crate::error::{MetaError, OpenError};
+use crate::ids::{NodeId, UnixMillis};
+use crate::model::Role;
+use crate::net::{Connections, NoPeers, PeerReply, PeerRequest, Transport};
+use crate::raft::{Raft, RaftTuning};
+use crate::storage::log::LogStore;
+use crate::storage::machine::Machine;
+use crate::storage::{Db, DbError, Identity};
+
+pub(crate) use core::Core;
+
+/// A shutdown waits this long for the last task to let go of the database, and fails then.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// How a node comes into its cluster at its first start. Later starts find it in the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// It makes a cluster, with itself as the only node.
+    NewCluster,
+    /// It waits until a node of this cluster adds it.
+    Join {
+        /// The cluster to join.
+        cluster: Uuid,
+    },
+}
+
+/// What a node must know to open its metadata.
+#[derive(Clone)]
+pub struct MetaConfig {
+    /// The node; its name and roles are recorded when it makes a cluster.
+    pub node: NodeSpec,
+    /// Where peers reach it; empty without peers.
+    pub address: String,
+    /// What the first start does.
+    pub start: Start,
+    /// Timing of Raft.
+    pub tuning: RaftTuning,
+    /// The way to the peers.
+    pub transport: Arc<dyn Transport>,
+}
+
+impl MetaConfig {
+    /// The only node of a cluster of its own, with all roles and no network.
+    #[must_use]
+    pub fn embedded(name: impl Into<String>) -> Self {
+        Self {
+            node: NodeSpec {
+                id: NodeId(1),
+                name: name.into(),
+                roles: Role::all(),
+            },
+            address: String::new(),
+            start: Start::NewCluster,
+            tuning: RaftTuning::default(),
+            transport: Arc::new(NoPeers),
+        }
+    }
+}
+
+/// Answers what peers ask.
+#[derive(Clone)]
+pub struct Peer {
+    core: Arc<Core>,
+}
+
+impl Peer {
+    /// Does what a peer asks for.
+    pub async fn handle(&self, request: PeerRequest) -> PeerReply {
+        self.core.handle(request).await
+    }
+}
+
+/// A running metadata node.
+pub struct MetaNode {
+    core: Arc<Core>,
+    cluster: Uuid,
+    dir: PathBuf,
+    closed: oneshot::Receiver<()>,
+}
+
+impl MetaNode {
+    /// Opens the metadata in `dir`, makes them at the first start, and begins to serve.
+    ///
+    /// The only node of a cluster is ready when this returns. One of several may still lack a leader: its clients wait.
+    ///
+    /// # Errors
+    /// In use by another process, damaged, not accessible, or of another node, cluster or version.
+    pub async fn open(dir: impl AsRef<Path>, config: MetaConfig) -> Result<Self, OpenError> {
+        let dir = dir.as_ref().to_owned();
+        let raft_config = config
+            .tuning
+            .to_config()
+            .map_err(|detail| OpenError::BadConfig { detail })?;
+        let open_dir = dir.clone();
+        let opened = tokio::task::spawn_blocking(move || Db::open(&open_dir)).await;
+        let failed = |detail: String| OpenError::Start {
+            dir: dir.clone(),
+            source: MetaError::Failed { detail },
+        };
+        let (db, closed) = opened.map_err(|error| failed(error.to_string()))??;
+        let cluster = identify(&db, &dir, &config)?;
+        let db = Arc::new(db);
+        let unreadable = |error: DbError| OpenError::Corrupt {
+            dir: dir.clone(),
+            detail: error.to_string(),
+        };
+        let machine = Machine::new(Arc::clone(&db)).map_err(unreadable)?;
+        let connections = Connections {
+            transport: Arc::clone(&config.transport),
+        };
+        let log = LogStore::new(Arc::clone(&db));
+        let raft = Raft::new(config.node.id, raft_config, connections, log, machine)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        let core = Arc::new(Core::new(
+            config.node.id,
+            raft,
+            db,
+            Arc::clone(&config.transport),
+        ));
+        let node = Self {
+            core,
+            cluster,
+            dir: dir.clone(),
+            closed,
+        };
+        if let Err(source) = node.start(config).await {
+            if let Err(error) = node.shutdown().await {
+                tracing::warn!(%error, "cannot close the metadata after a failed start");
+            }
+            return Err(OpenError::Start { dir, source });
+        }
+        Ok(node)
+    }
+
+    /// Makes the cluster, if that is still to be done, and waits until a cluster of one is ready.
+    async fn start(&self, config: MetaConfig) -> Result<(), MetaError> {
+        let initialized = self
+            .core
+            .raft
+            .is_initialized()
+            .await
+            .map_err(|error| core::fatal(&error))?;
+        if !initialized && config.start == Start::NewCluster {
+            let members = [(config.node.id, BasicNode::new(&config.address))]
+                .into_iter()
+                .collect::<std::collections::BTreeMap<_, _>>();
+            self.core
+                .raft
+                .initialize(members)
+                .await
+                .map_err(|error| core::failed(&error))?;
+        }
+        // Asked of the machine itself: what it shows to the outside lags behind.
+        let voters = |state: &openraft::RaftState<NodeId, BasicNode, _>| {
+            state
+                .membership_state
+                .effective()
+                .membership()
+                .voter_ids()
+                .collect::<BTreeSet<_>>()
+        };
+        let voters = self
+            .core
+            .raft
+            .with_raft_state(voters)
+            .await
+            .map_err(|error| core::fatal(&error))?;
+        if voters != BTreeSet::from([config.node.id]) {
+            return Ok(());
+        }
+        let at = UnixMillis::now();
+        let (cluster, node) = (self.cluster, config.node);
+        // Done again at every start: a crash may have come between making the log and this, and the name of the node
+        // may have changed.
+        self.meta()
+            .propose(Command::Bootstrap {
+                cluster,
+                node: node.clone(),
+                at,
+            })
+            .await?;
+        self.meta().register_node(node).await?;
+        Ok(())
+    }
+
+    /// The client side.
+    #[must_use]
+    pub fn meta(&self) -> Meta {
+        Meta::new(Arc::clone(&self.core))
+    }
+
+    /// The side that serves peers.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        Peer {
+            core: Arc::clone(&self.core),
+        }
+    }
+
+    /// Identity of the cluster.
+    #[must_use]
+    pub fn cluster_uuid(&self) -> Uuid {
+        self.cluster
+    }
+
+    /// Identity of this node.
+    #[must_use]
+    pub fn id(&self) -> NodeId {
+        self.core.id
+    }
+
+    /// Who leads, as far as this node knows.
+    pub async fn leader(&self) -> Option<NodeId> {
+        self.core.raft.current_leader().await
+    }
+
+    /// The nodes that vote, as far as this node knows.
+    #[must_use]
+    pub fn voters(&self) -> BTreeSet<NodeId> {
+        let metrics = self.core.raft.metrics();
+        let metrics = metrics.borrow();
+        metrics.membership_config.membership().voter_ids().collect()
+    }
+
+    /// Index of the last log entry that this node has applied; 0 before the first.
+    #[must_use]
+    pub fn applied_index(&self) -> u64 {
+        self.core
+            .raft
+            .metrics()
+            .borrow()
+            .last_applied
+            .map_or(0, |last| last.index)
+    }
+
+    /// Index of the last log entry that is in this node's newest snapshot, if it has one.
+    #[must_use]
+    pub fn snapshot_index(&self) -> Option<u64> {
+        self.core
+            .raft
+            .metrics()
+            .borrow()
+            .snapshot
+            .map(|last| last.index)
+    }
+
+    /// Begins to send the metadata to a node, which does not vote yet. Only on the leader; returns when the node has
+    /// caught up.
+    ///
+    /// # Errors
+    /// This node does not lead.
+    pub async fn add_learner(&self, id: NodeId, address: &str) -> Result<(), MetaError> {
+        let added = self
+            .core
+            .raft
+            .add_learner(id, BasicNode::new(address), true)
+            .await;
+        added.map(|_| ()).map_err(|error| core::failed(&error))
+    }
+
+    /// Makes these nodes the voters; each must be a learner or voter already. Only on the leader.
+    ///
+    /// # Errors
+    /// This node does not lead, or a node was not added before.
+    pub async fn set_voters(&self, voters: BTreeSet<NodeId>) -> Result<(), MetaError> {
+        let changed = self.core.raft.change_membership(voters, false).await;
+        changed.map(|_| ()).map_err(|error| core::failed(&error))
+    }
+
+    /// Begins to make a snapshot of what is applied, so that the log can be cut.
+    ///
+    /// # Errors
+    /// The service has stopped.
+    pub async fn begin_snapshot(&self) -> Result<(), MetaError> {
+        self.core
+            .raft
+            .trigger()
+            .snapshot()
+            .await
+            .map_err(|error| core::fatal(&error))
+    }
+
+    /// Stops serving, and closes the database so that it can be opened again at once. Clients get
+    /// [`MetaError::Stopped`].
+    ///
+    /// # Errors
+    /// The database could not be settled or closed; nothing acknowledged is lost by that.
+    pub async fn shutdown(self) -> Result<(), MetaError> {
+        let stopped = self.core.raft.shutdown().await;
+        if let Err(error) = stopped {
+            tracing::warn!(%error, "the metadata service ended abnormally");
+        }
+        let Self {
+            core, closed, dir, ..
+        } = self;
+        let settled = match core.take_db() {
+            Some(db) => {
+                let settle = tokio::task::spawn_blocking(move || db.settle());
+                settle
+                    .await
+                    .map_err(|error| error.to_string())
+                    .and_then(|done| done.map_err(|error| error.to_string()))
+            }
+            None => Ok(()),
+        };
+        drop(core);
+        let gone = tokio::time::timeout(CLOSE_WAIT_MAX, closed).await;
+        settled.map_err(|detail| MetaError::Failed { detail })?;
+        gone.map(|_| ()).map_err(|_| MetaError::Failed {
+            detail: format!(
+                "{} is still in use {} s after the end",
+                dir.display(),
+                CLOSE_WAIT_MAX.as_secs()
+            ),
+        })
+    }
+}
+
+/// Finds out whose metadata these are, or writes it at the first start.
+fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError> {
+    let unreadable = |error: DbError| OpenError::Corrupt {
+        dir: dir.to_owned(),
+        detail: error.to_string(),
+    };
+    let configured = config.node.id;
+    if let Some(found) = db.identity().map_err(unreadable)? {
+        if found.node != configured {
+            return Err(OpenError::OtherNode {
+                dir: dir.to_owned(),
+                found: found.node,
+                configured,
+            });
+        }
+        if let Start::Join { cluster } = config.start {
+            if cluster != found.cluster {
+                return Err(OpenError::OtherCluster {
+                    dir: dir.to_owned(),
+                    found: found.cluster,
+                    configured: cluster,
+                });
+            }
+        }
+        return Ok(found.cluster);
+    }
+    let cluster = match config.start {
+        Start::NewCluster => Uuid::new_v4(),
+        Start::Join { cluster } => cluster,
+    };
+    db.set_identity(&Identity {
+        node: configured,
+        cluster,
+    })
+    .map_err(unreadable)?;
+    Ok(cluster)
+}

@@ -1,0 +1,382 @@
+//! What client and server side of a node share: reaching the leader, and doing what only the leader can.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use openraft::BasicNode;
+use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, RaftError};
+
+use crate::command::{Command, Outcome, Reply};
+use crate::error::MetaError;
+use crate::ids::{Generation, NodeId, VolumeId};
+use crate::leases::LeaseWatch;
+use crate::net::{PeerReply, PeerRequest, ProposeError, Transport, TransportError};
+use crate::raft::{LogId, Raft};
+use crate::state::tables::{LEASES, VOLUMES};
+use crate::state::{ReadError, check_lease_holder};
+use crate::storage::{Db, DbError, View};
+
+/// A request waits this long for a leader, and fails then.
+const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
+/// A command that the leader has taken must be committed in this time; then its outcome is unknown. Covers an election
+/// and a slow disk.
+const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);
+/// Pause before the leader is looked for again.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// The heart of a node.
+pub(crate) struct Core {
+    pub(crate) id: NodeId,
+    pub(crate) raft: Raft,
+    /// Absent after shutdown.
+    db: RwLock<Option<Arc<Db>>>,
+    transport: Arc<dyn Transport>,
+    leases: Mutex<LeaseWatch>,
+}
+
+/// An attempt on one node, local or remote.
+enum Attempt<T> {
+    Done(T),
+    /// Nothing was done: try again, there if known.
+    Again(Option<NodeId>),
+    Failed(MetaError),
+}
+
+impl Core {
+    pub(crate) fn new(id: NodeId, raft: Raft, db: Arc<Db>, transport: Arc<dyn Transport>) -> Self {
+        Self {
+            id,
+            raft,
+            db: RwLock::new(Some(db)),
+            transport,
+            leases: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn take_db(&self) -> Option<Arc<Db>> {
+        self.db
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// Runs a function on the records that this node has applied.
+    fn view<T>(
+        &self,
+        read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
+    ) -> Result<T, MetaError> {
+        let db = self
+            .db
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+            .ok_or(MetaError::Stopped)?;
+        db.read(|view| read(view).map_err(DbError::from))
+            .map_err(|error| failed(&error))
+    }
+
+    /// Has a command committed and applied by the leader, wherever that is.
+    pub(crate) async fn propose(&self, command: Command) -> Result<Reply, MetaError> {
+        self.on_leader(async |leader| match leader {
+            None => local(self.propose_here(command.clone()).await),
+            Some(leader) => match self
+                .call(
+                    leader,
+                    PeerRequest::Propose(command.clone()),
+                    COMMIT_WAIT_MAX,
+                )
+                .await
+            {
+                Ok(PeerReply::Propose(answer)) => remote(answer),
+                answer => misfit(answer),
+            },
+        })
+        .await
+    }
+
+    /// Tells the leader that the holder of a lease still wants it.
+    pub(crate) async fn renew_lease(
+        &self,
+        volume: VolumeId,
+        node: NodeId,
+        generation: Generation,
+    ) -> Result<Reply, MetaError> {
+        self.on_leader(async |leader| match leader {
+            None => local(self.renew_here(volume, node, generation).await),
+            Some(leader) => {
+                let request = PeerRequest::RenewLease {
+                    volume,
+                    node,
+                    generation,
+                };
+                match self.call(leader, request, COMMIT_WAIT_MAX).await {
+                    Ok(PeerReply::Propose(answer)) => remote(answer),
+                    // Renewing twice is harmless.
+                    Ok(_) | Err(_) => Attempt::Again(None),
+                }
+            }
+        })
+        .await
+    }
+
+    /// Runs a function on records that hold everything acknowledged before this call.
+    pub(crate) async fn read<T>(
+        &self,
+        read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
+    ) -> Result<T, MetaError> {
+        let index = self
+            .on_leader(async |leader| match leader {
+                None => local(self.read_index_here().await),
+                Some(leader) => match self
+                    .call(leader, PeerRequest::ReadIndex, COMMIT_WAIT_MAX)
+                    .await
+                {
+                    Ok(PeerReply::ReadIndex(answer)) => remote(answer),
+                    // A question may be asked again.
+                    Ok(_) | Err(_) => Attempt::Again(None),
+                },
+            })
+            .await?;
+        self.wait_applied(index).await?;
+        self.view(read)
+    }
+
+    /// Tries until a leader has done it or time is over.
+    async fn on_leader<T>(
+        &self,
+        attempt: impl AsyncFn(Option<NodeId>) -> Attempt<T>,
+    ) -> Result<T, MetaError> {
+        let deadline = Instant::now() + LEADER_WAIT_MAX;
+        let mut leader = None;
+        loop {
+            leader = match attempt(leader.filter(|leader| *leader != self.id)).await {
+                Attempt::Done(answer) => return Ok(answer),
+                Attempt::Failed(error) => return Err(error),
+                Attempt::Again(Some(next)) if leader.is_none() => Some(next),
+                Attempt::Again(_) => {
+                    if Instant::now() >= deadline {
+                        return Err(MetaError::NoLeader {
+                            waited: LEADER_WAIT_MAX,
+                        });
+                    }
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                    None
+                }
+            };
+        }
+    }
+
+    async fn call(
+        &self,
+        target: NodeId,
+        request: PeerRequest,
+        within: Duration,
+    ) -> Result<PeerReply, TransportError> {
+        let metrics = self.raft.metrics();
+        let address = metrics
+            .borrow()
+            .membership_config
+            .membership()
+            .get_node(&target)
+            .cloned();
+        let address = address.unwrap_or_else(|| BasicNode::new(""));
+        let timed =
+            tokio::time::timeout(within, self.transport.call(target, &address, request)).await;
+        timed.unwrap_or_else(|_| {
+            Err(TransportError::Lost {
+                target,
+                detail: "no answer in time".to_owned(),
+            })
+        })
+    }
+
+    async fn wait_applied(&self, index: Option<LogId>) -> Result<(), MetaError> {
+        let Some(index) = index else { return Ok(()) };
+        let wait = self.raft.wait(Some(COMMIT_WAIT_MAX));
+        match wait
+            .applied_index_at_least(Some(index.index), "a read")
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(openraft::metrics::WaitError::ShuttingDown) => Err(MetaError::Stopped),
+            Err(openraft::metrics::WaitError::Timeout(..)) => Err(MetaError::NoLeader {
+                waited: COMMIT_WAIT_MAX,
+            }),
+        }
+    }
+
+    /// Does what a peer asks for.
+    pub(crate) async fn handle(&self, request: PeerRequest) -> PeerReply {
+        match request {
+            PeerRequest::AppendEntries(rpc) => {
+                PeerReply::AppendEntries(self.raft.append_entries(rpc).await)
+            }
+            PeerRequest::Vote(rpc) => PeerReply::Vote(self.raft.vote(rpc).await),
+            PeerRequest::InstallSnapshot(rpc) => {
+                PeerReply::InstallSnapshot(self.raft.install_snapshot(rpc).await)
+            }
+            PeerRequest::Propose(command) => PeerReply::Propose(self.propose_here(command).await),
+            PeerRequest::RenewLease {
+                volume,
+                node,
+                generation,
+            } => PeerReply::Propose(self.renew_here(volume, node, generation).await),
+            PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
+        }
+    }
+
+    async fn propose_here(&self, command: Command) -> Result<Reply, ProposeError> {
+        let command = self.judge_lease(command)?;
+        let released = match command {
+            Command::ReleaseLease { volume, .. } | Command::VolumeDataDropped { volume } => {
+                Some(volume)
+            }
+            _ => None,
+        };
+        let write = tokio::time::timeout(COMMIT_WAIT_MAX, self.raft.client_write(command)).await;
+        let reply = match write.map_err(|_| ProposeError::Unknown)? {
+            Ok(written) => written.data,
+            Err(RaftError::APIError(ClientWriteError::ForwardToLeader(forward))) => {
+                return Err(ProposeError::NotLeader {
+                    leader: forward.leader_id,
+                });
+            }
+            Err(RaftError::APIError(error)) => {
+                return Err(ProposeError::Failed {
+                    detail: error.to_string(),
+                });
+            }
+            Err(RaftError::Fatal(error)) => return Err(ended(&error)),
+        };
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&reply, released) {
+            (Ok(Outcome::Lease(lease)), None) => {
+                leases.heard(lease.volume, lease.generation, Instant::now())
+            }
+            (Ok(_), Some(volume)) => leases.forget(volume),
+            _ => {}
+        }
+        Ok(reply)
+    }
+
+    /// Adds to a request for a lease what only the leader's clock knows: whether the present holder's has run out.
+    fn judge_lease(&self, command: Command) -> Result<Command, ProposeError> {
+        let Command::GrantLease {
+            volume: name,
+            node,
+            at,
+            ..
+        } = command
+        else {
+            return Ok(command);
+        };
+        let held = self.view(|view| match VOLUMES.get(view, &name)? {
+            Some(volume) => LEASES.get(view, &volume.id),
+            None => Ok(None),
+        });
+        let held = held.map_err(|error| ProposeError::Failed {
+            detail: error.to_string(),
+        })?;
+        let expired = held
+            .filter(|lease| lease.holder.is_some_and(|holder| holder != node))
+            .and_then(|lease| {
+                let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+                let over = leases.has_run_out(lease.volume, lease.generation, Instant::now());
+                over.then_some(lease.generation)
+            });
+        Ok(Command::GrantLease {
+            volume: name,
+            node,
+            expired,
+            at,
+        })
+    }
+
+    async fn renew_here(
+        &self,
+        volume: VolumeId,
+        node: NodeId,
+        generation: Generation,
+    ) -> Result<Reply, ProposeError> {
+        let index = self.read_index_here().await?;
+        let interrupted = |error: MetaError| ProposeError::Failed {
+            detail: error.to_string(),
+        };
+        self.wait_applied(index).await.map_err(interrupted)?;
+        let lease = self
+            .view(|view| LEASES.get(view, &volume))
+            .map_err(interrupted)?;
+        Ok(
+            check_lease_holder(lease, volume, node, generation).map(|lease| {
+                let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+                leases.heard(volume, generation, Instant::now());
+                Outcome::Lease(lease)
+            }),
+        )
+    }
+
+    async fn read_index_here(&self) -> Result<Option<LogId>, ProposeError> {
+        match self.raft.get_read_log_id().await {
+            Ok((index, _)) => Ok(index),
+            Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward))) => {
+                Err(ProposeError::NotLeader {
+                    leader: forward.leader_id,
+                })
+            }
+            // It may have been deposed: somebody else may lead by now.
+            Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(_))) => {
+                Err(ProposeError::NotLeader { leader: None })
+            }
+            Err(RaftError::Fatal(error)) => Err(ended(&error)),
+        }
+    }
+}
+
+/// What an attempt on this node means.
+fn local<T>(answer: Result<T, ProposeError>) -> Attempt<T> {
+    match answer {
+        Ok(answer) => Attempt::Done(answer),
+        Err(ProposeError::NotLeader { leader }) => Attempt::Again(leader),
+        Err(ProposeError::Unknown) => Attempt::Failed(MetaError::Interrupted),
+        Err(ProposeError::Failed { detail }) => Attempt::Failed(MetaError::Failed { detail }),
+        Err(ProposeError::Stopped) => Attempt::Failed(MetaError::Stopped),
+    }
+}
+
+/// What an answer of the leader means. When that node fails or stops, another will lead.
+fn remote<T>(answer: Result<T, ProposeError>) -> Attempt<T> {
+    match answer {
+        Err(ProposeError::Failed { .. } | ProposeError::Stopped) => Attempt::Again(None),
+        answer => local(answer),
+    }
+}
+
+/// What the lack of an answer to a command means.
+fn misfit<T>(answer: Result<PeerReply, TransportError>) -> Attempt<T> {
+    match answer {
+        Err(TransportError::Unreachable { .. }) => Attempt::Again(None),
+        Err(TransportError::Lost { .. }) | Ok(_) => Attempt::Failed(MetaError::Interrupted),
+    }
+}
+
+fn ended(error: &Fatal<NodeId>) -> ProposeError {
+    match error {
+        Fatal::Stopped => ProposeError::Stopped,
+        error => ProposeError::Failed {
+            detail: error.to_string(),
+        },
+    }
+}
+
+pub(super) fn fatal(error: &Fatal<NodeId>) -> MetaError {
+    match error {
+        Fatal::Stopped => MetaError::Stopped,
+        error => failed(error),
+    }
+}
+
+pub(super) fn failed(error: &impl std::error::Error) -> MetaError {
+    MetaError::Failed {
+        detail: error.to_string(),
+    }
+}

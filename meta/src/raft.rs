@@ -1,0 +1,89 @@
+//! The types that openraft is put together from, and its timing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use openraft::{BasicNode, SnapshotPolicy};
+
+use crate::command::{Command, Reply};
+use crate::ids::NodeId;
+use crate::storage::snapshot::SnapshotFile;
+
+openraft::declare_raft_types!(
+    /// Types of the metadata's Raft group.
+    pub TypeConfig:
+        D = Command,
+        R = Reply,
+        NodeId = NodeId,
+        Node = BasicNode,
+        SnapshotData = SnapshotFile,
+);
+
+/// The Raft machine of this node.
+pub(crate) type Raft = openraft::Raft<TypeConfig>;
+pub(crate) type Entry = openraft::Entry<TypeConfig>;
+pub(crate) type LogId = openraft::LogId<NodeId>;
+pub(crate) type Vote = openraft::Vote<NodeId>;
+pub(crate) type StoredMembership = openraft::StoredMembership<NodeId, BasicNode>;
+pub(crate) type SnapshotMeta = openraft::SnapshotMeta<NodeId, BasicNode>;
+pub(crate) type Snapshot = openraft::Snapshot<TypeConfig>;
+pub(crate) type StorageError = openraft::StorageError<NodeId>;
+
+/// Largest piece of a snapshot in one message.
+const SNAPSHOT_CHUNK_BYTES: u64 = 1 << 20;
+/// A follower this many entries behind gets a snapshot, unless the log that it lacks is still there.
+const LAG_ENTRIES_MAX: u64 = 20_000;
+/// Longest batch of entries in one message.
+const BATCH_ENTRIES_MAX: u64 = 256;
+
+/// Timing and bounds of the Raft group, the same on every node of a cluster.
+#[derive(Debug, Clone)]
+pub struct RaftTuning {
+    /// The leader says this often that it lives.
+    pub heartbeat: Duration,
+    /// A follower that heard nothing for between one and two times this long seeks election.
+    pub election_timeout: Duration,
+    /// Longest time for one piece of a snapshot to be sent and taken.
+    pub snapshot_timeout: Duration,
+    /// A snapshot is made after this many entries.
+    pub snapshot_every_entries: u64,
+    /// This many entries stay in the log after they are in a snapshot, for followers that were away shortly.
+    pub keep_entries: u64,
+}
+
+impl Default for RaftTuning {
+    /// Unhurried enough for a busy disk: losing the leader stops changes of metadata for 2 to 3 s, and no I/O.
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(300),
+            election_timeout: Duration::from_millis(1500),
+            snapshot_timeout: Duration::from_secs(10),
+            snapshot_every_entries: 10_000,
+            keep_entries: 2_000,
+        }
+    }
+}
+
+impl RaftTuning {
+    pub(crate) fn to_config(&self) -> Result<Arc<openraft::Config>, String> {
+        let config = openraft::Config {
+            cluster_name: "penstock-meta".to_owned(),
+            heartbeat_interval: millis(self.heartbeat),
+            election_timeout_min: millis(self.election_timeout),
+            election_timeout_max: millis(self.election_timeout * 2),
+            install_snapshot_timeout: millis(self.snapshot_timeout),
+            max_payload_entries: BATCH_ENTRIES_MAX,
+            replication_lag_threshold: LAG_ENTRIES_MAX.max(self.snapshot_every_entries * 2),
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(self.snapshot_every_entries),
+            snapshot_max_chunk_size: SNAPSHOT_CHUNK_BYTES,
+            max_in_snapshot_log_to_keep: self.keep_entries,
+            ..Default::default()
+        };
+        let config = config.validate().map_err(|error| error.to_string())?;
+        Ok(Arc::new(config))
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,473 @@
+//! Why the state machine refuses a command. The messages reach people verbatim: each names the culprit and the mend.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::ids::{DeviceId, Generation, NodeId, VolumeId};
+use crate::model::{Name, NameError, SizeError};
+
+/// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// Longest path of a device; a longer one is refused.
+pub const MAX_DEVICE_PATH_BYTES: usize = 4095;
+/// Most request queues of one attachment; more are refused. One per vCPU is the use, and QEMU allows 1024 in theory.
+pub const MAX_QUEUES: u16 = 256;
+/// Most copies of a chunk; a pool with more is refused.
+pub const MAX_REPLICAS: u8 = 7;
+/// Most placement groups of a pool; more are refused. They are all read when the device set changes.
+pub const MAX_PLACEMENT_GROUPS: u32 = 16_384;
+/// Most free options of one attachment; more are refused.
+pub const MAX_EXTRA_OPTIONS: usize = 16;
+/// Longest free option, key and value together; a longer one is refused.
+pub const MAX_EXTRA_OPTION_BYTES: usize = 1024;
+
+/// What kind of refusal: clients map it to their own codes (HTTP status).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// The request can never be granted as it is.
+    Invalid,
+    /// It names something that does not exist.
+    NotFound,
+    /// It collides with what exists now.
+    Conflict,
+}
+
+/// Why a command was refused. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    /// About a name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// About the cluster, a node or a device.
+    #[error(transparent)]
+    Map(#[from] MapRefusal),
+    /// About a pool.
+    #[error(transparent)]
+    Pool(#[from] PoolRefusal),
+    /// About a volume.
+    #[error(transparent)]
+    Volume(#[from] VolumeRefusal),
+    /// About a lease.
+    #[error(transparent)]
+    Lease(#[from] LeaseRefusal),
+    /// About an attachment.
+    #[error(transparent)]
+    Attachment(#[from] AttachmentRefusal),
+}
+
+/// Refusals about the cluster, its nodes and devices.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MapRefusal {
+    /// Nothing can be done before the cluster is made.
+    #[error("the cluster is not set up yet: start its first node")]
+    NoCluster,
+    /// A second cluster over the first.
+    #[error("this is cluster {ours}, not {theirs}: use another data directory for another cluster")]
+    OtherCluster {
+        /// The cluster that exists.
+        ours: Uuid,
+        /// The one asked for.
+        theirs: Uuid,
+    },
+    /// A node without any role.
+    #[error("node {node} has no role: give it at least one of meta, storage, host, gateway")]
+    NoRole {
+        /// The node.
+        node: NodeId,
+    },
+    /// A name that another node bears.
+    #[error("node name {name:?} is taken by node {holder}: give this node another name")]
+    NodeNameTaken {
+        /// The name.
+        name: String,
+        /// Who bears it.
+        holder: NodeId,
+    },
+    /// A node that is not in the cluster.
+    #[error("node {node} is not in the cluster: see `penstock node list`")]
+    UnknownNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// A device that is not in the cluster.
+    #[error("device {device} is not in the cluster: see `penstock device list`")]
+    UnknownDevice {
+        /// The device.
+        device: DeviceId,
+    },
+    /// A path that is not absolute, empty, too long or with a NUL.
+    #[error(
+        "device path {path:?} cannot be used: give an absolute path of at most {MAX_DEVICE_PATH_BYTES} bytes"
+    )]
+    BadDevicePath {
+        /// The path.
+        path: String,
+    },
+    /// Another device of the cluster is known to be there.
+    #[error(
+        "{path:?} on node {node} was device {device} and now holds another one: bring the old one back, or give it up \
+         with `penstock device remove {device}`"
+    )]
+    DevicePathTaken {
+        /// The path.
+        path: String,
+        /// The node.
+        node: NodeId,
+        /// The device that was there.
+        device: DeviceId,
+    },
+    /// A device without space.
+    #[error("device {path:?} has a size of 0 bytes: give a device or file with space")]
+    EmptyDevice {
+        /// The path.
+        path: String,
+    },
+    /// A device that holds data of volumes.
+    #[error(
+        "device {device} holds data of volumes in pool {pool:?}: delete or move those volumes first"
+    )]
+    DeviceInUse {
+        /// The device.
+        device: DeviceId,
+        /// A pool with volumes and placement groups on it.
+        pool: String,
+    },
+}
+
+/// Refusals about pools.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolRefusal {
+    /// Another pool has the name.
+    #[error("pool {name:?} exists already: choose another name")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// No pool has the name.
+    #[error("there is no pool {name:?}: see `penstock pool list`")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// None, or more than [`MAX_REPLICAS`].
+    #[error("pool {name:?} cannot have {replicas} replicas: give 1 to {MAX_REPLICAS}")]
+    BadReplicas {
+        /// The pool.
+        name: String,
+        /// The number asked for.
+        replicas: u8,
+    },
+    /// None, or more than there are replicas.
+    #[error(
+        "pool {name:?} cannot require {min_in_sync} of {replicas} replicas in sync: give 1 to {replicas}"
+    )]
+    BadMinInSync {
+        /// The pool.
+        name: String,
+        /// The number asked for.
+        min_in_sync: u8,
+        /// Replicas of the pool.
+        replicas: u8,
+    },
+    /// None, or more than [`MAX_PLACEMENT_GROUPS`].
+    #[error(
+        "pool {name:?} cannot have {placement_groups} placement groups: give 1 to {MAX_PLACEMENT_GROUPS}"
+    )]
+    BadPlacementGroups {
+        /// The pool.
+        name: String,
+        /// The number asked for.
+        placement_groups: u32,
+    },
+    /// Volumes lie in it.
+    #[error("pool {name:?} is in use by volume {volume:?}: delete its volumes first")]
+    InUse {
+        /// The pool.
+        name: String,
+        /// One of its volumes.
+        volume: String,
+    },
+    /// The pool that volumes without a pool go to.
+    #[error("pool {name:?} is the default and stays: delete volumes instead")]
+    IsDefault {
+        /// The pool.
+        name: String,
+    },
+    /// Fewer devices than writes need.
+    #[error(
+        "pool {name:?} has {available} usable device(s) and needs {needed} on different {apart}s: add one with \
+         `penstock device add`"
+    )]
+    TooFewDevices {
+        /// The pool.
+        name: String,
+        /// Members of its emptiest placement group.
+        available: usize,
+        /// The pool's `min_in_sync`.
+        needed: u8,
+        /// `device` or `node`.
+        apart: String,
+    },
+}
+
+/// Refusals about volumes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeRefusal {
+    /// Another volume has the name.
+    #[error("volume {name:?} exists already: choose another name, or delete it first")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// No volume has the name.
+    #[error("there is no volume {name:?}: see `penstock volume list`")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// No volume has the number.
+    #[error("there is no volume with number {id}: see `penstock volume list`")]
+    UnknownId {
+        /// The number.
+        id: VolumeId,
+    },
+    /// A size that no volume has.
+    #[error("volume {name:?}: {source}")]
+    Size {
+        /// The volume.
+        name: String,
+        /// What is wrong.
+        source: SizeError,
+    },
+    /// An attachment serves it.
+    #[error(
+        "volume {name:?} is in use at {socket:?} on node {node}: detach it first with `penstock detach {socket}`"
+    )]
+    InUse {
+        /// The volume.
+        name: String,
+        /// Socket of an attachment.
+        socket: String,
+        /// Node of the attachment.
+        node: NodeId,
+    },
+    /// Its deletion has begun.
+    #[error("volume {name:?} is being deleted: wait until `penstock volume list` shows it no more")]
+    Deleting {
+        /// The volume.
+        name: String,
+    },
+    /// Data were said to be dropped although nobody deleted the volume.
+    #[error("volume {name:?} is not being deleted: its data must not be dropped")]
+    NotDeleting {
+        /// The volume.
+        name: String,
+    },
+    /// A smaller size without the word that data may be lost.
+    #[error(
+        "volume {name:?} has {size_bytes} bytes, and shrinking it to {asked_bytes} loses the data beyond: shrink what \
+         is inside first, then repeat with --force"
+    )]
+    WouldShrink {
+        /// The volume.
+        name: String,
+        /// Its size.
+        size_bytes: u64,
+        /// The size asked for.
+        asked_bytes: u64,
+    },
+    /// The data beyond an earlier shrink are still on the devices.
+    #[error(
+        "volume {name:?} is still giving back the space of its last shrink: repeat in a moment"
+    )]
+    StillShrinking {
+        /// The volume.
+        name: String,
+    },
+}
+
+/// Refusals about leases.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseRefusal {
+    /// Another node has it.
+    #[error(
+        "volume {volume:?} is leased to node {holder} (generation {generation}): stop its use there, or wait until \
+         that lease has run out"
+    )]
+    Held {
+        /// The volume.
+        volume: String,
+        /// Who has it.
+        holder: NodeId,
+        /// Its generation.
+        generation: Generation,
+    },
+    /// The lease moved on since.
+    #[error(
+        "the lease of volume {volume} is at generation {current}, not {claimed}: this node lost the right to write"
+    )]
+    Superseded {
+        /// The volume.
+        volume: VolumeId,
+        /// The generation that counts.
+        current: Generation,
+        /// The one claimed.
+        claimed: Generation,
+    },
+    /// Nobody, or another node, holds it at this generation.
+    #[error(
+        "node {node} does not hold the lease of volume {volume} (generation {current}): ask for it first"
+    )]
+    NotHolder {
+        /// The volume.
+        volume: VolumeId,
+        /// Who claims it.
+        node: NodeId,
+        /// The generation that counts.
+        current: Generation,
+    },
+}
+
+/// Refusals about attachments.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttachmentRefusal {
+    /// Another attachment listens there.
+    #[error(
+        "socket {socket:?} on node {node} serves {target:?} already: choose another path, or detach that first"
+    )]
+    SocketTaken {
+        /// The path.
+        socket: String,
+        /// The node.
+        node: NodeId,
+        /// What it serves.
+        target: String,
+    },
+    /// A path that no socket can have.
+    #[error(
+        "socket path {socket:?} cannot be used: give an absolute path without NUL of at most {MAX_SOCKET_PATH_BYTES} \
+         bytes"
+    )]
+    BadSocketPath {
+        /// The path.
+        socket: String,
+    },
+    /// None, or more than [`MAX_QUEUES`].
+    #[error("an attachment cannot have {queues} queues: give 1 to {MAX_QUEUES}")]
+    BadQueues {
+        /// The number asked for.
+        queues: u16,
+    },
+    /// Options beyond their limits.
+    #[error(
+        "option {key:?} is one too many or too long: give at most {MAX_EXTRA_OPTIONS} of at most \
+         {MAX_EXTRA_OPTION_BYTES} bytes"
+    )]
+    BadOption {
+        /// The option.
+        key: String,
+    },
+    /// Two guests would write to one volume.
+    #[error(
+        "volume {volume:?} is attached at {socket:?} on node {node} already: detach it there first (several read-only \
+         attachments may share a volume, writable ones only if all are marked shared)"
+    )]
+    VolumeInUse {
+        /// The volume.
+        volume: String,
+        /// Socket of the attachment in the way.
+        socket: String,
+        /// Its node.
+        node: NodeId,
+    },
+    /// No attachment has the key.
+    #[error("there is no attachment {what}: see `penstock attachments list`")]
+    Unknown {
+        /// How it was named.
+        what: String,
+    },
+}
+
+impl Refusal {
+    /// Which kind of refusal this is.
+    #[must_use]
+    pub fn kind(&self) -> RefusalKind {
+        match self {
+            Self::Name(_) => RefusalKind::Invalid,
+            Self::Map(refusal) => refusal.kind(),
+            Self::Pool(refusal) => refusal.kind(),
+            Self::Volume(refusal) => refusal.kind(),
+            Self::Lease(_) => RefusalKind::Conflict,
+            Self::Attachment(refusal) => refusal.kind(),
+        }
+    }
+}
+
+impl MapRefusal {
+    fn kind(&self) -> RefusalKind {
+        match self {
+            Self::NoRole { .. } | Self::BadDevicePath { .. } | Self::EmptyDevice { .. } => {
+                RefusalKind::Invalid
+            }
+            Self::UnknownNode { .. } | Self::UnknownDevice { .. } => RefusalKind::NotFound,
+            Self::NoCluster
+            | Self::OtherCluster { .. }
+            | Self::NodeNameTaken { .. }
+            | Self::DevicePathTaken { .. }
+            | Self::DeviceInUse { .. } => RefusalKind::Conflict,
+        }
+    }
+}
+
+impl PoolRefusal {
+    fn kind(&self) -> RefusalKind {
+        match self {
+            Self::BadReplicas { .. }
+            | Self::BadMinInSync { .. }
+            | Self::BadPlacementGroups { .. } => RefusalKind::Invalid,
+            Self::Unknown { .. } => RefusalKind::NotFound,
+            Self::NameTaken { .. }
+            | Self::InUse { .. }
+            | Self::IsDefault { .. }
+            | Self::TooFewDevices { .. } => RefusalKind::Conflict,
+        }
+    }
+}
+
+impl VolumeRefusal {
+    fn kind(&self) -> RefusalKind {
+        match self {
+            Self::Size { .. } => RefusalKind::Invalid,
+            Self::Unknown { .. } | Self::UnknownId { .. } => RefusalKind::NotFound,
+            Self::NameTaken { .. }
+            | Self::InUse { .. }
+            | Self::Deleting { .. }
+            | Self::NotDeleting { .. }
+            | Self::WouldShrink { .. }
+            | Self::StillShrinking { .. } => RefusalKind::Conflict,
+        }
+    }
+}
+
+impl AttachmentRefusal {
+    fn kind(&self) -> RefusalKind {
+        match self {
+            Self::BadSocketPath { .. } | Self::BadQueues { .. } | Self::BadOption { .. } => {
+                RefusalKind::Invalid
+            }
+            Self::Unknown { .. } => RefusalKind::NotFound,
+            Self::SocketTaken { .. } | Self::VolumeInUse { .. } => RefusalKind::Conflict,
+        }
+    }
+}
+
+/// Checks a name, or says why not.
+pub(crate) fn name(text: &str) -> Result<Name, Refusal> {
+    Ok(Name::parse(text)?)
+}

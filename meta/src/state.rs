@@ -1,0 +1,90 @@
+//! The state machine: a pure function from the records and a [`Command`] to a [`Reply`] and changed records.
+//!
+//! **Architecture Invariant:** nothing in this module and its children reads a clock, a random source, a file or a
+//! socket, or iterates anything whose order is not fixed. The same commands on the same records give the same bytes on
+//! every node, for ever: a change of behaviour must be told apart by the command that asks for it.
+//!
+//! The records live in ordered key-value space behind [`Read`], so that RocksDB keeps them one by one and tests keep
+//! them in a `BTreeMap`. A command's writes are collected in a [`Txn`] and kept only if it is granted.
+
+mod attachment;
+mod kv;
+mod lease;
+mod map;
+pub(crate) mod placement;
+mod pool;
+pub(crate) mod tables;
+mod volume;
+
+pub(crate) use kv::{Read, ReadError, Txn, Visit, Writes};
+pub(crate) use lease::check_holder as check_lease_holder;
+
+use crate::command::{Command, Outcome, Reply};
+use crate::refusal::Refusal;
+
+/// Why a command has no reply: either it is refused, or the records could not be read.
+#[derive(Debug, thiserror::Error)]
+enum Stop {
+    #[error(transparent)]
+    Refused(Refusal),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl<R: Into<Refusal>> From<R> for Stop {
+    fn from(refusal: R) -> Self {
+        Self::Refused(refusal.into())
+    }
+}
+
+/// Applies one command. A refused one writes nothing.
+///
+/// # Errors
+/// Only when the records cannot be read, and then nothing is written either.
+pub(crate) fn apply(records: &mut Txn<'_>, command: &Command) -> Result<Reply, ReadError> {
+    let mut txn = Txn::over(&*records);
+    let result = run(&mut txn, command);
+    let writes = txn.into_writes();
+    match result {
+        Ok(outcome) => {
+            records.absorb(writes);
+            Ok(Ok(outcome))
+        }
+        Err(Stop::Refused(refusal)) => Ok(Err(refusal)),
+        Err(Stop::Read(error)) => Err(error),
+    }
+}
+
+fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
+    match command {
+        Command::Bootstrap { cluster, node, at } => map::bootstrap(txn, *cluster, node, *at),
+        Command::RegisterNode { node, at } => map::register_node(txn, node, *at),
+        Command::RegisterDevice { device, at } => map::register_device(txn, device, *at),
+        Command::SetDeviceState { device, state } => map::set_device_state(txn, *device, *state),
+        Command::RemoveDevice { device } => map::remove_device(txn, *device),
+        Command::CreatePool { pool, at } => pool::create(txn, pool, *at),
+        Command::DeletePool { name } => pool::delete(txn, name),
+        Command::CreateVolume { uuid, volume, at } => volume::create(txn, *uuid, volume, *at),
+        Command::ResizeVolume {
+            name,
+            size_bytes,
+            allow_shrink,
+        } => volume::resize(txn, name, *size_bytes, *allow_shrink),
+        Command::VolumeTailDropped { volume } => volume::tail_dropped(txn, *volume),
+        Command::DeleteVolume { name } => volume::delete(txn, name),
+        Command::VolumeDataDropped { volume } => volume::data_dropped(txn, *volume),
+        Command::GrantLease {
+            volume,
+            node,
+            expired,
+            at,
+        } => lease::grant(txn, volume, *node, *expired, *at),
+        Command::ReleaseLease {
+            volume,
+            node,
+            generation,
+        } => lease::release(txn, *volume, *node, *generation),
+        Command::CreateAttachment { attachment, at } => attachment::create(txn, attachment, *at),
+        Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
+    }
+}

@@ -1,0 +1,132 @@
+//! Attachments: which socket serves which volume.
+
+use std::path::Path;
+
+use super::map::{cluster, require_node, take_number};
+use super::tables::{ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME};
+use super::{Read, Stop, Txn, volume};
+use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
+use crate::ids::UnixMillis;
+use crate::model::{Attachment, AttachmentTarget, Volume};
+use crate::refusal::{
+    AttachmentRefusal, MAX_EXTRA_OPTION_BYTES, MAX_EXTRA_OPTIONS, MAX_QUEUES, MAX_SOCKET_PATH_BYTES,
+};
+
+pub(super) fn create(
+    txn: &mut Txn<'_>,
+    spec: &AttachmentSpec,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    cluster(txn)?;
+    require_node(txn, spec.node)?;
+    check(spec)?;
+    let volume = volume::require_ready(txn, &spec.volume)?;
+    let by_socket = (spec.node, spec.socket.clone());
+    if let Some(id) = ATTACHMENTS_BY_SOCKET.get(txn, &by_socket)? {
+        let target = ATTACHMENTS
+            .get(txn, &id)?
+            .map(|other| other.target.name().to_string())
+            .unwrap_or_default();
+        let (socket, node) = (spec.socket.clone(), spec.node);
+        return Err(AttachmentRefusal::SocketTaken {
+            socket,
+            node,
+            target,
+        }
+        .into());
+    }
+    // A read-only volume is served read-only, whatever is asked for.
+    let read_only = spec.read_only || volume.read_only;
+    check_sharing(txn, spec, read_only, &volume)?;
+    let attachment = Attachment {
+        id: take_number(txn, |counters| &mut counters.attachment)?,
+        node: spec.node,
+        socket: spec.socket.clone(),
+        target: AttachmentTarget::Volume {
+            name: volume.name,
+            id: volume.id,
+        },
+        queues: spec.queues,
+        read_only,
+        options: spec.options.clone(),
+        created_at: at,
+    };
+    ATTACHMENTS.put(txn, &attachment.id, &attachment);
+    ATTACHMENTS_BY_SOCKET.put(txn, &by_socket, &attachment.id);
+    ATTACHMENTS_BY_VOLUME.put(txn, &(volume.id, attachment.id), &attachment.id);
+    Ok(Outcome::Attachment(attachment))
+}
+
+fn check(spec: &AttachmentSpec) -> Result<(), AttachmentRefusal> {
+    let socket = spec.socket.clone();
+    let names_a_file = Path::new(&socket).file_name().is_some() && !socket.ends_with('/');
+    if !Path::new(&socket).is_absolute()
+        || !names_a_file
+        || socket.len() > MAX_SOCKET_PATH_BYTES
+        || socket.contains('\0')
+    {
+        return Err(AttachmentRefusal::BadSocketPath { socket });
+    }
+    if spec.queues == 0 || spec.queues > MAX_QUEUES {
+        return Err(AttachmentRefusal::BadQueues {
+            queues: spec.queues,
+        });
+    }
+    for (number, (key, value)) in spec.options.extra.iter().enumerate() {
+        if number >= MAX_EXTRA_OPTIONS || key.len() + value.len() > MAX_EXTRA_OPTION_BYTES {
+            let key = key.chars().take(MAX_EXTRA_OPTIONS).collect();
+            return Err(AttachmentRefusal::BadOption { key });
+        }
+    }
+    Ok(())
+}
+
+/// Many may read a volume; whoever writes is alone, unless all say that they coordinate.
+fn check_sharing(
+    view: &dyn Read,
+    spec: &AttachmentSpec,
+    read_only: bool,
+    volume: &Volume,
+) -> Result<(), Stop> {
+    let others = volume::attachments(view, volume.id)?;
+    let in_the_way = others.into_iter().find(|other| {
+        let all_read = read_only && other.read_only;
+        let all_shared = spec.options.shared && other.options.shared;
+        !all_read && !all_shared
+    });
+    match in_the_way {
+        Some(other) => {
+            let volume = volume.name.clone().into();
+            Err(AttachmentRefusal::VolumeInUse {
+                volume,
+                socket: other.socket,
+                node: other.node,
+            }
+            .into())
+        }
+        None => Ok(()),
+    }
+}
+
+pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, Stop> {
+    let (id, what) = match key {
+        AttachmentKey::Id(id) => (Some(*id), format!("number {id}")),
+        AttachmentKey::Socket { node, socket } => {
+            let id = ATTACHMENTS_BY_SOCKET.get(txn, &(*node, socket.clone()))?;
+            (id, format!("at {socket:?} on node {node}"))
+        }
+    };
+    let found = match id {
+        Some(id) => ATTACHMENTS.get(txn, &id)?,
+        None => None,
+    };
+    let attachment = found.ok_or(AttachmentRefusal::Unknown { what })?;
+    ATTACHMENTS.delete(txn, &attachment.id);
+    ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));
+    match attachment.target {
+        AttachmentTarget::Volume { id, .. } => {
+            ATTACHMENTS_BY_VOLUME.delete(txn, &(id, attachment.id))
+        }
+    }
+    Ok(Outcome::Attachment(attachment))
+}

@@ -1,0 +1,106 @@
+//! Leases: who may write a volume, and the generation that replicas fence by.
+//!
+//! Time does not enter here. The leader watches renewals on its monotonic clock, and says in the command which
+//! generation it found to have run out; the grant holds only if that is still the current one.
+
+use super::map::{cluster, require_node};
+use super::tables::LEASES;
+use super::{ReadError, Stop, Txn, volume};
+use crate::command::Outcome;
+use crate::ids::{Generation, NodeId, UnixMillis, VolumeId};
+use crate::model::Lease;
+use crate::refusal::{LeaseRefusal, Refusal};
+
+/// A grant always raises the generation, also for the present holder: it may be a new process of that node, and what
+/// the old one sent must not arrive later.
+pub(super) fn grant(
+    txn: &mut Txn<'_>,
+    volume: &str,
+    node: NodeId,
+    expired: Option<Generation>,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    let cluster = cluster(txn)?;
+    require_node(txn, node)?;
+    let volume = volume::require_ready(txn, volume)?;
+    let old = LEASES.get(txn, &volume.id)?;
+    let generation = old
+        .as_ref()
+        .map_or(Generation::default(), |lease| lease.generation);
+    let other_holder = old
+        .and_then(|lease| lease.holder)
+        .filter(|holder| *holder != node);
+    if let Some(holder) = other_holder.filter(|_| expired != Some(generation)) {
+        return Err(LeaseRefusal::Held {
+            volume: volume.name.into(),
+            holder,
+            generation,
+        }
+        .into());
+    }
+    let lease = Lease {
+        volume: volume.id,
+        holder: Some(node),
+        generation: generation.next(),
+        epoch: cluster.epoch,
+        granted_at: at,
+    };
+    LEASES.put(txn, &volume.id, &lease);
+    Ok(Outcome::Lease(lease))
+}
+
+pub(super) fn release(
+    txn: &mut Txn<'_>,
+    volume: VolumeId,
+    node: NodeId,
+    generation: Generation,
+) -> Result<Outcome, Stop> {
+    let found = LEASES.get(txn, &volume)?;
+    if let Some(lease) = found
+        .as_ref()
+        .filter(|lease| lease.holder.is_none() && lease.generation == generation)
+    {
+        // Said twice, because the first answer was lost.
+        return Ok(Outcome::Lease(lease.clone()));
+    }
+    let mut lease = check_holder(found, volume, node, generation)?;
+    lease.holder = None;
+    LEASES.put(txn, &volume, &lease);
+    Ok(Outcome::Lease(lease))
+}
+
+/// Takes the right to write from whoever has it.
+pub(super) fn revoke(txn: &mut Txn<'_>, volume: VolumeId) -> Result<(), ReadError> {
+    if let Some(mut lease) = LEASES.get(txn, &volume)? {
+        lease.holder = None;
+        lease.generation = lease.generation.next();
+        LEASES.put(txn, &volume, &lease);
+    }
+    Ok(())
+}
+
+/// The lease as it was found, unless the node does not hold it at this generation.
+pub(crate) fn check_holder(
+    found: Option<Lease>,
+    volume: VolumeId,
+    node: NodeId,
+    claimed: Generation,
+) -> Result<Lease, Refusal> {
+    let current = found
+        .as_ref()
+        .map_or(Generation::default(), |lease| lease.generation);
+    if claimed < current {
+        return Err(LeaseRefusal::Superseded {
+            volume,
+            current,
+            claimed,
+        }
+        .into());
+    }
+    let held = found.filter(|lease| lease.generation == claimed && lease.holder == Some(node));
+    Ok(held.ok_or(LeaseRefusal::NotHolder {
+        volume,
+        node,
+        current,
+    })?)
+}

@@ -1,0 +1,181 @@
+//! Volumes: made, resized, deleted in two steps.
+
+use uuid::Uuid;
+
+use super::map::{cluster, take_number};
+use super::tables::{
+    ATTACHMENTS, ATTACHMENTS_BY_VOLUME, LEASES, VOLUME_NAMES, VOLUMES, VOLUMES_BY_POOL,
+};
+use super::{Read, ReadError, Stop, Txn, pool};
+use crate::command::{Outcome, VolumeSpec};
+use crate::ids::{UnixMillis, VolumeId};
+use crate::model::{Attachment, DEFAULT_POOL, Volume, VolumeSize, VolumeState};
+use crate::refusal::{VolumeRefusal, name};
+
+pub(super) fn create(
+    txn: &mut Txn<'_>,
+    uuid: Uuid,
+    spec: &VolumeSpec,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    cluster(txn)?;
+    let name = name(&spec.name)?;
+    let size = checked_size(&spec.name, spec.size_bytes)?;
+    if let Some(volume) = VOLUMES.get(txn, &name)? {
+        let name = name.into();
+        return match volume.state {
+            VolumeState::Deleting => Err(VolumeRefusal::Deleting { name }.into()),
+            VolumeState::Ready if volume.uuid == uuid => Ok(Outcome::Volume(volume)),
+            VolumeState::Ready => Err(VolumeRefusal::NameTaken { name }.into()),
+        };
+    }
+    let pool = pool::require(txn, spec.pool.as_deref().unwrap_or(DEFAULT_POOL))?;
+    pool::require_devices(txn, &pool)?;
+    let volume = Volume {
+        id: take_number(txn, |counters| &mut counters.volume)?,
+        uuid,
+        name,
+        pool: pool.name,
+        size_bytes: size.bytes(),
+        layers: vec![take_number(txn, |counters| &mut counters.layer)?],
+        read_only: spec.read_only,
+        durability: spec.durability,
+        state: VolumeState::Ready,
+        stale_tail_end_bytes: None,
+        created_at: at,
+    };
+    VOLUMES.put(txn, &volume.name, &volume);
+    VOLUME_NAMES.put(txn, &volume.id, &volume.name);
+    VOLUMES_BY_POOL.put(txn, &(pool.id, volume.id), &volume.id);
+    Ok(Outcome::Volume(volume))
+}
+
+fn checked_size(name: &str, size_bytes: u64) -> Result<VolumeSize, VolumeRefusal> {
+    VolumeSize::round_up(size_bytes).map_err(|source| VolumeRefusal::Size {
+        name: name.to_owned(),
+        source,
+    })
+}
+
+pub(super) fn resize(
+    txn: &mut Txn<'_>,
+    name: &str,
+    size_bytes: u64,
+    allow_shrink: bool,
+) -> Result<Outcome, Stop> {
+    let mut volume = require_ready(txn, name)?;
+    let size_bytes = checked_size(name, size_bytes)?.bytes();
+    if size_bytes < volume.size_bytes {
+        if !allow_shrink {
+            let (name, asked_bytes, size_bytes) = (name.to_owned(), size_bytes, volume.size_bytes);
+            return Err(VolumeRefusal::WouldShrink {
+                name,
+                size_bytes,
+                asked_bytes,
+            }
+            .into());
+        }
+        // The guest would go on writing beyond the end.
+        require_unattached(txn, &volume)?;
+        volume.stale_tail_end_bytes = volume.stale_tail_end_bytes.max(Some(volume.size_bytes));
+    } else if size_bytes > volume.size_bytes && volume.stale_tail_end_bytes.is_some() {
+        // What the shrink cut off would come back instead of zeroes.
+        return Err(VolumeRefusal::StillShrinking {
+            name: name.to_owned(),
+        }
+        .into());
+    }
+    if size_bytes != volume.size_bytes {
+        volume.size_bytes = size_bytes;
+        VOLUMES.put(txn, name, &volume);
+    }
+    Ok(Outcome::Volume(volume))
+}
+
+pub(super) fn tail_dropped(txn: &mut Txn<'_>, id: VolumeId) -> Result<Outcome, Stop> {
+    let mut volume = by_id(txn, id)?.ok_or(VolumeRefusal::UnknownId { id })?;
+    if volume.stale_tail_end_bytes.take().is_some() {
+        VOLUMES.put(txn, &volume.name, &volume);
+    }
+    Ok(Outcome::Volume(volume))
+}
+
+pub(super) fn delete(txn: &mut Txn<'_>, name: &str) -> Result<Outcome, Stop> {
+    let mut volume = require(txn, name)?;
+    if volume.state == VolumeState::Deleting {
+        return Ok(Outcome::Volume(volume));
+    }
+    require_unattached(txn, &volume)?;
+    volume.state = VolumeState::Deleting;
+    VOLUMES.put(txn, name, &volume);
+    super::lease::revoke(txn, volume.id)?;
+    Ok(Outcome::Volume(volume))
+}
+
+pub(super) fn data_dropped(txn: &mut Txn<'_>, id: VolumeId) -> Result<Outcome, Stop> {
+    let Some(volume) = by_id(txn, id)? else {
+        // Said twice, because the first answer was lost.
+        return Ok(Outcome::Done);
+    };
+    if volume.state != VolumeState::Deleting {
+        return Err(VolumeRefusal::NotDeleting {
+            name: volume.name.into(),
+        }
+        .into());
+    }
+    let pool = pool::require(txn, &volume.pool)?;
+    VOLUMES.delete(txn, &volume.name);
+    VOLUME_NAMES.delete(txn, &id);
+    VOLUMES_BY_POOL.delete(txn, &(pool.id, id));
+    // The number is never given to another volume, so its generation need not be kept.
+    LEASES.delete(txn, &id);
+    Ok(Outcome::Volume(volume))
+}
+
+pub(super) fn require(view: &dyn Read, name: &str) -> Result<Volume, Stop> {
+    Ok(VOLUMES
+        .get(view, name)?
+        .ok_or_else(|| VolumeRefusal::Unknown {
+            name: name.to_owned(),
+        })?)
+}
+
+pub(super) fn require_ready(view: &dyn Read, name: &str) -> Result<Volume, Stop> {
+    let volume = require(view, name)?;
+    match volume.state {
+        VolumeState::Ready => Ok(volume),
+        VolumeState::Deleting => Err(VolumeRefusal::Deleting {
+            name: name.to_owned(),
+        }
+        .into()),
+    }
+}
+
+fn by_id(view: &dyn Read, id: VolumeId) -> Result<Option<Volume>, ReadError> {
+    match VOLUME_NAMES.get(view, &id)? {
+        Some(name) => VOLUMES.get(view, &name),
+        None => Ok(None),
+    }
+}
+
+/// The attachments of a volume.
+pub(super) fn attachments(view: &dyn Read, volume: VolumeId) -> Result<Vec<Attachment>, ReadError> {
+    let ids = ATTACHMENTS_BY_VOLUME.all_below(view, &volume)?;
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids {
+        found.extend(ATTACHMENTS.get(view, &id)?);
+    }
+    Ok(found)
+}
+
+fn require_unattached(view: &dyn Read, volume: &Volume) -> Result<(), Stop> {
+    if let Some(attachment) = attachments(view, volume.id)?.into_iter().next() {
+        let (name, socket, node) = (
+            volume.name.clone().into(),
+            attachment.socket,
+            attachment.node,
+        );
+        return Err(VolumeRefusal::InUse { name, socket, node }.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,277 @@
+//! Opening the database: finding out in one line what is wrong, before anything is served.
+
+use std::path::{Path, PathBuf};
+use std::sync::RwLock;
+
+use rocksdb::{
+    ColumnFamilyDescriptor, DBCompressionType, DBRecoveryMode, ErrorKind, LogLevel, Options,
+};
+use tokio::sync::{oneshot, watch};
+
+use super::{
+    Db, DbError, FORMAT, Installation, KEY_FORMAT, KEY_STATE_FAMILY, LOG, META, Progress, Rocks,
+    STATE_PREFIX, Sync, WriteBatch, encode,
+};
+use crate::error::OpenError;
+
+/// Memory for new writes of one family, in bytes; beyond it they go to a table file. Metadata are small.
+const WRITE_BUFFER_BYTES: usize = 4 << 20;
+/// Size of the write-ahead log beyond which the oldest family is written to tables, so that recovery stays short.
+const WAL_BYTES_MAX: u64 = 32 << 20;
+/// RocksDB's own diagnostic files.
+const INFO_LOG_FILES: usize = 2;
+const INFO_LOG_BYTES_MAX: usize = 1 << 20;
+/// Files that RocksDB keeps open at most; more are closed and opened again.
+const OPEN_FILES_MAX: i32 = 64;
+
+pub(super) fn family_options() -> Options {
+    let mut options = Options::default();
+    options.set_compression_type(DBCompressionType::Lz4);
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES);
+    options
+}
+
+fn db_options() -> Options {
+    let mut options = family_options();
+    options.create_if_missing(true);
+    options.create_missing_column_families(true);
+    options.set_paranoid_checks(true);
+    options.set_max_total_wal_size(WAL_BYTES_MAX);
+    options.set_keep_log_file_num(INFO_LOG_FILES);
+    options.set_max_log_file_size(INFO_LOG_BYTES_MAX);
+    options.set_log_level(LogLevel::Warn);
+    options.set_max_open_files(OPEN_FILES_MAX);
+    // An incomplete record at the end is a write that a crash cut short, and was never acknowledged. A damaged record
+    // anywhere else is an error: the default would silently forget everything after it, acknowledged or not.
+    options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+    options
+}
+
+/// The family that a received snapshot goes to.
+pub(super) fn next_state_family(current: &str) -> Result<String, DbError> {
+    let number = current
+        .strip_prefix(STATE_PREFIX)
+        .and_then(|number| number.parse::<u64>().ok());
+    let number = number.ok_or_else(|| DbError::Damaged {
+        what: "the name of the state family".to_owned(),
+        detail: format!("{current:?}"),
+    })?;
+    Ok(format!("{STATE_PREFIX}{}", number + 1))
+}
+
+impl Db {
+    /// Opens or makes the database in `dir`. The receiver learns when it is closed again.
+    ///
+    /// # Errors
+    /// In use, damaged, not accessible, made by a newer version.
+    pub(crate) fn open(dir: &Path) -> Result<(Self, oneshot::Receiver<()>), OpenError> {
+        let db_dir = dir.join("db");
+        let io = |error: std::io::Error| OpenError::Io {
+            dir: dir.to_owned(),
+            detail: error.to_string(),
+        };
+        std::fs::create_dir_all(&db_dir).map_err(io)?;
+        std::fs::create_dir_all(dir.join("snapshots")).map_err(io)?;
+        let fresh = is_fresh(&db_dir, dir)?;
+        let families = if fresh {
+            [META, LOG, &format!("{STATE_PREFIX}1")]
+                .map(str::to_owned)
+                .to_vec()
+        } else {
+            Rocks::list_cf(&db_options(), &db_dir).map_err(|error| explain(dir, &error))?
+        };
+        let missing = [META, LOG]
+            .into_iter()
+            .find(|name| !families.iter().any(|family| family == name));
+        if let Some(name) = missing {
+            return Err(corrupt(
+                dir,
+                format!("the column family {name:?} is missing"),
+            ));
+        }
+        let descriptors = families
+            .iter()
+            .map(|name| ColumnFamilyDescriptor::new(name, family_options()));
+        let rocks = Rocks::open_cf_descriptors(&db_options(), &db_dir, descriptors)
+            .map_err(|error| explain(dir, &error))?;
+        let (closed, on_closed) = oneshot::channel();
+        let db = Self {
+            rocks,
+            state_family: RwLock::new(format!("{STATE_PREFIX}1")),
+            dir: dir.to_owned(),
+            progress: watch::Sender::new(Progress {
+                applied: None,
+                installation: Installation::None,
+            }),
+            _closed: closed,
+        };
+        db.check(&families).map_err(|error| match error {
+            CheckError::Newer(found) => OpenError::NewerFormat {
+                dir: dir.to_owned(),
+                found,
+                known: FORMAT,
+            },
+            CheckError::Damaged(detail) => corrupt(dir, detail),
+            CheckError::Db(error) => explain_db(dir, error),
+        })?;
+        Ok((db, on_closed))
+    }
+
+    fn check(&self, families: &[String]) -> Result<(), CheckError> {
+        match self.meta_get::<u32>(KEY_FORMAT)? {
+            Some(FORMAT) => {}
+            Some(found) => return Err(CheckError::Newer(found)),
+            None => self.initialise()?,
+        }
+        let name: String = self.meta_get(KEY_STATE_FAMILY)?.ok_or_else(|| {
+            CheckError::Damaged("the name of the state family is missing".to_owned())
+        })?;
+        if !families.contains(&name) {
+            return Err(CheckError::Damaged(format!(
+                "the column family {name:?} is missing"
+            )));
+        }
+        for other in families
+            .iter()
+            .filter(|other| other.starts_with(STATE_PREFIX) && **other != name)
+        {
+            // Left by a crash while a snapshot was installed.
+            self.rocks.drop_cf(other).map_err(DbError::from)?;
+        }
+        *self
+            .state_family
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = name;
+        self.check_log()
+    }
+
+    /// First start, or a crash during it: nothing was written before the format.
+    fn initialise(&self) -> Result<(), CheckError> {
+        let first = self
+            .rocks
+            .iterator_cf(&self.family(LOG), rocksdb::IteratorMode::Start)
+            .next();
+        if first.is_some() {
+            return Err(CheckError::Damaged(
+                "the format number is missing".to_owned(),
+            ));
+        }
+        let mut batch = WriteBatch::default();
+        batch.put_cf(&self.family(META), KEY_FORMAT, encode(&FORMAT));
+        batch.put_cf(
+            &self.family(META),
+            KEY_STATE_FAMILY,
+            encode(&format!("{STATE_PREFIX}1")),
+        );
+        Ok(self.write(batch, Sync::Yes)?)
+    }
+
+    /// The log must reach without a hole from what was removed to at least what was applied.
+    fn check_log(&self) -> Result<(), CheckError> {
+        let purged = self.purged()?.map(|id| id.index);
+        let applied = self.read(|view| view.applied())?.last.map(|id| id.index);
+        self.progress
+            .send_modify(|progress| progress.applied = applied);
+        let mut last = purged;
+        let mut hole = None;
+        self.for_each_entry(|index, entry| {
+            let expected = last.map_or(0, |last| last + 1);
+            if hole.is_none() && (index != expected || entry.log_id.index != index) {
+                hole = Some((expected, index));
+            }
+            last = Some(index);
+        })?;
+        if let Some((expected, found)) = hole {
+            return Err(CheckError::Damaged(format!(
+                "the log has entry {found} where {expected} must be"
+            )));
+        }
+        // Installing a snapshot moves `applied` beyond the log, before the log is cut to it: no hole, but a log that
+        // ends early with everything in it applied. Then openraft removes it at start.
+        let behind = purged > applied;
+        if behind {
+            return Err(CheckError::Damaged(format!(
+                "the log begins after entry {purged:?} and the records end at {applied:?}"
+            )));
+        }
+        Ok(())
+    }
+}
+
+enum CheckError {
+    Newer(u32),
+    Damaged(String),
+    Db(DbError),
+}
+
+impl From<DbError> for CheckError {
+    fn from(error: DbError) -> Self {
+        Self::Db(error)
+    }
+}
+
+/// Whether nothing is there yet. A database that lost its `CURRENT` file would otherwise be made anew over the old.
+fn is_fresh(db_dir: &Path, dir: &Path) -> Result<bool, OpenError> {
+    if db_dir.join("CURRENT").exists() {
+        return Ok(false);
+    }
+    let entries = std::fs::read_dir(db_dir).map_err(|error| OpenError::Io {
+        dir: dir.to_owned(),
+        detail: error.to_string(),
+    })?;
+    for entry in entries {
+        let name = entry
+            .map_err(|error| OpenError::Io {
+                dir: dir.to_owned(),
+                detail: error.to_string(),
+            })?
+            .file_name();
+        let name = PathBuf::from(name);
+        if name.extension().is_some_and(|extension| extension == "sst") {
+            return Err(corrupt(dir, "the file CURRENT is missing".to_owned()));
+        }
+    }
+    Ok(true)
+}
+
+fn corrupt(dir: &Path, detail: String) -> OpenError {
+    OpenError::Corrupt {
+        dir: dir.to_owned(),
+        detail: one_line(&detail),
+    }
+}
+
+fn explain_db(dir: &Path, error: DbError) -> OpenError {
+    match error {
+        DbError::Rocks(error) => explain(dir, &error),
+        DbError::Io(error) => OpenError::Io {
+            dir: dir.to_owned(),
+            detail: one_line(&error.to_string()),
+        },
+        other => corrupt(dir, other.to_string()),
+    }
+}
+
+fn explain(dir: &Path, error: &rocksdb::Error) -> OpenError {
+    let detail = one_line(error.as_ref());
+    let locked = detail.contains("lock file") || detail.contains("lock hold by current process");
+    let missing_table =
+        detail.contains("No such file") && (detail.contains(".sst") || detail.contains("MANIFEST"));
+    match error.kind() {
+        ErrorKind::IOError if locked => OpenError::Locked {
+            dir: dir.to_owned(),
+        },
+        ErrorKind::IOError if !missing_table => OpenError::Io {
+            dir: dir.to_owned(),
+            detail,
+        },
+        _ => OpenError::Corrupt {
+            dir: dir.to_owned(),
+            detail,
+        },
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

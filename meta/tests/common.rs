@@ -1,0 +1,46 @@
+//! What several tests share.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::path::Path;
+
+use meta::{AttachmentOptions, AttachmentSpec, DeviceSpec, MetaConfig, MetaNode, NodeId};
+
+/// 2^30 bytes.
+pub const GIB: u64 = 1 << 30;
+
+/// Opens the only node of a cluster.
+pub async fn open(dir: &Path) -> MetaNode {
+    MetaNode::open(dir, MetaConfig::embedded("test"))
+        .await
+        .unwrap()
+}
+
+/// Opens the only node of a cluster, and gives it a device.
+pub async fn open_with_device(dir: &Path) -> MetaNode {
+    let node = open(dir).await;
+    node.meta().register_device(device(1)).await.unwrap();
+    node
+}
+
+/// A device of node 1.
+pub fn device(number: u64) -> DeviceSpec {
+    DeviceSpec {
+        uuid: uuid::Uuid::from_u128(u128::from(number)),
+        node: NodeId(1),
+        path: format!("/dev/test{number}"),
+        size_bytes: 100 * GIB,
+        class: "ssd".to_owned(),
+    }
+}
+
+/// An attachment on node 1.
+pub fn attachment(volume: &str, socket: &str) -> AttachmentSpec {
+    AttachmentSpec {
+        volume: volume.to_owned(),
+        node: NodeId(1),
+        socket: socket.to_owned(),
+        queues: 1,
+        read_only: false,
+        options: AttachmentOptions::default(),
+    }
+}
