@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use guest_rig::process::run as run_command;
-use guest_rig::{Accel, Daemon, Disk, GuestImage, Vm, VmConfig};
+use guest_rig::{Accel, Daemon, DaemonOptions, Disk, GuestImage, Vm, VmConfig};
 
 use crate::build::{binary, build, workspace};
 
@@ -81,11 +81,9 @@ fn start_node(table: &mut Table, scratch: &Path) -> Result<Daemon> {
     say("starting an embedded node, creating a volume, importing this source tree as a second one");
     let begin = Instant::now();
     let data = scratch.join("data");
-    let node = Daemon::start_binary(
-        binary("penstock")?,
+    let node = Daemon::start_with(
         &data,
-        &["--device-size", DEVICE_SIZE],
-        None,
+        DaemonOptions::new(binary("penstock")?, &["--device-size", DEVICE_SIZE]),
     )?;
     table.row(
         "serve",

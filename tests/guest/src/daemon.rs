@@ -1,5 +1,6 @@
 //! The `penstock` daemon under test: started on a data directory, killed, restarted, and asked through its CLI.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -16,13 +17,49 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// SIGTERM drains guests' requests and checkpoints the store.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 
+/// How a daemon is started.
+#[derive(Debug, Clone)]
+pub struct DaemonOptions {
+    /// The `penstock` binary.
+    pub binary: PathBuf,
+    /// Arguments after `serve --data DIR`.
+    pub args: Vec<String>,
+    /// The only processor that its threads run on.
+    pub cpu: Option<usize>,
+    /// Variables added to its environment.
+    pub env: Vec<(String, OsString)>,
+}
+
+impl DaemonOptions {
+    /// A daemon of `binary` with `args` after `serve --data DIR`.
+    pub fn new(binary: PathBuf, args: &[&str]) -> Self {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Self {
+            binary,
+            args,
+            cpu: None,
+            env: Vec::new(),
+        }
+    }
+
+    /// The same daemon with every thread on `cpu`.
+    pub fn cpu(mut self, cpu: usize) -> Self {
+        self.cpu = Some(cpu);
+        self
+    }
+
+    /// The same daemon with a variable in its environment.
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.env.push((name.to_owned(), value.into()));
+        self
+    }
+}
+
 /// A `penstock serve` on a data directory. Dropping it kills the process; the data stay.
 #[derive(Debug)]
 pub struct Daemon {
-    binary: PathBuf,
     data: PathBuf,
-    args: Vec<String>,
-    cpu: Option<usize>,
+    options: DaemonOptions,
     process: Option<Guarded>,
     starts: u32,
 }
@@ -30,22 +67,14 @@ pub struct Daemon {
 impl Daemon {
     /// Starts an embedded node on `data`, with `args` after `serve --data DIR`, and waits until it answers.
     pub fn start(data: &Path, args: &[&str]) -> Result<Self> {
-        Self::start_binary(penstock_binary()?, data, args, None)
+        Self::start_with(data, DaemonOptions::new(penstock_binary()?, args))
     }
 
-    /// As [`Daemon::start`], with a `penstock` of the caller's choice and every thread of it on `cpu`.
-    pub fn start_binary(
-        binary: PathBuf,
-        data: &Path,
-        args: &[&str],
-        cpu: Option<usize>,
-    ) -> Result<Self> {
-        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    /// As [`Daemon::start`], with all that can be chosen.
+    pub fn start_with(data: &Path, options: DaemonOptions) -> Result<Self> {
         let mut daemon = Self {
-            binary,
             data: data.to_owned(),
-            args,
-            cpu,
+            options,
             process: None,
             starts: 0,
         };
@@ -82,11 +111,12 @@ impl Daemon {
             .append(true)
             .open(self.log_path())
             .context("open the daemon's log")?;
-        let mut command = pinned(&self.binary, self.cpu);
+        let mut command = pinned(&self.options.binary, self.options.cpu);
         command
             .args(["serve", "--data"])
             .arg(&self.data)
-            .args(&self.args)
+            .args(&self.options.args)
+            .envs(self.options.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
@@ -201,7 +231,7 @@ impl Daemon {
     }
 
     fn try_cli(&self, args: &[&str]) -> Result<String> {
-        run(Command::new(&self.binary)
+        run(Command::new(&self.options.binary)
             .args(args)
             .arg("--data")
             .arg(&self.data))

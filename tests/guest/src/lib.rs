@@ -15,7 +15,7 @@ pub mod vm;
 
 pub use accel::Accel;
 pub use agent::Output;
-pub use daemon::Daemon;
+pub use daemon::{Daemon, DaemonOptions};
 pub use image::GuestImage;
 pub use storage_daemon::StorageDaemon;
 pub use vm::{Disk, Vm, VmConfig};

@@ -51,12 +51,20 @@ impl StorageDaemon {
             }
         };
         let export = format!(
-            "vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},num-queues={queues},writable=on",
+            "vhost-user-blk,id=export,node-name=disk,iothread=io0,addr.type=unix,addr.path={},num-queues={queues},\
+             writable=on",
             socket.display()
         );
         let mut command = pinned("qemu-storage-daemon", cpu);
         command
-            .args(["--blockdev", &node, "--export", &export])
+            .args([
+                "--object",
+                "iothread,id=io0",
+                "--blockdev",
+                &node,
+                "--export",
+                &export,
+            ])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);

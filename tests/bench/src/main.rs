@@ -1,0 +1,36 @@
+//! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on one core,
+//! the back end on another, side by side with qemu-storage-daemon in one run.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+mod allocations;
+mod backend;
+mod blk;
+mod clock;
+mod driver;
+mod idle;
+mod ping_pong;
+mod usage;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask bench",
+    about = "Measures Penstock beside qemu-storage-daemon on this machine"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Disks over vhost-user: a null back end, a file with O_DIRECT, and an idle daemon
+    Blk(blk::Options),
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Blk(options) => blk::run(&options),
+    }
+}
