@@ -37,6 +37,10 @@ impl StorageDaemon {
         cpu: Option<usize>,
     ) -> Result<Self> {
         let socket = directory.join("qsd.sock");
+        // One that an earlier start left would look like this one's.
+        if socket.exists() {
+            std::fs::remove_file(&socket).context("remove an old socket")?;
+        }
         let log_path = directory.join("qsd.log");
         let log = std::fs::File::create(&log_path).context("create qemu-storage-daemon's log")?;
         let node = match backing {
