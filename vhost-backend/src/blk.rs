@@ -21,9 +21,12 @@ pub use counters::{BlkCounters, QueueCounters};
 
 /// Most data segments of one request; a guest that read `seg_max` sends no more. The ring itself accepts chains up to
 /// [`crate::ring::MAX_SEGMENTS`].
-pub const SEG_MAX: u32 = 256;
+pub const SEG_MAX: u32 = 257;
 /// Largest segment we ask a guest to send, in bytes.
-pub const SIZE_MAX: u32 = 256 * 1024;
+pub const SIZE_MAX: u32 = 63 * 4096;
+// SeaBIOS (1.16) takes the low 16 bits of the product for the bytes of one read, and asks for no bytes for ever if they
+// are fewer than a sector. These two give it 60 KiB.
+const _: () = assert!((SEG_MAX * SIZE_MAX) as u16 >= 60 * 1024);
 /// Largest read or write we carry out: what `SEG_MAX` segments of `SIZE_MAX` bytes hold. A larger one gets an I/O error.
 pub const MAX_REQUEST_BYTES: u64 = SEG_MAX as u64 * SIZE_MAX as u64;
 /// Most ranges in one discard or write-zeroes request; a request with more gets an I/O error.

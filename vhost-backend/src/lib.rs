@@ -9,4 +9,5 @@ pub mod dirty;
 pub mod inflight;
 pub mod memory;
 pub mod ring;
+pub mod session;
 pub mod testing;

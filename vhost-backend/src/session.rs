@@ -1,0 +1,171 @@
+//! vhost-user sessions: one attachment, its socket, and the front ends that connect to it in turn.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`message`] | numbers, structures and limits of the protocol |
+//! | [`codec`] | bytes and descriptors to typed requests, replies to bytes |
+//! | [`machine`] | what each request means: request in, ordered actions out |
+//! | [`protocol`] | one connection: decode, plan, perform, answer |
+//! | [`host`] | carries out actions on a block device |
+//! | [`wire`], [`socket`] | reading and writing the socket, making one at a path |
+//!
+//! Everything but the last two rows and this file is free of input and output, and is tested and fuzzed that way.
+//! Each attachment has one thread of its own, which sleeps unless a front end speaks; it never touches a ring.
+
+pub mod codec;
+pub mod fuzzing;
+pub mod host;
+pub mod machine;
+pub mod message;
+pub mod protocol;
+mod server;
+pub mod socket;
+pub mod wire;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use fabric::io::Engine;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::blk::BlkDevice;
+use crate::data_thread::Threads;
+use host::BlkHost;
+use machine::Offer;
+use protocol::Host;
+use server::Server;
+use socket::Endpoint;
+
+/// Stack of a session thread: its frames are small, its buffers are on the heap.
+const STACK_BYTES: usize = 256 * 1024;
+
+/// What an attachment is doing, for listings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AttachmentState {
+    /// A front end is connected.
+    pub connected: bool,
+    /// Connections served since the attachment was made.
+    pub connections: u64,
+    /// Rings that run now.
+    pub rings: u16,
+    /// How the last connection ended, if not by the front end's hanging up.
+    pub last_error: Option<String>,
+}
+
+/// What the session thread and its owner share.
+#[derive(Debug)]
+struct Shared {
+    /// Wakes the session thread to look at the switches below.
+    wake: OwnedFd,
+    stop: AtomicBool,
+    config_changed: AtomicBool,
+    state: Mutex<AttachmentState>,
+}
+
+impl Shared {
+    fn wake(&self) {
+        // An eventfd refuses a write only when its counter is full, and then it is awake.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    fn drain_wake(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut AttachmentState)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// A vhost-user socket that serves one volume to one guest.
+///
+/// Front ends are served in turn: while one is connected, the next waits. When a connection ends its rings are stopped
+/// and drained, and the socket goes on listening. Dropping an attachment closes it.
+#[derive(Debug)]
+pub struct Attachment {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Attachment {
+    /// Serves `device` to the front ends that connect to `endpoint`, its rings on `threads`.
+    pub fn start<E: Engine + 'static>(
+        endpoint: Endpoint,
+        device: Arc<BlkDevice<E::Volume>>,
+        threads: Arc<Threads<E>>,
+    ) -> io::Result<Self> {
+        let offer = host::offer(&device);
+        Self::spawn(endpoint, offer, move || {
+            BlkHost::new(Arc::clone(&device), Arc::clone(&threads))
+        })
+    }
+
+    fn spawn<H: Host>(
+        endpoint: Endpoint,
+        offer: Offer,
+        make_host: impl FnMut() -> H + Send + 'static,
+    ) -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Arc::new(Shared {
+            wake,
+            stop: AtomicBool::new(false),
+            config_changed: AtomicBool::new(false),
+            state: Mutex::default(),
+        });
+        let server = Server::new(offer, make_host, Arc::clone(&shared));
+        let thread = std::thread::Builder::new()
+            .name("vhost-session".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || server.run(&endpoint))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Tells the front end that the size of the volume has changed. Without a front end there is nobody to tell: the
+    /// next one reads the new size anyway.
+    pub fn notify_resize(&self) {
+        self.shared.config_changed.store(true, Ordering::Release);
+        self.shared.wake();
+    }
+
+    /// What the attachment is doing.
+    pub fn state(&self) -> AttachmentState {
+        let state = self.shared.state.lock();
+        state.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the attachment has ended by itself: the one connection that was handed over is gone.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Disconnects the front end, drains its rings and removes the socket. Blocks until the last request is answered.
+    pub fn close(mut self) {
+        self.shut_down();
+    }
+
+    fn shut_down(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("session thread panicked");
+        }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}

@@ -1,0 +1,278 @@
+//! Carries out a session's actions on a block device: maps what the front end shares, starts and stops queues.
+
+mod shared_fd;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use fabric::io::{Engine, Volume};
+
+use super::machine::{Action, Kick, Machine, Offer, Ring};
+use super::message::{InflightArea, LogArea, Region, VRING_F_LOG, VringAddr};
+use super::protocol::{Effect, Host};
+use crate::blk::{BlkDevice, BlkError};
+use crate::data_thread::{QueueConfig, QueueError, QueueHandle, Threads};
+use crate::dirty::DirtyLog;
+use crate::inflight::InflightRegion;
+use crate::memory::{GuestAddr, GuestMemory, MAX_REGIONS, MemoryError, RegionSpec};
+use crate::ring::MAX_QUEUE_SIZE;
+use shared_fd::{check_memory, check_signal};
+
+pub use shared_fd::FdError;
+
+/// Why an action failed.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Shared memory could not be mapped.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A descriptor of the wrong kind.
+    #[error(transparent)]
+    Fd(#[from] FdError),
+    /// A data thread refused.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] BlkError),
+    /// Part of a ring is not in the memory that the front end shared.
+    #[error("ring {index}: {part} at {addr:#x} is in no memory region")]
+    RingOutside {
+        /// The ring.
+        index: u16,
+        /// Which part.
+        part: &'static str,
+        /// Where it was said to be, in the front end's addresses.
+        addr: u64,
+    },
+    /// A descriptor could not be copied.
+    #[error("cannot copy a file descriptor")]
+    Copy(#[source] io::Error),
+}
+
+/// What a device offers to front ends.
+pub fn offer<V: Volume>(device: &BlkDevice<V>) -> Offer {
+    Offer {
+        features: device.features(),
+        queues: device.queues(),
+        queue_size_max: MAX_QUEUE_SIZE,
+        memory_slots: MAX_REGIONS,
+    }
+}
+
+/// A block device on data threads, during one connection.
+pub struct BlkHost<E: Engine> {
+    device: Arc<BlkDevice<E::Volume>>,
+    threads: Arc<Threads<E>>,
+    memory: Arc<GuestMemory>,
+    log: Option<Arc<DirtyLog>>,
+    inflight: Option<Arc<InflightRegion>>,
+    queues: Vec<Option<QueueHandle<E::Volume>>>,
+}
+
+impl<E: Engine> BlkHost<E> {
+    /// The device as a new connection finds it.
+    ///
+    /// The write cache mode stays as the last connection left it: a front end that reconnects goes on with a driver
+    /// that chose it long ago and relies on it.
+    pub fn new(device: Arc<BlkDevice<E::Volume>>, threads: Arc<Threads<E>>) -> Self {
+        let queues = (0..device.queues()).map(|_| None).collect();
+        Self {
+            device,
+            threads,
+            memory: GuestMemory::empty(),
+            log: None,
+            inflight: None,
+            queues,
+        }
+    }
+
+    fn queue(&self, index: u16) -> Option<&QueueHandle<E::Volume>> {
+        self.queues.get(usize::from(index))?.as_ref()
+    }
+
+    fn start(&mut self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+        let Some((ring, addr)) = machine
+            .ring(index)
+            .and_then(|ring| Some((ring, ring.addr?)))
+        else {
+            return Ok(Effect::Done);
+        };
+        let config = self.configure(index, ring, addr, machine)?;
+        let handle = self.threads.start_queue(&self.device, config)?;
+        self.queues[usize::from(index)] = Some(handle);
+        Ok(Effect::Done)
+    }
+
+    fn configure(
+        &self,
+        index: u16,
+        ring: &Ring,
+        addr: VringAddr,
+        machine: &Machine,
+    ) -> Result<QueueConfig, HostError> {
+        let locate = |part, addr| {
+            let outside = HostError::RingOutside { index, part, addr };
+            self.memory.user_to_guest(addr).ok_or(outside)
+        };
+        let kick = match &ring.kick {
+            Some(Kick::Fd(fd)) => Some(fd),
+            Some(Kick::Polled) | None => None,
+        };
+        let log = self.log.clone().filter(|_| machine.logging());
+        let used_log =
+            (log.is_some() && addr.flags & VRING_F_LOG != 0).then_some(GuestAddr(addr.log));
+        Ok(QueueConfig {
+            index,
+            size: ring.size,
+            desc: locate("descriptor table", addr.desc)?,
+            avail: locate("available ring", addr.avail)?,
+            used: locate("used ring", addr.used)?,
+            base: ring.base,
+            features: machine.features(),
+            enabled: true,
+            kick: copy(kick)?,
+            call: copy(ring.call.as_ref())?,
+            err: copy(ring.err.as_ref())?,
+            inflight: self
+                .inflight
+                .as_ref()
+                .and_then(|region| region.queue(index)),
+            log,
+            used_log,
+            memory: Arc::clone(&self.memory),
+        })
+    }
+
+    fn stop(&mut self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+        let handle = self
+            .queues
+            .get_mut(usize::from(index))
+            .and_then(Option::take);
+        match handle {
+            Some(handle) => Ok(Effect::Stopped(handle.stop()?)),
+            None => Ok(Effect::Stopped(
+                machine.ring(index).map_or(0, |ring| ring.base),
+            )),
+        }
+    }
+
+    fn new_call(&self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+        let call = machine.ring(index).and_then(|ring| ring.call.as_ref());
+        if let Some(queue) = self.queue(index) {
+            queue.set_call(copy(call)?)?;
+        }
+        Ok(Effect::Done)
+    }
+
+    fn new_err(&self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+        let err = machine.ring(index).and_then(|ring| ring.err.as_ref());
+        if let Some(queue) = self.queue(index) {
+            queue.set_err(copy(err)?)?;
+        }
+        Ok(Effect::Done)
+    }
+
+    fn map_log(&mut self, area: LogArea, file: OwnedFd) -> Result<Effect, HostError> {
+        check_memory(&file)?;
+        self.log = Some(DirtyLog::map(file, area.size, area.offset)?);
+        Ok(Effect::Done)
+    }
+
+    fn map_inflight(&mut self, area: InflightArea, file: OwnedFd) -> Result<Effect, HostError> {
+        check_memory(&file)?;
+        let region = InflightRegion::map(
+            file,
+            area.mmap_size,
+            area.mmap_offset,
+            area.num_queues,
+            area.queue_size,
+        )?;
+        self.inflight = Some(region);
+        Ok(Effect::Done)
+    }
+
+    fn change_memory(&mut self, action: Action) -> Result<Effect, HostError> {
+        self.memory = match action {
+            Action::ReplaceMemory(table) => {
+                let specs: Result<Vec<_>, _> = table.into_iter().map(spec).collect();
+                GuestMemory::map(specs?)?
+            }
+            Action::AddMemory(region, file) => self.memory.with_region(spec((region, file))?)?,
+            Action::RemoveMemory(region) => {
+                self.memory
+                    .without_region(GuestAddr(region.guest), region.size, region.user)?
+            }
+            _ => return Ok(Effect::Done),
+        };
+        Ok(Effect::Done)
+    }
+}
+
+impl<E: Engine> Host for BlkHost<E> {
+    type Error = HostError;
+
+    fn perform(&mut self, action: Action, machine: &Machine) -> Result<Effect, HostError> {
+        match action {
+            Action::ReplaceMemory(_) | Action::AddMemory(..) | Action::RemoveMemory(_) => {
+                self.change_memory(action)
+            }
+            Action::StartRing(index) => self.start(index, machine),
+            Action::StopRing(index) => self.stop(index, machine),
+            Action::CheckSignal(fd) => {
+                check_signal(&fd)?;
+                Ok(Effect::Done)
+            }
+            Action::NewCall(index) => self.new_call(index, machine),
+            Action::NewErr(index) => self.new_err(index, machine),
+            Action::MapLog(area, file) => self.map_log(area, file),
+            Action::CreateInflight { queues, size } => {
+                let (region, file) = InflightRegion::create(queues, size)?;
+                let area = InflightArea {
+                    mmap_size: region.mmap_size(),
+                    mmap_offset: 0,
+                    num_queues: queues,
+                    queue_size: size,
+                    padding: 0,
+                };
+                Ok(Effect::Inflight(area, file))
+            }
+            Action::MapInflight(area, file) => self.map_inflight(area, file),
+            Action::ReadConfig(head) => {
+                let mut bytes = vec![0; head.size as usize];
+                self.device.read_config(head.offset, &mut bytes);
+                Ok(Effect::Config(bytes))
+            }
+            Action::WriteConfig { offset, data } => {
+                self.device.write_config(offset, &data)?;
+                Ok(Effect::Done)
+            }
+            Action::ResetDevice => {
+                self.device.reset();
+                Ok(Effect::Done)
+            }
+            // These are the protocol's own.
+            Action::BackendChannel(_)
+            | Action::Note(_)
+            | Action::Reply(_)
+            | Action::ReplyBase(_) => Ok(Effect::Done),
+        }
+    }
+}
+
+fn spec((region, file): (Region, OwnedFd)) -> Result<RegionSpec, HostError> {
+    check_memory(&file)?;
+    Ok(RegionSpec {
+        guest: GuestAddr(region.guest),
+        size: region.size,
+        user_addr: region.user,
+        mmap_offset: region.mmap_offset,
+        file,
+    })
+}
+
+fn copy(fd: Option<&Arc<OwnedFd>>) -> Result<Option<OwnedFd>, HostError> {
+    let copied = fd.map(|fd| fd.try_clone()).transpose();
+    copied.map_err(HostError::Copy)
+}

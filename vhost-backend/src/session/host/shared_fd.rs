@@ -1,0 +1,70 @@
+//! What a descriptor from a front end must be before a data thread touches it.
+//!
+//! Data threads serve many guests. A descriptor on which a read, a write or a page fault can wait for somebody else's
+//! goodwill (a file of a FUSE filesystem, a full blocking pipe) would let one front end stall its neighbours.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat, fstatfs};
+use rustix::io::Errno;
+
+/// Filesystems whose pages come from memory or a local disk: tmpfs (and memfd), hugetlbfs, ramfs, ext4, xfs, btrfs.
+const MEMORY_FILESYSTEMS: [i64; 6] = [
+    0x0102_1994,
+    0x9584_58f6,
+    0x8584_58f6,
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+];
+
+/// A descriptor of the wrong kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FdError {
+    /// Not a file that memory can come from.
+    #[error(
+        "shared memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk, not type {file_type:#x} on filesystem {filesystem:#x}"
+    )]
+    NotMemory {
+        /// Type bits of its mode.
+        file_type: u32,
+        /// Magic number of its filesystem.
+        filesystem: i64,
+    },
+    /// Not something to signal with.
+    #[error("kick, call and error descriptors must be eventfds, pipes or sockets")]
+    NotSignal,
+    /// The descriptor cannot be examined.
+    #[error("cannot examine a file descriptor: {0}")]
+    Os(#[from] Errno),
+}
+
+/// Checks a descriptor that is to be mapped.
+pub fn check_memory(fd: &OwnedFd) -> Result<(), FdError> {
+    let mode = fstat(fd)?.st_mode;
+    let filesystem = fstatfs(fd)?.f_type;
+    let known = MEMORY_FILESYSTEMS.contains(&filesystem);
+    if FileType::from_raw_mode(mode) != FileType::RegularFile || !known {
+        return Err(FdError::NotMemory {
+            file_type: mode & 0o170_000,
+            filesystem,
+        });
+    }
+    Ok(())
+}
+
+/// Checks a descriptor that is to be signalled or waited for, and makes its reads and writes return at once.
+pub fn check_signal(fd: &OwnedFd) -> Result<(), FdError> {
+    let mode = fstat(fd)?.st_mode;
+    // An eventfd is an anonymous inode, which has no file type at all.
+    let anonymous = mode & 0o170_000 == 0;
+    let kind = FileType::from_raw_mode(mode);
+    if !anonymous && kind != FileType::Fifo && kind != FileType::Socket {
+        return Err(FdError::NotSignal);
+    }
+    let flags = fcntl_getfl(fd)?;
+    if !flags.contains(OFlags::NONBLOCK) {
+        fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
+    }
+    Ok(())
+}

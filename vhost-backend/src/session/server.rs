@@ -1,0 +1,217 @@
+//! The thread of an attachment: accepts, serves, drains, and accepts again.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::codec::encode_request;
+use super::machine::Offer;
+use super::message::code;
+use super::protocol::{Host, MessageError, Session};
+use super::socket::{Endpoint, Listener};
+use super::wire::{self, Waiter, WireError};
+
+/// How long to let be after `accept` failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum End<E: std::error::Error + 'static> {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error(transparent)]
+    Message(#[from] MessageError<E>),
+}
+
+/// Everything the thread owns.
+pub(super) struct Server<F> {
+    offer: Offer,
+    make_host: F,
+    shared: Arc<Shared>,
+}
+
+impl<H: Host, F: FnMut() -> H> Server<F> {
+    pub(super) fn new(offer: Offer, make_host: F, shared: Arc<Shared>) -> Self {
+        Self {
+            offer,
+            make_host,
+            shared,
+        }
+    }
+
+    pub(super) fn run(mut self, endpoint: &Endpoint) {
+        match endpoint {
+            Endpoint::Listening(listener) => self.listen(listener),
+            Endpoint::Connected(connection) => self.serve(connection, None),
+        }
+    }
+
+    fn listen(&mut self, listener: &Listener) {
+        while !self.shared.stopping() {
+            match next(listener, &self.shared) {
+                Ok(Some(connection)) => self.serve(&connection, Some(listener)),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot accept a front end, trying again");
+                    pause(&self.shared);
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, connection: &OwnedFd, listener: Option<&Listener>) {
+        self.shared.update(|state| {
+            state.connected = true;
+            state.connections += 1;
+        });
+        tracing::info!("front end connected");
+        let mut visit = Visit {
+            session: Session::new(self.offer, (self.make_host)()),
+            shared: &self.shared,
+            others: listener,
+        };
+        let end = visit.converse(connection.as_fd());
+        visit.session.end();
+        let last_error = match end {
+            End::Wire(WireError::Closed | WireError::Stopping) => {
+                tracing::info!("front end disconnected");
+                None
+            }
+            error => {
+                tracing::warn!(%error, "connection to the front end ended");
+                Some(error.to_string())
+            }
+        };
+        self.shared.update(|state| {
+            state.connected = false;
+            state.rings = 0;
+            state.last_error = last_error;
+        });
+    }
+}
+
+/// One connection.
+struct Visit<'a, H> {
+    session: Session<H>,
+    shared: &'a Shared,
+    /// The listener, until it was said that somebody waits there.
+    others: Option<&'a Listener>,
+}
+
+impl<H: Host> Visit<'_, H> {
+    /// Handles messages until the connection ends; returns why.
+    fn converse(&mut self, connection: BorrowedFd<'_>) -> End<H::Error> {
+        loop {
+            if let Err(end) = self.exchange(connection) {
+                return end;
+            }
+            self.publish();
+        }
+    }
+
+    fn exchange(&mut self, connection: BorrowedFd<'_>) -> Result<(), End<H::Error>> {
+        let frame = wire::receive(connection, self)?;
+        if let Some(answer) = self.session.handle(frame)? {
+            wire::send(connection, &answer.bytes, answer.fd.as_ref(), self)?;
+        }
+        Ok(())
+    }
+
+    fn publish(&self) {
+        let rings = self.session.machine().running().count() as u16;
+        self.shared.update(|state| {
+            if state.rings == 0 && rings > 0 {
+                // The volume may have been resized while nobody was connected, and a front end that reconnects does
+                // not read the configuration again by itself. It does when told so, once its device runs.
+                self.shared.config_changed.store(true, Ordering::Release);
+            }
+            state.rings = rings;
+        });
+    }
+}
+
+impl<H: Host> Waiter for Visit<'_, H> {
+    fn wait(&mut self, socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), WireError> {
+        loop {
+            if self.shared.config_changed.load(Ordering::Acquire) {
+                self.tell_config_changed();
+            }
+            let mut fds = vec![
+                PollFd::from_borrowed_fd(socket, events),
+                PollFd::new(&self.shared.wake, PollFlags::IN),
+            ];
+            fds.extend(
+                self.others
+                    .map(|listener| PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)),
+            );
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[1] {
+                self.shared.drain_wake();
+            }
+            if self.shared.stopping() {
+                return Err(WireError::Stopping);
+            }
+            if ready.get(2) == Some(&true) {
+                tracing::warn!("another front end waits until the connected one has gone");
+                self.others = None;
+            }
+            if ready[0] {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl<H: Host> Visit<'_, H> {
+    fn tell_config_changed(&self) {
+        let Some(channel) = self.session.config_change_channel() else {
+            return;
+        };
+        self.shared.config_changed.store(false, Ordering::Release);
+        let message = encode_request(code::BACKEND_CONFIG_CHANGE_MSG);
+        match wire::send_some(channel.as_fd(), &message, None) {
+            Ok(count) if count == message.len() => {
+                tracing::debug!("front end told of the new size");
+            }
+            // A channel that full holds messages of the same content, still unread.
+            Err(Errno::AGAIN) => {}
+            Ok(_) => tracing::warn!("front end reads no messages: it was not told of the new size"),
+            Err(error) => tracing::warn!(%error, "front end could not be told of the new size"),
+        }
+    }
+}
+
+/// The next front end, or `None` after a wake-up.
+fn next(listener: &Listener, shared: &Shared) -> Result<Option<OwnedFd>, std::io::Error> {
+    let (ready, woken) = wire::wait_either(listener.as_fd(), PollFlags::IN, shared.wake.as_fd())?;
+    if woken {
+        shared.drain_wake();
+        // Nobody is connected: the next front end reads the configuration by itself.
+        shared.config_changed.store(false, Ordering::Release);
+    }
+    if !ready || shared.stopping() {
+        return Ok(None);
+    }
+    Ok(listener.accept()?)
+}
+
+/// Waits a while, or until woken.
+fn pause(shared: &Shared) {
+    let timeout = Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(ACCEPT_PAUSE.subsec_nanos()),
+    };
+    let _ = poll(
+        &mut [PollFd::new(&shared.wake, PollFlags::IN)],
+        Some(&timeout),
+    );
+}
