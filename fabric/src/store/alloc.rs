@@ -1,0 +1,333 @@
+//! Which units are in use.
+//!
+//! Two bitmaps: `committed` is what the map refers to and what checkpoints write; `busy` is what must not be handed
+//! out, that is committed units, units of batches in flight, log headers, and units that were freed but that the last
+//! durable checkpoint or the log may still name (*quarantined*).
+
+use super::bitmap::Bitmap;
+use super::format::{BITMAP_PAGE_BITS, Geometry, REGION_UNITS};
+
+/// Regions looked at for a good one before any is taken.
+const REGION_SEARCH_MAX: u32 = 1024;
+
+/// Consecutive units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// First unit.
+    pub start: u32,
+    /// How many.
+    pub len: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Allocator {
+    committed: Bitmap,
+    busy: Bitmap,
+    /// Free units per region; fixed places count as used.
+    region_free: Vec<u16>,
+    /// Regions of live windows: taken by others only when nothing else is left.
+    in_window: Bitmap,
+    free_units: u32,
+    /// Bitmap pages that changed since they were written.
+    dirty_pages: Bitmap,
+    /// Freed since the last checkpoint began.
+    quarantine: Vec<Run>,
+    /// Freed before the running checkpoint began.
+    frozen: Vec<Run>,
+    quarantined_units: u64,
+    cursor: u32,
+    window_cursor: u32,
+    first: u32,
+    end: u32,
+}
+
+impl Allocator {
+    /// An empty shard.
+    #[must_use]
+    pub fn new(geo: &Geometry) -> Self {
+        Self::from_committed(geo, Bitmap::new(geo.units))
+    }
+
+    /// A shard with these units in use.
+    #[must_use]
+    pub fn from_committed(geo: &Geometry, committed: Bitmap) -> Self {
+        let regions = geo.units / REGION_UNITS;
+        let (first, end) = (geo.first_free(), geo.end_free());
+        let mut busy = committed.clone();
+        for unit in (0..first).chain(end..geo.units) {
+            busy.set(unit);
+        }
+        let region_free: Vec<u16> = (0..regions)
+            .map(|r| busy.count_clear(r * REGION_UNITS, (r + 1) * REGION_UNITS) as u16)
+            .collect();
+        let free_units = region_free.iter().map(|&n| u32::from(n)).sum();
+        Self {
+            committed,
+            busy,
+            region_free,
+            in_window: Bitmap::new(regions),
+            free_units,
+            dirty_pages: Bitmap::new(geo.bitmap_pages()),
+            quarantine: Vec::new(),
+            frozen: Vec::new(),
+            quarantined_units: 0,
+            cursor: 0,
+            window_cursor: 0,
+            first,
+            end,
+        }
+    }
+
+    /// Units that may hold data at all.
+    #[must_use]
+    pub fn total_units(&self) -> u32 {
+        self.end - self.first
+    }
+
+    /// Units that can be handed out now.
+    #[must_use]
+    pub fn free_units(&self) -> u32 {
+        self.free_units
+    }
+
+    /// Units that will be free after the next checkpoints.
+    #[must_use]
+    pub fn quarantined_units(&self) -> u64 {
+        self.quarantined_units
+    }
+
+    /// Runs in quarantine, the measure of its RAM.
+    #[must_use]
+    pub fn quarantine_runs(&self) -> usize {
+        self.quarantine.len() + self.frozen.len()
+    }
+
+    /// What the map refers to.
+    #[must_use]
+    pub fn committed(&self) -> &Bitmap {
+        &self.committed
+    }
+
+    /// Whether `unit` can be named by a map at all.
+    #[must_use]
+    pub fn is_data_unit(&self, unit: u32) -> bool {
+        (self.first..self.end).contains(&unit)
+    }
+
+    fn take(&mut self, run: Run) {
+        for unit in run.start..run.start + run.len {
+            assert!(self.busy.set(unit), "unit handed out twice");
+            self.region_free[(unit / REGION_UNITS) as usize] -= 1;
+        }
+        self.free_units -= run.len;
+    }
+
+    /// Makes units free again that were handed out and never written.
+    pub fn give_back(&mut self, run: Run) {
+        for unit in run.start..run.start + run.len {
+            assert!(self.busy.clear(unit), "unit freed twice");
+            self.region_free[(unit / REGION_UNITS) as usize] += 1;
+        }
+        self.free_units += run.len;
+    }
+
+    /// Hands out the first free run within `from..to`, at most `max` long.
+    pub fn take_between(&mut self, from: u32, to: u32, max: u32) -> Option<Run> {
+        let (start, len) = self.busy.clear_run(from, to, max)?;
+        let run = Run { start, len };
+        self.take(run);
+        Some(run)
+    }
+
+    /// Hands out a run of at most `max` units, preferably that long and outside the windows.
+    pub fn take_run(&mut self, max: u32) -> Option<Run> {
+        if self.free_units == 0 {
+            return None;
+        }
+        let regions = self.region_free.len() as u32;
+        let want = max.min(REGION_UNITS / 4) as u16;
+        let at = |i: u32| (self.cursor + i) % regions;
+        let good = |r: u32| self.region_free[r as usize] >= want && !self.in_window.get(r);
+        let found = (0..regions.min(REGION_SEARCH_MAX))
+            .map(at)
+            .find(|&r| good(r));
+        let outside = |r: u32| self.region_free[r as usize] > 0 && !self.in_window.get(r);
+        let found = found.or_else(|| (0..regions).map(at).find(|&r| outside(r)));
+        let region = found.or_else(|| {
+            (0..regions)
+                .map(at)
+                .find(|&r| self.region_free[r as usize] > 0)
+        })?;
+        self.cursor = region;
+        let from = region * REGION_UNITS;
+        self.take_between(from, from + REGION_UNITS, max)
+    }
+
+    /// The map now refers to `unit`.
+    pub fn commit(&mut self, unit: u32) {
+        self.committed.set(unit);
+        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
+    }
+
+    /// The map no longer refers to `unit`; it comes back with the checkpoint that begins after this.
+    pub fn free(&mut self, unit: u32) {
+        self.committed.clear(unit);
+        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
+        self.quarantine(Run {
+            start: unit,
+            len: 1,
+        });
+    }
+
+    /// A map page replaced by the running checkpoint: comes back when that is durable.
+    pub fn free_replaced(&mut self, unit: u32) {
+        self.committed.clear(unit);
+        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
+        self.quarantined_units += 1;
+        push_run(
+            &mut self.frozen,
+            Run {
+                start: unit,
+                len: 1,
+            },
+        );
+    }
+
+    /// Keeps units that the map does not refer to (log headers, refused blocks) busy until a checkpoint.
+    pub fn quarantine(&mut self, run: Run) {
+        self.quarantined_units += u64::from(run.len);
+        push_run(&mut self.quarantine, run);
+    }
+
+    /// A checkpoint begins.
+    pub fn freeze(&mut self) {
+        assert!(
+            self.frozen.is_empty(),
+            "the previous checkpoint has not released its units"
+        );
+        std::mem::swap(&mut self.quarantine, &mut self.frozen);
+    }
+
+    /// The checkpoint is durable and nobody reads the units any more.
+    pub fn release(&mut self) {
+        let mut frozen = std::mem::take(&mut self.frozen);
+        for run in frozen.drain(..) {
+            self.quarantined_units -= u64::from(run.len);
+            self.give_back(run);
+        }
+        self.frozen = frozen;
+    }
+
+    /// Recovery found `unit` in use (by a log header or a block it maps).
+    pub fn claim(&mut self, unit: u32) {
+        if self.busy.set(unit) {
+            self.region_free[(unit / REGION_UNITS) as usize] -= 1;
+            self.free_units -= 1;
+        }
+    }
+
+    /// Recovery: the map no longer refers to `unit`; what becomes of it is settled when the log is through.
+    pub fn uncommit(&mut self, unit: u32) {
+        self.committed.clear(unit);
+        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
+    }
+
+    /// Recovery: `unit` was claimed and is not referred to.
+    pub fn quarantine_claimed(&mut self, unit: u32) {
+        self.quarantine(Run {
+            start: unit,
+            len: 1,
+        });
+    }
+
+    /// First dirty bitmap page at or after `from`, marked clean and written to `out`.
+    pub fn next_dirty_page(&mut self, from: u32) -> Option<u32> {
+        let page = self.dirty_pages.find(true, from, self.dirty_pages.len())?;
+        self.dirty_pages.clear(page);
+        Some(page)
+    }
+
+    /// Up to `count` regions with the most free units for a new window.
+    pub fn pick_window(&mut self, count: usize, out: &mut Vec<u32>) {
+        out.clear();
+        let regions = self.region_free.len() as u32;
+        let mut by_free = [0u32; REGION_UNITS as usize + 1];
+        for region in 0..regions {
+            if !self.in_window.get(region) {
+                by_free[self.region_free[region as usize] as usize] += 1;
+            }
+        }
+        let mut need = count as u32;
+        let mut floor = REGION_UNITS;
+        while floor > 1 && by_free[floor as usize] < need {
+            need -= by_free[floor as usize];
+            floor -= 1;
+        }
+        let mut at_floor = need;
+        for i in 0..regions {
+            let region = (self.window_cursor + i) % regions;
+            let free = u32::from(self.region_free[region as usize]);
+            if out.len() == count {
+                break;
+            }
+            if free < floor || self.in_window.get(region) || (free == floor && at_floor == 0) {
+                continue;
+            }
+            at_floor -= u32::from(free == floor);
+            out.push(region);
+        }
+        // On a small or full shard windows share regions: a header knows its window.
+        for region in 0..regions {
+            if out.len() < 2.min(count)
+                && self.region_free[region as usize] > 0
+                && !out.contains(&region)
+            {
+                out.push(region);
+            }
+        }
+        self.window_cursor = out.last().map_or(0, |last| (last + 1) % regions);
+    }
+
+    /// Marks or unmarks regions as belonging to a live window.
+    pub fn mark_window(&mut self, regions: &[u32], live: bool) {
+        for &region in regions {
+            if live {
+                self.in_window.set(region);
+            } else {
+                self.in_window.clear(region);
+            }
+        }
+    }
+
+    /// Free units in these regions.
+    #[must_use]
+    pub fn free_in(&self, regions: &[u32]) -> u32 {
+        regions
+            .iter()
+            .map(|&r| u32::from(self.region_free[r as usize]))
+            .sum()
+    }
+
+    /// RAM held by the bitmaps.
+    #[must_use]
+    pub fn ram_bytes(&self) -> u64 {
+        self.committed.ram_bytes()
+            + self.busy.ram_bytes()
+            + self.region_free.len() as u64 * 2
+            + self.in_window.ram_bytes()
+    }
+
+    /// RAM held by the quarantine.
+    #[must_use]
+    pub fn quarantine_ram_bytes(&self) -> u64 {
+        ((self.quarantine.capacity() + self.frozen.capacity()) * size_of::<Run>()) as u64
+    }
+}
+
+fn push_run(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last) if last.start + last.len == run.start => last.len += run.len,
+        _ => runs.push(run),
+    }
+}

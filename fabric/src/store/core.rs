@@ -1,0 +1,699 @@
+//! One shard of the store as a pure state machine: operations in, device requests out.
+//!
+//! The life of an operation: `submit` cuts it into *parts*, each within one map page (leaf, 1 MiB). A part that
+//! overlaps an earlier write in flight waits for it (`ops`). A read resolves its blocks to units and reads them
+//! (`read`); a write gets its leaf, and old content for blocks it covers partly, and joins the next log batch
+//! (`write`). Checkpoints (`checkpoint`) and scrubbing (`scrub`) run beside.
+//!
+//! Whatever lacks a resource (buffer, request slot, leaf slot) goes to `stalled` and is tried again in order; nothing
+//! that waits holds what another one waits for.
+
+mod checkpoint;
+mod ops;
+mod read;
+mod replay;
+mod scrub;
+mod slab;
+mod write;
+
+use std::collections::VecDeque;
+
+use super::alloc::Allocator;
+use super::api::{
+    BufferRange, CoreParams, Fence, FlushMark, LAYER_CHAIN_MAX, LayerId, OpId, ScrubFinding,
+    ScrubStep, Space, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
+};
+use super::arena::Arena;
+use super::device::{DeviceAction, IoId, IoVecs};
+use super::format::{BITMAP_DIRS_MAX, Geometry, Ptr, UNIT_BYTES};
+use super::leaf::{LEAVES_MIN, LeafCache};
+use super::log::Window;
+use super::metrics::{RamBytes, StoreMetrics};
+use super::table::{NONE, Table};
+use checkpoint::Checkpoint;
+pub(super) use replay::Replay;
+use slab::Slab;
+
+/// Map pages and tables written by one checkpoint request.
+const CHECKPOINT_IO_BLOCKS: u32 = 32;
+/// Checkpoint requests in flight; more would crowd out guests.
+const CHECKPOINT_IOS_MAX: u32 = 8;
+/// Log batches in flight; further writes gather in the next batch meanwhile.
+const BATCHES_MAX: usize = 32;
+/// Device requests in flight; reads leave [`LOG_IOS_RESERVED`] of them to the log and checkpoints.
+const IOS_MAX: usize = 1536;
+/// See [`IOS_MAX`].
+const LOG_IOS_RESERVED: usize = 512;
+/// Buffers of a shard at least: checkpoint buffers, a few log batches and reads.
+const ARENA_BLOCKS_MIN: u64 = 1024;
+/// Parts beyond those of the operations: scrubbing and dropping layers.
+const INTERNAL_PARTS: u32 = 32;
+/// Parts of one operation at most: the leaves of a chunk.
+const OP_PARTS_MAX: usize = 4;
+/// Findings of the scrubber that wait to be fetched; further ones are only logged.
+const FINDINGS_MAX: usize = 1024;
+/// A chunk needs 64 bytes of RAM however little it holds, so sparse chunks are bounded: sixteen times as many as
+/// would fill the shard. When reached, writes to new chunks get `NoSpace`.
+const SPARSE_FACTOR: u32 = 16;
+/// Units that only discards and checkpoints may use, as a share of the shard.
+const RESERVE_SHARE: u32 = 128;
+
+/// What an operation is, once its parts are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum OpKind {
+    #[default]
+    Io,
+    Flush,
+    Fence(Fence),
+    Drop,
+    Checkpoint,
+}
+
+/// An operation in flight.
+#[derive(Debug, Default)]
+struct Op {
+    id: u64,
+    kind: OpKind,
+    iovs: Vec<libc::iovec>,
+    /// Every iovec can be handed to an `O_DIRECT` device.
+    aligned: bool,
+    layers: [u64; LAYER_CHAIN_MAX],
+    layer_count: usize,
+    chunk: u32,
+    offset: u32,
+    fua: bool,
+    parts_left: u32,
+    error: Option<StoreError>,
+}
+
+// SAFETY: the iovecs are descriptions of memory that the submitter keeps valid, see `StoreCore::submit`.
+unsafe impl Send for Op {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum PartKind {
+    #[default]
+    Read,
+    Write,
+    Zero,
+    Drop,
+    Fence,
+    FenceDrop,
+    Scrub,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum PartState {
+    /// An earlier write overlaps.
+    #[default]
+    WaitHazard,
+    /// Blocks are being looked up.
+    Resolve,
+    /// Device reads are being queued.
+    Issue,
+    /// Blocks with a bad checksum are read again.
+    Retry,
+    /// The old content of partly covered blocks is being fetched.
+    Fetch,
+    /// The leaf to be changed is wanted.
+    Acquire,
+    /// In the queue for a log batch, or in one.
+    Logging,
+}
+
+/// Where a block of a part was found.
+#[derive(Debug, Clone, Copy, Default)]
+struct Found {
+    /// Unit; `UNIT_UNMAPPED` while not resolved.
+    unit: u32,
+    crc: u32,
+}
+
+/// The piece of an operation that lies in one leaf.
+#[derive(Debug)]
+struct Part {
+    op: u32,
+    kind: PartKind,
+    state: PartState,
+    /// Order of arrival; decides who waits for whom.
+    seq: u64,
+    layer: u64,
+    chunk: u32,
+    rec: u32,
+    leaf: u8,
+    /// Byte range within the chunk.
+    start: u32,
+    end: u32,
+    /// Block range within the leaf, and of those the fully covered ones.
+    first: u16,
+    count: u16,
+    version: u64,
+    map: Vec<Found>,
+    unresolved: u32,
+    chain_at: usize,
+    cursor: u32,
+    ios: u32,
+    retry: Vec<u16>,
+    /// Buffers with the old content of partly covered blocks: (index in the part, buffer block).
+    old: [Option<(u16, u32)>; 2],
+    /// Quarantine generation whose units it may read.
+    tag: Option<u8>,
+    pinned: bool,
+    linked: bool,
+    hazard_next: u32,
+    wait_next: u32,
+    batches: u32,
+    logged: bool,
+    stale: u64,
+    error: Option<StoreError>,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            op: NONE,
+            kind: PartKind::Read,
+            state: PartState::WaitHazard,
+            seq: 0,
+            layer: 0,
+            chunk: 0,
+            rec: NONE,
+            leaf: 0,
+            start: 0,
+            end: 0,
+            first: 0,
+            count: 0,
+            version: 0,
+            map: Vec::new(),
+            unresolved: 0,
+            chain_at: 0,
+            cursor: 0,
+            ios: 0,
+            retry: Vec::new(),
+            old: [None; 2],
+            tag: None,
+            pinned: false,
+            linked: false,
+            hazard_next: NONE,
+            wait_next: NONE,
+            batches: 0,
+            logged: false,
+            stale: 0,
+            error: None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum IoKind {
+    #[default]
+    Free,
+    /// Blocks `first..first + count` of a part, into its memory or into buffer blocks.
+    Read {
+        part: u32,
+        first: u16,
+        count: u16,
+        buffer: Option<u32>,
+        second: bool,
+    },
+    /// Old content of a partly covered block.
+    Fetch {
+        part: u32,
+        which: u8,
+        second: bool,
+    },
+    Leaf {
+        slot: u32,
+    },
+    Log {
+        batch: u32,
+    },
+    /// Checkpoint pages; the pinned leaves are in the request's list.
+    Pages {
+        buffer: u32,
+    },
+    Superblock {
+        buffer: u32,
+    },
+    Flush,
+    CheckpointFlush,
+}
+
+/// A device request in flight.
+#[derive(Debug, Default)]
+struct Io {
+    kind: IoKind,
+    iovs: Vec<libc::iovec>,
+    leaves: Vec<u32>,
+}
+
+// SAFETY: as for `Op`; the other iovecs lie in memory that the shard owns.
+unsafe impl Send for Io {}
+
+/// Flush operations: at most one device flush at a time serves all that wait.
+#[derive(Debug, Default)]
+struct Flushes {
+    waiting: Vec<u32>,
+    running: Vec<u32>,
+    mark: u64,
+    busy: bool,
+}
+
+/// The log's position.
+#[derive(Debug)]
+struct Log {
+    nonce: [u8; 16],
+    current: Window,
+    /// Named by the durable superblock as the one that follows; `None` while a checkpoint runs.
+    next: Option<Window>,
+    /// Batches in flight by window number's parity.
+    in_flight: [u32; 2],
+    /// Closed until the superblock that names the window anew is durable.
+    hold: bool,
+    next_lsn: u64,
+    durable_lsn: u64,
+    /// Newest watermark in a header on the device.
+    watermark_written: u64,
+}
+
+/// A layer being dropped.
+#[derive(Debug)]
+struct Dropping {
+    op: u32,
+    layer: LayerId,
+    rec: u32,
+    leaf: usize,
+    parts: u32,
+    fence_sent: bool,
+}
+
+/// One shard. See the module, and [`StoreCore`] for the calls.
+#[derive(Debug)]
+pub struct ShardCore {
+    geo: Geometry,
+    alloc: Allocator,
+    arena: Arena,
+    table: Table,
+    leaves: LeafCache,
+    log: Log,
+    ops: Slab<Op>,
+    parts: Slab<Part>,
+    ios: Slab<Io>,
+    batches: Slab<write::Batch>,
+    next_seq: u64,
+    runnable: VecDeque<u32>,
+    stalled: VecDeque<u32>,
+    ready: VecDeque<u32>,
+    actions: VecDeque<DeviceAction>,
+    done: VecDeque<(OpId, StoreResult)>,
+    flushes: Flushes,
+    ckpt: Checkpoint,
+    bitmap_ptrs: Vec<Ptr>,
+    bitmap_dir_ptrs: [Ptr; BITMAP_DIRS_MAX],
+    dropping: VecDeque<Dropping>,
+    scrub: scrub::Scrub,
+    findings: VecDeque<ScrubFinding>,
+    /// Reads in flight by the parity of the quarantine generation they began in.
+    readers: [u32; 2],
+    generation: u8,
+    /// Errno of the device write that failed.
+    failed: Option<i32>,
+    /// Blocks whose last write failed: it may or may not be on the device (layer, chunk, byte range).
+    poisoned: Vec<(u64, u32, u32, u32)>,
+    counters: StoreMetrics,
+    scratch: Vec<u32>,
+}
+
+/// What a shard starts from, read from the device or empty.
+pub(super) struct Loaded {
+    pub geo: Geometry,
+    pub alloc: Allocator,
+    pub table: Table,
+    pub bitmap_ptrs: Vec<Ptr>,
+    pub bitmap_dir_ptrs: [Ptr; BITMAP_DIRS_MAX],
+    pub table_root: Ptr,
+    pub checkpoint: u64,
+    pub window_id: u64,
+    pub next_lsn: u64,
+    pub nonce: [u8; 16],
+    pub shards: u32,
+    /// Leaves that recovery will change at most: the cache must hold them until its checkpoint.
+    pub leaves_needed: u32,
+}
+
+/// Most records of a shard.
+pub(super) fn records_max(units: u32) -> u32 {
+    (units / 1024)
+        .max(256)
+        .saturating_mul(SPARSE_FACTOR)
+        .min(1 << 24)
+}
+
+impl ShardCore {
+    /// A shard that has no log window yet: its first checkpoint gives it two.
+    pub(super) fn new(loaded: Loaded, params: &CoreParams) -> Self {
+        let Loaded {
+            geo,
+            alloc,
+            table,
+            bitmap_ptrs,
+            bitmap_dir_ptrs,
+            nonce,
+            ..
+        } = loaded;
+        let share = |bytes: u64| bytes / u64::from(loaded.shards) / UNIT_BYTES as u64;
+        let leaves = share(params.leaf_cache_bytes).clamp(u64::from(LEAVES_MIN), 1 << 20) as u32;
+        let leaves = leaves.max(loaded.leaves_needed.saturating_add(LEAVES_MIN));
+        let blocks = share(params.buffer_bytes).clamp(ARENA_BLOCKS_MIN, 1 << 20) as u32;
+        let ops_max = params.ops_max.max(1);
+        let parts = ops_max * 2 + OP_PARTS_MAX as u32 + INTERNAL_PARTS;
+        let mut arena = Arena::new(blocks);
+        let ckpt = Checkpoint::new(
+            &mut arena,
+            loaded.checkpoint,
+            loaded.table_root,
+            loaded.shards,
+        );
+        Self {
+            geo,
+            alloc,
+            arena,
+            table,
+            leaves: LeafCache::new(leaves),
+            log: Log {
+                nonce,
+                current: Window::new(loaded.window_id, Vec::new()),
+                next: None,
+                in_flight: [0; 2],
+                hold: true,
+                next_lsn: loaded.next_lsn,
+                durable_lsn: loaded.next_lsn - 1,
+                watermark_written: loaded.next_lsn - 1,
+            },
+            ops: Slab::new(ops_max as usize),
+            parts: Slab::new(parts as usize),
+            ios: Slab::new(IOS_MAX),
+            batches: Slab::new(BATCHES_MAX),
+            next_seq: 1,
+            runnable: VecDeque::with_capacity(parts as usize),
+            stalled: VecDeque::with_capacity(parts as usize),
+            ready: VecDeque::with_capacity(parts as usize),
+            actions: VecDeque::with_capacity(IOS_MAX),
+            done: VecDeque::with_capacity(ops_max as usize),
+            flushes: Flushes::default(),
+            ckpt,
+            bitmap_ptrs,
+            bitmap_dir_ptrs,
+            dropping: VecDeque::new(),
+            scrub: scrub::Scrub::default(),
+            findings: VecDeque::new(),
+            readers: [0; 2],
+            generation: 0,
+            failed: None,
+            poisoned: Vec::new(),
+            counters: StoreMetrics::default(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Does whatever can be done now. Every loop in it ends when its queue is empty or a resource is used up.
+    fn pump(&mut self) {
+        self.step_dropping();
+        self.retry_stalled();
+        self.run_runnable();
+        self.build_batches();
+        self.run_runnable();
+        self.start_flush();
+        self.step_checkpoint();
+    }
+
+    fn run_runnable(&mut self) {
+        while let Some(part) = self.runnable.pop_front() {
+            if !self.advance(part) {
+                self.stalled.push_back(part);
+            }
+        }
+    }
+
+    fn retry_stalled(&mut self) {
+        while let Some(&part) = self.stalled.front() {
+            if !self.advance(part) {
+                return;
+            }
+            self.stalled.pop_front();
+        }
+    }
+
+    /// Takes a step of the part; `false` when it has to wait for a resource.
+    fn advance(&mut self, part: u32) -> bool {
+        match self.parts[part].state {
+            PartState::WaitHazard | PartState::Logging => true,
+            PartState::Resolve => self.step_resolve(part),
+            PartState::Issue => self.issue_reads(part),
+            PartState::Retry => self.issue_retries(part),
+            PartState::Fetch => self.issue_fetches(part),
+            PartState::Acquire => self.step_acquire(part),
+        }
+    }
+
+    /// A free device request slot; reads leave some to the log.
+    fn take_io(&mut self, for_read: bool) -> Option<u32> {
+        if for_read && self.ios.free_count() <= LOG_IOS_RESERVED {
+            return None;
+        }
+        self.ios.take()
+    }
+
+    /// Queues the device read of `unit`.. into the request's iovecs.
+    fn emit_read(&mut self, io: u32, unit: u32, kind: IoKind) {
+        let slot = &mut self.ios[io];
+        slot.kind = kind;
+        let bytes: u64 = slot.iovs.iter().map(|v| v.iov_len as u64).sum();
+        let iovecs = IoVecs {
+            ptr: slot.iovs.as_ptr(),
+            len: slot.iovs.len() as u32,
+        };
+        self.counters.device_reads += 1;
+        self.counters.device_read_bytes += bytes;
+        self.actions.push_back(DeviceAction::Read {
+            id: IoId(u64::from(io)),
+            offset: self.geo.offset(unit),
+            iovecs,
+        });
+    }
+
+    /// Queues the device write of buffer blocks to `unit`...
+    fn emit_write(&mut self, io: u32, unit: u32, block: u32, count: u32, kind: IoKind) {
+        let base = self
+            .arena
+            .buf()
+            .as_ptr()
+            .wrapping_add(block as usize * UNIT_BYTES);
+        let len = count as usize * UNIT_BYTES;
+        let slot = &mut self.ios[io];
+        slot.kind = kind;
+        slot.iovs.clear();
+        slot.iovs.push(libc::iovec {
+            iov_base: base.cast(),
+            iov_len: len,
+        });
+        let iovecs = IoVecs {
+            ptr: slot.iovs.as_ptr(),
+            len: 1,
+        };
+        self.counters.device_writes += 1;
+        self.counters.device_write_bytes += len as u64;
+        self.actions.push_back(DeviceAction::Write {
+            id: IoId(u64::from(io)),
+            offset: self.geo.offset(unit),
+            iovecs,
+        });
+    }
+
+    fn emit_flush(&mut self, io: u32, kind: IoKind) {
+        self.ios[io].kind = kind;
+        self.counters.device_flushes += 1;
+        self.actions.push_back(DeviceAction::Flush {
+            id: IoId(u64::from(io)),
+        });
+    }
+
+    fn start_flush(&mut self) {
+        if self.flushes.waiting.is_empty() || self.flushes.busy {
+            return;
+        }
+        let Some(io) = self.take_io(false) else {
+            return;
+        };
+        self.flushes.busy = true;
+        self.flushes.mark = self.completed_lsn();
+        std::mem::swap(&mut self.flushes.waiting, &mut self.flushes.running);
+        self.emit_flush(io, IoKind::Flush);
+    }
+
+    fn on_flush(&mut self, result: Result<(), i32>) {
+        self.flushes.busy = false;
+        match result {
+            Ok(()) => self.log.durable_lsn = self.log.durable_lsn.max(self.flushes.mark),
+            // What the device still holds is unknown after a failed flush.
+            Err(errno) => self.fail(errno),
+        }
+        let mut running = std::mem::take(&mut self.flushes.running);
+        for op in running.drain(..) {
+            self.finish_op(op, result.map_err(StoreError::Device));
+        }
+        self.flushes.running = running;
+    }
+
+    /// Newest batch with all before it complete.
+    fn completed_lsn(&self) -> u64 {
+        self.batches
+            .iter()
+            .map(|b| b.lsn)
+            .min()
+            .unwrap_or(self.log.next_lsn)
+            - 1
+    }
+
+    /// A device write failed: nobody knows what is there now. Writing stops, reading goes on.
+    fn fail(&mut self, errno: i32) {
+        if self.failed.is_none() {
+            tracing::error!(
+                shard = self.geo.shard,
+                errno,
+                "device write failed, shard is read-only until restart"
+            );
+            self.failed = Some(errno);
+        }
+    }
+
+    /// Space that the next checkpoint needs for new copies of what is dirty, before it frees the old ones.
+    fn checkpoint_need(&self) -> u32 {
+        let dirs = self.table.dir_ptrs.len() as u32 + 2;
+        self.leaves.dirty() + self.table.dirty_count() + dirs
+    }
+
+    fn reserve_units(&self) -> u32 {
+        (self.geo.units / RESERVE_SHARE).clamp(48, 1024)
+    }
+
+    fn ram(&self) -> RamBytes {
+        let tables = self.ops.capacity() * (size_of::<Op>() + 64)
+            + self.parts.capacity() * size_of::<Part>()
+            + self.ios.capacity() * (size_of::<Io>() + 64);
+        RamBytes {
+            chunks: self.table.ram_bytes(),
+            bitmaps: self.alloc.ram_bytes() + (self.bitmap_ptrs.len() * size_of::<Ptr>()) as u64,
+            leaf_cache: self.leaves.ram_bytes(),
+            buffers: self.arena.buf().len() as u64,
+            tables: tables as u64 + self.alloc.quarantine_ram_bytes(),
+        }
+    }
+}
+
+impl StoreCore for ShardCore {
+    unsafe fn submit(&mut self, id: OpId, op: StoreOp<'_>) -> Submitted {
+        self.accept(id, op)
+    }
+
+    fn poll_action(&mut self) -> Option<DeviceAction> {
+        if self.actions.is_empty() {
+            self.pump();
+        }
+        self.actions.pop_front()
+    }
+
+    fn on_device(&mut self, id: IoId, result: Result<(), i32>) {
+        let io = id.0 as u32;
+        match std::mem::take(&mut self.ios[io].kind) {
+            IoKind::Free => panic!("completion of a device request that is not in flight: {id:?}"),
+            IoKind::Read {
+                part,
+                first,
+                count,
+                buffer,
+                second,
+            } => {
+                self.on_read(io, part, (first, count), buffer, second, result);
+            }
+            IoKind::Fetch {
+                part,
+                which,
+                second,
+            } => self.on_fetch(io, part, which, second, result),
+            IoKind::Leaf { slot } => self.on_leaf(io, slot, result),
+            IoKind::Log { batch } => self.on_log_write(io, batch, result),
+            IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
+            IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
+            IoKind::Flush => {
+                self.ios.give_back(io);
+                self.on_flush(result);
+            }
+            IoKind::CheckpointFlush => {
+                self.ios.give_back(io);
+                self.on_checkpoint_flush(result);
+            }
+        }
+    }
+
+    fn poll_completion(&mut self) -> Option<(OpId, StoreResult)> {
+        self.done.pop_front()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ops.in_use() + self.done.len()
+    }
+
+    fn device_in_flight(&self) -> usize {
+        self.ios.in_use() - self.actions.len()
+    }
+
+    fn on_idle(&mut self) {
+        self.write_watermark();
+    }
+
+    fn flush_mark(&self) -> FlushMark {
+        FlushMark(self.completed_lsn())
+    }
+
+    fn flushed(&mut self, mark: FlushMark) {
+        self.log.durable_lsn = self.log.durable_lsn.max(mark.0);
+    }
+
+    fn fence(&self, layer: LayerId) -> Fence {
+        self.table.fence(layer)
+    }
+
+    fn space(&self) -> Space {
+        let unit = UNIT_BYTES as u64;
+        let total = u64::from(self.alloc.total_units());
+        Space {
+            total_bytes: total * unit,
+            used_bytes: (total - u64::from(self.alloc.free_units())) * unit,
+        }
+    }
+
+    fn buffers(&self) -> BufferRange {
+        BufferRange {
+            ptr: self.arena.buf().as_ptr(),
+            len: self.arena.buf().len(),
+        }
+    }
+
+    fn scrub_step(&mut self) -> ScrubStep {
+        self.step_scrub()
+    }
+
+    fn poll_finding(&mut self) -> Option<ScrubFinding> {
+        self.findings.pop_front()
+    }
+
+    fn metrics(&self) -> StoreMetrics {
+        StoreMetrics {
+            ram: self.ram(),
+            chunks: u64::from(self.table.len()),
+            dirty_leaves: u64::from(self.leaves.dirty()),
+            quarantined_units: self.alloc.quarantined_units(),
+            ..self.counters
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! Checkpoints: bringing the map to the device while writes go on. `format` says why in this order.
+
+use zerocopy::IntoBytes;
+
+use super::super::alloc::Run;
+use super::super::api::StoreError;
+use super::super::arena::Arena;
+use super::super::format::{
+    DIR_PTRS, Ptr, Superblock, UNIT_BYTES, UNIT_UNMAPPED, WINDOW_REGIONS_MAX, seal,
+};
+use super::super::leaf::LeafState;
+use super::super::log::Window;
+use super::super::table::NONE;
+use super::write::QUARANTINE_RUNS;
+use super::{CHECKPOINT_IO_BLOCKS, CHECKPOINT_IOS_MAX, IoKind, ShardCore};
+
+/// Words of the bitmap in one page.
+const PAGE_WORDS: usize = UNIT_BYTES / 8;
+/// A window is this share of the shard, within bounds.
+const WINDOW_SHARE: u32 = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    /// The old window's batches are still in flight.
+    Drain,
+    Leaves,
+    Tables,
+    Dirs,
+    Root,
+    Bitmap,
+    BitmapDirs,
+    /// All pages are queued.
+    Settle,
+    FlushPages,
+    Superblock,
+    FlushSuperblock,
+    /// Durable; reads of freed units are still in flight.
+    Release,
+}
+
+/// State of the running checkpoint, and what asks for the next.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    number: u64,
+    phase: Phase,
+    cursor: u32,
+    ios: u32,
+    /// Something needs space or clean leaves.
+    pub(super) wanted: bool,
+    requested: Vec<u32>,
+    requested_clean: bool,
+    running: Vec<u32>,
+    running_clean: bool,
+    table_root: Ptr,
+    root_dirty: bool,
+    bitmap_dirs_dirty: u64,
+    /// Free buffers of `CHECKPOINT_IO_BLOCKS` each.
+    buffers: Vec<u32>,
+    /// Parity of the window that is being left, and the generation whose readers must be gone.
+    old_parity: usize,
+    old_generation: u8,
+    old_regions: Vec<u32>,
+    window_regions: usize,
+    next_window_id: u64,
+    next: Option<Window>,
+    log_start: u64,
+    mark: u64,
+    closed: bool,
+}
+
+/// Kinds of pages that go to fresh units, many in one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pages {
+    Leaves,
+    Tables,
+    Dirs,
+    Root,
+}
+
+impl Checkpoint {
+    pub(super) fn new(arena: &mut Arena, number: u64, table_root: Ptr, shards: u32) -> Self {
+        let buffers = (0..CHECKPOINT_IOS_MAX)
+            .map(|_| {
+                let (start, len) = arena
+                    .take_up_to(CHECKPOINT_IO_BLOCKS)
+                    .expect("the arena has a least size");
+                assert_eq!(len, CHECKPOINT_IO_BLOCKS);
+                start
+            })
+            .collect();
+        Self {
+            number,
+            phase: Phase::Idle,
+            cursor: 0,
+            ios: 0,
+            wanted: false,
+            requested: Vec::new(),
+            requested_clean: false,
+            running: Vec::new(),
+            running_clean: false,
+            table_root,
+            root_dirty: false,
+            bitmap_dirs_dirty: 0,
+            buffers,
+            old_parity: 0,
+            old_generation: 0,
+            old_regions: Vec::new(),
+            window_regions: (WINDOW_REGIONS_MAX / shards as usize).max(2),
+            next_window_id: 0,
+            next: None,
+            log_start: 0,
+            mark: 0,
+            closed: false,
+        }
+    }
+
+    pub(super) fn request(&mut self, op: u32, clean: bool) {
+        self.requested.push(op);
+        self.requested_clean |= clean;
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.phase != Phase::Idle
+    }
+
+    /// Newest durable checkpoint.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The table root page.
+    pub(super) fn root(&self) -> &Ptr {
+        &self.table_root
+    }
+
+    fn next_phase(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.cursor = 0;
+    }
+}
+
+impl ShardCore {
+    /// Takes the checkpoint as far as it goes now.
+    pub(super) fn step_checkpoint(&mut self) {
+        if self.failed.is_some() {
+            self.abandon_checkpoint();
+            return;
+        }
+        loop {
+            let before = self.ckpt.phase;
+            match before {
+                Phase::Idle => self.start_checkpoint(),
+                Phase::Drain => {
+                    if self.log.in_flight[self.ckpt.old_parity] == 0 {
+                        self.ckpt.next_phase(Phase::Leaves);
+                    }
+                }
+                Phase::Leaves => self.stage_all(Pages::Leaves, Phase::Tables),
+                Phase::Tables => self.stage_all(Pages::Tables, Phase::Dirs),
+                Phase::Dirs => self.stage_all(Pages::Dirs, Phase::Root),
+                Phase::Root => self.stage_all(Pages::Root, Phase::Bitmap),
+                Phase::Bitmap => self.stage_bitmap(),
+                Phase::BitmapDirs => self.stage_bitmap_dirs(),
+                Phase::Settle => self.flush_pages(),
+                Phase::FlushPages | Phase::Superblock | Phase::FlushSuperblock => {}
+                Phase::Release => self.release_units(),
+            }
+            if self.ckpt.phase == before || self.failed.is_some() {
+                return;
+            }
+        }
+    }
+
+    fn start_checkpoint(&mut self) {
+        let reopen = self.log.hold && !self.ready.is_empty();
+        let cache_dirty = self.leaves.dirty() * 2 > self.leaves.slots();
+        let many_freed = self.alloc.quarantine_runs() > QUARANTINE_RUNS;
+        let asked = self.ckpt.wanted || !self.ckpt.requested.is_empty();
+        if !(asked || reopen || cache_dirty || many_freed || self.log.current.is_nearly_full()) {
+            return;
+        }
+        self.ckpt.wanted = false;
+        std::mem::swap(&mut self.ckpt.requested, &mut self.ckpt.running);
+        self.ckpt.running_clean = std::mem::take(&mut self.ckpt.requested_clean);
+        self.alloc.freeze();
+        self.ckpt.old_generation = self.generation;
+        self.generation ^= 1;
+        self.ckpt.old_parity = (self.log.current.id & 1) as usize;
+        self.ckpt.old_regions.clear();
+        if let Some(mut next) = self.log.next.take() {
+            next.open(&self.alloc);
+            let old = std::mem::replace(&mut self.log.current, next);
+            self.ckpt.old_regions.extend(&old.regions);
+        }
+        self.ckpt.log_start = self.log.next_lsn;
+        self.table.reap();
+        self.ckpt.next_phase(Phase::Drain);
+    }
+
+    /// Queues pages of a kind until none is left or requests or buffers run out.
+    fn stage_all(&mut self, pages: Pages, then: Phase) {
+        loop {
+            let left = match pages {
+                Pages::Leaves => self.leaves.dirty(),
+                Pages::Tables => self.table.dirty_count(),
+                Pages::Dirs => self.table.page_ptrs.len().div_ceil(DIR_PTRS) as u32,
+                Pages::Root => u32::from(self.ckpt.root_dirty),
+            };
+            if left == 0 {
+                self.ckpt.next_phase(then);
+                return;
+            }
+            let Some(&buffer) = self.ckpt.buffers.last() else {
+                return;
+            };
+            let Some(io) = self.take_io(false) else {
+                return;
+            };
+            let Some(units) = self.alloc.take_run(left.min(CHECKPOINT_IO_BLOCKS)) else {
+                self.ios.give_back(io);
+                self.fail(libc::ENOSPC);
+                return;
+            };
+            self.ios[io].leaves.clear();
+            let mut used = 0;
+            while used < units.len && self.stage_page(pages, io, units.start + used, buffer + used)
+            {
+                used += 1;
+            }
+            if used < units.len {
+                self.alloc.give_back(Run {
+                    start: units.start + used,
+                    len: units.len - used,
+                });
+            }
+            if used == 0 {
+                self.ios.give_back(io);
+                self.ckpt.next_phase(then);
+                return;
+            }
+            self.emit_pages(io, units.start, buffer, used);
+        }
+    }
+
+    fn emit_pages(&mut self, io: u32, unit: u32, buffer: u32, count: u32) {
+        self.ckpt.buffers.pop();
+        self.ckpt.ios += 1;
+        self.counters.checkpoint_bytes += u64::from(count) * UNIT_BYTES as u64;
+        self.emit_write(io, unit, buffer, count, IoKind::Pages { buffer });
+    }
+
+    /// Puts the next dirty page into the buffer, destined for `unit`; `false` when there is none.
+    fn stage_page(&mut self, pages: Pages, io: u32, unit: u32, buffer: u32) -> bool {
+        let old = match pages {
+            Pages::Leaves => {
+                let Some(slot) = self.next_dirty_leaf() else {
+                    return false;
+                };
+                let ptr = Ptr {
+                    unit,
+                    crc: self.fill_page(buffer, |core| core.leaves.bytes(slot)),
+                };
+                self.leaves.mark_clean(slot);
+                // Until it is written nobody may evict it and read it back.
+                self.leaves.meta_mut(slot).pins += 1;
+                self.ios[io].leaves.push(slot);
+                let meta = *self.leaves.meta(slot);
+                std::mem::replace(
+                    &mut self.table.record_mut(meta.rec).leaves[usize::from(meta.leaf)],
+                    ptr,
+                )
+            }
+            Pages::Tables => {
+                let Some(page) = self.table.next_dirty_page(self.ckpt.cursor) else {
+                    return false;
+                };
+                self.ckpt.cursor = page + 1;
+                let crc = self.fill_page(buffer, |core| core.table.page_bytes(page));
+                self.table.set_page_ptr(page, Ptr { unit, crc })
+            }
+            Pages::Dirs => {
+                let Some(dir) = self.table.next_dirty_dir(self.ckpt.cursor) else {
+                    return false;
+                };
+                self.ckpt.cursor = dir + 1;
+                let crc = self.fill_page(buffer, |core| core.table.dir_bytes(dir));
+                self.ckpt.root_dirty = true;
+                self.table.set_dir_ptr(dir, Ptr { unit, crc })
+            }
+            Pages::Root => {
+                if !std::mem::take(&mut self.ckpt.root_dirty) {
+                    return false;
+                }
+                let crc = self.fill_page(buffer, |core| core.table.dir_ptrs.as_bytes());
+                std::mem::replace(&mut self.ckpt.table_root, Ptr { unit, crc })
+            }
+        };
+        self.alloc.commit(unit);
+        if old.unit != 0 {
+            self.alloc.free_replaced(old.unit);
+        }
+        true
+    }
+
+    /// Copies a page into a buffer block, the rest zero; returns the checksum.
+    fn fill_page(&mut self, buffer: u32, bytes: impl Fn(&Self) -> &[u8]) -> u32 {
+        let (ptr, len) = {
+            let bytes = bytes(self);
+            (bytes.as_ptr(), bytes.len())
+        };
+        let page = self.arena.buf_mut().blocks_mut(buffer, 1);
+        page[len..].fill(0);
+        // SAFETY: the source is a table or cache page of this shard, which the arena's blocks never overlap.
+        unsafe { page.as_mut_ptr().copy_from_nonoverlapping(ptr, len) };
+        crc32c::crc32c(page)
+    }
+
+    /// Next leaf to be written; those in which nothing is mapped any more are dropped on the way.
+    fn next_dirty_leaf(&mut self) -> Option<u32> {
+        while self.ckpt.cursor < self.leaves.slots() {
+            let slot = self.ckpt.cursor;
+            self.ckpt.cursor += 1;
+            let meta = *self.leaves.meta(slot);
+            if meta.state != LeafState::Ready || !meta.dirty {
+                continue;
+            }
+            if self
+                .leaves
+                .entries(slot)
+                .iter()
+                .any(|e| e.unit != UNIT_UNMAPPED)
+            {
+                return Some(slot);
+            }
+            self.drop_empty_leaf(slot);
+        }
+        None
+    }
+
+    fn drop_empty_leaf(&mut self, slot: u32) {
+        let meta = *self.leaves.meta(slot);
+        let newest = self
+            .leaves
+            .entries(slot)
+            .iter()
+            .map(|e| e.version)
+            .max()
+            .unwrap_or(0);
+        let record = self.table.record_mut(meta.rec);
+        record.floor = record.floor.max(newest);
+        let old = std::mem::take(&mut record.leaves[usize::from(meta.leaf)]);
+        if old.unit != 0 {
+            self.alloc.free_replaced(old.unit);
+        }
+        self.leaves.mark_clean(slot);
+        if meta.pins == 0 {
+            self.leaves.drop_slot(slot);
+            self.table.runtime_mut(meta.rec).leaf_slots[usize::from(meta.leaf)] = NONE;
+            self.note_if_bare(meta.rec);
+        }
+    }
+
+    fn stage_bitmap(&mut self) {
+        loop {
+            let Some(&buffer) = self.ckpt.buffers.last() else {
+                return;
+            };
+            let Some(io) = self.take_io(false) else {
+                return;
+            };
+            let Some(page) = self.alloc.next_dirty_page(self.ckpt.cursor) else {
+                self.ios.give_back(io);
+                self.ckpt.next_phase(Phase::BitmapDirs);
+                return;
+            };
+            self.ckpt.cursor = page + 1;
+            let block = self.arena.buf_mut().blocks_mut(buffer, 1);
+            self.alloc
+                .committed()
+                .write_bytes(page as usize * PAGE_WORDS, block);
+            let crc = crc32c::crc32c(block);
+            let was = self.bitmap_ptrs[page as usize].unit;
+            let slot = u32::from(was == self.geo.bitmap_slot(page, 0));
+            let unit = self.geo.bitmap_slot(page, slot);
+            self.bitmap_ptrs[page as usize] = Ptr { unit, crc };
+            self.ckpt.bitmap_dirs_dirty |= 1 << (page as usize / DIR_PTRS);
+            self.emit_pages(io, unit, buffer, 1);
+        }
+    }
+
+    fn stage_bitmap_dirs(&mut self) {
+        while self.ckpt.bitmap_dirs_dirty != 0 {
+            let Some(&buffer) = self.ckpt.buffers.last() else {
+                return;
+            };
+            let Some(io) = self.take_io(false) else {
+                return;
+            };
+            let dir = self.ckpt.bitmap_dirs_dirty.trailing_zeros();
+            self.ckpt.bitmap_dirs_dirty &= self.ckpt.bitmap_dirs_dirty - 1;
+            let start = dir as usize * DIR_PTRS;
+            let end = (start + DIR_PTRS).min(self.bitmap_ptrs.len());
+            let crc = self.fill_page(buffer, |core| core.bitmap_ptrs[start..end].as_bytes());
+            let was = self.bitmap_dir_ptrs[dir as usize].unit;
+            let slot = u32::from(was == self.geo.bitmap_dir_slot(dir, 0));
+            let unit = self.geo.bitmap_dir_slot(dir, slot);
+            self.bitmap_dir_ptrs[dir as usize] = Ptr { unit, crc };
+            self.emit_pages(io, unit, buffer, 1);
+        }
+        self.ckpt.next_phase(Phase::Settle);
+    }
+
+    pub(super) fn on_pages(&mut self, io: u32, buffer: u32, result: Result<(), i32>) {
+        let mut leaves = std::mem::take(&mut self.ios[io].leaves);
+        for slot in leaves.drain(..) {
+            self.leaves.meta_mut(slot).pins -= 1;
+        }
+        self.ios[io].leaves = leaves;
+        self.end_checkpoint_io(io, Some(buffer), result);
+    }
+
+    fn end_checkpoint_io(&mut self, io: u32, buffer: Option<u32>, result: Result<(), i32>) {
+        self.ios.give_back(io);
+        self.ckpt.buffers.extend(buffer);
+        self.ckpt.ios -= 1;
+        if let Err(errno) = result {
+            self.fail(errno);
+        }
+    }
+
+    fn flush_pages(&mut self) {
+        if self.ckpt.ios > 0 {
+            return;
+        }
+        let Some(io) = self.take_io(false) else {
+            return;
+        };
+        self.ckpt.mark = self.completed_lsn();
+        self.ckpt.ios += 1;
+        self.emit_flush(io, IoKind::CheckpointFlush);
+        self.ckpt.next_phase(Phase::FlushPages);
+    }
+
+    pub(super) fn on_checkpoint_flush(&mut self, result: Result<(), i32>) {
+        self.ckpt.ios -= 1;
+        if let Err(errno) = result {
+            self.fail(errno);
+        }
+        if self.failed.is_some() {
+            return;
+        }
+        self.log.durable_lsn = self.log.durable_lsn.max(self.ckpt.mark);
+        match self.ckpt.phase {
+            Phase::FlushPages => self.write_superblock(),
+            Phase::FlushSuperblock => self.end_checkpoint(),
+            _ => unreachable!("a checkpoint flush belongs to one of two phases"),
+        }
+    }
+
+    /// Chooses the window after the current one (and the current one anew if it is unused and has little room), and
+    /// writes both copies of the superblock.
+    fn write_superblock(&mut self) {
+        let marked = std::mem::take(&mut self.ckpt.old_regions);
+        self.alloc.mark_window(&marked, false);
+        self.ckpt.old_regions = marked;
+        let regions = self.geo.units / super::super::format::REGION_UNITS;
+        let count = (regions / WINDOW_SHARE).clamp(2, self.ckpt.window_regions as u32) as usize;
+        let unused = self.log.current.batches == 0;
+        let room = self.alloc.free_in(&self.log.current.regions);
+        if unused && (self.log.hold || room < self.reserve_units()) {
+            // No batch may go to it before this superblock is durable.
+            self.log.hold = true;
+            let current = std::mem::take(&mut self.log.current.regions);
+            self.alloc.mark_window(&current, false);
+            self.log.current = self.pick_window(self.log.current.id, count, current);
+        }
+        self.alloc
+            .mark_window(&self.log.current.regions.clone(), true);
+        self.ckpt.next_window_id = self.log.current.id + 1;
+        let next = self.pick_window(self.ckpt.next_window_id, count, Vec::new());
+        let quiet =
+            self.leaves.dirty() == 0 && self.ready.is_empty() && self.log.in_flight == [0; 2];
+        self.ckpt.closed = self.ckpt.running_clean && unused && quiet;
+
+        let mut sb = Superblock::new(self.geo.shard, self.geo.units, self.log.nonce);
+        sb.checkpoint = self.ckpt.number + 1;
+        sb.clean = u32::from(self.ckpt.closed);
+        sb.log_start = self.ckpt.log_start;
+        sb.watermark = self.log.durable_lsn;
+        sb.table_root = self.ckpt.table_root;
+        sb.table_pages = self.table.page_ptrs.len() as u64;
+        sb.windows = [self.log.current.record(), next.record()];
+        sb.bitmap_dirs = self.bitmap_dir_ptrs;
+        self.ckpt.next = Some(next);
+        self.ckpt.next_phase(Phase::Superblock);
+        for unit in self.geo.superblock_units(sb.checkpoint) {
+            let io = self
+                .take_io(false)
+                .expect("requests are reserved for checkpoints");
+            let buffer = self.ckpt.buffers.pop().expect("all pages are written");
+            let page = self.arena.buf_mut().blocks_mut(buffer, 1);
+            page.fill(0);
+            page[..size_of::<Superblock>()].copy_from_slice(sb.as_bytes());
+            seal(page);
+            self.ckpt.ios += 1;
+            self.counters.checkpoint_bytes += UNIT_BYTES as u64;
+            self.emit_write(io, unit, buffer, 1, IoKind::Superblock { buffer });
+        }
+    }
+
+    fn pick_window(&mut self, id: u64, count: usize, mut regions: Vec<u32>) -> Window {
+        self.alloc.pick_window(count, &mut regions);
+        self.alloc.mark_window(&regions, true);
+        let mut window = Window::new(id, regions);
+        window.open(&self.alloc);
+        window
+    }
+
+    pub(super) fn on_superblock(&mut self, io: u32, buffer: u32, result: Result<(), i32>) {
+        self.end_checkpoint_io(io, Some(buffer), result);
+        if self.ckpt.ios > 0 || self.failed.is_some() {
+            return;
+        }
+        let io = self
+            .take_io(false)
+            .expect("requests are reserved for checkpoints");
+        self.ckpt.mark = self.completed_lsn();
+        self.ckpt.ios += 1;
+        self.emit_flush(io, IoKind::CheckpointFlush);
+        self.ckpt.next_phase(Phase::FlushSuperblock);
+    }
+
+    fn end_checkpoint(&mut self) {
+        self.ckpt.number += 1;
+        self.counters.checkpoints += 1;
+        self.log.next = self.ckpt.next.take();
+        // After a clean close the superblock promises an empty log: a write needs another checkpoint first.
+        self.log.hold = self.ckpt.closed;
+        let mut running = std::mem::take(&mut self.ckpt.running);
+        for op in running.drain(..) {
+            self.finish_op(op, Ok(()));
+        }
+        self.ckpt.running = running;
+        self.ckpt.next_phase(Phase::Release);
+    }
+
+    fn release_units(&mut self) {
+        if self.readers[usize::from(self.ckpt.old_generation)] == 0 {
+            self.alloc.release();
+            self.ckpt.next_phase(Phase::Idle);
+        }
+    }
+
+    /// A write failed: whoever waits for a checkpoint hears it.
+    fn abandon_checkpoint(&mut self) {
+        let Some(errno) = self.failed else { return };
+        for list in [
+            std::mem::take(&mut self.ckpt.running),
+            std::mem::take(&mut self.ckpt.requested),
+        ] {
+            for op in list {
+                self.finish_op(op, Err(StoreError::ReadOnly(errno)));
+            }
+        }
+        for op in std::mem::take(&mut self.flushes.waiting) {
+            self.finish_op(op, Err(StoreError::ReadOnly(errno)));
+        }
+    }
+
+    /// Asks for a checkpoint whatever the state (opening, formatting).
+    pub(in crate::store) fn force_checkpoint(&mut self, closed: bool) {
+        self.ckpt.wanted = true;
+        self.ckpt.requested_clean = closed;
+    }
+
+    /// Whether a checkpoint is wanted or running.
+    pub(in crate::store) fn checkpoint_pending(&self) -> bool {
+        self.ckpt.wanted || self.ckpt.is_running()
+    }
+}

@@ -1,0 +1,623 @@
+//! Looking blocks up and reading them: for guests, for partly covered blocks of writes, for the scrubber.
+
+use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
+use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
+use super::super::leaf::LeafState;
+use super::super::table::NONE;
+use super::{FINDINGS_MAX, Found, IoKind, PartKind, PartState, ShardCore};
+use crate::store::iov::{self, IovCursor};
+
+/// Scatter list elements of one device read (the kernel takes 1024).
+const READ_IOVECS_MAX: usize = 1000;
+/// Blocks of one read into buffers.
+const BUFFER_READ_BLOCKS: u32 = 32;
+
+/// What became of a wish for a leaf.
+pub(super) enum LeafWish {
+    /// In this cache slot.
+    Ready(u32),
+    /// There is none: nothing of it is mapped.
+    Absent,
+    /// The part waits in the leaf's list.
+    Loading,
+    /// No cache or request slot is free.
+    Stalled,
+}
+
+impl ShardCore {
+    /// Finds the leaf of a record, or begins to read it and lets `part` wait for it.
+    pub(super) fn wish_leaf(&mut self, part: u32, rec: u32, leaf: u8) -> LeafWish {
+        let slot = self.table.runtime(rec).leaf_slots[usize::from(leaf)];
+        if slot != NONE {
+            let meta = self.leaves.meta_mut(slot);
+            meta.used = true;
+            if meta.state == LeafState::Ready {
+                self.counters.leaf_hits += 1;
+                return LeafWish::Ready(slot);
+            }
+            self.parts[part].wait_next = meta.waiters;
+            meta.waiters = part;
+            return LeafWish::Loading;
+        }
+        let ptr = self.table.record(rec).leaves[usize::from(leaf)];
+        if ptr.unit == 0 {
+            return LeafWish::Absent;
+        }
+        let Some(io) = self.take_io(true) else {
+            return LeafWish::Stalled;
+        };
+        let Some(slot) = self.take_leaf_slot(rec, leaf, LeafState::Loading) else {
+            self.ios.give_back(io);
+            return LeafWish::Stalled;
+        };
+        self.counters.leaf_misses += 1;
+        self.leaves.meta_mut(slot).waiters = part;
+        self.parts[part].wait_next = NONE;
+        self.read_leaf(io, slot);
+        LeafWish::Loading
+    }
+
+    pub(super) fn take_leaf_slot(&mut self, rec: u32, leaf: u8, state: LeafState) -> Option<u32> {
+        let Some((slot, evicted)) = self.leaves.take(rec, leaf, state) else {
+            // Cleaning is what makes room when everything is dirty.
+            self.ckpt.wanted |= self.leaves.dirty() > 0;
+            return None;
+        };
+        if let Some((rec, leaf)) = evicted {
+            self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = NONE;
+            self.note_if_bare(rec);
+        }
+        self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = slot;
+        Some(slot)
+    }
+
+    /// A record that has nothing any more may go at the next checkpoint.
+    pub(super) fn note_if_bare(&mut self, rec: u32) {
+        let runtime = self.table.runtime(rec);
+        let bare = (0..CHUNK_LEAVES).all(|i| runtime.leaf_slots[i] == NONE);
+        if bare && self.table.record(rec).leaves.iter().all(|p| p.unit == 0) {
+            self.table.note_empty(rec);
+        }
+    }
+
+    fn read_leaf(&mut self, io: u32, slot: u32) {
+        let meta = self.leaves.meta(slot);
+        let unit = self.table.record(meta.rec).leaves[usize::from(meta.leaf)].unit;
+        let base = self.leaves.page_ptr(slot).cast();
+        self.ios[io].iovs.clear();
+        self.ios[io].iovs.push(libc::iovec {
+            iov_base: base,
+            iov_len: UNIT_BYTES,
+        });
+        self.emit_read(io, unit, IoKind::Leaf { slot });
+    }
+
+    pub(super) fn on_leaf(&mut self, io: u32, slot: u32, result: Result<(), i32>) {
+        let meta = *self.leaves.meta(slot);
+        let ptr = self.table.record(meta.rec).leaves[usize::from(meta.leaf)];
+        let good = result.is_ok() && crc32c::crc32c(self.leaves.bytes(slot)) == ptr.crc;
+        if !good && !meta.retried {
+            self.counters.checksum_retries += 1;
+            self.leaves.meta_mut(slot).retried = true;
+            self.read_leaf(io, slot);
+            return;
+        }
+        self.ios.give_back(io);
+        let mut waiter = meta.waiters;
+        self.leaves.meta_mut(slot).waiters = NONE;
+        let mut error = None;
+        if good {
+            self.leaves.meta_mut(slot).state = LeafState::Ready;
+        } else {
+            let block = u32::from(meta.leaf) * LEAF_BLOCKS as u32;
+            error = Some(self.corrupt_error(meta.rec, block, ptr.unit, result));
+            self.table.runtime_mut(meta.rec).leaf_slots[usize::from(meta.leaf)] = NONE;
+            self.leaves.drop_slot(slot);
+        }
+        while waiter != NONE {
+            let next = std::mem::replace(&mut self.parts[waiter].wait_next, NONE);
+            match error {
+                None => self.runnable.push_back(waiter),
+                Some(error) => self.fail_part(waiter, error),
+            }
+            waiter = next;
+        }
+    }
+
+    fn corrupt_error(
+        &mut self,
+        rec: u32,
+        block: u32,
+        unit: u32,
+        result: Result<(), i32>,
+    ) -> StoreError {
+        let record = self.table.record(rec);
+        let (layer, chunk) = (LayerId(record.layer), record.index);
+        self.block_error(layer, chunk, block, unit, result)
+    }
+
+    fn block_error(
+        &mut self,
+        layer: LayerId,
+        chunk: u32,
+        block: u32,
+        unit: u32,
+        result: Result<(), i32>,
+    ) -> StoreError {
+        self.counters.checksum_errors += 1;
+        let device_offset = self.geo.offset(unit);
+        match result {
+            Err(errno) => {
+                tracing::error!(
+                    layer = layer.0,
+                    chunk,
+                    block,
+                    device_offset,
+                    errno,
+                    "device read failed"
+                );
+                StoreError::Device(errno)
+            }
+            Ok(()) => {
+                tracing::error!(
+                    layer = layer.0,
+                    chunk,
+                    block,
+                    device_offset,
+                    "checksum mismatch"
+                );
+                StoreError::Corrupt {
+                    layer,
+                    chunk,
+                    block,
+                    device_offset,
+                }
+            }
+        }
+    }
+
+    /// Ends a part that nothing of it is in flight of.
+    pub(super) fn fail_part(&mut self, part: u32, error: StoreError) {
+        self.parts[part].error.get_or_insert(error);
+        if let (
+            PartKind::Scrub,
+            StoreError::Corrupt {
+                layer,
+                chunk,
+                block,
+                device_offset,
+            },
+        ) = (self.parts[part].kind, error)
+        {
+            self.report(ScrubFinding {
+                layer,
+                chunk,
+                block,
+                version: Version(0),
+                device_offset,
+            });
+        }
+        self.finish_part(part);
+    }
+
+    fn report(&mut self, finding: ScrubFinding) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push_back(finding);
+        }
+    }
+
+    /// Looks up every block of the part along the layer chain.
+    pub(super) fn step_resolve(&mut self, part: u32) -> bool {
+        if self.parts[part].tag.is_none() {
+            self.parts[part].tag = Some(self.generation);
+            self.readers[usize::from(self.generation)] += 1;
+        }
+        loop {
+            let p = &self.parts[part];
+            let (op, leaf, at) = (p.op, p.leaf, p.chain_at);
+            let chain = if op == NONE {
+                1
+            } else {
+                self.ops[op].layer_count
+            };
+            if p.unresolved == 0 || at == chain {
+                break;
+            }
+            let layer = if op == NONE {
+                p.layer
+            } else {
+                self.ops[op].layers[at]
+            };
+            if let Some(rec) = self.table.find(LayerId(layer), p.chunk) {
+                match self.wish_leaf(part, rec, leaf) {
+                    LeafWish::Ready(slot) => self.resolve_from(part, slot),
+                    LeafWish::Absent => {}
+                    LeafWish::Loading => return true,
+                    LeafWish::Stalled => return false,
+                }
+            }
+            self.parts[part].chain_at += 1;
+        }
+        let p = &mut self.parts[part];
+        if p.unresolved > 0 {
+            p.map
+                .iter_mut()
+                .filter(|f| f.unit == UNIT_UNMAPPED)
+                .for_each(|f| f.unit = UNIT_ZERO);
+        }
+        let read = matches!(p.kind, PartKind::Read | PartKind::Scrub);
+        p.state = if read {
+            PartState::Issue
+        } else {
+            PartState::Fetch
+        };
+        p.cursor = 0;
+        self.advance(part)
+    }
+
+    fn resolve_from(&mut self, part: u32, slot: u32) {
+        let p = &mut self.parts[part];
+        let entries = &self.leaves.entries(slot)[usize::from(p.first)..];
+        for (found, entry) in p.map.iter_mut().zip(entries) {
+            if found.unit == UNIT_UNMAPPED && entry.unit != UNIT_UNMAPPED {
+                *found = Found {
+                    unit: entry.unit,
+                    crc: entry.crc,
+                };
+                p.unresolved -= 1;
+            }
+        }
+    }
+
+    /// Byte range of block `i` of the part that the operation covers, in the chunk.
+    fn covered(&self, part: u32, i: u32) -> (u32, u32) {
+        let p = &self.parts[part];
+        let block = UNIT_BYTES as u32;
+        let begin = (p.start / block + i) * block;
+        (begin.max(p.start), (begin + block).min(p.end))
+    }
+
+    /// Queues the device reads of a resolved part; `false` when resources ran out, to go on later.
+    pub(super) fn issue_reads(&mut self, part: u32) -> bool {
+        let count = u32::from(self.parts[part].count);
+        while self.parts[part].cursor < count {
+            let at = self.parts[part].cursor;
+            let found = self.parts[part].map[at as usize];
+            if found.unit == UNIT_ZERO || found.unit == UNIT_UNMAPPED {
+                self.zero_fill(part, at);
+                self.parts[part].cursor += 1;
+                continue;
+            }
+            let Some(io) = self.take_io(true) else {
+                return false;
+            };
+            let Some(blocks) = self.issue_read(io, part, at, count) else {
+                self.ios.give_back(io);
+                return false;
+            };
+            self.parts[part].ios += 1;
+            self.parts[part].cursor += blocks;
+        }
+        self.end_reads(part);
+        true
+    }
+
+    fn zero_fill(&mut self, part: u32, i: u32) {
+        let (from, to) = self.covered(part, i);
+        let op = self.parts[part].op;
+        if op != NONE {
+            let op = &self.ops[op];
+            let mut cursor = IovCursor::default();
+            cursor.seek(&op.iovs, (from - op.offset) as usize);
+            // SAFETY: the submitter keeps the memory valid until the completion.
+            unsafe { cursor.fill_zero(&op.iovs, (to - from) as usize) };
+        }
+    }
+
+    /// One device read from block `at` on; returns how many blocks it takes.
+    fn issue_read(&mut self, io: u32, part: u32, at: u32, count: u32) -> Option<u32> {
+        let p = &self.parts[part];
+        let unit = p.map[at as usize].unit;
+        let run = (1..count - at)
+            .find(|&i| p.map[(at + i) as usize].unit != unit + i)
+            .unwrap_or(count - at);
+        let full = |i: u32| {
+            let (from, to) = self.covered(part, at + i);
+            to - from == UNIT_BYTES as u32
+        };
+        let direct = p.op != NONE && self.ops[p.op].aligned && full(0);
+        let first = at as u16;
+        if direct {
+            let op = &self.ops[p.op];
+            let run = if full(run - 1) { run } else { run - 1 };
+            let (from, _) = self.covered(part, at);
+            let mut cursor = IovCursor::default();
+            cursor.seek(&op.iovs, (from - op.offset) as usize);
+            let iovs = &mut self.ios[io].iovs;
+            iovs.clear();
+            let mut blocks = 0;
+            while blocks < run && iovs.len() < READ_IOVECS_MAX - UNIT_BYTES / 512 {
+                cursor.slice(&op.iovs, UNIT_BYTES, iovs);
+                blocks += 1;
+            }
+            let kind = IoKind::Read {
+                part,
+                first,
+                count: blocks as u16,
+                buffer: None,
+                second: false,
+            };
+            self.emit_read(io, unit, kind);
+            return Some(blocks);
+        }
+        let (buffer, blocks) = self.arena.take_for_read(run.min(BUFFER_READ_BLOCKS))?;
+        self.aim_at_buffer(io, buffer, blocks);
+        let kind = IoKind::Read {
+            part,
+            first,
+            count: blocks as u16,
+            buffer: Some(buffer),
+            second: false,
+        };
+        self.emit_read(io, unit, kind);
+        Some(blocks)
+    }
+
+    fn aim_at_buffer(&mut self, io: u32, buffer: u32, blocks: u32) {
+        let base = self
+            .arena
+            .buf()
+            .as_ptr()
+            .wrapping_add(buffer as usize * UNIT_BYTES)
+            .cast();
+        let iovs = &mut self.ios[io].iovs;
+        iovs.clear();
+        iovs.push(libc::iovec {
+            iov_base: base,
+            iov_len: blocks as usize * UNIT_BYTES,
+        });
+    }
+
+    pub(super) fn on_read(
+        &mut self,
+        io: u32,
+        part: u32,
+        (first, count): (u16, u16),
+        buffer: Option<u32>,
+        second: bool,
+        result: Result<(), i32>,
+    ) {
+        let mut cursor = IovCursor::default();
+        for i in 0..count {
+            let index = first + i;
+            let found = self.parts[part].map[usize::from(index)];
+            let crc = match buffer {
+                Some(buffer) => crc32c::crc32c(self.arena.buf().blocks(buffer + u32::from(i), 1)),
+                // SAFETY: the submitter keeps the memory valid; that it may change only makes the checksum differ.
+                None => unsafe { cursor.crc(&self.ios[io].iovs, UNIT_BYTES) },
+            };
+            if result.is_ok() && crc == found.crc {
+                if let Some(buffer) = buffer {
+                    self.copy_out(part, index, buffer + u32::from(i));
+                }
+            } else if second {
+                self.accuse(part, index, result);
+            } else {
+                // A guest that writes into its own buffer meanwhile is no damage: read once more, in private.
+                self.counters.checksum_retries += 1;
+                self.parts[part].retry.push(index);
+            }
+        }
+        if let Some(buffer) = buffer {
+            self.arena.give_back(buffer, u32::from(count));
+        }
+        self.ios.give_back(io);
+        self.parts[part].ios -= 1;
+        self.end_reads(part);
+    }
+
+    fn copy_out(&mut self, part: u32, index: u16, buffer: u32) {
+        let (from, to) = self.covered(part, u32::from(index));
+        let op = self.parts[part].op;
+        if op == NONE {
+            self.counters.scrubbed_blocks += 1;
+            return;
+        }
+        let op = &self.ops[op];
+        let block = self.arena.buf().blocks(buffer, 1);
+        let inside = from as usize % UNIT_BYTES;
+        let mut cursor = IovCursor::default();
+        cursor.seek(&op.iovs, (from - op.offset) as usize);
+        // SAFETY: the submitter keeps the memory valid until the completion.
+        unsafe { cursor.copy_to(&op.iovs, &block[inside..inside + (to - from) as usize]) };
+    }
+
+    /// A block was bad twice.
+    fn accuse(&mut self, part: u32, index: u16, result: Result<(), i32>) {
+        let p = &self.parts[part];
+        let (layer, chunk, unit) = (LayerId(p.layer), p.chunk, p.map[usize::from(index)].unit);
+        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first + index);
+        let error = self.block_error(layer, chunk, block, unit, result);
+        if self.parts[part].kind != PartKind::Scrub {
+            self.parts[part].error.get_or_insert(error);
+        } else {
+            let device_offset = self.geo.offset(unit);
+            let version = Version(self.current_version(part, index));
+            self.report(ScrubFinding {
+                layer,
+                chunk,
+                block,
+                version,
+                device_offset,
+            });
+        }
+    }
+
+    fn current_version(&self, part: u32, index: u16) -> u64 {
+        let p = &self.parts[part];
+        let rec = self.table.find(LayerId(p.layer), p.chunk);
+        let slot = rec.map_or(NONE, |rec| {
+            self.table.runtime(rec).leaf_slots[usize::from(p.leaf)]
+        });
+        if slot == NONE {
+            0
+        } else {
+            self.leaves.entries(slot)[usize::from(p.first + index)].version
+        }
+    }
+
+    /// Finishes the part when its last read is in, or queues what must be read again.
+    fn end_reads(&mut self, part: u32) {
+        let p = &mut self.parts[part];
+        if p.ios > 0 || p.cursor < u32::from(p.count) {
+            return;
+        }
+        if p.retry.is_empty() {
+            let bytes = u64::from(p.end - p.start);
+            let scrub = p.kind == PartKind::Scrub;
+            self.counters.read_op_bytes += if scrub { 0 } else { bytes };
+            self.finish_part(part);
+        } else if p.state != PartState::Retry {
+            p.state = PartState::Retry;
+            self.runnable.push_back(part);
+        }
+    }
+
+    pub(super) fn issue_retries(&mut self, part: u32) -> bool {
+        // A cursor before the end says that something is still to be queued: the part does not end early.
+        self.parts[part].cursor = 0;
+        while let Some(&index) = self.parts[part].retry.last() {
+            let Some(io) = self.take_io(true) else {
+                return false;
+            };
+            let Some((buffer, _)) = self.arena.take_for_read(1) else {
+                self.ios.give_back(io);
+                return false;
+            };
+            self.parts[part].retry.pop();
+            self.parts[part].ios += 1;
+            self.aim_at_buffer(io, buffer, 1);
+            let unit = self.parts[part].map[usize::from(index)].unit;
+            let kind = IoKind::Read {
+                part,
+                first: index,
+                count: 1,
+                buffer: Some(buffer),
+                second: true,
+            };
+            self.emit_read(io, unit, kind);
+        }
+        self.parts[part].cursor = u32::from(self.parts[part].count);
+        self.end_reads(part);
+        true
+    }
+
+    /// Reads the old content of partly covered blocks that have any.
+    pub(super) fn issue_fetches(&mut self, part: u32) -> bool {
+        while self.parts[part].cursor < 2 {
+            let which = self.parts[part].cursor as usize;
+            let count = self.parts[part].count;
+            let index = if which == 0 { 0 } else { count - 1 };
+            let (from, to) = self.covered(part, u32::from(index));
+            let partial = to - from < UNIT_BYTES as u32 && !(which == 1 && count == 1);
+            let found = self.parts[part].map[usize::from(index)];
+            if partial && found.unit > UNIT_ZERO {
+                let Some(io) = self.take_io(true) else {
+                    return false;
+                };
+                let Some((buffer, _)) = self.arena.take_for_read(1) else {
+                    self.ios.give_back(io);
+                    return false;
+                };
+                self.parts[part].old[which] = Some((index, buffer));
+                self.parts[part].ios += 1;
+                self.aim_at_buffer(io, buffer, 1);
+                self.emit_read(
+                    io,
+                    found.unit,
+                    IoKind::Fetch {
+                        part,
+                        which: which as u8,
+                        second: false,
+                    },
+                );
+            }
+            self.parts[part].cursor += 1;
+        }
+        if self.parts[part].ios > 0 {
+            return true;
+        }
+        self.end_fetches(part);
+        true
+    }
+
+    pub(super) fn on_fetch(
+        &mut self,
+        io: u32,
+        part: u32,
+        which: u8,
+        second: bool,
+        result: Result<(), i32>,
+    ) {
+        let (index, buffer) =
+            self.parts[part].old[usize::from(which)].expect("fetched into a buffer");
+        let found = self.parts[part].map[usize::from(index)];
+        let good =
+            result.is_ok() && crc32c::crc32c(self.arena.buf().blocks(buffer, 1)) == found.crc;
+        if !good && !second {
+            self.counters.checksum_retries += 1;
+            self.emit_read(
+                io,
+                found.unit,
+                IoKind::Fetch {
+                    part,
+                    which,
+                    second: true,
+                },
+            );
+            return;
+        }
+        if !good {
+            self.accuse(part, index, result);
+        }
+        self.ios.give_back(io);
+        self.parts[part].ios -= 1;
+        if self.parts[part].ios == 0 && self.parts[part].cursor == 2 {
+            self.end_fetches(part);
+        }
+    }
+
+    fn end_fetches(&mut self, part: u32) {
+        if self.parts[part].error.is_some() {
+            self.finish_part(part);
+            return;
+        }
+        self.parts[part].cursor = 0;
+        self.parts[part].state = PartState::Acquire;
+        self.runnable.push_back(part);
+    }
+
+    /// Gives back the buffers with old content.
+    pub(super) fn release_old(&mut self, part: u32) {
+        for which in 0..2 {
+            if let Some((_, buffer)) = self.parts[part].old[which].take() {
+                self.arena.give_back(buffer, 1);
+            }
+        }
+    }
+
+    /// Copies the operation's bytes for chunk bytes `from..to` into a buffer block.
+    pub(super) fn copy_in(&mut self, part: u32, from: u32, to: u32, buffer: u32) {
+        let op = &self.ops[self.parts[part].op];
+        let inside = from as usize % UNIT_BYTES;
+        let block =
+            &mut self.arena.buf_mut().blocks_mut(buffer, 1)[inside..inside + (to - from) as usize];
+        // SAFETY: the submitter keeps the memory valid until the completion.
+        unsafe { iov::copy_from(&op.iovs, (from - op.offset) as usize, block) };
+    }
+
+    /// See [`ShardCore::covered`].
+    pub(super) fn covered_range(&self, part: u32, i: u32) -> (u32, u32) {
+        self.covered(part, i)
+    }
+}
