@@ -4,8 +4,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::alloc::{Allocator, Run};
 use super::format::{
-    BatchEntry, BatchHeader, ENTRIES_BYTES_MAX, ENTRIES_OFFSET, REGION_UNITS, WINDOW_REGIONS_MAX,
-    WindowRecord, entry_kind, seal,
+    BatchEntry, BatchHeader, ENTRIES_BYTES_MAX, ENTRIES_OFFSET, LEAF_BLOCKS, REGION_UNITS,
+    WINDOW_REGIONS_MAX, WindowRecord, entry_kind, seal,
 };
 
 /// The regions in which headers are written between two checkpoints.
@@ -129,7 +129,7 @@ impl HeaderWriter {
         self.used.next_multiple_of(8) + ENTRY_BYTES + 8 <= ENTRIES_BYTES_MAX
     }
 
-    /// Adds a block, to the entry before it where it continues it.
+    /// Adds a block, to the entry before it where it continues it within one leaf: replay takes entries leaf by leaf.
     pub fn push_data(&mut self, page: &mut [u8], data: &DataBlock) {
         if let Some(at) = self.open {
             let at = ENTRIES_OFFSET + at;
@@ -137,7 +137,8 @@ impl HeaderWriter {
                 .expect("entries are aligned");
             let same = entry.layer == data.layer
                 && entry.chunk == data.chunk
-                && entry.version == data.version;
+                && entry.version == data.version
+                && usize::from(data.block) % LEAF_BLOCKS != 0;
             if same
                 && entry.block + entry.count == data.block
                 && entry.unit + u32::from(entry.count) == data.unit
