@@ -423,7 +423,14 @@ impl ShardCore {
         self.build_batches();
         self.run_runnable();
         self.start_flush();
+        let was_running = self.ckpt.is_running();
         self.step_checkpoint();
+        if was_running && !self.ckpt.is_running() {
+            // Whoever waited for its space would otherwise wait for the next event, and there may be none.
+            self.build_batches();
+            self.retry_stalled();
+            self.step_checkpoint();
+        }
     }
 
     fn run_runnable(&mut self) {

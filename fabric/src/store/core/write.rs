@@ -183,7 +183,8 @@ impl ShardCore {
             return Some(allowed);
         }
         if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
-            self.ckpt.wanted = true;
+            // The running one may free enough; one more is of use only if there is something for it to free.
+            self.ckpt.wanted |= self.alloc.needs_checkpoint();
             return None;
         }
         self.ready.pop_front();
