@@ -1,142 +1,215 @@
-//! Crashes at every device write of short histories, and at random points of long ones.
+//! Crashes at every device write of short histories, and anywhere in long ones.
 
-use fabric::store::api::StoreCore;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+use fabric::store::device::SyncDevice;
+use rand::Rng;
 
-use crate::history::{Op, apply, generate};
-use crate::rig::Rig;
+use crate::history;
+use crate::model::Spot;
+use crate::rig::{Moment, Rig};
+use crate::seeds::{self, for_each_seed};
+use crate::sim_disk::{CrashKind, IoKind};
 
-const DISK: usize = 8 << 20;
+const KINDS: [CrashKind; 2] = [CrashKind::Process, CrashKind::Power];
 
-fn run_until_crash(ops: &[Op], seed: u64, crash_at: u64) -> Rig {
-    let mut rig = Rig::new(DISK, seed);
-    rig.crash_at = Some(crash_at);
-    for &op in ops {
-        if rig.crashed() {
-            break;
-        }
-        apply(&mut rig, op);
-    }
-    if !rig.crashed() {
-        rig.drain();
-    }
-    rig
+/// A device that gets two shards.
+const TWO_SHARDS_DISK: u64 = 33 << 30;
+
+type Content = Vec<(Spot, Option<Vec<u8>>)>;
+
+fn either(seed: u64) -> CrashKind {
+    KINDS[(seed % 2) as usize]
 }
 
-fn crash_everywhere(power: bool) {
-    for seed in 0..5u64 {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let ops: Vec<Op> = (0..40)
-            .map(|_| generate(&mut rng, 2, 160, seed == 2))
-            .collect();
-        let mut crash_at = 0;
-        loop {
-            let mut rig = run_until_crash(&ops, seed, crash_at);
-            let over = !rig.crashed();
-            if power {
-                rig.power_loss()
-            } else {
-                rig.process_crash()
-            };
-            // Life goes on, and another crash finds everything again.
-            rig.write(0, 3, 50, false);
-            rig.drain();
-            rig.flush();
-            rig.drain();
-            rig.power_loss();
-            rig.compare_all();
-            if over {
-                break;
-            }
-            crash_at += 1;
-        }
+fn worse(a: CrashKind, b: CrashKind) -> CrashKind {
+    if a == CrashKind::Process { b } else { a }
+}
+
+/// Recovery that dies in one of its own writes leaves what the next recovery needs.
+fn check_crash_in_recovery(
+    found: &Moment,
+    kind: CrashKind,
+    writes: u64,
+    seed: u64,
+    shown: &Content,
+) {
+    if writes == 0 {
+        return;
+    }
+    let mut dying = found.clone();
+    dying.disk.set_fuse(1 + seed % writes);
+    let Err((dead, _)) = dying.try_open(seed) else {
+        panic!("recovery went on without power");
+    };
+    let second = either(seed / 7);
+    let mut rig = dead
+        .crashed(second, seed)
+        .recover(worse(kind, second), seed + 1);
+    if kind == CrashKind::Power {
         assert!(
-            crash_at > 10,
-            "a history without device writes shows nothing"
+            rig.read_everything() == *shown,
+            "a crash in recovery changed what was recovered"
         );
     }
 }
 
-#[test]
-fn flushed_data_survive_power_loss_at_every_device_write() {
-    crash_everywhere(true);
+/// Recovers from one crash; then again; then goes on working and crashes again.
+fn check_crash(moment: &Moment, kind: CrashKind, seed: u64) {
+    let found = moment.crashed(kind, seed);
+    let writes_before = found.disk.counts().of(IoKind::Write);
+    let opened = found.clone().open(seed);
+    let rig = opened.unwrap_or_else(|e| panic!("a store opens after a {kind:?} crash: {e}"));
+    let writes = rig.now.disk.counts().of(IoKind::Write) - writes_before;
+    drop(rig);
+    let mut rig = found.clone().recover(kind, seed);
+    let shown = rig.read_everything();
+    match seed % 3 {
+        0 => check_crash_in_recovery(&found, kind, writes, seed, &shown),
+        1 => {
+            let mut again = rig
+                .now
+                .crashed(CrashKind::Power, seed + 1)
+                .recover(CrashKind::Power, seed);
+            assert!(
+                again.read_everything() == shown,
+                "the second recovery shows something else"
+            );
+        }
+        _ => {
+            let mut rng = seeds::rng(seed, 0x60);
+            history::run(&mut rig, &mut rng, 12);
+            let kind = either(seed / 3);
+            rig.crash(kind, seed + 2)
+                .recover(kind, seed + 2)
+                .check_settled();
+        }
+    }
+}
+
+fn crash_at_every_write(seed: u64, ops: usize) {
+    let mut rng = seeds::rng(seed, 0xc0);
+    let mut rig = Rig::new_small(seed);
+    history::prologue(&mut rig);
+    rig.record_moments();
+    history::run(&mut rig, &mut rng, ops);
+    rig.checkpoint();
+    history::run(&mut rig, &mut rng, ops);
+    rig.idle();
+    let moments = rig.take_moments();
+    assert!(
+        moments.len() > ops / 4,
+        "a history of {} writes is no history",
+        moments.len()
+    );
+    for moment in &moments {
+        for kind in KINDS {
+            check_crash(moment, kind, rng.random_range(0..1 << 40));
+        }
+    }
 }
 
 #[test]
-fn acknowledged_data_survive_a_process_crash_at_every_device_write() {
-    crash_everywhere(false);
+fn every_write_of_a_short_history_may_be_the_last() {
+    for_each_seed(6, |seed| crash_at_every_write(seed, 24));
 }
 
 #[test]
-fn long_histories_survive_crashes_at_random_points() {
-    for seed in 100..106u64 {
-        let mut rig = Rig::new(12 << 20, seed);
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        for _ in 0..25 {
-            rig.crash_at = Some(rig.device_writes_done + rng.random_range(1..120));
-            for _ in 0..120 {
-                if rig.crashed() {
-                    break;
+fn a_crash_while_closing_loses_nothing_that_was_flushed() {
+    for_each_seed(4, |seed| {
+        let mut rng = seeds::rng(seed, 0xc1);
+        let mut rig = Rig::new_small(seed);
+        history::prologue(&mut rig);
+        history::run(&mut rig, &mut rng, 20);
+        rig.idle();
+        rig.record_moments();
+        let moments = rig.close_recording();
+        assert!(!moments.is_empty(), "closing after writes writes");
+        for moment in &moments {
+            for kind in KINDS {
+                check_crash(moment, kind, rng.random_range(0..1 << 40));
+            }
+        }
+    });
+}
+
+#[test]
+fn long_histories_survive_crashes_anywhere() {
+    for_each_seed(12, |seed| {
+        let mut rng = seeds::rng(seed, 0xc2);
+        let mut rig = Rig::new_small(seed);
+        history::prologue(&mut rig);
+        for life in 0..12 {
+            let ops = rng.random_range(1..120);
+            history::run(&mut rig, &mut rng, ops);
+            let life_seed = seed * 1000 + life;
+            rig = match rng.random_range(0..4) {
+                0 => rig.reopen(life_seed),
+                n => {
+                    let kind = either(n);
+                    rig.crash(kind, life_seed).recover(kind, life_seed)
                 }
-                let op = generate(&mut rng, 3, 1200, true);
-                apply(&mut rig, op);
-            }
-            if rng.random_bool(0.5) {
-                rig.power_loss()
-            } else {
-                rig.process_crash()
             };
+            rig.check_settled();
         }
-        rig.compare_all();
-    }
-}
-
-/// A crash while recovery writes its own checkpoint leads to the same state.
-#[test]
-fn recovery_itself_may_crash() {
-    for seed in 200..206u64 {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let ops: Vec<Op> = (0..60).map(|_| generate(&mut rng, 2, 400, true)).collect();
-        let mut rig = run_until_crash(&ops, seed, u64::MAX);
-        rig.drain();
-        rig.flush();
-        rig.drain();
-        let disk = rig.disk.process_crash();
-        for writes in 1..20 {
-            let mut trial = disk.clone();
-            trial.fail_from_write = Some(writes);
-            let opened = fabric::store::open(&mut trial, &crate::rig::params(), [77; 16]);
-            if opened.is_ok() {
-                break;
-            }
-            trial.fail_from_write = None;
-            let again = trial.power_loss(&mut rng, &[]);
-            rig.reopen_on(again);
-            rig.compare_all();
-        }
-    }
+    });
 }
 
 #[test]
-fn a_clean_close_leaves_nothing_to_replay() {
-    use fabric::store::api::StoreOp;
-    let mut rig = Rig::new(DISK, 1);
-    rig.write(0, 0, 800, false);
-    rig.drain();
-    rig.other(StoreOp::Checkpoint { clean: true });
-    rig.drain();
-    let report = rig.power_loss();
-    assert_eq!((report.clean_shards, report.batches), (1, 0));
-    assert!(report.to_string().starts_with("closed cleanly"));
-    rig.compare_all();
-    // A write after the promise makes another checkpoint first.
-    rig.other(StoreOp::Checkpoint { clean: true });
-    rig.drain();
-    rig.write(0, 0, 8, true);
-    rig.drain();
-    let report = rig.power_loss();
-    assert_eq!(report.clean_shards, 0);
-    rig.compare_all();
-    assert_eq!(rig.core.in_flight(), 0);
+fn several_shards_survive_crashes_together() {
+    for_each_seed(1, |seed| {
+        let mut rng = seeds::rng(seed, 0xc3);
+        let mut rig = Rig::create(TWO_SHARDS_DISK, 2, crate::rig::small_params(), seed);
+        history::prologue(&mut rig);
+        for life in 0..6 {
+            history::run(&mut rig, &mut rng, 60);
+            let kind = either(rng.random_range(0..2));
+            rig = rig.crash(kind, seed + life).recover(kind, seed + life);
+            rig.check_settled();
+        }
+    });
+}
+
+#[test]
+fn a_closed_store_needs_no_flush_to_survive_power_loss() {
+    for_each_seed(6, |seed| {
+        let mut rng = seeds::rng(seed, 0xc4);
+        let mut rig = Rig::new_small(seed);
+        history::prologue(&mut rig);
+        history::run(&mut rig, &mut rng, 60);
+        let closed = rig.close();
+        let capacity = closed.disk.capacity_bytes();
+        let lost = closed.crashed(CrashKind::Power, seed);
+        assert_eq!(lost.disk.capacity_bytes(), capacity);
+        let mut rig = lost
+            .open(seed)
+            .expect("a closed store opens after power loss");
+        assert_eq!(rig.report.clean_shards, rig.report.shards);
+        rig.check_settled();
+    });
+}
+
+#[test]
+fn a_write_after_the_promise_to_write_no_more_is_as_safe_as_any() {
+    for_each_seed(4, |seed| {
+        let mut rng = seeds::rng(seed, 0xc5);
+        let mut rig = Rig::new_small(seed);
+        history::prologue(&mut rig);
+        for kind in KINDS {
+            rig.promise_quiet();
+            history::run(&mut rig, &mut rng, 10);
+            rig = rig.crash(kind, seed).recover(kind, seed);
+            rig.check_settled();
+        }
+    });
+}
+
+#[test]
+fn a_blank_store_survives_crashes() {
+    for_each_seed(4, |seed| {
+        let rig = Rig::new_small(seed);
+        for kind in KINDS {
+            let mut again = rig.now.crashed(kind, seed).recover(kind, seed);
+            history::prologue(&mut again);
+            again.check_settled();
+        }
+    });
 }

@@ -1,596 +1,544 @@
-//! A shard on a simulated disk, with a reference model of what it must hold.
-//!
-//! The model knows of each block every value it may have: the last one that must survive, and those written since.
+//! Drives a store on a simulated disk as a data thread would, and tells the model everything that is observable.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
-use fabric::store::api::*;
-use fabric::store::device::{DeviceAction, IoId};
-use fabric::store::{ShardCore, format, open};
-use rand::{Rng, SeedableRng};
+use fabric::store::api::{
+    CoreParams, Fence, FlushMark, LayerId, OpId, RecoveryReport, StoreCore, StoreError, StoreOp,
+    StoreResult, Submitted, Version, shard_of,
+};
+use fabric::store::device::IoId;
+use fabric::store::metrics::StoreMetrics;
+use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::disk::{Disk, gather};
+use crate::buffer::Buffer;
+use crate::factory::{self, Core};
+use crate::image::SECTOR_BYTES;
+use crate::model::{self, Covered, Floors, Model, Range, Spot, View};
+use crate::seeds;
+use crate::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
-pub const BLOCK: usize = 4096;
-pub const IDENTITY: DeviceLabel = DeviceLabel {
-    cluster: [1; 16],
-    device: [2; 16],
-};
+/// Turns within which whatever was submitted must be done.
+pub const TURNS_MAX: usize = 2_000_000;
+/// The pseudo shard of flushes that the rig makes for all shards.
+const RIG_SHARD: usize = usize::MAX;
 
-pub fn params() -> CoreParams {
+/// A small store: everything happens often.
+pub const SMALL_DISK: u64 = 12 << 20;
+
+/// Bounds for small stores.
+pub fn small_params() -> CoreParams {
     CoreParams {
-        leaf_cache_bytes: 0,
-        buffer_bytes: 0,
+        cluster: None,
         ops_max: 64,
-        ..CoreParams::default()
+        leaf_cache_bytes: 256 << 10,
+        buffer_bytes: 4 << 20,
     }
 }
 
-/// An action that was handed out and not yet executed.
-enum Held {
-    Read(DeviceAction),
-    Write(IoId, u64, Vec<u8>),
-    Flush(IoId),
-}
+/// Placement of all views: they share chunks' shards like the layers of one volume.
+const PLACEMENT: LayerId = LayerId(1);
 
-/// Value of a block: a number that its sectors are made of. 0 is zeroes.
-type Sectors = [u64; 8];
-
-impl Expected {
-    /// The value of the newest write.
-    fn newest(&self) -> Sectors {
-        self.acked
-            .iter()
-            .chain(&self.submitted)
-            .max_by_key(|(op, _)| *op)
-            .map_or(self.settled, |(_, value)| *value)
-    }
-
-    /// The value of the newest acknowledged write.
-    fn newest_acked(&self) -> Sectors {
-        self.acked.last().map_or(self.settled, |(_, value)| *value)
-    }
-}
-
-/// What a block may hold after a crash.
-#[derive(Clone, Default)]
-struct Expected {
-    /// Acknowledged and, as far as it matters, durable.
-    settled: Sectors,
-    /// Acknowledged since the last flush, in the order of submission (an FUA write is acknowledged late).
-    acked: Vec<(u64, Sectors)>,
-    /// Submitted and not acknowledged.
-    submitted: Vec<(u64, Sectors)>,
-}
-
-/// Memory of one operation in flight.
-struct Flight {
-    memory: Vec<u8>,
-    iovs: Vec<libc::iovec>,
-    what: What,
-}
-
-enum What {
-    Write {
-        blocks: Vec<(u64, u32, u32, Sectors)>,
-    },
+enum Expect {
     Read {
-        layer: u64,
-        chunk: u32,
-        sector: u32,
-        want: Vec<u64>,
+        range: Range,
+        floors: Floors,
     },
-    Other,
+    Change {
+        spots: Vec<Spot>,
+        seq: u64,
+        fua: bool,
+    },
     Flush {
-        acked_before: Vec<(u64, u32, u32, u64)>,
+        covered: Covered,
+    },
+    Fence {
+        layer: LayerId,
+        fence: Fence,
     },
 }
 
-pub struct Rig {
-    pub core: ShardCore,
-    pub disk: Disk,
-    held: Vec<Held>,
-    blocks: HashMap<(u64, u32, u32), Expected>,
-    flights: HashMap<u64, Flight>,
-    /// Every value written to a block since the last crash, by operation.
-    history: HashMap<(u64, u32, u32), Vec<(u64, Sectors)>>,
-    pub rng: ChaCha8Rng,
-    next_op: u64,
-    next_value: u64,
-    next_sequence: u64,
-    pub results: HashMap<u64, StoreResult>,
-    opens: u8,
-    pub device_writes_done: u64,
-    /// Stop as soon as so many device writes were executed.
-    pub crash_at: Option<u64>,
-    pub layers: Vec<LayerId>,
-    pub expect_errors: bool,
+struct Live {
+    expect: Expect,
+    buffer: Option<Buffer>,
 }
 
-pub fn sector_bytes(value: u64) -> [u8; 512] {
-    let mut bytes = [0; 512];
-    if value != 0 {
-        for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
-            word.copy_from_slice(
-                &value
-                    .wrapping_mul(0x9e37_79b9_7f4a_7c15 + i as u64 * 2)
-                    .to_le_bytes(),
-            );
+/// A finished operation.
+#[derive(Debug)]
+pub struct Done {
+    pub id: OpId,
+    pub result: StoreResult,
+}
+
+/// A disk and what the store on it may answer if it crashed now.
+#[derive(Clone)]
+pub struct Moment {
+    pub disk: SimDisk,
+    pub model: Model,
+    /// Per layer the fence that was acknowledged, and the one asked for.
+    pub fences: BTreeMap<LayerId, [Fence; 2]>,
+    tag: u32,
+    sequence: u64,
+    shards: u32,
+    params: CoreParams,
+}
+
+/// See the module.
+pub struct Rig {
+    pub now: Moment,
+    pub cores: Vec<Core>,
+    live: BTreeMap<OpId, Live>,
+    rig_flushes: BTreeMap<IoId, (Vec<FlushMark>, Covered)>,
+    pub next_op: u64,
+    pub rng: ChaCha8Rng,
+    pub report: RecoveryReport,
+    /// Outcomes other than `Ok` that the test is prepared for; an unexpected one is a panic.
+    pub tolerate: fn(&StoreError) -> bool,
+    /// Operations finished since the last `take_done`.
+    done: Vec<Done>,
+    keep_done: bool,
+    /// One moment for each device write handed out, once switched on.
+    moments: Option<Vec<Moment>>,
+}
+
+fn none_tolerated(_: &StoreError) -> bool {
+    false
+}
+
+impl Moment {
+    pub fn fresh(capacity: u64, shards: u32, params: CoreParams, seed: u64) -> Self {
+        let mut disk = SimDisk::new(capacity, seed);
+        factory::format(&mut disk).expect("a blank disk can be formatted");
+        Self {
+            disk,
+            model: Model::default(),
+            fences: BTreeMap::new(),
+            tag: 0,
+            sequence: 0,
+            shards,
+            params,
         }
-        bytes[..8].copy_from_slice(&value.to_le_bytes());
     }
-    bytes
+
+    /// What the next process finds if this one dies now.
+    pub fn crashed(&self, kind: CrashKind, seed: u64) -> Self {
+        let mut next = self.clone();
+        next.disk = self.disk.crash(kind, seed);
+        next
+    }
+
+    /// Opens without checking anything.
+    pub fn open(self, seed: u64) -> Result<Rig, String> {
+        self.try_open(seed).map_err(|(_, error)| error)
+    }
+
+    /// Opens; the disk comes back when that fails.
+    pub fn try_open(mut self, seed: u64) -> Result<Rig, (Box<Self>, String)> {
+        match factory::open(&mut self.disk, &self.params, seed) {
+            Ok((cores, report)) => Ok(Rig::new(self, cores, report, seed)),
+            Err(error) => Err((Box::new(self), error)),
+        }
+    }
+
+    /// Opens after a crash of this kind, and checks and pins every block.
+    pub fn recover(self, kind: CrashKind, seed: u64) -> Rig {
+        let mut rig = self.open(seed).expect("a store opens after a crash");
+        rig.check_after_crash(kind);
+        rig
+    }
 }
 
 impl Rig {
-    pub fn new(bytes: usize, seed: u64) -> Self {
-        let mut disk = Disk::new(bytes);
-        format(&mut disk, IDENTITY, false).expect("format");
-        let (mut shards, report) = open(&mut disk, &params(), [9; 16]).expect("open");
-        assert_eq!((report.shards, report.clean_shards), (1, 1));
+    /// A new store of one shard.
+    pub fn new_small(seed: u64) -> Self {
+        Self::create(SMALL_DISK, 1, small_params(), seed)
+    }
+
+    pub fn create(capacity: u64, shards: u32, params: CoreParams, seed: u64) -> Self {
+        let fresh = Moment::fresh(capacity, shards, params, seed);
+        fresh.open(seed).expect("a formatted disk opens")
+    }
+
+    fn new(now: Moment, cores: Vec<Core>, report: RecoveryReport, seed: u64) -> Self {
+        assert_eq!(cores.len(), now.shards as usize);
         Self {
-            core: shards.remove(0),
-            disk,
-            held: Vec::new(),
-            blocks: HashMap::new(),
-            flights: HashMap::new(),
-            history: HashMap::new(),
-            rng: ChaCha8Rng::seed_from_u64(seed),
-            next_op: 1,
-            next_value: 1,
-            next_sequence: 1,
-            results: HashMap::new(),
-            opens: 10,
-            device_writes_done: 0,
-            crash_at: None,
-            layers: vec![LayerId(7)],
-            expect_errors: false,
+            now,
+            cores,
+            live: BTreeMap::new(),
+            rig_flushes: BTreeMap::new(),
+            next_op: 0,
+            rng: seeds::rng(seed, 0x2199),
+            report,
+            tolerate: none_tolerated,
+            done: Vec::new(),
+            keep_done: false,
+            moments: None,
         }
     }
 
-    pub fn version(&mut self) -> Version {
-        self.next_sequence += 1;
-        Version::new(1, self.next_sequence)
+    /// From now on remembers every moment at which a device write was handed out.
+    pub fn record_moments(&mut self) {
+        self.moments = Some(Vec::new());
     }
 
-    /// Scatter list over `memory`, cut at random places when `cut`.
-    fn iovecs(rng: &mut ChaCha8Rng, memory: &mut [u8], cut: bool) -> Vec<libc::iovec> {
-        let mut iovs = Vec::new();
-        let mut at = 0;
-        while at < memory.len() {
-            let left = memory.len() - at;
-            let len = if cut {
-                rng.random_range(1..=left.min(9000))
-            } else {
-                left
-            };
-            iovs.push(libc::iovec {
-                iov_base: memory[at..].as_mut_ptr().cast(),
-                iov_len: len,
-            });
-            at += len;
-        }
-        iovs
+    pub fn take_moments(&mut self) -> Vec<Moment> {
+        self.moments.take().unwrap_or_default()
     }
 
-    pub fn submit_raw(&mut self, op: StoreOp<'_>) -> u64 {
-        let id = self.next_op;
+    pub fn keep_done(&mut self) {
+        self.keep_done = true;
+    }
+
+    pub fn take_done(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.done)
+    }
+
+    pub fn cores(&mut self) -> &mut [Core] {
+        &mut self.cores
+    }
+
+    pub fn metrics(&self, shard: usize) -> StoreMetrics {
+        self.cores[shard].metrics()
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.live.len()
+    }
+
+    pub fn shard(&self, chunk: u32) -> usize {
+        shard_of(PLACEMENT, chunk, self.cores.len())
+    }
+
+    fn concerns(&self, shard: usize) -> impl Fn(Spot) -> bool + use<> {
+        let shards = self.cores.len();
+        move |spot| shard_of(PLACEMENT, spot.chunk, shards) == shard
+    }
+
+    /// Version of the next operation.
+    pub fn next_version(&mut self) -> Version {
+        self.now.sequence += 1;
+        let generation = self.generation();
+        Version::new(generation, self.now.sequence)
+    }
+
+    fn generation(&self) -> u32 {
+        let fences = self.now.fences.values();
+        fences.map(|[_, asked]| asked.generation).max().unwrap_or(0)
+    }
+
+    /// Submits, and makes room when the operation table is full.
+    fn submit(
+        &mut self,
+        shard: usize,
+        op: StoreOp<'_>,
+        expect: Expect,
+        buffer: Option<Buffer>,
+    ) -> OpId {
+        let id = OpId(self.next_op);
         self.next_op += 1;
-        loop {
-            // SAFETY: the memory of operations lives in `flights` until they complete.
-            match unsafe { self.core.submit(OpId(id), op) } {
+        self.live.insert(id, Live { expect, buffer });
+        for _ in 0..TURNS_MAX {
+            // SAFETY: the buffer lives in `live` until the completion.
+            match unsafe { self.cores[shard].submit(id, op) } {
                 Submitted::Accepted => return id,
-                Submitted::Busy => self.step(),
+                Submitted::Busy => assert!(self.step(), "busy with nothing under way"),
             }
         }
+        panic!("busy for ever");
     }
 
-    /// Writes fresh values to sectors `sector..sector + count` of a chunk.
-    pub fn write(&mut self, chunk: u32, sector: u32, count: u32, fua: bool) -> u64 {
-        let mut memory = Vec::with_capacity(count as usize * 512);
-        let values: Vec<u64> = (0..count).map(|i| self.next_value + u64::from(i)).collect();
-        self.next_value += u64::from(count);
-        values
-            .iter()
-            .for_each(|&v| memory.extend_from_slice(&sector_bytes(v)));
-        let version = self.version();
-        let blocks = self.note_submitted(chunk, sector, &values);
-        let cut = self.rng.random_bool(0.3);
-        let iovs = Self::iovecs(&mut self.rng, &mut memory, cut);
-        let layers = self.layers.clone();
-        let (iovecs, offset) = (iovs.clone(), sector * 512);
-        self.flights.insert(
-            self.next_op,
-            Flight {
-                memory,
-                iovs,
-                what: What::Write { blocks },
-            },
-        );
-        self.submit_raw(StoreOp::Write {
-            layers: &layers,
-            chunk,
-            offset,
+    pub fn read(&mut self, range: Range) -> OpId {
+        let buffer = Buffer::new(range.len() as usize, &mut self.rng);
+        let iovecs = buffer.iovecs().to_vec();
+        let op = StoreOp::Read {
+            layers: range.view.layers(),
+            chunk: range.chunk,
+            offset: range.offset(),
+            iovecs: &iovecs,
+        };
+        let floors = self.now.model.floors(range);
+        self.submit(
+            self.shard(range.chunk),
+            op,
+            Expect::Read { range, floors },
+            Some(buffer),
+        )
+    }
+
+    pub fn write(&mut self, range: Range, fua: bool) -> OpId {
+        let version = self.next_version();
+        self.write_version(range, fua, version)
+    }
+
+    pub fn write_version(&mut self, range: Range, fua: bool, version: Version) -> OpId {
+        self.now.tag += 1;
+        let tag = self.now.tag;
+        let mut buffer = Buffer::new(range.len() as usize, &mut self.rng);
+        let sectors = buffer.bytes_mut().chunks_exact_mut(SECTOR_BYTES);
+        for (sector, number) in sectors.zip(range.sector..) {
+            model::fill_sector(sector, range.view, range.chunk, number, tag);
+        }
+        let iovecs = buffer.iovecs().to_vec();
+        let op = StoreOp::Write {
+            layers: range.view.layers(),
+            chunk: range.chunk,
+            offset: range.offset(),
             iovecs: &iovecs,
             version,
             fua,
-        })
+        };
+        let seq = self.now.model.change(range, tag);
+        let expect = Expect::Change {
+            spots: range.spots().collect(),
+            seq,
+            fua,
+        };
+        self.submit(self.shard(range.chunk), op, expect, Some(buffer))
     }
 
-    pub fn zero(&mut self, chunk: u32, sector: u32, count: u32) -> u64 {
-        let version = self.version();
-        let blocks = self.note_submitted(chunk, sector, &vec![0; count as usize]);
-        let flight = Flight {
-            memory: Vec::new(),
-            iovs: Vec::new(),
-            what: What::Write { blocks },
-        };
-        self.flights.insert(self.next_op, flight);
-        let layers = self.layers.clone();
-        let (offset, len) = (sector * 512, count * 512);
-        self.submit_raw(StoreOp::Zero {
-            layers: &layers,
-            chunk,
-            offset,
-            len,
+    pub fn zero(&mut self, range: Range, fua: bool) -> OpId {
+        let version = self.next_version();
+        let op = StoreOp::Zero {
+            layers: range.view.layers(),
+            chunk: range.chunk,
+            offset: range.offset(),
+            len: range.len(),
             version,
-            fua: false,
-        })
+            fua,
+        };
+        let seq = self.now.model.change(range, 0);
+        let expect = Expect::Change {
+            spots: range.spots().collect(),
+            seq,
+            fua,
+        };
+        self.submit(self.shard(range.chunk), op, expect, None)
     }
 
-    fn note_submitted(
-        &mut self,
-        chunk: u32,
-        sector: u32,
-        values: &[u64],
-    ) -> Vec<(u64, u32, u32, Sectors)> {
-        let layer = self.layers[0].0;
-        let mut blocks: Vec<(u64, u32, u32, Sectors)> = Vec::new();
-        for (i, &value) in values.iter().enumerate() {
-            let (block, inside) = ((sector + i as u32) / 8, (sector as usize + i) % 8);
-            if blocks.last().is_none_or(|b| b.2 != block) {
-                let expected = self.blocks.entry((layer, chunk, block)).or_default();
-                blocks.push((layer, chunk, block, expected.newest()));
-            }
-            blocks.last_mut().expect("pushed").3[inside] = value;
+    /// Flushes every shard with an operation of its own.
+    pub fn flush(&mut self) {
+        for shard in 0..self.cores.len() {
+            let covered = self.now.model.covered(self.concerns(shard));
+            self.submit(shard, StoreOp::Flush, Expect::Flush { covered }, None);
         }
-        for &(layer, chunk, block, value) in &blocks {
-            let expected = self
-                .blocks
-                .get_mut(&(layer, chunk, block))
-                .expect("entered");
-            expected.submitted.push((self.next_op, value));
-            self.history
-                .entry((layer, chunk, block))
-                .or_default()
-                .push((self.next_op, value));
+    }
+
+    /// Flushes the device once for all shards.
+    pub fn flush_by_marks(&mut self) {
+        let marks = self.cores.iter().map(|core| core.flush_mark()).collect();
+        let covered = self.now.model.covered(|_| true);
+        let id = IoId(self.next_op);
+        self.next_op += 1;
+        self.rig_flushes.insert(id, (marks, covered));
+        self.now.disk.submit_flush(IoKey {
+            shard: RIG_SHARD,
+            id,
+        });
+    }
+
+    pub fn checkpoint(&mut self) {
+        self.checkpoint_as(false);
+    }
+
+    fn checkpoint_as(&mut self, clean: bool) {
+        for shard in 0..self.cores.len() {
+            let covered = self.now.model.covered(self.concerns(shard));
+            self.submit(
+                shard,
+                StoreOp::Checkpoint { clean },
+                Expect::Flush { covered },
+                None,
+            );
         }
-        blocks
     }
 
-    /// Reads sectors; the outcome must be the newest value submitted before, for the store keeps the order of overlaps.
-    pub fn read(&mut self, chunk: u32, sector: u32, count: u32) -> u64 {
-        let layer = self.layers[0].0;
-        let want = (sector..sector + count)
-            .map(|s| {
-                let Some(expected) = self.blocks.get(&(layer, chunk, s / 8)) else {
-                    return 0;
-                };
-                expected.newest()[s as usize % 8]
-            })
-            .collect();
-        let mut memory = vec![0xee; count as usize * 512];
-        let cut = self.rng.random_bool(0.3);
-        let iovs = Self::iovecs(&mut self.rng, &mut memory, cut);
-        let (iovecs, offset) = (iovs.clone(), sector * 512);
-        let what = What::Read {
-            layer,
-            chunk,
-            sector,
-            want,
+    pub fn set_fence(&mut self, layer: LayerId, fence: Fence) {
+        self.now.fences.entry(layer).or_default()[1] = fence;
+        for shard in 0..self.cores.len() {
+            self.submit(
+                shard,
+                StoreOp::SetFence { layer, fence },
+                Expect::Fence { layer, fence },
+                None,
+            );
+        }
+    }
+
+    /// Raises the fence of the first layer of a view by one generation.
+    pub fn raise_fence(&mut self, view: View) {
+        let generation = self.generation() + 1;
+        let fence = Fence {
+            generation,
+            epoch: u64::from(generation) * 7,
         };
-        self.flights
-            .insert(self.next_op, Flight { memory, iovs, what });
-        let layers = self.layers.clone();
-        self.submit_raw(StoreOp::Read {
-            layers: &layers,
-            chunk,
-            offset,
-            iovecs: &iovecs,
-        })
+        self.set_fence(view.layers()[0], fence);
+        self.now.sequence = 0;
     }
 
-    pub fn flush(&mut self) -> u64 {
-        let newest = |e: &Expected| e.acked.last().map_or(0, |(op, _)| *op);
-        let acked_before = self
-            .blocks
-            .iter()
-            .map(|(k, e)| (k.0, k.1, k.2, newest(e)))
-            .collect();
-        let flight = Flight {
-            memory: Vec::new(),
-            iovs: Vec::new(),
-            what: What::Flush { acked_before },
-        };
-        self.flights.insert(self.next_op, flight);
-        self.submit_raw(StoreOp::Flush)
+    /// Drops the first layer of a view when nothing else uses it.
+    pub fn drop_layer(&mut self, view: View) {
+        self.drain();
+        let layer = view.layers()[0];
+        self.now.fences.entry(layer).or_default()[0] = Fence::default();
+        for shard in 0..self.cores.len() {
+            let (seq, spots) = self.now.model.drop_layer(view, self.concerns(shard));
+            let expect = Expect::Change {
+                spots,
+                seq,
+                fua: false,
+            };
+            self.submit(shard, StoreOp::DropLayer { layer }, expect, None);
+        }
+        self.drain();
     }
 
-    pub fn other(&mut self, op: StoreOp<'_>) -> u64 {
-        let flight = Flight {
-            memory: Vec::new(),
-            iovs: Vec::new(),
-            what: What::Other,
-        };
-        self.flights.insert(self.next_op, flight);
-        self.submit_raw(op)
-    }
-
-    pub fn crashed(&self) -> bool {
-        self.crash_at.is_some_and(|n| self.device_writes_done >= n)
-    }
-
-    /// Takes new actions from the core.
-    pub fn collect(&mut self) {
-        while let Some(action) = self.core.poll_action() {
-            self.held.push(match action {
-                DeviceAction::Write { id, offset, iovecs } => {
-                    Held::Write(id, offset, gather(&iovecs))
+    /// Hands the cores' requests to the disk.
+    pub fn pump(&mut self) -> bool {
+        let mut any = false;
+        for shard in 0..self.cores.len() {
+            while let Some(action) = self.cores[shard].poll_action() {
+                any = true;
+                let kind = self.now.disk.submit(shard, action);
+                if kind == IoKind::Write
+                    && let Some(moments) = &mut self.moments
+                {
+                    moments.push(self.now.clone());
                 }
-                DeviceAction::Flush { id } => Held::Flush(id),
-                DeviceAction::Discard { id, .. } => Held::Flush(id),
-                read @ DeviceAction::Read { .. } => Held::Read(read),
-            });
+            }
         }
+        any
     }
 
-    /// Executes one held action, picked at random, and takes completions in.
-    pub fn step(&mut self) {
-        self.collect();
-        if self.crashed() || self.held.is_empty() {
-            self.complete();
+    /// Tells a core the outcome of a device request.
+    pub fn deliver(&mut self, (key, result): (IoKey, Result<(), i32>)) {
+        if key.shard != RIG_SHARD {
+            self.cores[key.shard].on_device(key.id, result);
             return;
         }
-        let at = self.rng.random_range(0..self.held.len());
-        match self.held.swap_remove(at) {
-            Held::Read(DeviceAction::Read { id, offset, iovecs }) => {
-                self.disk.read(offset, &iovecs);
-                self.core.on_device(id, Ok(()));
+        let (marks, covered) = self
+            .rig_flushes
+            .remove(&key.id)
+            .expect("a flush of the rig");
+        if result.is_ok() {
+            for (core, mark) in self.cores.iter_mut().zip(marks) {
+                core.flushed(mark);
             }
-            Held::Read(_) => unreachable!("only reads are held as reads"),
-            Held::Write(id, offset, data) => {
-                let result = self.disk.write(offset, data);
-                self.device_writes_done += 1;
-                self.core.on_device(id, result);
-            }
-            Held::Flush(id) => {
-                self.disk.make_durable();
-                self.core.on_device(id, Ok(()));
-            }
+            self.now.model.flushed(&covered);
         }
-        self.complete();
     }
 
-    fn complete(&mut self) {
-        while let Some((id, result)) = self.core.poll_completion() {
-            self.results.insert(id.0, result);
-            let Some(flight) = self.flights.remove(&id.0) else {
-                continue;
-            };
+    /// Takes finished operations, checks them and tells the model.
+    pub fn reap(&mut self) -> bool {
+        let mut any = false;
+        for shard in 0..self.cores.len() {
+            while let Some((id, result)) = self.cores[shard].poll_completion() {
+                any = true;
+                self.finish(id, result);
+            }
+        }
+        any
+    }
+
+    fn finish(&mut self, id: OpId, result: StoreResult) {
+        let Live { expect, buffer } = self.live.remove(&id).expect("an operation finishes once");
+        if let Some(buffer) = &buffer {
             assert!(
-                result.is_ok() || self.expect_errors,
-                "op {} failed: {result:?}",
-                id.0
+                buffer.surroundings_intact(),
+                "bytes beside a buffer changed"
             );
-            self.settle(id.0, flight, result);
         }
-        self.collect();
-    }
-
-    fn settle(&mut self, id: u64, flight: Flight, result: StoreResult) {
-        match flight.what {
-            What::Write { blocks } => {
-                for (layer, chunk, block, _) in blocks {
-                    let expected = self
-                        .blocks
-                        .get_mut(&(layer, chunk, block))
-                        .expect("entered");
-                    let at = expected
-                        .submitted
-                        .iter()
-                        .position(|(op, _)| *op == id)
-                        .expect("submitted once");
-                    let write = expected.submitted.remove(at);
-                    if result.is_ok() {
-                        expected.acked.push(write);
-                        expected.acked.sort_by_key(|(op, _)| *op);
-                    }
-                }
-            }
-            What::Read {
-                layer,
-                chunk,
-                sector,
-                want,
-            } if result.is_ok() => {
-                assert!(!flight.iovs.is_empty());
-                for (i, (got, want)) in flight.memory.chunks(512).zip(want).enumerate() {
-                    let at = sector as usize + i;
-                    // A write submitted after the read may be seen as well.
-                    let history = self
-                        .history
-                        .get(&(layer, chunk, at as u32 / 8))
-                        .map_or(&[][..], |h| h);
-                    let later = history
-                        .iter()
-                        .filter(|(op, _)| *op > id)
-                        .map(|(_, v)| v[at % 8]);
-                    let fits = std::iter::once(want)
-                        .chain(later)
-                        .any(|v| got == sector_bytes(v));
-                    let value = u64::from_le_bytes(got[..8].try_into().expect("8 bytes"));
-                    assert!(
-                        fits,
-                        "layer {layer} chunk {chunk} sector {at}: {value}, {want} expected"
-                    );
-                }
-            }
-            What::Flush { acked_before } if result.is_ok() => {
-                for (layer, chunk, block, newest) in acked_before {
-                    let expected = self
-                        .blocks
-                        .get_mut(&(layer, chunk, block))
-                        .expect("entered");
-                    while expected.acked.first().is_some_and(|(op, _)| *op <= newest) {
-                        expected.settled = expected.acked.remove(0).1;
-                    }
-                }
-            }
-            _ => {}
+        match &result {
+            Ok(()) => self.learn(expect, buffer.as_ref()),
+            Err(error) => assert!((self.tolerate)(error), "unexpected: {error}"),
+        }
+        if self.keep_done {
+            self.done.push(Done { id, result });
         }
     }
 
-    /// Runs until nothing is in flight (or the crash point is reached).
+    fn learn(&mut self, expect: Expect, buffer: Option<&Buffer>) {
+        let model = &mut self.now.model;
+        match expect {
+            Expect::Read { range, floors } => {
+                let bytes = buffer.expect("a read has a buffer").bytes();
+                model
+                    .check_read(range, bytes, &floors)
+                    .unwrap_or_else(|e| panic!("{e}"));
+            }
+            Expect::Change { spots, seq, fua } => model.acknowledge(spots.into_iter(), seq, fua),
+            Expect::Flush { covered } => model.flushed(&covered),
+            Expect::Fence { layer, fence } => {
+                self.now.fences.entry(layer).or_default()[0] = fence;
+            }
+        }
+    }
+
+    /// One turn: requests out, one of them done, operations finished. False when nothing moved.
+    pub fn step(&mut self) -> bool {
+        let mut moved = self.pump();
+        if let Some(outcome) = self.now.disk.complete_any() {
+            self.deliver(outcome);
+            moved = true;
+        }
+        if self.rng.random_bool(0.8) || self.now.disk.in_flight() == 0 {
+            moved |= self.reap();
+        }
+        moved | self.pump()
+    }
+
+    /// Turns until nothing is under way.
     pub fn drain(&mut self) {
-        for _ in 0..2_000_000 {
-            self.collect();
-            self.complete();
-            if self.crashed() || (self.core.in_flight() == 0 && self.held.is_empty()) {
+        for _ in 0..TURNS_MAX {
+            let moved = self.step();
+            let quiet = self.live.is_empty() && self.now.disk.in_flight() == 0;
+            if quiet && !moved {
                 return;
             }
-            assert!(
-                !self.held.is_empty(),
-                "operations are in flight and the core wants nothing"
-            );
-            self.step();
+            assert!(moved, "stuck with {} operations", self.live.len());
         }
-        panic!("no end");
+        panic!("no end after {TURNS_MAX} turns");
     }
 
-    pub fn check(&mut self) {
-        if let Err(problem) = self.core.check(&mut self.disk) {
-            panic!("{problem}");
-        }
-    }
-
-    /// Opens what is on `disk` now.
-    pub fn reopen_on(&mut self, disk: Disk) -> RecoveryReport {
-        self.disk = disk;
-        self.held.clear();
-        self.opens += 1;
-        let (mut shards, report) =
-            open(&mut self.disk, &params(), [self.opens; 16]).expect("recovery");
-        self.core = shards.remove(0);
-        self.flights.clear();
-        self.history.clear();
-        self.crash_at = None;
-        self.check();
-        report
-    }
-
-    /// The daemon dies; everything acknowledged must be there.
-    pub fn process_crash(&mut self) -> RecoveryReport {
-        let report = self.reopen_on(self.disk.process_crash());
-        for expected in self.blocks.values_mut() {
-            // What was acknowledged is certain; what was in flight may be there.
-            (expected.settled, expected.acked) = (expected.newest_acked(), Vec::new());
-        }
-        self.resolve();
-        report
-    }
-
-    /// Power loss; everything flushed must be there.
-    pub fn power_loss(&mut self) -> RecoveryReport {
-        let torn: Vec<(u64, Vec<u8>)> = self
-            .held
-            .iter()
-            .filter_map(|h| {
-                if let Held::Write(_, offset, data) = h {
-                    Some((*offset, data.clone()))
-                } else {
-                    None
-                }
-            })
-            .collect();
-        let disk = self.disk.power_loss(&mut self.rng, &torn);
-        let report = self.reopen_on(disk);
-        self.resolve();
-        report
-    }
-
-    /// Reads every block back, checks that it is one of the values it may have, and takes that as the truth.
-    fn resolve(&mut self) {
-        let mut keys: Vec<(u64, u32, u32)> = self.blocks.keys().copied().collect();
-        keys.sort_unstable();
-        for key in keys {
-            let got = self.read_block(key);
-            let expected = self.blocks.get_mut(&key).expect("known");
-            let values = || {
-                let later = expected
-                    .acked
-                    .iter()
-                    .chain(&expected.submitted)
-                    .map(|(_, value)| value);
-                std::iter::once(&expected.settled).chain(later)
-            };
-            let bytes = |v: &Sectors| v.iter().flat_map(|&s| sector_bytes(s)).collect::<Vec<u8>>();
-            let found = values().find(|v| bytes(v) == got).copied();
-            let Some(found) = found else {
-                let got: Vec<u64> = got
-                    .chunks(512)
-                    .map(|s| u64::from_le_bytes(s[..8].try_into().expect("8 bytes")))
-                    .collect();
-                panic!(
-                    "{key:?} holds {got:?}, none of {:?}",
-                    values().collect::<Vec<_>>()
-                );
-            };
-            *expected = Expected {
-                settled: found,
-                ..Expected::default()
-            };
-        }
-    }
-
-    /// Reads a block outside the model.
-    pub fn read_block(&mut self, (layer, chunk, block): (u64, u32, u32)) -> Vec<u8> {
-        self.try_read_block((layer, chunk, block)).expect("read")
-    }
-
-    pub fn try_read_block(
-        &mut self,
-        (layer, chunk, block): (u64, u32, u32),
-    ) -> Result<Vec<u8>, StoreError> {
-        let mut memory = vec![0xaa; BLOCK];
-        let iovecs = [libc::iovec {
-            iov_base: memory.as_mut_ptr().cast(),
-            iov_len: BLOCK,
-        }];
-        let layers = [LayerId(layer)];
-        let offset = block * BLOCK as u32;
-        let id = self.submit_raw(StoreOp::Read {
-            layers: &layers,
-            chunk,
-            offset,
-            iovecs: &iovecs,
-        });
-        while !self.results.contains_key(&id) {
-            self.step();
-        }
-        self.results[&id].map(|()| memory)
-    }
-
-    /// Compares every block of the model with the store.
-    pub fn compare_all(&mut self) {
+    /// What a data thread does before it sleeps.
+    pub fn idle(&mut self) {
         self.drain();
-        let keys: Vec<(u64, u32, u32)> = self.blocks.keys().copied().collect();
-        for key in keys {
-            let got = self.read_block(key);
-            let expected = &self.blocks[&key];
-            let value = expected.newest_acked();
-            let want: Vec<u8> = value.iter().flat_map(|&s| sector_bytes(s)).collect();
-            assert!(got == want, "{key:?} differs");
+        for core in &mut self.cores {
+            core.on_idle();
         }
+        self.drain();
+        for core in &self.cores {
+            assert_eq!((core.in_flight(), core.device_in_flight()), (0, 0));
+        }
+    }
+
+    /// Leaves the process without a word.
+    pub fn crash(self, kind: CrashKind, seed: u64) -> Moment {
+        self.now.crashed(kind, seed)
+    }
+
+    /// Does all that closing does.
+    pub fn promise_quiet(&mut self) {
+        self.idle();
+        self.checkpoint_as(true);
+        self.drain();
+    }
+
+    /// Closes like a daemon that stops.
+    pub fn close(mut self) -> Moment {
+        self.promise_quiet();
+        self.now
+    }
+
+    /// Closes, and returns the moments of all device writes since `record_moments`.
+    pub fn close_recording(mut self) -> Vec<Moment> {
+        self.promise_quiet();
+        self.take_moments()
+    }
+
+    /// Closes and opens again; nothing may be replayed.
+    pub fn reopen(self, seed: u64) -> Self {
+        let rig = self.close().open(seed).expect("a closed store opens");
+        assert_eq!(rig.report.clean_shards, rig.report.shards, "{}", rig.report);
+        rig
     }
 }

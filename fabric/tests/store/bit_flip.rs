@@ -1,0 +1,97 @@
+//! One flipped bit anywhere on the device: right bytes or a reported error, never wrong bytes, never a panic.
+
+use fabric::store::device::BLOCK_BYTES;
+use rand::Rng;
+
+use crate::history;
+use crate::rig::{Moment, Rig};
+use crate::seeds::{self, for_each_seed};
+use crate::sim_disk::CrashKind;
+
+/// What became of the flips.
+#[derive(Debug, Default)]
+struct Outcome {
+    flips: u32,
+    refused: u32,
+    reported: u32,
+}
+
+fn check_flip(found: &Moment, byte: u64, bit: u8, seed: u64, outcome: &mut Outcome) {
+    outcome.flips += 1;
+    let mut flipped = found.clone();
+    flipped.disk.flip_bit(byte, bit);
+    let Ok(mut rig) = flipped.open(seed) else {
+        outcome.refused += 1;
+        return;
+    };
+    let mut errors = 0;
+    for (spot, bytes) in rig.read_everything() {
+        let Some(bytes) = bytes else {
+            errors += 1;
+            continue;
+        };
+        let checked = rig.now.model.check_settled(spot, &bytes);
+        checked.unwrap_or_else(|e| panic!("bit {bit} of byte {byte} flipped: {e}"));
+    }
+    outcome.reported += u32::from(errors > 0);
+}
+
+fn flip_everywhere(found: &Moment, seed: u64) -> Outcome {
+    let mut rng = seeds::rng(seed, 0xb1);
+    let mut outcome = Outcome::default();
+    for block in found.disk.written_blocks() {
+        let start = block * BLOCK_BYTES as u64;
+        // Half of the flips hit the first bytes, where headers have their fields.
+        let within = match rng.random_bool(0.5) {
+            true => rng.random_range(0..128),
+            false => rng.random_range(0..BLOCK_BYTES as u64),
+        };
+        check_flip(
+            found,
+            start + within,
+            rng.random_range(0..8),
+            seed,
+            &mut outcome,
+        );
+    }
+    outcome
+}
+
+fn history_of(seed: u64) -> Rig {
+    let mut rng = seeds::rng(seed, 0xb2);
+    let mut rig = Rig::new_small(seed);
+    history::prologue(&mut rig);
+    history::run(&mut rig, &mut rng, 40);
+    rig.checkpoint();
+    rig.drain();
+    history::run(&mut rig, &mut rng, 40);
+    rig.drain();
+    rig
+}
+
+fn assert_noticed(outcome: &Outcome) {
+    assert!(outcome.flips > 100, "too few blocks to flip: {outcome:?}");
+    assert!(
+        outcome.reported > 0,
+        "no flipped data block was reported: {outcome:?}"
+    );
+}
+
+#[test]
+fn a_flipped_bit_in_a_closed_store_is_detected_or_harmless() {
+    for_each_seed(2, |seed| {
+        let closed = history_of(seed).close();
+        assert_noticed(&flip_everywhere(&closed, seed));
+    });
+}
+
+#[test]
+fn a_flipped_bit_in_a_crashed_store_is_detected_or_harmless() {
+    for_each_seed(2, |seed| {
+        let mut rig = history_of(seed);
+        rig.flush();
+        rig.idle();
+        let crashed = rig.crash(CrashKind::Power, seed);
+        assert_noticed(&flip_everywhere(&crashed, seed));
+    });
+}

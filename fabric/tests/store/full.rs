@@ -1,0 +1,157 @@
+//! A full store refuses writes, keeps what it has, and works again once data are discarded.
+
+use fabric::store::api::StoreError;
+
+use crate::model::{OTHER, PLAIN, Range, View};
+use crate::rig::{Rig, SMALL_DISK, small_params};
+use crate::seeds::for_each_seed;
+use crate::sim_disk::CrashKind;
+
+/// Blocks per write.
+const STEP: u32 = 4;
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: u32 = 1024;
+/// Blocks that the simulated device can hold at most.
+const DEVICE_BLOCKS: u32 = (SMALL_DISK / 4096) as u32;
+
+fn no_space(error: &StoreError) -> bool {
+    matches!(error, StoreError::NoSpace)
+}
+
+fn none(_: &StoreError) -> bool {
+    false
+}
+
+fn range_at(view: View, at: u32) -> Range {
+    Range::blocks(view, at / CHUNK_BLOCKS, at % CHUNK_BLOCKS, STEP)
+}
+
+/// Writes one after the other from block `from` on until one is refused, or `until`; returns the end of what fitted.
+fn fill(rig: &mut Rig, view: View, from: u32, until: u32) -> u32 {
+    rig.tolerate = no_space;
+    rig.keep_done();
+    let mut at = from;
+    while at < until {
+        rig.write(range_at(view, at), false);
+        rig.drain();
+        if rig.take_done().iter().any(|done| done.result.is_err()) {
+            break;
+        }
+        at += STEP;
+    }
+    rig.tolerate = none;
+    at
+}
+
+fn discard(rig: &mut Rig, view: View, from: u32, until: u32) {
+    for at in (from..until).step_by(STEP as usize) {
+        rig.zero(range_at(view, at), false);
+        rig.drain();
+    }
+}
+
+fn full_store(seed: u64) -> (Rig, u32) {
+    let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);
+    let end = fill(&mut rig, PLAIN, 0, DEVICE_BLOCKS);
+    assert!(end < DEVICE_BLOCKS, "the store holds more than the device");
+    assert!(
+        end > DEVICE_BLOCKS / 2,
+        "full with {end} of {DEVICE_BLOCKS} blocks"
+    );
+    (rig, end)
+}
+
+#[test]
+fn a_full_store_keeps_what_it_acknowledged() {
+    for_each_seed(2, |seed| {
+        let (mut rig, _) = full_store(seed);
+        rig.check_live();
+        rig.flush();
+        rig.drain();
+        rig.check_live();
+    });
+}
+
+#[test]
+fn discards_on_a_full_store_succeed_and_make_room() {
+    for_each_seed(2, |seed| {
+        let (mut rig, end) = full_store(seed);
+        let half = end / 2 / STEP * STEP;
+        discard(&mut rig, PLAIN, 0, half);
+        rig.check_live();
+        // Map pages of the new place need some of the room.
+        let refilled = fill(&mut rig, OTHER, 0, half * 9 / 10);
+        assert!(
+            refilled >= half * 9 / 10,
+            "{refilled} of {half} discarded blocks can be used again"
+        );
+        rig.check_live();
+    });
+}
+
+#[test]
+fn filling_and_discarding_again_and_again_loses_no_space() {
+    for_each_seed(1, |seed| {
+        let (mut rig, end) = full_store(seed);
+        for _ in 0..4 {
+            discard(&mut rig, PLAIN, 0, end + STEP);
+            let again = fill(&mut rig, PLAIN, 0, DEVICE_BLOCKS);
+            assert!(
+                again + 64 >= end,
+                "only {again} blocks fit after {end} were discarded"
+            );
+        }
+        rig.check_live();
+    });
+}
+
+#[test]
+fn overwrites_on_a_full_store_are_done_or_refused_never_torn() {
+    for_each_seed(2, |seed| {
+        let (mut rig, end) = full_store(seed);
+        rig.tolerate = no_space;
+        for at in (0..end.min(400)).step_by(STEP as usize) {
+            rig.write(range_at(PLAIN, at), false);
+            rig.drain();
+        }
+        rig.check_live();
+    });
+}
+
+#[test]
+fn a_full_store_opens_again_and_takes_discards() {
+    for_each_seed(2, |seed| {
+        for crash in [None, Some(CrashKind::Process), Some(CrashKind::Power)] {
+            let (mut rig, end) = full_store(seed);
+            rig.flush();
+            rig.drain();
+            let mut rig = match crash {
+                None => rig.reopen(seed),
+                Some(kind) => rig.crash(kind, seed).recover(kind, seed),
+            };
+            rig.check_live();
+            discard(&mut rig, PLAIN, 0, end / 2 / STEP * STEP);
+            let refilled = fill(&mut rig, OTHER, 0, end / 4);
+            assert!(
+                refilled >= end / 4,
+                "{refilled} blocks fit after half of {end} were discarded"
+            );
+            rig.check_live();
+        }
+    });
+}
+
+#[test]
+fn dropping_a_layer_of_a_full_store_makes_room() {
+    for_each_seed(1, |seed| {
+        let (mut rig, end) = full_store(seed);
+        rig.drop_layer(PLAIN);
+        rig.check_live();
+        let refilled = fill(&mut rig, OTHER, 0, end / 2);
+        assert!(
+            refilled >= end / 2,
+            "{refilled} blocks fit after a layer of {end} was dropped"
+        );
+        rig.check_live();
+    });
+}

@@ -1,0 +1,90 @@
+//! Memory stays within its bounds however much is stored.
+
+use fabric::store::api::StoreCore;
+
+use crate::model::{PLAIN, Range};
+use crate::rig::{Rig, SMALL_DISK, small_params};
+use crate::seeds::for_each_seed;
+
+/// Map pages that the test needs: one for each MiB that it touches.
+const LEAVES: u32 = 600;
+/// Map pages of a chunk.
+const CHUNK_LEAVES: u32 = 4;
+/// Blocks that a map page maps.
+const LEAF_BLOCKS: u32 = 256;
+
+fn place(leaf: u32) -> Range {
+    Range::blocks(
+        PLAIN,
+        leaf / CHUNK_LEAVES,
+        leaf % CHUNK_LEAVES * LEAF_BLOCKS + 7,
+        1,
+    )
+}
+
+fn assert_bounded(rig: &Rig) {
+    let (ram, params) = (rig.metrics(0).ram, small_params());
+    // The cache may hold its pages' index besides.
+    let bound = params.leaf_cache_bytes + params.leaf_cache_bytes / 8;
+    assert!(
+        ram.leaf_cache <= bound,
+        "map page cache above its bound: {ram:?}"
+    );
+    assert!(
+        ram.buffers <= params.buffer_bytes,
+        "buffers above their bound: {ram:?}"
+    );
+    assert!(
+        ram.total() < 2 * (params.leaf_cache_bytes + params.buffer_bytes),
+        "{ram:?}"
+    );
+}
+
+#[test]
+fn more_map_pages_than_the_cache_holds_cost_reads_not_memory() {
+    for_each_seed(1, |seed| {
+        let held = small_params().leaf_cache_bytes / 4096;
+        assert!(
+            u64::from(LEAVES) > 4 * held,
+            "the cache must be too small for the test"
+        );
+        let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);
+        for leaf in 0..LEAVES {
+            rig.write(place(leaf), false);
+            while rig.in_flight() > 20 {
+                rig.step();
+                assert_bounded(&rig);
+            }
+        }
+        rig.drain();
+        assert_bounded(&rig);
+        rig.check_settled();
+        assert!(rig.metrics(0).leaf_misses > 0, "{:?}", rig.metrics(0));
+        let mut rig = rig.reopen(seed);
+        for leaf in (0..LEAVES).rev().step_by(3) {
+            rig.write(place(leaf), false);
+            rig.read(place(LEAVES - 1 - leaf));
+            while rig.in_flight() > 20 {
+                rig.step();
+                assert_bounded(&rig);
+            }
+        }
+        rig.drain();
+        rig.check_settled();
+        assert_bounded(&rig);
+    });
+}
+
+#[test]
+fn operations_beyond_the_table_are_told_to_come_again() {
+    for_each_seed(1, |seed| {
+        let mut rig = Rig::new_small(seed);
+        for round in 0..4 * small_params().ops_max {
+            // `submit` turns the rig while the store says that it is busy.
+            rig.write(Range::blocks(PLAIN, 0, round % 64, 1), false);
+            assert!(rig.cores()[0].in_flight() <= small_params().ops_max as usize);
+        }
+        rig.drain();
+        rig.check_settled();
+    });
+}
