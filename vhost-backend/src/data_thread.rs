@@ -4,9 +4,9 @@
 //! by the thread that took it off its ring, without a lock, a channel or an allocation. The control plane reaches a
 //! thread through a bounded mailbox, and every command is answered.
 
-mod handle;
+pub(crate) mod handle;
 mod poller;
-mod queue;
+pub(crate) mod queue;
 mod worker;
 
 use std::io;

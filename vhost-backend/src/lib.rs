@@ -6,6 +6,8 @@
 pub mod blk;
 pub mod data_thread;
 pub mod dirty;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod inflight;
 pub mod memory;
 pub mod ring;

@@ -169,7 +169,7 @@ pub trait Ring: Send {
     fn available(&mut self) -> Result<u16, RingError>;
 
     /// Asks the processor for the lines that the next `count` requests will need.
-    fn prefetch(&self, count: u16, view: &mut MemoryView);
+    fn prefetch(&mut self, count: u16, view: &mut MemoryView);
 
     /// Takes the next request; one must be [`Ring::available`].
     fn take(&mut self) -> Result<u16, RingError>;

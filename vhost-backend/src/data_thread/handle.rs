@@ -16,17 +16,17 @@ use crate::memory::{GuestAddr, GuestMemory};
 const MAILBOX_COMMANDS: usize = 64;
 
 /// Where the answer to a command goes. Its receiver may have given up, so sending never fails loudly.
-pub(super) type Reply<T> = SyncSender<Result<T, QueueError>>;
+pub(crate) type Reply<T> = SyncSender<Result<T, QueueError>>;
 
 /// Names a queue on its thread; the number of a queue that was stopped is used again with another generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct QueueId {
-    pub(super) slot: usize,
-    pub(super) generation: u64,
+pub(crate) struct QueueId {
+    pub(crate) slot: usize,
+    pub(crate) generation: u64,
 }
 
 /// A change of a running queue.
-pub(super) enum Change {
+pub(crate) enum Change {
     Enabled(bool),
     Kick(Option<OwnedFd>),
     Call(Option<OwnedFd>),

@@ -1,21 +1,22 @@
 //! One queue on its data thread: takes requests off the ring, runs them on the engine, answers.
 
+mod request;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fabric::io::{Engine, IoResult, Op, Request, Submit, Tag, Volume};
-use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use fabric::io::{Engine, Op, Volume};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::handle::{Change, QueueId, Reply, notify};
 use super::{QueueConfig, QueueError};
 use crate::blk::BlkDevice;
-use crate::blk::request::{Action, Limits, Range, Ranges, Status, parse};
+use crate::blk::request::Ranges;
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightQueue;
 use crate::memory::{GuestAddr, GuestMemory, MemoryView};
-use crate::ring::{Chain, Ring, RingError, SplitRing, SplitRingConfig, write_bytes};
+use crate::ring::{Chain, Ring, RingError, SplitRing, SplitRingConfig};
 
 /// Most requests taken off one ring before the other queues of the thread have their turn.
 const TURN_REQUESTS: u16 = 32;
@@ -24,13 +25,17 @@ const PUBLISH_ANSWERS: u16 = 8;
 /// Answers after which a guest that waits for an interrupt is not left waiting though the ring is never empty.
 const SIGNAL_ANSWERS: u16 = 64;
 
+/// Turns without work before a guest that did not want the interrupt before is asked about the next, which takes a full
+/// fence: a guest that polls has its next request there by then. One that sleeps is asked at once.
+const SIGNAL_TURNS: u32 = 256;
+
 /// What the queues of a thread share: working memory of one request at a time.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
-    pub(super) chain: Chain,
+pub(crate) struct Scratch {
+    pub(crate) chain: Chain,
     ranges: Ranges,
     /// Something was submitted and the engine must be kicked.
-    pub(super) submitted: bool,
+    pub(crate) submitted: bool,
 }
 
 /// A request between submission and answer, at the index of its first descriptor.
@@ -61,7 +66,7 @@ const FREE: Slot = Slot {
 };
 
 /// What happens once nothing is in flight.
-pub(super) enum Drain {
+pub(crate) enum Drain {
     /// The queue goes away; the index to go on at is the answer.
     Stop(Option<Reply<u16>>),
     /// The queue goes on in another memory table.
@@ -69,7 +74,7 @@ pub(super) enum Drain {
 }
 
 /// A queue of one device.
-pub(super) struct Queue<V, R = SplitRing> {
+pub(crate) struct Queue<V, R = SplitRing> {
     device: Arc<BlkDevice<V>>,
     index: u16,
     features: u64,
@@ -86,21 +91,23 @@ pub(super) struct Queue<V, R = SplitRing> {
     answered: Vec<u16>,
     log: Option<Arc<DirtyLog>>,
     used_log: Option<GuestAddr>,
-    pub(super) kick: Option<OwnedFd>,
+    pub(crate) kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
     err: Option<OwnedFd>,
     enabled: bool,
     failed: Arc<AtomicBool>,
     broken: bool,
-    pub(super) drain: Option<Drain>,
+    pub(crate) drain: Option<Drain>,
     /// Upper half of the tags of this queue.
     tag: u64,
     /// Tells this queue from others that had its place.
-    pub(super) generation: u64,
+    pub(crate) generation: u64,
     /// Turns in a row without work.
-    pub(super) idle_turns: u32,
+    pub(crate) idle_turns: u32,
+    /// Turns without work after which the guest is asked whether it wants an interrupt.
+    signal_turns: u32,
     /// Whether the thread polls the ring; else it waits for a kick.
-    pub(super) hot: bool,
+    pub(crate) hot: bool,
 }
 
 // SAFETY: the raw pointers (slots, view, ring) lead into guest memory kept by `view`; one thread uses the queue.
@@ -108,7 +115,7 @@ unsafe impl<V: Send + Sync, R: Send> Send for Queue<V, R> {}
 
 impl<V: Volume> Queue<V, SplitRing> {
     /// A queue that serves a split ring; `id` is its name on the thread.
-    pub(super) fn new(
+    pub(crate) fn new(
         device: Arc<BlkDevice<V>>,
         config: QueueConfig,
         failed: Arc<AtomicBool>,
@@ -170,6 +177,7 @@ impl<V: Volume> Queue<V, SplitRing> {
             tag: (id.slot as u64) << 32,
             generation: id.generation,
             idle_turns: 0,
+            signal_turns: 0,
             hot: true,
         };
         [&queue.call, &queue.err].into_iter().for_each(never_block);
@@ -194,28 +202,28 @@ fn never_block(fd: &Option<OwnedFd>) {
 
 impl<V: Volume, R: Ring> Queue<V, R> {
     /// Whether requests are served at all.
-    pub(super) fn running(&self) -> bool {
+    pub(crate) fn running(&self) -> bool {
         self.enabled && !self.broken
     }
 
     /// Whether no request is anywhere between the ring and its answer.
-    pub(super) fn drained(&self) -> bool {
+    pub(crate) fn drained(&self) -> bool {
         self.busy_slots == 0 && self.stalled.is_none() && self.replay.is_empty()
     }
 
     /// Whether the engine had no room for a request.
-    pub(super) fn stalled(&self) -> bool {
+    pub(crate) fn stalled(&self) -> bool {
         self.stalled.is_some()
     }
 
     /// Answers not yet visible to the guest.
-    pub(super) fn unpublished(&self) -> u16 {
+    pub(crate) fn unpublished(&self) -> u16 {
         self.ring.unpublished()
     }
 
     /// Takes and submits what the guest added; returns how many requests moved.
     #[inline]
-    pub(super) fn poll<E: Engine<Volume = V>>(
+    pub(crate) fn poll<E: Engine<Volume = V>>(
         &mut self,
         engine: &mut E,
         scratch: &mut Scratch,
@@ -250,7 +258,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
         let ready = self.ring.available()?;
         if ready == 0 {
-            if self.ring.unsignalled() > 0 {
+            if self.ring.unsignalled() > 0 && self.idle_turns >= self.signal_turns {
                 self.signal();
             }
             return Ok(0);
@@ -321,254 +329,9 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         Ok(moved)
     }
 
-    /// Reads one request and does it or hands it to the engine. False if the engine has no room.
-    #[inline(always)]
-    fn run<E: Engine<Volume = V>>(
-        &mut self,
-        id: u16,
-        engine: &mut E,
-        scratch: &mut Scratch,
-    ) -> Result<bool, RingError> {
-        self.ring.walk(id, &mut self.view, &mut scratch.chain)?;
-        let limits = Limits {
-            size_bytes: self.device.volume().size_bytes(),
-            read_only: self.device.options().read_only,
-            fua: self.features & 1 << VIRTIO_BLK_F_FLUSH == 0 || !self.device.writeback(),
-        };
-        let (action, status) = parse(&mut scratch.chain, &limits, &mut scratch.ranges)?;
-        match action {
-            Action::Submit(range) => Ok(self.submit(id, range, status, engine, scratch)),
-            Action::SubmitRanges => Ok(self.submit_ranges(id, status, engine, scratch)),
-            Action::GetId => {
-                self.get_id(id, status, scratch);
-                Ok(true)
-            }
-            Action::Answer(outcome) => {
-                if outcome != Status::Ok {
-                    self.counters_failed();
-                }
-                self.answer(id, status, outcome, 1, &mut scratch.chain);
-                Ok(true)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn submit<E: Engine<Volume = V>>(
-        &mut self,
-        id: u16,
-        range: Range,
-        status: *mut u8,
-        engine: &mut E,
-        scratch: &mut Scratch,
-    ) -> bool {
-        let Range { op, offset, len } = range;
-        let buffers = match op {
-            Op::Read => scratch.chain.writable.as_slice(),
-            Op::Write { .. } => scratch.chain.readable.as_slice(),
-            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => &[],
-        };
-        let request = Request {
-            tag: Tag(self.tag | u64::from(id)),
-            op,
-            offset,
-            len,
-            buffers,
-        };
-        // SAFETY: the buffers were translated in the memory that `view` holds, and the queue keeps it until no request
-        // is in flight.
-        match unsafe { engine.submit(self.device.volume(), &request) } {
-            Submit::Done(result) => self.finish(id, op, len, status, result, &mut scratch.chain),
-            Submit::Pending => {
-                self.slots[usize::from(id)] = Slot {
-                    status,
-                    op,
-                    bytes: len,
-                    outstanding: 1,
-                    busy: true,
-                    ..FREE
-                };
-                self.busy_slots += 1;
-                scratch.submitted = true;
-            }
-            Submit::Busy => return false,
-        }
-        true
-    }
-
-    /// Discard and write-zeroes: several requests to the engine, one answer.
-    #[cold]
-    fn submit_ranges<E: Engine<Volume = V>>(
-        &mut self,
-        id: u16,
-        status: *mut u8,
-        engine: &mut E,
-        scratch: &mut Scratch,
-    ) -> bool {
-        let at = usize::from(id);
-        let ranges = scratch.ranges.as_slice();
-        if !self.slots[at].busy {
-            self.slots[at] = Slot {
-                op: ranges[0].op,
-                busy: true,
-                submitting: true,
-                ..FREE
-            };
-            self.busy_slots += 1;
-        }
-        self.slots[at].status = status;
-        while let Some(range) = ranges.get(usize::from(self.slots[at].next_range)) {
-            let tag = Tag(self.tag | u64::from(self.slots[at].next_range) << 16 | u64::from(id));
-            let request = Request {
-                tag,
-                op: range.op,
-                offset: range.offset,
-                len: range.len,
-                buffers: &[],
-            };
-            // SAFETY: there are no buffers.
-            match unsafe { engine.submit(self.device.volume(), &request) } {
-                Submit::Done(Ok(())) => {}
-                Submit::Done(Err(_)) => {
-                    self.slots[at].failed = true;
-                    break;
-                }
-                Submit::Pending => {
-                    self.slots[at].outstanding += 1;
-                    scratch.submitted = true;
-                }
-                Submit::Busy => return false,
-            }
-            self.slots[at].next_range += 1;
-            self.slots[at].bytes += range.len;
-        }
-        self.slots[at].submitting = false;
-        self.finish_slot(id, &mut scratch.chain);
-        true
-    }
-
-    #[cold]
-    fn get_id(&mut self, id: u16, status: *mut u8, scratch: &mut Scratch) {
-        let serial = self.device.serial();
-        let mut at = 0;
-        for piece in &scratch.chain.writable {
-            let len = piece.iov_len.min(serial.len() - at);
-            // SAFETY: the piece was translated and has at least `len` bytes.
-            unsafe { write_bytes(piece.iov_base.cast(), &serial[at..at + len]) };
-            at += len;
-        }
-        self.answer(id, status, Status::Ok, at as u32 + 1, &mut scratch.chain);
-    }
-
-    /// The engine finished a request.
-    pub(super) fn complete(&mut self, tag: Tag, result: IoResult, scratch: &mut Scratch) {
-        let id = tag.0 as u16;
-        let slot = &mut self.slots[usize::from(id)];
-        debug_assert!(slot.busy && slot.outstanding > 0);
-        slot.outstanding -= 1;
-        slot.failed |= result.is_err();
-        if let Err(error) = result {
-            tracing::debug!(queue = self.index, ?tag, %error, "request failed");
-        }
-        self.finish_slot(id, &mut scratch.chain);
-    }
-
-    fn finish_slot(&mut self, id: u16, chain: &mut Chain) {
-        let slot = self.slots[usize::from(id)];
-        if slot.outstanding > 0 || slot.submitting {
-            return;
-        }
-        self.slots[usize::from(id)].busy = false;
-        self.busy_slots -= 1;
-        let result = if slot.failed {
-            Err(fabric::io::IoError::Device(libc::EIO))
-        } else {
-            Ok(())
-        };
-        self.finish(id, slot.op, slot.bytes, slot.status, result, chain);
-    }
-
-    #[inline(always)]
-    fn finish(
-        &mut self,
-        id: u16,
-        op: Op,
-        bytes: u64,
-        status: *mut u8,
-        result: IoResult,
-        chain: &mut Chain,
-    ) {
-        let outcome = match result {
-            Ok(()) => {
-                if let Some(counters) = self.device.queue_counters(self.index) {
-                    counters.completed(op, bytes);
-                }
-                Status::Ok
-            }
-            Err(_) => {
-                self.counters_failed();
-                Status::IoErr
-            }
-        };
-        let written = if op == Op::Read && outcome == Status::Ok {
-            bytes as u32 + 1
-        } else {
-            1
-        };
-        self.answer(id, status, outcome, written, chain);
-    }
-
-    #[cold]
-    fn counters_failed(&self) {
-        if let Some(counters) = self.device.queue_counters(self.index) {
-            counters.failed();
-        }
-    }
-
-    #[inline(always)]
-    fn answer(
-        &mut self,
-        id: u16,
-        status: *mut u8,
-        outcome: Status,
-        written: u32,
-        chain: &mut Chain,
-    ) {
-        // SAFETY: the byte was translated in the memory that `view` holds.
-        unsafe { status.write_volatile(outcome as u8) };
-        if self.log.is_some() {
-            self.log_written(id, status, chain);
-        }
-        self.ring.answer(id, written);
-        if let Some(record) = &mut self.inflight {
-            record.answered(id);
-            self.answered.push(id);
-        }
-    }
-
-    /// Marks what a request wrote. The chain is walked once more, as only a migration pays for this: a guest that has
-    /// changed it meanwhile spoils its own copy and nothing else.
-    #[cold]
-    fn log_written(&mut self, id: u16, status: *mut u8, chain: &mut Chain) {
-        let Some(log) = &self.log else { return };
-        let mark = |host: *const u8, len: usize| {
-            if let Some(guest) = self.view.memory().host_to_guest(host) {
-                log.mark(guest, len as u64);
-            }
-        };
-        mark(status, 1);
-        let mut view = MemoryView::new(Arc::clone(self.view.memory()));
-        if self.ring.walk(id, &mut view, chain).is_ok() {
-            chain
-                .writable
-                .iter()
-                .for_each(|piece| mark(piece.iov_base.cast(), piece.iov_len));
-        }
-    }
-
     /// Makes the answers visible to the guest.
     #[inline(always)]
-    pub(super) fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         self.ring.publish();
         if let Some(record) = &mut self.inflight {
             record.settled(&self.answered, self.ring.next_used());
@@ -577,9 +340,15 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     }
 
     /// Interrupts the guest if it wants to hear of what was published.
-    pub(super) fn signal(&mut self) {
-        if self.call.is_some() && self.ring.interrupt_due() {
+    pub(crate) fn signal(&mut self) {
+        if self.call.is_none() {
+            return;
+        }
+        if self.ring.interrupt_due() {
+            self.signal_turns = 0;
             self.interrupt();
+        } else {
+            self.signal_turns = SIGNAL_TURNS;
         }
     }
 
@@ -593,7 +362,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     }
 
     /// Asks for kicks before the thread sleeps. True if there is work already.
-    pub(super) fn arm(&mut self) -> bool {
+    pub(crate) fn arm(&mut self) -> bool {
         if self.broken || self.drain.is_some() || !self.enabled {
             return false;
         }
@@ -610,7 +379,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     }
 
     /// The thread polls the ring again.
-    pub(super) fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         if !self.broken {
             self.ring.disarm();
         }
@@ -642,7 +411,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     }
 
     /// Changes everything but the kick descriptor, which the thread watches.
-    pub(super) fn change(&mut self, change: Change) {
+    pub(crate) fn change(&mut self, change: Change) {
         match change {
             Change::Enabled(enabled) => self.enabled = enabled,
             Change::Kick(kick) => self.kick = kick,
@@ -660,7 +429,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     }
 
     /// Goes on in another memory table.
-    pub(super) fn relocate(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+    pub(crate) fn relocate(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
         self.view = MemoryView::new(memory);
         self.ring.relocate(&mut self.view).map_err(|error| {
             self.fail(error);
@@ -669,7 +438,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     }
 
     /// Index to go on at after a stop.
-    pub(super) fn next_available(&self) -> u16 {
+    pub(crate) fn next_available(&self) -> u16 {
         self.ring.next_available()
     }
 }

@@ -29,6 +29,9 @@ const AVAIL_F_NO_INTERRUPT: u16 = 1;
 /// In `used.flags`: the device polls and wants no kicks.
 const USED_F_NO_NOTIFY: u16 = 1;
 
+/// Batches up to this size are worth a guess at what they will need.
+const GUESS_REQUESTS: u16 = 2;
+
 /// Where a split ring lies and how it is used.
 #[derive(Debug, Clone, Copy)]
 pub struct SplitRingConfig {
@@ -125,6 +128,8 @@ pub struct SplitRing {
     signalled: u16,
     config: SplitRingConfig,
     log: Option<(Arc<DirtyLog>, GuestAddr)>,
+    /// Head and header of the request before: a guess at those of the next, only ever used to prefetch.
+    guess: (u16, *const u8),
 }
 
 // SAFETY: the pointers lead into guest memory, which the owner of the ring keeps mapped; they are used by one thread.
@@ -151,6 +156,7 @@ impl SplitRing {
             signalled: 0,
             config,
             log: None,
+            guess: (0, std::ptr::null()),
         };
         let used_idx = ring.used_u16(INDEX_OFFSET).load(Ordering::Acquire);
         (ring.next_used, ring.published, ring.signalled) = (used_idx, used_idx, used_idx);
@@ -285,7 +291,10 @@ impl Ring for SplitRing {
     }
 
     #[inline(always)]
-    fn prefetch(&self, count: u16, view: &mut MemoryView) {
+    fn prefetch(&mut self, count: u16, view: &mut MemoryView) {
+        if count <= GUESS_REQUESTS {
+            self.prefetch_guess();
+        }
         // Three rounds over the batch, so that the transfers of all its requests are under way together.
         for i in 0..count {
             prefetch_read(self.desc_at(self.avail_entry(self.next_avail.wrapping_add(i))));
@@ -303,7 +312,10 @@ impl Ring for SplitRing {
                     prefetch_read(table);
                 }
                 // A request begins with its header, and most drivers keep the status beside it.
-                Some((header, _)) => prefetch_write(header),
+                Some((header, _)) => {
+                    prefetch_write(header);
+                    self.guess.1 = header;
+                }
                 None => {}
             }
         }
@@ -322,6 +334,7 @@ impl Ring for SplitRing {
             });
         }
         self.next_avail = self.next_avail.wrapping_add(1);
+        self.guess.0 = head;
         Ok(head)
     }
 
@@ -423,6 +436,7 @@ impl Ring for SplitRing {
 
     fn relocate(&mut self, view: &mut MemoryView) -> Result<(), RingError> {
         self.parts = Parts::translate(&self.config, view)?;
+        self.guess.1 = std::ptr::null();
         Ok(())
     }
 
@@ -432,8 +446,18 @@ impl Ring for SplitRing {
 }
 
 impl SplitRing {
+    /// A guest with little to do uses the same descriptors and the same header over and over. Then entry, descriptor and
+    /// header come from its cache at the same time, and not one after the other as each tells where the next lies.
+    #[inline(always)]
+    fn prefetch_guess(&self) {
+        let used = RING_HEADER_BYTES + USED_ELEM_BYTES * u64::from(self.next_used & self.mask);
+        prefetch_read(self.desc_at(self.guess.0));
+        prefetch_write(self.guess.1);
+        prefetch_write(self.parts.used.wrapping_add(used as usize));
+    }
+
     #[inline]
-    fn prefetch_headers_behind_tables(&self, count: u16, view: &mut MemoryView) {
+    fn prefetch_headers_behind_tables(&mut self, count: u16, view: &mut MemoryView) {
         for i in 0..count {
             // SAFETY: as in `prefetch`.
             let desc = unsafe {
@@ -449,6 +473,7 @@ impl SplitRing {
             let first = unsafe { Desc::read(table) };
             if let Some((header, _)) = view.translate_part(GuestAddr(first.addr), DESC_BYTES) {
                 prefetch_write(header);
+                self.guess.1 = header;
             }
         }
     }

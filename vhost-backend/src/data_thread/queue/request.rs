@@ -1,0 +1,258 @@
+//! The way of one request: parsed, handed to the engine, answered.
+
+use std::sync::Arc;
+
+use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+
+use super::{FREE, Queue, Scratch, Slot};
+use crate::blk::request::{Action, Limits, Range, Status, parse};
+use crate::memory::MemoryView;
+use crate::ring::{Chain, Ring, RingError, write_bytes};
+
+impl<V: Volume, R: Ring> Queue<V, R> {
+    /// Reads one request and does it or hands it to the engine. False if the engine has no room.
+    #[inline(always)]
+    pub(super) fn run<E: Engine<Volume = V>>(
+        &mut self,
+        id: u16,
+        engine: &mut E,
+        scratch: &mut Scratch,
+    ) -> Result<bool, RingError> {
+        self.ring.walk(id, &mut self.view, &mut scratch.chain)?;
+        let limits = Limits {
+            size_bytes: self.device.volume().size_bytes(),
+            read_only: self.device.options().read_only,
+            fua: self.features & 1 << VIRTIO_BLK_F_FLUSH == 0 || !self.device.writeback(),
+        };
+        let (action, status) = parse(&mut scratch.chain, &limits, &mut scratch.ranges)?;
+        match action {
+            Action::Submit(range) => Ok(self.submit(id, range, status, engine, scratch)),
+            Action::SubmitRanges => Ok(self.submit_ranges(id, status, engine, scratch)),
+            Action::GetId => {
+                self.get_id(id, status, scratch);
+                Ok(true)
+            }
+            Action::Answer(outcome) => {
+                if outcome != Status::Ok {
+                    self.counters_failed();
+                }
+                self.answer(id, status, outcome, 1, &mut scratch.chain);
+                Ok(true)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn submit<E: Engine<Volume = V>>(
+        &mut self,
+        id: u16,
+        range: Range,
+        status: *mut u8,
+        engine: &mut E,
+        scratch: &mut Scratch,
+    ) -> bool {
+        let Range { op, offset, len } = range;
+        let buffers = match op {
+            Op::Read => scratch.chain.writable.as_slice(),
+            Op::Write { .. } => scratch.chain.readable.as_slice(),
+            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => &[],
+        };
+        let request = Request {
+            tag: Tag(self.tag | u64::from(id)),
+            op,
+            offset,
+            len,
+            buffers,
+        };
+        // SAFETY: the buffers were translated in the memory that `view` holds, and the queue keeps it until no request
+        // is in flight.
+        match unsafe { engine.submit(self.device.volume(), &request) } {
+            Submit::Done(result) => self.finish(id, op, len, status, result, &mut scratch.chain),
+            Submit::Pending => {
+                self.slots[usize::from(id)] = Slot {
+                    status,
+                    op,
+                    bytes: len,
+                    outstanding: 1,
+                    busy: true,
+                    ..FREE
+                };
+                self.busy_slots += 1;
+                scratch.submitted = true;
+            }
+            Submit::Busy => return false,
+        }
+        true
+    }
+
+    /// Discard and write-zeroes: several requests to the engine, one answer.
+    #[cold]
+    fn submit_ranges<E: Engine<Volume = V>>(
+        &mut self,
+        id: u16,
+        status: *mut u8,
+        engine: &mut E,
+        scratch: &mut Scratch,
+    ) -> bool {
+        let at = usize::from(id);
+        let ranges = scratch.ranges.as_slice();
+        if !self.slots[at].busy {
+            self.slots[at] = Slot {
+                op: ranges[0].op,
+                busy: true,
+                submitting: true,
+                ..FREE
+            };
+            self.busy_slots += 1;
+        }
+        self.slots[at].status = status;
+        while let Some(range) = ranges.get(usize::from(self.slots[at].next_range)) {
+            let tag = Tag(self.tag | u64::from(self.slots[at].next_range) << 16 | u64::from(id));
+            let request = Request {
+                tag,
+                op: range.op,
+                offset: range.offset,
+                len: range.len,
+                buffers: &[],
+            };
+            // SAFETY: there are no buffers.
+            match unsafe { engine.submit(self.device.volume(), &request) } {
+                Submit::Done(Ok(())) => {}
+                Submit::Done(Err(_)) => {
+                    self.slots[at].failed = true;
+                    break;
+                }
+                Submit::Pending => {
+                    self.slots[at].outstanding += 1;
+                    scratch.submitted = true;
+                }
+                Submit::Busy => return false,
+            }
+            self.slots[at].next_range += 1;
+            self.slots[at].bytes += range.len;
+        }
+        self.slots[at].submitting = false;
+        self.finish_slot(id, &mut scratch.chain);
+        true
+    }
+
+    #[cold]
+    fn get_id(&mut self, id: u16, status: *mut u8, scratch: &mut Scratch) {
+        let serial = self.device.serial();
+        let mut at = 0;
+        for piece in &scratch.chain.writable {
+            let len = piece.iov_len.min(serial.len() - at);
+            // SAFETY: the piece was translated and has at least `len` bytes.
+            unsafe { write_bytes(piece.iov_base.cast(), &serial[at..at + len]) };
+            at += len;
+        }
+        self.answer(id, status, Status::Ok, at as u32 + 1, &mut scratch.chain);
+    }
+
+    /// The engine finished a request.
+    pub(crate) fn complete(&mut self, tag: Tag, result: IoResult, scratch: &mut Scratch) {
+        let id = tag.0 as u16;
+        let slot = &mut self.slots[usize::from(id)];
+        debug_assert!(slot.busy && slot.outstanding > 0);
+        slot.outstanding -= 1;
+        slot.failed |= result.is_err();
+        if let Err(error) = result {
+            tracing::debug!(queue = self.index, ?tag, %error, "request failed");
+        }
+        self.finish_slot(id, &mut scratch.chain);
+    }
+
+    fn finish_slot(&mut self, id: u16, chain: &mut Chain) {
+        let slot = self.slots[usize::from(id)];
+        if slot.outstanding > 0 || slot.submitting {
+            return;
+        }
+        self.slots[usize::from(id)].busy = false;
+        self.busy_slots -= 1;
+        let result = if slot.failed {
+            Err(IoError::Device(libc::EIO))
+        } else {
+            Ok(())
+        };
+        self.finish(id, slot.op, slot.bytes, slot.status, result, chain);
+    }
+
+    #[inline(always)]
+    fn finish(
+        &mut self,
+        id: u16,
+        op: Op,
+        bytes: u64,
+        status: *mut u8,
+        result: IoResult,
+        chain: &mut Chain,
+    ) {
+        let outcome = match result {
+            Ok(()) => {
+                if let Some(counters) = self.device.queue_counters(self.index) {
+                    counters.completed(op, bytes);
+                }
+                Status::Ok
+            }
+            Err(_) => {
+                self.counters_failed();
+                Status::IoErr
+            }
+        };
+        let written = if op == Op::Read && outcome == Status::Ok {
+            bytes as u32 + 1
+        } else {
+            1
+        };
+        self.answer(id, status, outcome, written, chain);
+    }
+
+    #[cold]
+    fn counters_failed(&self) {
+        if let Some(counters) = self.device.queue_counters(self.index) {
+            counters.failed();
+        }
+    }
+
+    #[inline(always)]
+    fn answer(
+        &mut self,
+        id: u16,
+        status: *mut u8,
+        outcome: Status,
+        written: u32,
+        chain: &mut Chain,
+    ) {
+        // SAFETY: the byte was translated in the memory that `view` holds.
+        unsafe { status.write_volatile(outcome as u8) };
+        if self.log.is_some() {
+            self.log_written(id, status, chain);
+        }
+        self.ring.answer(id, written);
+        if let Some(record) = &mut self.inflight {
+            record.answered(id);
+            self.answered.push(id);
+        }
+    }
+
+    /// Marks what a request wrote. The chain is walked once more, as only a migration pays for this: a guest that has
+    /// changed it meanwhile spoils its own copy and nothing else.
+    #[cold]
+    fn log_written(&mut self, id: u16, status: *mut u8, chain: &mut Chain) {
+        let Some(log) = &self.log else { return };
+        let mark = |host: *const u8, len: usize| {
+            if let Some(guest) = self.view.memory().host_to_guest(host) {
+                log.mark(guest, len as u64);
+            }
+        };
+        mark(status, 1);
+        let mut view = MemoryView::new(Arc::clone(self.view.memory()));
+        if self.ring.walk(id, &mut view, chain).is_ok() {
+            chain
+                .writable
+                .iter()
+                .for_each(|piece| mark(piece.iov_base.cast(), piece.iov_len));
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Hostile input, as plain functions: the fuzz targets call them with what the fuzzer finds, the tests with random bytes.
+//!
+//! A function returns if all is well and panics if the guest got where it must not.
+
+mod engine;
+mod input;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use fabric::io::Volume;
+
+use crate::blk::{BlkDevice, BlkOptions};
+use crate::data_thread::handle::QueueId;
+use crate::data_thread::queue::{Drain, Queue, Scratch};
+use crate::memory::MemoryView;
+use crate::ring::{Chain, MAX_SEGMENTS, Ring, SplitRing, SplitRingConfig};
+use crate::testing::{FakeGuest, GUEST_BASE};
+
+use engine::HostileEngine;
+use input::{Input, MEMORY_BYTES, RingInput};
+
+/// Turns of the thread between two changes of the guest's memory.
+const TURNS: usize = 8;
+/// Turns after which everything in flight must have been answered.
+const DRAIN_TURNS: usize = 100_000;
+
+thread_local! {
+    static GUEST: Arc<FakeGuest> = Arc::new(FakeGuest::new(MEMORY_BYTES));
+}
+
+/// A volume of an odd size.
+#[derive(Debug, Clone)]
+pub(crate) struct FuzzVolume;
+
+impl Volume for FuzzVolume {
+    fn size_bytes(&self) -> u64 {
+        (1 << 20) + 512
+    }
+}
+
+/// Walks chains off a split ring that a guest filled with anything. Every piece handed out lies in guest memory, and
+/// there are never more than a chain may have. Returns how many chains were whole.
+pub fn ring(data: &[u8]) -> usize {
+    let guest = GUEST.with(Arc::clone);
+    let mut input = Input::new(data);
+    let layout = RingInput::new(&mut input);
+    layout.fill(&guest, &mut input);
+    let mut view = MemoryView::new(Arc::clone(guest.memory()));
+    let config = SplitRingConfig {
+        size: layout.size,
+        desc: layout.desc,
+        avail: layout.avail,
+        used: layout.used,
+        event_idx: layout.event_idx,
+        indirect: layout.indirect,
+    };
+    let Ok(mut ring) = SplitRing::new(config, layout.base, &mut view) else {
+        return 0;
+    };
+    let (mut chain, mut whole) = (Chain::default(), 0);
+    while !input.is_empty() {
+        if walk_some(&guest, &mut ring, &mut view, &mut chain, &mut whole).is_err() {
+            break;
+        }
+        layout.fill(&guest, &mut input);
+    }
+    whole
+}
+
+fn walk_some(
+    guest: &FakeGuest,
+    ring: &mut SplitRing,
+    view: &mut MemoryView,
+    chain: &mut Chain,
+    whole: &mut usize,
+) -> Result<(), crate::ring::RingError> {
+    ring.disarm();
+    if ring.arm()? {
+        let count = ring.available()?;
+        ring.prefetch(count, view);
+        for _ in 0..count {
+            let id = ring.take()?;
+            ring.walk(id, view, chain)?;
+            check_pieces(guest, &chain.readable, chain.readable_bytes);
+            check_pieces(guest, &chain.writable, chain.writable_bytes);
+            ring.answer(id, 1);
+            *whole += 1;
+        }
+        ring.publish();
+    }
+    ring.interrupt_due();
+    Ok(())
+}
+
+/// All pieces are in the guest's memory and sum up to what is said of them.
+fn check_pieces(guest: &FakeGuest, pieces: &[libc::iovec], bytes: u64) {
+    assert!(pieces.len() <= MAX_SEGMENTS);
+    let base = guest.host(crate::memory::GuestAddr(GUEST_BASE), MEMORY_BYTES) as usize;
+    for piece in pieces {
+        let at = (piece.iov_base as usize)
+            .checked_sub(base)
+            .expect("a piece before guest memory");
+        assert!(
+            piece.iov_len > 0 && at + piece.iov_len <= MEMORY_BYTES as usize,
+            "a piece outside guest memory"
+        );
+    }
+    assert_eq!(
+        pieces.iter().map(|piece| piece.iov_len as u64).sum::<u64>(),
+        bytes
+    );
+}
+
+/// Serves a queue whose guest writes anything at any time, on an engine that answers at once, later, in any order, with
+/// errors, or has no room. Every request that reaches the engine is sound, every request that was taken is answered or
+/// the queue is broken, and a stop always comes to an end. Returns how many requests reached the engine.
+pub fn blk(data: &[u8]) -> usize {
+    let guest = GUEST.with(Arc::clone);
+    let mut input = Input::new(data);
+    let layout = RingInput::new(&mut input);
+    layout.fill(&guest, &mut input);
+    let options = BlkOptions {
+        read_only: input.byte() % 8 == 0,
+        serial: "fuzz".into(),
+        queues: 1,
+    };
+    let device = BlkDevice::new(FuzzVolume, options).expect("the options are possible");
+    let failed = Arc::new(AtomicBool::new(false));
+    let id = QueueId {
+        slot: 0,
+        generation: 1,
+    };
+    let Ok(mut queue) = Queue::new(device, layout.config(&guest), failed, id) else {
+        return 0;
+    };
+    let mut engine = HostileEngine::new(&guest, input.byte());
+    let mut scratch = Scratch::default();
+    while !input.is_empty() {
+        for _ in 0..TURNS {
+            turn(&mut queue, &mut engine, &mut scratch);
+        }
+        queue.arm();
+        queue.disarm();
+        layout.fill(&guest, &mut input);
+        engine.reseed(input.byte());
+    }
+    queue.drain = Some(Drain::Stop(None));
+    for _ in 0..DRAIN_TURNS {
+        if queue.drained() {
+            assert_eq!(engine.pending(), 0, "an answer is missing");
+            return engine.accepted();
+        }
+        turn(&mut queue, &mut engine, &mut scratch);
+    }
+    panic!("the queue cannot be stopped");
+}
+
+fn turn(queue: &mut Queue<FuzzVolume>, engine: &mut HostileEngine<'_>, scratch: &mut Scratch) {
+    use fabric::io::Engine;
+    queue.poll(engine, scratch);
+    engine.kick();
+    engine.reap(&mut |tag, result| queue.complete(tag, result, scratch));
+    if queue.unpublished() > 0 {
+        queue.publish();
+        queue.signal();
+    }
+}
+
+#[cfg(test)]
+mod tests;

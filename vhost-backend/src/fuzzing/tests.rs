@@ -1,0 +1,41 @@
+//! The fuzz targets on random input, and rings that are wrong in one certain way.
+
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_ring_content_stays_inside_guest_memory(data in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        super::ring(&data);
+    }
+
+    #[test]
+    fn any_request_is_refused_or_sound_and_a_queue_can_always_be_stopped(
+        data in proptest::collection::vec(any::<u8>(), 0..4000),
+    ) {
+        super::blk(&data);
+    }
+}
+
+/// A target that stops at the first check it meets would find nothing.
+#[test]
+fn the_targets_get_past_the_first_checks() {
+    let mut state = 1u64;
+    let mut bytes = || {
+        let mut next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        (0..3000).map(|_| next()).collect::<Vec<u8>>()
+    };
+    let inputs: Vec<_> = (0..500).map(|_| bytes()).collect();
+    let chains: usize = inputs.iter().map(|data| super::ring(data)).sum();
+    let requests: usize = inputs.iter().map(|data| super::blk(data)).sum();
+    assert!(
+        chains > 200 && requests > 50,
+        "{chains} chains, {requests} requests"
+    );
+}
