@@ -169,3 +169,6 @@ impl Drop for Attachment {
         self.shut_down();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@
 
 mod queue;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,6 +23,7 @@ pub const USER_BASE: u64 = 0x7f00_0000_0000;
 #[derive(Debug)]
 pub struct FakeGuest {
     memory: Arc<GuestMemory>,
+    file: OwnedFd,
     size: u64,
     next: AtomicU64,
 }
@@ -29,10 +31,12 @@ pub struct FakeGuest {
 impl FakeGuest {
     /// A guest with one region of `size` bytes.
     pub fn new(size: u64) -> Self {
-        let memory =
-            GuestMemory::map(vec![Self::region(GUEST_BASE, size)]).expect("a memfd can be mapped");
+        let region = Self::region(GUEST_BASE, size);
+        let file = region.file.try_clone().expect("descriptors can be copied");
+        let memory = GuestMemory::map(vec![region]).expect("a memfd can be mapped");
         Self {
             memory,
+            file,
             size,
             next: AtomicU64::new(GUEST_BASE),
         }
@@ -54,6 +58,16 @@ impl FakeGuest {
     /// The memory as a session would hand it over.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// The file behind the memory, as a front end would send it.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// Bytes of the memory.
+    pub fn size(&self) -> u64 {
+        self.size
     }
 
     /// Takes `len` bytes out of the memory.

@@ -362,3 +362,6 @@ impl Parts<'_> {
         Ok(Request::SetConfig { head, data })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -267,3 +267,6 @@ fn has_own_reply(request: u32) -> bool {
             | code::SET_LOG_BASE
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -110,13 +110,14 @@ impl<H: Host> Visit<'_, H> {
             if let Err(end) = self.exchange(connection) {
                 return end;
             }
-            self.publish();
         }
     }
 
     fn exchange(&mut self, connection: BorrowedFd<'_>) -> Result<(), End<H::Error>> {
         let frame = wire::receive(connection, self)?;
-        if let Some(answer) = self.session.handle(frame)? {
+        let answer = self.session.handle(frame)?;
+        self.publish();
+        if let Some(answer) = answer {
             wire::send(connection, &answer.bytes, answer.fd.as_ref(), self)?;
         }
         Ok(())

@@ -203,9 +203,13 @@ impl Endpoint {
 impl Lock {
     fn take(socket: &Path) -> Result<Self, SocketError> {
         let path = with_suffix(socket, ".lock");
-        let os = |e: io::Error| match e.kind() {
-            io::ErrorKind::NotFound => SocketError::NoDirectory(parent(socket)),
-            _ => os_error("create the lock file", &path, e),
+        let os = |e: io::Error| {
+            let directory = parent(socket);
+            if directory.is_dir() {
+                os_error("create the lock file", &path, e)
+            } else {
+                SocketError::NoDirectory(directory)
+            }
         };
         for _ in 0..LOCK_TRIES {
             let file = OpenOptions::new()
@@ -311,3 +315,6 @@ fn os_error(what: &'static str, path: &Path, source: io::Error) -> SocketError {
         source,
     }
 }
+
+#[cfg(test)]
+mod tests;

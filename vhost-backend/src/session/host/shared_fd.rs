@@ -68,3 +68,6 @@ pub fn check_signal(fd: &OwnedFd) -> Result<(), FdError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

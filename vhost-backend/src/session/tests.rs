@@ -1,0 +1,9 @@
+//! Whole sessions: a scripted front end on a socket, a real device on data threads, a RAM disk.
+
+mod blkio;
+mod connections;
+mod faults;
+mod inflight;
+mod messages;
+mod migration;
+mod support;

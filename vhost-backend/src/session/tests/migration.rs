@@ -1,0 +1,133 @@
+//! The dirty log, as live migration uses it.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion};
+
+use super::support::*;
+use crate::session::message::F_LOG_ALL;
+
+const LOG_BYTES: usize = 4096;
+
+struct Log(OwnedFd);
+
+impl Log {
+    fn new() -> Self {
+        let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, LOG_BYTES as u64).unwrap();
+        Self(file)
+    }
+
+    fn region(&self) -> VhostUserDirtyLogRegion {
+        VhostUserDirtyLogRegion {
+            mmap_size: LOG_BYTES as u64,
+            mmap_offset: 0,
+            mmap_handle: self.0.as_raw_fd(),
+        }
+    }
+
+    /// Guest addresses of the pages that were written since the last call.
+    fn take(&self) -> Vec<u64> {
+        let mut bytes = vec![0; LOG_BYTES];
+        rustix::io::pread(&self.0, &mut bytes, 0).unwrap();
+        rustix::io::pwrite(&self.0, &vec![0; LOG_BYTES], 0).unwrap();
+        (0..LOG_BYTES as u64 * 8)
+            .filter(|page| bytes[(page / 8) as usize] & 1 << (page % 8) != 0)
+            .map(|page| page * 4096)
+            .collect()
+    }
+}
+
+fn page(at: u64) -> u64 {
+    at & !4095
+}
+
+#[test]
+fn what_a_read_writes_is_logged_between_on_and_off() {
+    let bench = Bench::new();
+    let mut front = Front::start(&bench);
+    let log = Log::new();
+    front.vhost.set_log_base(0, Some(log.region())).unwrap();
+    let to = front.guest.alloc(4096 * 3, 4096);
+    assert_eq!(front.read(0, to), 0);
+    assert_eq!(log.take(), [0; 0], "not asked for yet");
+
+    front
+        .vhost
+        .set_features(front.features() | F_LOG_ALL)
+        .unwrap();
+    front.used_log = Some(front.queue.used.0);
+    front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
+    log.take();
+    assert_eq!(front.read(0, to), 0);
+    let dirty = log.take();
+    assert!(dirty.contains(&to.0), "the data");
+    assert!(dirty.contains(&page(front.queue.used.0)), "the used ring");
+    assert!(
+        !dirty.contains(&(to.0 + 4096)),
+        "a page that was not written"
+    );
+    let desc = page(front.queue.desc.0);
+    assert!(
+        !dirty.contains(&desc),
+        "the descriptor table is the guest's"
+    );
+
+    front.vhost.set_features(front.features()).unwrap();
+    front.used_log = None;
+    front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
+    log.take();
+    front.round_trip();
+    assert_eq!(log.take(), [0; 0], "off again");
+}
+
+#[test]
+fn without_the_flag_the_used_ring_is_not_logged() {
+    let bench = Bench::new();
+    let mut front = Front::start(&bench);
+    let log = Log::new();
+    front.vhost.set_log_base(0, Some(log.region())).unwrap();
+    front
+        .vhost
+        .set_features(front.features() | F_LOG_ALL)
+        .unwrap();
+    let to = front.guest.alloc(4096, 4096);
+    assert_eq!(front.read(0, to), 0);
+    let dirty = log.take();
+    assert!(dirty.contains(&to.0));
+    assert!(!dirty.contains(&page(front.queue.used.0)));
+}
+
+#[test]
+fn a_log_that_is_replaced_while_logging_is_the_one_written_to() {
+    let bench = Bench::new();
+    let mut front = Front::start(&bench);
+    let (first, second) = (Log::new(), Log::new());
+    front.vhost.set_log_base(0, Some(first.region())).unwrap();
+    front
+        .vhost
+        .set_features(front.features() | F_LOG_ALL)
+        .unwrap();
+    front.vhost.set_log_base(0, Some(second.region())).unwrap();
+    first.take();
+    let to = front.guest.alloc(4096, 4096);
+    assert_eq!(front.read(0, to), 0);
+    assert_eq!(first.take(), [0; 0]);
+    assert!(second.take().contains(&to.0));
+}
+
+#[test]
+fn a_log_set_only_after_logging_was_switched_on_is_used() {
+    let bench = Bench::new();
+    let mut front = Front::start(&bench);
+    front
+        .vhost
+        .set_features(front.features() | F_LOG_ALL)
+        .unwrap();
+    let log = Log::new();
+    front.vhost.set_log_base(0, Some(log.region())).unwrap();
+    let to = front.guest.alloc(4096, 4096);
+    assert_eq!(front.read(0, to), 0);
+    assert!(log.take().contains(&to.0));
+}
