@@ -97,6 +97,9 @@ impl ShardCore {
                 slot
             }
         };
+        if kind == PartKind::Zero {
+            self.note_newer(part, slot);
+        }
         if kind != PartKind::Write && !self.zero_changes(part, slot) {
             self.finish_part(part);
             return true;
@@ -108,6 +111,15 @@ impl ShardCore {
         p.state = PartState::Logging;
         self.ready.push_back(part);
         true
+    }
+
+    /// Remembers the newest version among the blocks that a discard leaves alone because they are newer.
+    fn note_newer(&mut self, part: u32, slot: u32) {
+        let (first, last, _) = self.zero_range(part);
+        let entries = &self.leaves.entries(slot)[usize::from(first)..usize::from(last)];
+        let newest = entries.iter().map(|e| e.version).max().unwrap_or(0);
+        // `finish_part` compares it with the part's own.
+        self.parts[part].stale = self.parts[part].stale.max(newest);
     }
 
     /// Whether a discard has anything to do.
