@@ -91,6 +91,9 @@ fn a_flipped_bit_in_a_crashed_store_is_detected_or_harmless() {
         let mut rig = history_of(seed);
         rig.flush();
         rig.idle();
+        // The record of the flush is itself durable only with the next one.
+        rig.flush();
+        rig.drain();
         let crashed = rig.crash(CrashKind::Power, seed);
         assert_noticed(&flip_everywhere(&crashed, seed));
     });

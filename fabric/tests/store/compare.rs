@@ -1,6 +1,6 @@
 //! Compares what a store shows with what the model allows.
 
-use fabric::store::api::{Fence, OpId, StoreCore, StoreError, StoreOp, Submitted};
+use fabric::store::api::{Fence, OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
 use fabric::store::device::BLOCK_BYTES;
 
 use crate::buffer::Buffer;
@@ -53,22 +53,33 @@ impl Rig {
             offset: range.offset(),
             iovecs: &iovecs,
         };
-        let (shard, id) = (self.shard(range.chunk), OpId(self.next_op));
+        self.run_raw(op).map(|()| buffer.bytes().to_vec())
+    }
+
+    /// Runs an operation on an idle store, without the model.
+    pub fn run_raw(&mut self, op: StoreOp<'_>) -> StoreResult {
+        let shard = match op {
+            StoreOp::Read { chunk, .. }
+            | StoreOp::Write { chunk, .. }
+            | StoreOp::Zero { chunk, .. } => self.shard(chunk),
+            _ => 0,
+        };
+        let id = OpId(self.next_op);
         self.next_op += 1;
-        // SAFETY: the buffer outlives the loop below, which ends with the completion.
+        // SAFETY: the operation is done, or the test over, before this returns.
         let submitted = unsafe { self.cores[shard].submit(id, op) };
         assert_eq!(submitted, Submitted::Accepted, "an idle store is not busy");
         for _ in 0..TURNS_MAX {
             let moved = self.pump();
             if let Some((done, result)) = self.cores[shard].poll_completion() {
                 assert_eq!(done, id);
-                return result.map(|()| buffer.bytes().to_vec());
+                return result;
             }
             let outcome = self.now.disk.complete_any();
-            assert!(moved || outcome.is_some(), "a read is stuck");
+            assert!(moved || outcome.is_some(), "an operation is stuck");
             outcome.into_iter().for_each(|o| self.deliver(o));
         }
-        panic!("a read takes for ever");
+        panic!("an operation takes for ever");
     }
 
     /// The space map says exactly what the map of blocks says.

@@ -11,6 +11,8 @@ use crate::sim_disk::{CrashKind, IoKind};
 
 const KINDS: [CrashKind; 2] = [CrashKind::Process, CrashKind::Power];
 
+/// A device whose log windows have several regions.
+const MANY_REGIONS_DISK: u64 = 200 << 20;
 /// A device that gets two shards.
 const TWO_SHARDS_DISK: u64 = 33 << 30;
 
@@ -148,6 +150,22 @@ fn long_histories_survive_crashes_anywhere() {
                     rig.crash(kind, life_seed).recover(kind, life_seed)
                 }
             };
+            rig.check_settled();
+        }
+    });
+}
+
+#[test]
+fn histories_on_a_disk_with_many_regions_survive_crashes() {
+    for_each_seed(3, |seed| {
+        let mut rng = seeds::rng(seed, 0xc6);
+        let mut rig = Rig::create(MANY_REGIONS_DISK, 1, crate::rig::small_params(), seed);
+        history::prologue(&mut rig);
+        for life in 0..6 {
+            let ops = rng.random_range(50..400);
+            history::run(&mut rig, &mut rng, ops);
+            let kind = either(rng.random_range(0..2));
+            rig = rig.crash(kind, seed + life).recover(kind, seed + life);
             rig.check_settled();
         }
     });

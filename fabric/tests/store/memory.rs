@@ -5,6 +5,7 @@ use fabric::store::api::StoreCore;
 use crate::model::{PLAIN, Range};
 use crate::rig::{Rig, SMALL_DISK, small_params};
 use crate::seeds::for_each_seed;
+use crate::sim_disk::CrashKind;
 
 /// Map pages that the test needs: one for each MiB that it touches.
 const LEAVES: u32 = 600;
@@ -72,6 +73,28 @@ fn more_map_pages_than_the_cache_holds_cost_reads_not_memory() {
         rig.drain();
         rig.check_settled();
         assert_bounded(&rig);
+    });
+}
+
+#[test]
+fn recovery_holds_no_more_map_pages_than_two_windows_changed() {
+    for_each_seed(1, |seed| {
+        let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);
+        for leaf in 0..LEAVES {
+            rig.write(place(leaf), false);
+            while rig.in_flight() > 20 {
+                rig.step();
+            }
+        }
+        let rig = rig
+            .crash(CrashKind::Process, seed)
+            .recover(CrashKind::Process, seed);
+        let ram = rig.metrics(0).ram;
+        let bound = 3 * small_params().leaf_cache_bytes;
+        assert!(
+            ram.leaf_cache <= bound,
+            "map page cache after recovery: {ram:?}"
+        );
     });
 }
 

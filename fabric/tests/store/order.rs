@@ -152,6 +152,33 @@ fn a_discard_is_not_undone_by_an_older_write() {
 }
 
 #[test]
+fn an_older_discard_is_refused_like_an_older_write() {
+    for_each_seed(3, |seed| {
+        let mut rig = Rig::new_small(seed);
+        rig.keep_done();
+        let range = Range::blocks(PLAIN, 0, 0, 16);
+        let (old, layers) = (rig.next_version(), PLAIN.layers());
+        rig.write(Range::blocks(PLAIN, 0, 3, 2), false);
+        rig.drain();
+        let (offset, len) = (range.offset(), range.len());
+        let op = StoreOp::Zero {
+            layers,
+            chunk: 0,
+            offset,
+            len,
+            version: old,
+            fua: false,
+        };
+        let result = rig.run_raw(op);
+        assert!(
+            matches!(result, Err(StoreError::Stale { newest }) if newest > old),
+            "{result:?}"
+        );
+        rig.check_settled();
+    });
+}
+
+#[test]
 fn an_older_write_behind_a_newer_one_under_way_is_refused() {
     for_each_seed(3, |seed| {
         let mut rig = Rig::new_small(seed);
@@ -225,21 +252,7 @@ fn a_fence_refuses_older_generations_and_survives_power_loss() {
                 epoch: 3,
             },
         };
-        // SAFETY: the operation has no buffers.
-        let submitted = unsafe { rig.cores()[0].submit(OpId(u64::MAX), lower) };
-        assert_eq!(submitted, Submitted::Accepted);
-        let done = std::iter::from_fn(|| {
-            rig.pump();
-            let outcome = rig.now.disk.complete_any();
-            outcome.into_iter().for_each(|o| rig.deliver(o));
-            Some(rig.cores()[0].poll_completion())
-        });
-        let done = done
-            .take(100)
-            .flatten()
-            .next()
-            .expect("a lower fence is settled");
-        assert_eq!(done, (OpId(u64::MAX), Ok(())));
+        assert_eq!(rig.run_raw(lower), Ok(()));
         assert_eq!(rig.cores()[0].fence(layer), fence, "a fence went down");
         let mut rig = rig
             .crash(CrashKind::Power, seed)
