@@ -16,6 +16,11 @@ mod pool;
 pub(crate) mod tables;
 mod volume;
 
+#[cfg(test)]
+mod proptests;
+#[cfg(test)]
+mod tests;
+
 pub(crate) use kv::{Read, ReadError, Txn, Visit, Writes};
 pub(crate) use lease::check_holder as check_lease_holder;
 

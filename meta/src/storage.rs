@@ -21,6 +21,8 @@ pub(crate) mod log;
 pub(crate) mod machine;
 mod open;
 pub(crate) mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};

@@ -262,3 +262,27 @@ async fn a_device_that_is_back_keeps_its_number_and_changes_nothing() {
     );
     node.shutdown().await.unwrap();
 }
+
+/// A handler of a server may be moved between threads while it waits.
+#[tokio::test]
+async fn calls_can_be_awaited_in_spawned_tasks() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open_with_device(dir.path()).await;
+    let meta = node.meta();
+    let task = tokio::spawn(async move {
+        meta.create_volume(VolumeSpec::new("disk", GIB)).await?;
+        let lease = meta.grant_lease("disk", NodeId(1)).await?;
+        meta.renew_lease(lease.volume, NodeId(1), lease.generation)
+            .await?;
+        meta.list_placement_groups(meta::DEFAULT_POOL).await?;
+        meta.get_volume("disk").await
+    });
+    assert_eq!(task.await.unwrap().unwrap().size_bytes, GIB);
+    let other = tempfile::tempdir().unwrap();
+    let path = other.path().to_owned();
+    let opened =
+        tokio::spawn(async move { MetaNode::open(path, MetaConfig::embedded("test")).await });
+    let opened = opened.await.unwrap().unwrap();
+    tokio::spawn(opened.shutdown()).await.unwrap().unwrap();
+    node.shutdown().await.unwrap();
+}

@@ -34,9 +34,38 @@ pub(crate) struct Core {
     leases: Mutex<LeaseWatch>,
 }
 
-/// An attempt on one node, local or remote.
-enum Attempt<T> {
-    Done(T),
+/// What is asked of the leader.
+enum Ask {
+    Propose(Command),
+    RenewLease {
+        volume: VolumeId,
+        node: NodeId,
+        generation: Generation,
+    },
+    ReadIndex,
+}
+
+impl Ask {
+    fn request(&self) -> PeerRequest {
+        match self {
+            Self::Propose(command) => PeerRequest::Propose(command.clone()),
+            Self::RenewLease {
+                volume,
+                node,
+                generation,
+            } => PeerRequest::RenewLease {
+                volume: *volume,
+                node: *node,
+                generation: *generation,
+            },
+            Self::ReadIndex => PeerRequest::ReadIndex,
+        }
+    }
+}
+
+/// An attempt on one node, this or another.
+enum Attempt {
+    Done(PeerReply),
     /// Nothing was done: try again, there if known.
     Again(Option<NodeId>),
     Failed(MetaError),
@@ -77,21 +106,10 @@ impl Core {
 
     /// Has a command committed and applied by the leader, wherever that is.
     pub(crate) async fn propose(&self, command: Command) -> Result<Reply, MetaError> {
-        self.on_leader(async |leader| match leader {
-            None => local(self.propose_here(command.clone()).await),
-            Some(leader) => match self
-                .call(
-                    leader,
-                    PeerRequest::Propose(command.clone()),
-                    COMMIT_WAIT_MAX,
-                )
-                .await
-            {
-                Ok(PeerReply::Propose(answer)) => remote(answer),
-                answer => misfit(answer),
-            },
-        })
-        .await
+        match self.ask_leader(&Ask::Propose(command)).await? {
+            PeerReply::Propose(Ok(reply)) => Ok(reply),
+            other => Err(unfit(&other)),
+        }
     }
 
     /// Tells the leader that the holder of a lease still wants it.
@@ -101,22 +119,17 @@ impl Core {
         node: NodeId,
         generation: Generation,
     ) -> Result<Reply, MetaError> {
-        self.on_leader(async |leader| match leader {
-            None => local(self.renew_here(volume, node, generation).await),
-            Some(leader) => {
-                let request = PeerRequest::RenewLease {
-                    volume,
-                    node,
-                    generation,
-                };
-                match self.call(leader, request, COMMIT_WAIT_MAX).await {
-                    Ok(PeerReply::Propose(answer)) => remote(answer),
-                    // Renewing twice is harmless.
-                    Ok(_) | Err(_) => Attempt::Again(None),
-                }
-            }
-        })
-        .await
+        match self
+            .ask_leader(&Ask::RenewLease {
+                volume,
+                node,
+                generation,
+            })
+            .await?
+        {
+            PeerReply::Propose(Ok(reply)) => Ok(reply),
+            other => Err(unfit(&other)),
+        }
     }
 
     /// Runs a function on records that hold everything acknowledged before this call.
@@ -124,35 +137,23 @@ impl Core {
         &self,
         read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
     ) -> Result<T, MetaError> {
-        let index = self
-            .on_leader(async |leader| match leader {
-                None => local(self.read_index_here().await),
-                Some(leader) => match self
-                    .call(leader, PeerRequest::ReadIndex, COMMIT_WAIT_MAX)
-                    .await
-                {
-                    Ok(PeerReply::ReadIndex(answer)) => remote(answer),
-                    // A question may be asked again.
-                    Ok(_) | Err(_) => Attempt::Again(None),
-                },
-            })
-            .await?;
+        let index = match self.ask_leader(&Ask::ReadIndex).await? {
+            PeerReply::ReadIndex(Ok(index)) => index,
+            other => return Err(unfit(&other)),
+        };
         self.wait_applied(index).await?;
         self.view(read)
     }
 
-    /// Tries until a leader has done it or time is over.
-    async fn on_leader<T>(
-        &self,
-        attempt: impl AsyncFn(Option<NodeId>) -> Attempt<T>,
-    ) -> Result<T, MetaError> {
+    /// Asks this node, then whoever it says leads, until there is an answer or time is over.
+    async fn ask_leader(&self, ask: &Ask) -> Result<PeerReply, MetaError> {
         let deadline = Instant::now() + LEADER_WAIT_MAX;
         let mut leader = None;
         loop {
-            leader = match attempt(leader.filter(|leader| *leader != self.id)).await {
+            leader = match self.attempt(leader, ask).await {
                 Attempt::Done(answer) => return Ok(answer),
                 Attempt::Failed(error) => return Err(error),
-                Attempt::Again(Some(next)) if leader.is_none() => Some(next),
+                Attempt::Again(Some(next)) if leader.is_none() && next != self.id => Some(next),
                 Attempt::Again(_) => {
                     if Instant::now() >= deadline {
                         return Err(MetaError::NoLeader {
@@ -163,6 +164,25 @@ impl Core {
                     None
                 }
             };
+        }
+    }
+
+    async fn attempt(&self, leader: Option<NodeId>, ask: &Ask) -> Attempt {
+        let answer = match leader {
+            None => Ok(self.handle(ask.request()).await),
+            Some(leader) => self.call(leader, ask.request(), COMMIT_WAIT_MAX).await,
+        };
+        match answer {
+            Ok(PeerReply::Propose(Err(error)) | PeerReply::ReadIndex(Err(error))) => {
+                error.means(leader)
+            }
+            Ok(answer) => Attempt::Done(answer),
+            Err(TransportError::Unreachable { .. }) => Attempt::Again(None),
+            Err(TransportError::Lost { .. }) => match ask {
+                Ask::Propose(_) => Attempt::Failed(MetaError::Interrupted),
+                // Asking again is harmless.
+                Ask::RenewLease { .. } | Ask::ReadIndex => Attempt::Again(None),
+            },
         }
     }
 
@@ -332,30 +352,26 @@ impl Core {
     }
 }
 
-/// What an attempt on this node means.
-fn local<T>(answer: Result<T, ProposeError>) -> Attempt<T> {
-    match answer {
-        Ok(answer) => Attempt::Done(answer),
-        Err(ProposeError::NotLeader { leader }) => Attempt::Again(leader),
-        Err(ProposeError::Unknown) => Attempt::Failed(MetaError::Interrupted),
-        Err(ProposeError::Failed { detail }) => Attempt::Failed(MetaError::Failed { detail }),
-        Err(ProposeError::Stopped) => Attempt::Failed(MetaError::Stopped),
+impl ProposeError {
+    /// What it means to whoever asked this node (`None`) or another.
+    fn means(self, asked: Option<NodeId>) -> Attempt {
+        match self {
+            Self::NotLeader { leader } => Attempt::Again(leader),
+            Self::Unknown => Attempt::Failed(MetaError::Interrupted),
+            // When another node fails or stops, somebody else will lead.
+            Self::Failed { .. } | Self::Stopped if asked.is_some() => Attempt::Again(None),
+            Self::Failed { detail } => Attempt::Failed(MetaError::Failed { detail }),
+            Self::Stopped => Attempt::Failed(MetaError::Stopped),
+        }
     }
 }
 
-/// What an answer of the leader means. When that node fails or stops, another will lead.
-fn remote<T>(answer: Result<T, ProposeError>) -> Attempt<T> {
-    match answer {
-        Err(ProposeError::Failed { .. } | ProposeError::Stopped) => Attempt::Again(None),
-        answer => local(answer),
-    }
-}
-
-/// What the lack of an answer to a command means.
-fn misfit<T>(answer: Result<PeerReply, TransportError>) -> Attempt<T> {
-    match answer {
-        Err(TransportError::Unreachable { .. }) => Attempt::Again(None),
-        Err(TransportError::Lost { .. }) | Ok(_) => Attempt::Failed(MetaError::Interrupted),
+/// The leader runs another version that answers differently.
+fn unfit(answer: &PeerReply) -> MetaError {
+    MetaError::Failed {
+        detail: format!(
+            "the leader gave an answer that this version does not understand: {answer:?}"
+        ),
     }
 }
 

@@ -75,7 +75,7 @@ impl Db {
         })
     }
 
-    fn append_entries(&self, entries: &[Entry]) -> Result<(), DbError> {
+    pub(super) fn append_entries(&self, entries: &[Entry]) -> Result<(), DbError> {
         let mut batch = WriteBatch::default();
         let family = self.family(LOG);
         for entry in entries {

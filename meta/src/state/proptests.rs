@@ -1,0 +1,322 @@
+//! Any commands in any order: the records stay consistent, and they are a function of the commands.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::tables::{self, Counters};
+use super::tests::World;
+use super::{Txn, apply};
+use crate::command::{
+    AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, PoolSpec, VolumeSpec,
+};
+use crate::ids::{AttachmentId, DeviceId, Generation, NodeId, UnixMillis, VolumeId};
+use crate::model::{AttachmentOptions, DeviceState, Durability, FailureDomain, Role, VolumeState};
+
+const AT: UnixMillis = UnixMillis(1);
+const STEP: u64 = 4096;
+
+/// Few names and numbers, so that commands meet.
+fn name() -> impl Strategy<Value = String> {
+    prop_oneof![9 => (0..4_u8).prop_map(|number| format!("n{number}")), 1 => "[ -~]{0,70}"]
+}
+
+fn volume_command() -> impl Strategy<Value = Command> {
+    let spec = (
+        name(),
+        0..9 * STEP,
+        proptest::option::of(name()),
+        any::<bool>(),
+    );
+    let spec = spec.prop_map(|(name, size_bytes, pool, read_only)| {
+        let pool = pool.filter(|pool| pool == "n0");
+        VolumeSpec {
+            name,
+            size_bytes,
+            pool,
+            read_only,
+            durability: Durability::Flush,
+        }
+    });
+    prop_oneof![
+        4 => (spec, 0..20_u128).prop_map(|(volume, uuid)| {
+            Command::CreateVolume { uuid: Uuid::from_u128(uuid), volume, at: AT }
+        }),
+        2 => (name(), 0..9 * STEP, any::<bool>()).prop_map(|(name, size_bytes, allow_shrink)| {
+            Command::ResizeVolume { name, size_bytes, allow_shrink }
+        }),
+        1 => (0..8_u64).prop_map(|id| Command::VolumeTailDropped { volume: VolumeId(id) }),
+        2 => name().prop_map(|name| Command::DeleteVolume { name }),
+        2 => (0..8_u64).prop_map(|id| Command::VolumeDataDropped { volume: VolumeId(id) }),
+    ]
+}
+
+fn lease_command() -> impl Strategy<Value = Command> {
+    let generation = || (0..6_u64).prop_map(Generation);
+    prop_oneof![
+        (name(), 0..4_u64, proptest::option::of(generation())).prop_map(
+            |(volume, node, expired)| {
+                Command::GrantLease {
+                    volume,
+                    node: NodeId(node),
+                    expired,
+                    at: AT,
+                }
+            }
+        ),
+        (0..8_u64, 0..4_u64, generation()).prop_map(|(volume, node, generation)| {
+            Command::ReleaseLease {
+                volume: VolumeId(volume),
+                node: NodeId(node),
+                generation,
+            }
+        }),
+    ]
+}
+
+fn attachment_command() -> impl Strategy<Value = Command> {
+    let spec = (name(), 0..4_u64, 0..4_u8, any::<bool>(), any::<bool>());
+    let socket = |number: u8| format!("/run/{number}");
+    prop_oneof![
+        2 => spec.prop_map(move |(volume, node, number, read_only, shared)| {
+            let options = AttachmentOptions { shared, ..AttachmentOptions::default() };
+            let node = NodeId(node);
+            let attachment = AttachmentSpec { volume, node, socket: socket(number), queues: 1, read_only, options };
+            Command::CreateAttachment { attachment, at: AT }
+        }),
+        1 => (0..4_u64, 0..4_u8).prop_map(move |(node, number)| {
+            let attachment = AttachmentKey::Socket { node: NodeId(node), socket: socket(number) };
+            Command::DeleteAttachment { attachment }
+        }),
+        1 => (0..8_u64).prop_map(|id| Command::DeleteAttachment { attachment: AttachmentKey::Id(AttachmentId(id)) }),
+    ]
+}
+
+fn map_command() -> impl Strategy<Value = Command> {
+    let node = (0..4_u64, name()).prop_map(|(id, name)| NodeSpec {
+        id: NodeId(id),
+        name,
+        roles: Role::all(),
+    });
+    let device = (0..5_u64, 0..4_u64, 0..5_u8).prop_map(|(number, node, path)| DeviceSpec {
+        uuid: Uuid::from_u128(u128::from(number)),
+        node: NodeId(node),
+        path: format!("/dev/{path}"),
+        size_bytes: (number + 1) << 30,
+        class: "ssd".to_owned(),
+    });
+    let pool = (name(), 1..4_u8, any::<bool>()).prop_map(|(name, replicas, by_node)| {
+        let failure_domain = if by_node {
+            FailureDomain::Node
+        } else {
+            FailureDomain::Device
+        };
+        PoolSpec {
+            failure_domain,
+            placement_groups: Some(4),
+            ..PoolSpec::new(name, replicas)
+        }
+    });
+    let state = prop_oneof![
+        Just(DeviceState::Online),
+        Just(DeviceState::Offline),
+        Just(DeviceState::Failed)
+    ];
+    prop_oneof![
+        node.prop_map(|node| Command::RegisterNode { node, at: AT }),
+        device.prop_map(|device| Command::RegisterDevice { device, at: AT }),
+        (0..5_u64, state).prop_map(|(id, state)| Command::SetDeviceState {
+            device: DeviceId(id),
+            state
+        }),
+        (0..5_u64).prop_map(|id| Command::RemoveDevice {
+            device: DeviceId(id)
+        }),
+        pool.prop_map(|pool| Command::CreatePool { pool, at: AT }),
+        name().prop_map(|name| Command::DeletePool { name }),
+    ]
+}
+
+fn command() -> impl Strategy<Value = Command> {
+    prop_oneof![4 => volume_command(), 3 => lease_command(), 3 => attachment_command(), 2 => map_command()]
+}
+
+/// What must never go back: numbers, the epoch, and every volume's generation.
+#[derive(Default)]
+struct HighWater {
+    counters: Option<Counters>,
+    epoch: u64,
+    generations: BTreeMap<VolumeId, Generation>,
+}
+
+impl HighWater {
+    fn check(&mut self, world: &World) {
+        let records = &world.records;
+        let epoch = tables::CLUSTER.get(records, &()).unwrap().unwrap().epoch.0;
+        assert!(epoch >= self.epoch);
+        self.epoch = epoch;
+        let counters = tables::COUNTERS
+            .get(records, &())
+            .unwrap()
+            .unwrap_or_default();
+        if let Some(old) = self.counters.replace(counters.clone()) {
+            assert!(
+                counters.device >= old.device
+                    && counters.pool >= old.pool
+                    && counters.layer >= old.layer
+            );
+            assert!(counters.volume >= old.volume && counters.attachment >= old.attachment);
+        }
+        for lease in tables::LEASES.all(records).unwrap() {
+            let known = self.generations.entry(lease.volume).or_default();
+            assert!(lease.generation >= *known, "{lease:?} after {known}");
+            *known = lease.generation;
+        }
+    }
+}
+
+fn check_volumes(world: &World) {
+    let records = &world.records;
+    let volumes = tables::VOLUMES.all(records).unwrap();
+    let distinct = |count: usize| assert_eq!(count, volumes.len());
+    distinct(
+        volumes
+            .iter()
+            .map(|volume| &volume.name)
+            .collect::<BTreeSet<_>>()
+            .len(),
+    );
+    distinct(
+        volumes
+            .iter()
+            .map(|volume| volume.id)
+            .collect::<BTreeSet<_>>()
+            .len(),
+    );
+    distinct(
+        volumes
+            .iter()
+            .map(|volume| volume.top_layer())
+            .collect::<BTreeSet<_>>()
+            .len(),
+    );
+    distinct(tables::VOLUME_NAMES.all(records).unwrap().len());
+    distinct(tables::VOLUMES_BY_POOL.all(records).unwrap().len());
+    for volume in &volumes {
+        assert!(volume.size_bytes > 0 && volume.size_bytes % STEP == 0);
+        assert!(
+            volume
+                .stale_tail_end_bytes
+                .is_none_or(|end| end > volume.size_bytes)
+        );
+        assert_eq!(
+            tables::VOLUME_NAMES
+                .get(records, &volume.id)
+                .unwrap()
+                .as_ref(),
+            Some(&volume.name)
+        );
+        assert!(tables::POOLS.get(records, &volume.pool).unwrap().is_some());
+    }
+    let ids: BTreeSet<VolumeId> = volumes.iter().map(|volume| volume.id).collect();
+    assert!(
+        tables::LEASES
+            .all(records)
+            .unwrap()
+            .iter()
+            .all(|lease| ids.contains(&lease.volume))
+    );
+}
+
+fn check_attachments(world: &World) {
+    let records = &world.records;
+    let attachments = tables::ATTACHMENTS.all(records).unwrap();
+    assert_eq!(
+        tables::ATTACHMENTS_BY_SOCKET.all(records).unwrap().len(),
+        attachments.len()
+    );
+    assert_eq!(
+        tables::ATTACHMENTS_BY_VOLUME.all(records).unwrap().len(),
+        attachments.len()
+    );
+    for one in &attachments {
+        let volume = tables::VOLUMES
+            .get(records, one.target.name())
+            .unwrap()
+            .expect("the volume of an attachment");
+        assert_eq!(volume.state, VolumeState::Ready);
+        for other in attachments
+            .iter()
+            .filter(|other| other.id != one.id && other.target == one.target)
+        {
+            assert!(
+                (one.read_only && other.read_only) || (one.options.shared && other.options.shared)
+            );
+        }
+    }
+}
+
+fn check_placement(world: &World) {
+    let records = &world.records;
+    let devices: BTreeSet<DeviceId> = tables::DEVICES
+        .all(records)
+        .unwrap()
+        .into_iter()
+        .map(|device| device.id)
+        .collect();
+    for pool in tables::POOLS.all(records).unwrap() {
+        let groups = tables::PLACEMENT_GROUPS
+            .all_below(records, &pool.id)
+            .unwrap();
+        assert_eq!(groups.len(), pool.placement_groups as usize);
+        for group in groups {
+            let members: BTreeSet<DeviceId> = group.replicas.iter().copied().collect();
+            assert_eq!(members.len(), group.replicas.len());
+            assert!(members.len() <= usize::from(pool.replicas) && members.is_subset(&devices));
+            assert!(group.in_sync.is_subset(&members));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn records_stay_consistent_whatever_is_asked(commands in proptest::collection::vec(command(), 0..60)) {
+        let mut world = World::ready();
+        let mut high_water = HighWater::default();
+        for command in &commands {
+            let _ = world.run(command);
+            high_water.check(&world);
+            check_volumes(&world);
+            check_attachments(&world);
+            check_placement(&world);
+        }
+    }
+
+    #[test]
+    fn the_same_commands_give_the_same_bytes_one_by_one_or_in_one_batch(
+        commands in proptest::collection::vec(command(), 0..60),
+    ) {
+        let mut one_by_one = World::ready();
+        let replies: Vec<_> = commands.iter().map(|command| one_by_one.run(command)).collect();
+        // Through the log and back, all in one transaction, as a node does that catches up.
+        let mut caught_up = World::ready();
+        let mut batch = Txn::over(&caught_up.records);
+        let mut again = Vec::new();
+        for command in &commands {
+            let stored = serde_json::to_vec(command).unwrap();
+            again.push(apply(&mut batch, &serde_json::from_slice(&stored).unwrap()).unwrap());
+        }
+        let writes = batch.into_writes();
+        for (key, value) in writes {
+            match value {
+                Some(value) => caught_up.records.insert(key, value),
+                None => caught_up.records.remove(&key),
+            };
+        }
+        prop_assert_eq!(replies, again);
+        prop_assert_eq!(one_by_one.records, caught_up.records);
+    }
+}

@@ -1,0 +1,369 @@
+//! The storage under openraft's own suite, and what the suite does not ask.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use openraft::storage::{RaftLogStorage, RaftStateMachine};
+use openraft::testing::{StoreBuilder, Suite};
+use openraft::{CommittedLeaderId, EntryPayload, RaftLogReader, RaftSnapshotBuilder};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+
+use super::log::LogStore;
+use super::machine::Machine;
+use super::{Db, FORMAT, KEY_FORMAT, Sync};
+use crate::command::{Command, NodeSpec};
+use crate::error::OpenError;
+use crate::ids::{NodeId, UnixMillis};
+use crate::model::Role;
+use crate::raft::{Entry, LogId, StorageError, TypeConfig, Vote};
+use crate::state::tables::NODES;
+
+fn open(dir: &Path) -> (Arc<Db>, LogStore, Machine) {
+    let (db, _) = Db::open(dir).unwrap();
+    let db = Arc::new(db);
+    (
+        Arc::clone(&db),
+        LogStore::new(Arc::clone(&db)),
+        Machine::new(db).unwrap(),
+    )
+}
+
+struct Builder;
+
+impl StoreBuilder<TypeConfig, LogStore, Machine, TempDir> for Builder {
+    async fn build(&self) -> Result<(TempDir, LogStore, Machine), StorageError> {
+        let dir = tempfile::tempdir().unwrap();
+        let (_, log, machine) = open(dir.path());
+        Ok((dir, log, machine))
+    }
+}
+
+#[test]
+fn the_storage_passes_the_suite_of_openraft() {
+    Suite::test_all(Builder).unwrap();
+}
+
+fn id(index: u64) -> LogId {
+    LogId::new(CommittedLeaderId::new(1, NodeId(1)), index)
+}
+
+fn entry(index: u64, payload: EntryPayload<TypeConfig>) -> Entry {
+    Entry {
+        log_id: id(index),
+        payload,
+    }
+}
+
+fn bootstrap(index: u64) -> Entry {
+    let node = NodeSpec {
+        id: NodeId(1),
+        name: "one".to_owned(),
+        roles: Role::all(),
+    };
+    let cluster = uuid::Uuid::from_u128(1);
+    entry(
+        index,
+        EntryPayload::Normal(Command::Bootstrap {
+            cluster,
+            node,
+            at: UnixMillis(1),
+        }),
+    )
+}
+
+fn register(index: u64, node: u64) -> Entry {
+    let node = NodeSpec {
+        id: NodeId(node),
+        name: format!("node{node}"),
+        roles: Role::all(),
+    };
+    entry(
+        index,
+        EntryPayload::Normal(Command::RegisterNode {
+            node,
+            at: UnixMillis(index),
+        }),
+    )
+}
+
+fn append(db: &Db, entries: &[Entry]) {
+    db.append_entries(entries).unwrap();
+}
+
+fn node_names(db: &Db) -> Vec<String> {
+    let nodes = db
+        .read(|view| NODES.all(view).map_err(super::DbError::from))
+        .unwrap();
+    nodes.into_iter().map(|node| node.name.into()).collect()
+}
+
+#[tokio::test]
+async fn log_vote_and_records_are_there_after_the_database_was_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, mut log, mut machine) = open(dir.path());
+    append(
+        &db,
+        &[entry(0, EntryPayload::Blank), bootstrap(1), register(2, 2)],
+    );
+    log.save_vote(&Vote::new(3, NodeId(1))).await.unwrap();
+    log.save_committed(Some(id(1))).await.unwrap();
+    machine
+        .apply([entry(0, EntryPayload::Blank), bootstrap(1)])
+        .await
+        .unwrap();
+    drop((db, log, machine));
+
+    let (db, mut log, mut machine) = open(dir.path());
+    assert_eq!(
+        log.read_vote().await.unwrap(),
+        Some(Vote::new(3, NodeId(1)))
+    );
+    assert_eq!(log.read_committed().await.unwrap(), Some(id(1)));
+    assert_eq!(log.get_log_state().await.unwrap().last_log_id, Some(id(2)));
+    assert_eq!(machine.applied_state().await.unwrap().0, Some(id(1)));
+    assert_eq!(
+        node_names(&db),
+        ["one"],
+        "what was not applied is not in the records"
+    );
+    let entries = log.try_get_log_entries(2..).await.unwrap();
+    assert_eq!(entries, [register(2, 2)]);
+}
+
+#[tokio::test]
+async fn a_snapshot_holds_what_was_applied_when_it_was_made_and_replaces_other_records() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (db, _, mut machine) = open(one.path());
+    machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();
+    let built = machine
+        .get_snapshot_builder()
+        .await
+        .build_snapshot()
+        .await
+        .unwrap();
+    machine.apply([register(2, 3)]).await.unwrap();
+    assert_eq!(built.meta.last_log_id, Some(id(1)));
+    assert_eq!(node_names(&db).len(), 3);
+
+    let (other, mut log, mut target) = open(two.path());
+    target.apply([bootstrap(0), register(1, 9)]).await.unwrap();
+    target
+        .install_snapshot(&built.meta, built.snapshot)
+        .await
+        .unwrap();
+    assert_eq!(node_names(&other), ["one", "node2"]);
+    log.purge(id(1)).await.unwrap();
+    append(&other, &[register(2, 4)]);
+    target.apply([register(2, 4)]).await.unwrap();
+    drop((other, log, target));
+    let (other, _, mut target) = open(two.path());
+    assert_eq!(node_names(&other), ["one", "node2", "node4"]);
+    assert_eq!(
+        target.get_current_snapshot().await.unwrap().unwrap().meta,
+        built.meta
+    );
+}
+
+#[tokio::test]
+async fn a_snapshot_that_ends_before_the_log_begins_is_not_offered_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, mut log, mut machine) = open(dir.path());
+    machine.apply([bootstrap(0)]).await.unwrap();
+    machine
+        .get_snapshot_builder()
+        .await
+        .build_snapshot()
+        .await
+        .unwrap();
+    machine.apply([register(1, 2)]).await.unwrap();
+    log.purge(id(1)).await.unwrap();
+    drop((db, log, machine));
+    let (_, _, mut machine) = open(dir.path());
+    assert!(machine.get_current_snapshot().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_reader_of_a_snapshot_is_not_disturbed_by_newer_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _, mut machine) = open(dir.path());
+    machine.apply([bootstrap(0)]).await.unwrap();
+    let mut builder = machine.get_snapshot_builder().await;
+    builder.build_snapshot().await.unwrap();
+    let mut reading = machine
+        .get_current_snapshot()
+        .await
+        .unwrap()
+        .unwrap()
+        .snapshot;
+    for index in 1..4 {
+        machine.apply([register(index, index + 1)]).await.unwrap();
+        builder.build_snapshot().await.unwrap();
+    }
+    let end = reading.seek(std::io::SeekFrom::End(0)).await.unwrap();
+    reading.rewind().await.unwrap();
+    let mut bytes = Vec::new();
+    reading.read_to_end(&mut bytes).await.unwrap();
+    assert!(!bytes.is_empty() && bytes.len() as u64 == end);
+    drop((reading, machine, builder));
+    let slots = std::fs::read_dir(db.snapshots_dir()).unwrap().count();
+    assert_eq!(slots, 1, "only the newest is kept");
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_not_what_it_says_changes_nothing() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (_, _, mut machine) = open(one.path());
+    machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();
+    let built = machine
+        .get_snapshot_builder()
+        .await
+        .build_snapshot()
+        .await
+        .unwrap();
+    let (other, _, mut target) = open(two.path());
+    target.apply([bootstrap(0)]).await.unwrap();
+
+    let mut lying = built.meta.clone();
+    lying.last_log_id = Some(id(7));
+    assert!(
+        target
+            .install_snapshot(&lying, built.snapshot)
+            .await
+            .is_err()
+    );
+    let current = machine.get_current_snapshot().await.unwrap().unwrap();
+    let mut received = Vec::new();
+    let mut content = current.snapshot;
+    content.read_to_end(&mut received).await.unwrap();
+    // Damage every 64th byte, one at a time: an error or, where nothing depends on the byte, the right records.
+    let mut refused = 0;
+    for position in (0..received.len()).step_by(64) {
+        let mut damaged = received.clone();
+        damaged[position] ^= 0x10;
+        let mut incoming = target.begin_receiving_snapshot().await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut incoming, &damaged)
+            .await
+            .unwrap();
+        match target.install_snapshot(&current.meta, incoming).await {
+            Err(_) => refused += 1,
+            Ok(()) => assert_eq!(node_names(&other), ["one", "node2"]),
+        }
+    }
+    assert!(refused > 0);
+    let mut incoming = target.begin_receiving_snapshot().await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut incoming, &received)
+        .await
+        .unwrap();
+    target
+        .install_snapshot(&current.meta, incoming)
+        .await
+        .unwrap();
+    assert_eq!(node_names(&other), ["one", "node2"]);
+}
+
+#[tokio::test]
+async fn the_log_is_cut_to_a_received_snapshot_only_once_that_is_installed() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (_, _, mut machine) = open(one.path());
+    machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();
+    let built = machine
+        .get_snapshot_builder()
+        .await
+        .build_snapshot()
+        .await
+        .unwrap();
+
+    let (_, mut log, mut target) = open(two.path());
+    let mut incoming = target.begin_receiving_snapshot().await.unwrap();
+    let mut content = built.snapshot;
+    tokio::io::copy(&mut content, &mut incoming).await.unwrap();
+    let mut same_log = log.clone();
+    let purge = same_log.purge(id(1));
+    tokio::pin!(purge);
+    // Polled as often as one likes, it is not done before the installation.
+    for _ in 0..100 {
+        assert!(futures_poll_once(purge.as_mut()).await.is_none());
+        tokio::task::yield_now().await;
+    }
+    target
+        .install_snapshot(&built.meta, incoming)
+        .await
+        .unwrap();
+    purge.await.unwrap();
+    assert_eq!(
+        log.get_log_state().await.unwrap().last_purged_log_id,
+        Some(id(1))
+    );
+}
+
+#[tokio::test]
+async fn the_log_is_not_cut_when_the_installation_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, mut log, mut target) = open(dir.path());
+    let incoming = target.begin_receiving_snapshot().await.unwrap();
+    let meta = openraft::SnapshotMeta {
+        last_log_id: Some(id(5)),
+        ..Default::default()
+    };
+    assert!(target.install_snapshot(&meta, incoming).await.is_err());
+    assert!(log.purge(id(5)).await.is_err());
+    assert_eq!(log.get_log_state().await.unwrap().last_purged_log_id, None);
+}
+
+async fn futures_poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}
+
+#[test]
+fn a_family_of_records_left_by_a_crash_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _, _) = open(dir.path());
+    db.rocks
+        .create_cf("state.2", &super::open::family_options())
+        .unwrap();
+    drop(db);
+    let (db, _, _) = open(dir.path());
+    assert!(db.rocks.cf_handle("state.2").is_none() && db.rocks.cf_handle("state.1").is_some());
+}
+
+#[test]
+fn a_newer_format_is_refused_by_its_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _, _) = open(dir.path());
+    db.meta_put(KEY_FORMAT, &(FORMAT + 1), Sync::Yes).unwrap();
+    drop(db);
+    let error = Db::open(dir.path()).err().unwrap();
+    assert!(
+        matches!(
+            error,
+            OpenError::NewerFormat {
+                found: 2,
+                known: 1,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_hole_in_the_log_is_found_at_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _, _) = open(dir.path());
+    append(
+        &db,
+        &[entry(0, EntryPayload::Blank), entry(2, EntryPayload::Blank)],
+    );
+    drop(db);
+    let error = Db::open(dir.path()).err().unwrap();
+    assert!(matches!(&error, OpenError::Corrupt { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains("entry 2 where 1 must be"),
+        "{error}"
+    );
+}

@@ -1,0 +1,398 @@
+//! Three nodes in one process, on the code that a cluster of one runs.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{GIB, device};
+use meta::command::AttachmentKey;
+use meta::net::MemNetwork;
+use meta::{
+    AttachmentOptions, AttachmentSpec, Generation, MetaConfig, MetaError, MetaNode, NodeId,
+    NodeSpec, RaftTuning, Refusal, Role, Start, VolumeSpec,
+};
+
+/// Bounds how long a test waits for what must happen; far beyond what it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn tuning() -> RaftTuning {
+    RaftTuning {
+        heartbeat: Duration::from_millis(50),
+        election_timeout: Duration::from_millis(400),
+        ..RaftTuning::default()
+    }
+}
+
+fn config(network: &MemNetwork, id: u64, start: Start, tuning: RaftTuning) -> MetaConfig {
+    MetaConfig {
+        node: NodeSpec {
+            id: NodeId(id),
+            name: format!("node{id}"),
+            roles: Role::all(),
+        },
+        address: format!("mem:{id}"),
+        start,
+        tuning,
+        transport: network.transport_of(NodeId(id)),
+    }
+}
+
+struct Cluster {
+    network: MemNetwork,
+    dir: tempfile::TempDir,
+    nodes: Vec<MetaNode>,
+    tuning: RaftTuning,
+}
+
+impl Cluster {
+    /// One node that leads.
+    async fn of_one(tuning: RaftTuning) -> Self {
+        let (network, dir) = (MemNetwork::default(), tempfile::tempdir().unwrap());
+        let config = config(&network, 1, Start::NewCluster, tuning.clone());
+        let node = MetaNode::open(dir.path().join("1"), config).await.unwrap();
+        network.connect(NodeId(1), node.peer());
+        node.meta().register_device(device(1)).await.unwrap();
+        Self {
+            network,
+            dir,
+            nodes: vec![node],
+            tuning,
+        }
+    }
+
+    async fn of_three() -> Self {
+        let mut cluster = Self::of_one(tuning()).await;
+        for id in [2, 3] {
+            cluster.open(id).await;
+            cluster.nodes[0]
+                .add_learner(NodeId(id), &format!("mem:{id}"))
+                .await
+                .unwrap();
+            let node = NodeSpec {
+                id: NodeId(id),
+                name: format!("node{id}"),
+                roles: Role::all(),
+            };
+            cluster.nodes[0].meta().register_node(node).await.unwrap();
+        }
+        cluster.nodes[0]
+            .set_voters([1, 2, 3].map(NodeId).into())
+            .await
+            .unwrap();
+        cluster
+    }
+
+    async fn open(&mut self, id: u64) {
+        let start = Start::Join {
+            cluster: self.nodes[0].cluster_uuid(),
+        };
+        let config = config(&self.network, id, start, self.tuning.clone());
+        let node = MetaNode::open(self.path(id), config).await.unwrap();
+        self.network.connect(NodeId(id), node.peer());
+        self.nodes.push(node);
+    }
+
+    fn path(&self, id: u64) -> std::path::PathBuf {
+        let dir: &Path = self.dir.path();
+        dir.join(id.to_string())
+    }
+
+    /// Stops a node and gives back its number.
+    async fn stop(&mut self, id: NodeId) {
+        let position = self.nodes.iter().position(|node| node.id() == id).unwrap();
+        self.network.disconnect(id);
+        self.nodes.remove(position).shutdown().await.unwrap();
+    }
+
+    async fn leader(&self) -> NodeId {
+        until(async || {
+            let mut leaders = BTreeSet::new();
+            for node in &self.nodes {
+                leaders.insert(node.leader().await);
+            }
+            let agreed = if leaders.len() == 1 {
+                leaders.pop_first().flatten()
+            } else {
+                None
+            };
+            agreed.filter(|leader| self.nodes.iter().any(|node| node.id() == *leader))
+        })
+        .await
+    }
+
+    fn node(&self, id: NodeId) -> &MetaNode {
+        self.nodes.iter().find(|node| node.id() == id).unwrap()
+    }
+}
+
+/// Waits until a question has an answer.
+async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("it never happened")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_writes_and_reads_what_any_other_was_told() {
+    let cluster = Cluster::of_three().await;
+    assert_eq!(cluster.nodes[2].voters(), [1, 2, 3].map(NodeId).into());
+    for (number, node) in cluster.nodes.iter().enumerate() {
+        let name = format!("disk{number}");
+        let made = node
+            .meta()
+            .create_volume(VolumeSpec::new(&name, GIB))
+            .await
+            .unwrap();
+        for other in &cluster.nodes {
+            assert_eq!(
+                other.meta().get_volume(&name).await.unwrap(),
+                made,
+                "read after write, everywhere"
+            );
+        }
+        let refused = node.meta().create_volume(VolumeSpec::new(&name, GIB)).await;
+        assert!(
+            matches!(refused, Err(MetaError::Refused(Refusal::Volume(_)))),
+            "{refused:?}"
+        );
+    }
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cluster_goes_on_without_its_leader_and_takes_it_back() {
+    let mut cluster = Cluster::of_three().await;
+    let meta = cluster.nodes[1].meta();
+    let before = meta
+        .create_volume(VolumeSpec::new("before", GIB))
+        .await
+        .unwrap();
+    let granted = meta.grant_lease("before", NodeId(1)).await.unwrap();
+    let first = cluster.leader().await;
+    cluster.stop(first).await;
+    let meta = cluster.nodes[0].meta();
+    assert_eq!(meta.get_volume("before").await.unwrap(), before);
+    meta.create_volume(VolumeSpec::new("after", GIB))
+        .await
+        .unwrap();
+    assert_ne!(cluster.leader().await, first);
+    let again = meta.grant_lease("before", NodeId(1)).await.unwrap();
+    assert!(again.generation > granted.generation);
+
+    cluster.open(first.0).await;
+    let back = cluster.node(first).meta();
+    let names: Vec<String> = back
+        .list_volumes()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|volume| volume.name.into())
+        .collect();
+    assert_eq!(names, ["after", "before"]);
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_cut_off_neither_writes_nor_reads_what_is_stale() {
+    let cluster = Cluster::of_three().await;
+    let old = cluster.leader().await;
+    cluster.network.set_cut_off(old, true);
+    let others: Vec<&MetaNode> = cluster
+        .nodes
+        .iter()
+        .filter(|node| node.id() != old)
+        .collect();
+    until(async || {
+        let leader = others[0].leader().await;
+        leader.filter(|leader| *leader != old)
+    })
+    .await;
+    others[0]
+        .meta()
+        .create_volume(VolumeSpec::new("new", GIB))
+        .await
+        .unwrap();
+    // The cut-off node still has no such volume among its records; it must not answer from them.
+    let alone = cluster.node(old).meta();
+    let stale = tokio::spawn(async move { alone.get_volume("new").await });
+    cluster.network.set_cut_off(old, false);
+    assert_eq!(stale.await.unwrap().unwrap().name.as_str(), "new");
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_joins_late_is_brought_up_by_a_snapshot() {
+    let short_log = RaftTuning {
+        snapshot_every_entries: 20,
+        keep_entries: 1,
+        ..tuning()
+    };
+    let mut cluster = Cluster::of_one(short_log).await;
+    let meta = cluster.nodes[0].meta();
+    for number in 0..60 {
+        meta.create_volume(VolumeSpec::new(format!("disk{number}"), GIB))
+            .await
+            .unwrap();
+    }
+    until(async || {
+        cluster.nodes[0]
+            .snapshot_index()
+            .filter(|index| *index >= 40)
+    })
+    .await;
+    cluster.open(2).await;
+    cluster.nodes[0]
+        .add_learner(NodeId(2), "mem:2")
+        .await
+        .unwrap();
+    until(async || {
+        cluster.nodes[1]
+            .snapshot_index()
+            .filter(|index| *index >= 40)
+    })
+    .await;
+    assert_eq!(
+        cluster.nodes[1].meta().list_volumes().await.unwrap().len(),
+        60
+    );
+
+    // It keeps what it got, and what came after, over a restart; as a voter it serves alone with node 1.
+    cluster.nodes[0]
+        .set_voters([1, 2].map(NodeId).into())
+        .await
+        .unwrap();
+    meta.delete_volume("disk0").await.unwrap();
+    cluster.stop(NodeId(2)).await;
+    cluster.open(2).await;
+    assert_eq!(
+        cluster.nodes[1]
+            .meta()
+            .list_unfinished_volumes()
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_is_held_elsewhere_is_refused_and_can_be_handed_over() {
+    let cluster = Cluster::of_three().await;
+    let (one, two) = (cluster.nodes[0].meta(), cluster.nodes[1].meta());
+    let volume = one
+        .create_volume(VolumeSpec::new("disk", GIB))
+        .await
+        .unwrap()
+        .id;
+    let lease = one.grant_lease("disk", NodeId(1)).await.unwrap();
+    let held = two
+        .grant_lease("disk", NodeId(2))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(held.contains("leased to node 1 (generation 1)"), "{held}");
+    assert_eq!(
+        two.renew_lease(volume, NodeId(1), lease.generation)
+            .await
+            .unwrap(),
+        lease
+    );
+    one.release_lease(volume, NodeId(1), lease.generation)
+        .await
+        .unwrap();
+    assert!(
+        one.renew_lease(volume, NodeId(1), lease.generation)
+            .await
+            .is_err()
+    );
+    let next = two.grant_lease("disk", NodeId(2)).await.unwrap();
+    assert_eq!(next.generation, Generation(2));
+    assert!(
+        one.renew_lease(volume, NodeId(1), lease.generation)
+            .await
+            .is_err(),
+        "the old generation is refused"
+    );
+    assert!(
+        one.release_lease(volume, NodeId(1), lease.generation)
+            .await
+            .is_err()
+    );
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attachment_of_one_node_is_seen_and_ended_from_another() {
+    let cluster = Cluster::of_three().await;
+    cluster.nodes[0]
+        .meta()
+        .create_volume(VolumeSpec::new("disk", GIB))
+        .await
+        .unwrap();
+    let spec = AttachmentSpec {
+        volume: "disk".to_owned(),
+        node: NodeId(2),
+        socket: "/run/disk.sock".to_owned(),
+        queues: 4,
+        read_only: false,
+        options: AttachmentOptions::default(),
+    };
+    let made = cluster.nodes[1]
+        .meta()
+        .create_attachment(spec)
+        .await
+        .unwrap();
+    assert_eq!(
+        cluster.nodes[2]
+            .meta()
+            .list_attachments_of(NodeId(2))
+            .await
+            .unwrap(),
+        [made]
+    );
+    assert_eq!(
+        cluster.nodes[2]
+            .meta()
+            .list_attachments_of(NodeId(1))
+            .await
+            .unwrap(),
+        []
+    );
+    let key = AttachmentKey::Socket {
+        node: NodeId(2),
+        socket: "/run/disk.sock".to_owned(),
+    };
+    cluster.nodes[2]
+        .meta()
+        .delete_attachment(key)
+        .await
+        .unwrap();
+    assert_eq!(
+        cluster.nodes[0].meta().list_attachments().await.unwrap(),
+        []
+    );
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
