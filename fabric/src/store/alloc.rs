@@ -97,12 +97,6 @@ impl Allocator {
         self.quarantined_units
     }
 
-    /// Whether there are units that only a checkpoint which has not begun yet can free.
-    #[must_use]
-    pub fn needs_checkpoint(&self) -> bool {
-        !self.quarantine.is_empty()
-    }
-
     /// Runs in quarantine, the measure of its RAM.
     #[must_use]
     pub fn quarantine_runs(&self) -> usize {

@@ -417,19 +417,18 @@ impl ShardCore {
 
     /// Does whatever can be done now. Every loop in it ends when its queue is empty or a resource is used up.
     fn pump(&mut self) {
-        self.step_dropping();
-        self.retry_stalled();
-        self.run_runnable();
-        self.build_batches();
-        self.run_runnable();
-        self.start_flush();
-        let was_running = self.ckpt.is_running();
-        self.step_checkpoint();
-        if was_running && !self.ckpt.is_running() {
-            // Whoever waited for its space would otherwise wait for the next event, and there may be none.
-            self.build_batches();
+        loop {
+            self.step_dropping();
             self.retry_stalled();
+            self.run_runnable();
+            self.build_batches();
+            self.run_runnable();
+            self.start_flush();
             self.step_checkpoint();
+            // Again only after a checkpoint has ended, which takes device requests.
+            if !std::mem::take(&mut self.ckpt.ended) {
+                return;
+            }
         }
     }
 

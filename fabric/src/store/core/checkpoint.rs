@@ -47,7 +47,9 @@ pub(super) struct Checkpoint {
     cursor: u32,
     ios: u32,
     /// Something needs space or clean leaves.
-    pub(super) wanted: bool,
+    wanted: bool,
+    /// One has just ended: what waited for it is to be tried again.
+    pub(super) ended: bool,
     requested: Vec<u32>,
     requested_clean: bool,
     running: Vec<u32>,
@@ -95,6 +97,7 @@ impl Checkpoint {
             cursor: 0,
             ios: 0,
             wanted: false,
+            ended: false,
             requested: Vec::new(),
             requested_clean: false,
             running: Vec::new(),
@@ -118,6 +121,11 @@ impl Checkpoint {
     pub(super) fn request(&mut self, op: u32, clean: bool) {
         self.requested.push(op);
         self.requested_clean |= clean;
+    }
+
+    /// Asks for a checkpoint. While one runs this does nothing: whether another is needed shows when it has ended.
+    pub(super) fn want(&mut self) {
+        self.wanted |= self.phase == Phase::Idle;
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -166,7 +174,7 @@ impl ShardCore {
                 Phase::FlushPages | Phase::Superblock | Phase::FlushSuperblock => {}
                 Phase::Release => self.release_units(),
             }
-            if self.ckpt.phase == before || self.failed.is_some() {
+            if self.ckpt.phase == before || self.ckpt.ended || self.failed.is_some() {
                 return;
             }
         }
@@ -548,6 +556,7 @@ impl ShardCore {
     fn release_units(&mut self) {
         if self.readers[usize::from(self.ckpt.old_generation)] == 0 {
             self.alloc.release();
+            self.ckpt.ended = true;
             self.ckpt.next_phase(Phase::Idle);
         }
     }

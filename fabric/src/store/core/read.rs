@@ -60,7 +60,9 @@ impl ShardCore {
     pub(super) fn take_leaf_slot(&mut self, rec: u32, leaf: u8, state: LeafState) -> Option<u32> {
         let Some((slot, evicted)) = self.leaves.take(rec, leaf, state) else {
             // Cleaning is what makes room when everything is dirty.
-            self.ckpt.wanted |= self.leaves.dirty() > 0;
+            if self.leaves.dirty() > 0 {
+                self.ckpt.want();
+            }
             return None;
         };
         if let Some((rec, leaf)) = evicted {

@@ -195,8 +195,7 @@ impl ShardCore {
             return Some(allowed);
         }
         if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
-            // The running one may free enough; one more is of use only if there is something for it to free.
-            self.ckpt.wanted |= self.alloc.needs_checkpoint();
+            self.ckpt.want();
             return None;
         }
         self.ready.pop_front();
@@ -217,7 +216,7 @@ impl ShardCore {
             return false;
         }
         if self.alloc.quarantine_runs() > QUARANTINE_RUNS_MAX {
-            self.ckpt.wanted = true;
+            self.ckpt.want();
             return false;
         }
         let inline = self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
@@ -252,7 +251,9 @@ impl ShardCore {
         };
         let Some(header) = header else {
             self.arena.give_back(buffer, blocks);
-            self.ckpt.wanted |= blocks >= least;
+            if blocks >= least {
+                self.ckpt.want();
+            }
             return false;
         };
         let batch = self.open_batch(header.start, buffer);
