@@ -1,10 +1,12 @@
 //! A full store refuses writes, keeps what it has, and works again once data are discarded.
 
 use fabric::store::api::StoreError;
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
 
 use crate::model::{OTHER, PLAIN, Range, View};
 use crate::rig::{Rig, SMALL_DISK, small_params};
-use crate::seeds::for_each_seed;
+use crate::seeds::{self, for_each_seed};
 use crate::sim_disk::CrashKind;
 
 /// Blocks per write.
@@ -153,5 +155,54 @@ fn dropping_a_layer_of_a_full_store_makes_room() {
             "{refilled} blocks fit after a layer of {end} was dropped"
         );
         rig.check_live();
+    });
+}
+
+/// The smallest store: what is freed is used again at once.
+const TINY_DISK: u64 = 3200 << 10;
+/// Blocks that are overwritten in it: about as many as it holds.
+const TINY_BLOCKS: u32 = 340;
+
+fn churn(rig: &mut Rig, rng: &mut ChaCha8Rng, ops: usize) {
+    for _ in 0..ops {
+        let count = rng.random_range(1..=4);
+        let range = Range::blocks(PLAIN, 0, rng.random_range(0..TINY_BLOCKS - count), count);
+        match rng.random_range(0..20) {
+            0..2 => drop(rig.zero(range, false)),
+            2 => rig.flush(),
+            3 => drop(rig.read(range)),
+            _ => drop(rig.write(range, false)),
+        }
+        while rig.in_flight() > 12 || rng.random_bool(0.4) {
+            if !rig.step() {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nearly_full_store_survives_crashes_anywhere() {
+    for_each_seed(6, |seed| {
+        let mut rng = seeds::rng(seed, 0xf1);
+        let mut rig = Rig::create(TINY_DISK, 1, small_params(), seed);
+        fill(&mut rig, PLAIN, 0, TINY_BLOCKS);
+        for life in 0..12 {
+            rig.tolerate = no_space;
+            rig.record_moments();
+            churn(&mut rig, &mut rng, 60);
+            let moments = rig.take_moments();
+            for _ in 0..8 {
+                let moment = &moments[rng.random_range(0..moments.len())];
+                for kind in [CrashKind::Power, CrashKind::Process] {
+                    let mut found = moment.crashed(kind, rng.random()).recover(kind, life);
+                    found.check_settled();
+                }
+            }
+            rig = rig
+                .crash(CrashKind::Power, life)
+                .recover(CrashKind::Power, life);
+            rig.check_settled();
+        }
     });
 }
