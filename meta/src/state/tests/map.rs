@@ -1,0 +1,253 @@
+//! The cluster, nodes, devices, pools and placement.
+
+use super::*;
+
+#[test]
+fn nothing_is_done_before_the_cluster_is_made() {
+    let mut world = World::default();
+    assert_eq!(world.create("disk", GIB), Err(MapRefusal::NoCluster.into()));
+    assert!(world.records.is_empty());
+}
+
+#[test]
+fn bootstrap_may_be_repeated_but_not_for_another_cluster() {
+    let mut world = World::ready();
+    let before = world.records.clone();
+    let node = NodeSpec {
+        id: NodeId(1),
+        name: "one".to_owned(),
+        roles: Role::all(),
+    };
+    let again = |cluster| Command::Bootstrap {
+        cluster,
+        node: node.clone(),
+        at: UnixMillis(9),
+    };
+    assert_eq!(world.run(&again(Uuid::from_u128(1))), Ok(Outcome::Done));
+    assert!(matches!(
+        world.run(&again(Uuid::from_u128(2))),
+        Err(Refusal::Map(MapRefusal::OtherCluster { .. }))
+    ));
+    assert_eq!(world.records, before);
+}
+
+#[test]
+fn an_empty_pool_is_placed_anew_and_one_with_volumes_keeps_its_placement() {
+    let mut world = World::ready();
+    let groups = |world: &World| tables::PLACEMENT_GROUPS.all(&world.records).unwrap();
+    world.device(1);
+    let spread: std::collections::BTreeSet<_> = groups(&world)
+        .into_iter()
+        .flat_map(|group| group.replicas)
+        .collect();
+    assert_eq!(spread.len(), 2, "both devices are used");
+    world.create("disk", GIB).unwrap();
+    let before = groups(&world);
+    let third = world.device(1);
+    assert_eq!(groups(&world), before);
+    world.run(&Command::RemoveDevice { device: third }).unwrap();
+    let refused = world.run(&Command::RemoveDevice {
+        device: DeviceId(1),
+    });
+    assert!(matches!(
+        refused,
+        Err(Refusal::Map(MapRefusal::DeviceInUse { .. }))
+    ));
+}
+
+#[test]
+fn a_replica_that_joins_a_group_with_data_is_not_in_sync() {
+    let mut world = World::ready();
+    let pool = PoolSpec {
+        min_in_sync: Some(1),
+        failure_domain: FailureDomain::Device,
+        ..PoolSpec::new("safe", 2)
+    };
+    world.run(&Command::CreatePool { pool, at: AT }).unwrap();
+    world
+        .create_in(VolumeSpec {
+            pool: Some("safe".to_owned()),
+            ..VolumeSpec::new("disk", GIB)
+        })
+        .unwrap();
+    let joined = world.device(1);
+    let pool = tables::POOLS.get(&world.records, "safe").unwrap().unwrap();
+    for group in tables::PLACEMENT_GROUPS
+        .all_below(&world.records, &pool.id)
+        .unwrap()
+    {
+        assert_eq!(group.replicas, [DeviceId(1), joined]);
+        assert!(group.in_sync.contains(&DeviceId(1)) && !group.in_sync.contains(&joined));
+    }
+}
+
+#[test]
+fn a_device_changes_path_and_size_but_not_identity() {
+    let mut world = World::ready();
+    let moved = DeviceSpec {
+        path: "/dev/elsewhere".to_owned(),
+        size_bytes: 7 * GIB,
+        ..device(1, 1)
+    };
+    let reply = world
+        .run(&Command::RegisterDevice {
+            device: moved,
+            at: UnixMillis(9),
+        })
+        .unwrap();
+    let Outcome::Device(found) = reply else {
+        panic!("{reply:?}")
+    };
+    assert_eq!(
+        (found.id, found.size_bytes, found.added_at),
+        (DeviceId(1), 7 * GIB, AT)
+    );
+    let swapped = DeviceSpec {
+        path: "/dev/elsewhere".to_owned(),
+        ..device(5, 1)
+    };
+    let refused = world
+        .run(&Command::RegisterDevice {
+            device: swapped,
+            at: AT,
+        })
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains("penstock device remove 1"),
+        "{refused}"
+    );
+    for (path, size_bytes) in [("relative", GIB), ("/dev/x", 0)] {
+        let bad = DeviceSpec {
+            path: path.to_owned(),
+            size_bytes,
+            ..device(6, 1)
+        };
+        let refused = world
+            .run(&Command::RegisterDevice {
+                device: bad,
+                at: AT,
+            })
+            .unwrap_err();
+        assert_eq!(refused.kind(), RefusalKind::Invalid);
+    }
+}
+
+#[test]
+fn a_failed_device_gets_no_new_data() {
+    let mut world = World::ready();
+    world
+        .run(&Command::SetDeviceState {
+            device: DeviceId(1),
+            state: DeviceState::Failed,
+        })
+        .unwrap();
+    assert!(matches!(
+        world.create("disk", GIB),
+        Err(Refusal::Pool(PoolRefusal::TooFewDevices {
+            available: 0,
+            ..
+        }))
+    ));
+    world
+        .run(&Command::RegisterDevice {
+            device: device(1, 1),
+            at: AT,
+        })
+        .unwrap();
+    world.create("disk", GIB).unwrap();
+}
+
+#[test]
+fn pools_are_checked_and_the_default_and_used_ones_stay() {
+    let mut world = World::ready();
+    let create =
+        |world: &mut World, pool: PoolSpec| world.run(&Command::CreatePool { pool, at: AT });
+    for bad in [
+        PoolSpec::new("p", 0),
+        PoolSpec::new("p", 8),
+        PoolSpec {
+            min_in_sync: Some(3),
+            ..PoolSpec::new("p", 2)
+        },
+        PoolSpec {
+            min_in_sync: Some(0),
+            ..PoolSpec::new("p", 2)
+        },
+        PoolSpec {
+            placement_groups: Some(0),
+            ..PoolSpec::new("p", 1)
+        },
+        PoolSpec {
+            placement_groups: Some(16_385),
+            ..PoolSpec::new("p", 1)
+        },
+    ] {
+        assert_eq!(
+            create(&mut world, bad).unwrap_err().kind(),
+            RefusalKind::Invalid
+        );
+    }
+    let before = world.records.len();
+    create(&mut world, PoolSpec::new("p", 1)).unwrap();
+    assert_eq!(
+        create(&mut world, PoolSpec::new("p", 1))
+            .unwrap_err()
+            .kind(),
+        RefusalKind::Conflict
+    );
+    let volume = world
+        .create_in(VolumeSpec {
+            pool: Some("p".to_owned()),
+            ..VolumeSpec::new("disk", GIB)
+        })
+        .unwrap();
+    let delete = |world: &mut World, name: &str| {
+        world.run(&Command::DeletePool {
+            name: name.to_owned(),
+        })
+    };
+    let in_use = PoolRefusal::InUse {
+        name: "p".to_owned(),
+        volume: "disk".to_owned(),
+    };
+    assert_eq!(delete(&mut world, "p"), Err(in_use.into()));
+    assert!(matches!(
+        delete(&mut world, DEFAULT_POOL),
+        Err(Refusal::Pool(PoolRefusal::IsDefault { .. }))
+    ));
+    world.delete("disk").unwrap();
+    world
+        .run(&Command::VolumeDataDropped { volume: volume.id })
+        .unwrap();
+    delete(&mut world, "p").unwrap();
+    assert_eq!(world.records.len(), before, "its groups are gone with it");
+}
+
+#[test]
+fn two_nodes_do_not_bear_one_name() {
+    let mut world = World::ready();
+    let named = |id: u64| NodeSpec {
+        id: NodeId(id),
+        name: "one".to_owned(),
+        roles: Role::all(),
+    };
+    let refused = world.run(&Command::RegisterNode {
+        node: named(2),
+        at: AT,
+    });
+    assert!(matches!(
+        refused,
+        Err(Refusal::Map(MapRefusal::NodeNameTaken {
+            holder: NodeId(1),
+            ..
+        }))
+    ));
+    let idle = NodeSpec {
+        roles: [].into(),
+        ..named(1)
+    };
+    assert!(matches!(
+        world.run(&Command::RegisterNode { node: idle, at: AT }),
+        Err(Refusal::Map(MapRefusal::NoRole { .. }))
+    ));
+}
