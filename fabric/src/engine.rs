@@ -6,34 +6,81 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::core::client::{Client, PIECES_MAX};
 use crate::core::replica::Replica;
 use crate::core::volume::{Durability, VolumeCounters, VolumeParams, VolumeState};
 use crate::io::{Engine, IoResult, Request, Submit, Tag, Volume};
 use crate::net::mem::MemTransport;
+use crate::proto::ids::LayerId;
 use crate::proto::{Epoch, Generation, NodeId};
 
 pub mod config;
+mod control;
+mod mailbox;
+mod maintenance;
+mod open;
+pub mod scrub;
+mod shard_port;
 mod shared;
 mod store_port;
+mod stores;
+pub mod volume_io;
 
-pub use config::{FabricConfig, FabricError, StoreKind};
+pub use config::{DeviceConfig, FabricConfig, FabricError, Missing, ScrubConfig, StoreKind};
+pub use control::DeviceStatus;
+pub use scrub::ScrubStatus;
+pub use shared::VOLUME_BYTES_MAX;
+pub use stores::OpenStore;
+pub use volume_io::VolumeIo;
 
+use control::Control;
 use shared::Shared;
 use store_port::StorePorts;
 
-/// The fabric of this node. Clones share it.
+/// The fabric of this node. Clones share it. Blocking calls: not for a data thread, and from async code through a
+/// blocking task.
 #[derive(Clone)]
 pub struct Fabric {
     shared: Arc<Shared>,
+    /// `None` with a null store.
+    control: Option<Arc<Control>>,
 }
 
 impl Fabric {
-    /// Opens the stores of this node.
+    /// Opens (and where told so, formats) the stores of this node, recovering them as needed.
     pub fn open(config: FabricConfig) -> Result<Self, FabricError> {
+        match &config.store {
+            StoreKind::Null => {
+                tracing::warn!(
+                    node = config.node.0,
+                    "null store: WRITES ARE DROPPED and reads return garbage; for benchmarks only"
+                );
+                Ok(Self {
+                    shared: Arc::new(Shared::new(config, None)),
+                    control: None,
+                })
+            }
+            StoreKind::Devices(devices) => {
+                let stores = open::open_devices(devices, &config)?;
+                Self::with_stores(config, stores)
+            }
+        }
+    }
+
+    /// A fabric on stores that are open already.
+    pub fn with_stores(config: FabricConfig, stores: Vec<OpenStore>) -> Result<Self, FabricError> {
+        if stores.is_empty() {
+            return Err(FabricError::NoDevice);
+        }
+        let stores = Arc::new(stores::Stores::new(stores)?);
+        let control = Control::start(Arc::clone(&stores), config.scrub)?;
         Ok(Self {
-            shared: Arc::new(Shared::open(config)?),
+            shared: Arc::new(Shared::new(config, Some(stores))),
+            control: Some(Arc::new(control)),
         })
     }
 
@@ -52,10 +99,18 @@ impl Fabric {
         })
     }
 
-    /// Opens a volume under a lease.
+    /// Opens a volume under a lease, creating its layer if the node does not know it. From now on writes of older
+    /// leases are refused, also after a crash.
+    ///
+    /// The lease must be newer than that of any earlier opening: its writes are numbered from one again, and would
+    /// otherwise pass for older ones. One opening serves any number of threads and attachments through clones.
     pub fn open_volume(&self, params: &VolumeParams) -> Result<VolumeHandle, FabricError> {
         self.shared.check_volume(params)?;
         let slot = self.shared.take_volume_slot()?;
+        if let Some(control) = &self.control {
+            control.admit(params)?;
+            self.raise_fence(params.layer, params.generation, params.epoch)?;
+        }
         // Distinct for the life of the process, so that a data thread tells a slot's users apart.
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -63,6 +118,99 @@ impl Fabric {
             state: Arc::new(VolumeState::new(id, slot.index(), params)),
             _slot: Arc::new(slot),
         })
+    }
+
+    /// Goes on under a newer lease without a pause: requests under the old one are repeated under the new.
+    pub fn renew_lease(
+        &self,
+        volume: &VolumeHandle,
+        generation: Generation,
+        epoch: Epoch,
+    ) -> Result<(), FabricError> {
+        if generation > Generation::MAX {
+            return Err(FabricError::Generation(generation.0));
+        }
+        // The client first: a refusal then finds the newer lease in place.
+        volume.state.set_epoch(epoch);
+        if !volume.state.renew_lease(generation) {
+            return Err(FabricError::StaleLease {
+                layer: volume.state.layer(),
+                given: generation,
+                persisted: volume.state.generation(),
+            });
+        }
+        self.raise_fence(volume.state.layer(), generation, epoch)
+    }
+
+    /// Refuses writes to a layer under older leases and maps, durably.
+    pub fn raise_fence(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        epoch: Epoch,
+    ) -> Result<(), FabricError> {
+        // In memory first: no write slips in between.
+        self.shared.fences.of(layer).raise(generation, epoch);
+        match &self.control {
+            Some(control) => control.set_fence(layer, generation, epoch),
+            None => Ok(()),
+        }
+    }
+
+    /// Deletes a layer's data and gives their space back. The caller sees to it that no handle on it is left.
+    pub fn delete_volume(&self, layer: LayerId) -> Result<(), FabricError> {
+        if let Some(control) = &self.control {
+            control.drop_layer(layer)?;
+        }
+        self.shared.fences.forget(layer);
+        Ok(())
+    }
+
+    /// Changes a volume's size. What is cut off is freed; what is added reads as zeroes. Guests learn it through their
+    /// attachments.
+    pub fn resize_volume(&self, volume: &VolumeHandle, size_bytes: u64) -> Result<(), FabricError> {
+        shared::check_size(size_bytes)?;
+        let old = volume.size_bytes();
+        if size_bytes < old {
+            let zeroed = VolumeIo::new(self, volume)?.zero(size_bytes, old - size_bytes);
+            zeroed.map_err(|source| FabricError::Request {
+                verb: "free the end of the volume",
+                source,
+            })?;
+        }
+        volume.state.set_size_bytes(size_bytes);
+        Ok(())
+    }
+
+    /// A volume for blocking I/O from this thread.
+    pub fn volume_io(&self, volume: &VolumeHandle) -> Result<VolumeIo, FabricError> {
+        VolumeIo::new(self, volume)
+    }
+
+    /// The devices: space, counters, scrubbing, what opening did. Empty with a null store.
+    pub fn devices(&self) -> Vec<DeviceStatus> {
+        self.control.as_ref().map_or_else(Vec::new, |c| c.devices())
+    }
+
+    /// Writes a checkpoint on all devices, so that the next opening has less to replay.
+    pub fn checkpoint(&self) -> Result<(), FabricError> {
+        match &self.control {
+            Some(control) => control.checkpoint(false),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes cleanly: the next opening replays nothing. All engines must have been dropped. Other clones are closed,
+    /// too.
+    pub fn close(&self) -> Result<(), FabricError> {
+        match self.shared.lanes_in_use() {
+            0 => {}
+            lanes => return Err(FabricError::InUse(lanes)),
+        }
+        match &self.control {
+            Some(control) => control.close(),
+            None => Ok(()),
+        }
     }
 }
 
@@ -74,22 +222,12 @@ pub struct VolumeHandle {
 }
 
 impl VolumeHandle {
-    /// Changes the size for requests submitted from now on; guests learn it through their attachments.
-    pub fn set_size_bytes(&self, size_bytes: u64) {
-        self.state.set_size_bytes(size_bytes);
+    /// The layer that takes writes.
+    pub fn layer(&self) -> LayerId {
+        self.state.layer()
     }
 
-    /// Goes on under a newer map.
-    pub fn set_epoch(&self, epoch: Epoch) {
-        self.state.set_epoch(epoch);
-    }
-
-    /// Goes on under a newer lease; false if it is not newer.
-    pub fn renew_lease(&self, generation: Generation) -> bool {
-        self.state.renew_lease(generation)
-    }
-
-    /// Writes that the lease can still number; renew it well before zero.
+    /// Writes that the lease can still number; [`Fabric::renew_lease`] well before zero.
     pub fn sequences_left(&self) -> u64 {
         self.state.sequences_left()
     }
@@ -150,9 +288,6 @@ impl Engine for FabricEngine {
 
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize {
-        if self.client.in_flight() == 0 {
-            return 0;
-        }
         let mut reported = 0;
         let mut count = |tag, result| {
             reported += 1;
@@ -177,3 +312,37 @@ impl Engine for FabricEngine {
         self.transport.store_ref().wait_fd()
     }
 }
+
+/// How long dropping an engine waits for its requests, whose buffers are in use until they end.
+const DROP_WAIT: Duration = Duration::from_secs(30);
+
+/// Pause between two looks while waiting.
+const DROP_POLL: rustix::time::Timespec = rustix::time::Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
+impl Drop for FabricEngine {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.in_flight() > 0 {
+            self.kick();
+            if self.reap(&mut |_, _| ()) > 0 {
+                continue;
+            }
+            if start.elapsed() > DROP_WAIT {
+                tracing::error!(
+                    requests = self.in_flight(),
+                    "data thread ends with requests that the devices never answered"
+                );
+                return;
+            }
+            let fd = self.wait_fd();
+            // Interrupted or not, `reap` says what there is.
+            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&DROP_POLL));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

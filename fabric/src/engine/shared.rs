@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::config::{FabricConfig, FabricError, StoreKind};
+use super::config::{FabricConfig, FabricError};
+use super::stores::Stores;
 use crate::core::fence::Fences;
 use crate::core::membership::ReplicaSet;
 use crate::core::volume::VolumeParams;
@@ -28,6 +29,10 @@ impl Numbers {
         Arc::new(Self {
             free: Mutex::new((0..count).rev().collect()),
         })
+    }
+
+    fn in_use(&self, count: usize) -> usize {
+        count - self.free.lock().expect("no panic under this lock").len()
     }
 
     fn take(self: &Arc<Self>) -> Option<Number> {
@@ -73,27 +78,30 @@ impl VolumeSlot {
     }
 }
 
+/// See the module.
 pub struct Shared {
     pub config: FabricConfig,
+    /// `None` with a null store.
+    pub stores: Option<Arc<Stores>>,
     pub fences: Arc<Fences>,
     lanes: Arc<Numbers>,
     volume_slots: Arc<Numbers>,
 }
 
 impl Shared {
-    pub fn open(config: FabricConfig) -> Result<Self, FabricError> {
-        match config.store {
-            StoreKind::Null => tracing::warn!(
-                node = config.node.0,
-                "null store: WRITES ARE DROPPED and reads return garbage; for benchmarks only"
-            ),
-        }
-        Ok(Self {
+    pub fn new(config: FabricConfig, stores: Option<Arc<Stores>>) -> Self {
+        Self {
             config,
+            stores,
             fences: Arc::new(Fences::default()),
             lanes: Numbers::new(LANES_MAX as u32),
             volume_slots: Numbers::new(VOLUMES_MAX),
-        })
+        }
+    }
+
+    /// Data threads (and importers) that have an engine now.
+    pub fn lanes_in_use(&self) -> usize {
+        self.lanes.in_use(LANES_MAX)
     }
 
     pub fn take_lane(&self) -> Result<Lane, FabricError> {

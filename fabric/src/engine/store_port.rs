@@ -1,10 +1,12 @@
 //! The store behind one data thread's replica machine.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::config::FabricError;
+use super::shard_port::ShardPort;
 use super::shared::{Lane, Shared};
 use crate::core::replica::{StoreFailure, StoreKey, StorePort};
 use crate::proto::Request;
@@ -13,6 +15,8 @@ use crate::proto::Request;
 pub enum StorePorts {
     /// Nothing is kept.
     Null(NullPort),
+    /// Shards on devices.
+    Shards(Box<ShardPort>),
 }
 
 /// Answers everything at once and keeps nothing.
@@ -23,11 +27,13 @@ pub struct NullPort {
 }
 
 impl StorePorts {
-    pub fn new(_shared: &Shared, lane: Lane) -> Result<Self, FabricError> {
-        let never = eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| FabricError::Os {
-            what: "create an eventfd",
-            source: errno.into(),
-        })?;
+    pub fn new(shared: &Arc<Shared>, lane: Lane) -> Result<Self, FabricError> {
+        if let Some(stores) = &shared.stores {
+            let port = ShardPort::new(Arc::clone(stores), Arc::clone(&shared.fences), lane)?;
+            return Ok(Self::Shards(Box::new(port)));
+        }
+        let never =
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(FabricError::os("create an eventfd"))?;
         Ok(Self::Null(NullPort { never, _lane: lane }))
     }
 
@@ -36,6 +42,7 @@ impl StorePorts {
     pub fn kick(&mut self) {
         match self {
             Self::Null(_) => {}
+            Self::Shards(port) => port.kick(),
         }
     }
 
@@ -44,6 +51,7 @@ impl StorePorts {
     pub fn reap(&mut self) {
         match self {
             Self::Null(_) => {}
+            Self::Shards(port) => port.reap(),
         }
     }
 
@@ -52,6 +60,7 @@ impl StorePorts {
     pub fn next_completion(&mut self) -> Option<(StoreKey, Result<(), StoreFailure>)> {
         match self {
             Self::Null(_) => None,
+            Self::Shards(port) => port.next_completion(),
         }
     }
 
@@ -59,15 +68,17 @@ impl StorePorts {
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Null(port) => port.never.as_fd(),
+            Self::Shards(port) => port.wait_fd(),
         }
     }
 }
 
 impl StorePort for StorePorts {
     #[inline]
-    fn submit(&mut self, _key: StoreKey, _request: &Request) -> Option<Result<(), StoreFailure>> {
+    fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
         match self {
             Self::Null(_) => Some(Ok(())),
+            Self::Shards(port) => port.submit(key, request),
         }
     }
 }

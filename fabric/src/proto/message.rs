@@ -89,6 +89,19 @@ pub struct Request {
     pub command: Command,
 }
 
+impl Request {
+    /// What a table of requests holds where there is none.
+    pub const NOTHING: Self = Self {
+        id: RequestId(0),
+        pg: PgId(0),
+        epoch: Epoch(0),
+        generation: Generation(0),
+        sequence: Sequence(0),
+        watermark: Sequence(0),
+        command: Command::Flush { layer: LayerId(0) },
+    };
+}
+
 /// Why a replica did not do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {

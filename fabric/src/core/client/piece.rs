@@ -3,8 +3,7 @@
 use super::Segments;
 use crate::core::membership::{Members, ReplicaSet};
 use crate::io::{IoError, IoResult};
-use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::{Command, Epoch, Generation, PgId, Refusal, Request, RequestId, Sequence};
+use crate::proto::{Command, Epoch, Generation, Refusal, Request};
 
 /// The part of a guest request that lies in one chunk.
 pub(super) struct Piece {
@@ -47,22 +46,10 @@ pub(super) enum Next {
 
 impl Piece {
     pub(super) fn new() -> Self {
-        let chunk = ChunkKey {
-            layer: LayerId(0),
-            index: 0,
-        };
         Self {
             io: 0,
             group: 0,
-            request: Request {
-                id: RequestId(0),
-                pg: PgId(0),
-                epoch: Epoch(0),
-                generation: Generation(0),
-                sequence: Sequence(0),
-                watermark: Sequence(0),
-                command: Command::Flush { layer: chunk.layer },
-            },
+            request: Request::NOTHING,
             segments: Segments::new(),
             waiting: Members::NONE,
             asked: Members::NONE,

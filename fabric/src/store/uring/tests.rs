@@ -4,6 +4,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::*;
 
 fn iov(bytes: &mut [u8]) -> libc::iovec {
@@ -226,4 +228,26 @@ fn all_slots_in_use_leave_no_room_and_all_finish() {
     assert!(done.len() == DEPTH as usize && done.iter().all(|f| f.result == Ok(())));
     assert_eq!(uring.room(), DEPTH as usize);
     assert!(bufs.iter().all(|b| *b == [7; 512]));
+}
+
+#[test]
+fn a_thread_asleep_on_the_descriptor_wakes_for_completions_of_kernel_workers() {
+    let file = file(&[0; 4096]);
+    let mut uring = Uring::new(&[file.as_fd()]).unwrap();
+    for n in 0..20 {
+        // A flush runs on a worker of the kernel, so it completes after the submission returned.
+        let flush = DeviceAction::Flush { id: IoId(n) };
+        // SAFETY: a flush names no memory.
+        unsafe { uring.start(0, 0, &flush) };
+        uring.kick();
+        let mut finished = 0;
+        while finished == 0 {
+            // SAFETY: the ring is open.
+            let fd = unsafe { BorrowedFd::borrow_raw(uring.as_raw_fd()) };
+            let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+            let hour = Timespec { tv_sec: 3600, tv_nsec: 0 };
+            assert_eq!(poll(&mut fds, Some(&hour)), Ok(1), "slept through the completion");
+            uring.reap(|_| finished += 1);
+        }
+    }
 }

@@ -1,0 +1,226 @@
+//! The control plane's side of the stores: blocking calls, executed by the maintenance thread.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use super::config::{FabricError, ScrubConfig};
+use super::maintenance::{COMMANDS_MAX, Command, Maintenance};
+use super::scrub::ScrubStatus;
+use super::stores::{MAINTENANCE_LANE, Stores};
+use crate::core::volume::VolumeParams;
+use crate::proto::ids::LayerId;
+use crate::proto::{Epoch, Generation};
+use crate::store::api::{DeviceLabel, Fence, RecoveryReport, StoreResult};
+use crate::store::metrics::StoreMetrics;
+
+/// What is known of one device.
+#[derive(Debug, Clone)]
+pub struct DeviceStatus {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its identity.
+    pub label: DeviceLabel,
+    /// Space for data.
+    pub total_bytes: u64,
+    /// In use.
+    pub used_bytes: u64,
+    /// Free.
+    pub free_bytes: u64,
+    /// Counters of each shard.
+    pub shards: Vec<StoreMetrics>,
+    /// What opening did.
+    pub report: RecoveryReport,
+    /// How scrubbing stands.
+    pub scrub: ScrubStatus,
+}
+
+/// The running maintenance thread and the way to it.
+pub struct Control {
+    stores: Arc<Stores>,
+    commands: SyncSender<Command>,
+    scrub: Arc<Mutex<Vec<ScrubStatus>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Control {
+    /// Starts the thread.
+    pub fn start(stores: Arc<Stores>, scrub: ScrubConfig) -> Result<Self, FabricError> {
+        let (commands, receiver) = sync_channel(COMMANDS_MAX);
+        let status = Arc::new(Mutex::new(vec![
+            ScrubStatus::default();
+            stores.devices.len()
+        ]));
+        let state = Maintenance::new(Arc::clone(&stores), receiver, scrub, Arc::clone(&status))?;
+        let thread = std::thread::Builder::new()
+            .name("maintenance".into())
+            .spawn(move || {
+                // Guests go first. Raising one's own niceness is always allowed; failing costs only priority.
+                let _ = rustix::process::nice(MAINTENANCE_NICENESS);
+                state.run();
+            })
+            .map_err(FabricError::os("start the maintenance thread"))?;
+        Ok(Self {
+            stores,
+            commands,
+            scrub: status,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Refuses a lease or map that is not newer than what the layer's home has persisted; gives a new layer a home.
+    pub fn admit(&self, params: &VolumeParams) -> Result<(), FabricError> {
+        let layer = params.layer;
+        let Some(home) = self.stores.home_of(layer) else {
+            self.stores.set_home(layer, self.stores.roomiest());
+            return Ok(());
+        };
+        let shards = self.stores.devices[home as usize].shard_indexes();
+        for shard in shards {
+            let fence = self.stores.lock(shard).core.fence(layer);
+            let persisted = Generation(u64::from(fence.generation));
+            if params.generation <= persisted {
+                return Err(FabricError::StaleLease {
+                    layer,
+                    given: params.generation,
+                    persisted,
+                });
+            }
+            if params.epoch < Epoch(fence.epoch) {
+                return Err(FabricError::StaleMap {
+                    given: params.epoch,
+                    persisted: Epoch(fence.epoch),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Persists a fence on every shard of the layer's home.
+    pub fn set_fence(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        epoch: Epoch,
+    ) -> Result<(), FabricError> {
+        let generation =
+            u32::try_from(generation.0).map_err(|_| FabricError::Generation(generation.0))?;
+        let device = self.home_or_roomiest(layer);
+        let fence = Fence {
+            generation,
+            epoch: epoch.0,
+        };
+        self.ask("persist the lease", |reply| Command::SetFence {
+            device,
+            layer,
+            fence,
+            reply,
+        })
+    }
+
+    /// Frees a layer.
+    pub fn drop_layer(&self, layer: LayerId) -> Result<(), FabricError> {
+        let Some(device) = self.stores.home_of(layer) else {
+            return Ok(());
+        };
+        self.ask("delete the volume's data", |reply| Command::DropLayer {
+            device,
+            layer,
+            reply,
+        })?;
+        self.stores.forget_home(layer);
+        Ok(())
+    }
+
+    /// Writes a checkpoint everywhere.
+    pub fn checkpoint(&self, clean: bool) -> Result<(), FabricError> {
+        self.ask("write a checkpoint", |reply| Command::Checkpoint {
+            clean,
+            reply,
+        })
+    }
+
+    /// Writes the last checkpoint and ends the thread.
+    pub fn close(&self) -> Result<(), FabricError> {
+        let result = self.checkpoint(true);
+        self.stop();
+        result
+    }
+
+    fn stop(&self) {
+        let thread = self.thread.lock().expect("no panic under this lock").take();
+        if let Some(thread) = thread {
+            // Both fail only if the thread has ended already.
+            let _ = self.commands.send(Command::Stop);
+            self.stores.mailbox(MAINTENANCE_LANE).ring();
+            if thread.join().is_err() {
+                tracing::error!("the maintenance thread panicked");
+            }
+        }
+    }
+
+    fn home_or_roomiest(&self, layer: LayerId) -> u32 {
+        self.stores.home_of(layer).unwrap_or_else(|| {
+            let device = self.stores.roomiest();
+            self.stores.set_home(layer, device);
+            device
+        })
+    }
+
+    fn ask(
+        &self,
+        verb: &'static str,
+        command: impl FnOnce(SyncSender<StoreResult>) -> Command,
+    ) -> Result<(), FabricError> {
+        let (reply, outcome) = sync_channel(1);
+        let sent = self.commands.send(command(reply));
+        self.stores.mailbox(MAINTENANCE_LANE).ring();
+        sent.map_err(|_| FabricError::Closed)?;
+        match outcome.recv() {
+            Ok(result) => result.map_err(|source| FabricError::Operation { verb, source }),
+            Err(_) => Err(FabricError::Closed),
+        }
+    }
+
+    /// All devices.
+    pub fn devices(&self) -> Vec<DeviceStatus> {
+        let scrub = self.scrub.lock().expect("no panic under this lock").clone();
+        self.stores
+            .devices
+            .iter()
+            .zip(scrub)
+            .map(|(device, scrub)| {
+                let (mut total_bytes, mut used_bytes) = (0, 0);
+                let mut shards = Vec::new();
+                for shard in device.shard_indexes() {
+                    let state = self.stores.lock(shard);
+                    let space = state.core.space();
+                    total_bytes += space.total_bytes;
+                    used_bytes += space.used_bytes;
+                    shards.push(state.core.metrics());
+                }
+                DeviceStatus {
+                    path: device.file.path().to_owned(),
+                    label: device.label,
+                    total_bytes,
+                    used_bytes,
+                    free_bytes: total_bytes.saturating_sub(used_bytes),
+                    shards,
+                    report: device.report,
+                    scrub,
+                }
+            })
+            .collect()
+    }
+}
+
+/// How much the maintenance thread steps back.
+const MAINTENANCE_NICENESS: i32 = 10;
+
+impl Drop for Control {
+    /// Without [`close`](Self::close) this is as a crash: the next opening recovers.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,255 @@
+//! The maintenance thread: fences, dropped layers, checkpoints and scrubbing, away from the data threads.
+//!
+//! It has a ring of its own. What it asks of a shard is planned under the shard's lock as everything else; device
+//! requests that a shard wants meanwhile are executed by whichever thread asks next.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::config::ScrubConfig;
+use super::scrub::{ScrubStatus, Scrubber};
+use super::stores::{Event, Hands, MAINTENANCE_LANE, Stores, name_of, op_id};
+use crate::proto::ids::LayerId;
+use crate::store::api::{Fence, StoreError, StoreOp, StoreResult, Submitted};
+
+/// Commands that may wait; the control plane blocks at more.
+pub const COMMANDS_MAX: usize = 64;
+
+/// How often an idle shard is told so, and commands are looked for at the latest.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What the control plane asks. Each goes to all shards of a device (or of all) and is answered once.
+pub enum Command {
+    /// Persist a fence.
+    SetFence {
+        /// Where.
+        device: u32,
+        /// Of whom.
+        layer: LayerId,
+        /// What.
+        fence: Fence,
+        /// Outcome.
+        reply: SyncSender<StoreResult>,
+    },
+    /// Forget a layer and free its space.
+    DropLayer {
+        /// Where.
+        device: u32,
+        /// Which.
+        layer: LayerId,
+        /// Outcome.
+        reply: SyncSender<StoreResult>,
+    },
+    /// Write a checkpoint on all devices.
+    Checkpoint {
+        /// No write follows.
+        clean: bool,
+        /// Outcome.
+        reply: SyncSender<StoreResult>,
+    },
+    /// End the thread; the checkpoint was asked for before.
+    Stop,
+}
+
+/// An operation that every shard of a job gets.
+#[derive(Clone, Copy)]
+enum JobOp {
+    SetFence(LayerId, Fence),
+    DropLayer(LayerId),
+    Checkpoint { clean: bool },
+}
+
+struct Job {
+    left: u32,
+    result: StoreResult,
+    reply: SyncSender<StoreResult>,
+}
+
+/// The thread's state.
+pub struct Maintenance {
+    stores: Arc<Stores>,
+    hands: Hands,
+    commands: Receiver<Command>,
+    /// Operations that no shard has taken yet.
+    pending: VecDeque<(u32, JobOp, u64)>,
+    /// By name; a job's name is never used twice.
+    jobs: Vec<(u64, Job)>,
+    next_job: u64,
+    scrubber: Scrubber,
+    next_tick: Instant,
+}
+
+impl Maintenance {
+    /// The state of a thread that is about to start.
+    pub fn new(
+        stores: Arc<Stores>,
+        commands: Receiver<Command>,
+        scrub: ScrubConfig,
+        status: Arc<Mutex<Vec<ScrubStatus>>>,
+    ) -> Result<Self, super::FabricError> {
+        let now = Instant::now();
+        Ok(Self {
+            hands: Hands::new(&stores, MAINTENANCE_LANE)?,
+            scrubber: Scrubber::new(&stores, scrub, status, now),
+            stores,
+            commands,
+            pending: VecDeque::new(),
+            jobs: Vec::new(),
+            next_job: 1,
+            next_tick: now + TICK,
+        })
+    }
+
+    /// Runs until told to stop, or until nobody can tell any more.
+    pub fn run(mut self) {
+        loop {
+            match self.commands.try_recv() {
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => break,
+                Ok(command) => self.accept(command),
+                Err(TryRecvError::Empty) => {
+                    self.turn();
+                    self.sleep();
+                }
+            }
+        }
+        self.hands.close(&self.stores);
+    }
+
+    fn accept(&mut self, command: Command) {
+        let (shards, op, reply) = match command {
+            Command::SetFence {
+                device,
+                layer,
+                fence,
+                reply,
+            } => {
+                let shards = self.stores.devices[device as usize].shard_indexes();
+                (shards, JobOp::SetFence(layer, fence), reply)
+            }
+            Command::DropLayer {
+                device,
+                layer,
+                reply,
+            } => {
+                let shards = self.stores.devices[device as usize].shard_indexes();
+                (shards, JobOp::DropLayer(layer), reply)
+            }
+            Command::Checkpoint { clean, reply } => {
+                let shards = 0..self.stores.shards.len() as u32;
+                (shards, JobOp::Checkpoint { clean }, reply)
+            }
+            Command::Stop => return,
+        };
+        let name = self.next_job;
+        self.next_job += 1;
+        let job = Job {
+            left: shards.len() as u32,
+            result: Ok(()),
+            reply,
+        };
+        self.jobs.push((name, job));
+        self.pending.extend(shards.map(|shard| (shard, op, name)));
+    }
+
+    /// One round: device outcomes, new operations, scrubbing.
+    fn turn(&mut self) {
+        let now = Instant::now();
+        self.hands.collect();
+        let mut at = 0;
+        while let Some(event) = self.hands.next_event(&mut at) {
+            if let Event::Shard(shard, range) = event {
+                let mut state = self.stores.lock(shard);
+                self.hands.tell(&mut state, range);
+                let device = self.stores.shards[shard as usize].device;
+                self.hands.work(shard, device, &mut state);
+            }
+        }
+        // A thread that went away, or a full table, may have left a shard with work to do.
+        let woken = self.hands.open_mail(&self.stores);
+        self.submit_pending();
+        let tick = now >= self.next_tick;
+        if tick {
+            self.next_tick = now + TICK;
+        }
+        for shard in 0..self.stores.shards.len() as u32 {
+            self.look_after(shard, tick, woken);
+        }
+        self.scrubber.turn(&self.stores, &mut self.hands, now);
+        self.hands.send(&self.stores);
+        self.finish_jobs();
+    }
+
+    fn look_after(&mut self, shard: u32, tick: bool, woken: bool) {
+        if !(tick || woken || self.hands.is_starved(shard)) {
+            return;
+        }
+        let mut state = self.stores.lock(shard);
+        if tick && state.core.in_flight() == 0 {
+            state.core.on_idle();
+        }
+        let device = self.stores.shards[shard as usize].device;
+        self.hands.work(shard, device, &mut state);
+    }
+
+    fn submit_pending(&mut self) {
+        for _ in 0..self.pending.len() {
+            let Some((shard, op, name)) = self.pending.pop_front() else {
+                return;
+            };
+            let mut state = self.stores.lock(shard);
+            let store_op = match op {
+                JobOp::SetFence(layer, fence) => StoreOp::SetFence { layer, fence },
+                JobOp::DropLayer(layer) => StoreOp::DropLayer { layer },
+                JobOp::Checkpoint { clean } => StoreOp::Checkpoint { clean },
+            };
+            // SAFETY: none of these has buffers.
+            let submitted = unsafe { state.core.submit(op_id(MAINTENANCE_LANE, name), store_op) };
+            if submitted == Submitted::Busy {
+                state.waiting |= 1 << MAINTENANCE_LANE;
+                self.pending.push_back((shard, op, name));
+            }
+            let device = self.stores.shards[shard as usize].device;
+            self.hands.work(shard, device, &mut state);
+        }
+    }
+
+    fn finish_jobs(&mut self) {
+        while let Some((op, result)) = self.hands.mine.pop_front() {
+            let Some(at) = self.jobs.iter().position(|(name, _)| *name == name_of(op)) else {
+                continue;
+            };
+            let job = &mut self.jobs[at].1;
+            job.left -= 1;
+            // A shard that knows a newer fence already is as good as one that has this one.
+            job.result = match (job.result, result) {
+                (Ok(()), Err(error)) if !matches!(error, StoreError::Stale { .. }) => Err(error),
+                (earlier, _) => earlier,
+            };
+            if job.left == 0 {
+                let (_, job) = self.jobs.swap_remove(at);
+                // Nobody waits any more if the asker gave up; the work is done all the same.
+                let _ = job.reply.try_send(job.result);
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        let mut until = self.next_tick;
+        if let Some(due) = self.scrubber.due() {
+            until = until.min(due);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = rustix::time::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let fd = self.hands.wait_fd();
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        // Interrupted or not, the next turn looks at everything.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+}

@@ -1,0 +1,134 @@
+//! Opens the configured devices, making the stores that are to be made.
+
+use std::io::Read;
+use std::path::Path;
+use std::time::Instant;
+
+use super::config::{DeviceConfig, FabricConfig, FabricError, Missing};
+use super::stores::OpenStore;
+use crate::store::api::{CoreParams, DeviceLabel, StoreCore};
+use crate::store::device::{BLOCK_BYTES, SyncDevice};
+use crate::store::error::{OpenError, hex};
+use crate::store::file::DeviceFile;
+use crate::store::recovery;
+
+/// Opens all, or none.
+pub fn open_devices(
+    devices: &[DeviceConfig],
+    config: &FabricConfig,
+) -> Result<Vec<OpenStore>, FabricError> {
+    devices
+        .iter()
+        .map(|device| open_one(device, config))
+        .collect()
+}
+
+fn open_one(device: &DeviceConfig, config: &FabricConfig) -> Result<OpenStore, FabricError> {
+    let path = device.path.as_path();
+    let store = |source| FabricError::Store {
+        path: path.to_owned(),
+        source,
+    };
+    let start = Instant::now();
+    let mut file = open_or_create(device, config)?;
+    let label = match recovery::read_label(&mut file) {
+        Err(OpenError::NotFormatted) if device.missing != Missing::Refuse => {
+            refuse_foreign_content(&mut file)?;
+            format(&mut file, config).map_err(store)?;
+            recovery::read_label(&mut file)
+        }
+        other => other,
+    }
+    .map_err(store)?;
+    let params = CoreParams {
+        cluster: Some(config.cluster),
+        ..config.params
+    };
+    let nonce = random().map_err(FabricError::os("get random bytes"))?;
+    let (cores, report) = recovery::open(&mut file, &params, nonce).map_err(store)?;
+    tracing::info!(
+        device = %path.display(),
+        id = hex(&label.device),
+        millis = start.elapsed().as_millis() as u64,
+        "store opened: {report}"
+    );
+    Ok(OpenStore {
+        device: file,
+        label: DeviceLabel {
+            cluster: label.cluster,
+            device: label.device,
+        },
+        cores: cores
+            .into_iter()
+            .map(|core| Box::new(core) as Box<dyn StoreCore>)
+            .collect(),
+        report,
+    })
+}
+
+fn open_or_create(device: &DeviceConfig, config: &FabricConfig) -> Result<DeviceFile, FabricError> {
+    let path = device.path.as_path();
+    let Missing::CreateFile {
+        size_bytes,
+        allocation,
+    } = device.missing
+    else {
+        return Ok(DeviceFile::open(path)?);
+    };
+    if path.exists() {
+        return Ok(DeviceFile::open(path)?);
+    }
+    let mut file = DeviceFile::create(path, size_bytes, allocation)?;
+    if let Err(source) = format(&mut file, config) {
+        // A file of ours that is no store would stand in the way of the next try.
+        let _ = std::fs::remove_file(path);
+        return Err(FabricError::Store {
+            path: path.to_owned(),
+            source,
+        });
+    }
+    Ok(file)
+}
+
+fn format(file: &mut DeviceFile, config: &FabricConfig) -> Result<(), OpenError> {
+    let device = random().map_err(|source| OpenError::Io {
+        what: "make an identity",
+        offset: 0,
+        source,
+    })?;
+    let label = DeviceLabel {
+        cluster: config.cluster,
+        device,
+    };
+    recovery::format(file, label, false)?;
+    tracing::info!(device = %file.path().display(), id = hex(&device), "store formatted");
+    Ok(())
+}
+
+/// Bytes at the start of a device that must be zero for it to count as blank: partition tables and the superblocks
+/// of the usual file systems lie there.
+const BLANK_BYTES: usize = 128 << 10;
+
+fn refuse_foreign_content(file: &mut DeviceFile) -> Result<(), FabricError> {
+    let path = file.path().to_owned();
+    let mut block = Block([0; BLOCK_BYTES]);
+    let len = file.capacity_bytes().min(BLANK_BYTES as u64);
+    for offset in (0..len).step_by(BLOCK_BYTES) {
+        file.read_at(offset, &mut block.0)
+            .map_err(FabricError::os("read the device"))?;
+        if block.0.iter().any(|&byte| byte != 0) {
+            return Err(FabricError::NotBlank(path));
+        }
+    }
+    Ok(())
+}
+
+/// Memory aligned for direct I/O.
+#[repr(align(4096))]
+struct Block([u8; BLOCK_BYTES]);
+
+fn random() -> std::io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    std::fs::File::open(Path::new("/dev/urandom"))?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,402 @@
+//! One data thread's way to the shards: requests are queued per shard, and a kick plans each shard's queue under one
+//! lock, so that many small writes become one device write.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use super::config::FabricError;
+use super::shared::Lane;
+use super::stores::{Event, Hands, ShardState, Stores, name_of, op_id};
+use crate::core::client::PIECES_MAX;
+use crate::core::fence::{FenceCache, Fences};
+use crate::core::replica::{StoreFailure, StoreKey};
+use crate::proto::ids::{LayerId, Version};
+use crate::proto::{Command, Refusal, Request};
+use crate::store::api::{FlushMark, OpId, StoreError, StoreOp, StoreResult, Submitted};
+use crate::store::device::IoVecs;
+
+/// No element of a queue.
+const NONE: u32 = u32::MAX;
+
+/// A request between the replica machine and its completion, at the index of its key.
+struct Slot {
+    key: StoreKey,
+    request: Request,
+    next: u32,
+}
+
+/// A first-in first-out list of slots.
+#[derive(Clone, Copy)]
+struct Queue {
+    head: u32,
+    tail: u32,
+}
+
+const EMPTY: Queue = Queue {
+    head: NONE,
+    tail: NONE,
+};
+
+/// A device's flushes: one at a time runs, those that come meanwhile share the next.
+struct DeviceFlush {
+    waiting: Queue,
+    running: Queue,
+    /// What is durable when the running flush is done, by shard of the device.
+    marks: Vec<FlushMark>,
+}
+
+/// The port.
+pub struct ShardPort {
+    stores: Arc<Stores>,
+    fences: FenceCache,
+    hands: Hands,
+    slots: Box<[Slot]>,
+    queues: Box<[Queue]>,
+    queued: u32,
+    flushes: Box<[DeviceFlush]>,
+    /// Where the layer asked for last lives.
+    last_home: Option<(LayerId, u32)>,
+    _lane: Lane,
+}
+
+impl ShardPort {
+    pub fn new(stores: Arc<Stores>, fences: Arc<Fences>, lane: Lane) -> Result<Self, FabricError> {
+        let hands = Hands::new(&stores, lane.index())?;
+        // What a previous user of the lane was sent too late.
+        stores.mailbox(lane.index()).drain(|_, _| ());
+        let slot = |_| Slot {
+            key: crate::core::slab::Key(0),
+            request: Request::NOTHING,
+            next: NONE,
+        };
+        let flush = |d: &super::stores::Device| DeviceFlush {
+            waiting: EMPTY,
+            running: EMPTY,
+            marks: vec![FlushMark::default(); d.shards as usize],
+        };
+        Ok(Self {
+            fences: FenceCache::new(fences),
+            hands,
+            slots: (0..PIECES_MAX).map(slot).collect(),
+            queues: vec![EMPTY; stores.shards.len()].into(),
+            queued: 0,
+            flushes: stores.devices.iter().map(flush).collect(),
+            last_home: None,
+            _lane: lane,
+            stores,
+        })
+    }
+
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.hands.wait_fd()
+    }
+
+    /// Queues a request; [`kick`](Self::kick) hands it to its shard.
+    #[inline]
+    pub fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
+        let Some(home) = self.home_of(request.command.layer()) else {
+            return Some(Err(StoreFailure::Invalid));
+        };
+        let index = key.index();
+        let slot = &mut self.slots[index as usize];
+        slot.key = key;
+        slot.request = *request;
+        let chunk = match request.command {
+            Command::Read { chunk, .. }
+            | Command::Write { chunk, .. }
+            | Command::Zero { chunk, .. } => chunk,
+            Command::Flush { .. } => {
+                let waiting = &mut self.flushes[home as usize].waiting;
+                waiting.push(&mut self.slots, index);
+                return None;
+            }
+        };
+        let shard = self.stores.shard_for(home, chunk.layer, chunk.index);
+        self.queues[shard as usize].push(&mut self.slots, index);
+        self.queued += 1;
+        None
+    }
+
+    #[inline]
+    fn home_of(&mut self, layer: LayerId) -> Option<u32> {
+        if self.stores.devices.len() == 1 {
+            return Some(0);
+        }
+        if let Some((known, home)) = self.last_home {
+            if known == layer {
+                return Some(home);
+            }
+        }
+        let home = self.stores.home_of(layer)?;
+        self.last_home = Some((layer, home));
+        Some(home)
+    }
+
+    /// Plans what was submitted and enters the kernel once.
+    #[inline]
+    pub fn kick(&mut self) {
+        self.plan_queues();
+        self.start_flushes();
+        self.hands.send(&self.stores);
+    }
+
+    #[inline]
+    fn plan_queues(&mut self) {
+        if self.queued == 0 && !self.hands.any_starved() {
+            return;
+        }
+        for shard in 0..self.queues.len() as u32 {
+            if self.queues[shard as usize].head != NONE || self.hands.is_starved(shard) {
+                let stores = Arc::clone(&self.stores);
+                let mut state = stores.lock(shard);
+                self.work(shard, &mut state);
+            }
+        }
+    }
+
+    /// Submits a shard's queue and executes what follows.
+    #[inline]
+    fn work(&mut self, shard: u32, state: &mut ShardState) {
+        while self.queues[shard as usize].head != NONE {
+            let index = self.queues[shard as usize].head;
+            let slot = &self.slots[index as usize];
+            match submit_one(state, &mut self.fences, self.hands.lane, slot) {
+                Ok(Submitted::Accepted) => {}
+                Ok(Submitted::Busy) => {
+                    // Whoever completes an operation of this shard next wakes this thread.
+                    state.waiting |= 1 << self.hands.lane;
+                    break;
+                }
+                Err(refusal) => self.refused(index, refusal),
+            }
+            self.queues[shard as usize].pop(&mut self.slots);
+            self.queued -= 1;
+        }
+        let device = self.stores.shards[shard as usize].device;
+        self.hands.work(shard, device, state);
+    }
+
+    /// A fence rose between the replica's check and the shard's turn.
+    #[cold]
+    fn refused(&mut self, index: u32, refusal: Refusal) {
+        let generation = match refusal {
+            Refusal::StaleGeneration(generation) => generation.0,
+            _ => 0,
+        };
+        let generation = u32::try_from(generation).unwrap_or(u32::MAX);
+        let op = self.op_of(index);
+        self.hands
+            .mine
+            .push_back((op, Err(StoreError::Fenced { generation })));
+    }
+
+    fn op_of(&self, index: u32) -> OpId {
+        op_id(self.hands.lane, self.slots[index as usize].key.0)
+    }
+
+    /// Starts a flush on every device that has some waiting and none running.
+    #[inline]
+    fn start_flushes(&mut self) {
+        for device in 0..self.flushes.len() {
+            let flush = &self.flushes[device];
+            if flush.waiting.head != NONE && flush.running.head == NONE {
+                self.start_flush(device);
+            }
+        }
+    }
+
+    fn start_flush(&mut self, device: usize) {
+        let mut clean = true;
+        for (nth, shard) in self.stores.devices[device].shard_indexes().enumerate() {
+            let state = self.stores.lock(shard);
+            let mark = state.core.flush_mark();
+            clean &= state.durable == Some(mark);
+            self.flushes[device].marks[nth] = mark;
+        }
+        let flush = &mut self.flushes[device];
+        if clean {
+            // Nothing was completed since the last flush.
+            std::mem::swap(&mut flush.running, &mut flush.waiting);
+            self.end_flush(device, Ok(()));
+        } else if self.hands.start_flush(device as u32) {
+            std::mem::swap(&mut flush.running, &mut flush.waiting);
+        }
+    }
+
+    /// A device flush is done: tells the shards and answers those that waited for it.
+    fn end_flush(&mut self, device: usize, result: StoreResult) {
+        let mut running = std::mem::replace(&mut self.flushes[device].running, EMPTY);
+        while running.head != NONE {
+            let op = self.op_of(running.head);
+            running.pop(&mut self.slots);
+            self.hands.mine.push_back((op, result));
+        }
+    }
+
+    fn flushed(&mut self, device: usize, result: Result<(), i32>) {
+        if result.is_ok() {
+            let stores = Arc::clone(&self.stores);
+            for (nth, shard) in stores.devices[device].shard_indexes().enumerate() {
+                let mark = self.flushes[device].marks[nth];
+                let mut state = stores.lock(shard);
+                state.core.flushed(mark);
+                state.durable = state.durable.max(Some(mark));
+                self.work(shard, &mut state);
+            }
+        }
+        self.end_flush(device, result.map_err(StoreError::Device));
+    }
+
+    /// Takes in what the devices finished and what other threads finished for this one.
+    #[inline]
+    pub fn reap(&mut self) {
+        self.hands.collect();
+        let mut at = 0;
+        let mut busy = false;
+        while let Some(event) = self.hands.next_event(&mut at) {
+            busy = true;
+            match event {
+                Event::Shard(shard, range) => {
+                    let stores = Arc::clone(&self.stores);
+                    let mut state = stores.lock(shard);
+                    self.hands.tell(&mut state, range);
+                    self.work(shard, &mut state);
+                }
+                Event::Flushed(device, result) => self.flushed(device as usize, result),
+            }
+        }
+        busy |= self.hands.open_mail(&self.stores);
+        if busy {
+            self.plan_queues();
+            self.start_flushes();
+            self.hands.send(&self.stores);
+        }
+    }
+
+    /// Next finished operation.
+    #[inline]
+    pub fn next_completion(&mut self) -> Option<(StoreKey, Result<(), StoreFailure>)> {
+        loop {
+            let (op, result) = self.hands.mine.pop_front()?;
+            let name = name_of(op);
+            let slot = &self.slots[(name & u64::from(u32::MAX)) as usize];
+            // The lane took the upper bits of the key; what is left still tells uses apart.
+            if name_of(OpId(slot.key.0)) == name {
+                let result = result.map_err(|error| failure(error, &slot.request));
+                return Some((slot.key, result));
+            }
+        }
+    }
+}
+
+impl Drop for ShardPort {
+    fn drop(&mut self) {
+        self.hands.close(&self.stores);
+    }
+}
+
+impl Queue {
+    #[inline]
+    fn push(&mut self, slots: &mut [Slot], index: u32) {
+        slots[index as usize].next = NONE;
+        if self.head == NONE {
+            self.head = index;
+        } else {
+            slots[self.tail as usize].next = index;
+        }
+        self.tail = index;
+    }
+
+    #[inline]
+    fn pop(&mut self, slots: &mut [Slot]) {
+        self.head = slots[self.head as usize].next;
+    }
+}
+
+#[inline]
+fn slice_of(iovecs: &IoVecs) -> &[libc::iovec] {
+    // SAFETY: the client's piece holds the list until the request is answered.
+    unsafe { std::slice::from_raw_parts(iovecs.ptr, iovecs.len as usize) }
+}
+
+/// Hands a request to its shard. The fence is looked at again: under the shard's lock nothing comes between this
+/// check and the plan.
+#[inline]
+fn submit_one(
+    state: &mut ShardState,
+    fences: &mut FenceCache,
+    lane: usize,
+    slot: &Slot,
+) -> Result<Submitted, Refusal> {
+    let request = &slot.request;
+    let layers = [request.command.layer()];
+    fences.of(layers[0]).admit(request)?;
+    let version = || Version::of(request.generation, request.sequence);
+    let op = match &request.command {
+        Command::Read {
+            chunk,
+            offset,
+            buffers,
+            ..
+        } => StoreOp::Read {
+            layers: &layers,
+            chunk: chunk.index,
+            offset: *offset,
+            iovecs: slice_of(buffers),
+        },
+        Command::Write {
+            chunk,
+            offset,
+            buffers,
+            fua,
+            ..
+        } => StoreOp::Write {
+            layers: &layers,
+            chunk: chunk.index,
+            offset: *offset,
+            iovecs: slice_of(buffers),
+            version: version(),
+            fua: *fua,
+        },
+        Command::Zero {
+            chunk,
+            offset,
+            len,
+            fua,
+        } => StoreOp::Zero {
+            layers: &layers,
+            chunk: chunk.index,
+            offset: *offset,
+            len: *len,
+            version: version(),
+            fua: *fua,
+        },
+        // Flushes go to the device, not to a shard.
+        Command::Flush { .. } => StoreOp::Flush,
+    };
+    // SAFETY: the submitter of the guest request keeps its buffers until the completion.
+    Ok(unsafe { state.core.submit(op_id(lane, slot.key.0), op) })
+}
+
+#[cold]
+fn failure(error: StoreError, request: &Request) -> StoreFailure {
+    match error {
+        StoreError::Stale { .. } => StoreFailure::Stale,
+        StoreError::NoSpace => StoreFailure::NoSpace,
+        StoreError::OutOfRange => StoreFailure::Invalid,
+        StoreError::Device(errno) | StoreError::ReadOnly(errno) => StoreFailure::Device(errno),
+        StoreError::Corrupt { .. } => {
+            tracing::error!(%error, "read refused");
+            StoreFailure::Corrupt
+        }
+        StoreError::Fenced { generation } => {
+            let generation = crate::proto::Generation(u64::from(generation));
+            StoreFailure::Fenced(if generation > request.generation {
+                Refusal::StaleGeneration(generation)
+            } else {
+                // The client asks for a map newer than the one it used.
+                Refusal::StaleEpoch(crate::proto::Epoch(request.epoch.0 + 1))
+            })
+        }
+    }
+}
