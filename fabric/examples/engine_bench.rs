@@ -132,8 +132,10 @@ fn run(
     while running || engine.in_flight() > 0 {
         let now = Instant::now();
         running = now - start < RUN;
-        while running {
-            let Some(slot) = idle.pop() else { break };
+        while let Some(slot) = idle.pop() {
+            if !running {
+                break;
+            }
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let offset = (random >> 33) % (fabric::io::Volume::size_bytes(volume) / BLOCK as u64)
                 * BLOCK as u64;

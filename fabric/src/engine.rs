@@ -343,6 +343,3 @@ impl Drop for FabricEngine {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -53,9 +53,11 @@ impl Mailbox {
     /// Hands out everything.
     pub fn drain(&self, mut take: impl FnMut(OpId, StoreResult)) {
         let mut count = [0u8; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
-        // Cleared before the letters are taken: one that comes later rings again.
-        self.full.store(false, Ordering::Release);
+        // Cleared before the letters are taken: one that comes later rings again. Not cleared while the bell of the
+        // one who set it has yet to ring: it would stay readable with nothing to say.
+        if rustix::io::read(&self.bell, &mut count).is_ok() {
+            self.full.store(false, Ordering::Release);
+        }
         let mut letters = self.letters.lock().expect("no panic under this lock");
         for (op, result) in letters.drain(..) {
             take(op, result);

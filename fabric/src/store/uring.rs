@@ -406,17 +406,19 @@ impl InKernel {
     }
 }
 
-/// Builds a ring, with the cheapest way of running completions that this kernel knows. The flag says whether it is
-/// enabled: a single-issuer ring is not, so that it can be made on one thread and belong to another.
+/// Builds a ring, with the cheapest way of running completions that this kernel knows and that still wakes a thread
+/// asleep in poll (deferred task work does not: its completions appear only once the thread enters the ring). The flag
+/// says whether the ring is enabled: a single-issuer ring is not, so that it can be made on one thread and belong to
+/// another.
 fn build() -> io::Result<(IoUring, bool)> {
-    let deferred = IoUring::builder()
+    let single = IoUring::builder()
         .setup_single_issuer()
-        .setup_defer_taskrun()
+        .setup_coop_taskrun()
         .setup_taskrun_flag()
         .setup_r_disabled()
         .setup_cqsize(DEPTH * 2)
         .build(DEPTH);
-    if let Ok(ring) = deferred {
+    if let Ok(ring) = single {
         return Ok((ring, false));
     }
     let cooperative = IoUring::builder()

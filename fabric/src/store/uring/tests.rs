@@ -245,8 +245,15 @@ fn a_thread_asleep_on_the_descriptor_wakes_for_completions_of_kernel_workers() {
             // SAFETY: the ring is open.
             let fd = unsafe { BorrowedFd::borrow_raw(uring.as_raw_fd()) };
             let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-            let hour = Timespec { tv_sec: 3600, tv_nsec: 0 };
-            assert_eq!(poll(&mut fds, Some(&hour)), Ok(1), "slept through the completion");
+            let hour = Timespec {
+                tv_sec: 3600,
+                tv_nsec: 0,
+            };
+            assert_eq!(
+                poll(&mut fds, Some(&hour)),
+                Ok(1),
+                "slept through the completion"
+            );
             uring.reap(|_| finished += 1);
         }
     }

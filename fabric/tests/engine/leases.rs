@@ -1,0 +1,98 @@
+//! Who may write, and volumes as the control plane handles them.
+
+use fabric::engine::FabricError;
+use fabric::io::IoError;
+use fabric::proto::ids::LayerId;
+use fabric::proto::{Epoch, Generation};
+
+use super::rig::{Guest, MIB, Rig, params};
+
+#[test]
+fn one_writer_a_newer_lease_fences_the_older_also_after_reopening() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let mut old = Guest::open(&fabric, 1, 5, 16 * MIB);
+    old.write(0, &[1; 4096]).unwrap();
+    let mut new = Guest::open(&fabric, 1, 6, 16 * MIB);
+    assert_eq!(old.write(0, &[2; 4096]), Err(IoError::Fenced));
+    assert!(new.read_vec(0, 4096).iter().all(|&b| b == 1));
+    new.write(0, &[3; 4096]).unwrap();
+    drop((old, new));
+    drop(fabric);
+    let fabric = rig.open();
+    for generation in [4, 5, 6] {
+        let error = fabric
+            .open_volume(&params(1, generation, 16 * MIB))
+            .unwrap_err();
+        let persisted = Generation(6);
+        assert!(
+            matches!(error, FabricError::StaleLease { persisted: p, .. } if p == persisted),
+            "{error}"
+        );
+    }
+    let mut guest = Guest::open(&fabric, 1, 7, 16 * MIB);
+    assert!(guest.read_vec(0, 4096).iter().all(|&b| b == 3));
+}
+
+#[test]
+fn a_renewed_lease_goes_on_without_an_error_and_orders_after_the_old_one() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
+    for n in 1..=5u8 {
+        guest.write(0, &[n; 4096]).unwrap();
+    }
+    fabric
+        .renew_lease(&guest.volume, Generation(2), Epoch(9))
+        .unwrap();
+    guest.write(0, &[9; 4096]).unwrap();
+    assert!(guest.read_vec(0, 4096).iter().all(|&b| b == 9));
+    let again = fabric.renew_lease(&guest.volume, Generation(2), Epoch(9));
+    assert!(matches!(again, Err(FabricError::StaleLease { .. })));
+    guest.write(0, &[10; 4096]).unwrap();
+}
+
+#[test]
+fn an_older_map_is_refused() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
+    fabric
+        .raise_fence(LayerId(1), Generation(1), Epoch(5))
+        .unwrap();
+    assert_eq!(guest.write(0, &[1; 4096]), Err(IoError::Fenced));
+    assert_eq!(guest.read(0, &mut [0; 4096]), Err(IoError::Fenced));
+    let error = fabric.open_volume(&params(1, 2, 16 * MIB)).unwrap_err();
+    assert!(matches!(error, FabricError::StaleMap { .. }), "{error}");
+}
+
+#[test]
+fn a_deleted_volume_gives_its_space_back_and_its_name_starts_empty() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let empty = fabric.devices()[0].used_bytes;
+    let mut guest = Guest::open(&fabric, 1, 5, 64 * MIB);
+    guest.write(0, &vec![1; 32 << 20]).unwrap();
+    let mut other = Guest::open(&fabric, 2, 1, 64 * MIB);
+    other.write(0, &[2; 4096]).unwrap();
+    drop(guest);
+    fabric.delete_volume(LayerId(1)).unwrap();
+    fabric.checkpoint().unwrap();
+    let used = fabric.devices()[0].used_bytes;
+    assert!(used < empty + 8 * MIB, "{used} of {empty}");
+    let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
+    assert!(guest.read_vec(0, 4096).iter().all(|&b| b == 0));
+    assert!(other.read_vec(0, 4096).iter().all(|&b| b == 2));
+    fabric.delete_volume(LayerId(77)).unwrap();
+}
+
+#[test]
+fn closing_with_a_data_thread_at_work_is_refused() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let guest = Guest::open(&fabric, 1, 1, 16 * MIB);
+    assert!(matches!(fabric.close(), Err(FabricError::InUse(1))));
+    drop(guest);
+    fabric.close().unwrap();
+    assert!(matches!(fabric.checkpoint(), Err(FabricError::Closed)));
+}
