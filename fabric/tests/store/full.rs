@@ -183,7 +183,7 @@ fn churn(rig: &mut Rig, rng: &mut ChaCha8Rng, ops: usize) {
 
 #[test]
 fn a_nearly_full_store_survives_crashes_anywhere() {
-    for_each_seed(6, |seed| {
+    for_each_seed(3, |seed| {
         let mut rng = seeds::rng(seed, 0xf1);
         let mut rig = Rig::create(TINY_DISK, 1, small_params(), seed);
         fill(&mut rig, PLAIN, 0, TINY_BLOCKS);
