@@ -8,20 +8,23 @@
 //! Whatever lacks a resource (buffer, request slot, leaf slot) goes to `stalled` and is tried again in order; nothing
 //! that waits holds what another one waits for.
 
+mod applied;
 mod checkpoint;
+mod leaves;
 mod ops;
 mod read;
 mod replay;
 mod scrub;
 mod slab;
+mod state;
 mod write;
 
 use std::collections::VecDeque;
 
 use super::alloc::Allocator;
 use super::api::{
-    BufferRange, CoreParams, Fence, FlushMark, LAYER_CHAIN_MAX, LayerId, OpId, ScrubFinding,
-    ScrubStep, Space, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
+    BufferRange, CoreParams, Fence, FlushMark, LayerId, OpId, ScrubFinding, ScrubStep, Space,
+    StoreCore, StoreError, StoreOp, StoreResult, Submitted,
 };
 use super::arena::Arena;
 use super::device::{DeviceAction, IoId, IoVecs};
@@ -29,10 +32,11 @@ use super::format::{BITMAP_DIRS_MAX, Geometry, Ptr, UNIT_BYTES};
 use super::leaf::{LEAVES_MIN, LeafCache};
 use super::log::Window;
 use super::metrics::{RamBytes, StoreMetrics};
-use super::table::{NONE, Table};
+use super::table::Table;
 use checkpoint::Checkpoint;
 pub(super) use replay::Replay;
 use slab::Slab;
+use state::{Dropping, Flushes, Found, Io, IoKind, Log, Op, OpKind, Part, PartKind, PartState};
 
 /// Map pages and tables written by one checkpoint request.
 const CHECKPOINT_IO_BLOCKS: u32 = 32;
@@ -57,234 +61,6 @@ const FINDINGS_MAX: usize = 1024;
 const SPARSE_FACTOR: u32 = 16;
 /// Units that only discards and checkpoints may use, as a share of the shard.
 const RESERVE_SHARE: u32 = 128;
-
-/// What an operation is, once its parts are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum OpKind {
-    #[default]
-    Io,
-    Flush,
-    Fence(Fence),
-    Drop,
-    Checkpoint,
-}
-
-/// An operation in flight.
-#[derive(Debug, Default)]
-struct Op {
-    id: u64,
-    kind: OpKind,
-    iovs: Vec<libc::iovec>,
-    /// Every iovec can be handed to an `O_DIRECT` device.
-    aligned: bool,
-    layers: [u64; LAYER_CHAIN_MAX],
-    layer_count: usize,
-    chunk: u32,
-    offset: u32,
-    fua: bool,
-    parts_left: u32,
-    error: Option<StoreError>,
-}
-
-// SAFETY: the iovecs are descriptions of memory that the submitter keeps valid, see `StoreCore::submit`.
-unsafe impl Send for Op {}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum PartKind {
-    #[default]
-    Read,
-    Write,
-    Zero,
-    Drop,
-    Fence,
-    FenceDrop,
-    Scrub,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum PartState {
-    /// An earlier write overlaps.
-    #[default]
-    WaitHazard,
-    /// Blocks are being looked up.
-    Resolve,
-    /// Device reads are being queued.
-    Issue,
-    /// Blocks with a bad checksum are read again.
-    Retry,
-    /// The old content of partly covered blocks is being fetched.
-    Fetch,
-    /// The leaf to be changed is wanted.
-    Acquire,
-    /// In the queue for a log batch, or in one.
-    Logging,
-}
-
-/// Where a block of a part was found.
-#[derive(Debug, Clone, Copy, Default)]
-struct Found {
-    /// Unit; `UNIT_UNMAPPED` while not resolved.
-    unit: u32,
-    crc: u32,
-}
-
-/// The piece of an operation that lies in one leaf.
-#[derive(Debug)]
-struct Part {
-    op: u32,
-    kind: PartKind,
-    state: PartState,
-    /// Order of arrival; decides who waits for whom.
-    seq: u64,
-    layer: u64,
-    chunk: u32,
-    rec: u32,
-    leaf: u8,
-    /// Byte range within the chunk.
-    start: u32,
-    end: u32,
-    /// Block range within the leaf, and of those the fully covered ones.
-    first: u16,
-    count: u16,
-    version: u64,
-    map: Vec<Found>,
-    unresolved: u32,
-    chain_at: usize,
-    cursor: u32,
-    ios: u32,
-    retry: Vec<u16>,
-    /// Buffers with the old content of partly covered blocks: (index in the part, buffer block).
-    old: [Option<(u16, u32)>; 2],
-    /// Quarantine generation whose units it may read.
-    tag: Option<u8>,
-    pinned: bool,
-    linked: bool,
-    hazard_next: u32,
-    wait_next: u32,
-    batches: u32,
-    logged: bool,
-    stale: u64,
-    error: Option<StoreError>,
-}
-
-impl Default for Part {
-    fn default() -> Self {
-        Self {
-            op: NONE,
-            kind: PartKind::Read,
-            state: PartState::WaitHazard,
-            seq: 0,
-            layer: 0,
-            chunk: 0,
-            rec: NONE,
-            leaf: 0,
-            start: 0,
-            end: 0,
-            first: 0,
-            count: 0,
-            version: 0,
-            map: Vec::new(),
-            unresolved: 0,
-            chain_at: 0,
-            cursor: 0,
-            ios: 0,
-            retry: Vec::new(),
-            old: [None; 2],
-            tag: None,
-            pinned: false,
-            linked: false,
-            hazard_next: NONE,
-            wait_next: NONE,
-            batches: 0,
-            logged: false,
-            stale: 0,
-            error: None,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum IoKind {
-    #[default]
-    Free,
-    /// Blocks `first..first + count` of a part, into its memory or into buffer blocks.
-    Read {
-        part: u32,
-        first: u16,
-        count: u16,
-        buffer: Option<u32>,
-        second: bool,
-    },
-    /// Old content of a partly covered block.
-    Fetch {
-        part: u32,
-        which: u8,
-        second: bool,
-    },
-    Leaf {
-        slot: u32,
-    },
-    Log {
-        batch: u32,
-    },
-    /// Checkpoint pages; the pinned leaves are in the request's list.
-    Pages {
-        buffer: u32,
-    },
-    Superblock {
-        buffer: u32,
-    },
-    Flush,
-    CheckpointFlush,
-}
-
-/// A device request in flight.
-#[derive(Debug, Default)]
-struct Io {
-    kind: IoKind,
-    iovs: Vec<libc::iovec>,
-    leaves: Vec<u32>,
-}
-
-// SAFETY: as for `Op`; the other iovecs lie in memory that the shard owns.
-unsafe impl Send for Io {}
-
-/// Flush operations: at most one device flush at a time serves all that wait.
-#[derive(Debug, Default)]
-struct Flushes {
-    waiting: Vec<u32>,
-    running: Vec<u32>,
-    mark: u64,
-    busy: bool,
-}
-
-/// The log's position.
-#[derive(Debug)]
-struct Log {
-    nonce: [u8; 16],
-    current: Window,
-    /// Named by the durable superblock as the one that follows; `None` while a checkpoint runs.
-    next: Option<Window>,
-    /// Batches in flight by window number's parity.
-    in_flight: [u32; 2],
-    /// Closed until the superblock that names the window anew is durable.
-    hold: bool,
-    next_lsn: u64,
-    durable_lsn: u64,
-    /// Newest watermark in a header on the device.
-    watermark_written: u64,
-}
-
-/// A layer being dropped.
-#[derive(Debug)]
-struct Dropping {
-    op: u32,
-    layer: LayerId,
-    rec: u32,
-    leaf: usize,
-    parts: u32,
-    fence_sent: bool,
-}
 
 /// One shard. See the module, and [`StoreCore`] for the calls.
 #[derive(Debug)]

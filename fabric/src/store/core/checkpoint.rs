@@ -68,6 +68,7 @@ pub(super) struct Checkpoint {
     next: Option<Window>,
     log_start: u64,
     mark: u64,
+    superblock_mark: u64,
     closed: bool,
 }
 
@@ -114,6 +115,7 @@ impl Checkpoint {
             next: None,
             log_start: 0,
             mark: 0,
+            superblock_mark: 0,
             closed: false,
         }
     }
@@ -496,6 +498,7 @@ impl ShardCore {
         sb.clean = u32::from(self.ckpt.closed);
         sb.log_start = self.ckpt.log_start;
         sb.watermark = self.log.durable_lsn;
+        self.ckpt.superblock_mark = sb.watermark;
         sb.table_root = self.ckpt.table_root;
         sb.table_pages = self.table.page_ptrs.len() as u64;
         sb.windows = [self.log.current.record(), next.record()];
@@ -541,6 +544,8 @@ impl ShardCore {
 
     fn end_checkpoint(&mut self) {
         self.ckpt.number += 1;
+        // The superblock carries the watermark, so no batch needs to.
+        self.log.watermark_written = self.log.watermark_written.max(self.ckpt.superblock_mark);
         self.counters.checkpoints += 1;
         self.log.next = self.ckpt.next.take();
         // After a clean close the superblock promises an empty log: a write needs another checkpoint first.

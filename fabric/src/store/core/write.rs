@@ -3,13 +3,13 @@
 use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{
-    BatchEntry, BatchHeader, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO,
-    entry_kind,
+    BatchEntry, BatchHeader, LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
 };
 use super::super::leaf::LeafState;
 use super::super::log::{DataBlock, HeaderWriter};
 use super::super::table::NONE;
-use super::read::LeafWish;
+use super::applied::{is_drop, zero_target};
+use super::leaves::LeafWish;
 use super::{BATCHES_MAX, IoKind, OpKind, PartKind, PartState, ShardCore};
 
 /// Data blocks of one batch.
@@ -26,30 +26,30 @@ const QUARANTINE_RUNS_MAX: usize = 1 << 18;
 
 /// One change of the map that a batch makes.
 #[derive(Debug, Clone, Copy)]
-struct Item {
-    part: u32,
-    first: u16,
-    count: u16,
-    unit: u32,
-    crc: u32,
-    kind: u32,
+pub(super) struct Item {
+    pub(super) part: u32,
+    pub(super) first: u16,
+    pub(super) count: u16,
+    pub(super) unit: u32,
+    pub(super) crc: u32,
+    pub(super) kind: u32,
 }
 
 /// A log batch in flight.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) lsn: u64,
-    window: u64,
-    header: u32,
-    buffer: u32,
-    blocks: u32,
-    ios: u32,
-    errno: Option<i32>,
-    watermark: u64,
-    items: Vec<Item>,
-    parts: Vec<u32>,
+    pub(super) window: u64,
+    pub(super) header: u32,
+    pub(super) buffer: u32,
+    pub(super) blocks: u32,
+    pub(super) ios: u32,
+    pub(super) errno: Option<i32>,
+    pub(super) watermark: u64,
+    pub(super) items: Vec<Item>,
+    pub(super) parts: Vec<u32>,
     /// Device requests to be made: unit, buffer block, blocks.
-    spans: Vec<(u32, u32, u32)>,
+    pub(super) spans: Vec<(u32, u32, u32)>,
 }
 
 /// What a batch is being filled from.
@@ -437,7 +437,7 @@ impl ShardCore {
             .push_entry(self.arena.buf_mut().blocks_mut(header, 1), entry);
     }
 
-    fn leaf_slot(&self, part: u32) -> u32 {
+    pub(super) fn leaf_slot(&self, part: u32) -> u32 {
         let p = &self.parts[part];
         self.table.runtime(p.rec).leaf_slots[usize::from(p.leaf)]
     }
@@ -603,135 +603,6 @@ impl ShardCore {
             budget: 0,
         };
         self.close_batch(filling, 1);
-    }
-
-    pub(super) fn on_log_write(&mut self, io: u32, batch: u32, result: Result<(), i32>) {
-        self.ios.give_back(io);
-        let state = &mut self.batches[batch];
-        state.ios -= 1;
-        if let Err(errno) = result {
-            state.errno.get_or_insert(errno);
-        }
-        if state.ios == 0 {
-            self.finish_batch(batch);
-        }
-    }
-
-    fn finish_batch(&mut self, slot: u32) {
-        let batch = &mut self.batches[slot];
-        let (buffer, blocks, header, errno) =
-            (batch.buffer, batch.blocks, batch.header, batch.errno);
-        let (window, watermark) = (batch.window, batch.watermark);
-        let (mut items, mut parts) = (
-            std::mem::take(&mut batch.items),
-            std::mem::take(&mut batch.parts),
-        );
-        self.arena.give_back(buffer, blocks);
-        self.log.in_flight[(window & 1) as usize] -= 1;
-        self.alloc.quarantine(Run {
-            start: header,
-            len: 1,
-        });
-        match errno {
-            None => {
-                self.log.watermark_written = self.log.watermark_written.max(watermark);
-                items.iter().for_each(|item| self.apply(item));
-            }
-            Some(errno) => {
-                self.fail(errno);
-                for &part in &parts {
-                    let p = &mut self.parts[part];
-                    p.error.get_or_insert(StoreError::Device(errno));
-                    self.poisoned.push((p.layer, p.chunk, p.start, p.end));
-                }
-            }
-        }
-        for part in parts.drain(..) {
-            self.parts[part].batches -= 1;
-            if self.parts[part].logged && self.parts[part].batches == 0 {
-                self.finish_part(part);
-            }
-        }
-        items.clear();
-        let batch = &mut self.batches[slot];
-        (batch.items, batch.parts) = (items, parts);
-        self.batches.give_back(slot);
-    }
-
-    /// The batch is on the device: the map changes.
-    fn apply(&mut self, item: &Item) {
-        let (version, layer, op) = (
-            self.parts[item.part].version,
-            self.parts[item.part].layer,
-            self.parts[item.part].op,
-        );
-        match item.kind {
-            entry_kind::FENCE => {
-                if let OpKind::Fence(fence) = self.ops[op].kind {
-                    self.table.raise_fence(super::LayerId(layer), fence);
-                }
-            }
-            entry_kind::FENCE_DROP => self.table.drop_fence(super::LayerId(layer)),
-            entry_kind::DATA => {
-                let slot = self.leaf_slot(item.part);
-                let entry = MapEntry {
-                    unit: item.unit,
-                    crc: item.crc,
-                    version,
-                };
-                self.set_entry(slot, item.first, entry);
-            }
-            _ => {
-                let slot = self.leaf_slot(item.part);
-                for block in item.first..item.first + item.count {
-                    self.zero_entry(slot, block, item.kind, version);
-                }
-            }
-        }
-    }
-
-    /// Replaces an entry; the unit it named comes back later.
-    pub(super) fn set_entry(&mut self, slot: u32, block: u16, entry: MapEntry) {
-        let old = std::mem::replace(
-            &mut self.leaves.entries_mut(slot)[usize::from(block)],
-            entry,
-        );
-        if entry.unit > UNIT_ZERO {
-            self.alloc.commit(entry.unit);
-        }
-        if old.unit > UNIT_ZERO && old.unit != entry.unit {
-            self.alloc.free(old.unit);
-        }
-    }
-
-    /// Unmaps a block unless it is newer.
-    pub(super) fn zero_entry(&mut self, slot: u32, block: u16, kind: u32, version: u64) {
-        let old = self.leaves.entries(slot)[usize::from(block)];
-        if is_drop(kind) {
-            self.set_entry(slot, block, MapEntry::default());
-        } else if old.version <= version {
-            self.set_entry(
-                slot,
-                block,
-                MapEntry {
-                    unit: zero_target(kind),
-                    crc: 0,
-                    version,
-                },
-            );
-        }
-    }
-}
-
-fn is_drop(kind: u32) -> bool {
-    kind == entry_kind::DROP
-}
-
-fn zero_target(kind: u32) -> u32 {
-    if kind == entry_kind::ZERO {
-        UNIT_ZERO
-    } else {
-        UNIT_UNMAPPED
     }
 }
 

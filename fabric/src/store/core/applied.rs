@@ -1,0 +1,138 @@
+//! The end of a batch: the map changes, and whoever waited hears it.
+
+use super::super::alloc::Run;
+use super::super::api::StoreError;
+use super::super::format::{MapEntry, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
+use super::write::Item;
+use super::{OpKind, ShardCore};
+
+impl ShardCore {
+    pub(super) fn on_log_write(&mut self, io: u32, batch: u32, result: Result<(), i32>) {
+        self.ios.give_back(io);
+        let state = &mut self.batches[batch];
+        state.ios -= 1;
+        if let Err(errno) = result {
+            state.errno.get_or_insert(errno);
+        }
+        if state.ios == 0 {
+            self.finish_batch(batch);
+        }
+    }
+
+    pub(super) fn finish_batch(&mut self, slot: u32) {
+        let batch = &mut self.batches[slot];
+        let (buffer, blocks, header, errno) =
+            (batch.buffer, batch.blocks, batch.header, batch.errno);
+        let (window, watermark) = (batch.window, batch.watermark);
+        let (mut items, mut parts) = (
+            std::mem::take(&mut batch.items),
+            std::mem::take(&mut batch.parts),
+        );
+        self.arena.give_back(buffer, blocks);
+        self.log.in_flight[(window & 1) as usize] -= 1;
+        self.alloc.quarantine(Run {
+            start: header,
+            len: 1,
+        });
+        match errno {
+            None => {
+                self.log.watermark_written = self.log.watermark_written.max(watermark);
+                items.iter().for_each(|item| self.apply(item));
+            }
+            Some(errno) => {
+                self.fail(errno);
+                for &part in &parts {
+                    let p = &mut self.parts[part];
+                    p.error.get_or_insert(StoreError::Device(errno));
+                    self.poisoned.push((p.layer, p.chunk, p.start, p.end));
+                }
+            }
+        }
+        for part in parts.drain(..) {
+            self.parts[part].batches -= 1;
+            if self.parts[part].logged && self.parts[part].batches == 0 {
+                self.finish_part(part);
+            }
+        }
+        items.clear();
+        let batch = &mut self.batches[slot];
+        (batch.items, batch.parts) = (items, parts);
+        self.batches.give_back(slot);
+    }
+
+    /// The batch is on the device: the map changes.
+    pub(super) fn apply(&mut self, item: &Item) {
+        let (version, layer, op) = (
+            self.parts[item.part].version,
+            self.parts[item.part].layer,
+            self.parts[item.part].op,
+        );
+        match item.kind {
+            entry_kind::FENCE => {
+                if let OpKind::Fence(fence) = self.ops[op].kind {
+                    self.table.raise_fence(super::LayerId(layer), fence);
+                }
+            }
+            entry_kind::FENCE_DROP => self.table.drop_fence(super::LayerId(layer)),
+            entry_kind::DATA => {
+                let slot = self.leaf_slot(item.part);
+                let entry = MapEntry {
+                    unit: item.unit,
+                    crc: item.crc,
+                    version,
+                };
+                self.set_entry(slot, item.first, entry);
+            }
+            _ => {
+                let slot = self.leaf_slot(item.part);
+                for block in item.first..item.first + item.count {
+                    self.zero_entry(slot, block, item.kind, version);
+                }
+            }
+        }
+    }
+
+    /// Replaces an entry; the unit it named comes back later.
+    pub(super) fn set_entry(&mut self, slot: u32, block: u16, entry: MapEntry) {
+        let old = std::mem::replace(
+            &mut self.leaves.entries_mut(slot)[usize::from(block)],
+            entry,
+        );
+        if entry.unit > UNIT_ZERO {
+            self.alloc.commit(entry.unit);
+        }
+        if old.unit > UNIT_ZERO && old.unit != entry.unit {
+            self.alloc.free(old.unit);
+        }
+    }
+
+    /// Unmaps a block unless it is newer.
+    pub(super) fn zero_entry(&mut self, slot: u32, block: u16, kind: u32, version: u64) {
+        let old = self.leaves.entries(slot)[usize::from(block)];
+        if is_drop(kind) {
+            self.set_entry(slot, block, MapEntry::default());
+        } else if old.version <= version {
+            self.set_entry(
+                slot,
+                block,
+                MapEntry {
+                    unit: zero_target(kind),
+                    crc: 0,
+                    version,
+                },
+            );
+        }
+    }
+}
+
+pub(super) fn is_drop(kind: u32) -> bool {
+    kind == entry_kind::DROP
+}
+
+pub(super) fn zero_target(kind: u32) -> u32 {
+    if kind == entry_kind::ZERO {
+        UNIT_ZERO
+    } else {
+        UNIT_UNMAPPED
+    }
+}

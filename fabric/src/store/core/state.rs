@@ -1,0 +1,233 @@
+//! What a shard remembers of operations, their parts, device requests and the log.
+
+use super::super::api::{Fence, LAYER_CHAIN_MAX, LayerId, StoreError};
+use super::super::log::Window;
+use super::super::table::NONE;
+
+/// What an operation is, once its parts are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum OpKind {
+    #[default]
+    Io,
+    Flush,
+    Fence(Fence),
+    Drop,
+    Checkpoint,
+}
+
+/// An operation in flight.
+#[derive(Debug, Default)]
+pub(super) struct Op {
+    pub(super) id: u64,
+    pub(super) kind: OpKind,
+    pub(super) iovs: Vec<libc::iovec>,
+    /// Every iovec can be handed to an `O_DIRECT` device.
+    pub(super) aligned: bool,
+    pub(super) layers: [u64; LAYER_CHAIN_MAX],
+    pub(super) layer_count: usize,
+    pub(super) chunk: u32,
+    pub(super) offset: u32,
+    pub(super) fua: bool,
+    pub(super) parts_left: u32,
+    pub(super) error: Option<StoreError>,
+}
+
+// SAFETY: the iovecs are descriptions of memory that the submitter keeps valid, see `StoreCore::submit`.
+unsafe impl Send for Op {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum PartKind {
+    #[default]
+    Read,
+    Write,
+    Zero,
+    Drop,
+    Fence,
+    FenceDrop,
+    Scrub,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum PartState {
+    /// An earlier write overlaps.
+    #[default]
+    WaitHazard,
+    /// Blocks are being looked up.
+    Resolve,
+    /// Device reads are being queued.
+    Issue,
+    /// Blocks with a bad checksum are read again.
+    Retry,
+    /// The old content of partly covered blocks is being fetched.
+    Fetch,
+    /// The leaf to be changed is wanted.
+    Acquire,
+    /// In the queue for a log batch, or in one.
+    Logging,
+}
+
+/// Where a block of a part was found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Found {
+    /// Unit; `UNIT_UNMAPPED` while not resolved.
+    pub(super) unit: u32,
+    pub(super) crc: u32,
+}
+
+/// The piece of an operation that lies in one leaf.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) op: u32,
+    pub(super) kind: PartKind,
+    pub(super) state: PartState,
+    /// Order of arrival; decides who waits for whom.
+    pub(super) seq: u64,
+    pub(super) layer: u64,
+    pub(super) chunk: u32,
+    pub(super) rec: u32,
+    pub(super) leaf: u8,
+    /// Byte range within the chunk.
+    pub(super) start: u32,
+    pub(super) end: u32,
+    /// Block range within the leaf, and of those the fully covered ones.
+    pub(super) first: u16,
+    pub(super) count: u16,
+    pub(super) version: u64,
+    pub(super) map: Vec<Found>,
+    pub(super) unresolved: u32,
+    pub(super) chain_at: usize,
+    pub(super) cursor: u32,
+    pub(super) ios: u32,
+    pub(super) retry: Vec<u16>,
+    /// Buffers with the old content of partly covered blocks: (index in the part, buffer block).
+    pub(super) old: [Option<(u16, u32)>; 2],
+    /// Quarantine generation whose units it may read.
+    pub(super) tag: Option<u8>,
+    pub(super) pinned: bool,
+    pub(super) linked: bool,
+    pub(super) hazard_next: u32,
+    pub(super) wait_next: u32,
+    pub(super) batches: u32,
+    pub(super) logged: bool,
+    pub(super) stale: u64,
+    pub(super) error: Option<StoreError>,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            op: NONE,
+            kind: PartKind::Read,
+            state: PartState::WaitHazard,
+            seq: 0,
+            layer: 0,
+            chunk: 0,
+            rec: NONE,
+            leaf: 0,
+            start: 0,
+            end: 0,
+            first: 0,
+            count: 0,
+            version: 0,
+            map: Vec::new(),
+            unresolved: 0,
+            chain_at: 0,
+            cursor: 0,
+            ios: 0,
+            retry: Vec::new(),
+            old: [None; 2],
+            tag: None,
+            pinned: false,
+            linked: false,
+            hazard_next: NONE,
+            wait_next: NONE,
+            batches: 0,
+            logged: false,
+            stale: 0,
+            error: None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum IoKind {
+    #[default]
+    Free,
+    /// Blocks `first..first + count` of a part, into its memory or into buffer blocks.
+    Read {
+        part: u32,
+        first: u16,
+        count: u16,
+        buffer: Option<u32>,
+        second: bool,
+    },
+    /// Old content of a partly covered block.
+    Fetch {
+        part: u32,
+        which: u8,
+        second: bool,
+    },
+    Leaf {
+        slot: u32,
+    },
+    Log {
+        batch: u32,
+    },
+    /// Checkpoint pages; the pinned leaves are in the request's list.
+    Pages {
+        buffer: u32,
+    },
+    Superblock {
+        buffer: u32,
+    },
+    Flush,
+    CheckpointFlush,
+}
+
+/// A device request in flight.
+#[derive(Debug, Default)]
+pub(super) struct Io {
+    pub(super) kind: IoKind,
+    pub(super) iovs: Vec<libc::iovec>,
+    pub(super) leaves: Vec<u32>,
+}
+
+// SAFETY: as for `Op`; the other iovecs lie in memory that the shard owns.
+unsafe impl Send for Io {}
+
+/// Flush operations: at most one device flush at a time serves all that wait.
+#[derive(Debug, Default)]
+pub(super) struct Flushes {
+    pub(super) waiting: Vec<u32>,
+    pub(super) running: Vec<u32>,
+    pub(super) mark: u64,
+    pub(super) busy: bool,
+}
+
+/// The log's position.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) nonce: [u8; 16],
+    pub(super) current: Window,
+    /// Named by the durable superblock as the one that follows; `None` while a checkpoint runs.
+    pub(super) next: Option<Window>,
+    /// Batches in flight by window number's parity.
+    pub(super) in_flight: [u32; 2],
+    /// Closed until the superblock that names the window anew is durable.
+    pub(super) hold: bool,
+    pub(super) next_lsn: u64,
+    pub(super) durable_lsn: u64,
+    /// Newest watermark in a header on the device.
+    pub(super) watermark_written: u64,
+}
+
+/// A layer being dropped.
+#[derive(Debug)]
+pub(super) struct Dropping {
+    pub(super) op: u32,
+    pub(super) layer: LayerId,
+    pub(super) rec: u32,
+    pub(super) leaf: usize,
+    pub(super) parts: u32,
+    pub(super) fence_sent: bool,
+}
