@@ -46,6 +46,10 @@ impl View {
     }
 }
 
+/// States of a block from which on those older than the durable one are forgotten: many more than operations are under
+/// way, since a read that was submitted before a write and its flush may still answer what was before them.
+const STATES_MAX: usize = 256;
+
 /// Names a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Spot {
@@ -208,7 +212,9 @@ impl Model {
                 }
             }
             let durable = block.durable;
-            block.states.retain(|s| s.seq >= durable);
+            if block.states.len() > STATES_MAX {
+                block.states.retain(|s| s.seq >= durable);
+            }
             block.states.push(State { seq, tags });
         }
         seq
