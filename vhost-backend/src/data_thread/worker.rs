@@ -472,6 +472,8 @@ impl<E: Engine> Worker<E> {
                     if let Some(kick) = &queue.kick {
                         self.poller.forget(kick);
                     }
+                    // Whoever serves the ring next may wait for a kick.
+                    queue.arm();
                     let base = queue.next_available();
                     self.queues[slot] = None;
                     self.hot.retain(|&hot| hot != slot);

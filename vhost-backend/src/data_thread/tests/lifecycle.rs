@@ -94,6 +94,9 @@ fn requests_in_flight_are_done_again_once_each_and_in_order() {
         std::thread::yield_now();
     }
 
+    // A daemon that was killed takes nothing more off the ring and writes nothing more into the record.
+    old.set_enabled(false).unwrap();
+
     // The next daemon gets the same memory and record. It starts at the wrong base on purpose: the record knows better.
     let (threads, script) = threads(Setup::default());
     let device = device(BlkOptions::default());
