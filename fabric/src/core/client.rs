@@ -13,14 +13,17 @@ use super::segments::{Cutter, NoRoom, SegmentPool, Segments};
 use super::slab::{Key, Slab};
 use super::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
-use crate::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey};
 use crate::proto::{
     Command, Epoch, Generation, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence,
 };
 use crate::store::device::IoVecs;
 
+mod in_place;
+mod ios;
 mod piece;
 
+use ios::{GuestIo, LocalVolume, NO_IO, NONE};
 use piece::{Next, Piece};
 
 /// Guest requests in flight per data thread; more are answered busy.
@@ -39,15 +42,18 @@ const DATA_PIECES_MAX: usize = (TRANSFER_BYTES_MAX / CHUNK_BYTES) as usize + 1;
 /// A guest may discard a whole disk in one request.
 const RANGE_WINDOW: u32 = 16;
 
-/// No element of a linked list.
-const NONE: u32 = u32::MAX;
-
 /// The way to replicas.
 pub trait Transport {
     /// Sends a request. `Some`: answered already. `None`: the answer comes by [`Client::on_reply`], exactly one, or
     /// the replica is lost ([`Client::on_lost`]). Never refuses: beyond its credits a transport keeps requests, as
     /// many as the client has pieces. Until the answer it may use the buffers, after it never.
     fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply>;
+
+    /// True if every request is answered by `send` itself, so that its buffer list need not outlive the call.
+    #[inline]
+    fn answers_in_place(&self) -> bool {
+        false
+    }
 }
 
 /// What the client asks of the control plane.
@@ -69,51 +75,6 @@ struct Group {
     set: ReplicaSet,
     reported: Members,
     in_flight: [u32; REPLICAS_MAX],
-}
-
-/// A guest request in flight.
-#[derive(Clone, Copy)]
-struct GuestIo {
-    tag: Tag,
-    op: Op,
-    /// Index into `Client::volumes`.
-    volume: u32,
-    version: Version,
-    fua: bool,
-    len: u64,
-    /// Range requests: what is not cut into pieces yet. A flush counts groups.
-    cursor: u64,
-    end: u64,
-    /// Pieces in flight.
-    open: u32,
-    error: Option<IoError>,
-    /// Neighbours among the lane's writes of this volume, oldest first.
-    older: u32,
-    newer: u32,
-}
-
-const NO_IO: GuestIo = GuestIo {
-    tag: Tag(0),
-    op: Op::Flush,
-    volume: 0,
-    version: Version(0),
-    fua: false,
-    len: 0,
-    cursor: 0,
-    end: 0,
-    open: 0,
-    error: None,
-    older: NONE,
-    newer: NONE,
-};
-
-/// One data thread's view of an open volume.
-struct LocalVolume {
-    id: u64,
-    state: Arc<VolumeState>,
-    in_flight: u32,
-    oldest: u32,
-    newest: u32,
 }
 
 /// The machine. One per data thread.
@@ -194,6 +155,9 @@ impl Client {
         }
         if self.ios.free() == 0 || self.pieces.free() == 0 || !self.attach(volume) {
             return Submit::Busy;
+        }
+        if transport.answers_in_place() && self.in_place(volume, request, transport) {
+            return Submit::Done(Ok(()));
         }
         let Some(io) = self.open_io(volume, request) else {
             volume.count(self.lane, Finished::Error);
@@ -290,54 +254,6 @@ impl Client {
                 self.go_on(piece, transport, done);
             }
         }
-    }
-
-    /// Takes a slot for the request and numbers it. `None`: the lease has no number left.
-    #[inline]
-    fn open_io(&mut self, volume: &Arc<VolumeState>, request: &io::Request<'_>) -> Option<u32> {
-        let lane = self.lane;
-        let local = self.volumes[volume.slot() as usize]
-            .as_mut()
-            .expect("attached by the caller");
-        let mutates = changes_data(request.op);
-        let version = if mutates {
-            volume.watermark.draw(lane, local.oldest == NONE)?
-        } else {
-            Version::of(volume.generation(), Sequence(0))
-        };
-        let io = self.ios.take().expect("the caller saw a free slot");
-        local.in_flight += 1;
-        let older = local.newest;
-        if mutates {
-            local.newest = io;
-            if older == NONE {
-                local.oldest = io;
-            } else {
-                self.ios[older].newer = io;
-            }
-        }
-        let (cursor, end) = match request.op {
-            Op::Flush => (0, self.groups.len() as u64),
-            Op::Discard | Op::WriteZeroes { .. } => (request.offset, request.offset + request.len),
-            Op::Read | Op::Write { .. } => (0, 0),
-        };
-        let asks = matches!(request.op, Op::Write { fua: true });
-        let durable = volume.durable_writes() && request.op != Op::Discard;
-        self.ios[io] = GuestIo {
-            tag: request.tag,
-            op: request.op,
-            volume: volume.slot(),
-            version,
-            fua: mutates && (asks || durable),
-            len: request.len,
-            cursor,
-            end,
-            open: 0,
-            error: None,
-            older: if mutates { older } else { NONE },
-            newer: NONE,
-        };
-        Some(io)
     }
 
     /// Cuts a read or write into pieces and sends them. Nothing was sent on an error.
@@ -596,80 +512,6 @@ impl Client {
     fn free_piece(&mut self, piece: u32) {
         self.segments.clear(&mut self.pieces[piece].segments);
         self.pieces.give_back(piece);
-    }
-
-    #[inline]
-    fn count_finished(&self, io: u32) {
-        let state = self.ios[io];
-        let finished = match (state.error, state.op) {
-            (Some(_), _) => Finished::Error,
-            (None, Op::Read) => Finished::Read(state.len),
-            (None, Op::Write { .. }) => Finished::Write(state.len),
-            (None, Op::Flush) => Finished::Flush,
-            (None, Op::Discard | Op::WriteZeroes { .. }) => Finished::Discard,
-        };
-        self.local(state.volume).state.count(self.lane, finished);
-    }
-
-    /// Ends a guest request: frees its slot and settles its version.
-    #[inline]
-    fn close_io(&mut self, io: u32) -> IoResult {
-        let state = self.ios[io];
-        let local = self.volumes[state.volume as usize]
-            .as_mut()
-            .expect("a volume stays while it has requests");
-        local.in_flight -= 1;
-        if changes_data(state.op) {
-            match state.newer {
-                NONE => local.newest = state.older,
-                newer => self.ios[newer].older = state.older,
-            }
-            match state.older {
-                NONE => {
-                    local.oldest = state.newer;
-                    let oldest = (state.newer != NONE).then(|| self.ios[state.newer].version);
-                    local.state.watermark.settle(self.lane, oldest);
-                }
-                older => self.ios[older].newer = state.newer,
-            }
-        }
-        self.ios.give_back(io);
-        state.error.map_or(Ok(()), Err)
-    }
-
-    #[inline]
-    fn local(&self, slot: u32) -> &LocalVolume {
-        self.volumes[slot as usize]
-            .as_ref()
-            .expect("a volume stays while it has requests")
-    }
-
-    /// Makes the volume known to this thread; false while its slot's last user still has requests here.
-    #[inline]
-    fn attach(&mut self, volume: &Arc<VolumeState>) -> bool {
-        match self.volumes.get(volume.slot() as usize) {
-            Some(Some(local)) if local.id == volume.id() => true,
-            _ => self.attach_new(volume),
-        }
-    }
-
-    #[cold]
-    fn attach_new(&mut self, volume: &Arc<VolumeState>) -> bool {
-        let slot = volume.slot() as usize;
-        if self.volumes.len() <= slot {
-            self.volumes.resize_with(slot + 1, || None);
-        }
-        if self.volumes[slot].as_ref().is_some_and(|l| l.in_flight > 0) {
-            return false;
-        }
-        self.volumes[slot] = Some(LocalVolume {
-            id: volume.id(),
-            state: Arc::clone(volume),
-            in_flight: 0,
-            oldest: NONE,
-            newest: NONE,
-        });
-        true
     }
 }
 

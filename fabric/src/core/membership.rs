@@ -117,6 +117,7 @@ pub struct ReplicaSet {
     members: Vec<Member>,
     in_sync: Members,
     receiving: Members,
+    sole: Option<Member>,
 }
 
 impl ReplicaSet {
@@ -141,7 +142,12 @@ impl ReplicaSet {
                 Standing::Out => {}
             }
         }
+        let sole = match members.as_slice() {
+            [only] if only.standing == Standing::InSync && min_in_sync <= 1 => Some(*only),
+            _ => None,
+        };
         Self {
+            sole,
             pg,
             epoch,
             min_in_sync,
@@ -194,6 +200,12 @@ impl ReplicaSet {
     #[inline]
     pub fn receiving(&self) -> Members {
         self.receiving
+    }
+
+    /// The only member, if there is one only, and it may acknowledge writes alone.
+    #[inline]
+    pub fn sole(&self) -> Option<&Member> {
+        self.sole.as_ref()
     }
 
     /// Index of a node.

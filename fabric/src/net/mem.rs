@@ -40,6 +40,11 @@ impl<P: StorePort> MemTransport<P> {
 
 impl<P: StorePort> Transport for MemTransport<P> {
     #[inline]
+    fn answers_in_place(&self) -> bool {
+        self.store.answers_in_place()
+    }
+
+    #[inline]
     fn send(&mut self, _node: NodeId, request: &Request) -> Option<Reply> {
         match self.replica.on_request(LOCAL, request, &mut self.store) {
             Handled::Replied(reply) => Some(reply),

@@ -6,6 +6,7 @@ use crate::core::volume::{Durability, VolumeParams};
 use crate::proto::Incarnation;
 use crate::proto::ids::LayerId;
 
+mod in_place;
 mod property;
 
 const CHUNK: u64 = CHUNK_BYTES;

@@ -1,0 +1,185 @@
+//! The table of guest requests in flight, and which of a volume's writes is the oldest.
+
+use std::sync::Arc;
+
+use super::{Client, changes_data};
+use crate::core::volume::{Finished, VolumeState};
+use crate::io::{self, IoError, IoResult, Op, Tag};
+use crate::proto::Sequence;
+use crate::proto::ids::Version;
+
+/// No element of a linked list.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// A guest request in flight.
+#[derive(Clone, Copy)]
+pub(super) struct GuestIo {
+    pub(super) tag: Tag,
+    pub(super) op: Op,
+    /// Index into `Client::volumes`.
+    pub(super) volume: u32,
+    pub(super) version: Version,
+    pub(super) fua: bool,
+    pub(super) len: u64,
+    /// Range requests: what is not cut into pieces yet. A flush counts groups.
+    pub(super) cursor: u64,
+    pub(super) end: u64,
+    /// Pieces in flight.
+    pub(super) open: u32,
+    pub(super) error: Option<IoError>,
+    /// Neighbours among the lane's writes of this volume, oldest first.
+    pub(super) older: u32,
+    pub(super) newer: u32,
+}
+
+pub(super) const NO_IO: GuestIo = GuestIo {
+    tag: Tag(0),
+    op: Op::Flush,
+    volume: 0,
+    version: Version(0),
+    fua: false,
+    len: 0,
+    cursor: 0,
+    end: 0,
+    open: 0,
+    error: None,
+    older: NONE,
+    newer: NONE,
+};
+
+/// One data thread's view of an open volume.
+pub(super) struct LocalVolume {
+    pub(super) id: u64,
+    pub(super) state: Arc<VolumeState>,
+    pub(super) in_flight: u32,
+    pub(super) oldest: u32,
+    pub(super) newest: u32,
+}
+
+impl Client {
+    /// Takes a slot for the request and numbers it. `None`: the lease has no number left.
+    #[inline]
+    pub(super) fn open_io(
+        &mut self,
+        volume: &Arc<VolumeState>,
+        request: &io::Request<'_>,
+    ) -> Option<u32> {
+        let lane = self.lane;
+        let local = self.volumes[volume.slot() as usize]
+            .as_mut()
+            .expect("attached by the caller");
+        let mutates = changes_data(request.op);
+        let version = if mutates {
+            volume.watermark.draw(lane, local.oldest == NONE)?
+        } else {
+            Version::of(volume.generation(), Sequence(0))
+        };
+        let io = self.ios.take().expect("the caller saw a free slot");
+        local.in_flight += 1;
+        let older = local.newest;
+        if mutates {
+            local.newest = io;
+            if older == NONE {
+                local.oldest = io;
+            } else {
+                self.ios[older].newer = io;
+            }
+        }
+        let (cursor, end) = match request.op {
+            Op::Flush => (0, self.groups.len() as u64),
+            Op::Discard | Op::WriteZeroes { .. } => (request.offset, request.offset + request.len),
+            Op::Read | Op::Write { .. } => (0, 0),
+        };
+        let asks = matches!(request.op, Op::Write { fua: true });
+        let durable = volume.durable_writes() && request.op != Op::Discard;
+        self.ios[io] = GuestIo {
+            tag: request.tag,
+            op: request.op,
+            volume: volume.slot(),
+            version,
+            fua: mutates && (asks || durable),
+            len: request.len,
+            cursor,
+            end,
+            open: 0,
+            error: None,
+            older: if mutates { older } else { NONE },
+            newer: NONE,
+        };
+        Some(io)
+    }
+
+    #[inline]
+    pub(super) fn count_finished(&self, io: u32) {
+        let state = self.ios[io];
+        let finished = match (state.error, state.op) {
+            (Some(_), _) => Finished::Error,
+            (None, Op::Read) => Finished::Read(state.len),
+            (None, Op::Write { .. }) => Finished::Write(state.len),
+            (None, Op::Flush) => Finished::Flush,
+            (None, Op::Discard | Op::WriteZeroes { .. }) => Finished::Discard,
+        };
+        self.local(state.volume).state.count(self.lane, finished);
+    }
+
+    /// Ends a guest request: frees its slot and settles its version.
+    #[inline]
+    pub(super) fn close_io(&mut self, io: u32) -> IoResult {
+        let state = self.ios[io];
+        let local = self.volumes[state.volume as usize]
+            .as_mut()
+            .expect("a volume stays while it has requests");
+        local.in_flight -= 1;
+        if changes_data(state.op) {
+            match state.newer {
+                NONE => local.newest = state.older,
+                newer => self.ios[newer].older = state.older,
+            }
+            match state.older {
+                NONE => {
+                    local.oldest = state.newer;
+                    let oldest = (state.newer != NONE).then(|| self.ios[state.newer].version);
+                    local.state.watermark.settle(self.lane, oldest);
+                }
+                older => self.ios[older].newer = state.newer,
+            }
+        }
+        self.ios.give_back(io);
+        state.error.map_or(Ok(()), Err)
+    }
+
+    #[inline]
+    pub(super) fn local(&self, slot: u32) -> &LocalVolume {
+        self.volumes[slot as usize]
+            .as_ref()
+            .expect("a volume stays while it has requests")
+    }
+
+    /// Makes the volume known to this thread; false while its slot's last user still has requests here.
+    #[inline]
+    pub(super) fn attach(&mut self, volume: &Arc<VolumeState>) -> bool {
+        match self.volumes.get(volume.slot() as usize) {
+            Some(Some(local)) if local.id == volume.id() => true,
+            _ => self.attach_new(volume),
+        }
+    }
+
+    #[cold]
+    fn attach_new(&mut self, volume: &Arc<VolumeState>) -> bool {
+        let slot = volume.slot() as usize;
+        if self.volumes.len() <= slot {
+            self.volumes.resize_with(slot + 1, || None);
+        }
+        if self.volumes[slot].as_ref().is_some_and(|l| l.in_flight > 0) {
+            return false;
+        }
+        self.volumes[slot] = Some(LocalVolume {
+            id: volume.id(),
+            state: Arc::clone(volume),
+            in_flight: 0,
+            oldest: NONE,
+            newest: NONE,
+        });
+        true
+    }
+}
