@@ -68,8 +68,6 @@ pub struct Uring {
     ring: IoUring,
     slots: Slab<InKernel>,
     buffers: Vec<libc::iovec>,
-    /// The ring was made disabled and belongs to the thread that first uses it.
-    enabled: bool,
     queued: u32,
 }
 
@@ -79,7 +77,7 @@ unsafe impl Send for Uring {}
 impl Uring {
     /// An executor for these devices, addressed by their position.
     pub fn new(devices: &[BorrowedFd<'_>]) -> io::Result<Self> {
-        let (ring, enabled) = build()?;
+        let ring = build()?;
         let fds: Vec<RawFd> = devices.iter().map(AsRawFd::as_raw_fd).collect();
         ring.submitter().register_files(&fds)?;
         let nothing = InKernel {
@@ -101,7 +99,6 @@ impl Uring {
             ring,
             slots: Slab::new(DEPTH, || nothing),
             buffers: Vec::new(),
-            enabled,
             queued: 0,
         })
     }
@@ -251,21 +248,14 @@ impl Uring {
         if self.queued == 0 {
             return;
         }
-        self.enable();
         match self.ring.submit() {
             Ok(taken) => self.queued = self.queued.saturating_sub(taken as u32),
             // Short of memory or interrupted: what is queued stays so and goes with the next kick or reap.
-            Err(error) => tracing::debug!(%error, "io_uring submission deferred"),
-        }
-    }
-
-    /// The first use decides which thread the ring belongs to.
-    #[inline]
-    fn enable(&mut self) {
-        if !self.enabled {
-            let enabled = self.ring.submitter().register_enable_rings();
-            enabled.expect("a ring that was made disabled can be enabled");
-            self.enabled = true;
+            Err(error) if is_passing(&error) => {
+                tracing::debug!(%error, "io_uring submission deferred");
+            }
+            // Nothing would ever be submitted again, and whoever waits would wait for ever.
+            Err(error) => panic!("io_uring refuses submissions: {error}"),
         }
     }
 
@@ -277,7 +267,6 @@ impl Uring {
         }
         // Completions may wait for this thread to enter the kernel; so may entries that a kick could not hand over.
         if self.queued > 0 || self.ring.submission().taskrun() {
-            self.enable();
             if let Ok(taken) = self.ring.submit() {
                 self.queued = self.queued.saturating_sub(taken as u32);
             }
@@ -310,7 +299,6 @@ impl Uring {
 
     /// Waits until something is finished or `timeout` is over.
     pub fn wait(&mut self, timeout: std::time::Duration) -> io::Result<()> {
-        self.enable();
         let spec = types::Timespec::from(timeout);
         let args = types::SubmitArgs::new().timespec(&spec);
         match self.ring.submitter().submit_with_args(1, &args) {
@@ -406,31 +394,27 @@ impl InKernel {
     }
 }
 
+/// Whether a failed submission can be repeated: the kernel is short of memory, its completion queue is full, or a signal came.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EAGAIN | libc::EBUSY | libc::EINTR | libc::ENOMEM)
+    )
+}
+
 /// Builds a ring, with the cheapest way of running completions that this kernel knows and that still wakes a thread
-/// asleep in poll (deferred task work does not: its completions appear only once the thread enters the ring). The flag
-/// says whether the ring is enabled: a single-issuer ring is not, so that it can be made on one thread and belong to
-/// another.
-fn build() -> io::Result<(IoUring, bool)> {
-    let single = IoUring::builder()
-        .setup_single_issuer()
-        .setup_coop_taskrun()
-        .setup_taskrun_flag()
-        .setup_r_disabled()
-        .setup_cqsize(DEPTH * 2)
-        .build(DEPTH);
-    if let Ok(ring) = single {
-        return Ok((ring, false));
-    }
+/// asleep in poll (deferred task work does not: its completions appear only once the thread enters the ring). Not a
+/// single-issuer ring: blocking I/O of the control plane moves between threads, and the kernel would refuse the second.
+fn build() -> io::Result<IoUring> {
     let cooperative = IoUring::builder()
         .setup_coop_taskrun()
         .setup_taskrun_flag()
         .setup_cqsize(DEPTH * 2)
         .build(DEPTH);
     if let Ok(ring) = cooperative {
-        return Ok((ring, true));
+        return Ok(ring);
     }
-    let plain = IoUring::builder().setup_cqsize(DEPTH * 2).build(DEPTH)?;
-    Ok((plain, true))
+    IoUring::builder().setup_cqsize(DEPTH * 2).build(DEPTH)
 }
 
 #[cfg(test)]

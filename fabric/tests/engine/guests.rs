@@ -187,6 +187,27 @@ fn import_and_export_in_large_blocks() {
 /// Every thread writes blocks of its own and checks them against its model, and all write the same few blocks, which
 /// must always be one writer's whole block.
 #[test]
+fn blocking_io_moves_between_threads() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let volume = fabric.open_volume(&params(1, 1, 16 * MIB)).unwrap();
+    let mut io = fabric.volume_io(&volume).unwrap();
+    io.write_at(0, &[1; 4096]).expect("the first thread writes");
+    // As a runtime's pool of blocking threads does with one import after another block.
+    let mut io = std::thread::spawn(move || {
+        io.write_at(4096, &[2; 4096])
+            .expect("the second thread writes");
+        io.flush().expect("the second thread flushes");
+        io
+    })
+    .join()
+    .expect("the second thread ends");
+    let mut back = [0; 8192];
+    io.read_at(0, &mut back).expect("the first thread reads");
+    assert!(back[..4096].iter().all(|&b| b == 1) && back[4096..].iter().all(|&b| b == 2));
+}
+
+#[test]
 fn four_threads_on_one_volume_see_their_own_writes_and_never_a_mixture() {
     const THREADS: u64 = 4;
     const OWN_BLOCKS: u64 = 400;
