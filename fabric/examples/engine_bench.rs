@@ -1,6 +1,7 @@
 //! Measures the engine alone, without a guest.
 //!
-//! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [SIZE_MIB]`; FILE is created (and removed).
+//! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [SIZE_MIB [spin]]`; FILE is created (and
+//! removed). With `spin` the thread polls instead of sleeping.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -23,8 +24,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let target = args
         .next()
-        .ok_or("usage: engine_bench null | FILE [SIZE_MIB]")?;
+        .ok_or("usage: engine_bench null | FILE [SIZE_MIB [spin]]")?;
     let size_bytes = args.next().map_or(Ok(4096), |s| s.parse::<u64>())? << 20;
+    let spin = args.next().is_some_and(|a| a == "spin");
     let store = if target == "null" {
         StoreKind::Null
     } else {
@@ -32,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             path: PathBuf::from(&target),
             missing: Missing::CreateFile {
                 size_bytes,
-                allocation: Allocation::Preallocated,
+                allocation: Allocation::Written,
             },
         }])
     };
@@ -62,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             ("randwrite", Op::Write { fua: false }),
         ] {
             let before = fabric.devices();
-            run(&mut engine, &volume, name, op, depth)?;
+            run(&mut engine, &volume, name, op, depth, spin)?;
             if let (Some(a), Some(b)) = (before.first(), fabric.devices().first()) {
                 let sum =
                     |d: &fabric::engine::DeviceStatus,
@@ -118,6 +120,7 @@ fn run(
     name: &str,
     op: Op,
     depth: usize,
+    spin: bool,
 ) -> Result<(), Box<dyn Error>> {
     let layout = std::alloc::Layout::from_size_align(BLOCK * depth, BLOCK)?;
     // SAFETY: the layout is not empty.
@@ -179,7 +182,7 @@ fn run(
         if let Some(error) = failed {
             return Err(error.into());
         }
-        if done == 0 && engine.in_flight() > 0 {
+        if done == 0 && engine.in_flight() > 0 && !spin {
             let fd = engine.wait_fd();
             let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
         }

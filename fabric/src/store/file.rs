@@ -38,6 +38,10 @@ pub enum DeviceKind {
 pub enum Allocation {
     /// All at once: the store can never fail for want of space in the file system.
     Preallocated,
+    /// All at once, and every block written with zeroes. Takes as long as writing the file, and spares the file system
+    /// a change of its own metadata at the first write to each block, which costs a third of the write rate at depth
+    /// 1 until the log has been everywhere once.
+    Written,
     /// As written. The store gives freed space back, and the file system running full is an I/O error.
     Sparse,
 }
@@ -290,9 +294,13 @@ fn make_room(
 ) -> Result<(), DeviceError> {
     let result = match allocation {
         Allocation::Sparse => file.set_len(size_bytes),
-        Allocation::Preallocated => {
+        Allocation::Preallocated | Allocation::Written => {
             fallocate(file, FallocateFlags::empty(), 0, size_bytes).map_err(Into::into)
         }
+    };
+    let result = match allocation {
+        Allocation::Written => result.and_then(|()| write_zeroes(path, size_bytes)),
+        Allocation::Preallocated | Allocation::Sparse => result,
     };
     let synced = result.and_then(|()| file.sync_all());
     synced.map_err(|source| match Errno::from_io_error(&source) {
@@ -307,6 +315,28 @@ fn make_room(
             source,
         },
     })
+}
+
+/// Bytes per write of zeroes.
+const ZEROES_BYTES: usize = 1 << 20;
+
+/// Memory aligned for direct I/O.
+#[repr(align(4096))]
+struct Zeroes([u8; ZEROES_BYTES]);
+
+/// Past the page cache, so that creating a large store does not push everything else out of it.
+fn write_zeroes(path: &Path, size_bytes: u64) -> io::Result<()> {
+    static ZEROES: Zeroes = Zeroes([0; ZEROES_BYTES]);
+    let file = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)?;
+    let whole = size_bytes - size_bytes % BLOCK_BYTES as u64;
+    for offset in (0..whole).step_by(ZEROES_BYTES) {
+        let len = (whole - offset).min(ZEROES_BYTES as u64) as usize;
+        file.write_all_at(&ZEROES.0[..len], offset)?;
+    }
+    Ok(())
 }
 
 /// Makes the new file's directory entry durable.

@@ -23,6 +23,9 @@ const IOVECS_MAX: usize = 1024;
 /// list, so only a device that makes no progress gets here.
 const ATTEMPTS_MAX: u16 = 4096;
 
+/// How often a kick tries to hand over the first requests to a kernel that is short of memory.
+const KICK_TRIES: u32 = 1000;
+
 /// Names the shard (or other party) that started a request.
 pub type Owner = u32;
 
@@ -248,15 +251,26 @@ impl Uring {
         if self.queued == 0 {
             return;
         }
-        match self.ring.submit() {
-            Ok(taken) => self.queued = self.queued.saturating_sub(taken as u32),
-            // Short of memory or interrupted: what is queued stays so and goes with the next kick or reap.
-            Err(error) if is_passing(&error) => {
-                tracing::debug!(%error, "io_uring submission deferred");
+        for _ in 0..KICK_TRIES {
+            match self.ring.submit() {
+                Ok(taken) => self.queued = self.queued.saturating_sub(taken as u32),
+                // Short of memory or interrupted: it may go the next time.
+                Err(error) if is_passing(&error) => {
+                    tracing::debug!(%error, "io_uring submission deferred");
+                }
+                // Nothing would ever be submitted again, and whoever waits would wait for ever.
+                Err(error) => panic!("io_uring refuses submissions: {error}"),
             }
-            // Nothing would ever be submitted again, and whoever waits would wait for ever.
-            Err(error) => panic!("io_uring refuses submissions: {error}"),
+            // With requests in the kernel the rest goes when one of them completes; with none nobody would wake us.
+            if (self.queued as usize) < self.in_flight() || self.queued == 0 {
+                return;
+            }
+            std::thread::yield_now();
         }
+        tracing::error!(
+            queued = self.queued,
+            "the kernel takes no device requests; free memory on this node"
+        );
     }
 
     /// Reports finished requests. With nothing finished it makes no system call.

@@ -70,3 +70,21 @@ fn a_file_system_without_direct_io_is_refused() {
     let error = DeviceFile::open(Path::new("/proc/self/comm")).unwrap_err();
     assert!(matches!(error, DeviceError::NoDirectIo(_)), "{error}");
 }
+
+#[test]
+fn a_written_file_has_all_its_blocks_and_reads_as_zeroes() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = dir();
+    let path = dir.path().join("dev");
+    let size = (2 << 20) + 12288;
+    let mut device = DeviceFile::create(&path, size, Allocation::Written).unwrap();
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= size);
+    let mut block = Block([1; BLOCK_BYTES]);
+    device
+        .read_at(size - BLOCK_BYTES as u64, &mut block.0)
+        .unwrap();
+    assert!(block.0.iter().all(|&b| b == 0));
+    let sparse = dir.path().join("sparse");
+    DeviceFile::create(&sparse, size, Allocation::Sparse).unwrap();
+    assert_eq!(std::fs::metadata(&sparse).unwrap().blocks(), 0);
+}
