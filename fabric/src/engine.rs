@@ -308,8 +308,20 @@ impl Engine for FabricEngine {
         self.client.in_flight()
     }
 
+    #[inline]
+    fn must_reap(&self) -> bool {
+        self.client.in_flight() > 0 || self.transport.store_ref().awaits_devices()
+    }
+
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.transport.store_ref().wait_fd()
+    }
+}
+
+impl FabricEngine {
+    /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now on.
+    pub(crate) fn settle(&mut self) {
+        self.transport.store().settle();
     }
 }
 

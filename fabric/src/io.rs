@@ -119,6 +119,13 @@ pub trait Engine: Send {
     /// Number of requests accepted and not yet reported.
     fn in_flight(&self) -> usize;
 
+    /// Whether `reap` has to be called: while requests are in flight, and while this engine waits for a device on
+    /// behalf of requests of other threads.
+    #[inline]
+    fn must_reap(&self) -> bool {
+        self.in_flight() > 0
+    }
+
     /// Becomes readable (poll/epoll) when `reap` has something to do.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 }

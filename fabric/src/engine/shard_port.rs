@@ -91,6 +91,21 @@ impl ShardPort {
         self.hands.wait_fd()
     }
 
+    /// Whether devices owe answers. Among them may be those to other threads' requests: who works on a shard executes
+    /// whatever it wants done.
+    #[inline]
+    pub fn awaits_devices(&self) -> bool {
+        self.hands.uring.in_flight() > 0
+    }
+
+    /// Waits for what the devices owe and takes nothing new on.
+    pub fn settle(&mut self) {
+        if self.awaits_devices() {
+            self.hands.close(&self.stores);
+            self.hands.reopen();
+        }
+    }
+
     /// Queues a request; [`kick`](Self::kick) hands it to its shard.
     #[inline]
     pub fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {

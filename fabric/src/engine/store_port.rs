@@ -64,6 +64,23 @@ impl StorePorts {
         }
     }
 
+    /// Whether devices owe answers, be it to other threads' requests.
+    #[inline]
+    pub fn awaits_devices(&self) -> bool {
+        match self {
+            Self::Null(_) => false,
+            Self::Shards(port) => port.awaits_devices(),
+        }
+    }
+
+    /// Waits for what the devices owe and takes nothing new on.
+    pub fn settle(&mut self) {
+        match self {
+            Self::Null(_) => {}
+            Self::Shards(port) => port.settle(),
+        }
+    }
+
     /// Readable when `reap` has something to do.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         match self {

@@ -423,6 +423,11 @@ impl Hands {
         self.wake |= 1 << MAINTENANCE_LANE;
         self.send(stores);
     }
+
+    /// Takes on actions again after [`close`](Self::close).
+    pub fn reopen(&mut self) {
+        self.closing = false;
+    }
 }
 
 /// How long closing waits for the device: 30 seconds.

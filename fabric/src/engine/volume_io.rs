@@ -141,5 +141,7 @@ impl VolumeIo {
         while self.engine.in_flight() > 0 {
             self.finish_some(result);
         }
+        // Between calls nobody reaps; what other threads wait for must not wait for the next call.
+        self.engine.settle();
     }
 }

@@ -303,3 +303,44 @@ fn many_requests_in_flight_all_come_back_once() {
         }
     }
 }
+
+#[test]
+fn a_write_behind_another_threads_write_ends_though_that_thread_has_nothing_more_to_do() {
+    /// Looks at both engines before the write counts as lost; each takes a millisecond.
+    const LOOKS: u32 = 10_000;
+    let rig = Rig::new(512 * MIB);
+    let fabric = rig.open();
+    let volume = fabric.open_volume(&params(1, 1, 64 * MIB)).unwrap();
+    let mut guests = [Guest::new(&fabric, &volume), Guest::new(&fabric, &volume)];
+    let mut pages = [[1u8; 4096], [2u8; 4096]];
+    let mut done = [false, false];
+    for (guest, page) in guests.iter_mut().zip(&mut pages) {
+        let buffers = [libc::iovec {
+            iov_base: page.as_mut_ptr().cast(),
+            iov_len: page.len(),
+        }];
+        let request = Request {
+            tag: Tag(1),
+            op: Op::Write { fua: false },
+            offset: 0,
+            len: 4096,
+            buffers: &buffers,
+        };
+        // SAFETY: the pages outlive both requests, which end below or with the engines.
+        let submitted = unsafe { guest.engine.submit(&guest.volume, &request) };
+        assert_eq!(submitted, Submit::Pending);
+        guest.engine.kick();
+    }
+    for _ in 0..LOOKS {
+        for (guest, done) in guests.iter_mut().zip(&mut done) {
+            if guest.engine.must_reap() {
+                guest.engine.reap(&mut |_, result| *done = result.is_ok());
+            }
+        }
+        if done == [true, true] {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("writes that ended: {done:?}");
+}

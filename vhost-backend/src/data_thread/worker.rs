@@ -181,7 +181,7 @@ impl<E: Engine> Worker<E> {
             self.scratch.submitted = false;
             self.engine.kick();
         }
-        if self.engine.in_flight() > 0 {
+        if self.engine.must_reap() {
             work += self.reap();
         }
         work
