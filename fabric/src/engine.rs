@@ -294,11 +294,22 @@ impl Engine for FabricEngine {
             done(tag, result);
         };
         self.transport.store().reap();
-        while let Some((key, result)) = self.transport.store().next_completion() {
-            if let Some(reply) = self.transport.on_store(key, result) {
-                self.client
-                    .on_reply(self.node, &reply, &mut self.transport, &mut count);
+        loop {
+            let mut answered = false;
+            while let Some((key, result)) = self.transport.store().next_completion() {
+                answered = true;
+                if let Some(reply) = self.transport.on_store(key, result) {
+                    self.client
+                        .on_reply(self.node, &reply, &mut self.transport, &mut count);
+                }
             }
+            if !answered {
+                break;
+            }
+            // An answer may have made the client send the next piece of a range, and nobody else kicks for that one.
+            // What is answered in place is looked at here, too: no descriptor would tell of it. The turns end with the
+            // ranges in flight.
+            self.transport.store().kick();
         }
         reported
     }

@@ -344,3 +344,18 @@ fn a_write_behind_another_threads_write_ends_though_that_thread_has_nothing_more
     }
     panic!("writes that ended: {done:?}");
 }
+
+#[test]
+fn a_discard_of_many_chunks_ends_with_one_kick() {
+    const CHUNKS: u64 = 300;
+    let rig = Rig::new(512 * MIB);
+    let fabric = rig.open();
+    let mut guest = Guest::open(&fabric, 1, 1, CHUNKS * 4 * MIB);
+    for chunk in (0..CHUNKS).step_by(7) {
+        guest.write(chunk * 4 * MIB, &[7; 4096]).unwrap();
+    }
+    guest.discard(0, CHUNKS * 4 * MIB).unwrap();
+    for chunk in (0..CHUNKS).step_by(7) {
+        assert_eq!(guest.read_vec(chunk * 4 * MIB, 4096), [0; 4096]);
+    }
+}
