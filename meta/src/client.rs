@@ -247,6 +247,13 @@ impl Meta {
             .map(|_| ())
     }
 
+    /// Gives volume `from` the name `to` in one step. A volume that has that name takes the name `from` and begins to be
+    /// deleted, as by [`Meta::delete_volume`]. Neither may be attached.
+    pub async fn promote_volume(&self, from: &str, to: &str) -> Result<Volume, MetaError> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        a_volume(self.propose(Command::PromoteVolume { from, to }).await?)
+    }
+
     /// What a crash may have interrupted: volumes whose deletion or shrink has begun and whose data are still to be
     /// dropped. For the daemon to finish at start.
     pub async fn list_unfinished_volumes(&self) -> Result<Vec<Volume>, MetaError> {

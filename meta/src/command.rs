@@ -221,6 +221,13 @@ pub enum Command {
         /// The volume.
         volume: VolumeId,
     },
+    /// Gives a volume the name of another, which it replaces: that one takes its name and begins to be deleted.
+    PromoteVolume {
+        /// The volume that is renamed.
+        from: String,
+        /// Its new name.
+        to: String,
+    },
     /// Grants the lease of a volume with a new generation.
     GrantLease {
         /// The volume's name.

@@ -78,6 +78,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::VolumeTailDropped { volume } => volume::tail_dropped(txn, *volume),
         Command::DeleteVolume { name } => volume::delete(txn, name),
         Command::VolumeDataDropped { volume } => volume::data_dropped(txn, *volume),
+        Command::PromoteVolume { from, to } => volume::promote(txn, from, to),
         Command::GrantLease {
             volume,
             node,

@@ -49,6 +49,7 @@ fn volume_command() -> impl Strategy<Value = Command> {
         1 => (0..8_u64).prop_map(|id| Command::VolumeTailDropped { volume: VolumeId(id) }),
         2 => name().prop_map(|name| Command::DeleteVolume { name }),
         2 => (0..8_u64).prop_map(|id| Command::VolumeDataDropped { volume: VolumeId(id) }),
+        1 => (name(), name()).prop_map(|(from, to)| Command::PromoteVolume { from, to }),
     ]
 }
 

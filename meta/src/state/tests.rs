@@ -3,6 +3,7 @@
 mod attachments;
 mod leases;
 mod map;
+mod promotion;
 
 use std::collections::BTreeMap;
 

@@ -132,6 +132,31 @@ pub(super) fn data_dropped(txn: &mut Txn<'_>, id: VolumeId) -> Result<Outcome, S
     Ok(Outcome::Volume(volume))
 }
 
+pub(super) fn promote(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome, Stop> {
+    let mut volume = require_ready(txn, from)?;
+    require_unattached(txn, &volume)?;
+    let to = name(to)?;
+    if to == volume.name {
+        return Ok(Outcome::Volume(volume));
+    }
+    let from = std::mem::replace(&mut volume.name, to);
+    match VOLUMES.get(txn, &volume.name)? {
+        None => VOLUMES.delete(txn, &from),
+        Some(mut replaced) => {
+            require_ready(txn, &replaced.name)?;
+            require_unattached(txn, &replaced)?;
+            replaced.name = from;
+            replaced.state = VolumeState::Deleting;
+            VOLUMES.put(txn, &replaced.name, &replaced);
+            VOLUME_NAMES.put(txn, &replaced.id, &replaced.name);
+            super::lease::revoke(txn, replaced.id)?;
+        }
+    }
+    VOLUMES.put(txn, &volume.name, &volume);
+    VOLUME_NAMES.put(txn, &volume.id, &volume.name);
+    Ok(Outcome::Volume(volume))
+}
+
 pub(super) fn require(view: &dyn Read, name: &str) -> Result<Volume, Stop> {
     Ok(VOLUMES
         .get(view, name)?

@@ -1,0 +1,54 @@
+//! A volume takes the name of another.
+
+use super::*;
+
+fn promote(world: &mut World, from: &str, to: &str) -> Result<Volume, Refusal> {
+    let (from, to) = (from.to_owned(), to.to_owned());
+    volume_of(world.run(&Command::PromoteVolume { from, to }))
+}
+
+#[test]
+fn a_volume_moves_to_a_free_name() {
+    let mut world = World::ready();
+    let part = world.create("part", GIB).unwrap();
+    let disk = promote(&mut world, "part", "disk").unwrap();
+    assert_eq!((disk.id, disk.name.as_str()), (part.id, "disk"));
+    // The old name is free, and the number leads to the new one.
+    world.create("part", GIB).unwrap();
+    let volume = disk.id;
+    world.delete("disk").unwrap();
+    world.run(&Command::VolumeDataDropped { volume }).unwrap();
+    world.create("disk", GIB).unwrap();
+}
+
+#[test]
+fn a_replaced_volume_goes_away_under_the_other_name() {
+    let mut world = World::ready();
+    let old = world.create("disk", GIB).unwrap();
+    world.grant("disk", 1, None).unwrap();
+    let new = world.create("part", 2 * GIB).unwrap();
+    assert_eq!(promote(&mut world, "part", "disk").unwrap().id, new.id);
+    let going = world.delete("part").unwrap();
+    assert_eq!((going.id, going.state), (old.id, VolumeState::Deleting));
+    world
+        .run(&Command::VolumeDataDropped { volume: old.id })
+        .unwrap();
+    assert_eq!(world.resize("disk", 3 * GIB, false).unwrap().id, new.id);
+    world.create("part", GIB).unwrap();
+}
+
+#[test]
+fn neither_volume_may_be_attached_or_missing() {
+    let mut world = World::ready();
+    world.create("disk", GIB).unwrap();
+    world.create("part", GIB).unwrap();
+    world.attach(attachment("disk", "/run/disk")).unwrap();
+    for (from, to) in [("part", "disk"), ("disk", "part")] {
+        let refused = promote(&mut world, from, to).unwrap_err();
+        assert!(refused.to_string().contains("/run/disk"), "{refused}");
+    }
+    let refused = promote(&mut world, "nope", "disk").unwrap_err();
+    assert_eq!(refused.kind(), RefusalKind::NotFound);
+    let refused = promote(&mut world, "part", "bad/name").unwrap_err();
+    assert_eq!(refused.kind(), RefusalKind::Invalid);
+}

@@ -1,0 +1,234 @@
+//! The command line's end of the admin API.
+
+#[cfg(test)]
+use std::path::Path;
+use std::path::PathBuf;
+
+use axum::body::Body;
+use http_body_util::BodyExt;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::failure::{Failure, Kind, Result, plain_io};
+
+/// Longest JSON answer that is read, in bytes: more volumes than one node serves.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// An admin endpoint.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// An endpoint as `--api` names it: `unix:/path` or `/path`.
+    pub fn new(address: &str) -> Result<Self> {
+        let path = address.strip_prefix("unix:").unwrap_or(address);
+        if path.is_empty() || (path.contains("://") && !path.starts_with('/')) {
+            return Err(Failure::invalid(
+                format!("'{address}' is no admin endpoint"),
+                "give the path of a daemon's socket, like unix:/var/lib/penstock/penstock.sock",
+            ));
+        }
+        Ok(Client {
+            socket: path.into(),
+        })
+    }
+
+    /// The endpoint behind this socket.
+    pub fn at(socket: PathBuf) -> Self {
+        Client { socket }
+    }
+
+    /// The socket.
+    #[cfg(test)]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Reads a resource.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        let answer = self.send(Method::GET, path, None, Body::empty()).await?;
+        self.json(answer).await
+    }
+
+    /// Sends JSON and reads the answer.
+    pub async fn call<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &B,
+    ) -> Result<T> {
+        let json = serde_json::to_vec(body).map_err(|e| Failure::plain(Kind::Failed, e))?;
+        let answer = self
+            .send(method, path, Some("application/json"), Body::from(json))
+            .await?;
+        self.json(answer).await
+    }
+
+    /// Deletes a resource.
+    pub async fn delete(&self, path: &str) -> Result<()> {
+        self.send(Method::DELETE, path, None, Body::empty())
+            .await
+            .map(drop)
+    }
+
+    /// Sends a stream and reads a JSON answer.
+    pub async fn upload<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        media_type: &str,
+        body: Body,
+    ) -> Result<T> {
+        let answer = self.send(Method::PUT, path, Some(media_type), body).await?;
+        self.json(answer).await
+    }
+
+    /// Reads a stream.
+    pub async fn download(&self, path: &str) -> Result<Incoming> {
+        Ok(self
+            .send(Method::GET, path, None, Body::empty())
+            .await?
+            .into_body())
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        media: Option<&str>,
+        body: Body,
+    ) -> Result<Response<Incoming>> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|e| self.unreachable(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| self.broken(&e))?;
+        tokio::spawn(connection);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "penstock");
+        if let Some(media) = media {
+            request = request.header(header::CONTENT_TYPE, media);
+        }
+        let request = request
+            .body(body)
+            .map_err(|e| Failure::plain(Kind::Invalid, e))?;
+        let answer = sender
+            .send_request(request)
+            .await
+            .map_err(|e| self.broken(&e))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        Err(self.failure(answer).await)
+    }
+
+    async fn json<T: DeserializeOwned>(&self, answer: Response<Incoming>) -> Result<T> {
+        let bytes = self.bytes(answer.into_body()).await?;
+        serde_json::from_slice(&bytes).map_err(|e| {
+            Failure::new(
+                Kind::Failed,
+                format!(
+                    "{} answered what this version does not understand: {e}",
+                    self.socket.display()
+                ),
+                "use the command line of the daemon's version",
+            )
+        })
+    }
+
+    async fn failure(&self, answer: Response<Incoming>) -> Failure {
+        let status = answer.status();
+        let bytes = match self.bytes(answer.into_body()).await {
+            Ok(bytes) => bytes,
+            Err(failure) => return failure,
+        };
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| {
+            let kind = if status == StatusCode::NOT_FOUND {
+                Kind::NotFound
+            } else {
+                Kind::Failed
+            };
+            Failure::plain(
+                kind,
+                format!(
+                    "the daemon answered {status}: {}",
+                    String::from_utf8_lossy(&bytes)
+                ),
+            )
+        })
+    }
+
+    async fn bytes(&self, body: Incoming) -> Result<Bytes> {
+        let limited = http_body_util::Limited::new(body, ANSWER_BYTES_MAX);
+        let collected = limited
+            .collect()
+            .await
+            .map_err(|e| Failure::plain(Kind::Failed, e))?;
+        Ok(collected.to_bytes())
+    }
+
+    fn unreachable(&self, e: &std::io::Error) -> Failure {
+        let mend = match e.kind() {
+            std::io::ErrorKind::PermissionDenied => "run this command as the daemon's user",
+            _ => "start one with `penstock serve`, or name its --data directory or --api endpoint",
+        };
+        let socket = self.socket.display();
+        Failure::new(
+            Kind::Unreachable,
+            format!("no daemon answers on {socket}: {}", plain_io(e)),
+            mend,
+        )
+    }
+
+    fn broken(&self, e: &hyper::Error) -> Failure {
+        Failure::new(
+            Kind::Unreachable,
+            format!("the daemon on {} went away: {e}", self.socket.display()),
+            "look at its log, then try again",
+        )
+    }
+}
+
+/// A path segment or query value with everything but unreserved characters percent-encoded.
+pub fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                out.push(byte as char)
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_unix_sockets() {
+        assert_eq!(
+            Client::new("unix:/a/b").unwrap().socket(),
+            Path::new("/a/b")
+        );
+        assert_eq!(Client::new("/a/b").unwrap().socket(), Path::new("/a/b"));
+        assert_eq!(Client::new("https://host:1").unwrap_err().exit_code(), 2);
+        assert_eq!(Client::new("unix:").unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn names_are_encoded() {
+        assert_eq!(encode("a/b c%"), "a%2Fb%20c%25");
+    }
+}

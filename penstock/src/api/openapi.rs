@@ -1,0 +1,60 @@
+//! The OpenAPI document, made from the handlers and types; the committed copy is `docs/openapi.json`.
+
+use utoipa::OpenApi;
+
+use super::server;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Penstock admin API",
+        description = "HTTP on the daemon's unix socket. A failure is a JSON object that says what went wrong and how to mend it.",
+    ),
+    paths(
+        server::status,
+        server::health,
+        server::pools,
+        server::devices,
+        server::volumes,
+        server::volume_create,
+        server::volume,
+        server::volume_resize,
+        server::volume_delete,
+        server::volume_import,
+        server::volume_export,
+        server::attachments,
+        server::attach,
+        server::detach,
+    )
+)]
+struct Document;
+
+/// The document as indented JSON with a newline at its end.
+pub fn document() -> String {
+    let mut json = Document::openapi()
+        .to_pretty_json()
+        .expect("the document has string keys only");
+    json.push('\n');
+    json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Set to write the committed document anew instead of comparing with it.
+    const WRITE: &str = "PENSTOCK_WRITE_OPENAPI";
+
+    #[test]
+    fn the_committed_document_is_the_generated_one() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
+        if std::env::var_os(WRITE).is_some() {
+            std::fs::write(path, document()).unwrap();
+        }
+        let committed = std::fs::read_to_string(path).unwrap();
+        assert!(
+            committed == document(),
+            "docs/openapi.json is out of date: {WRITE}=1 cargo nextest run -p penstock openapi"
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! The daemon's end of the admin API: HTTP in, calls on the [`Node`], JSON out.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use axum::{Json, Router};
+
+use crate::api::types::{
+    Attach, Attachment, DetachQuery, Device, ExportQuery, Health, ImportQuery, Pool, Status,
+    Volume, VolumeCreate, VolumeResize,
+};
+use crate::api::{extents, openapi};
+use crate::failure::{Failure, Kind, Result};
+use crate::image::body;
+use crate::serve::node::Node;
+use crate::serve::transfer;
+
+/// All routes.
+pub fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/openapi.json", get(openapi_document))
+        .route("/v1/status", get(status))
+        .route("/v1/health", get(health))
+        .route("/v1/pools", get(pools))
+        .route("/v1/devices", get(devices))
+        .route("/v1/volumes", get(volumes).post(volume_create))
+        .route(
+            "/v1/volumes/{name}",
+            get(volume).patch(volume_resize).delete(volume_delete),
+        )
+        .route(
+            "/v1/volumes/{name}/data",
+            put(volume_import).get(volume_export),
+        )
+        .route(
+            "/v1/attachments",
+            get(attachments).post(attach).delete(detach),
+        )
+        .fallback(no_route)
+        .with_state(node)
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = match self.kind {
+            Kind::Invalid => StatusCode::BAD_REQUEST,
+            Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::Conflict => StatusCode::CONFLICT,
+            Kind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+            Kind::Denied => StatusCode::FORBIDDEN,
+            Kind::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, Json(self)).into_response()
+    }
+}
+
+fn bad_request(e: impl std::fmt::Display) -> Failure {
+    Failure::invalid(e, "see the OpenAPI document at /v1/openapi.json")
+}
+
+fn body_of<T>(json: Result<Json<T>, JsonRejection>) -> Result<T> {
+    json.map(|Json(value)| value)
+        .map_err(|e| bad_request(e.body_text()))
+}
+
+fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Result<T> {
+    query
+        .map(|Query(value)| value)
+        .map_err(|e| bad_request(e.body_text()))
+}
+
+async fn no_route() -> Failure {
+    Failure::new(
+        Kind::NotFound,
+        "there is no such resource",
+        "see the OpenAPI document at /v1/openapi.json",
+    )
+}
+
+async fn openapi_document() -> impl IntoResponse {
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        openapi::document(),
+    )
+}
+
+/// The node at a glance.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status), (status = "default", body = Failure)))]
+pub async fn status(State(node): State<Arc<Node>>) -> Result<Json<Status>> {
+    node.status().await.map(Json)
+}
+
+/// Whether a human must act.
+#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), (status = "default", body = Failure)))]
+pub async fn health(State(node): State<Arc<Node>>) -> Result<Json<Health>> {
+    node.health().await.map(Json)
+}
+
+/// All pools.
+#[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = [Pool]), (status = "default", body = Failure)))]
+pub async fn pools(State(node): State<Arc<Node>>) -> Result<Json<Vec<Pool>>> {
+    node.pools().await.map(Json)
+}
+
+/// All devices.
+#[utoipa::path(get, path = "/v1/devices", responses((status = 200, body = [Device]), (status = "default", body = Failure)))]
+pub async fn devices(State(node): State<Arc<Node>>) -> Result<Json<Vec<Device>>> {
+    node.devices().await.map(Json)
+}
+
+/// All volumes.
+#[utoipa::path(get, path = "/v1/volumes", responses((status = 200, body = [Volume]), (status = "default", body = Failure)))]
+pub async fn volumes(State(node): State<Arc<Node>>) -> Result<Json<Vec<Volume>>> {
+    node.volumes().await.map(Json)
+}
+
+/// One volume.
+#[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = Volume), (status = "default", body = Failure)))]
+pub async fn volume(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+) -> Result<Json<Volume>> {
+    node.volume(&name).await.map(Json)
+}
+
+/// Creates an empty volume.
+#[utoipa::path(post, path = "/v1/volumes", request_body = VolumeCreate,
+    responses((status = 201, body = Volume), (status = "default", body = Failure)))]
+pub async fn volume_create(
+    State(node): State<Arc<Node>>,
+    body: Result<Json<VolumeCreate>, JsonRejection>,
+) -> Result<(StatusCode, Json<Volume>)> {
+    let volume = node.volume_create(body_of(body)?).await?;
+    Ok((StatusCode::CREATED, Json(volume)))
+}
+
+/// Changes a volume's size; guests are told.
+#[utoipa::path(patch, path = "/v1/volumes/{name}", params(("name" = String, Path)), request_body = VolumeResize,
+    responses((status = 200, body = Volume), (status = "default", body = Failure)))]
+pub async fn volume_resize(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+    body: Result<Json<VolumeResize>, JsonRejection>,
+) -> Result<Json<Volume>> {
+    node.volume_resize(&name, &body_of(body)?).await.map(Json)
+}
+
+/// Deletes a volume and its data.
+#[utoipa::path(delete, path = "/v1/volumes/{name}", params(("name" = String, Path)),
+    responses((status = 204), (status = "default", body = Failure)))]
+pub async fn volume_delete(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+) -> Result<StatusCode> {
+    node.volume_delete(&name)
+        .await
+        .map(|()| StatusCode::NO_CONTENT)
+}
+
+/// Fills a volume, creating it if it does not exist. What was there before stays until the stream is whole.
+#[utoipa::path(put, path = "/v1/volumes/{name}/data", params(("name" = String, Path), ImportQuery),
+    request_body(content = Vec<u8>, content_type = "application/vnd.penstock.extents"),
+    responses((status = 200, body = Volume), (status = "default", body = Failure)))]
+pub async fn volume_import(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+    query: Result<Query<ImportQuery>, QueryRejection>,
+    body: Body,
+) -> Result<Json<Volume>> {
+    let query = query_of(query)?;
+    // In a task of its own: a client that goes away must not stop the clean-up half way.
+    let import = tokio::spawn(async move { transfer::import(&node, &name, &query, body).await });
+    import
+        .await
+        .map_err(|e| Failure::plain(Kind::Failed, e))?
+        .map(Json)
+}
+
+/// A volume's data, without what was never written.
+#[utoipa::path(get, path = "/v1/volumes/{name}/data", params(("name" = String, Path), ExportQuery),
+    responses((status = 200, content_type = "application/vnd.penstock.extents", body = Vec<u8>),
+        (status = "default", body = Failure)))]
+pub async fn volume_export(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+    query: Result<Query<ExportQuery>, QueryRejection>,
+) -> Result<Response> {
+    let query = query_of(query)?;
+    let (sender, stream) = body::channel();
+    transfer::export(node, &name, query.live, sender).await?;
+    Ok(([(header::CONTENT_TYPE, extents::MEDIA_TYPE)], stream).into_response())
+}
+
+/// All attachments.
+#[utoipa::path(get, path = "/v1/attachments",
+    responses((status = 200, body = [Attachment]), (status = "default", body = Failure)))]
+pub async fn attachments(State(node): State<Arc<Node>>) -> Result<Json<Vec<Attachment>>> {
+    node.attachments().await.map(Json)
+}
+
+/// Serves a volume on a vhost-user socket, now and after every start of the daemon.
+#[utoipa::path(post, path = "/v1/attachments", request_body = Attach,
+    responses((status = 201, body = Attachment), (status = "default", body = Failure)))]
+pub async fn attach(
+    State(node): State<Arc<Node>>,
+    body: Result<Json<Attach>, JsonRejection>,
+) -> Result<(StatusCode, Json<Attachment>)> {
+    let attachment = node.attach(body_of(body)?).await?;
+    Ok((StatusCode::CREATED, Json(attachment)))
+}
+
+/// Ends an attachment.
+#[utoipa::path(delete, path = "/v1/attachments", params(DetachQuery),
+    responses((status = 204), (status = "default", body = Failure)))]
+pub async fn detach(
+    State(node): State<Arc<Node>>,
+    query: Result<Query<DetachQuery>, QueryRejection>,
+) -> Result<StatusCode> {
+    let query = query_of(query)?;
+    node.detach(&query.target, query.force)
+        .await
+        .map(|()| StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,264 @@
+//! Requests and answers of the admin API.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+/// The node at a glance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Identity of the cluster.
+    pub cluster_id: String,
+    /// Roles of this node.
+    pub roles: Vec<String>,
+    /// Data directory.
+    #[schema(value_type = String)]
+    pub data: PathBuf,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// Seconds since the daemon became ready.
+    pub uptime_s: u64,
+    /// `file`, or `null` for a store that drops everything.
+    pub store: String,
+    /// Data threads.
+    pub threads: usize,
+    /// Number of volumes.
+    pub volumes: usize,
+    /// Number of attachments.
+    pub attachments: usize,
+    /// Attachments with a guest connected.
+    pub guests: usize,
+    /// Sum of the devices' capacities.
+    pub capacity_bytes: u64,
+    /// Sum of what is stored on them.
+    pub used_bytes: u64,
+    /// What opening the store did, one line for each device.
+    pub recovery: Vec<String>,
+    /// Health in one line.
+    pub health: Health,
+}
+
+/// Whether a human must act.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// State word.
+    pub state: HealthState,
+    /// What is wrong; empty when all is well.
+    pub problems: Vec<String>,
+}
+
+/// State word of [`Health`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum HealthState {
+    /// Nothing to do.
+    Ok,
+    /// A human must act.
+    Degraded,
+}
+
+/// A volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Volume {
+    /// Name, unique in the cluster.
+    pub name: String,
+    /// Identity; the guest sees it as the disk's serial.
+    pub id: String,
+    /// Size that guests see.
+    pub size_bytes: u64,
+    /// Pool it lives in.
+    pub pool: String,
+    /// Generation of the lease that may write it.
+    pub generation: u64,
+    /// Sockets of its attachments.
+    pub attached: Vec<String>,
+}
+
+/// Creates a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeCreate {
+    /// Name of the new volume.
+    pub name: String,
+    /// Its size, a multiple of 512.
+    pub size_bytes: u64,
+    /// Pool; the default one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+}
+
+/// Changes a volume's size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeResize {
+    /// New size, a multiple of 512.
+    pub size_bytes: u64,
+    /// Allow it to be smaller than now: what lies beyond is lost.
+    #[serde(default)]
+    pub shrink: bool,
+}
+
+/// Query of an import.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ImportQuery {
+    /// Size of the image in bytes, a multiple of 512.
+    pub size_bytes: u64,
+    /// Pool for a new volume; the default one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Replace the content of an existing volume.
+    #[serde(default)]
+    pub replace: bool,
+}
+
+/// Query of an export.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ExportQuery {
+    /// Copy although a guest is connected: the copy is not of one point in time.
+    #[serde(default)]
+    pub live: bool,
+}
+
+/// An attachment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Attachment {
+    /// The vhost-user socket.
+    pub socket: String,
+    /// Name of the volume it serves.
+    pub volume: String,
+    /// Virtqueues offered.
+    pub queues: u16,
+    /// Whether guests may only read.
+    pub read_only: bool,
+    /// State word.
+    pub state: AttachmentState,
+    /// Virtqueues that a guest has started.
+    pub queues_running: u16,
+    /// How the last connection ended, if not by the guest's hanging up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// Requests served since the daemon started.
+    pub counters: Counters,
+}
+
+/// State word of an [`Attachment`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AttachmentState {
+    /// Waiting for a guest.
+    Listening,
+    /// A guest is connected.
+    Connected,
+    /// The attachment could not be served; `health` tells why.
+    Failed,
+}
+
+/// Requests served.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Counters {
+    /// Read requests.
+    pub reads: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Flush requests.
+    pub flushes: u64,
+    /// Discard and write-zeroes requests.
+    pub discards: u64,
+    /// Requests that failed.
+    pub errors: u64,
+}
+
+/// Attaches a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Attach {
+    /// Name of the volume.
+    pub volume: String,
+    /// Absolute path of the socket to listen on.
+    pub socket: String,
+    /// Virtqueues to offer.
+    #[serde(default = "queues_default")]
+    pub queues: u16,
+    /// Let guests only read.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Virtqueues offered when nothing is said: one data path for each of a few vCPUs, at no cost while unused.
+pub fn queues_default() -> u16 {
+    4
+}
+
+/// Query of a detach.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DetachQuery {
+    /// Socket of the attachment, or the name of its volume.
+    pub target: String,
+    /// Detach although a guest is connected.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Device {
+    /// Path of the block device or file.
+    pub path: String,
+    /// State word.
+    pub state: DeviceState,
+    /// Bytes it can hold.
+    pub capacity_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes free.
+    pub free_bytes: u64,
+    /// The scrub's progress.
+    pub scrub: Scrub,
+}
+
+/// State word of a [`Device`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceState {
+    /// In service.
+    Ok,
+    /// In service, with errors seen; `health` tells which.
+    Degraded,
+    /// Benchmarks only: stores nothing.
+    Null,
+}
+
+/// What the scrub has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Scrub {
+    /// Complete passes since the daemon started.
+    pub passes: u64,
+    /// Blocks compared with their checksum since the daemon started.
+    pub blocks: u64,
+    /// Blocks that failed.
+    pub errors: u64,
+}
+
+/// A pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Pool {
+    /// Name.
+    pub name: String,
+    /// Copies of each chunk.
+    pub replicas: u8,
+    /// Volumes in it.
+    pub volumes: usize,
+}

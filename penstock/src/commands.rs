@@ -1,0 +1,109 @@
+//! What each command does.
+
+pub mod ask;
+mod attach;
+mod listing;
+mod volume;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use serde::Serialize;
+
+use crate::api::client::Client;
+use crate::cli::{Cli, Command, Global, LibvirtCommand};
+use crate::config;
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::serve;
+
+/// Runs a parsed command line.
+pub fn run(cli: Cli) -> Result<ExitCode> {
+    let global = cli.global;
+    match cli.command {
+        Command::Serve(args) => serve::run(args, global.data)?,
+        Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data)?,
+        Command::Completions { shell } => completions(shell)?,
+        Command::Man { dir } => man(dir.as_deref())?,
+        command => return runtime()?.block_on(talk(command, &global)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a command that talks to a daemon.
+async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
+    let client = client(global)?;
+    let json = global.json;
+    match command {
+        Command::Status => listing::status(&client, json).await?,
+        Command::Health => return listing::health(&client, json).await,
+        Command::Volume(verb) => volume::run(verb, &client, json).await?,
+        Command::Attach(verb) => attach::attach(verb, &client, json).await?,
+        Command::Attachments(_) => listing::attachments(&client, json).await?,
+        Command::Detach { target, yes } => attach::detach(&target, yes, &client).await?,
+        Command::Device(_) => listing::devices(&client, json).await?,
+        Command::Pool(_) => listing::pools(&client, json).await?,
+        Command::Libvirt(LibvirtCommand::DiskXml { name, target }) => {
+            attach::disk_xml(&name, &target, &client).await?;
+        }
+        Command::Serve(_)
+        | Command::VhostUserBlk(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => {
+            unreachable!("run() handles what needs no daemon")
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn client(global: &Global) -> Result<Client> {
+    match (&global.api, &global.data) {
+        (Some(address), _) => Client::new(address),
+        (None, Some(dir)) => Ok(Client::at(config::admin_socket_in(dir))),
+        (None, None) => Ok(Client::at(config::admin_socket_in(
+            &config::default_data_dir()?,
+        ))),
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context(|| "start the command's runtime".into())
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is no failure.
+fn print(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match write(&mut out).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context(|| "write to standard output".into()),
+    }
+}
+
+fn print_json<T: Serialize>(value: &T) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::plain(Kind::Failed, e))?;
+    print(|out| writeln!(out, "{text}"))
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);
+    print(|out| out.write_all(&script))
+}
+
+fn man(dir: Option<&std::path::Path>) -> Result<()> {
+    let command = Cli::command();
+    match dir {
+        Some(dir) => clap_mangen::generate_to(command, dir)
+            .context(|| format!("write man pages to {}", dir.display())),
+        None => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(command)
+                .render(&mut page)
+                .context(|| "render the man page".into())?;
+            print(|out| out.write_all(&page))
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `penstock volume …`.
+
+use hyper::Method;
+
+use crate::api::client::{Client, encode};
+use crate::api::types::{Volume, VolumeCreate, VolumeResize};
+use crate::cli::VolumeCommand;
+use crate::failure::{Failure, Result};
+use crate::image;
+use crate::size::{NewSize, Size};
+
+use super::{ask, listing, print_json};
+
+/// Runs a verb.
+pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()> {
+    match verb {
+        VolumeCommand::Create { name, size, pool } => create(client, json, name, size, pool).await,
+        VolumeCommand::List => listing::volumes(client, json).await,
+        VolumeCommand::Show { name } => listing::volume(&show(client, &name).await?, json),
+        VolumeCommand::Resize { name, size, yes } => resize(client, json, &name, size, yes).await,
+        VolumeCommand::Delete { name, yes } => delete(client, &name, yes).await,
+        VolumeCommand::Import {
+            name,
+            file,
+            pool,
+            format,
+            yes,
+        } => {
+            let volume = image::import::run(client, &name, &file, pool, format, yes).await?;
+            told(&volume, json, "filled from the image")
+        }
+        VolumeCommand::Export {
+            name,
+            file,
+            format,
+            force,
+            live,
+        } => {
+            let volume = show(client, &name).await?;
+            image::export::run(
+                client,
+                &volume,
+                &file,
+                image::export::Options {
+                    format,
+                    force,
+                    live,
+                },
+            )
+            .await
+        }
+    }
+}
+
+/// Path of a volume in the admin API.
+pub fn path_of(name: &str) -> String {
+    format!("/v1/volumes/{}", encode(name))
+}
+
+async fn show(client: &Client, name: &str) -> Result<Volume> {
+    client.get(&path_of(name)).await
+}
+
+async fn create(
+    client: &Client,
+    json: bool,
+    name: String,
+    size: Size,
+    pool: Option<String>,
+) -> Result<()> {
+    let request = VolumeCreate {
+        name,
+        size_bytes: size.0,
+        pool,
+    };
+    let volume: Volume = client.call(Method::POST, "/v1/volumes", &request).await?;
+    told(&volume, json, "created")
+}
+
+async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: bool) -> Result<()> {
+    let now = show(client, name).await?.size_bytes;
+    let size_bytes = match size {
+        NewSize::To(size) => size.0,
+        NewSize::By(size) => now.checked_add(size.0).ok_or_else(|| {
+            Failure::invalid(
+                format!("volume '{name}' cannot grow by {size}"),
+                "the sum leaves 64 bits",
+            )
+        })?,
+    };
+    let shrink = size_bytes < now;
+    if shrink {
+        let (from, to) = (Size(now), Size(size_bytes));
+        ask::confirm(
+            &format!("shrink volume '{name}' from {from} to {to} and lose what lies beyond"),
+            yes,
+        )?;
+    }
+    let request = VolumeResize { size_bytes, shrink };
+    let volume: Volume = client.call(Method::PATCH, &path_of(name), &request).await?;
+    told(&volume, json, "resized")
+}
+
+async fn delete(client: &Client, name: &str, yes: bool) -> Result<()> {
+    // Asking about a volume that does not exist would be silly.
+    let volume = show(client, name).await?;
+    ask::confirm(
+        &format!(
+            "delete volume '{name}' ({}) and its data",
+            Size(volume.size_bytes)
+        ),
+        yes,
+    )?;
+    client.delete(&path_of(name)).await?;
+    eprintln!("penstock: volume {name} deleted");
+    Ok(())
+}
+
+fn told(volume: &Volume, json: bool, what: &str) -> Result<()> {
+    if json {
+        return print_json(volume);
+    }
+    eprintln!(
+        "penstock: volume {} {what}, {}",
+        volume.name,
+        Size(volume.size_bytes)
+    );
+    Ok(())
+}

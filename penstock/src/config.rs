@@ -1,0 +1,452 @@
+//! The configuration of `penstock serve`: a TOML file, overridden by options.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::failure::{Failure, Kind, Result, plain_io};
+use crate::size::Size;
+
+/// Data threads when nothing is configured: enough for a few busy guests without taking the host's cores.
+const THREADS_DEFAULT: usize = 2;
+/// More data threads than this are refused: it is a mistake, not a machine.
+pub const THREADS_MAX: usize = 256;
+/// Longest configuration file that is read, in bytes; a longer one is not a configuration.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// How long an adaptive data thread looks for work before it sleeps, in microseconds.
+const SPIN_US_DEFAULT: u32 = 50;
+/// Longest spin that may be configured, in microseconds: idle cores are given back within a millisecond.
+const SPIN_US_MAX: u32 = 1000;
+
+/// The file's content: every key optional, an unknown one an error.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Data directory.
+    pub data: Option<PathBuf>,
+    /// Admin socket; default `DATA/penstock.sock`.
+    pub admin_socket: Option<PathBuf>,
+    /// `file` or `null`.
+    pub store: Option<StoreKind>,
+    /// Devices of this node; default one file below the data directory.
+    pub devices: Option<Vec<DeviceSpec>>,
+    /// Size of the default device file.
+    pub device_size: Option<Size>,
+    /// Reserve the whole device file on its filesystem at creation.
+    pub device_preallocate: Option<bool>,
+    /// Number of data threads.
+    pub threads: Option<usize>,
+    /// CPUs the data threads are pinned to, in turn.
+    pub pin: Option<Vec<usize>>,
+    /// When data threads spin.
+    pub poll: Option<Poll>,
+    /// How long an adaptive thread spins before it sleeps, in microseconds.
+    pub poll_spin_us: Option<u32>,
+    /// Mode of attachment sockets, octal, like "0660".
+    pub socket_mode: Option<String>,
+    /// Owner of attachment sockets, `USER`, `USER:GROUP` or `:GROUP`.
+    pub socket_owner: Option<String>,
+}
+
+/// Where data go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    /// The chunk store on files or block devices.
+    File,
+    /// Drops every write and reads zeroes: for benchmarks of the guest side only.
+    Null,
+}
+
+/// When data threads spin instead of sleeping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Poll {
+    /// A bounded time after work.
+    Adaptive,
+    /// Always: each data thread takes a whole core.
+    Always,
+    /// Never: lowest CPU use, highest latency.
+    Never,
+}
+
+/// A device in the configuration: a path, or a path with a size (for files that are to be created).
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "a device is a path, or a table { path = \"…\", size = \"10G\" }"
+)]
+pub enum DeviceSpec {
+    /// `"/dev/sdb"`.
+    Path(PathBuf),
+    /// `{ path = "/srv/penstock.img", size = "10G" }`.
+    Sized(SizedDevice),
+}
+
+/// A device with the size its file is created with.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SizedDevice {
+    /// Block device or file.
+    pub path: PathBuf,
+    /// Size of the file if it has to be created.
+    pub size: Size,
+}
+
+impl DeviceSpec {
+    /// Path of the device.
+    pub fn path(&self) -> &Path {
+        match self {
+            DeviceSpec::Path(path) => path,
+            DeviceSpec::Sized(sized) => &sized.path,
+        }
+    }
+
+    /// Size to create it with.
+    pub fn size(&self) -> Option<Size> {
+        match self {
+            DeviceSpec::Path(_) => None,
+            DeviceSpec::Sized(sized) => Some(sized.size),
+        }
+    }
+}
+
+impl std::str::FromStr for DeviceSpec {
+    type Err = crate::size::SizeError;
+
+    /// `PATH` or `PATH:SIZE`. What follows a colon counts only when it is digits with a suffix, as in
+    /// `/srv/a.img:10G`, because paths below /dev/disk/by-path have colons too.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.rsplit_once(':') {
+            Some((path, size)) if looks_like_size(size) => Ok(DeviceSpec::Sized(SizedDevice {
+                path: path.into(),
+                size: size.parse()?,
+            })),
+            _ => Ok(DeviceSpec::Path(text.into())),
+        }
+    }
+}
+
+fn looks_like_size(text: &str) -> bool {
+    let letters = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    letters.len() < text.len()
+        && !letters.is_empty()
+        && letters.bytes().all(|b| b.is_ascii_alphabetic())
+}
+
+/// Owner and mode given to attachment sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Permission bits.
+    pub mode: u32,
+    /// User id, `None` to leave it.
+    pub uid: Option<u32>,
+    /// Group id, `None` to leave it.
+    pub gid: Option<u32>,
+}
+
+/// The settled configuration of a daemon.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Data directory.
+    pub data: PathBuf,
+    /// Admin socket.
+    pub admin_socket: PathBuf,
+    /// Where data go.
+    pub store: StoreKind,
+    /// Devices; empty for the default one.
+    pub devices: Vec<DeviceSpec>,
+    /// Size of the default device file.
+    pub device_size: Option<Size>,
+    /// Reserve device files at creation.
+    pub device_preallocate: bool,
+    /// Data threads.
+    pub threads: usize,
+    /// CPUs to pin them to.
+    pub pin: Option<Vec<usize>>,
+    /// When they spin.
+    pub poll: Poll,
+    /// How long, in microseconds.
+    pub poll_spin_us: u32,
+    /// Owner and mode of attachment sockets.
+    pub socket_access: SocketAccess,
+}
+
+/// Reads a configuration file.
+pub fn read(path: &Path) -> Result<File> {
+    let shown = path.display();
+    let unreadable = |e: &std::io::Error| {
+        Failure::new(
+            Kind::Invalid,
+            format!("cannot read config {shown}: {}", plain_io(e)),
+            "give --config a readable TOML file",
+        )
+    };
+    let size = std::fs::metadata(path).map_err(|e| unreadable(&e))?.len();
+    if size > CONFIG_BYTES_MAX {
+        return Err(Failure::invalid(
+            format!("config {shown} is {size} bytes long"),
+            format!("a configuration has at most {CONFIG_BYTES_MAX}"),
+        ));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| unreadable(&e))?;
+    parse(&text, &shown.to_string())
+}
+
+/// Parses a configuration; `name` is told in errors.
+pub fn parse(text: &str, name: &str) -> Result<File> {
+    toml::from_str(text).map_err(|e| {
+        let line = e
+            .span()
+            .map(|span| text[..span.start].matches('\n').count() + 1);
+        let at = line.map(|l| format!(" line {l}")).unwrap_or_default();
+        let message = e.message();
+        let mend = if message.starts_with("unknown field") {
+            "remove or correct that key"
+        } else {
+            "correct that value"
+        };
+        Failure::invalid(
+            format!(
+                "config {name}{at}: {}",
+                message.replace("unknown field", "unknown key")
+            ),
+            mend,
+        )
+    })
+}
+
+/// Settles what a file says (options are already merged into it by the command line).
+pub fn settle(file: File) -> Result<Config> {
+    let data = match file.data {
+        Some(dir) => dir,
+        None => default_data_dir()?,
+    };
+    let data = std::path::absolute(&data).unwrap_or(data);
+    let threads = file.threads.unwrap_or_else(threads_default);
+    if threads == 0 || threads > THREADS_MAX {
+        return Err(Failure::invalid(
+            format!("threads = {threads} is out of range"),
+            format!("use 1 to {THREADS_MAX}"),
+        ));
+    }
+    let poll_spin_us = file.poll_spin_us.unwrap_or(SPIN_US_DEFAULT);
+    if poll_spin_us > SPIN_US_MAX {
+        return Err(Failure::invalid(
+            format!("poll_spin_us = {poll_spin_us} is out of range"),
+            format!("use at most {SPIN_US_MAX}"),
+        ));
+    }
+    if let Some(pin) = &file.pin {
+        check_pin(pin)?;
+    }
+    let socket_access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref())?;
+    Ok(Config {
+        admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
+        data,
+        store: file.store.unwrap_or(StoreKind::File),
+        devices: file.devices.unwrap_or_default(),
+        device_size: file.device_size,
+        device_preallocate: file.device_preallocate.unwrap_or(false),
+        threads,
+        pin: file.pin,
+        poll: file.poll.unwrap_or(Poll::Adaptive),
+        poll_spin_us,
+        socket_access,
+    })
+}
+
+/// Where the admin socket of a data directory is.
+pub fn admin_socket_in(data: &Path) -> PathBuf {
+    data.join("penstock.sock")
+}
+
+/// `/var/lib/penstock` for root, `$XDG_DATA_HOME/penstock` (or `~/.local/share/penstock`) for others.
+pub fn default_data_dir() -> Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/penstock"));
+    }
+    let absolute = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    absolute("XDG_DATA_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/share")))
+        .map(|dir| dir.join("penstock"))
+        .ok_or_else(|| {
+            Failure::invalid(
+                "there is no default data directory: HOME is not set",
+                "name one with --data DIR",
+            )
+        })
+}
+
+fn threads_default() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    cpus.min(THREADS_DEFAULT)
+}
+
+fn check_pin(pin: &[usize]) -> Result<()> {
+    let allowed = rustix::thread::sched_getaffinity(None).ok();
+    let bad = pin.iter().find(|cpu| {
+        **cpu >= rustix::thread::CpuSet::MAX_CPU
+            || allowed.as_ref().is_some_and(|set| !set.is_set(**cpu))
+    });
+    match bad {
+        _ if pin.is_empty() => Err(Failure::invalid(
+            "pin names no CPU",
+            "list at least one, or leave pin out",
+        )),
+        Some(cpu) => Err(Failure::invalid(
+            format!("pin: CPU {cpu} does not exist or is not allowed to this process"),
+            "name CPUs that `nproc` and `taskset -p` allow",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Mode of attachment sockets when nothing is configured.
+const SOCKET_MODE_DEFAULT: u32 = 0o600;
+
+fn socket_access(mode: Option<&str>, owner: Option<&str>) -> Result<SocketAccess> {
+    let mode = match mode {
+        None => SOCKET_MODE_DEFAULT,
+        Some(text) => u32::from_str_radix(text, 8)
+            .ok()
+            .filter(|m| *m <= 0o777)
+            .ok_or_else(|| {
+                Failure::invalid(
+                    format!("socket_mode '{text}' is not a mode"),
+                    "write it in octal, like \"0660\"",
+                )
+            })?,
+    };
+    let (user, group) = match owner {
+        None => (None, None),
+        Some(text) => match text.split_once(':') {
+            Some((user, group)) => (Some(user), Some(group)),
+            None => (Some(text), None),
+        },
+    };
+    let lookup = |name: Option<&str>, file: &str| match name {
+        None | Some("") => Ok(None),
+        Some(name) => id_of(name, file).map(Some),
+    };
+    Ok(SocketAccess {
+        mode,
+        uid: lookup(user, "/etc/passwd")?,
+        gid: lookup(group, "/etc/group")?,
+    })
+}
+
+/// Numeric id of a local user or group; a number stands for itself.
+fn id_of(name: &str, file: &str) -> Result<u32> {
+    if let Ok(id) = name.parse() {
+        return Ok(id);
+    }
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let id = text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name))
+            .then(|| fields.nth(1))?
+            .and_then(|id| id.parse().ok())
+    });
+    id.ok_or_else(|| {
+        Failure::invalid(
+            format!("socket_owner: '{name}' is not in {file}"),
+            "name a local user or group, or its number",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        let e = parse("threads = 1\nthreds = 2\n", "p.toml").unwrap_err();
+        assert!(
+            e.to_string()
+                .starts_with("config p.toml line 2: unknown key `threds`"),
+            "{e}"
+        );
+        assert_eq!(e.exit_code(), 2);
+        let e = parse(
+            "devices = [{ path = \"/x\", size = \"1G\", sice = 1 }]",
+            "p.toml",
+        )
+        .unwrap_err();
+        assert!(e.to_string().contains("a device is a path"), "{e}");
+    }
+
+    #[test]
+    fn a_wrong_value_is_named() {
+        let e = parse("device_size = \"10X\"", "p.toml").unwrap_err();
+        assert!(e.to_string().contains("unknown size suffix 'X'"), "{e}");
+        let e = settle(File {
+            threads: Some(0),
+            ..File::default()
+        })
+        .unwrap_err();
+        assert!(e.to_string().contains("threads = 0"), "{e}");
+        let e = settle(File {
+            socket_mode: Some("rw".into()),
+            ..File::default()
+        })
+        .unwrap_err();
+        assert!(e.to_string().contains("socket_mode 'rw'"), "{e}");
+        let e = settle(File {
+            socket_owner: Some("no-such-user-x".into()),
+            ..File::default()
+        })
+        .unwrap_err();
+        assert!(e.to_string().contains("no-such-user-x"), "{e}");
+    }
+
+    #[test]
+    fn every_key_of_the_file_is_understood() {
+        let file = parse(
+            "data = \"/d\"\nadmin_socket = \"/d/a\"\nstore = \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
+             device_size = \"2G\"\ndevice_preallocate = true\nthreads = 3\npoll = \"never\"\npoll_spin_us = 20\n\
+             socket_mode = \"0660\"\nsocket_owner = \"root:0\"\n",
+            "p.toml",
+        )
+        .unwrap();
+        let config = settle(file).unwrap();
+        assert_eq!(config.store, StoreKind::Null);
+        assert_eq!(config.devices[1].size(), Some(Size(1 << 30)));
+        assert_eq!(
+            (config.threads, config.poll, config.poll_spin_us),
+            (3, Poll::Never, 20)
+        );
+        assert_eq!(
+            config.socket_access,
+            SocketAccess {
+                mode: 0o660,
+                uid: Some(0),
+                gid: Some(0)
+            }
+        );
+    }
+
+    #[test]
+    fn a_device_option_may_carry_a_size() {
+        assert_eq!("/dev/sdb".parse(), Ok(DeviceSpec::Path("/dev/sdb".into())));
+        assert_eq!(
+            "/srv/a.img:10G".parse(),
+            Ok(DeviceSpec::Sized(SizedDevice {
+                path: "/srv/a.img".into(),
+                size: Size(10 << 30)
+            }))
+        );
+        for path in [
+            "/dev/disk/by-path/pci-0000:00:1f.2-ata-1",
+            "/dev/disk/by-path/pci-0:0",
+        ] {
+            assert_eq!(path.parse(), Ok(DeviceSpec::Path(path.into())));
+        }
+        assert!("/srv/a.img:10Q".parse::<DeviceSpec>().is_err());
+    }
+}

@@ -1,0 +1,264 @@
+//! `penstock volume export`: a volume's data come from the daemon and land in a sparse file, or on standard output.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use indicatif::ProgressBar;
+use rustix::fs::{CWD, RenameFlags};
+
+use crate::api::client::{Client, encode};
+use crate::api::extents::{Decoder, Record};
+use crate::api::types::Volume;
+use crate::cli::ImageFormat;
+use crate::failure::{Context, Failure, Kind, Result};
+
+use super::{progress, qemu_img};
+
+/// Zeroes written at once where a file cannot have holes.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// How to export.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Format of the file.
+    pub format: ImageFormat,
+    /// Overwrite it.
+    pub force: bool,
+    /// Copy although a guest is connected.
+    pub live: bool,
+}
+
+/// Copies `volume` into `path`.
+pub async fn run(client: &Client, volume: &Volume, path: &Path, options: Options) -> Result<()> {
+    let to_stdout = path == Path::new("-");
+    if to_stdout && options.format == ImageFormat::Qcow2 {
+        return Err(Failure::invalid(
+            "qcow2 cannot be written to standard output",
+            "name a file",
+        ));
+    }
+    let target = if to_stdout {
+        None
+    } else {
+        Some(Target::new(path, options.force)?)
+    };
+    let url = format!(
+        "/v1/volumes/{}/data?live={}",
+        encode(&volume.name),
+        options.live
+    );
+    let stream = client.download(&url).await?;
+    let bar = progress::bar("export", volume.size_bytes);
+    let work = async {
+        match &target {
+            None => receive(stream, &mut Sink::Stream(&mut io::stdout().lock(), 0), &bar).await,
+            Some(target) => target.fill(stream, options.format, &bar).await,
+        }
+    };
+    let done = tokio::select! {
+        done = work => done,
+        _ = tokio::signal::ctrl_c() => Err(Failure::plain(Kind::Failed, "interrupted")),
+    };
+    bar.finish_and_clear();
+    done?;
+    match target {
+        Some(target) => target.keep(options.force),
+        None => Ok(()),
+    }
+}
+
+/// Where a record's bytes go.
+enum Sink<'a> {
+    /// A new file: what is not written stays a hole.
+    Sparse(&'a File),
+    /// A pipe or a block device: zeroes are written, and `.1` is the position.
+    Stream(&'a mut dyn Write, u64),
+}
+
+impl Sink<'_> {
+    fn put(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Sink::Sparse(file) => file.write_all_at(bytes, at),
+            Sink::Stream(out, position) => {
+                zeroes(*out, position, at)?;
+                out.write_all(bytes)?;
+                *position += bytes.len() as u64;
+                Ok(())
+            }
+        }
+    }
+
+    fn end(&mut self, size: u64) -> io::Result<()> {
+        match self {
+            Sink::Sparse(file) => {
+                file.set_len(size)?;
+                file.sync_all()
+            }
+            Sink::Stream(out, position) => {
+                zeroes(*out, position, size)?;
+                out.flush()
+            }
+        }
+    }
+}
+
+fn zeroes(out: &mut dyn Write, position: &mut u64, up_to: u64) -> io::Result<()> {
+    while *position < up_to {
+        let len = (up_to - *position).min(ZEROES.len() as u64);
+        out.write_all(&ZEROES[..len as usize])?;
+        *position += len;
+    }
+    Ok(())
+}
+
+async fn receive(mut stream: Incoming, sink: &mut Sink<'_>, bar: &ProgressBar) -> Result<()> {
+    let cut = |e: &dyn std::fmt::Display| {
+        Failure::new(
+            Kind::Failed,
+            format!("the daemon's stream broke: {e}"),
+            "look at its log, then try again",
+        )
+    };
+    let mut decoder = Decoder::default();
+    while let Some(frame) = stream.frame().await {
+        let Ok(bytes) = frame.map_err(|e| cut(&e))?.into_data() else {
+            continue;
+        };
+        let mut input = &bytes[..];
+        while let Some(record) = decoder.next(&mut input).map_err(|e| cut(&e))? {
+            match record {
+                Record::Data(at, data) => {
+                    sink.put(at, &data).context(|| "write the export".into())?;
+                    bar.set_position(at + data.len() as u64);
+                }
+                Record::End(size) => sink.end(size).context(|| "write the export".into())?,
+                Record::Failure(json) => {
+                    return Err(serde_json::from_slice(&json)
+                        .unwrap_or_else(|_| Failure::plain(Kind::Failed, "the daemon failed")));
+                }
+            }
+        }
+    }
+    decoder.finish().map_err(|e| cut(&e))
+}
+
+/// The file that an export becomes. A regular file is written beside its final name and renamed when whole; a
+/// failed export leaves nothing.
+struct Target {
+    path: PathBuf,
+    /// `None` for a block device, which is written in place.
+    part: Option<PathBuf>,
+}
+
+impl Target {
+    fn new(path: &Path, force: bool) -> Result<Self> {
+        let existing = std::fs::metadata(path).ok();
+        let device = existing
+            .as_ref()
+            .is_some_and(|m| m.file_type().is_block_device());
+        if existing.is_some() && !force {
+            return Err(exists(path));
+        }
+        let Some(name) = path
+            .file_name()
+            .filter(|_| !existing.is_some_and(|m| m.is_dir()))
+        else {
+            return Err(Failure::invalid(
+                format!("{} is a directory", path.display()),
+                "name a file to write",
+            ));
+        };
+        let mut part = std::ffi::OsString::from(".");
+        part.push(name);
+        part.push(format!(".part-{}", std::process::id()));
+        Ok(Target {
+            path: path.into(),
+            part: (!device).then(|| path.with_file_name(part)),
+        })
+    }
+
+    async fn fill(&self, stream: Incoming, format: ImageFormat, bar: &ProgressBar) -> Result<()> {
+        let Some(part) = &self.part else {
+            return self.fill_device(stream, format, bar).await;
+        };
+        let shown = self.path.display();
+        match format {
+            ImageFormat::Raw => {
+                let file = File::create_new(part).context(|| format!("create {shown}"))?;
+                receive(stream, &mut Sink::Sparse(&file), bar).await
+            }
+            ImageFormat::Qcow2 => {
+                let dir = part
+                    .parent()
+                    .filter(|dir| !dir.as_os_str().is_empty())
+                    .unwrap_or(Path::new("."));
+                let raw = qemu_img::unnamed_file(dir).context(|| format!("create {shown}"))?;
+                receive(stream, &mut Sink::Sparse(&raw), bar).await?;
+                let spinner = progress::spinner("convert");
+                let converted = qemu_img::to_qcow2(&raw, part);
+                spinner.finish_and_clear();
+                converted
+            }
+        }
+    }
+
+    async fn fill_device(
+        &self,
+        stream: Incoming,
+        format: ImageFormat,
+        bar: &ProgressBar,
+    ) -> Result<()> {
+        if format != ImageFormat::Raw {
+            return Err(Failure::invalid(
+                "a block device takes raw only",
+                "leave --format out",
+            ));
+        }
+        let shown = self.path.display();
+        let mut file = File::options()
+            .write(true)
+            .open(&self.path)
+            .context(|| format!("open {shown}"))?;
+        receive(stream, &mut Sink::Stream(&mut file, 0), bar).await?;
+        file.sync_all().context(|| format!("write {shown}"))
+    }
+
+    /// Gives the file its name.
+    fn keep(self, force: bool) -> Result<()> {
+        let Some(part) = &self.part else {
+            return Ok(());
+        };
+        let flags = if force {
+            RenameFlags::empty()
+        } else {
+            RenameFlags::NOREPLACE
+        };
+        match rustix::fs::renameat_with(CWD, part, CWD, &self.path, flags) {
+            Err(rustix::io::Errno::EXIST) => Err(exists(&self.path)),
+            other => other
+                .map_err(io::Error::from)
+                .context(|| format!("create {}", self.path.display())),
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if let Some(part) = &self.part {
+            // After `keep` it is gone already; after a failure nobody wants it.
+            let _ = std::fs::remove_file(part);
+        }
+    }
+}
+
+fn exists(path: &Path) -> Failure {
+    Failure::new(
+        Kind::Conflict,
+        format!("{} exists", path.display()),
+        "name another file, or overwrite it with --force",
+    )
+}

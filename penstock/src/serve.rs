@@ -1,0 +1,170 @@
+//! `penstock serve`: the daemon's life from start to end.
+
+mod admin;
+mod attachments;
+pub mod backend_program;
+mod copier;
+mod datadir;
+mod leases;
+pub mod node;
+mod storage;
+pub mod transfer;
+mod volumes;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::api::server;
+use crate::cli::{NodeArgs, ServeArgs};
+use crate::config::{self, Config, StoreKind};
+use crate::failure::{Context, Failure, Kind, Result};
+
+use node::Node;
+
+/// Threads of the control plane: one that works and one that answers meanwhile.
+const CONTROL_THREADS: usize = 2;
+/// How long a stopping daemon lets running admin requests finish; an import cut after that leaves nothing behind.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// Environment variable that says what is logged, like `debug` or `penstock=debug`.
+const LOG_ENV: &str = "PENSTOCK_LOG";
+/// What is logged otherwise. openraft tells much at `info` that matters only to its developers.
+const LOG_DEFAULT: &str = "info,openraft=warn";
+
+/// Runs the daemon until it is told to stop.
+pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
+    let file = match &args.config {
+        Some(path) => config::read(path)?,
+        None => config::File::default(),
+    };
+    let config = config::settle(merge(file, args.node, data))?;
+    prepare_process();
+    runtime()?.block_on(serve(config))
+}
+
+/// Options override the file.
+pub fn merge(mut file: config::File, args: NodeArgs, data: Option<PathBuf>) -> config::File {
+    file.data = data.or(file.data);
+    file.store = args.store.or(file.store);
+    if !args.device.is_empty() {
+        file.devices = Some(args.device);
+    }
+    file.device_size = args.device_size.or(file.device_size);
+    if args.preallocate {
+        file.device_preallocate = Some(true);
+    }
+    file.threads = args.threads.or(file.threads);
+    file.pin = args.pin.or(file.pin);
+    file.poll = args.poll.or(file.poll);
+    file
+}
+
+/// Logging, and a umask that keeps everyone else out of what this process creates.
+pub fn prepare_process() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_ENV)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(LOG_DEFAULT));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+}
+
+/// The control plane's runtime.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(CONTROL_THREADS)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context(|| "start the control plane".into())
+}
+
+async fn serve(config: Config) -> Result<()> {
+    let mut stop = Stop::new()?;
+    let admin_path = config.admin_socket.clone();
+    let node = start_node(config).await?;
+    let (listener, _admin) = match admin::listen(&admin_path) {
+        Ok(listening) => listening,
+        Err(failure) => {
+            node.close().await;
+            return Err(failure);
+        }
+    };
+    announce(&node, &format!("admin unix:{}", admin_path.display()));
+    let (drain, drained) = oneshot::channel::<()>();
+    let server =
+        axum::serve(listener, server::router(node.clone())).with_graceful_shutdown(async {
+            // A dropped sender means the same: stop.
+            let _ = drained.await;
+        });
+    let mut server = tokio::spawn(server.into_future());
+    let ended = tokio::select! {
+        name = stop.wait() => {
+            tracing::info!(signal = name, "stopping");
+            let _ = drain.send(());
+            if tokio::time::timeout(DRAIN_MAX, &mut server).await.is_err() {
+                server.abort();
+            }
+            Ok(())
+        }
+        ended = &mut server => match ended {
+            Ok(Err(e)) => Err(Failure::plain(Kind::Failed, format!("the admin socket failed: {e}"))),
+            Ok(Ok(())) => Err(Failure::plain(Kind::Failed, "the admin socket was closed")),
+            Err(e) => Err(Failure::plain(Kind::Failed, format!("the admin server failed: {e}"))),
+        },
+    };
+    node.close().await;
+    ended
+}
+
+/// Starts a node and says what a person should know about it.
+pub async fn start_node(config: Config) -> Result<Arc<Node>> {
+    if config.store == StoreKind::Null {
+        eprintln!(
+            "penstock: WARNING: --store null DROPS EVERY WRITE and reads return garbage; for benchmarks only"
+        );
+    }
+    let node = Arc::new(Node::start(config).await?);
+    leases::keep(&node);
+    for line in node.recovery() {
+        eprintln!("penstock: store {line}");
+    }
+    Ok(node)
+}
+
+/// The one line that says that the daemon is ready.
+pub fn announce(node: &Node, endpoint: &str) {
+    let config = node.config();
+    let data = config.data.display();
+    let threads = config.threads;
+    eprintln!("penstock: ready: data {data}, {endpoint}, {threads} data threads");
+}
+
+/// The signals that end the daemon.
+pub struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    /// From here on the signals no longer kill the process.
+    pub fn new() -> Result<Self> {
+        let on = |kind| signal(kind).context(|| "watch for signals".into());
+        Ok(Stop {
+            terminate: on(SignalKind::terminate())?,
+            interrupt: on(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for one and returns its name.
+    pub async fn wait(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! `penstock vhost-user-blk`: one volume of a data directory, served by QEMU's vhost-user backend program conventions
+//! (docs/interop/vhost-user.rst): `--socket-path`, `--fd`, `--print-capabilities`, and an end at SIGTERM.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cli::BackendProgramArgs;
+use crate::config::{self, Config};
+use crate::failure::{Context, Failure, Result};
+
+use vhost_backend::session::socket::Endpoint;
+
+use super::attachments::{device, socket_failure};
+use super::node::{Node, meta_failure};
+use super::storage::{Device, Session};
+use super::{Stop, announce, merge, prepare_process, runtime, start_node};
+
+/// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a file.
+const CAPABILITIES: &str = r#"{
+  "type": "block",
+  "features": [
+    "read-only"
+  ]
+}"#;
+
+/// How often is looked whether a front end on a handed-over descriptor has gone.
+const ENDED_POLL: Duration = Duration::from_millis(100);
+
+enum Socket {
+    Path(PathBuf),
+    Fd(OwnedFd),
+}
+
+/// Runs until the guest's side of a given descriptor is closed, or until told to stop.
+pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
+    if args.print_capabilities {
+        println!("{CAPABILITIES}");
+        return Ok(());
+    }
+    let volume = args
+        .volume
+        .clone()
+        .ok_or_else(|| Failure::invalid("vhost-user-blk needs a volume", "add --volume NAME"))?;
+    let socket = match (args.socket_path, args.fd) {
+        (Some(path), _) => Socket::Path(std::path::absolute(&path).unwrap_or(path)),
+        (None, Some(fd)) => Socket::Fd(inherited(fd)?),
+        (None, None) => {
+            return Err(Failure::invalid(
+                "vhost-user-blk needs a socket",
+                "add --socket-path PATH or --fd FDNUM",
+            ));
+        }
+    };
+    let config = config::settle(merge(config::File::default(), args.node, data))?;
+    prepare_process();
+    let served = Served {
+        volume,
+        socket,
+        queues: args.queues,
+        read_only: args.read_only,
+    };
+    runtime()?
+        .block_on(serve(config, served))
+        .map_err(told_of_daemon)
+}
+
+struct Served {
+    volume: String,
+    socket: Socket,
+    queues: u16,
+    read_only: bool,
+}
+
+async fn serve(config: Config, served: Served) -> Result<()> {
+    let mut stop = Stop::new()?;
+    let node = start_node(config).await?;
+    let result = serve_volume(&node, served, &mut stop).await;
+    node.close().await;
+    result
+}
+
+async fn serve_volume(node: &Node, served: Served, stop: &mut Stop) -> Result<()> {
+    let volume = node
+        .meta
+        .get_volume(&served.volume)
+        .await
+        .map_err(meta_failure)?;
+    let handle = node.open_volume(&volume).await?;
+    let device = device(&volume, handle, served.queues, served.read_only)?;
+    let (session, shown) = listen(node, served.socket, device)?;
+    announce(node, &shown);
+    tokio::select! {
+        name = stop.wait() => tracing::info!(signal = name, "stopping"),
+        () = ended(&session) => tracing::info!("the front end closed its descriptor"),
+    }
+    session.close();
+    node.close_volume(&volume).await;
+    Ok(())
+}
+
+fn listen(node: &Node, socket: Socket, device: Arc<Device>) -> Result<(Session, String)> {
+    match socket {
+        Socket::Path(path) => {
+            let session = node.listen(&path, device)?;
+            Ok((session, format!("socket {}", path.display())))
+        }
+        Socket::Fd(fd) => {
+            let endpoint = Endpoint::from_fd(fd).map_err(|e| socket_failure(&e))?;
+            let session = node.serve_endpoint(endpoint, device)?;
+            Ok((session, "an inherited descriptor".to_owned()))
+        }
+    }
+}
+
+/// Returns when the one connection that was handed over is gone. A listening socket never ends.
+async fn ended(session: &Session) {
+    while !session.is_finished() {
+        tokio::time::sleep(ENDED_POLL).await;
+    }
+}
+
+/// Takes over a descriptor that whoever started us left open.
+fn inherited(fd: i32) -> Result<OwnedFd> {
+    let flags = if fd > 2 {
+        // SAFETY: asks about a number; that no such descriptor is open is one of the answers.
+        unsafe { libc::fcntl(fd, libc::F_GETFD) }
+    } else {
+        -1
+    };
+    if flags < 0 {
+        return Err(Failure::invalid(
+            format!("--fd {fd} is not an open descriptor above 2"),
+            "give the number of an inherited socket",
+        ));
+    }
+    // SAFETY: the descriptor is open, and by the conventions it was left to this process alone.
+    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::io::fcntl_setfd(&owned, rustix::io::FdFlags::CLOEXEC)
+        .map_err(std::io::Error::from)
+        .context(|| format!("use --fd {fd}"))?;
+    Ok(owned)
+}
+
+/// A daemon that owns the data directory serves its volumes itself.
+fn told_of_daemon(mut failure: Failure) -> Failure {
+    if failure.error.contains("in use by another daemon") {
+        failure.mend =
+            Some("let it serve the volume: penstock attach volume NAME --socket PATH".to_owned());
+    }
+    failure
+}

@@ -1,0 +1,125 @@
+//! The data directory: who owns it, and what lies where in it.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+
+use crate::failure::{Context, Failure, Kind, Result};
+
+/// Mode of directories made here: volumes' data are nobody else's business.
+const DIR_MODE: u32 = 0o700;
+
+/// A data directory that belongs to this process until it ends, however it ends.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    /// Its lock falls with the process.
+    _lock: File,
+}
+
+impl DataDir {
+    /// Creates the directory if need be, and takes it.
+    pub fn take(path: &Path) -> Result<Self> {
+        make_dir(path)?;
+        let lock_path = path.join("lock");
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&lock_path)
+            .context_mend(
+                || format!("use data directory {}", path.display()),
+                "choose one that this user can write, with --data DIR",
+            )?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(taken(path, &mut lock)),
+            Err(e) => {
+                return Err(std::io::Error::from(e))
+                    .context(|| format!("lock {}", lock_path.display()));
+            }
+        }
+        // The number is for people only; the lock alone decides.
+        let pid = format!("{}\n", std::process::id());
+        lock.set_len(0)
+            .and_then(|()| lock.rewind())
+            .and_then(|()| lock.write_all(pid.as_bytes()))
+            .context(|| format!("write {}", lock_path.display()))?;
+        Ok(DataDir {
+            path: path.into(),
+            _lock: lock,
+        })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where meta keeps its database.
+    pub fn meta(&self) -> PathBuf {
+        self.path.join("meta")
+    }
+
+    /// The default device file.
+    pub fn default_device(&self) -> PathBuf {
+        self.path.join("devices/0.img")
+    }
+}
+
+/// Makes a directory and its parents.
+pub fn make_dir(path: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIR_MODE)
+        .create(path)
+        .context_mend(
+            || format!("create directory {}", path.display()),
+            "choose a data directory that this user can write, with --data DIR",
+        )
+}
+
+fn taken(path: &Path, lock: &mut File) -> Failure {
+    let mut pid = String::new();
+    // An unreadable number only makes the message shorter.
+    let _ = lock.read_to_string(&mut pid);
+    let who = match pid.trim() {
+        "" => String::new(),
+        pid => format!(" (process {pid})"),
+    };
+    Failure::new(
+        Kind::Conflict,
+        format!(
+            "data directory {} is in use by another daemon{who}",
+            path.display()
+        ),
+        "stop that daemon, or choose another directory with --data DIR",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_data_directory_has_one_owner_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let first = DataDir::take(&path).unwrap();
+        let refused = DataDir::take(&path).unwrap_err();
+        assert_eq!(refused.kind, Kind::Conflict);
+        assert!(
+            refused
+                .error
+                .contains(&format!("process {}", std::process::id())),
+            "{refused}"
+        );
+        drop(first);
+        DataDir::take(&path).unwrap();
+    }
+}

@@ -1,0 +1,252 @@
+//! One node: meta, storage, data threads and attachments, put together. What the admin API asks for is done here and
+//! in its neighbours `volumes`, `attachments` and `transfer`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meta::{
+    AttachmentId, Meta, MetaConfig, MetaError, MetaNode, Name, NodeId, RefusalKind, VolumeId,
+};
+use tokio::sync::Mutex;
+
+use crate::api::types::{Device, Health, HealthState, Pool, Status};
+use crate::config::{Config, StoreKind};
+use crate::failure::{Failure, Kind, Result};
+
+use super::attachments::Served;
+use super::datadir::DataDir;
+use super::storage::{Storage, Threads};
+use super::volumes::OpenVolume;
+
+/// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in all.
+const COPIES_LOOKS_MAX: usize = 100;
+const COPIES_PAUSE: Duration = Duration::from_millis(50);
+
+/// The node of an embedded cluster.
+pub const NODE: NodeId = NodeId(1);
+
+/// A running node.
+pub struct Node {
+    config: Config,
+    pub(super) meta: Meta,
+    /// Taken by `close`.
+    meta_node: Mutex<Option<MetaNode>>,
+    pub(super) storage: Arc<Storage>,
+    pub(super) threads: Threads,
+    /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta and what
+    /// is served never disagree.
+    pub(super) live: Mutex<Live>,
+    started: Instant,
+    /// Freed last.
+    _data: DataDir,
+}
+
+/// What is open and served now.
+#[derive(Default)]
+pub struct Live {
+    /// Volumes that are attached or being copied.
+    pub volumes: BTreeMap<VolumeId, OpenVolume>,
+    /// Attachments, as many as meta has for this node.
+    pub attachments: BTreeMap<AttachmentId, Served>,
+}
+
+impl Node {
+    /// Starts everything and restores the attachments.
+    pub async fn start(config: Config) -> Result<Self> {
+        let data = DataDir::take(&config.data)?;
+        let meta_dir = match config.store {
+            StoreKind::File => data.meta(),
+            // Volumes that drop everything must never be taken for real ones, nor the other way round.
+            StoreKind::Null => data.path().join("meta-null"),
+        };
+        let opened = MetaNode::open(meta_dir, MetaConfig::embedded(node_name())).await;
+        let meta_node = opened.map_err(|e| Failure::plain(Kind::Failed, e))?;
+        let meta = meta_node.meta();
+        let (storage, threads) = match start_storage(&config, &data, &meta).await {
+            Ok(started) => started,
+            Err(failure) => {
+                close_meta(meta_node).await;
+                return Err(failure);
+            }
+        };
+        let node = Node {
+            config,
+            meta,
+            meta_node: Mutex::new(Some(meta_node)),
+            storage,
+            threads,
+            live: Mutex::default(),
+            started: Instant::now(),
+            _data: data,
+        };
+        match node.settle().await {
+            Ok(()) => Ok(node),
+            Err(failure) => {
+                node.close().await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Finishes what an earlier process left undone, and serves again what it served.
+    async fn settle(&self) -> Result<()> {
+        self.finish_volumes().await?;
+        self.restore_attachments().await
+    }
+
+    /// Ends everything in order: guests first, then data, then metadata. Requests in flight are finished.
+    pub async fn close(&self) {
+        self.close_attachments().await;
+        self.wait_for_copies().await;
+        let (threads, storage) = (self.threads.clone(), self.storage.clone());
+        let closed = tokio::task::spawn_blocking(move || {
+            threads.shutdown();
+            storage.close()
+        });
+        match closed.await {
+            Ok(Ok(())) => {}
+            Ok(Err(failure)) => tracing::error!(%failure, "close the store"),
+            Err(e) => tracing::error!(error = %e, "close the store"),
+        }
+        if let Some(meta_node) = self.meta_node.lock().await.take() {
+            close_meta(meta_node).await;
+        }
+    }
+
+    /// Imports and exports end by themselves when their streams are cut.
+    async fn wait_for_copies(&self) {
+        for _ in 0..COPIES_LOOKS_MAX {
+            if self.live.lock().await.volumes.is_empty() {
+                return;
+            }
+            tokio::time::sleep(COPIES_PAUSE).await;
+        }
+        tracing::warn!("a copy is still running; the store recovers at the next start");
+    }
+
+    /// The configuration it runs with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What opening the store did.
+    pub fn recovery(&self) -> &[String] {
+        self.storage.recovery()
+    }
+
+    /// The node at a glance.
+    pub async fn status(&self) -> Result<Status> {
+        let health = self.health().await?;
+        let cluster = self.meta.cluster().await.map_err(meta_failure)?;
+        let volumes = self.volumes().await?.len();
+        let attachments = self.attachments().await?;
+        let guests = attachments
+            .iter()
+            .filter(|a| a.state == crate::api::types::AttachmentState::Connected)
+            .count();
+        let devices = self.devices().await?;
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            cluster_id: cluster.uuid.to_string(),
+            roles: ["meta", "storage", "host"].map(str::to_owned).into(),
+            data: self.config.data.clone(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            store: match self.config.store {
+                StoreKind::File => "file",
+                StoreKind::Null => "null",
+            }
+            .to_owned(),
+            threads: self.config.threads,
+            volumes,
+            attachments: attachments.len(),
+            guests,
+            capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
+            used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
+            recovery: self.recovery().to_vec(),
+            health,
+        })
+    }
+
+    /// Whether a human must act.
+    pub async fn health(&self) -> Result<Health> {
+        let mut problems = self.storage.problems();
+        problems.extend(self.attachment_problems().await);
+        let state = if problems.is_empty() {
+            HealthState::Ok
+        } else {
+            HealthState::Degraded
+        };
+        Ok(Health { state, problems })
+    }
+
+    /// All devices.
+    pub async fn devices(&self) -> Result<Vec<Device>> {
+        Ok(self.storage.devices())
+    }
+
+    /// All pools.
+    pub async fn pools(&self) -> Result<Vec<Pool>> {
+        let volumes = self.volumes().await?;
+        let pools = self.meta.list_pools().await.map_err(meta_failure)?;
+        Ok(pools
+            .into_iter()
+            .map(|pool| Pool {
+                volumes: volumes
+                    .iter()
+                    .filter(|v| v.pool == pool.name.as_str())
+                    .count(),
+                name: pool.name.to_string(),
+                replicas: pool.replicas,
+            })
+            .collect())
+    }
+}
+
+async fn start_storage(
+    config: &Config,
+    data: &DataDir,
+    meta: &Meta,
+) -> Result<(Arc<Storage>, Threads)> {
+    let storage = Arc::new(Storage::open(config, data, meta).await?);
+    match storage.start_threads(config) {
+        Ok(threads) => Ok((storage, threads)),
+        Err(failure) => {
+            // The failure to be told is the first one.
+            let _ = storage.close();
+            Err(failure)
+        }
+    }
+}
+
+async fn close_meta(meta_node: MetaNode) {
+    if let Err(error) = meta_node.shutdown().await {
+        tracing::error!(%error, "close the metadata");
+    }
+}
+
+/// The host's name, as far as it can be a node's.
+fn node_name() -> String {
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    match Name::parse(&host) {
+        Ok(name) => name.to_string(),
+        Err(_) => "node".to_owned(),
+    }
+}
+
+/// What meta refuses, and why.
+pub fn meta_failure(e: MetaError) -> Failure {
+    let kind = match &e {
+        MetaError::Refused(refusal) => match refusal.kind() {
+            RefusalKind::Invalid => Kind::Invalid,
+            RefusalKind::NotFound => Kind::NotFound,
+            RefusalKind::Conflict => Kind::Conflict,
+        },
+        _ => Kind::Failed,
+    };
+    Failure::plain(kind, e)
+}

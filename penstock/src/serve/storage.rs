@@ -1,0 +1,390 @@
+//! The devices of this node and the fabric upon them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fabric::core::volume::{Durability, VolumeParams};
+use fabric::engine::{
+    DeviceConfig, DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, Missing,
+    VolumeHandle,
+};
+use fabric::io::IoError;
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId};
+use fabric::store::api::LayerId;
+use fabric::store::file::{Allocation, DeviceError};
+use meta::Meta;
+use uuid::Uuid;
+use vhost_backend::blk::BlkDevice;
+use vhost_backend::data_thread::{PollMode, ThreadOptions};
+
+use crate::api::types;
+use crate::config::{Config, DeviceSpec, Poll, StoreKind};
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::size::Size;
+
+use super::copier::Copier;
+use super::datadir::{DataDir, make_dir};
+use super::node::{NODE, meta_failure};
+
+/// What data threads work with.
+pub type Handle = VolumeHandle;
+/// A disk as a guest sees it.
+pub type Device = BlkDevice<VolumeHandle>;
+/// The data threads.
+pub type Threads = Arc<vhost_backend::data_thread::Threads<FabricEngine>>;
+/// An attachment being served.
+pub type Session = vhost_backend::session::Attachment;
+
+/// Devices' class in the cluster map.
+const CLASS_FILE: &str = "file";
+const CLASS_DISK: &str = "disk";
+const CLASS_NULL: &str = "null";
+/// What the null device pretends to hold, so that volumes of any size can be made on it.
+const NULL_BYTES: u64 = 1 << 50;
+/// A device file may grow to this share of the filesystem's free space, in percent. The rest is left to the
+/// filesystem, to meta's database and to images being converted.
+const SHARE_PERCENT: u64 = 80;
+/// Device files are made a multiple of this by default.
+const STEP_BYTES: u64 = 64 << 20;
+/// With less free space than this under a sparse device file, `health` warns: writes are about to fail.
+const HOST_FREE_BYTES_MIN: u64 = 1 << 30;
+
+/// The devices of this node and the fabric upon them.
+pub struct Storage {
+    fabric: Fabric,
+    kind: StoreKind,
+    recovery: Vec<String>,
+}
+
+impl Storage {
+    /// Opens what `config` names, creating the default device at the first start.
+    pub async fn open(config: &Config, data: &DataDir, meta: &Meta) -> Result<Self> {
+        let cluster = meta.cluster().await.map_err(meta_failure)?.uuid;
+        let store = match config.store {
+            StoreKind::Null => fabric::engine::StoreKind::Null,
+            StoreKind::File => {
+                let known = meta.list_devices().await.map_err(meta_failure)?;
+                fabric::engine::StoreKind::Devices(devices(config, data, &known)?)
+            }
+        };
+        let node = NodeId(NODE.0);
+        let options =
+            FabricConfig::new(node, Incarnation(incarnation()), *cluster.as_bytes(), store);
+        let fabric = blocking(move || Fabric::open(options).map_err(fabric_failure)).await?;
+        let lines = |d: DeviceStatus| format!("{}: {}", d.path.display(), d.report);
+        let recovery = fabric.devices().into_iter().map(lines).collect();
+        let storage = Storage {
+            fabric,
+            kind: config.store,
+            recovery,
+        };
+        storage.register(meta).await?;
+        Ok(storage)
+    }
+
+    /// Tells meta which devices there are.
+    async fn register(&self, meta: &Meta) -> Result<()> {
+        let mut specs: Vec<meta::DeviceSpec> = self.fabric.devices().iter().map(spec).collect();
+        if self.kind == StoreKind::Null {
+            specs.push(meta::DeviceSpec {
+                uuid: Uuid::nil(),
+                node: NODE,
+                path: "/dev/null".to_owned(),
+                size_bytes: NULL_BYTES,
+                class: CLASS_NULL.to_owned(),
+            });
+        }
+        for spec in specs {
+            meta.register_device(spec).await.map_err(meta_failure)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the data threads.
+    pub fn start_threads(&self, config: &Config) -> Result<Threads> {
+        let options = ThreadOptions {
+            threads: config.threads,
+            poll: match config.poll {
+                Poll::Adaptive => PollMode::Adaptive {
+                    spin_us: config.poll_spin_us,
+                },
+                Poll::Always => PollMode::Always,
+                Poll::Never => PollMode::Never,
+            },
+            pin: config.pin.clone(),
+        };
+        let fabric = self.fabric.clone();
+        let engine = move |_| fabric.engine().map_err(std::io::Error::other);
+        vhost_backend::data_thread::Threads::start(&options, engine).map_err(|e| {
+            // The reason is in the chain of sources.
+            let source = std::error::Error::source(&e)
+                .map(|s| format!(": {s}"))
+                .unwrap_or_default();
+            Failure::new(
+                Kind::Failed,
+                format!("{e}{source}"),
+                "configure fewer threads or other CPUs to pin them to",
+            )
+        })
+    }
+
+    /// Opens a volume under a lease.
+    pub async fn open_volume(&self, volume: &meta::Volume, lease: &meta::Lease) -> Result<Handle> {
+        let params = VolumeParams {
+            layer: LayerId(volume.top_layer().0),
+            size_bytes: volume.size_bytes,
+            generation: Generation(lease.generation.0),
+            epoch: Epoch(lease.epoch.0),
+            read_only: volume.read_only,
+            durability: match volume.durability {
+                meta::Durability::Flush => Durability::Flush,
+                meta::Durability::Write => Durability::Write,
+            },
+        };
+        let fabric = self.fabric.clone();
+        blocking(move || fabric.open_volume(&params).map_err(fabric_failure)).await
+    }
+
+    /// Changes an open volume's size. What is cut off is given back.
+    pub async fn resize_volume(&self, handle: &Handle, size_bytes: u64) -> Result<()> {
+        let (fabric, handle) = (self.fabric.clone(), handle.clone());
+        blocking(move || {
+            fabric
+                .resize_volume(&handle, size_bytes)
+                .map_err(fabric_failure)
+        })
+        .await
+    }
+
+    /// Goes on under a newer lease.
+    pub async fn renew_lease(&self, handle: &Handle, lease: &meta::Lease) -> Result<()> {
+        let (fabric, handle) = (self.fabric.clone(), handle.clone());
+        let (generation, epoch) = (Generation(lease.generation.0), Epoch(lease.epoch.0));
+        blocking(move || {
+            fabric
+                .renew_lease(&handle, generation, epoch)
+                .map_err(fabric_failure)
+        })
+        .await
+    }
+
+    /// Gives back all data of layers that no volume uses any more.
+    pub async fn drop_layers(&self, layers: &[meta::LayerId]) -> Result<()> {
+        let (fabric, layers) = (self.fabric.clone(), layers.to_vec());
+        blocking(move || {
+            layers
+                .iter()
+                .try_for_each(|layer| fabric.delete_volume(LayerId(layer.0)))
+                .map_err(fabric_failure)
+        })
+        .await
+    }
+
+    /// An open volume for the control plane to read and write.
+    pub async fn copier(&self, handle: &Handle) -> Result<Copier> {
+        Copier::start(self.fabric.clone(), handle.clone()).await
+    }
+
+    /// What opening the devices did, one line each.
+    pub fn recovery(&self) -> &[String] {
+        &self.recovery
+    }
+
+    /// What a human must act upon.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.kind == StoreKind::Null {
+            problems.push("the null store drops every write".to_owned());
+        }
+        for device in self.fabric.devices() {
+            let path = device.path.display();
+            let bad = device.scrub.bad_blocks;
+            if bad > 0 {
+                problems.push(format!(
+                    "device {path}: scrub found {bad} bad blocks; restore their volumes from a backup"
+                ));
+            }
+            if device.free_bytes == 0 {
+                problems.push(format!(
+                    "device {path} is full; delete volumes or trim in guests"
+                ));
+            } else if let Some(free) = short_of_room(&device) {
+                problems.push(format!(
+                    "the filesystem under device {path} has only {free} free; make room on it"
+                ));
+            }
+        }
+        problems
+    }
+
+    /// All devices.
+    pub fn devices(&self) -> Vec<types::Device> {
+        if self.kind == StoreKind::Null {
+            return vec![types::Device {
+                path: "/dev/null".to_owned(),
+                state: types::DeviceState::Null,
+                capacity_bytes: NULL_BYTES,
+                used_bytes: 0,
+                free_bytes: NULL_BYTES,
+                scrub: types::Scrub::default(),
+            }];
+        }
+        self.fabric.devices().iter().map(shown).collect()
+    }
+
+    /// Makes everything durable and marks the devices as closed. The data threads have ended before.
+    pub fn close(&self) -> Result<()> {
+        self.fabric.close().map_err(fabric_failure)
+    }
+}
+
+fn shown(device: &DeviceStatus) -> types::Device {
+    let scrub = &device.scrub;
+    types::Device {
+        path: device.path.display().to_string(),
+        state: match scrub.bad_blocks {
+            0 => types::DeviceState::Ok,
+            _ => types::DeviceState::Degraded,
+        },
+        capacity_bytes: device.total_bytes,
+        used_bytes: device.used_bytes,
+        free_bytes: device.free_bytes,
+        scrub: types::Scrub {
+            passes: scrub.passes,
+            blocks: scrub.blocks,
+            errors: scrub.bad_blocks,
+        },
+    }
+}
+
+fn spec(device: &DeviceStatus) -> meta::DeviceSpec {
+    let file = std::fs::metadata(&device.path).is_ok_and(|m| m.is_file());
+    meta::DeviceSpec {
+        uuid: Uuid::from_bytes(device.label.device),
+        node: NODE,
+        path: device.path.display().to_string(),
+        size_bytes: device.total_bytes,
+        class: if file { CLASS_FILE } else { CLASS_DISK }.to_owned(),
+    }
+}
+
+/// Free space under a sparse device file, when writes are about to find none.
+fn short_of_room(device: &DeviceStatus) -> Option<Size> {
+    use std::os::unix::fs::MetadataExt;
+    let found = std::fs::metadata(&device.path)
+        .ok()
+        .filter(std::fs::Metadata::is_file)?;
+    let holes = found.len().saturating_sub(found.blocks() * 512);
+    let free = free_bytes(device.path.parent()?).ok()?;
+    (free < holes.min(HOST_FREE_BYTES_MIN)).then_some(Size(free))
+}
+
+/// What the fabric is to open, or to make. A device that meta knows is never made anew.
+fn devices(config: &Config, data: &DataDir, known: &[meta::Device]) -> Result<Vec<DeviceConfig>> {
+    let default = DeviceSpec::Path(data.default_device());
+    let specs = match config.devices.as_slice() {
+        [] => std::slice::from_ref(&default),
+        specs => specs,
+    };
+    let mut devices = Vec::new();
+    for spec in specs {
+        let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
+        let size = spec.size().or(config.device_size);
+        let exists = path.exists();
+        let ours = known
+            .iter()
+            .any(|d| d.node == NODE && Path::new(&d.path) == path);
+        let missing = match (ours, exists) {
+            (true, true) => Missing::Refuse,
+            (true, false) => return Err(lost(&path)),
+            (false, true) => Missing::FormatBlank,
+            (false, false) => create(&path, size, config.device_preallocate)?,
+        };
+        devices.push(DeviceConfig { path, missing });
+    }
+    Ok(devices)
+}
+
+fn lost(path: &Path) -> Failure {
+    Failure::new(
+        Kind::NotFound,
+        format!(
+            "device {} is missing, and with it the data of this node's volumes",
+            path.display()
+        ),
+        "bring it back; to begin anew without those data choose another data directory",
+    )
+}
+
+fn create(path: &Path, size: Option<Size>, reserve: bool) -> Result<Missing> {
+    if path.starts_with("/dev") {
+        return Err(Failure::new(
+            Kind::NotFound,
+            format!("device {} does not exist", path.display()),
+            "name an existing block device, or a file elsewhere",
+        ));
+    }
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    make_dir(dir)?;
+    let free = free_bytes(dir)?;
+    let size = match size {
+        Some(size) => size,
+        None => Size(free / 100 * SHARE_PERCENT / STEP_BYTES * STEP_BYTES),
+    };
+    if size.0 == 0 {
+        return Err(Failure::new(
+            Kind::NoSpace,
+            format!(
+                "{} has only {} free for a device file",
+                dir.display(),
+                Size(free)
+            ),
+            "make room, or choose another place with --data DIR or --device PATH",
+        ));
+    }
+    let allocation = if reserve {
+        Allocation::Preallocated
+    } else {
+        Allocation::Sparse
+    };
+    Ok(Missing::CreateFile {
+        size_bytes: size.0,
+        allocation,
+    })
+}
+
+/// Bytes that a filesystem can still take.
+fn free_bytes(dir: &Path) -> Result<u64> {
+    let stat = rustix::fs::statvfs(dir)
+        .map_err(std::io::Error::from)
+        .context(|| format!("look at {}", dir.display()))?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Runs what waits for devices beside the control plane's own threads.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| Failure::plain(Kind::Failed, e))?
+}
+
+/// Tells this start of the process from all others.
+fn incarnation() -> u64 {
+    Uuid::new_v4().as_u64_pair().0
+}
+
+/// What the fabric refuses, and why.
+pub fn fabric_failure(e: FabricError) -> Failure {
+    let kind = match &e {
+        FabricError::Device(DeviceError::NoRoom { .. }) => Kind::NoSpace,
+        FabricError::Request {
+            source: IoError::NoSpace,
+            ..
+        } => Kind::NoSpace,
+        FabricError::VolumeSize { .. } => Kind::Invalid,
+        FabricError::NotBlank(_) | FabricError::Device(DeviceError::InUse(_)) => Kind::Conflict,
+        _ => Kind::Failed,
+    };
+    Failure::plain(kind, e)
+}

@@ -1,0 +1,227 @@
+//! Import and export of volume data.
+//!
+//! An import fills a volume of its own, which takes its name when it is whole: until then the old content stays, and
+//! whatever stops the import leaves only that nameless volume, which is dropped at once or at the next start.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
+use meta::VolumeSpec;
+use tokio::sync::mpsc;
+
+use crate::api::extents::{self, DATA_BYTES_MAX, Decoder, Record};
+use crate::api::types::{ImportQuery, Volume};
+use crate::failure::{Failure, Kind, Result};
+use crate::image::sparse;
+
+use super::copier::Copier;
+use super::node::{Node, meta_failure};
+use super::volumes::{IMPORT_PREFIX, check_name};
+
+/// Fills volume `name` from a stream of extents.
+pub async fn import(
+    node: &Arc<Node>,
+    name: &str,
+    query: &ImportQuery,
+    body: Body,
+) -> Result<Volume> {
+    check_name(name)?;
+    check_target(node, name, query).await?;
+    let part_name = format!("{IMPORT_PREFIX}{}", uuid::Uuid::new_v4().simple());
+    let spec = VolumeSpec {
+        pool: query.pool.clone(),
+        ..VolumeSpec::new(part_name, query.size_bytes)
+    };
+    let part = node.meta.create_volume(spec).await.map_err(meta_failure)?;
+    let filled = fill(node, &part, query.size_bytes, body).await;
+    let done = match filled {
+        Ok(()) => promote(node, &part, name, query).await,
+        Err(failure) => Err(failure),
+    };
+    if done.is_err() {
+        drop_part(node, &part).await;
+    }
+    done
+}
+
+async fn check_target(node: &Node, name: &str, query: &ImportQuery) -> Result<()> {
+    let existing = match node.volume(name).await {
+        Ok(volume) => volume,
+        Err(failure) if failure.kind == Kind::NotFound => return Ok(()),
+        Err(failure) => return Err(failure),
+    };
+    if let Some(socket) = existing.attached.first() {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!("volume '{name}' is in use on {socket}"),
+            format!("run `penstock detach {name}` first"),
+        ));
+    }
+    if !query.replace {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!("volume '{name}' exists"),
+            "choose another name, or allow it to be replaced",
+        ));
+    }
+    Ok(())
+}
+
+async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: Body) -> Result<()> {
+    let handle = node.open_volume(part).await?;
+    let filled = match node.storage.copier(&handle).await {
+        Ok(copier) => {
+            let received = receive(&copier, size, body).await;
+            let filled = match received {
+                Ok(()) => copier.flush().await,
+                Err(failure) => Err(failure),
+            };
+            copier.finish().await;
+            filled
+        }
+        Err(failure) => Err(failure),
+    };
+    drop(handle);
+    node.close_volume(part).await;
+    filled
+}
+
+async fn receive(copier: &Copier, size: u64, mut body: Body) -> Result<()> {
+    let wrong = |e: &dyn std::fmt::Display| {
+        Failure::new(
+            Kind::Invalid,
+            format!("the stream of the import is wrong: {e}"),
+            "send it again",
+        )
+    };
+    let mut decoder = Decoder::default();
+    while let Some(frame) = body.frame().await {
+        let Ok(bytes) = frame.map_err(|e| wrong(&e))?.into_data() else {
+            continue;
+        };
+        let mut input = &bytes[..];
+        while let Some(record) = decoder.next(&mut input).map_err(|e| wrong(&e))? {
+            match record {
+                Record::Data(at, data) => {
+                    if at
+                        .checked_add(data.len() as u64)
+                        .is_none_or(|end| end > size)
+                    {
+                        return Err(wrong(&"data beyond the size"));
+                    }
+                    copier.write(at, data).await?;
+                }
+                Record::End(end) if end == size => {}
+                Record::End(end) => {
+                    return Err(wrong(&format!("it ends at {end} instead of {size}")));
+                }
+                Record::Failure(_) => return Err(wrong(&"a failure on the sender's side")),
+            }
+        }
+    }
+    decoder.finish().map_err(|e| wrong(&e))
+}
+
+/// Gives a whole import its name.
+async fn promote(
+    node: &Arc<Node>,
+    part: &meta::Volume,
+    name: &str,
+    query: &ImportQuery,
+) -> Result<Volume> {
+    {
+        let _live = node.live.lock().await;
+        check_target(node, name, query).await?;
+        node.meta
+            .promote_volume(&part.name, name)
+            .await
+            .map_err(meta_failure)?;
+        // What it replaced has its name now.
+        if let Ok(old) = node.meta.get_volume(&part.name).await {
+            node.drop_data(&old).await?;
+        }
+    }
+    node.volume(name).await
+}
+
+async fn drop_part(node: &Node, part: &meta::Volume) {
+    let dropped = match node
+        .meta
+        .delete_volume(&part.name)
+        .await
+        .map_err(meta_failure)
+    {
+        Ok(volume) => node.drop_data(&volume).await,
+        Err(failure) => Err(failure),
+    };
+    if let Err(failure) = dropped {
+        // The next start tries again.
+        tracing::warn!(volume = %part.name, %failure, "drop a failed import");
+    }
+}
+
+/// Starts to copy volume `name` into `out`.
+pub async fn export(
+    node: Arc<Node>,
+    name: &str,
+    live: bool,
+    out: mpsc::Sender<Bytes>,
+) -> Result<()> {
+    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
+    if let (Some(socket), false) = (node.guest_writes(volume.id).await, live) {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!("a guest uses volume '{name}' on {socket}"),
+            "stop it, or take --live for a copy that is not of one point in time",
+        ));
+    }
+    let handle = node.open_volume(&volume).await?;
+    let copier = match node.storage.copier(&handle).await {
+        Ok(copier) => copier,
+        Err(failure) => {
+            node.close_volume(&volume).await;
+            return Err(failure);
+        }
+    };
+    drop(handle);
+    tokio::spawn(async move {
+        let sent = send(&copier, volume.size_bytes, &out).await;
+        copier.finish().await;
+        node.close_volume(&volume).await;
+        let last = match sent {
+            Ok(()) => extents::end(volume.size_bytes),
+            Err(failure) => {
+                tracing::warn!(volume = %volume.name, %failure, "export");
+                extents::failure(&serde_json::to_vec(&failure).unwrap_or_default())
+            }
+        };
+        // Whoever asked may have gone away.
+        let _ = out.send(last).await;
+    });
+    Ok(())
+}
+
+async fn send(copier: &Copier, size: u64, out: &mpsc::Sender<Bytes>) -> Result<()> {
+    let mut at = 0;
+    while at < size {
+        let len = (size - at).min(DATA_BYTES_MAX as u64) as usize;
+        let data = copier.read(at, len).await?;
+        let mut records = Vec::new();
+        sparse::data_runs(at, &data, |at, run| {
+            records.push(extents::data(at, run));
+            Ok::<(), Failure>(())
+        })?;
+        for record in records {
+            if out.send(record).await.is_err() {
+                return Err(Failure::plain(
+                    Kind::Failed,
+                    "the receiver of the export went away",
+                ));
+            }
+        }
+        at += len as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Volumes: meta says what there is, storage holds what is in it.
+
+use meta::{Generation, Lease, VolumeSpec, VolumeState};
+
+use crate::api::types::{Volume, VolumeCreate, VolumeResize};
+use crate::failure::{Failure, Kind, Result};
+
+use super::node::{Live, NODE, Node, meta_failure};
+use super::storage::Handle;
+
+/// Volumes of this name are imports under way. No other volume may be named so.
+pub const IMPORT_PREFIX: &str = "penstock-import-";
+
+/// A volume that is attached or being copied.
+pub struct OpenVolume {
+    /// What data threads work with.
+    pub handle: Handle,
+    /// Generation of its lease.
+    pub generation: Generation,
+    /// Attachments and copies that use it.
+    pub users: usize,
+}
+
+impl Node {
+    /// All volumes.
+    pub async fn volumes(&self) -> Result<Vec<Volume>> {
+        let mut volumes = Vec::new();
+        for volume in self.meta.list_volumes().await.map_err(meta_failure)? {
+            if volume.state == VolumeState::Ready && !volume.name.starts_with(IMPORT_PREFIX) {
+                volumes.push(self.shown(volume).await?);
+            }
+        }
+        Ok(volumes)
+    }
+
+    /// One volume.
+    pub async fn volume(&self, name: &str) -> Result<Volume> {
+        let volume = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        self.shown(volume).await
+    }
+
+    async fn shown(&self, volume: meta::Volume) -> Result<Volume> {
+        let lease = self.meta.get_lease(volume.id).await.map_err(meta_failure)?;
+        let attachments = self.meta.list_attachments().await.map_err(meta_failure)?;
+        let attached = attachments
+            .into_iter()
+            .filter(|a| a.target.name() == &volume.name);
+        Ok(Volume {
+            name: volume.name.to_string(),
+            id: volume.uuid.to_string(),
+            size_bytes: volume.size_bytes,
+            pool: volume.pool.to_string(),
+            generation: lease.map_or(0, |lease| lease.generation.0),
+            attached: attached.map(|a| a.socket).collect(),
+        })
+    }
+
+    /// Creates an empty volume.
+    pub async fn volume_create(&self, request: VolumeCreate) -> Result<Volume> {
+        check_name(&request.name)?;
+        let spec = VolumeSpec {
+            pool: request.pool,
+            ..VolumeSpec::new(request.name, request.size_bytes)
+        };
+        let _live = self.live.lock().await;
+        let volume = self.meta.create_volume(spec).await.map_err(meta_failure)?;
+        self.shown(volume).await
+    }
+
+    /// Changes a volume's size. Guests learn of it at once.
+    pub async fn volume_resize(&self, name: &str, request: &VolumeResize) -> Result<Volume> {
+        let live = self.live.lock().await;
+        let before = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        let attached = self.shown(before.clone()).await?.attached;
+        if let (true, Some(socket)) = (request.size_bytes < before.size_bytes, attached.first()) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("volume '{name}' cannot shrink while it is in use on {socket}"),
+                format!("run `penstock detach {name}` first"),
+            ));
+        }
+        if request.size_bytes < before.size_bytes && live.volumes.contains_key(&before.id) {
+            return Err(copied(name));
+        }
+        // Dropping a large tail can wait for ever in the engine; until that is mended a volume keeps its size.
+        if request.size_bytes < before.size_bytes {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("volume '{name}' cannot shrink in this release"),
+                "create a smaller volume and copy the data",
+            ));
+        }
+        let volume = self
+            .meta
+            .resize_volume(name, request.size_bytes, request.shrink)
+            .await
+            .map_err(meta_failure)?;
+        if let Some(open) = live.volumes.get(&volume.id) {
+            self.storage
+                .resize_volume(&open.handle, volume.size_bytes)
+                .await?;
+        }
+        for served in live.attachments.values().filter(|s| s.volume == volume.id) {
+            served.notify_resize();
+        }
+        drop(live);
+        self.drop_stale_tail(&volume).await?;
+        self.shown(volume).await
+    }
+
+    /// Deletes a volume and its data.
+    pub async fn volume_delete(&self, name: &str) -> Result<()> {
+        let live = self.live.lock().await;
+        let volume = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        if live.volumes.contains_key(&volume.id) {
+            // Attachments are meta's to refuse; what else keeps a volume open is a copy.
+            let attached = self.shown(volume.clone()).await?.attached;
+            if attached.is_empty() {
+                return Err(copied(name));
+            }
+        }
+        let volume = self.meta.delete_volume(name).await.map_err(meta_failure)?;
+        self.drop_data(&volume).await
+    }
+
+    /// Second half of a deletion, which may also be done by a later process.
+    pub(super) async fn drop_data(&self, volume: &meta::Volume) -> Result<()> {
+        self.storage.drop_layers(&volume.layers).await?;
+        self.meta
+            .volume_data_dropped(volume.id)
+            .await
+            .map(drop)
+            .map_err(meta_failure)
+    }
+
+    async fn drop_stale_tail(&self, volume: &meta::Volume) -> Result<()> {
+        let Some(end) = volume.stale_tail_end_bytes else {
+            return Ok(());
+        };
+        // Opened as large as it was, and cut again: that gives the space back.
+        let larger = meta::Volume {
+            size_bytes: end,
+            ..volume.clone()
+        };
+        let handle = self.open_volume(&larger).await?;
+        let dropped = self.storage.resize_volume(&handle, volume.size_bytes).await;
+        drop(handle);
+        self.close_volume(volume).await;
+        dropped?;
+        self.meta
+            .volume_tail_dropped(volume.id)
+            .await
+            .map(drop)
+            .map_err(meta_failure)
+    }
+
+    /// What an earlier process began and did not finish: deletions, shrinks, imports.
+    pub(super) async fn finish_volumes(&self) -> Result<()> {
+        for volume in self.meta.list_volumes().await.map_err(meta_failure)? {
+            if volume.name.starts_with(IMPORT_PREFIX) && volume.state == VolumeState::Ready {
+                tracing::info!(volume = %volume.name, "drop an import that was cut");
+                let volume = self
+                    .meta
+                    .delete_volume(&volume.name)
+                    .await
+                    .map_err(meta_failure)?;
+                self.drop_data(&volume).await?;
+            } else if volume.state == VolumeState::Deleting {
+                self.drop_data(&volume).await?;
+            } else {
+                self.drop_stale_tail(&volume).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a volume for one more user, with a new lease if it is the first.
+    pub(super) async fn open_volume(&self, volume: &meta::Volume) -> Result<Handle> {
+        let mut live = self.live.lock().await;
+        self.open_in(&mut live, volume).await
+    }
+
+    /// Same, for whoever holds `live` already.
+    pub(super) async fn open_in(&self, live: &mut Live, volume: &meta::Volume) -> Result<Handle> {
+        if let Some(open) = live.volumes.get_mut(&volume.id) {
+            open.users += 1;
+            return Ok(open.handle.clone());
+        }
+        let lease: Lease = self
+            .meta
+            .grant_lease(&volume.name, NODE)
+            .await
+            .map_err(meta_failure)?;
+        let handle = self.storage.open_volume(volume, &lease).await?;
+        let open = OpenVolume {
+            handle: handle.clone(),
+            generation: lease.generation,
+            users: 1,
+        };
+        live.volumes.insert(volume.id, open);
+        Ok(handle)
+    }
+
+    /// Ends one use.
+    pub(super) async fn close_volume(&self, volume: &meta::Volume) {
+        let mut live = self.live.lock().await;
+        self.close_in(&mut live, volume.id).await;
+    }
+
+    /// Same, for whoever holds `live` already.
+    pub(super) async fn close_in(&self, live: &mut Live, id: meta::VolumeId) {
+        let Some(open) = live.volumes.get_mut(&id) else {
+            return;
+        };
+        open.users -= 1;
+        if open.users > 0 {
+            return;
+        }
+        if let Some(open) = live.volumes.remove(&id) {
+            // A lease that is not given back only costs a generation.
+            let _ = self.meta.release_lease(id, NODE, open.generation).await;
+        }
+    }
+}
+
+fn copied(name: &str) -> Failure {
+    Failure::new(
+        Kind::Conflict,
+        format!("volume '{name}' is being copied"),
+        "wait until the import or export is done",
+    )
+}
+
+/// Names that this program keeps for itself.
+pub fn check_name(name: &str) -> Result<()> {
+    if name.starts_with(IMPORT_PREFIX) {
+        return Err(Failure::invalid(
+            format!("volume name '{name}' begins with {IMPORT_PREFIX}, which imports use"),
+            "choose another name",
+        ));
+    }
+    Ok(())
+}

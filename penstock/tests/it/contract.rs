@@ -1,0 +1,359 @@
+//! The command line's contract: exit codes, one-line errors, what goes where.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+
+use crate::harness::{Daemon, greet, one_error, penstock, run, serve, temp, text};
+
+#[test]
+fn wrong_usage_is_one_line_and_exit_code_2() {
+    for args in [
+        &["volume", "create", "a", "10X"][..],
+        &["volume", "create", "a"],
+        &["volume", "frobnicate"],
+        &["attach", "volume", "a"],
+        &["--no-such-option", "status"],
+        &["status", "--api", "https://elsewhere:1"],
+        &["volume", "resize", "a", "+"],
+        &["vhost-user-blk", "--socket-path", "/x", "--fd", "3"],
+    ] {
+        one_error(&run(args), 2);
+    }
+    let told = one_error(&run(&["volume", "create", "a", "10X"]), 2);
+    assert!(
+        told.contains("unknown size suffix 'X'; use K, M, G, T or P"),
+        "{told}"
+    );
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    for args in [
+        &["--help"][..],
+        &["--version"],
+        &["volume", "import", "--help"],
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(!output.stdout.is_empty());
+        assert!(output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn completions_and_man_pages_come_without_a_daemon() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(&["completions", shell]);
+        assert!(
+            String::from_utf8(output.stdout)
+                .unwrap()
+                .contains("attachments"),
+            "{shell}"
+        );
+    }
+    let page = String::from_utf8(run(&["man"]).stdout).unwrap();
+    assert!(page.contains(".TH penstock 1"), "{page}");
+    let dir = temp();
+    assert!(run(&["man", "--dir", text(dir.path())]).status.success());
+    assert!(dir.path().join("penstock-volume-create.1").exists());
+}
+
+#[test]
+fn without_a_daemon_the_error_says_how_to_start_one() {
+    let dir = temp();
+    let told = one_error(&run(&["status", "--data", text(dir.path())]), 1);
+    assert!(
+        told.contains("no daemon answers on") && told.contains("penstock serve"),
+        "{told}"
+    );
+    assert!(told.contains(text(dir.path())), "{told}");
+}
+
+#[test]
+fn the_admin_endpoint_is_named_by_option_or_environment() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let socket = dir.path().join("penstock.sock");
+    let api = format!("unix:{}", text(&socket));
+    assert!(run(&["--api", &api, "health"]).status.success());
+    assert!(run(&["health", "--api", text(&socket)]).status.success());
+    let by_environment = penstock()
+        .arg("health")
+        .env("PENSTOCK_API", &api)
+        .output()
+        .unwrap();
+    assert_eq!(by_environment.stdout, b"ok\n");
+    let mode = fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    drop(daemon);
+}
+
+#[test]
+fn a_bad_configuration_is_named_with_its_mend() {
+    let dir = temp();
+    let config = dir.path().join("penstock.toml");
+    let data = dir.path().join("data");
+    for (content, told) in [
+        (
+            "devize_size = \"1G\"\n",
+            "line 1: unknown key `devize_size`",
+        ),
+        (
+            "threads = 1\n\ndevice_size = \"1Q\"\n",
+            "line 3: unknown size suffix 'Q'",
+        ),
+        ("threads = 0\n", "threads = 0 is out of range; use 1 to"),
+        ("poll = \"sometimes\"\n", "sometimes"),
+        ("pin = [100000]\n", "CPU 100000"),
+        ("socket_mode = \"rw\"\n", "socket_mode 'rw'"),
+        ("not toml at all", "line 1"),
+    ] {
+        fs::write(&config, content).unwrap();
+        let args = ["serve", "--config", text(&config), "--data", text(&data)];
+        let error = one_error(&run(&args), 2);
+        assert!(error.contains(told), "{content:?}: {error}");
+        assert!(error.contains(';'), "no mend: {error}");
+    }
+    let missing = [
+        "serve",
+        "--config",
+        "/nonexistent.toml",
+        "--data",
+        text(&data),
+    ];
+    assert!(one_error(&run(&missing), 2).contains("/nonexistent.toml"));
+    assert!(
+        !data.exists(),
+        "nothing is made before the configuration is good"
+    );
+}
+
+#[test]
+fn two_daemons_on_one_data_directory_are_refused() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let told = one_error(&serve(dir.path()), 1);
+    assert!(
+        told.contains(&format!(
+            "in use by another daemon (process {})",
+            daemon.pid()
+        )),
+        "{told}"
+    );
+    assert!(told.contains("--data"), "{told}");
+    assert_eq!(daemon.ok(&["health"]), "ok\n");
+}
+
+#[test]
+fn volumes_refuse_what_would_lose_or_confuse() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    let told = daemon.refused(&["volume", "create", "a", "64M"]);
+    assert!(told.contains("\"a\"") || told.contains("'a'"), "{told}");
+    assert!(told.contains("exists"), "{told}");
+    for args in [
+        &["volume", "show", "nope"][..],
+        &["volume", "resize", "nope", "1G"],
+        &["volume", "delete", "nope", "--yes"],
+        &["volume", "export", "nope", "-"],
+        &["attach", "volume", "nope", "--socket", "/tmp/x.sock"],
+        &["detach", "nope"],
+        &["libvirt", "disk-xml", "nope"],
+        &["volume", "create", "b", "1G", "--pool", "nope"],
+    ] {
+        let told = daemon.refused(args);
+        assert!(told.contains("nope"), "{told}");
+    }
+    one_error(&daemon.run(&["volume", "create", "bad/name", "1G"]), 2);
+    one_error(&daemon.run(&["volume", "create", "zero", "0"]), 2);
+    // Destructive verbs do not act unasked.
+    let told = one_error(&daemon.run(&["volume", "delete", "a"]), 2);
+    assert!(told.contains("--yes"), "{told}");
+    one_error(&daemon.run(&["volume", "resize", "a", "32M"]), 2);
+    assert_eq!(
+        daemon.json(&["volume", "show", "a"])["size_bytes"],
+        64 << 20
+    );
+}
+
+#[test]
+fn a_volume_in_use_is_left_alone() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let socket = dir.path().join("a.sock");
+    let other = dir.path().join("b.sock");
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    daemon.ok(&["volume", "create", "b", "64M"]);
+    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    for args in [
+        &["volume", "delete", "a", "--yes"][..],
+        &["attach", "volume", "a", "--socket", text(&other)],
+        &["attach", "volume", "b", "--socket", text(&socket)],
+        &["volume", "import", "a", "/dev/null", "--yes"],
+        &["volume", "resize", "a", "32M", "--yes"],
+    ] {
+        let told = daemon.refused(args);
+        assert!(
+            told.contains("detach") || told.contains("another path"),
+            "{args:?}: {told}"
+        );
+    }
+    // A guest that is connected is not cut off unasked.
+    let (guest, _) = greet(&socket);
+    let told = one_error(&daemon.run(&["detach", "a"]), 2);
+    assert!(told.contains("--yes"), "{told}");
+    let told = daemon.refused(&["volume", "export", "a", text(&dir.path().join("out"))]);
+    assert!(told.contains("--live"), "{told}");
+    daemon.ok(&["detach", "a", "--yes"]);
+    drop(guest);
+    assert!(!socket.exists());
+    daemon.ok(&["volume", "delete", "a", "--yes"]);
+}
+
+#[test]
+fn a_socket_path_that_cannot_be_used_is_named() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    let file = dir.path().join("precious");
+    fs::write(&file, "precious").unwrap();
+    let taken = dir.path().join("taken.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&taken).unwrap();
+    let missing = dir.path().join("no/such/dir/a.sock");
+    let long = dir.path().join("x".repeat(120));
+    for path in [&file, &taken, &missing, &long] {
+        let output = daemon.run(&["attach", "volume", "a", "--socket", text(path)]);
+        let code = output.status.code().unwrap();
+        let told = one_error(&output, code);
+        assert!(code == 1 || code == 2, "{told}");
+        let culprit = if path == &missing {
+            path.parent().unwrap()
+        } else {
+            path
+        };
+        assert!(told.contains(text(culprit)), "{told}");
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"precious");
+    assert_eq!(daemon.json(&["attachments", "list"]), serde_json::json!([]));
+    daemon.ok(&[
+        "attach",
+        "volume",
+        "a",
+        "--socket",
+        text(&dir.path().join("a.sock")),
+    ]);
+}
+
+/// Starts and ends a daemon, so that its device exists.
+fn formatted(data: &std::path::Path) {
+    assert!(Daemon::start(data).terminate().success());
+}
+
+/// Bytes of a unit of the on-disk format.
+const UNIT_BYTES: u64 = 4096;
+
+/// Overwrites units of a device, and returns what was there.
+fn damage(device: &fs::File, units: &[u64]) -> Vec<(u64, Vec<u8>)> {
+    let damage = |unit: &u64| {
+        let mut before = vec![0; UNIT_BYTES as usize];
+        device
+            .read_exact_at(&mut before, unit * UNIT_BYTES)
+            .unwrap();
+        let garbage = [0xa5; UNIT_BYTES as usize];
+        device.write_all_at(&garbage, unit * UNIT_BYTES).unwrap();
+        (*unit, before)
+    };
+    units.iter().map(damage).collect()
+}
+
+/// Where the superblock of the only shard lies: two slots at its start, their copies at its end.
+fn superblocks(device: &fs::File) -> ([u64; 2], [u64; 2]) {
+    const SHARD_START: u64 = 256;
+    let mut shard_units = [0; 4];
+    device.read_exact_at(&mut shard_units, 16).unwrap();
+    let end = SHARD_START + u64::from(u32::from_le_bytes(shard_units));
+    ([SHARD_START, SHARD_START + 1], [end - 2, end - 1])
+}
+
+#[test]
+fn a_corrupt_superblock_stops_the_start_only_when_its_copy_is_corrupt_too() {
+    let dir = temp();
+    formatted(dir.path());
+    let path = dir.path().join("devices/0.img");
+    let device = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let (slots, copies) = superblocks(&device);
+    damage(&device, &slots);
+    formatted(dir.path());
+    let before = damage(&device, &[slots, copies].concat());
+    let told = one_error(&serve(dir.path()), 1);
+    assert!(told.contains(text(&path)), "{told}");
+    assert!(told.contains("no valid superblock"), "{told}");
+    // Nothing else was written: once the superblock is put back, all is well.
+    for (unit, bytes) in before {
+        device.write_all_at(&bytes, unit * UNIT_BYTES).unwrap();
+    }
+    formatted(dir.path());
+}
+
+#[test]
+fn a_device_of_another_cluster_is_refused() {
+    let dir = temp();
+    let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+    formatted(&ours);
+    formatted(&theirs);
+    fs::rename(theirs.join("devices/0.img"), ours.join("devices/0.img")).unwrap();
+    let told = one_error(&serve(&ours), 1);
+    assert!(told.contains("cluster"), "{told}");
+    assert!(told.contains(text(&ours.join("devices/0.img"))), "{told}");
+}
+
+#[test]
+fn a_lost_device_is_not_replaced_by_an_empty_one() {
+    let dir = temp();
+    formatted(dir.path());
+    let device = dir.path().join("devices/0.img");
+    fs::remove_file(&device).unwrap();
+    let told = one_error(&serve(dir.path()), 1);
+    assert!(told.contains(text(&device)), "{told}");
+    assert!(!device.exists());
+}
+
+#[test]
+fn the_null_store_says_loudly_that_it_drops_everything() {
+    let dir = temp();
+    let daemon = Daemon::start_with(dir.path(), &["--store", "null"]);
+    assert!(
+        daemon.said.iter().any(|l| l.contains("DROPS EVERY WRITE")),
+        "{:#?}",
+        daemon.said
+    );
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    assert_ne!(greet(&socket).1, 0);
+    let health = daemon.run(&["health"]);
+    assert_eq!(
+        health.status.code(),
+        Some(1),
+        "a node that stores nothing is not healthy"
+    );
+}
+
+#[test]
+fn back_end_program_prints_its_capabilities() {
+    let output = run(&["vhost-user-blk", "--print-capabilities"]);
+    assert!(output.status.success());
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["type"], "block");
+    assert!(
+        json["features"]
+            .as_array()
+            .unwrap()
+            .contains(&"read-only".into())
+    );
+}

@@ -1,0 +1,241 @@
+//! A daemon in a temporary directory that ends with its test.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Size of the device files that tests use.
+pub const DEVICE_SIZE: &str = "1G";
+/// A daemon that is neither ready nor ended by then hangs.
+const READY_MAX: Duration = Duration::from_secs(60);
+
+/// The binary under test.
+pub fn penstock() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_penstock"));
+    command
+        .stdin(Stdio::null())
+        .env_remove("PENSTOCK_API")
+        .env_remove("PENSTOCK_LOG");
+    command
+}
+
+/// Runs the binary to its end.
+pub fn run(args: &[&str]) -> Output {
+    penstock().args(args).output().unwrap()
+}
+
+/// Starts a daemon that must refuse to run, and returns what it said. One that runs after all is killed.
+pub fn serve(data: &Path) -> Output {
+    let mut child = penstock()
+        .args(["serve", "--device-size", DEVICE_SIZE, "--data"])
+        .arg(data)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + READY_MAX;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Checks that a command failed with one line on stderr and nothing on stdout, and returns the line.
+pub fn one_error(output: &Output, code: i32) -> String {
+    let told = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{told}");
+    assert!(
+        output.stdout.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    // A daemon that fails may have logged before; the error is its last line, and its only one of that kind.
+    let errors: Vec<&str> = told
+        .lines()
+        .filter(|l| l.starts_with("penstock: error: "))
+        .collect();
+    assert_eq!(errors.len(), 1, "{told}");
+    assert_eq!(told.lines().last(), Some(errors[0]), "{told}");
+    errors[0]
+        .strip_prefix("penstock: error: ")
+        .unwrap()
+        .to_owned()
+}
+
+/// A fresh directory for one test.
+pub fn temp() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("penstock-test-")
+        .tempdir()
+        .unwrap()
+}
+
+/// A running daemon. Killed when dropped.
+pub struct Daemon {
+    child: Child,
+    data: PathBuf,
+    /// What it said until it was ready.
+    pub said: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts a daemon on `data` and waits until it is ready.
+    pub fn start(data: &Path) -> Self {
+        Self::start_with(data, &[])
+    }
+
+    /// Same, with further options.
+    pub fn start_with(data: &Path, options: &[&str]) -> Self {
+        let mut command = penstock();
+        // SAFETY: between fork and exec only a plain system call is made.
+        unsafe {
+            // A test that is killed drops nothing: its daemon ends with the thread that started it.
+            command.pre_exec(
+                || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                },
+            );
+        }
+        let mut child = command
+            .args([
+                "serve",
+                "--device-size",
+                DEVICE_SIZE,
+                "--threads",
+                "1",
+                "--data",
+            ])
+            .arg(data)
+            .args(options)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                // After it is ready nobody listens any more, but the pipe has to be emptied.
+                let _ = sender.send(line);
+            }
+        });
+        let mut daemon = Daemon {
+            child,
+            data: data.into(),
+            said: Vec::new(),
+        };
+        loop {
+            let line = receiver.recv_timeout(READY_MAX).unwrap_or_else(|e| {
+                panic!("the daemon did not get ready ({e}): {:#?}", daemon.said)
+            });
+            let ready = line.starts_with("penstock: ready:");
+            daemon.said.push(line);
+            if ready {
+                return daemon;
+            }
+        }
+    }
+
+    /// Its data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A command that talks to it.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = penstock();
+        command.args(args).arg("--data").arg(&self.data);
+        command
+    }
+
+    /// Runs a command that talks to it.
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Same; it must succeed. Returns its standard output.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "penstock {}: {told}",
+            args.join(" ")
+        );
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Same; its standard output is JSON.
+    pub fn json(&self, args: &[&str]) -> serde_json::Value {
+        let mut args = args.to_vec();
+        args.push("--json");
+        serde_json::from_str(&self.ok(&args)).unwrap()
+    }
+
+    /// Runs a command that must fail with exit code 1, and returns its error.
+    pub fn refused(&self, args: &[&str]) -> String {
+        one_error(&self.run(args), 1)
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: a plain system call on a child that has not been waited for.
+        let sent = unsafe { libc::kill(self.pid() as libc::pid_t, signal) };
+        assert_eq!(sent, 0);
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn terminate(mut self) -> ExitStatus {
+        self.signal(libc::SIGTERM);
+        self.child.wait().unwrap()
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks a vhost-user socket for its features, as every front end does first. Returns the connection, still open.
+pub fn greet(socket: &Path) -> (UnixStream, u64) {
+    const GET_FEATURES: u32 = 1;
+    const VERSION: u32 = 1;
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let mut request = Vec::new();
+    for word in [GET_FEATURES, VERSION, 0] {
+        request.extend_from_slice(&word.to_ne_bytes());
+    }
+    stream.write_all(&request).unwrap();
+    let mut answer = [0; 20];
+    stream.read_exact(&mut answer).unwrap();
+    (stream, u64::from_ne_bytes(answer[12..].try_into().unwrap()))
+}
+
+/// Path as text, for command lines.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}

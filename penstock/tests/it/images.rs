@@ -1,0 +1,292 @@
+//! Import and export: what goes in comes out, zeroes cost nothing, and a failure leaves nothing.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use crate::harness::{Daemon, one_error, temp, text};
+
+/// Size of the images in these tests.
+const IMAGE_BYTES: u64 = 48 << 20;
+
+/// A sparse image with data in odd places: 3 MiB that do not compress to zeroes, the rest holes.
+fn image(path: &Path) -> Vec<u8> {
+    let mut content = vec![0; IMAGE_BYTES as usize];
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for (from, len) in [
+        (0, 700),
+        (5_000_001, 1 << 20),
+        (20 << 20, 2 << 20),
+        (IMAGE_BYTES as usize - 9, 9),
+    ] {
+        for byte in &mut content[from..from + len] {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            *byte = (state >> 56) as u8 | 1;
+        }
+    }
+    let file = File::create(path).unwrap();
+    file.set_len(IMAGE_BYTES).unwrap();
+    for (index, block) in content.chunks(4096).enumerate() {
+        if block.iter().any(|b| *b != 0) {
+            file.write_all_at(block, index as u64 * 4096).unwrap();
+        }
+    }
+    content
+}
+
+fn used(daemon: &Daemon) -> u64 {
+    daemon.json(&["device", "list"])[0]["used_bytes"]
+        .as_u64()
+        .unwrap()
+}
+
+fn qemu_img(args: &[&str]) {
+    let output = Command::new("qemu-img").args(args).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn a_raw_image_comes_out_as_it_went_in() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let (raw, out) = (dir.path().join("in.raw"), dir.path().join("out.raw"));
+    let content = image(&raw);
+    let empty = used(&daemon);
+    let volume = daemon.json(&["volume", "import", "a", text(&raw)]);
+    assert_eq!(volume["size_bytes"], IMAGE_BYTES);
+    assert!(used(&daemon) - empty < 12 << 20, "zeroes take no space");
+    daemon.ok(&["volume", "export", "a", text(&out)]);
+    assert!(fs::read(&out).unwrap() == content);
+    assert!(
+        fs::metadata(&out).unwrap().blocks() * 512 < 12 << 20,
+        "the export is sparse"
+    );
+
+    let told = daemon.refused(&["volume", "export", "a", text(&out)]);
+    assert!(told.contains("--force"), "{told}");
+    daemon.ok(&["volume", "export", "a", text(&out), "--force"]);
+    let piped = daemon.run(&["volume", "export", "a", "-"]);
+    assert!(piped.status.success());
+    assert!(piped.stdout == content);
+    let left: Vec<_> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(left.len(), 3, "only data, in.raw and out.raw: {left:?}");
+}
+
+#[test]
+fn a_qcow2_image_comes_out_as_it_went_in() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let (raw, qcow2, out) = (
+        dir.path().join("in.raw"),
+        dir.path().join("in.qcow2"),
+        dir.path().join("out.qcow2"),
+    );
+    let content = image(&raw);
+    qemu_img(&[
+        "convert",
+        "-c",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        text(&raw),
+        text(&qcow2),
+    ]);
+    assert_eq!(
+        daemon.json(&["volume", "import", "a", text(&qcow2)])["size_bytes"],
+        IMAGE_BYTES
+    );
+    assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
+    daemon.ok(&["volume", "export", "a", text(&out), "--format", "qcow2"]);
+    qemu_img(&[
+        "compare",
+        "-f",
+        "raw",
+        "-F",
+        "qcow2",
+        text(&raw),
+        text(&out),
+    ]);
+}
+
+#[test]
+fn data_survive_a_kill_of_the_daemon() {
+    let dir = temp();
+    let data = dir.path().join("data");
+    let daemon = Daemon::start(&data);
+    let raw = dir.path().join("in.raw");
+    let content = image(&raw);
+    daemon.ok(&["volume", "import", "a", text(&raw)]);
+    daemon.kill();
+    let daemon = Daemon::start(&data);
+    assert!(
+        daemon
+            .said
+            .iter()
+            .any(|l| l.starts_with("penstock: store ")),
+        "{:#?}",
+        daemon.said
+    );
+    assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::start(&data);
+    assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
+}
+
+#[test]
+fn an_import_replaces_a_volume_only_when_told_and_only_as_a_whole() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let raw = dir.path().join("in.raw");
+    let content = image(&raw);
+    let small = dir.path().join("small.raw");
+    fs::write(&small, [7; 8192]).unwrap();
+    daemon.ok(&["volume", "import", "a", text(&small)]);
+    one_error(&daemon.run(&["volume", "import", "a", text(&raw)]), 2);
+    cut_import(&daemon, "a", true);
+    assert_eq!(
+        daemon.run(&["volume", "export", "a", "-"]).stdout,
+        [7; 8192]
+    );
+    daemon.ok(&["volume", "import", "a", text(&raw), "--yes"]);
+    assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
+    assert_eq!(
+        daemon.json(&["volume", "list"]).as_array().unwrap().len(),
+        1
+    );
+}
+
+/// Sends the beginning of an import and hangs up.
+fn cut_import(daemon: &Daemon, name: &str, replace: bool) {
+    let mut stream = UnixStream::connect(daemon.data().join("penstock.sock")).unwrap();
+    let mut record = Vec::new();
+    record.extend_from_slice(&0_u64.to_le_bytes());
+    record.extend_from_slice(&4096_u32.to_le_bytes());
+    record.extend_from_slice(&1_u32.to_le_bytes());
+    record.extend_from_slice(&[9; 4096]);
+    write!(
+        stream,
+        "PUT /v1/volumes/{name}/data?size_bytes=1048576&replace={replace} HTTP/1.1\r\nhost: penstock\r\n\
+         transfer-encoding: chunked\r\n\r\n{:x}\r\n",
+        record.len()
+    )
+    .unwrap();
+    stream.write_all(&record).unwrap();
+    stream.write_all(b"\r\n").unwrap();
+}
+
+#[test]
+fn a_cut_import_leaves_no_half_volume() {
+    let dir = temp();
+    let data = dir.path().join("data");
+    let daemon = Daemon::start(&data);
+    cut_import(&daemon, "half", false);
+    let told = daemon.refused(&["volume", "show", "half"]);
+    assert!(told.contains("half"), "{told}");
+    assert_eq!(daemon.json(&["volume", "list"]), serde_json::json!([]));
+    // Nor does a daemon that dies in the middle of one.
+    let mut stream = UnixStream::connect(data.join("penstock.sock")).unwrap();
+    let head = "PUT /v1/volumes/half/data?size_bytes=1048576 HTTP/1.1\r\nhost: penstock\r\n\
+                transfer-encoding: chunked\r\n\r\n10\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    daemon.kill();
+    let daemon = Daemon::start(&data);
+    assert_eq!(daemon.json(&["volume", "list"]), serde_json::json!([]));
+    daemon.ok(&["volume", "create", "half", "64M"]);
+}
+
+#[test]
+fn an_image_that_does_not_fit_is_refused_and_leaves_nothing() {
+    let dir = temp();
+    let daemon = Daemon::start_with(
+        &dir.path().join("data"),
+        &["--device", &device(dir.path(), "128M")],
+    );
+    let raw = dir.path().join("big.raw");
+    let mut file = File::create(&raw).unwrap();
+    let block: Vec<u8> = (0..1 << 20).map(|i: u32| (i / 7) as u8 | 1).collect();
+    for _ in 0..160 {
+        file.write_all(&block).unwrap();
+    }
+    let told = daemon.refused(&["volume", "import", "a", text(&raw)]);
+    assert!(told.contains("space"), "{told}");
+    assert_eq!(daemon.json(&["volume", "list"]), serde_json::json!([]));
+    // What it had taken is given back.
+    fs::write(&raw, &block).unwrap();
+    daemon.ok(&["volume", "import", "a", text(&raw)]);
+    assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == block);
+}
+
+fn device(dir: &Path, size: &str) -> String {
+    format!("{}:{size}", text(&dir.join("small.img")))
+}
+
+#[test]
+fn images_that_cannot_be_imported_are_named() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("empty"), b"").unwrap();
+    fs::write(path("base"), [1; 65536]).unwrap();
+    qemu_img(&["create", "-f", "vmdk", text(&path("a.vmdk")), "1M"]);
+    qemu_img(&[
+        "create",
+        "-f",
+        "qcow2",
+        "-b",
+        "base",
+        "-F",
+        "raw",
+        text(&path("child.qcow2")),
+    ]);
+    for (name, told) in [
+        ("missing", "no such file"),
+        ("a.vmdk", "format vmdk"),
+        ("child.qcow2", "needs another file"),
+    ] {
+        let error = daemon.refused(&["volume", "import", "a", text(&path(name))]);
+        assert!(error.contains(told) && error.contains(name), "{error}");
+    }
+    one_error(
+        &daemon.run(&["volume", "import", "a", text(&path("empty"))]),
+        2,
+    );
+    let without = daemon
+        .command(&["volume", "import", "a", text(&path("base"))])
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    let error = one_error(&without, 1);
+    assert!(error.contains("qemu-utils"), "{error}");
+    assert_eq!(daemon.json(&["volume", "list"]), serde_json::json!([]));
+    // A raw image needs no qemu-img.
+    let raw = daemon
+        .command(&[
+            "volume",
+            "import",
+            "a",
+            text(&path("base")),
+            "--format",
+            "raw",
+        ])
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    assert!(
+        raw.status.success(),
+        "{}",
+        String::from_utf8_lossy(&raw.stderr)
+    );
+}

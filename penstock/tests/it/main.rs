@@ -1,0 +1,7 @@
+//! Tests of the real binary: each starts its own daemon in a directory of its own.
+
+mod contract;
+mod harness;
+mod idle;
+mod images;
+mod lifecycle;
