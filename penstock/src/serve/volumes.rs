@@ -82,14 +82,6 @@ impl Node {
         if request.size_bytes < before.size_bytes && live.volumes.contains_key(&before.id) {
             return Err(copied(name));
         }
-        // Dropping a large tail can wait for ever in the engine; until that is mended a volume keeps its size.
-        if request.size_bytes < before.size_bytes {
-            return Err(Failure::new(
-                Kind::Conflict,
-                format!("volume '{name}' cannot shrink in this release"),
-                "create a smaller volume and copy the data",
-            ));
-        }
         let volume = self
             .meta
             .resize_volume(name, request.size_bytes, request.shrink)

@@ -59,6 +59,10 @@ fn volumes_are_created_listed_resized_and_deleted() {
         daemon.json(&["volume", "resize", "disk", "+1G"])["size_bytes"],
         2_u64 << 30
     );
+    assert_eq!(
+        daemon.json(&["volume", "resize", "disk", "512M", "--yes"])["size_bytes"],
+        512 << 20
+    );
     assert_eq!(daemon.json(&["volume", "show", "disk"])["id"], made["id"]);
     daemon.ok(&["volume", "delete", "disk", "--yes"]);
     assert_eq!(daemon.json(&["volume", "list"]), json!([]));
