@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{DeviceSpec, Poll, StoreKind};
+use crate::config::{DeviceSpec, Poll, Preallocation, StoreKind};
 use crate::size::{NewSize, Size};
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
@@ -118,9 +118,9 @@ pub struct NodeArgs {
     /// Size of the default device file when it is created [default: 80% of the free space]
     #[arg(long, value_name = "SIZE")]
     pub device_size: Option<Size>,
-    /// Reserve the space of device files when they are created
-    #[arg(long)]
-    pub preallocate: bool,
+    /// How device files that are created get their space
+    #[arg(long, value_name = "HOW")]
+    pub preallocation: Option<Preallocation>,
     /// Data threads
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

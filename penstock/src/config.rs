@@ -32,8 +32,8 @@ pub struct File {
     pub devices: Option<Vec<DeviceSpec>>,
     /// Size of the default device file.
     pub device_size: Option<Size>,
-    /// Reserve the whole device file on its filesystem at creation.
-    pub device_preallocate: Option<bool>,
+    /// How device files get their space at creation: `off`, `falloc` or `full`.
+    pub device_preallocation: Option<Preallocation>,
     /// Number of data threads.
     pub threads: Option<usize>,
     /// CPUs the data threads are pinned to, in turn.
@@ -56,6 +56,18 @@ pub enum StoreKind {
     File,
     /// Drops every write and reads zeroes: for benchmarks of the guest side only.
     Null,
+}
+
+/// How a device file gets its space; the words are qemu-img's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Preallocation {
+    /// As it is written.
+    Off,
+    /// Reserved on the filesystem at once.
+    Falloc,
+    /// Reserved and written with zeroes: takes its time, and then every write is as fast as it will ever be.
+    Full,
 }
 
 /// When data threads spin instead of sleeping.
@@ -158,8 +170,8 @@ pub struct Config {
     pub devices: Vec<DeviceSpec>,
     /// Size of the default device file.
     pub device_size: Option<Size>,
-    /// Reserve device files at creation.
-    pub device_preallocate: bool,
+    /// How device files get their space at creation.
+    pub device_preallocation: Preallocation,
     /// Data threads.
     pub threads: usize,
     /// CPUs to pin them to.
@@ -247,7 +259,7 @@ pub fn settle(file: File) -> Result<Config> {
         store: file.store.unwrap_or(StoreKind::File),
         devices: file.devices.unwrap_or_default(),
         device_size: file.device_size,
-        device_preallocate: file.device_preallocate.unwrap_or(false),
+        device_preallocation: file.device_preallocation.unwrap_or(Preallocation::Off),
         threads,
         pin: file.pin,
         poll: file.poll.unwrap_or(Poll::Adaptive),
@@ -409,13 +421,14 @@ mod tests {
     fn every_key_of_the_file_is_understood() {
         let file = parse(
             "data = \"/d\"\nadmin_socket = \"/d/a\"\nstore = \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
-             device_size = \"2G\"\ndevice_preallocate = true\nthreads = 3\npoll = \"never\"\npoll_spin_us = 20\n\
+             device_size = \"2G\"\ndevice_preallocation = \"full\"\nthreads = 3\npoll = \"never\"\npoll_spin_us = 20\n\
              socket_mode = \"0660\"\nsocket_owner = \"root:0\"\n",
             "p.toml",
         )
         .unwrap();
         let config = settle(file).unwrap();
         assert_eq!(config.store, StoreKind::Null);
+        assert_eq!(config.device_preallocation, Preallocation::Full);
         assert_eq!(config.devices[1].size(), Some(Size(1 << 30)));
         assert_eq!(
             (config.threads, config.poll, config.poll_spin_us),

@@ -53,9 +53,7 @@ pub fn merge(mut file: config::File, args: NodeArgs, data: Option<PathBuf>) -> c
         file.devices = Some(args.device);
     }
     file.device_size = args.device_size.or(file.device_size);
-    if args.preallocate {
-        file.device_preallocate = Some(true);
-    }
+    file.device_preallocation = args.preallocation.or(file.device_preallocation);
     file.threads = args.threads.or(file.threads);
     file.pin = args.pin.or(file.pin);
     file.poll = args.poll.or(file.poll);

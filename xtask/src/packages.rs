@@ -19,6 +19,14 @@ const PACKAGES: &[(&str, &str)] = &[
     ("qemu-utils", "converts disk images"),
     ("mmdebstrap", "builds the guest"),
     ("cpio", "packs the guest"),
+    (
+        "grub-common",
+        "makes the boot loader of the guest that boots from a disk",
+    ),
+    (
+        "grub-pc-bin",
+        "makes the boot loader of the guest that boots from a disk",
+    ),
     ("e2fsprogs", "makes and checks filesystems"),
     ("util-linux", "pins processes to processors"),
 ];
@@ -35,6 +43,7 @@ const PROGRAMS: &[&str] = &[
     "qemu-img",
     "mmdebstrap",
     "cpio",
+    "grub-mkimage",
     "mke2fs",
     "taskset",
 ];

@@ -18,7 +18,7 @@ use vhost_backend::blk::BlkDevice;
 use vhost_backend::data_thread::{PollMode, ThreadOptions};
 
 use crate::api::types;
-use crate::config::{Config, DeviceSpec, Poll, StoreKind};
+use crate::config::{Config, DeviceSpec, Poll, Preallocation, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
 
@@ -298,7 +298,7 @@ fn devices(config: &Config, data: &DataDir, known: &[meta::Device]) -> Result<Ve
             (true, true) => Missing::Refuse,
             (true, false) => return Err(lost(&path)),
             (false, true) => Missing::FormatBlank,
-            (false, false) => create(&path, size, config.device_preallocate)?,
+            (false, false) => create(&path, size, config.device_preallocation)?,
         };
         devices.push(DeviceConfig { path, missing });
     }
@@ -316,7 +316,7 @@ fn lost(path: &Path) -> Failure {
     )
 }
 
-fn create(path: &Path, size: Option<Size>, reserve: bool) -> Result<Missing> {
+fn create(path: &Path, size: Option<Size>, preallocation: Preallocation) -> Result<Missing> {
     if path.starts_with("/dev") {
         return Err(Failure::new(
             Kind::NotFound,
@@ -342,10 +342,10 @@ fn create(path: &Path, size: Option<Size>, reserve: bool) -> Result<Missing> {
             "make room, or choose another place with --data DIR or --device PATH",
         ));
     }
-    let allocation = if reserve {
-        Allocation::Preallocated
-    } else {
-        Allocation::Sparse
+    let allocation = match preallocation {
+        Preallocation::Off => Allocation::Sparse,
+        Preallocation::Falloc => Allocation::Preallocated,
+        Preallocation::Full => Allocation::Written,
     };
     Ok(Missing::CreateFile {
         size_bytes: size.0,

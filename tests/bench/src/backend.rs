@@ -54,7 +54,7 @@ impl Kind {
 pub enum Store {
     /// Nowhere.
     Null,
-    /// A preallocated file through O_DIRECT.
+    /// A file through O_DIRECT, written once before it is measured.
     File,
 }
 
@@ -168,7 +168,7 @@ fn start_penstock(
 pub fn penstock_options(kind: Kind, store: Store) -> Result<DaemonOptions> {
     let mut args = match store {
         Store::Null => vec!["--store", "null"],
-        Store::File => vec!["--device-size", DEVICE_SIZE, "--preallocate"],
+        Store::File => vec!["--device-size", DEVICE_SIZE, "--preallocation", "full"],
     };
     args.extend(["--threads", "1", "--poll", kind.poll()]);
     Ok(DaemonOptions::new(

@@ -1,5 +1,5 @@
-//! The rig's guest, built once into the cache: a Debian kernel, an initramfs with what the tests run, and a root
-//! filesystem image for booting from a disk.
+//! The rig's guest, built once into the cache: a Debian kernel, an initramfs with what the tests run, and the image of a
+//! whole disk that the firmware boots from.
 //!
 //! The recipe (its sources and [`RECIPE`]) names the directory, so a changed recipe builds anew beside the old one.
 
@@ -10,13 +10,14 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::paths::{find_program, guest_cache};
+use crate::paths::guest_cache;
 use crate::process::run;
 
+mod boot_disk;
 mod packing;
 
 /// Counts changes of the recipe that its sources do not show.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 /// Debian release of the guest.
 const SUITE: &str = "bookworm";
 /// Where its packages come from.
@@ -29,9 +30,6 @@ const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const INIT: &str = include_str!("../guest/init.sh");
 /// The helper that runs in the guest.
 const RIGIO: &str = include_str!("../guest/rigio.rs");
-/// Size of the root filesystem image; sparse, so it costs what it holds.
-const ROOT_IMAGE_SIZE: &str = "512M";
-
 /// A built guest.
 #[derive(Debug, Clone)]
 pub struct GuestImage {
@@ -85,9 +83,9 @@ impl GuestImage {
         self.directory.join("probe.cpio")
     }
 
-    /// A raw ext4 image with a Debian root, to be imported into a volume and booted from.
-    pub fn root_image(&self) -> PathBuf {
-        self.directory.join("root.ext4")
+    /// A raw disk with a boot loader and a Debian root, to be imported into a volume and booted from.
+    pub fn boot_disk(&self) -> PathBuf {
+        self.directory.join("boot-disk.raw")
     }
 }
 
@@ -100,11 +98,16 @@ fn recipe_hash() -> u64 {
         KERNEL_PACKAGE,
         INIT,
         RIGIO,
-        ROOT_IMAGE_SIZE,
         packing::MODULES,
     )
         .hash(&mut hasher);
-    (packing::PROGRAMS, crate::accel::probe_init()).hash(&mut hasher);
+    (
+        packing::PROGRAMS,
+        crate::accel::probe_init(),
+        boot_disk::CONFIG,
+        boot_disk::ROOT_MIB,
+    )
+        .hash(&mut hasher);
     hasher.finish()
 }
 
@@ -131,7 +134,7 @@ fn build(work: &Path) -> Result<()> {
     packing::install(&root, "usr/bin/rigio", &std::fs::read(work.join("rigio"))?)?;
     packing::pack_initramfs(work, &root, &kernel, &out.join("initramfs.cpio"))?;
     packing::pack_probe(work, &root, &out.join("probe.cpio"))?;
-    make_root_image(&root, &out.join("root.ext4"))
+    boot_disk::make(work, &root, &kernel, &out.join("boot-disk.raw"))
 }
 
 /// Debian's own bootstrap, as a tarball, so that no privilege is needed to unpack it (device nodes are left out: the
@@ -196,24 +199,5 @@ fn compile_rigio(work: &Path) -> Result<()> {
         .arg(work.join("rigio"))
         .arg(&source)
         .current_dir(work))?;
-    Ok(())
-}
-
-fn make_root_image(root: &Path, image: &Path) -> Result<()> {
-    let mke2fs = find_program("mke2fs").context("mke2fs is missing: install e2fsprogs")?;
-    run(Command::new(mke2fs)
-        .args([
-            "-q",
-            "-t",
-            "ext4",
-            "-E",
-            "root_owner=0:0",
-            "-L",
-            "rig-root",
-            "-d",
-        ])
-        .arg(root)
-        .arg(image)
-        .arg(ROOT_IMAGE_SIZE))?;
     Ok(())
 }

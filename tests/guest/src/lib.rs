@@ -18,4 +18,4 @@ pub use agent::Output;
 pub use daemon::{Daemon, DaemonOptions};
 pub use image::GuestImage;
 pub use storage_daemon::StorageDaemon;
-pub use vm::{Disk, Vm, VmConfig};
+pub use vm::{Boot, Disk, Vm, VmConfig};

@@ -53,6 +53,15 @@ impl Disk {
     }
 }
 
+/// What a guest starts from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Boot {
+    /// QEMU loads the kernel, and the guest stays in its initramfs.
+    Kernel,
+    /// The firmware boots from the first disk, which holds [`GuestImage::boot_disk`].
+    FirstDisk,
+}
+
 /// What to boot.
 #[derive(Debug, Clone)]
 pub struct VmConfig {
@@ -62,24 +71,24 @@ pub struct VmConfig {
     pub cpus: u16,
     /// vhost-user disks in order.
     pub disks: Vec<Disk>,
-    /// Device inside the guest that holds the root filesystem; without one the guest stays in its initramfs.
-    pub root: Option<String>,
+    /// What the guest starts from.
+    pub boot: Boot,
 }
 
 impl VmConfig {
-    /// Two processors, 768 MiB, root in the initramfs.
+    /// Two processors, 768 MiB, QEMU loads the kernel.
     pub fn new(disks: Vec<Disk>) -> Self {
         Self {
             memory_mib: 768,
             cpus: 2,
             disks,
-            root: None,
+            boot: Boot::Kernel,
         }
     }
 
-    /// The same guest with its root filesystem on `device`.
-    pub fn root(mut self, device: &str) -> Self {
-        self.root = Some(device.to_owned());
+    /// The same guest, booted by its firmware from its first disk.
+    pub fn from_first_disk(mut self) -> Self {
+        self.boot = Boot::FirstDisk;
         self
     }
 }
@@ -220,10 +229,6 @@ impl Vm {
 fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &Path) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
     let memory = config.memory_mib;
-    let mut append = "console=ttyS0 panic=-1 quiet mitigations=off".to_owned();
-    if let Some(root) = &config.root {
-        append.push_str(&format!(" rig.root={root}"));
-    }
     command
         .args([
             "-machine",
@@ -244,11 +249,6 @@ fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &P
             "-object",
             &format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
         ])
-        .arg("-kernel")
-        .arg(image.kernel())
-        .arg("-initrd")
-        .arg(image.initramfs())
-        .args(["-append", &append])
         .args([
             "-serial",
             &format!("file:{}", scratch.join("console").display()),
@@ -264,8 +264,18 @@ fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &P
             &format!("socket,id=agent,path={}", scratch.join("agent").display()),
         ])
         .args(["-device", "virtserialport,chardev=agent,name=rig.agent"]);
+    if config.boot == Boot::Kernel {
+        command
+            .arg("-kernel")
+            .arg(image.kernel())
+            .arg("-initrd")
+            .arg(image.initramfs())
+            .args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"]);
+    }
     for (index, disk) in config.disks.iter().enumerate() {
         let (socket, queues, size) = (disk.socket.display(), disk.queues, disk.queue_size);
+        // A kernel that QEMU loads has index 0.
+        let order = index + 1;
         command
             .args([
                 "-chardev",
@@ -274,7 +284,7 @@ fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &P
             .args([
                 "-device",
                 &format!(
-                    "vhost-user-blk-pci,chardev=disk{index},num-queues={queues},queue-size={size}"
+                    "vhost-user-blk-pci,chardev=disk{index},num-queues={queues},queue-size={size},bootindex={order}"
                 ),
             ]);
     }

@@ -109,6 +109,14 @@ pub(super) fn pack_initramfs(
     pack(&tree, archive)
 }
 
+/// The initramfs of the boot disk: [`MODULES`] and what it takes to go on to the root filesystem.
+pub(super) fn pack_loader(work: &Path, root: &Path, kernel: &Path, archive: &Path) -> Result<()> {
+    let tree = work.join("loader");
+    make_skeleton(root, &tree, &std::fs::read(root.join("sbin/rig-init"))?)?;
+    copy_modules(kernel, &tree)?;
+    pack(&tree, archive)
+}
+
 /// The initramfs of the KVM probe.
 pub(super) fn pack_probe(work: &Path, root: &Path, archive: &Path) -> Result<()> {
     let tree = work.join("probe");
