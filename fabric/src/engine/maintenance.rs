@@ -71,8 +71,9 @@ struct Job {
 
 /// The thread's state.
 pub struct Maintenance {
-    stores: Arc<Stores>,
+    /// Before `stores`: fields are dropped in this order, and the ring has the cores' memory registered.
     hands: Hands,
+    stores: Arc<Stores>,
     commands: Receiver<Command>,
     /// Operations that no shard has taken yet.
     pending: VecDeque<(u32, JobOp, u64)>,
@@ -158,7 +159,7 @@ impl Maintenance {
     /// One round: device outcomes, new operations, scrubbing.
     fn turn(&mut self) {
         let now = Instant::now();
-        self.hands.collect();
+        self.hands.collect(&self.stores);
         let mut at = 0;
         while let Some(event) = self.hands.next_event(&mut at) {
             if let Event::Shard(shard, range) = event {

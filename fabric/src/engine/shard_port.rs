@@ -41,15 +41,16 @@ const EMPTY: Queue = Queue {
 struct DeviceFlush {
     waiting: Queue,
     running: Queue,
-    /// What is durable when the running flush is done, by shard of the device.
-    marks: Vec<FlushMark>,
+    /// What is durable when the running flush is done, by shard of the device; `None` if all of it was before.
+    marks: Vec<Option<FlushMark>>,
 }
 
 /// The port.
 pub struct ShardPort {
+    /// Before `stores`: fields are dropped in this order, and the ring has the cores' memory registered.
+    hands: Hands,
     stores: Arc<Stores>,
     fences: FenceCache,
-    hands: Hands,
     slots: Box<[Slot]>,
     queues: Box<[Queue]>,
     queued: u32,
@@ -72,7 +73,7 @@ impl ShardPort {
         let flush = |d: &super::stores::Device| DeviceFlush {
             waiting: EMPTY,
             running: EMPTY,
-            marks: vec![FlushMark::default(); d.shards as usize],
+            marks: vec![None; d.shards as usize],
         };
         Ok(Self {
             fences: FenceCache::new(fences),
@@ -221,20 +222,20 @@ impl ShardPort {
     }
 
     fn start_flush(&mut self, device: usize) {
-        let mut clean = true;
+        let mut needed = Ok(false);
         for (nth, shard) in self.stores.devices[device].shard_indexes().enumerate() {
-            let state = self.stores.lock(shard);
-            let mark = state.core.flush_mark();
-            clean &= state.durable == Some(mark);
-            self.flushes[device].marks[nth] = mark;
+            let mark = self.stores.lock(shard).core.flush_mark();
+            self.flushes[device].marks[nth] = mark.ok().flatten();
+            needed = needed.and_then(|needed| mark.map(|mark| needed || mark.is_some()));
+        }
+        if needed == Ok(true) && !self.hands.start_flush(device as u32) {
+            return;
         }
         let flush = &mut self.flushes[device];
-        if clean {
-            // Nothing was completed since the last flush.
-            std::mem::swap(&mut flush.running, &mut flush.waiting);
-            self.end_flush(device, Ok(()));
-        } else if self.hands.start_flush(device as u32) {
-            std::mem::swap(&mut flush.running, &mut flush.waiting);
+        std::mem::swap(&mut flush.running, &mut flush.waiting);
+        if needed != Ok(true) {
+            // All that was completed is durable, or a flush failed and no other can make up for it.
+            self.end_flush(device, needed.map(|_| ()));
         }
     }
 
@@ -248,24 +249,27 @@ impl ShardPort {
         }
     }
 
+    /// The shards know of a failure already, see [`Hands::collect`].
     fn flushed(&mut self, device: usize, result: Result<(), i32>) {
+        let mut outcome = result.map_err(StoreError::Device);
         if result.is_ok() {
             let stores = Arc::clone(&self.stores);
             for (nth, shard) in stores.devices[device].shard_indexes().enumerate() {
-                let mark = self.flushes[device].marks[nth];
+                let Some(mark) = self.flushes[device].marks[nth] else {
+                    continue;
+                };
                 let mut state = stores.lock(shard);
-                state.core.flushed(mark);
-                state.durable = state.durable.max(Some(mark));
+                outcome = outcome.and(state.core.flushed(mark));
                 self.work(shard, &mut state);
             }
         }
-        self.end_flush(device, result.map_err(StoreError::Device));
+        self.end_flush(device, outcome);
     }
 
     /// Takes in what the devices finished and what other threads finished for this one.
     #[inline]
     pub fn reap(&mut self) {
-        self.hands.collect();
+        self.hands.collect(&self.stores);
         let mut at = 0;
         let mut busy = false;
         while let Some(event) = self.hands.next_event(&mut at) {
@@ -415,3 +419,6 @@ fn failure(error: StoreError, request: &Request) -> StoreFailure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,9 +12,7 @@ use super::mailbox::Mailbox;
 use crate::core::client::PIECES_MAX;
 use crate::core::watermark::LANES_MAX;
 use crate::proto::ids::LayerId;
-use crate::store::api::{
-    DeviceLabel, FlushMark, OpId, RecoveryReport, StoreCore, StoreResult, shard_of,
-};
+use crate::store::api::{DeviceLabel, OpId, RecoveryReport, StoreCore, StoreResult, shard_of};
 use crate::store::file::DeviceFile;
 use crate::store::uring::{DEPTH, Finished, Owner, Uring};
 
@@ -83,8 +81,6 @@ pub struct Shard {
 /// What the lock guards.
 pub struct ShardState {
     pub core: Box<dyn StoreCore>,
-    /// Everything up to here is durable.
-    pub durable: Option<FlushMark>,
     /// Lanes whose operations found the core's table full.
     pub waiting: u128,
 }
@@ -115,11 +111,7 @@ impl Stores {
                 shards: store.cores.len() as u32,
             });
             shards.extend(store.cores.into_iter().map(|core| Shard {
-                state: Mutex::new(ShardState {
-                    core,
-                    durable: None,
-                    waiting: 0,
-                }),
+                state: Mutex::new(ShardState { core, waiting: 0 }),
                 device: index as u32,
             }));
         }
@@ -224,7 +216,7 @@ pub struct Hands {
 }
 
 /// Owner of a device flush: the device's index plus this. Below are shards.
-const FLUSH_OWNER: Owner = 1 << 31;
+pub const FLUSH_OWNER: Owner = 1 << 31;
 
 /// What a thread finds done.
 pub enum Event {
@@ -241,7 +233,8 @@ impl Hands {
         let buffers: Vec<_> = (0..stores.shards.len() as u32)
             .map(|shard| stores.lock(shard).core.buffers())
             .collect();
-        // SAFETY: the cores live in `stores`, which every holder of `Hands` holds, too, and drops later.
+        // SAFETY: the cores live in `stores`, of which every holder of `Hands` holds an `Arc` in a field declared, and
+        // so dropped, after it.
         let registered = unsafe { uring.register_buffers(&buffers) };
         if !registered {
             tracing::debug!(lane, "store buffers not registered with io_uring");
@@ -322,13 +315,47 @@ impl Hands {
     }
 
     /// Takes in what the ring finished. To be followed by [`next_event`](Self::next_event) until `None`.
-    pub fn collect(&mut self) {
+    pub fn collect(&mut self, stores: &Stores) {
         self.finished.clear();
         if self.uring.in_flight() > 0 {
             let finished = &mut self.finished;
-            self.uring.reap(|f| finished.push(f));
+            let mut lost_flush = false;
+            self.uring.reap(|f| {
+                lost_flush |= f.flush && f.result.is_err();
+                finished.push(f);
+            });
+            if lost_flush {
+                self.spread_lost_flushes(stores);
+            }
             if self.finished.len() > 1 {
                 self.finished.sort_unstable_by_key(|f| f.owner);
+            }
+        }
+    }
+
+    /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the kernel tells
+    /// of a lost write only once, and the one told may be another shard, or another thread.
+    #[cold]
+    pub fn spread_lost_flushes(&mut self, stores: &Stores) {
+        for at in 0..self.finished.len() {
+            let Finished { owner, result, .. } = self.finished[at];
+            let (true, Err(errno)) = (self.finished[at].flush, result) else {
+                continue;
+            };
+            let device = match owner.checked_sub(FLUSH_OWNER) {
+                Some(device) => device,
+                None => stores.shards[owner as usize].device,
+            };
+            let known = &stores.devices[device as usize];
+            tracing::error!(
+                device = %known.file.path().display(),
+                errno,
+                "device flush failed, the device is read-only until restart"
+            );
+            for shard in known.shard_indexes() {
+                let mut state = stores.lock(shard);
+                state.core.flush_failed(errno);
+                self.work(shard, device, &mut state);
             }
         }
     }
@@ -410,7 +437,7 @@ impl Hands {
                 tracing::error!(%error, lane = self.lane, "cannot wait for device requests");
                 break;
             }
-            self.collect();
+            self.collect(stores);
             let mut at = 0;
             while let Some(event) = self.next_event(&mut at) {
                 if let Event::Shard(shard, range) = event {

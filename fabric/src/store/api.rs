@@ -304,8 +304,14 @@ impl fmt::Display for RecoveryReport {
 }
 
 /// A point in the history of one shard, see [`StoreCore::flush_mark`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct FlushMark(pub u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FlushMark {
+    /// Newest batch with all before it done. Batches after it may be done as well, so that this alone does not say
+    /// whether there is something to flush.
+    pub(super) lsn: u64,
+    /// Batches done since opening, in whatever order.
+    pub(super) finished: u64,
+}
 
 /// Space of a shard in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -380,13 +386,21 @@ pub trait StoreCore: Send {
     /// flush). `poll_action` may have something afterwards.
     fn on_idle(&mut self);
 
-    /// For an executor that flushes the device once for many shards: take the mark of each shard, flush the device,
-    /// hand each mark to [`StoreCore::flushed`]. Whatever was handed out by `poll_completion` before the mark is
-    /// durable once the flush succeeded. An alternative to [`StoreOp::Flush`].
-    fn flush_mark(&self) -> FlushMark;
+    /// For an executor that flushes the device once for many shards: take the mark of each shard, flush the device
+    /// unless no shard has one, and hand each mark to [`StoreCore::flushed`], or the errno to
+    /// [`StoreCore::flush_failed`]. Whatever was handed out by `poll_completion` before the mark is durable once the
+    /// flush succeeded. An alternative to [`StoreOp::Flush`].
+    ///
+    /// `None`: all of it is durable already. An error: a flush failed earlier, and none can promise anything any more.
+    fn flush_mark(&self) -> Result<Option<FlushMark>, StoreError>;
 
-    /// See [`StoreCore::flush_mark`].
-    fn flushed(&mut self, mark: FlushMark);
+    /// See [`StoreCore::flush_mark`]. An error if another flush failed meanwhile: then this one proves nothing.
+    fn flushed(&mut self, mark: FlushMark) -> StoreResult;
+
+    /// A flush of the device failed, whoever asked for it. What the device still holds is unknown, and a later flush
+    /// that succeeds says nothing about it: the kernel reports a lost write once. The shard refuses writes and flushes
+    /// until it is opened again. Every shard of the device is to be told.
+    fn flush_failed(&mut self, errno: i32);
 
     /// The layer's fence; all zero when none was set.
     fn fence(&self, layer: LayerId) -> Fence;

@@ -91,8 +91,10 @@ pub struct ShardCore {
     /// Reads in flight by the parity of the quarantine generation they began in.
     readers: [u32; 2],
     generation: u8,
-    /// Errno of the device write that failed.
+    /// Errno of the device write or flush that failed.
     failed: Option<i32>,
+    /// It was a flush: no later one proves anything.
+    flush_lost: bool,
     /// Blocks whose last write failed: it may or may not be on the device (layer, chunk, byte range).
     poisoned: Vec<(u64, u32, u32, u32)>,
     counters: StoreMetrics,
@@ -163,6 +165,8 @@ impl ShardCore {
                 hold: true,
                 next_lsn: loaded.next_lsn,
                 durable_lsn: loaded.next_lsn - 1,
+                finished: 0,
+                flushed: 0,
                 watermark_written: loaded.next_lsn - 1,
             },
             ops: Slab::new(ops_max as usize),
@@ -185,6 +189,7 @@ impl ShardCore {
             readers: [0; 2],
             generation: 0,
             failed: None,
+            flush_lost: false,
             poisoned: Vec::new(),
             counters: StoreMetrics::default(),
             scratch: Vec::new(),
@@ -307,21 +312,21 @@ impl ShardCore {
             return;
         };
         self.flushes.busy = true;
-        self.flushes.mark = self.completed_lsn();
+        self.flushes.mark = self.mark();
         std::mem::swap(&mut self.flushes.waiting, &mut self.flushes.running);
         self.emit_flush(io, IoKind::Flush);
     }
 
     fn on_flush(&mut self, result: Result<(), i32>) {
         self.flushes.busy = false;
+        let mut outcome = result.map_err(StoreError::Device);
         match result {
-            Ok(()) => self.log.durable_lsn = self.log.durable_lsn.max(self.flushes.mark),
-            // What the device still holds is unknown after a failed flush.
-            Err(errno) => self.fail(errno),
+            Ok(()) => outcome = self.flushed(self.flushes.mark),
+            Err(errno) => self.flush_failed(errno),
         }
         let mut running = std::mem::take(&mut self.flushes.running);
         for op in running.drain(..) {
-            self.finish_op(op, result.map_err(StoreError::Device));
+            self.finish_op(op, outcome);
         }
         self.flushes.running = running;
     }
@@ -336,13 +341,27 @@ impl ShardCore {
             - 1
     }
 
-    /// A device write failed: nobody knows what is there now. Writing stops, reading goes on.
+    fn mark(&self) -> FlushMark {
+        FlushMark {
+            lsn: self.completed_lsn(),
+            finished: self.log.finished,
+        }
+    }
+
+    fn refuse_if_flush_lost(&self) -> StoreResult {
+        match self.failed {
+            Some(errno) if self.flush_lost => Err(StoreError::ReadOnly(errno)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A device write or flush failed: nobody knows what is there now. Writing stops, reading goes on.
     fn fail(&mut self, errno: i32) {
         if self.failed.is_none() {
             tracing::error!(
                 shard = self.geo.shard,
                 errno,
-                "device write failed, shard is read-only until restart"
+                "device write or flush failed, shard is read-only until restart"
             );
             self.failed = Some(errno);
         }
@@ -433,12 +452,24 @@ impl StoreCore for ShardCore {
         self.write_watermark();
     }
 
-    fn flush_mark(&self) -> FlushMark {
-        FlushMark(self.completed_lsn())
+    fn flush_mark(&self) -> Result<Option<FlushMark>, StoreError> {
+        self.refuse_if_flush_lost()?;
+        // Not the LSN: with an older batch in flight it stays while later ones are done and acknowledged.
+        Ok((self.log.finished > self.log.flushed).then(|| self.mark()))
     }
 
-    fn flushed(&mut self, mark: FlushMark) {
-        self.log.durable_lsn = self.log.durable_lsn.max(mark.0);
+    fn flushed(&mut self, mark: FlushMark) -> StoreResult {
+        self.refuse_if_flush_lost()?;
+        // Invariant *Durable*: only what was done before the flush began counts as flushed.
+        assert!(mark.lsn < self.log.next_lsn && mark.finished <= self.log.finished);
+        self.log.durable_lsn = self.log.durable_lsn.max(mark.lsn);
+        self.log.flushed = self.log.flushed.max(mark.finished);
+        Ok(())
+    }
+
+    fn flush_failed(&mut self, errno: i32) {
+        self.flush_lost = true;
+        self.fail(errno);
     }
 
     fn fence(&self, layer: LayerId) -> Fence {

@@ -174,6 +174,17 @@ impl DeviceFile {
         made
     }
 
+    /// Whatever is at the path, for tests of the executor: it is neither locked nor looked at.
+    #[cfg(test)]
+    pub(crate) fn stub(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            file: OpenOptions::new().read(true).write(true).open(path)?,
+            path: path.to_owned(),
+            kind: DeviceKind::File,
+            capacity_bytes: 0,
+        })
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

@@ -36,6 +36,8 @@ pub struct Finished {
     pub owner: Owner,
     /// The action's name.
     pub id: IoId,
+    /// It was a flush.
+    pub flush: bool,
     /// All done, or the errno.
     pub result: Result<(), i32>,
 }
@@ -296,9 +298,17 @@ impl Uring {
             };
             match self.slots[slot].progress(entry.result()) {
                 Some(result) => {
-                    let InKernel { owner, id, .. } = self.slots[slot];
+                    let InKernel {
+                        owner, id, kind, ..
+                    } = self.slots[slot];
                     self.slots.give_back(slot);
-                    done(Finished { owner, id, result });
+                    let flush = kind == Kind::Flush;
+                    done(Finished {
+                        owner,
+                        id,
+                        flush,
+                        result,
+                    });
                 }
                 None => {
                     self.push(slot);

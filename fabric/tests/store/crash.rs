@@ -4,7 +4,7 @@ use fabric::store::device::SyncDevice;
 use rand::Rng;
 
 use crate::history;
-use crate::model::Spot;
+use crate::model::{PLAIN, Range, Spot};
 use crate::rig::{Moment, Rig};
 use crate::seeds::{self, for_each_seed};
 use crate::sim_disk::{CrashKind, IoKind};
@@ -183,6 +183,62 @@ fn several_shards_survive_crashes_together() {
             rig = rig.crash(kind, seed + life).recover(kind, seed + life);
             rig.check_settled();
         }
+    });
+}
+
+#[test]
+fn a_flush_beside_an_older_write_under_way_covers_what_was_acknowledged() {
+    for_each_seed(16, |seed| {
+        let mut rig = Rig::new_small(seed);
+        rig.keep_done();
+        rig.write(Range::blocks(PLAIN, 0, 0, 4), false);
+        rig.drain();
+        rig.flush_by_marks();
+        rig.drain();
+        // Two rounds: after the first the flush itself is the one to compare with.
+        let slow = rig.write(Range::blocks(PLAIN, 0, 64, 48), false);
+        rig.pump();
+        let slow_writes = rig.now.disk.in_flight();
+        for round in 0..2 {
+            rig.take_done();
+            let commit = rig.write(Range::blocks(PLAIN, 0, round, 1), false);
+            rig.pump();
+            while rig.now.disk.in_flight() > slow_writes {
+                let outcome = rig.now.disk.complete_newest(IoKind::Write);
+                rig.deliver(outcome.expect("a write is under way"));
+            }
+            rig.reap();
+            let done = rig.take_done();
+            assert_eq!(done.iter().map(|d| d.id).collect::<Vec<_>>(), [commit]);
+            rig.flush_by_marks();
+            while let Some(outcome) = rig.now.disk.complete_kind(IoKind::Flush) {
+                rig.deliver(outcome);
+            }
+            assert_eq!(rig.last_flush.take(), Some(Ok(())));
+            rig.now
+                .crashed(CrashKind::Power, seed)
+                .recover(CrashKind::Power, seed)
+                .check_settled();
+        }
+        rig.drain();
+        assert!(rig.take_done().iter().any(|d| d.id == slow));
+        rig.check_settled();
+    });
+}
+
+#[test]
+fn a_flush_with_nothing_to_flush_costs_no_device_flush() {
+    for_each_seed(2, |seed| {
+        let mut rig = Rig::new_small(seed);
+        rig.write(Range::blocks(PLAIN, 0, 0, 4), false);
+        rig.drain();
+        rig.flush_by_marks();
+        rig.drain();
+        let flushes = rig.now.disk.counts().of(IoKind::Flush);
+        rig.flush_by_marks();
+        rig.drain();
+        assert_eq!(rig.last_flush, Some(Ok(())));
+        assert_eq!(rig.now.disk.counts().of(IoKind::Flush), flushes);
     });
 }
 

@@ -10,6 +10,9 @@ use crate::rig::{Moment, Rig, SMALL_DISK, small_params};
 use crate::seeds::{self, for_each_seed};
 use crate::sim_disk::{CrashKind, IoKind, SimDisk};
 
+/// A device that gets two shards.
+const TWO_SHARDS_DISK: u64 = 33 << 30;
+
 fn device_error(error: &StoreError) -> bool {
     matches!(
         error,
@@ -81,6 +84,62 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
             rig.take_done()[0].result.is_err(),
             "a second flush claims what the first could not"
         );
+        rig.crash(CrashKind::Power, seed)
+            .recover(CrashKind::Power, seed)
+            .check_settled();
+    });
+}
+
+#[test]
+fn a_flush_of_the_whole_device_that_failed_is_never_taken_for_a_good_one() {
+    for_each_seed(4, |seed| {
+        let mut rig = Rig::create(TWO_SHARDS_DISK, 2, small_params(), seed);
+        let chunks: Vec<u32> = (0..8).collect();
+        for &chunk in &chunks {
+            rig.write(Range::blocks(PLAIN, chunk, 0, 4), false);
+        }
+        rig.drain();
+        rig.tolerate = device_error;
+        rig.now.disk.fail(IoKind::Flush, 0, libc::EIO);
+        rig.flush_by_marks();
+        rig.drain();
+        assert_eq!(rig.last_flush, Some(Err(StoreError::Device(libc::EIO))));
+        // The kernel tells of what it could not write once: the next flush of the device succeeds.
+        for _ in 0..2 {
+            rig.flush_by_marks();
+            rig.drain();
+            let refused = Some(Err(StoreError::ReadOnly(libc::EIO)));
+            assert_eq!(rig.last_flush, refused, "a second flush was believed");
+        }
+        rig.keep_done();
+        for &chunk in &chunks {
+            rig.write(Range::blocks(PLAIN, chunk, 9, 1), true);
+        }
+        rig.drain();
+        let refused = Err(StoreError::ReadOnly(libc::EIO));
+        let done = rig.take_done();
+        assert!(done.iter().all(|d| d.result == refused), "{done:?}");
+        rig.crash(CrashKind::Power, seed)
+            .recover(CrashKind::Power, seed)
+            .check_settled();
+    });
+}
+
+#[test]
+fn a_flush_that_ends_well_after_another_failed_promises_nothing() {
+    for_each_seed(4, |seed| {
+        let mut rig = Rig::new_small(seed);
+        some_blocks(&mut rig, 0, 10);
+        rig.drain();
+        rig.tolerate = device_error;
+        rig.flush_by_marks();
+        rig.now.disk.fail(IoKind::Flush, 0, libc::EIO);
+        rig.flush_by_marks();
+        rig.drain();
+        let refused = Some(Err(StoreError::ReadOnly(libc::EIO)));
+        assert_eq!(rig.last_flush.map(|r| r.is_err()), Some(true));
+        rig.flush_by_marks();
+        assert_eq!(rig.last_flush, refused);
         rig.crash(CrashKind::Power, seed)
             .recover(CrashKind::Power, seed)
             .check_settled();

@@ -88,7 +88,7 @@ pub struct Rig {
     pub now: Moment,
     pub cores: Vec<Core>,
     live: BTreeMap<OpId, Live>,
-    rig_flushes: BTreeMap<IoId, (Vec<FlushMark>, Covered)>,
+    rig_flushes: BTreeMap<IoId, (Vec<Option<FlushMark>>, Covered)>,
     pub next_op: u64,
     pub rng: ChaCha8Rng,
     pub report: RecoveryReport,
@@ -97,6 +97,8 @@ pub struct Rig {
     /// Operations finished since the last `take_done`.
     done: Vec<Done>,
     keep_done: bool,
+    /// Outcome of the newest flush by marks that ended.
+    pub last_flush: Option<StoreResult>,
     /// One moment for each device write handed out, once switched on.
     moments: Option<Vec<Moment>>,
 }
@@ -172,6 +174,7 @@ impl Rig {
             tolerate: none_tolerated,
             done: Vec::new(),
             keep_done: false,
+            last_flush: None,
             moments: None,
         }
     }
@@ -323,10 +326,18 @@ impl Rig {
         }
     }
 
-    /// Flushes the device once for all shards.
+    /// Flushes the device once for all shards, unless every one says that there is nothing to flush.
     pub fn flush_by_marks(&mut self) {
-        let marks = self.cores.iter().map(|core| core.flush_mark()).collect();
+        let marks: Result<Vec<_>, _> = self.cores.iter().map(StoreCore::flush_mark).collect();
+        let marks = match marks {
+            Ok(marks) => marks,
+            Err(error) => return self.mark_flushed(Err(error)),
+        };
         let covered = self.now.model.covered(|_| true);
+        if marks.iter().all(Option::is_none) {
+            self.now.model.flushed(&covered);
+            return self.mark_flushed(Ok(()));
+        }
         let id = IoId(self.next_op);
         self.next_op += 1;
         self.rig_flushes.insert(id, (marks, covered));
@@ -419,12 +430,25 @@ impl Rig {
             .rig_flushes
             .remove(&key.id)
             .expect("a flush of the rig");
-        if result.is_ok() {
-            for (core, mark) in self.cores.iter_mut().zip(marks) {
-                core.flushed(mark);
+        let mut outcome = result.map_err(StoreError::Device);
+        for (core, mark) in self.cores.iter_mut().zip(marks) {
+            match (result, mark) {
+                (Ok(()), Some(mark)) => outcome = outcome.and(core.flushed(mark)),
+                (Ok(()), None) => {}
+                (Err(errno), _) => core.flush_failed(errno),
             }
+        }
+        if outcome.is_ok() {
             self.now.model.flushed(&covered);
         }
+        self.mark_flushed(outcome);
+    }
+
+    fn mark_flushed(&mut self, outcome: StoreResult) {
+        if let Err(error) = &outcome {
+            assert!((self.tolerate)(error), "unexpected: {error}");
+        }
+        self.last_flush = Some(outcome);
     }
 
     /// Takes finished operations, checks them and tells the model.

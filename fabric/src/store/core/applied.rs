@@ -29,6 +29,7 @@ impl ShardCore {
             std::mem::take(&mut batch.parts),
         );
         self.arena.give_back(buffer, blocks);
+        self.log.finished += 1;
         self.log.in_flight[(window & 1) as usize] -= 1;
         self.alloc.quarantine(Run {
             start: header,

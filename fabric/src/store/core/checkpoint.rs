@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::super::alloc::Run;
-use super::super::api::StoreError;
+use super::super::api::{FlushMark, StoreCore, StoreError};
 use super::super::arena::Arena;
 use super::super::format::{
     DIR_PTRS, Ptr, Superblock, UNIT_BYTES, UNIT_UNMAPPED, WINDOW_REGIONS_MAX, seal,
@@ -67,7 +67,7 @@ pub(super) struct Checkpoint {
     next_window_id: u64,
     next: Option<Window>,
     log_start: u64,
-    mark: u64,
+    mark: FlushMark,
     superblock_mark: u64,
     closed: bool,
 }
@@ -114,7 +114,7 @@ impl Checkpoint {
             next_window_id: 0,
             next: None,
             log_start: 0,
-            mark: 0,
+            mark: FlushMark::default(),
             superblock_mark: 0,
             closed: false,
         }
@@ -446,7 +446,7 @@ impl ShardCore {
         let Some(io) = self.take_io(false) else {
             return;
         };
-        self.ckpt.mark = self.completed_lsn();
+        self.ckpt.mark = self.mark();
         self.ckpt.ios += 1;
         self.emit_flush(io, IoKind::CheckpointFlush);
         self.ckpt.next_phase(Phase::FlushPages);
@@ -455,12 +455,14 @@ impl ShardCore {
     pub(super) fn on_checkpoint_flush(&mut self, result: Result<(), i32>) {
         self.ckpt.ios -= 1;
         if let Err(errno) = result {
-            self.fail(errno);
+            self.flush_failed(errno);
         }
         if self.failed.is_some() {
             return;
         }
-        self.log.durable_lsn = self.log.durable_lsn.max(self.ckpt.mark);
+        if self.flushed(self.ckpt.mark).is_err() {
+            return;
+        }
         match self.ckpt.phase {
             Phase::FlushPages => self.write_superblock(),
             Phase::FlushSuperblock => self.end_checkpoint(),
@@ -536,7 +538,7 @@ impl ShardCore {
         let io = self
             .take_io(false)
             .expect("requests are reserved for checkpoints");
-        self.ckpt.mark = self.completed_lsn();
+        self.ckpt.mark = self.mark();
         self.ckpt.ios += 1;
         self.emit_flush(io, IoKind::CheckpointFlush);
         self.ckpt.next_phase(Phase::FlushSuperblock);

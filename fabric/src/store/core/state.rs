@@ -1,6 +1,6 @@
 //! What a shard remembers of operations, their parts, device requests and the log.
 
-use super::super::api::{Fence, LAYER_CHAIN_MAX, LayerId, StoreError};
+use super::super::api::{Fence, FlushMark, LAYER_CHAIN_MAX, LayerId, StoreError};
 use super::super::log::Window;
 use super::super::table::NONE;
 
@@ -200,7 +200,7 @@ unsafe impl Send for Io {}
 pub(super) struct Flushes {
     pub(super) waiting: Vec<u32>,
     pub(super) running: Vec<u32>,
-    pub(super) mark: u64,
+    pub(super) mark: FlushMark,
     pub(super) busy: bool,
 }
 
@@ -217,6 +217,9 @@ pub(super) struct Log {
     pub(super) hold: bool,
     pub(super) next_lsn: u64,
     pub(super) durable_lsn: u64,
+    /// Batches done since opening, and how many of them were done before the newest good flush began.
+    pub(super) finished: u64,
+    pub(super) flushed: u64,
     /// Newest watermark in a header on the device.
     pub(super) watermark_written: u64,
 }

@@ -1,0 +1,173 @@
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::*;
+use crate::core::slab::Slab;
+use crate::engine::config::{DeviceConfig, FabricConfig, Missing, StoreKind};
+use crate::engine::shared::Shared;
+use crate::proto::ids::{ChunkKey, Sequence};
+use crate::proto::{Epoch, Generation, Incarnation, NodeId};
+use crate::store::file::{Allocation, DeviceFile};
+
+/// A device that gets two shards.
+const TWO_SHARDS_BYTES: u64 = 33 << 30;
+/// Waits for the device before an answer counts as lost; each is a second at most.
+const WAITS_MAX: u32 = 60;
+/// Looks at a shard before it counts as not told; 10 ms lie between them.
+const LOOKS_MAX: u32 = 6000;
+
+/// Two threads' ports to a store whose device takes every write, and fails every flush.
+struct Rig {
+    ports: [ShardPort; 2],
+    stores: Arc<Stores>,
+    keys: Slab<()>,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let exe = std::env::current_exe().expect("a test has a path");
+        let dir = tempfile::tempdir_in(exe.parent().expect("it lies in a directory")).unwrap();
+        let device = DeviceConfig {
+            path: dir.path().join("device"),
+            missing: Missing::CreateFile {
+                size_bytes: TWO_SHARDS_BYTES,
+                allocation: Allocation::Sparse,
+            },
+        };
+        let devices = vec![device];
+        let kind = StoreKind::Devices(devices.clone());
+        let config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], kind);
+        let mut open = crate::engine::open::open_devices(&devices, &config).unwrap();
+        // The null device has no fsync.
+        open[0].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
+        let stores = Arc::new(Stores::new(open).unwrap());
+        let shared = Shared::new(config, Some(Arc::clone(&stores)));
+        let port = || {
+            let lane = shared.take_lane().unwrap();
+            ShardPort::new(Arc::clone(&stores), Arc::clone(&shared.fences), lane).unwrap()
+        };
+        Self {
+            ports: [port(), port()],
+            stores: Arc::clone(&stores),
+            keys: Slab::new(16, || ()),
+            _dir: dir,
+        }
+    }
+
+    fn run(&mut self, port: usize, command: Command) -> Result<(), StoreFailure> {
+        let slot = self.keys.take().expect("one request at a time");
+        let key = self.keys.key(slot);
+        let request = Request {
+            generation: Generation(1),
+            sequence: Sequence(1),
+            epoch: Epoch(1),
+            command,
+            ..Request::NOTHING
+        };
+        let port = &mut self.ports[port];
+        assert!(port.submit(key, &request).is_none());
+        port.kick();
+        for _ in 0..WAITS_MAX {
+            if let Some((done, result)) = port.next_completion() {
+                assert!(done == key);
+                self.keys.give_back(slot);
+                return result;
+            }
+            let fd = port.wait_fd();
+            let second = Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            };
+            poll(
+                &mut [PollFd::new(&fd.as_fd(), PollFlags::IN)],
+                Some(&second),
+            )
+            .unwrap();
+            port.reap();
+        }
+        panic!("no answer");
+    }
+
+    fn write(&mut self, port: usize, chunk: u32) -> Result<(), StoreFailure> {
+        let bytes = [1u8; 4096];
+        let iovec = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let buffers = IoVecs {
+            ptr: &iovec,
+            len: 1,
+        };
+        let chunk = ChunkKey {
+            layer: LayerId(1),
+            index: chunk,
+        };
+        let command = Command::Write {
+            chunk,
+            offset: 0,
+            buffers,
+            len: 4096,
+            fua: false,
+        };
+        self.run(port, command)
+    }
+
+    fn flush(&mut self, port: usize) -> Result<(), StoreFailure> {
+        let layer = LayerId(1);
+        self.run(port, Command::Flush { layer })
+    }
+}
+
+#[test]
+fn a_failed_device_flush_fails_every_shard_for_every_thread() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.stores.shards.len(), 2);
+    assert_eq!(rig.flush(0), Ok(()), "nothing was written yet");
+    let chunk_of = |rig: &Rig, shard| {
+        let mut chunks = 0..64;
+        chunks.find(|&chunk| rig.stores.shard_for(0, LayerId(1), chunk) == shard)
+    };
+    let chunks = [0, 1].map(|shard| chunk_of(&rig, shard).expect("chunks go everywhere"));
+    assert_eq!(rig.write(0, chunks[0]), Ok(()));
+    assert_eq!(rig.flush(0), Err(StoreFailure::Device(libc::EINVAL)));
+    for port in [0, 1] {
+        assert_eq!(rig.flush(port), Err(StoreFailure::Device(libc::EINVAL)));
+        for chunk in chunks {
+            let refused = Err(StoreFailure::Device(libc::EINVAL));
+            assert_eq!(rig.write(port, chunk), refused);
+        }
+    }
+}
+
+#[test]
+fn a_shards_own_failed_flush_fails_the_others_of_its_device() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.write(1, 0), Ok(()));
+    let fence = crate::store::api::Fence {
+        generation: 1,
+        epoch: 1,
+    };
+    let op = StoreOp::SetFence {
+        layer: LayerId(9),
+        fence,
+    };
+    let hands = &mut rig.ports[0].hands;
+    let mut state = rig.stores.lock(0);
+    // SAFETY: a fence has no buffers.
+    let submitted = unsafe { state.core.submit(op_id(hands.lane, 1), op) };
+    assert_eq!(submitted, Submitted::Accepted);
+    hands.work(0, 0, &mut state);
+    drop(state);
+    hands.send(&rig.stores);
+    for _ in 0..LOOKS_MAX {
+        if rig.stores.lock(1).core.flush_mark().is_err() {
+            break;
+        }
+        rig.ports[0].reap();
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(rig.flush(1), Err(StoreFailure::Device(libc::EINVAL)));
+}
