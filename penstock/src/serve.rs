@@ -5,6 +5,7 @@ mod attachments;
 pub mod backend_program;
 mod copier;
 mod datadir;
+mod devices;
 mod leases;
 pub mod node;
 mod storage;

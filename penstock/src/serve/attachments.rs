@@ -242,19 +242,18 @@ impl Node {
             self.close_in(&mut live, volume).await;
         }
     }
+}
 
-    /// Whether a guest is connected to a volume that it may write.
-    pub(super) async fn guest_writes(&self, volume: VolumeId) -> Option<String> {
-        let live = self.live.lock().await;
+impl Live {
+    /// Socket of a guest that is connected to a volume and may write it.
+    pub(super) fn writer(&self, volume: VolumeId) -> Option<&str> {
         let writer = |served: &&Served| {
             served.volume == volume
                 && served.connected()
                 && matches!(&served.state, State::Up { device, .. } if !device.options().read_only)
         };
-        live.attachments
-            .values()
-            .find(writer)
-            .map(|served| served.socket.clone())
+        let found = self.attachments.values().find(writer);
+        found.map(|served| served.socket.as_str())
     }
 }
 

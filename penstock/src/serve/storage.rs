@@ -4,26 +4,24 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fabric::core::volume::{Durability, VolumeParams};
-use fabric::engine::{
-    DeviceConfig, DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, Missing,
-    VolumeHandle,
-};
+use fabric::engine::{DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, VolumeHandle};
 use fabric::io::IoError;
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId};
 use fabric::store::api::LayerId;
-use fabric::store::file::{Allocation, DeviceError};
+use fabric::store::file::DeviceError;
 use meta::Meta;
 use uuid::Uuid;
 use vhost_backend::blk::BlkDevice;
 use vhost_backend::data_thread::{PollMode, ThreadOptions};
 
 use crate::api::types;
-use crate::config::{Config, DeviceSpec, Poll, Preallocation, StoreKind};
+use crate::config::{Config, Poll, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
 
 use super::copier::Copier;
-use super::datadir::{DataDir, make_dir};
+use super::datadir::DataDir;
+use super::devices;
 use super::node::{NODE, meta_failure};
 
 /// What data threads work with.
@@ -41,11 +39,6 @@ const CLASS_DISK: &str = "disk";
 const CLASS_NULL: &str = "null";
 /// What the null device pretends to hold, so that volumes of any size can be made on it.
 const NULL_BYTES: u64 = 1 << 50;
-/// A device file may grow to this share of the filesystem's free space, in percent. The rest is left to the
-/// filesystem, to meta's database and to images being converted.
-const SHARE_PERCENT: u64 = 80;
-/// Device files are made a multiple of this by default.
-const STEP_BYTES: u64 = 64 << 20;
 /// With less free space than this under a sparse device file, `health` warns: writes are about to fail.
 const HOST_FREE_BYTES_MIN: u64 = 1 << 30;
 
@@ -63,8 +56,12 @@ impl Storage {
         let store = match config.store {
             StoreKind::Null => fabric::engine::StoreKind::Null,
             StoreKind::File => {
-                let known = meta.list_devices().await.map_err(meta_failure)?;
-                fabric::engine::StoreKind::Devices(devices(config, data, &known)?)
+                let mut known = meta.list_devices().await.map_err(meta_failure)?;
+                known.retain(|device| device.node == NODE);
+                let (config, default) = (config.clone(), data.default_device());
+                let found =
+                    blocking(move || devices::settle(&config, default, &known, cluster)).await?;
+                fabric::engine::StoreKind::Devices(found)
             }
         };
         let node = NodeId(NODE.0);
@@ -279,82 +276,8 @@ fn short_of_room(device: &DeviceStatus) -> Option<Size> {
     (free < holes.min(HOST_FREE_BYTES_MIN)).then_some(Size(free))
 }
 
-/// What the fabric is to open, or to make. A device that meta knows is never made anew.
-fn devices(config: &Config, data: &DataDir, known: &[meta::Device]) -> Result<Vec<DeviceConfig>> {
-    let default = DeviceSpec::Path(data.default_device());
-    let specs = match config.devices.as_slice() {
-        [] => std::slice::from_ref(&default),
-        specs => specs,
-    };
-    let mut devices = Vec::new();
-    for spec in specs {
-        let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
-        let size = spec.size().or(config.device_size);
-        let exists = path.exists();
-        let ours = known
-            .iter()
-            .any(|d| d.node == NODE && Path::new(&d.path) == path);
-        let missing = match (ours, exists) {
-            (true, true) => Missing::Refuse,
-            (true, false) => return Err(lost(&path)),
-            (false, true) => Missing::FormatBlank,
-            (false, false) => create(&path, size, config.device_preallocation)?,
-        };
-        devices.push(DeviceConfig { path, missing });
-    }
-    Ok(devices)
-}
-
-fn lost(path: &Path) -> Failure {
-    Failure::new(
-        Kind::NotFound,
-        format!(
-            "device {} is missing, and with it the data of this node's volumes",
-            path.display()
-        ),
-        "bring it back; to begin anew without those data choose another data directory",
-    )
-}
-
-fn create(path: &Path, size: Option<Size>, preallocation: Preallocation) -> Result<Missing> {
-    if path.starts_with("/dev") {
-        return Err(Failure::new(
-            Kind::NotFound,
-            format!("device {} does not exist", path.display()),
-            "name an existing block device, or a file elsewhere",
-        ));
-    }
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    make_dir(dir)?;
-    let free = free_bytes(dir)?;
-    let size = match size {
-        Some(size) => size,
-        None => Size(free / 100 * SHARE_PERCENT / STEP_BYTES * STEP_BYTES),
-    };
-    if size.0 == 0 {
-        return Err(Failure::new(
-            Kind::NoSpace,
-            format!(
-                "{} has only {} free for a device file",
-                dir.display(),
-                Size(free)
-            ),
-            "make room, or choose another place with --data DIR or --device PATH",
-        ));
-    }
-    let allocation = match preallocation {
-        Preallocation::Off => Allocation::Sparse,
-        Preallocation::Falloc => Allocation::Preallocated,
-        Preallocation::Full => Allocation::Written,
-    };
-    Ok(Missing::CreateFile {
-        size_bytes: size.0,
-        allocation,
-    })
-}
-
 /// Bytes that a filesystem can still take.
-fn free_bytes(dir: &Path) -> Result<u64> {
+pub fn free_bytes(dir: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(dir)
         .map_err(std::io::Error::from)
         .context(|| format!("look at {}", dir.display()))?;

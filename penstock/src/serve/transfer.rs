@@ -17,8 +17,9 @@ use crate::failure::{Failure, Kind, Result};
 use crate::image::sparse;
 
 use super::copier::Copier;
-use super::node::{Node, meta_failure};
-use super::volumes::{IMPORT_PREFIX, check_name};
+use super::node::{Live, Node, meta_failure};
+use super::storage::Handle;
+use super::volumes::{IMPORT_PREFIX, check_name, copied};
 
 /// Fills volume `name` from a stream of extents.
 pub async fn import(
@@ -28,7 +29,7 @@ pub async fn import(
     body: Body,
 ) -> Result<Volume> {
     check_name(name)?;
-    check_target(node, name, query).await?;
+    check_target(node, &*node.live.lock().await, name, query).await?;
     let part_name = format!("{IMPORT_PREFIX}{}", uuid::Uuid::new_v4().simple());
     let spec = VolumeSpec {
         pool: query.pool.clone(),
@@ -46,12 +47,14 @@ pub async fn import(
     done
 }
 
-async fn check_target(node: &Node, name: &str, query: &ImportQuery) -> Result<()> {
+/// Whether volume `name` may be made, or replaced.
+async fn check_target(node: &Node, live: &Live, name: &str, query: &ImportQuery) -> Result<()> {
     let existing = match node.volume(name).await {
         Ok(volume) => volume,
         Err(failure) if failure.kind == Kind::NotFound => return Ok(()),
         Err(failure) => return Err(failure),
     };
+    let id = node.meta.get_volume(name).await.map_err(meta_failure)?.id;
     if let Some(socket) = existing.attached.first() {
         return Err(Failure::new(
             Kind::Conflict,
@@ -65,6 +68,10 @@ async fn check_target(node: &Node, name: &str, query: &ImportQuery) -> Result<()
             format!("volume '{name}' exists"),
             "choose another name, or allow it to be replaced",
         ));
+    }
+    // An export that runs would go on with zeroes.
+    if live.volumes.contains_key(&id) {
+        return Err(copied(name));
     }
     Ok(())
 }
@@ -132,8 +139,8 @@ async fn promote(
     query: &ImportQuery,
 ) -> Result<Volume> {
     {
-        let _live = node.live.lock().await;
-        check_target(node, name, query).await?;
+        let live = node.live.lock().await;
+        check_target(node, &live, name, query).await?;
         node.meta
             .promote_volume(&part.name, name)
             .await
@@ -162,22 +169,15 @@ async fn drop_part(node: &Node, part: &meta::Volume) {
     }
 }
 
-/// Starts to copy volume `name` into `out`.
+/// Starts to copy volume `name` into `out`. Unless `live` allows it, a volume that is written meanwhile makes a failed
+/// copy, not one that looks whole.
 pub async fn export(
     node: Arc<Node>,
     name: &str,
     live: bool,
     out: mpsc::Sender<Bytes>,
 ) -> Result<()> {
-    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
-    if let (Some(socket), false) = (node.guest_writes(volume.id).await, live) {
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!("a guest uses volume '{name}' on {socket}"),
-            "stop it, or take --live for a copy that is not of one point in time",
-        ));
-    }
-    let handle = node.open_volume(&volume).await?;
+    let (volume, handle, before) = open_to_export(&node, name, live).await?;
     let copier = match node.storage.copier(&handle).await {
         Ok(copier) => copier,
         Err(failure) => {
@@ -185,9 +185,19 @@ pub async fn export(
             return Err(failure);
         }
     };
-    drop(handle);
     tokio::spawn(async move {
-        let sent = send(&copier, volume.size_bytes, &out).await;
+        let mut sent = send(&copier, volume.size_bytes, &out).await;
+        if sent.is_ok() && !live && handle.sequences_left() != before {
+            sent = Err(Failure::new(
+                Kind::Conflict,
+                format!(
+                    "a guest wrote to volume '{}' while it was copied",
+                    volume.name
+                ),
+                "stop it and export again, or take --live for a copy that is not of one point in time",
+            ));
+        }
+        drop(handle);
         copier.finish().await;
         node.close_volume(&volume).await;
         let last = match sent {
@@ -201,6 +211,28 @@ pub async fn export(
         let _ = out.send(last).await;
     });
     Ok(())
+}
+
+/// Opens a volume, and tells how many writes it can still number: one fewer at the end means that it was written.
+async fn open_to_export(
+    node: &Node,
+    name: &str,
+    live: bool,
+) -> Result<(meta::Volume, Handle, u64)> {
+    let mut open = node.live.lock().await;
+    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
+    let handle = node.open_in(&mut open, &volume).await?;
+    let before = handle.sequences_left();
+    if let (Some(socket), false) = (open.writer(volume.id), live) {
+        let failure = Failure::new(
+            Kind::Conflict,
+            format!("a guest uses volume '{name}' on {socket}"),
+            "stop it, or take --live for a copy that is not of one point in time",
+        );
+        node.close_in(&mut open, volume.id).await;
+        return Err(failure);
+    }
+    Ok((volume, handle, before))
 }
 
 async fn send(copier: &Copier, size: u64, out: &mpsc::Sender<Bytes>) -> Result<()> {

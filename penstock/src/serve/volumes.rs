@@ -69,7 +69,7 @@ impl Node {
 
     /// Changes a volume's size. Guests learn of it at once.
     pub async fn volume_resize(&self, name: &str, request: &VolumeResize) -> Result<Volume> {
-        let live = self.live.lock().await;
+        let mut live = self.live.lock().await;
         let before = self.meta.get_volume(name).await.map_err(meta_failure)?;
         let attached = self.shown(before.clone()).await?.attached;
         if let (true, Some(socket)) = (request.size_bytes < before.size_bytes, attached.first()) {
@@ -95,8 +95,7 @@ impl Node {
         for served in live.attachments.values().filter(|s| s.volume == volume.id) {
             served.notify_resize();
         }
-        drop(live);
-        self.drop_stale_tail(&volume).await?;
+        self.drop_stale_tail(&mut live, &volume).await?;
         self.shown(volume).await
     }
 
@@ -125,7 +124,13 @@ impl Node {
             .map_err(meta_failure)
     }
 
-    async fn drop_stale_tail(&self, volume: &meta::Volume) -> Result<()> {
+    /// Second half of a shrink, likewise. Nobody may open the volume meanwhile: a handle of its new size would be shared,
+    /// and nothing cut.
+    pub(super) async fn drop_stale_tail(
+        &self,
+        live: &mut Live,
+        volume: &meta::Volume,
+    ) -> Result<()> {
         let Some(end) = volume.stale_tail_end_bytes else {
             return Ok(());
         };
@@ -134,10 +139,10 @@ impl Node {
             size_bytes: end,
             ..volume.clone()
         };
-        let handle = self.open_volume(&larger).await?;
+        let handle = self.open_in(live, &larger).await?;
         let dropped = self.storage.resize_volume(&handle, volume.size_bytes).await;
         drop(handle);
-        self.close_volume(volume).await;
+        self.close_in(live, volume.id).await;
         dropped?;
         self.meta
             .volume_tail_dropped(volume.id)
@@ -160,7 +165,8 @@ impl Node {
             } else if volume.state == VolumeState::Deleting {
                 self.drop_data(&volume).await?;
             } else {
-                self.drop_stale_tail(&volume).await?;
+                self.drop_stale_tail(&mut *self.live.lock().await, &volume)
+                    .await?;
             }
         }
         Ok(())
@@ -215,7 +221,8 @@ impl Node {
     }
 }
 
-fn copied(name: &str) -> Failure {
+/// Why a volume that is open without being attached must be left alone.
+pub fn copied(name: &str) -> Failure {
     Failure::new(
         Kind::Conflict,
         format!("volume '{name}' is being copied"),

@@ -1,7 +1,7 @@
 //! The command line's contract: exit codes, one-line errors, what goes where.
 
 use std::fs;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 
 use crate::harness::{Daemon, greet, one_error, penstock, run, serve, temp, text};
 
@@ -243,84 +243,6 @@ fn a_socket_path_that_cannot_be_used_is_named() {
         "--socket",
         text(&dir.path().join("a.sock")),
     ]);
-}
-
-/// Starts and ends a daemon, so that its device exists.
-fn formatted(data: &std::path::Path) {
-    assert!(Daemon::start(data).terminate().success());
-}
-
-/// Bytes of a unit of the on-disk format.
-const UNIT_BYTES: u64 = 4096;
-
-/// Overwrites units of a device, and returns what was there.
-fn damage(device: &fs::File, units: &[u64]) -> Vec<(u64, Vec<u8>)> {
-    let damage = |unit: &u64| {
-        let mut before = vec![0; UNIT_BYTES as usize];
-        device
-            .read_exact_at(&mut before, unit * UNIT_BYTES)
-            .unwrap();
-        let garbage = [0xa5; UNIT_BYTES as usize];
-        device.write_all_at(&garbage, unit * UNIT_BYTES).unwrap();
-        (*unit, before)
-    };
-    units.iter().map(damage).collect()
-}
-
-/// Where the superblock of the only shard lies: two slots at its start, their copies at its end.
-fn superblocks(device: &fs::File) -> ([u64; 2], [u64; 2]) {
-    const SHARD_START: u64 = 256;
-    let mut shard_units = [0; 4];
-    device.read_exact_at(&mut shard_units, 16).unwrap();
-    let end = SHARD_START + u64::from(u32::from_le_bytes(shard_units));
-    ([SHARD_START, SHARD_START + 1], [end - 2, end - 1])
-}
-
-#[test]
-fn a_corrupt_superblock_stops_the_start_only_when_its_copy_is_corrupt_too() {
-    let dir = temp();
-    formatted(dir.path());
-    let path = dir.path().join("devices/0.img");
-    let device = fs::File::options()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .unwrap();
-    let (slots, copies) = superblocks(&device);
-    damage(&device, &slots);
-    formatted(dir.path());
-    let before = damage(&device, &[slots, copies].concat());
-    let told = one_error(&serve(dir.path()), 1);
-    assert!(told.contains(text(&path)), "{told}");
-    assert!(told.contains("no valid superblock"), "{told}");
-    // Nothing else was written: once the superblock is put back, all is well.
-    for (unit, bytes) in before {
-        device.write_all_at(&bytes, unit * UNIT_BYTES).unwrap();
-    }
-    formatted(dir.path());
-}
-
-#[test]
-fn a_device_of_another_cluster_is_refused() {
-    let dir = temp();
-    let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
-    formatted(&ours);
-    formatted(&theirs);
-    fs::rename(theirs.join("devices/0.img"), ours.join("devices/0.img")).unwrap();
-    let told = one_error(&serve(&ours), 1);
-    assert!(told.contains("cluster"), "{told}");
-    assert!(told.contains(text(&ours.join("devices/0.img"))), "{told}");
-}
-
-#[test]
-fn a_lost_device_is_not_replaced_by_an_empty_one() {
-    let dir = temp();
-    formatted(dir.path());
-    let device = dir.path().join("devices/0.img");
-    fs::remove_file(&device).unwrap();
-    let told = one_error(&serve(dir.path()), 1);
-    assert!(told.contains(text(&device)), "{told}");
-    assert!(!device.exists());
 }
 
 #[test]

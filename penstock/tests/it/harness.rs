@@ -32,9 +32,15 @@ pub fn run(args: &[&str]) -> Output {
 
 /// Starts a daemon that must refuse to run, and returns what it said. One that runs after all is killed.
 pub fn serve(data: &Path) -> Output {
+    serve_with(data, &[])
+}
+
+/// Same, with further options.
+pub fn serve_with(data: &Path, options: &[&str]) -> Output {
     let mut child = penstock()
         .args(["serve", "--device-size", DEVICE_SIZE, "--data"])
         .arg(data)
+        .args(options)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -238,4 +244,13 @@ pub fn greet(socket: &Path) -> (UnixStream, u64) {
 /// Path as text, for command lines.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
+}
+
+/// Waits until something has happened; a failing test waits as long as for a daemon that hangs.
+pub fn eventually(mut happened: impl FnMut() -> bool) {
+    let end = Instant::now() + READY_MAX;
+    while !happened() {
+        assert!(Instant::now() < end, "it never happened");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

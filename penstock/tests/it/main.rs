@@ -1,7 +1,10 @@
 //! Tests of the real binary: each starts its own daemon in a directory of its own.
 
 mod contract;
+mod devices;
+mod front;
 mod harness;
 mod idle;
 mod images;
 mod lifecycle;
+mod transfers;

@@ -1,0 +1,134 @@
+//! Copies beside other users of a volume: each is whole and of one point in time, or says that it is not.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::front::Front;
+use crate::harness::{Daemon, eventually, temp, text};
+
+/// More than lies in the pipes between the daemon and a client that does not read.
+const VOLUME_BYTES: usize = 32 << 20;
+
+/// A volume `a` full of `byte`.
+fn filled(daemon: &Daemon, dir: &Path, byte: u8) {
+    let raw = dir.join("full.raw");
+    fs::write(&raw, vec![byte; VOLUME_BYTES]).unwrap();
+    daemon.ok(&["volume", "import", "a", text(&raw)]);
+}
+
+/// An export that stands still until its stream is read.
+fn export(daemon: &Daemon) -> UnixStream {
+    let mut stream = UnixStream::connect(daemon.data().join("penstock.sock")).unwrap();
+    let request = "GET /v1/volumes/a/data HTTP/1.1\r\nhost: penstock\r\nconnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut begin = [0; 64];
+    stream.read_exact(&mut begin).unwrap();
+    assert!(begin.starts_with(b"HTTP/1.1 200"));
+    stream
+}
+
+/// The rest of an export.
+fn drained(mut stream: UnixStream) -> Vec<u8> {
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    rest
+}
+
+/// Head of an extent record.
+fn record(at: u64, len: u32, kind: u32) -> Vec<u8> {
+    [
+        &at.to_le_bytes()[..],
+        &len.to_le_bytes(),
+        &kind.to_le_bytes(),
+    ]
+    .concat()
+}
+
+fn chunk(stream: &mut UnixStream, bytes: &[u8]) {
+    write!(stream, "{:x}\r\n", bytes.len()).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream.write_all(b"\r\n").unwrap();
+}
+
+#[test]
+fn an_import_does_not_replace_a_volume_that_is_being_exported() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    filled(&daemon, dir.path(), 7);
+    let small = dir.path().join("small.raw");
+    fs::write(&small, [9; 8192]).unwrap();
+    let running = export(&daemon);
+    let told = daemon.refused(&["volume", "import", "a", text(&small), "--yes"]);
+    assert!(told.contains("being copied"), "{told}");
+    drop(running);
+    // The export notices at its next record that nobody reads it.
+    eventually(|| {
+        daemon
+            .run(&["volume", "import", "a", text(&small), "--yes"])
+            .status
+            .success()
+    });
+}
+
+#[test]
+fn an_import_that_ends_during_an_export_is_refused_and_the_export_is_whole() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    filled(&daemon, dir.path(), 7);
+    let mut import = UnixStream::connect(daemon.data().join("penstock.sock")).unwrap();
+    let head = "PUT /v1/volumes/a/data?size_bytes=8192&replace=true HTTP/1.1\r\nhost: penstock\r\n\
+                connection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    import.write_all(head.as_bytes()).unwrap();
+    chunk(&mut import, &[record(0, 4096, 1), vec![9; 4096]].concat());
+    let running = export(&daemon);
+    chunk(&mut import, &record(8192, 0, 2));
+    import.write_all(b"0\r\n\r\n").unwrap();
+    let answer = String::from_utf8(drained(import)).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 409") && answer.contains("being copied"),
+        "{answer}"
+    );
+    let exported = drained(running);
+    let sevens = exported.iter().filter(|byte| **byte == 7).count();
+    assert!(
+        sevens >= VOLUME_BYTES - 64,
+        "only {sevens} bytes of the volume"
+    );
+    let end = record(VOLUME_BYTES as u64, 0, 2);
+    assert!(
+        exported.windows(end.len()).any(|window| window == end),
+        "no end record"
+    );
+}
+
+#[test]
+fn an_export_that_a_guest_writes_under_says_so_at_its_end() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    filled(&daemon, dir.path(), 7);
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    let running = export(&daemon);
+    let mut guest = Front::start(&socket, 1);
+    guest.write(0, 9);
+    drop(guest);
+    let exported = drained(running);
+    let told = String::from_utf8_lossy(&exported[exported.len() - 512..]).into_owned();
+    assert!(
+        told.contains("wrote to volume 'a'") && told.contains("--live"),
+        "{told}"
+    );
+    // A guest that only looks does no harm.
+    eventually(|| daemon.json(&["attachments", "list"])[0]["state"] == "listening");
+    let running = export(&daemon);
+    let mut guest = Front::start(&socket, 1);
+    assert_eq!(guest.read(0, 0), [9; 512]);
+    let exported = drained(running);
+    let end = record(VOLUME_BYTES as u64, 0, 2);
+    assert!(
+        exported.windows(end.len()).any(|window| window == end),
+        "no end record"
+    );
+}
