@@ -17,7 +17,7 @@ use crate::dirty::DirtyLog;
 use crate::inflight::InflightRegion;
 use crate::memory::{GuestAddr, GuestMemory, MAX_REGIONS, MemoryError, RegionSpec};
 use crate::ring::MAX_QUEUE_SIZE;
-use shared_fd::{check_memory, check_signal};
+use shared_fd::{check_kick, check_memory, check_signal};
 
 pub use shared_fd::FdError;
 
@@ -220,6 +220,10 @@ impl<E: Engine> Host for BlkHost<E> {
             }
             Action::StartRing(index) => self.start(index, machine),
             Action::StopRing(index) => self.stop(index, machine),
+            Action::CheckKick(fd) => {
+                check_kick(&fd)?;
+                Ok(Effect::Done)
+            }
             Action::CheckSignal(fd) => {
                 check_signal(&fd)?;
                 Ok(Effect::Done)

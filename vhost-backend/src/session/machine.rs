@@ -90,7 +90,9 @@ pub enum Action {
     StopRing(u16),
     /// Start the ring as [`Machine::ring`] describes it.
     StartRing(u16),
-    /// Make sure that a descriptor for signals is one.
+    /// Make sure that a descriptor can be waited for as a kick.
+    CheckKick(Arc<OwnedFd>),
+    /// Make sure that a descriptor can be signalled.
     CheckSignal(Arc<OwnedFd>),
     /// Use the ring's new call descriptor, and signal it once: answers may have been given while there was none.
     NewCall(u16),

@@ -91,13 +91,13 @@ impl Machine {
                 let index = self.index("SET_VRING_CALL", index)?;
                 let fd = fd.map(Arc::new);
                 let note = ring_note(index, RingNote::Call(fd.clone()));
-                Ok(checked(fd, [note, Action::NewCall(index)]))
+                Ok(signalled(fd, [note, Action::NewCall(index)]))
             }
             Request::SetVringErr { index, fd } => {
                 let index = self.index("SET_VRING_ERR", index)?;
                 let fd = fd.map(Arc::new);
                 let note = ring_note(index, RingNote::Err(fd.clone()));
-                Ok(checked(fd, [note, Action::NewErr(index)]))
+                Ok(signalled(fd, [note, Action::NewErr(index)]))
             }
             _ => Ok(vec![]),
         }
@@ -194,10 +194,9 @@ impl Machine {
         let index = self.index("SET_VRING_KICK", index)?;
         let fd = fd.map(Arc::new);
         let kick = fd.clone().map_or(Kick::Polled, Kick::Fd);
-        Ok(checked(
-            fd,
-            self.restart_after(index, RingNote::Kick(Some(kick))),
-        ))
+        let check = fd.map(Action::CheckKick).into_iter();
+        let restart = self.restart_after(index, RingNote::Kick(Some(kick)));
+        Ok(check.chain(restart).collect())
     }
 
     fn stop(&self, index: u16) -> Vec<Action> {
@@ -223,8 +222,8 @@ fn start_after(index: u16, note: RingNote) -> Vec<Action> {
     vec![ring_note(index, note), Action::StartRing(index)]
 }
 
-/// The check of a descriptor, then the rest.
-fn checked(fd: Option<Arc<OwnedFd>>, rest: impl IntoIterator<Item = Action>) -> Vec<Action> {
+/// The check of a descriptor to be signalled, then the rest.
+fn signalled(fd: Option<Arc<OwnedFd>>, rest: impl IntoIterator<Item = Action>) -> Vec<Action> {
     fd.map(Action::CheckSignal)
         .into_iter()
         .chain(rest)

@@ -37,3 +37,14 @@ fn signals_go_to_event_descriptors_and_never_block() {
         assert_eq!(check_signal(&fd), Err(FdError::NotSignal));
     }
 }
+
+#[test]
+fn kicks_come_by_eventfds_only() {
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    assert_eq!(check_kick(&event), Ok(()));
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    for fd in [reader, writer, socket.into(), file("/dev/zero")] {
+        assert_eq!(check_kick(&fd), Err(FdError::NotEvent));
+    }
+}
