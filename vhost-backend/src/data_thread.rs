@@ -235,8 +235,10 @@ impl<E: Engine> Threads<E> {
         }
         let joins = std::mem::take(&mut *self.joins.lock().unwrap_or_else(|e| e.into_inner()));
         for join in joins {
-            // A data thread that panicked has aborted the process.
-            let _ = join.join();
+            // One that panics while it has queues aborts the process.
+            if join.join().is_err() {
+                tracing::error!("data thread panicked at its end");
+            }
         }
     }
 }

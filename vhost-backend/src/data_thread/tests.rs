@@ -3,4 +3,5 @@
 mod basics;
 mod lifecycle;
 mod notify;
+mod panics;
 mod support;

@@ -40,9 +40,10 @@ pub(super) fn spawn<E: Engine>(
     let (ready, outcome) = sync_channel(1);
     let mailbox = Arc::clone(&port);
     let body = move || {
-        let _abort = AbortOnPanic;
         match Worker::new(thread, mode, cpu, make_engine, mailbox, commands) {
             Ok(mut worker) => {
+                // Made after the worker, so that it acts before anything of the worker is dropped.
+                let _abort = AbortOnPanic;
                 // The starter waits for this; the channel holds one value.
                 let _ = ready.send(Ok(()));
                 worker.run();
@@ -62,8 +63,8 @@ pub(super) fn spawn<E: Engine>(
     Ok((port, join))
 }
 
-/// Devices may still be writing into guest memory when a data thread panics, so unwinding, which unmaps it, is not safe.
-/// The process dies instead, and the next one does again what was in flight.
+/// Devices may still be writing into guest memory when a data thread panics, so dropping its queues, which unmaps it, is
+/// not safe, and dropping its engine first would keep all its guests waiting for a device. The process dies instead, and the next one does again what was in flight.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
