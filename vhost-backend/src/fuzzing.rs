@@ -18,7 +18,16 @@ use crate::ring::{Chain, MAX_SEGMENTS, Ring, SplitRing, SplitRingConfig};
 use crate::testing::{FakeGuest, GUEST_BASE};
 
 use engine::HostileEngine;
-use input::{Input, MEMORY_BYTES, RingInput};
+use input::{Input, MEMORY_BYTES, RingInput, change_headers};
+
+/// How far an input got.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BlkReach {
+    /// Requests that the engine took.
+    pub requests: usize,
+    /// Changes of guest memory while a request had some of its ranges with the engine and no room for the rest.
+    pub changes_half_way: usize,
+}
 
 /// Turns of the thread between two changes of the guest's memory.
 const TURNS: usize = 8;
@@ -114,8 +123,9 @@ fn check_pieces(guest: &FakeGuest, pieces: &[libc::iovec], bytes: u64) {
 
 /// Serves a queue whose guest writes anything at any time, on an engine that answers at once, later, in any order, with
 /// errors, or has no room. Every request that reaches the engine is sound, every request that was taken is answered or
-/// the queue is broken, and a stop always comes to an end. Returns how many requests reached the engine.
-pub fn blk(data: &[u8]) -> usize {
+/// the queue is broken, and a stop always comes to an end.
+pub fn blk(data: &[u8]) -> BlkReach {
+    let mut reach = BlkReach::default();
     let guest = GUEST.with(Arc::clone);
     let mut input = Input::new(data);
     let layout = RingInput::new(&mut input);
@@ -132,7 +142,7 @@ pub fn blk(data: &[u8]) -> usize {
         generation: 1,
     };
     let Ok(mut queue) = Queue::new(device, layout.config(&guest), failed, id) else {
-        return 0;
+        return reach;
     };
     let mut engine = HostileEngine::new(&guest, input.byte());
     let mut scratch = Scratch::default();
@@ -142,14 +152,20 @@ pub fn blk(data: &[u8]) -> usize {
         }
         queue.arm();
         queue.disarm();
-        layout.fill(&guest, &mut input);
+        reach.changes_half_way += usize::from(engine.half_way());
+        if input.byte() % 2 == 0 {
+            change_headers(&guest, &mut input);
+        } else {
+            layout.fill(&guest, &mut input);
+        }
         engine.reseed(input.byte());
     }
     queue.drain = Some(Drain::Stop(None));
     for _ in 0..DRAIN_TURNS {
         if queue.drained() {
             assert_eq!(engine.pending(), 0, "an answer is missing");
-            return engine.accepted();
+            reach.requests = engine.accepted();
+            return reach;
         }
         turn(&mut queue, &mut engine, &mut scratch);
     }

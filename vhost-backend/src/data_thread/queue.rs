@@ -33,7 +33,6 @@ const SIGNAL_TURNS: u32 = 256;
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) chain: Chain,
-    ranges: Ranges,
     /// Something was submitted and the engine must be kicked.
     pub(crate) submitted: bool,
 }
@@ -86,6 +85,9 @@ pub(crate) struct Queue<V, R = SplitRing> {
     replay: Vec<u16>,
     /// A request that the engine had no room for.
     stalled: Option<u16>,
+    /// Ranges of the request that has them, as they were checked. They stay while it is stalled half way: what is with
+    /// the engine already and what is still to come must be of one request, whatever the guest writes over it meanwhile.
+    ranges: Box<Ranges>,
     inflight: Option<InflightQueue>,
     /// Answers not yet published, kept for the in-flight record.
     answered: Vec<u16>,
@@ -163,6 +165,7 @@ impl<V: Volume> Queue<V, SplitRing> {
             busy_slots: 0,
             replay,
             stalled: None,
+            ranges: Box::default(),
             inflight,
             answered: Vec::with_capacity(usize::from(config.size)),
             log: None,
@@ -268,9 +271,10 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         let outcome = self.take(count, engine, scratch);
         if self.ring.unpublished() > 0 {
             self.publish();
-            if self.ring.unsignalled() >= SIGNAL_ANSWERS {
-                self.signal();
-            }
+        }
+        // Who is stalled has no turn that would ask again before the engine has room.
+        if self.ring.unsignalled() >= SIGNAL_ANSWERS || self.stalled.is_some() {
+            self.signal();
         }
         outcome.map(|()| usize::from(count))
     }
@@ -313,10 +317,16 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             return Ok(0);
         }
         while let Some(id) = self.stalled.take().or_else(|| self.replay.pop()) {
-            if self.slots[usize::from(id)].busy && !self.slots[usize::from(id)].submitting {
+            let slot = &self.slots[usize::from(id)];
+            let room = if slot.submitting {
+                self.submit_ranges(id, engine, scratch)
+            } else if slot.busy {
                 return Err(RingError::InFlight(id));
-            }
-            if !self.run(id, engine, scratch)? {
+            } else {
+                // Nothing of it is with the engine, so it may as well be read anew.
+                self.run(id, engine, scratch)?
+            };
+            if !room {
                 self.stalled = Some(id);
                 break;
             }
@@ -400,6 +410,9 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             }
         }
         self.stalled = None;
+        if self.ring.unsignalled() > 0 {
+            self.signal();
+        }
         if let Some(err) = &self.err {
             notify(err);
         }

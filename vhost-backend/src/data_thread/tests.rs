@@ -4,4 +4,5 @@ mod basics;
 mod lifecycle;
 mod notify;
 mod panics;
+mod stalls;
 mod support;

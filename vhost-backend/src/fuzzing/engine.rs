@@ -9,7 +9,7 @@ use super::{FuzzVolume, check_pieces};
 use crate::testing::{FakeGuest, FakeQueue};
 
 /// Requests it holds before it has no room.
-const IN_FLIGHT_MAX: usize = 6;
+const IN_FLIGHT_MAX: usize = 3;
 
 pub(super) struct HostileEngine<'a> {
     guest: &'a FakeGuest,
@@ -17,6 +17,9 @@ pub(super) struct HostileEngine<'a> {
     tags: HashSet<u64>,
     state: u32,
     accepted: usize,
+    half_way: bool,
+    /// Hardly anything is finished, so that there is soon no room.
+    slow: bool,
     wait: OwnedFd,
 }
 
@@ -28,12 +31,15 @@ impl<'a> HostileEngine<'a> {
             tags: HashSet::new(),
             state: u32::from(seed),
             accepted: 0,
+            half_way: false,
+            slow: seed % 2 == 1,
             wait: FakeQueue::event(),
         }
     }
 
     pub(super) fn reseed(&mut self, seed: u8) {
         self.state ^= u32::from(seed) << 8;
+        self.slow = seed % 2 == 1;
     }
 
     pub(super) fn pending(&self) -> usize {
@@ -43,6 +49,11 @@ impl<'a> HostileEngine<'a> {
     /// Requests that were not turned away.
     pub(super) fn accepted(&self) -> usize {
         self.accepted
+    }
+
+    /// Whether the last request was turned away though it has pieces in flight.
+    pub(super) fn half_way(&self) -> bool {
+        self.half_way
     }
 
     fn roll(&mut self, sides: u32) -> u32 {
@@ -72,15 +83,23 @@ impl Engine for HostileEngine<'_> {
                 .is_some_and(|end| end <= volume.size_bytes())
         );
         assert_eq!(request.len == 0, request.op == Op::Flush);
-        self.accepted += 1;
-        match self.roll(4) {
-            0 => Submit::Done(Ok(())),
-            1 => Submit::Done(Err(IoError::NoSpace)),
+        self.half_way = false;
+        match self.roll(8) {
+            0 | 1 => {
+                self.accepted += 1;
+                Submit::Done(Ok(()))
+            }
+            2 => {
+                self.accepted += 1;
+                Submit::Done(Err(IoError::NoSpace))
+            }
             _ if self.pending.len() >= IN_FLIGHT_MAX => {
-                self.accepted -= 1;
+                let head = request.tag.0 as u16;
+                self.half_way = self.tags.iter().any(|&tag| tag as u16 == head);
                 Submit::Busy
             }
             _ => {
+                self.accepted += 1;
                 assert!(self.tags.insert(request.tag.0), "a tag is used twice");
                 self.pending.push(request.tag);
                 Submit::Pending
@@ -91,7 +110,11 @@ impl Engine for HostileEngine<'_> {
     fn kick(&mut self) {}
 
     fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize {
-        let count = self.roll(3) as usize;
+        let count = if self.slow {
+            usize::from(self.roll(16) == 0)
+        } else {
+            self.roll(3) as usize
+        };
         for _ in 0..count.min(self.pending.len()) {
             let at = self.roll(self.pending.len() as u32) as usize;
             let tag = self.pending.swap_remove(at);

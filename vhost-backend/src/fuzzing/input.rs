@@ -15,6 +15,10 @@ const TABLE_DESCS: u64 = 24;
 const TABLE_AT: u64 = 0x3000;
 const HEADERS: u64 = 8;
 const HEADER_AT: u64 = 0x4000;
+/// The last headers are of requests with ranges.
+const RANGE_HEADERS: u64 = 2;
+const RANGES: u64 = 16;
+const RANGES_AT: u64 = 0x4800;
 const DATA_AT: u64 = 0x5000;
 
 /// Bytes taken one after the other; zeroes when they are used up.
@@ -57,6 +61,8 @@ pub(super) struct RingInput {
     pub(super) event_idx: bool,
     pub(super) indirect: bool,
     pub(super) base: u16,
+    /// Only the requests are odd, and the ring is as it should be. Else most queues would break before anything waits.
+    fair: bool,
     /// Available index written last.
     index: Cell<u16>,
 }
@@ -89,6 +95,7 @@ impl RingInput {
             event_idx: features & 1 != 0,
             indirect: features & 2 != 0,
             base,
+            fair: features & 8 != 0,
             index: Cell::new(base),
         }
     }
@@ -116,9 +123,10 @@ impl RingInput {
     /// Writes descriptors, tables, headers and the available ring: first as an honest guest would, then with a few
     /// things wrong.
     pub(super) fn fill(&self, guest: &FakeGuest, input: &mut Input<'_>) {
-        for i in 0..HEADERS {
+        for i in 0..HEADERS - RANGE_HEADERS {
             write(guest, GUEST_BASE + HEADER_AT + 16 * i, &header(input));
         }
+        fill_ranges(guest, input);
         let size = u64::from(self.size);
         honest_chains(guest, self.desc.0, size, input);
         honest_chains(guest, GUEST_BASE + TABLE_AT, TABLE_DESCS, input);
@@ -133,36 +141,83 @@ impl RingInput {
                 );
             }
         }
+        if !self.fair {
+            self.break_some(guest, input);
+        }
+        self.offer(guest, input);
+    }
+
+    /// Overwrites a few descriptors.
+    fn break_some(&self, guest: &FakeGuest, input: &mut Input<'_>) {
+        let size = u64::from(self.size);
         for _ in 0..input.byte() % 4 {
             let (base, count) = if input.byte() % 2 == 0 {
                 (self.desc.0, size)
             } else {
-                (GUEST_BASE + TABLE_AT, 24)
+                (GUEST_BASE + TABLE_AT, TABLE_DESCS)
             };
             let at = base.wrapping_add(u64::from(input.byte()) % count * 16);
             write(guest, at, &hostile_desc(input, count));
         }
-        for i in 0..size {
+    }
+
+    /// Fills the available ring and moves its index.
+    fn offer(&self, guest: &FakeGuest, input: &mut Input<'_>) {
+        let chains = (self.size / 3).max(1);
+        for i in 0..self.size {
             let head = match input.byte() {
-                0..=219 => i as u16 % (self.size / 3).max(1) * 3,
-                220..=239 => (i as u16 * 4 + 3) % self.size,
+                kind if self.fair || kind < 220 => i % chains * 3,
+                220..=239 => (i * 4 + 3) % self.size,
                 _ => input.word() % (self.size + 1),
             };
-            write(
-                guest,
-                self.avail.0.wrapping_add(4 + 2 * i),
-                &head.to_le_bytes(),
-            );
+            let at = self.avail.0.wrapping_add(4 + 2 * u64::from(i));
+            write(guest, at, &head.to_le_bytes());
         }
-        let jump = input.byte();
-        let ahead = match jump {
+        let ahead = match input.byte() {
+            few if self.fair || few < 200 => (u16::from(few) % 4).min(self.size),
             u8::MAX => input.word(),
-            200.. => u16::from(jump) % (self.size + 1),
-            _ => (u16::from(jump) % 4).min(self.size),
+            many => u16::from(many) % (self.size + 1),
         };
         let index = self.index.get().wrapping_add(ahead);
         self.index.set(index);
         write(guest, self.avail.0.wrapping_add(2), &index.to_le_bytes());
+    }
+}
+
+/// What a guest changes in the requests it has sent already, and nothing else: the way to be read twice with two meanings.
+pub(super) fn change_headers(guest: &FakeGuest, input: &mut Input<'_>) {
+    for i in 0..HEADERS {
+        if input.byte() % 2 == 0 {
+            write(
+                guest,
+                GUEST_BASE + HEADER_AT + 16 * i,
+                &kind(input).to_le_bytes(),
+            );
+        }
+    }
+    if input.byte() % 4 == 0 {
+        fill_ranges(guest, input);
+    }
+}
+
+/// Requests with ranges, and ranges that are mostly sound: only those get as far as the engine, and into it piece by
+/// piece.
+fn fill_ranges(guest: &FakeGuest, input: &mut Input<'_>) {
+    for i in HEADERS - RANGE_HEADERS..HEADERS {
+        let kind = input.one_of(&[11u32, 13, 11, 13, 11, 13, 4, 8]);
+        write(
+            guest,
+            GUEST_BASE + HEADER_AT + 16 * i,
+            &u128::from(kind).to_le_bytes(),
+        );
+    }
+    for i in 0..RANGES {
+        let byte = input.byte();
+        let (sectors, flags) = (1 + u32::from(byte % 8), u32::from(byte == u8::MAX));
+        let mut range = u128::from(byte).to_le_bytes();
+        range[8..12].copy_from_slice(&sectors.to_le_bytes());
+        range[12..].copy_from_slice(&flags.to_le_bytes());
+        write(guest, GUEST_BASE + RANGES_AT + 16 * i, &range);
     }
 }
 
@@ -178,29 +233,33 @@ fn honest_chains(guest: &FakeGuest, base: u64, count: u64, input: &mut Input<'_>
             first
         };
         let read = u16::from(choice & 1) * 2;
-        // The headers serve as the ranges of a discard, too.
         let place = input.byte();
-        let data = GUEST_BASE
-            + if place % 4 == 0 {
-                HEADER_AT
-            } else {
-                DATA_AT + u64::from(place) * 64
-            };
-        let len = [512, 4096, 1024, 16, 48, 20, 512, 0][usize::from(choice >> 5)];
+        let usual = [512, 4096, 1024, 16, 48, 20, 512, 0][usize::from(choice >> 5)];
+        // The headers serve as the ranges of a discard, too.
+        let (header, data, len, flags) = match place % 4 {
+            0 => (u64::from(choice >> 1) % HEADERS, HEADER_AT, usual, read),
+            1 => (
+                HEADERS - 1 - u64::from(choice & 1),
+                RANGES_AT,
+                16 * (1 + u32::from(choice >> 4)),
+                0,
+            ),
+            _ => (
+                u64::from(choice >> 1) % HEADERS,
+                DATA_AT + u64::from(place) * 64,
+                usual,
+                read,
+            ),
+        };
         write(
             guest,
             at,
-            &encode(
-                GUEST_BASE + HEADER_AT + u64::from(choice >> 1) % HEADERS * 16,
-                16,
-                1,
-                first + 1,
-            ),
+            &encode(GUEST_BASE + HEADER_AT + header * 16, 16, 1, first + 1),
         );
         write(
             guest,
             at.wrapping_add(16),
-            &encode(data, len, 1 | read, first + 2),
+            &encode(GUEST_BASE + data, len, 1 | flags, first + 2),
         );
         write(
             guest,
@@ -268,21 +327,7 @@ fn header(input: &mut Input<'_>) -> [u8; 16] {
         out[8..12].copy_from_slice(&u32::from(input.word() % 4).to_le_bytes());
         out[12] = input.byte() % 4;
     } else {
-        let kind = input.one_of(&[
-            0u32,
-            0,
-            1,
-            1,
-            4,
-            8,
-            11,
-            11,
-            13,
-            13,
-            2,
-            0x8000_0000,
-            u32::MAX,
-        ]);
+        let kind = kind(input);
         let sector = input.one_of(&[
             0u64,
             1,
@@ -303,4 +348,9 @@ fn header(input: &mut Input<'_>) -> [u8; 16] {
         out[8..].copy_from_slice(&sector.to_le_bytes());
     }
     out
+}
+
+/// Types of requests, some of which there are not.
+fn kind(input: &mut Input<'_>) -> u32 {
+    input.one_of(&[0, 0, 1, 1, 4, 8, 11, 11, 13, 13, 2, 0x8000_0000, u32::MAX])
 }

@@ -33,9 +33,11 @@ fn the_targets_get_past_the_first_checks() {
     };
     let inputs: Vec<_> = (0..500).map(|_| bytes()).collect();
     let chains: usize = inputs.iter().map(|data| super::ring(data)).sum();
-    let requests: usize = inputs.iter().map(|data| super::blk(data)).sum();
+    let reaches: Vec<_> = inputs.iter().map(|data| super::blk(data)).collect();
+    let requests: usize = reaches.iter().map(|reach| reach.requests).sum();
+    let changes: usize = reaches.iter().map(|reach| reach.changes_half_way).sum();
     assert!(
-        chains > 200 && requests > 50,
-        "{chains} chains, {requests} requests"
+        chains > 200 && requests > 50 && changes > 20,
+        "{chains} chains, {requests} requests, {changes} changes half way"
     );
 }

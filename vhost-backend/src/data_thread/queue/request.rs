@@ -25,10 +25,13 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             read_only: self.device.options().read_only,
             fua: self.features & 1 << VIRTIO_BLK_F_FLUSH == 0 || !self.device.writeback(),
         };
-        let (action, status) = parse(&mut scratch.chain, &limits, &mut scratch.ranges)?;
+        let (action, status) = parse(&mut scratch.chain, &limits, &mut self.ranges)?;
         match action {
             Action::Submit(range) => Ok(self.submit(id, range, status, engine, scratch)),
-            Action::SubmitRanges => Ok(self.submit_ranges(id, status, engine, scratch)),
+            Action::SubmitRanges => {
+                self.begin_ranges(id, status);
+                Ok(self.submit_ranges(id, engine, scratch))
+            }
             Action::GetId => {
                 self.get_id(id, status, scratch);
                 Ok(true)
@@ -88,25 +91,27 @@ impl<V: Volume, R: Ring> Queue<V, R> {
 
     /// Discard and write-zeroes: several requests to the engine, one answer.
     #[cold]
-    fn submit_ranges<E: Engine<Volume = V>>(
+    fn begin_ranges(&mut self, id: u16, status: *mut u8) {
+        self.slots[usize::from(id)] = Slot {
+            status,
+            op: self.ranges.as_slice()[0].op,
+            busy: true,
+            submitting: true,
+            ..FREE
+        };
+        self.busy_slots += 1;
+    }
+
+    /// Submits the ranges that are left of the request that was begun last. False if the engine has no room.
+    #[cold]
+    pub(super) fn submit_ranges<E: Engine<Volume = V>>(
         &mut self,
         id: u16,
-        status: *mut u8,
         engine: &mut E,
         scratch: &mut Scratch,
     ) -> bool {
         let at = usize::from(id);
-        let ranges = scratch.ranges.as_slice();
-        if !self.slots[at].busy {
-            self.slots[at] = Slot {
-                op: ranges[0].op,
-                busy: true,
-                submitting: true,
-                ..FREE
-            };
-            self.busy_slots += 1;
-        }
-        self.slots[at].status = status;
+        let ranges = self.ranges.as_slice();
         while let Some(range) = ranges.get(usize::from(self.slots[at].next_range)) {
             let tag = Tag(self.tag | u64::from(self.slots[at].next_range) << 16 | u64::from(id));
             let request = Request {

@@ -1,0 +1,156 @@
+//! Requests that find the engine full: what the guest does meanwhile, and what it is told of the others.
+
+use std::sync::mpsc;
+
+use fabric::io::Op;
+
+use super::support::*;
+use crate::blk::BlkOptions;
+use crate::data_thread::PollMode;
+use crate::testing::{FakeQueue, QueueOptions, STATUS_UNSET};
+
+/// Requests that the engine has room for.
+const ROOM: usize = 2;
+
+fn rig() -> Rig {
+    Rig::new(Setup {
+        in_flight_max: ROOM,
+        ..Setup::default()
+    })
+}
+
+fn wait_for_script(rig: &Rig, len: usize) {
+    while rig.script().len() < len {
+        std::thread::yield_now();
+    }
+}
+
+/// Gives the thread turns enough to have tried the stalled request once more.
+fn some_turns(rig: &Rig) {
+    for _ in 0..3 {
+        rig.handle.set_err(None).unwrap();
+    }
+}
+
+#[test]
+fn a_discard_that_waits_for_room_half_way_is_finished_as_the_guest_sent_it() {
+    for kind in [FLUSH, GET_ID, IN, WRITE_ZEROES, 99] {
+        let mut rig = rig();
+        let guest = rig.guest();
+        rig.disk().hold();
+        let list = guest.place(&ranges(&[
+            (0, 8, 0),
+            (16, 8, 0),
+            (32, 8, 0),
+            (48, 8, 0),
+            (64, 8, 0),
+        ]));
+        let (chain, status) = rig.queue.blk(DISCARD, 0, &[(list, 80, false)]);
+        rig.queue.add(&chain);
+        rig.queue.submit();
+        wait_for_script(&rig, ROOM);
+        // The guest has no business here before the answer.
+        guest.write(chain[0].0, &kind.to_le_bytes());
+        guest.write(list, &[0xff; 80]);
+        some_turns(&rig);
+        rig.disk().release();
+        rig.queue.wait_used();
+        assert_eq!(guest.read(status, 1), [OK], "type {kind}");
+        let expected = [0, 16, 32, 48, 64].map(|sector| (Op::Discard, sector * 512, 4096));
+        assert_eq!(rig.script(), expected, "type {kind}");
+        assert_eq!(rig.queue.used_index(), 1);
+        assert!(!rig.handle.errored());
+        assert_eq!(rig.handle.stop().unwrap(), 1);
+    }
+}
+
+#[test]
+fn a_chain_that_breaks_while_its_request_waits_for_room_does_no_harm() {
+    let mut rig = rig();
+    let guest = rig.guest();
+    rig.disk().hold();
+    let list = guest.place(&ranges(&[(0, 8, 0), (16, 8, 0), (32, 8, 0)]));
+    let (chain, status) = rig.queue.blk(DISCARD, 0, &[(list, 48, false)]);
+    let head = rig.queue.add(&chain);
+    rig.queue.submit();
+    wait_for_script(&rig, ROOM);
+    // A loop.
+    rig.queue.write_desc(head, chain[0].0, 16, 1, head);
+    some_turns(&rig);
+    rig.disk().release();
+    rig.queue.wait_used();
+    assert_eq!((guest.read(status, 1), rig.script().len()), (vec![OK], 3));
+    assert_eq!(rig.handle.stop().unwrap(), 1);
+}
+
+#[test]
+fn a_queue_that_is_stopped_while_a_request_waits_for_room_finishes_it_first() {
+    let mut rig = rig();
+    let guest = rig.guest();
+    rig.disk().hold();
+    let list = guest.place(&ranges(&[(0, 8, 0), (16, 8, 0), (32, 8, 0)]));
+    let (chain, status) = rig.queue.blk(DISCARD, 0, &[(list, 48, false)]);
+    rig.queue.add(&chain);
+    rig.queue.submit();
+    wait_for_script(&rig, ROOM);
+    guest.write(chain[0].0, &GET_ID.to_le_bytes());
+    let (said, heard) = mpsc::channel();
+    let handle = rig.handle;
+    let stopper = std::thread::spawn(move || said.send(handle.stop()).unwrap());
+    assert_eq!(guest.read(status, 1), [STATUS_UNSET]);
+    rig.device.volume().release();
+    assert_eq!(heard.recv().unwrap().unwrap(), 1);
+    stopper.join().unwrap();
+    assert_eq!(guest.read(status, 1), [OK]);
+}
+
+#[test]
+fn answers_given_before_a_stall_are_announced_though_the_stall_goes_on() {
+    for poll in [PollMode::Never, PollMode::default(), PollMode::Always] {
+        let mut rig = Rig::new(Setup {
+            in_flight_max: ROOM,
+            poll,
+            ..Setup::default()
+        });
+        assert_eq!(FakeQueue::wait_event(&rig.queue.call), 1);
+        let guest = rig.guest();
+        rig.disk().hold();
+        rig.queue.want_interrupt(0, true);
+        let data = guest.place(&[7; 512]);
+        for _ in 0..3 {
+            let (chain, _) = rig.queue.blk(GET_ID, 0, &[]);
+            rig.queue.add(&chain);
+        }
+        for sector in 0..ROOM as u64 + 1 {
+            let (chain, _) = rig.queue.blk(OUT, sector, &[(data, 512, false)]);
+            rig.queue.add(&chain);
+        }
+        rig.queue.submit();
+        assert_eq!(FakeQueue::wait_event(&rig.queue.call), 1, "{poll:?}");
+        for _ in 0..3 {
+            rig.queue.wait_used();
+        }
+        rig.disk().release();
+        for _ in 0..=ROOM {
+            rig.queue.wait_used();
+        }
+    }
+}
+
+#[test]
+fn answers_given_before_the_guest_broke_its_ring_are_announced() {
+    let mut rig = Rig::with(
+        Setup::default(),
+        BlkOptions::default(),
+        QueueOptions::default(),
+    );
+    assert_eq!(FakeQueue::wait_event(&rig.queue.call), 1);
+    rig.queue.want_interrupt(0, true);
+    let (chain, _) = rig.queue.blk(GET_ID, 0, &[]);
+    rig.queue.add(&chain);
+    rig.queue.offer(u16::MAX);
+    rig.queue.submit();
+    assert_eq!(FakeQueue::wait_event(&rig.queue.err), 1);
+    assert_eq!(FakeQueue::wait_event(&rig.queue.call), 1);
+    rig.queue.wait_used();
+}
