@@ -25,6 +25,8 @@ mod image;
 mod memory;
 #[path = "store/model.rs"]
 mod model;
+#[path = "store/open.rs"]
+mod open;
 #[path = "store/order.rs"]
 mod order;
 #[path = "store/reference.rs"]

@@ -28,6 +28,8 @@ pub struct DeviceStatus {
     pub used_bytes: u64,
     /// Free.
     pub free_bytes: u64,
+    /// RAM that its map takes: chunk table, space bitmaps and cached map pages.
+    pub memory_bytes: u64,
     /// Counters of each shard.
     pub shards: Vec<StoreMetrics>,
     /// What opening did.
@@ -206,6 +208,7 @@ impl Control {
                     total_bytes,
                     used_bytes,
                     free_bytes: total_bytes.saturating_sub(used_bytes),
+                    memory_bytes: shards.iter().map(|s: &StoreMetrics| s.ram.map()).sum(),
                     shards,
                     report: device.report,
                     scrub,

@@ -280,6 +280,20 @@ pub struct RecoveryReport {
     pub total_bytes: u64,
 }
 
+impl RecoveryReport {
+    /// Adds what opening a shard did.
+    pub(super) fn add(&mut self, shard: &Self) {
+        self.clean_shards += shard.clean_shards;
+        self.batches += shard.batches;
+        self.blocks += shard.blocks;
+        self.torn_blocks += shard.torn_blocks;
+        self.read_bytes += shard.read_bytes;
+        self.chunks += shard.chunks;
+        self.used_bytes += shard.used_bytes;
+        self.total_bytes += shard.total_bytes;
+    }
+}
+
 impl fmt::Display for RecoveryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes >> 20;

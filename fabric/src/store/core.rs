@@ -66,6 +66,8 @@ const RESERVE_SHARE: u32 = 128;
 #[derive(Debug)]
 pub struct ShardCore {
     geo: Geometry,
+    /// Shards of the device, which share its bounds.
+    shards: u32,
     alloc: Allocator,
     arena: Arena,
     table: Table,
@@ -114,7 +116,7 @@ pub(super) struct Loaded {
     pub next_lsn: u64,
     pub nonce: [u8; 16],
     pub shards: u32,
-    /// Leaves that recovery will change at most: the cache must hold them until its checkpoint.
+    /// Leaves that recovery will change at most: the cache holds them until its checkpoint.
     pub leaves_needed: u32,
 }
 
@@ -124,6 +126,12 @@ pub(super) fn records_max(units: u32) -> u32 {
         .max(256)
         .saturating_mul(SPARSE_FACTOR)
         .min(1 << 24)
+}
+
+/// Map pages that a shard of `shards` may cache.
+fn leaf_slots(params: &CoreParams, shards: u32) -> u32 {
+    let share = params.leaf_cache_bytes / u64::from(shards) / UNIT_BYTES as u64;
+    share.clamp(u64::from(LEAVES_MIN), 1 << 20) as u32
 }
 
 impl ShardCore {
@@ -138,10 +146,10 @@ impl ShardCore {
             nonce,
             ..
         } = loaded;
-        let share = |bytes: u64| bytes / u64::from(loaded.shards) / UNIT_BYTES as u64;
-        let leaves = share(params.leaf_cache_bytes).clamp(u64::from(LEAVES_MIN), 1 << 20) as u32;
+        let leaves = leaf_slots(params, loaded.shards);
         let leaves = leaves.max(loaded.leaves_needed.saturating_add(LEAVES_MIN));
-        let blocks = share(params.buffer_bytes).clamp(ARENA_BLOCKS_MIN, 1 << 20) as u32;
+        let blocks = params.buffer_bytes / u64::from(loaded.shards) / UNIT_BYTES as u64;
+        let blocks = blocks.clamp(ARENA_BLOCKS_MIN, 1 << 20) as u32;
         let ops_max = params.ops_max.max(1);
         let parts = ops_max * 2 + OP_PARTS_MAX as u32 + INTERNAL_PARTS;
         let mut arena = Arena::new(blocks);
@@ -153,6 +161,7 @@ impl ShardCore {
         );
         Self {
             geo,
+            shards: loaded.shards,
             alloc,
             arena,
             table,
@@ -385,6 +394,7 @@ impl ShardCore {
             chunks: self.table.ram_bytes(),
             bitmaps: self.alloc.ram_bytes() + (self.bitmap_ptrs.len() * size_of::<Ptr>()) as u64,
             leaf_cache: self.leaves.ram_bytes(),
+            leaves: self.leaves.filled_bytes(),
             buffers: self.arena.buf().len() as u64,
             tables: tables as u64 + self.alloc.quarantine_ram_bytes(),
         }

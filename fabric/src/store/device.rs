@@ -63,6 +63,15 @@ pub struct IoVecs {
 // SAFETY: `IoVecs` is a description; whoever executes the action upholds the lifetime promise above, on any thread.
 unsafe impl Send for IoVecs {}
 
+/// One of several reads that are made together.
+#[derive(Debug)]
+pub struct ReadAt<'a> {
+    /// Byte offset.
+    pub offset: u64,
+    /// Destination.
+    pub buf: &'a mut [u8],
+}
+
 /// Synchronous device access, for format, open (recovery) and tools. Offsets and lengths are multiples of
 /// [`BLOCK_BYTES`]; buffers are aligned to [`BLOCK_BYTES`].
 pub trait SyncDevice {
@@ -74,4 +83,16 @@ pub trait SyncDevice {
     fn write_at(&mut self, offset: u64, buf: &[u8]) -> io::Result<()>;
     /// Makes all earlier writes durable.
     fn flush(&mut self) -> io::Result<()>;
+
+    /// Makes several reads, at the same time where the device can. If any fails, none of the buffers is to be used.
+    fn read_many(&mut self, reads: &mut [ReadAt<'_>]) -> io::Result<()> {
+        reads
+            .iter_mut()
+            .try_for_each(|read| self.read_at(read.offset, read.buf))
+    }
+
+    /// One more handle on the device, for another thread; `None` if it has only this one.
+    fn handle(&self) -> Option<Box<dyn SyncDevice + Send>> {
+        None
+    }
 }

@@ -223,6 +223,14 @@ impl SyncDevice for DeviceFile {
     fn flush(&mut self) -> io::Result<()> {
         self.file.sync_data()
     }
+
+    fn handle(&self) -> Option<Box<dyn SyncDevice + Send>> {
+        // Without one everything works, one read after the other.
+        let handle = handle::Handle::new(self).inspect_err(
+            |error| tracing::debug!(%error, device = %self.path.display(), "no second device handle"),
+        );
+        Some(Box::new(handle.ok()?))
+    }
 }
 
 fn open_locked(path: &Path, kind: DeviceKind) -> Result<File, DeviceError> {
@@ -358,6 +366,8 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     };
     File::open(parent)?.sync_all()
 }
+
+mod handle;
 
 #[cfg(test)]
 mod tests;

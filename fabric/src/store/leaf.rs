@@ -61,6 +61,8 @@ pub struct LeafCache {
     free: Vec<u32>,
     hand: u32,
     dirty: u32,
+    /// Slots that were ever in use, the first ones: the others' pages cost no RAM.
+    filled: u32,
 }
 
 impl LeafCache {
@@ -73,6 +75,7 @@ impl LeafCache {
             free: (0..slots).rev().collect(),
             hand: 0,
             dirty: 0,
+            filled: 0,
         }
     }
 
@@ -94,6 +97,13 @@ impl LeafCache {
         (self.meta.len() * (UNIT_BYTES + size_of::<LeafMeta>())) as u64
     }
 
+    /// RAM held now.
+    #[must_use]
+    pub fn filled_bytes(&self) -> u64 {
+        let pages = u64::from(self.filled) * UNIT_BYTES as u64;
+        pages + (self.meta.len() * size_of::<LeafMeta>()) as u64
+    }
+
     /// A slot for a leaf that is not cached. Returns it with the leaf it held before, whose record must forget it;
     /// `None` when every leaf is dirty, pinned or being read.
     pub fn take(
@@ -106,6 +116,7 @@ impl LeafCache {
             Some(slot) => (slot, None),
             None => self.evict()?,
         };
+        self.filled = self.filled.max(slot + 1);
         self.meta[slot as usize] = LeafMeta {
             rec,
             leaf,
@@ -140,6 +151,33 @@ impl LeafCache {
         assert!(meta.pins == 0 && !meta.dirty && meta.state != LeafState::Free);
         *meta = FREE;
         self.free.push(slot);
+    }
+
+    /// Brings the cache down to `slots`, if it has more, and returns the leaves that it no longer holds. Nothing in it may be
+    /// dirty or in use.
+    pub fn shrink_to(&mut self, slots: u32) -> Vec<(u32, u8)> {
+        if slots >= self.slots() {
+            return Vec::new();
+        }
+        let idle = |m: &LeafMeta| m.pins == 0 && !m.dirty && m.state != LeafState::Loading;
+        assert!(self.meta.iter().all(idle), "a cache in use cannot shrink");
+        let mut pages = AlignedBuf::new(slots as usize);
+        let gone = self.meta.split_off(slots as usize);
+        self.meta.shrink_to_fit();
+        self.free = Vec::with_capacity(slots as usize);
+        for slot in (0..slots).rev() {
+            if self.meta[slot as usize].state == LeafState::Free {
+                self.free.push(slot);
+            } else {
+                let page = pages.blocks_mut(slot, 1);
+                page.copy_from_slice(self.pages.blocks(slot, 1));
+            }
+        }
+        self.pages = pages;
+        self.hand = 0;
+        self.filled = self.filled.min(slots);
+        let held = gone.iter().filter(|m| m.state == LeafState::Ready);
+        held.map(|m| (m.rec, m.leaf)).collect()
     }
 
     /// What is known of the slot.
@@ -182,7 +220,7 @@ impl LeafCache {
     }
 
     /// Fills a leaf with what was read from the device.
-    pub fn fill_from(&mut self, slot: u32, bytes: &[u8; UNIT_BYTES]) {
+    pub fn fill_from(&mut self, slot: u32, bytes: &[u8]) {
         self.pages.blocks_mut(slot, 1).copy_from_slice(bytes);
     }
 

@@ -9,6 +9,8 @@ pub struct RamBytes {
     pub bitmaps: u64,
     /// Map page cache, at its bound.
     pub leaf_cache: u64,
+    /// Map pages of it that were ever filled, and its index; part of the figure above.
+    pub leaves: u64,
     /// Data buffers, at their bound.
     pub buffers: u64,
     /// Operation and device request tables, and units waiting for the next checkpoint.
@@ -16,7 +18,13 @@ pub struct RamBytes {
 }
 
 impl RamBytes {
-    /// Sum of all.
+    /// What the shard now holds of its map: chunks, bitmaps and map pages.
+    #[must_use]
+    pub fn map(&self) -> u64 {
+        self.chunks + self.bitmaps + self.leaves
+    }
+
+    /// Sum of all, at their bounds.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.chunks + self.bitmaps + self.leaf_cache + self.buffers + self.tables

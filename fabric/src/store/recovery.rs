@@ -1,24 +1,29 @@
 //! Formatting a device, and opening it after whatever happened to it.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::alloc::Allocator;
 use super::api::{CoreParams, DeviceLabel, RecoveryReport, StoreCore};
-use super::arena::AlignedBuf;
 use super::bitmap::Bitmap;
-use super::core::{Loaded, Replay, ShardCore, records_max};
+use super::core::{Loaded, ShardCore, records_max};
 use super::device::SyncDevice;
 use super::error::{OpenError, hex};
 use super::format::{
-    BITMAP_DIRS_MAX, BatchHeader, ChunkRecord, DIR_PTRS, FORMAT_VERSION, Geometry, LEAF_BLOCKS,
-    Label, PAGE_RECORDS, Page, Ptr, REGION_UNITS, SHARD_UNITS_MAX, SHARD_UNITS_MIN,
-    SHARDS_START_UNIT, Superblock, UNIT_BYTES, entry_kind, seal,
+    BITMAP_DIRS_MAX, ChunkRecord, DIR_PTRS, FORMAT_VERSION, Geometry, Label, PAGE_RECORDS, Page,
+    Ptr, REGION_UNITS, SHARD_UNITS_MAX, SHARD_UNITS_MIN, SHARDS_START_UNIT, Superblock, UNIT_BYTES,
+    seal,
 };
-use super::log::{ReadEntry, read_entries};
 use super::table::Table;
+use log::{LeafKey, Scan};
 
+mod log;
+mod pages;
+
+/// Shards opened at once. Each thread holds a few MiB for what it reads.
+const OPEN_THREADS_MAX: u32 = 8;
 /// A shard for each of so many bytes, up to [`SHARDS_TYPICAL_MAX`]: more would only scatter the log.
 const SHARD_BYTES: u64 = 16 << 30;
 /// See [`SHARD_BYTES`]; larger devices get more shards only because a shard has a largest size.
@@ -190,43 +195,69 @@ pub fn open(
             expected: hex(&expected),
         });
     }
+    let opened = open_shards(dev, &label, &|dev, shard| {
+        let mut opening = Opening {
+            dev,
+            geo: shard_geometry(&label, shard),
+            report: RecoveryReport::default(),
+        };
+        let core = opening.run(params, nonce, label.shards)?;
+        Ok((core, opening.report))
+    })?;
     let mut report = RecoveryReport {
         shards: label.shards,
         ..RecoveryReport::default()
     };
-    let mut shards = Vec::new();
-    for shard in 0..label.shards {
-        let mut opening = Opening {
-            dev: &mut *dev,
-            geo: shard_geometry(&label, shard),
-            report: &mut report,
-        };
-        shards.push(opening.run(params, nonce, label.shards)?);
+    let cores = opened.into_iter().map(|(core, part)| {
+        report.add(&part);
+        core
+    });
+    Ok((cores.collect(), report))
+}
+
+type Opened = Result<(ShardCore, RecoveryReport), OpenError>;
+type OpenShard<'a> = &'a (dyn Fn(&mut dyn SyncDevice, u32) -> Opened + Sync);
+
+/// Opens the shards, several at a time if the device gives handles for that.
+fn open_shards(
+    dev: &mut dyn SyncDevice,
+    label: &Label,
+    open: OpenShard<'_>,
+) -> Result<Vec<(ShardCore, RecoveryReport)>, OpenError> {
+    let threads = label.shards.min(OPEN_THREADS_MAX);
+    let handles: Vec<_> = (0..threads).map_while(|_| dev.handle()).collect();
+    if handles.is_empty() {
+        return (0..label.shards).map(|shard| open(dev, shard)).collect();
     }
-    Ok((shards, report))
-}
-
-/// A log batch found on the device.
-struct Found {
-    lsn: u64,
-    unit: u32,
-    entries: Vec<ReadEntry>,
-}
-
-/// What the windows hold.
-#[derive(Default)]
-struct Scan {
-    batches: Vec<Found>,
-    watermark: u64,
-    checkpoint: u64,
-    /// A unit that looks like a header and is damaged.
-    suspect: Option<u32>,
+    let next = &AtomicU32::new(0);
+    let mut opened: Vec<(u32, Opened)> = Vec::new();
+    std::thread::scope(|scope| {
+        let work = |mut handle: Box<dyn SyncDevice + Send>| {
+            let mut done = Vec::new();
+            loop {
+                let shard = next.fetch_add(1, Ordering::Relaxed);
+                if shard >= label.shards {
+                    return done;
+                }
+                done.push((shard, open(handle.as_mut(), shard)));
+            }
+        };
+        let threads: Vec<_> = handles
+            .into_iter()
+            .map(|handle| scope.spawn(move || work(handle)))
+            .collect();
+        for thread in threads {
+            opened.extend(thread.join().expect("opening a shard does not panic"));
+        }
+    });
+    opened.sort_unstable_by_key(|(shard, _)| *shard);
+    opened.into_iter().map(|(_, opened)| opened).collect()
 }
 
 struct Opening<'a> {
     dev: &'a mut dyn SyncDevice,
     geo: Geometry,
-    report: &'a mut RecoveryReport,
+    report: RecoveryReport,
 }
 
 impl Opening<'_> {
@@ -246,14 +277,7 @@ impl Opening<'_> {
             self.scan(&sb)?
         };
         self.report.clean_shards += sb.clean;
-        let mut leaves = HashSet::new();
-        for read in scan.batches.iter().flat_map(|b| &b.entries) {
-            leaves.insert((
-                read.entry.layer,
-                read.entry.chunk,
-                usize::from(read.entry.block) / LEAF_BLOCKS,
-            ));
-        }
+        let leaves = scan.leaves();
         let last = scan
             .batches
             .last()
@@ -274,10 +298,12 @@ impl Opening<'_> {
             leaves_needed: leaves.len() as u32,
         };
         let mut core = ShardCore::new(loaded, params);
+        self.load_leaves(&mut core, &leaves)?;
         self.replay(&mut core, &scan)?;
         // What was seen must stay until the checkpoint below is durable.
         self.dev.flush().map_err(io_error("flush", 0))?;
         core.run_checkpoint(self.dev, false)?;
+        core.shrink_leaf_cache(params);
         let space = core.space();
         self.report.chunks += core.metrics().chunks;
         self.report.used_bytes += space.used_bytes;
@@ -312,62 +338,43 @@ impl Opening<'_> {
         })
     }
 
-    /// Reads and proves the unit that a pointer names.
-    fn page(&mut self, ptr: Ptr, what: &'static str) -> Result<Box<Page>, OpenError> {
-        let mut page = Page::zeroed();
-        let damaged = OpenError::Damaged {
+    fn damaged(&self, what: &'static str, unit: u32) -> OpenError {
+        OpenError::Damaged {
             what,
             shard: self.geo.shard,
-            offset: self.geo.offset(ptr.unit),
-        };
-        if ptr.unit >= self.geo.units {
-            return Err(damaged);
-        }
-        self.read(ptr.unit, &mut page.0, "read the map")?;
-        if crc32c::crc32c(&page.0) == ptr.crc {
-            Ok(page)
-        } else {
-            Err(damaged)
+            offset: self.geo.offset(unit),
         }
     }
 
-    /// Pointers in the page that `ptr` names; none when it names none.
-    fn pointers(&mut self, ptr: Ptr, what: &'static str) -> Result<[Ptr; DIR_PTRS], OpenError> {
-        let mut ptrs = [Ptr::default(); DIR_PTRS];
-        if ptr.unit != 0 {
-            ptrs.as_mut_bytes()
-                .copy_from_slice(&self.page(ptr, what)?.0);
-        }
+    /// Pointers in the pages that `dirs` name; none in those that name none.
+    fn pointers(&mut self, dirs: &[Ptr], what: &'static str) -> Result<Vec<Ptr>, OpenError> {
+        let mut ptrs = vec![Ptr::default(); dirs.len() * DIR_PTRS];
+        self.pages(dirs, what, |dir, page| {
+            ptrs[dir * DIR_PTRS..][..DIR_PTRS]
+                .as_mut_bytes()
+                .copy_from_slice(page);
+        })?;
         Ok(ptrs)
     }
 
     fn table(&mut self, sb: &Superblock) -> Result<Table, OpenError> {
         let mut table = Table::new(records_max(self.geo.units));
-        let mut left = sb.table_pages as usize;
-        for dir_ptr in self.pointers(sb.table_root, "table root")? {
-            if left == 0 {
-                break;
-            }
-            table.dir_ptrs.push(dir_ptr);
-            for ptr in self
-                .pointers(dir_ptr, "table directory")?
-                .into_iter()
-                .take(left)
-            {
-                left -= 1;
-                let mut records = [ChunkRecord::new_zeroed(); PAGE_RECORDS];
-                if ptr.unit != 0 {
-                    records
-                        .as_mut_bytes()
-                        .copy_from_slice(&self.page(ptr, "table page")?.0);
-                }
-                if !table.load_page(ptr, &records) {
-                    let offset = self.geo.offset(ptr.unit);
-                    return Err(OpenError::Damaged {
-                        what: "table page",
-                        shard: self.geo.shard,
-                        offset,
-                    });
+        let pages = sb.table_pages as usize;
+        table.dir_ptrs = self.pointers(&[sb.table_root], "table root")?;
+        table.dir_ptrs.truncate(pages.div_ceil(DIR_PTRS));
+        let mut ptrs = self.pointers(&table.dir_ptrs, "table directory")?;
+        ptrs.truncate(pages);
+        // A directory at a time, for the records are copied once more.
+        for ptrs in ptrs.chunks(DIR_PTRS) {
+            let mut records = vec![ChunkRecord::new_zeroed(); ptrs.len() * PAGE_RECORDS];
+            self.pages(ptrs, "table page", |at, page| {
+                records[at * PAGE_RECORDS..][..PAGE_RECORDS]
+                    .as_mut_bytes()
+                    .copy_from_slice(page);
+            })?;
+            for (&ptr, records) in ptrs.iter().zip(records.chunks(PAGE_RECORDS)) {
+                if !table.load_page(ptr, records) {
+                    return Err(self.damaged("table page", ptr.unit));
                 }
             }
         }
@@ -375,152 +382,34 @@ impl Opening<'_> {
     }
 
     fn bitmap_ptrs(&mut self, sb: &Superblock) -> Result<Vec<Ptr>, OpenError> {
-        let pages = self.geo.bitmap_pages() as usize;
-        let mut ptrs = Vec::with_capacity(pages);
-        for dir in 0..self.geo.bitmap_dirs() as usize {
-            let all = self.pointers(sb.bitmap_dirs[dir], "bitmap directory")?;
-            ptrs.extend(all.into_iter().take(pages - ptrs.len()));
-        }
+        let dirs = &sb.bitmap_dirs[..self.geo.bitmap_dirs() as usize];
+        let mut ptrs = self.pointers(dirs, "bitmap directory")?;
+        ptrs.truncate(self.geo.bitmap_pages() as usize);
         Ok(ptrs)
     }
 
     fn bitmap(&mut self, ptrs: &[Ptr]) -> Result<Bitmap, OpenError> {
         let mut bitmap = Bitmap::new(self.geo.units);
-        for (i, ptr) in ptrs.iter().enumerate().filter(|(_, ptr)| ptr.unit != 0) {
-            let page = self.page(*ptr, "bitmap page")?;
-            bitmap.read_bytes(i * UNIT_BYTES / 8, &page.0);
-        }
+        self.pages(ptrs, "bitmap page", |at, page| {
+            bitmap.read_bytes(at * UNIT_BYTES / 8, page);
+        })?;
         Ok(bitmap)
     }
 
-    /// Finds the batches in both windows and checks that none that was durable is missing.
-    fn scan(&mut self, sb: &Superblock) -> Result<Scan, OpenError> {
-        let mut scan = Scan {
-            watermark: sb.watermark,
-            ..Scan::default()
-        };
-        let mut regions: Vec<u32> = sb
-            .windows
+    /// Brings the map pages that the log changes into the cache.
+    fn load_leaves(
+        &mut self,
+        core: &mut ShardCore,
+        leaves: &HashSet<LeafKey>,
+    ) -> Result<(), OpenError> {
+        let stored: Vec<_> = leaves
             .iter()
-            .flat_map(|w| w.regions[..w.count as usize].iter().copied())
+            .filter_map(|&(layer, chunk, leaf)| core.stored_leaf(layer, chunk, leaf))
             .collect();
-        regions.sort_unstable();
-        regions.dedup();
-        let mut buf = AlignedBuf::new(REGION_UNITS as usize);
-        for &region in &regions {
-            let first = region.saturating_mul(REGION_UNITS);
-            if first + REGION_UNITS > self.geo.units {
-                continue;
-            }
-            self.read(first, buf.blocks_mut(0, REGION_UNITS), "read the log")?;
-            for i in 0..REGION_UNITS {
-                scan.look_at(buf.blocks(i, 1), sb, first + i);
-            }
-        }
-        scan.batches.sort_unstable_by_key(|b| b.lsn);
-        let near = scan
-            .suspect
-            .or_else(|| regions.first().map(|r| r * REGION_UNITS))
-            .unwrap_or(0);
-        let offset = self.geo.offset(near);
-        let damaged = |lsn| OpenError::LogDamaged {
-            shard: self.geo.shard,
-            lsn,
-            offset,
-        };
-        let mut expected = sb.log_start;
-        for batch in &scan.batches {
-            if batch.lsn != expected && expected <= scan.watermark {
-                return Err(damaged(expected));
-            }
-            expected = batch.lsn + 1;
-        }
-        if expected <= scan.watermark {
-            return Err(damaged(expected));
-        }
-        if scan.checkpoint > sb.checkpoint {
-            let offset = self.geo.offset(0);
-            return Err(OpenError::SuperblockDamaged {
-                shard: self.geo.shard,
-                offset,
-            });
-        }
-        Ok(scan)
-    }
-
-    fn replay(&mut self, core: &mut ShardCore, scan: &Scan) -> Result<(), OpenError> {
-        let mut replay = Replay::default();
-        for batch in &scan.batches {
-            self.report.batches += 1;
-            replay.touched.push(batch.unit);
-            for read in &batch.entries {
-                // Flushed data need no proof here: damage in it is for the reader to find, not to be undone.
-                let good = self.proof(read, batch.lsn <= scan.watermark)?;
-                core.replay(self.dev, read, &good, &mut replay)?;
-            }
-        }
-        self.report.blocks += replay.blocks;
-        core.settle(replay);
-        Ok(())
-    }
-
-    /// Which data blocks of an entry are there.
-    fn proof(&mut self, read: &ReadEntry, durable: bool) -> Result<Vec<bool>, OpenError> {
-        let (first, count) = (read.entry.unit, u32::from(read.entry.count));
-        if read.entry.kind != entry_kind::DATA {
-            return Ok(Vec::new());
-        }
-        if first
-            .checked_add(count)
-            .is_none_or(|end| end > self.geo.end_free())
-            || first < self.geo.first_free()
-        {
-            return Err(OpenError::Damaged {
-                what: "log entry",
-                shard: self.geo.shard,
-                offset: self.geo.offset(0),
-            });
-        }
-        if durable {
-            return Ok(vec![true; count as usize]);
-        }
-        let mut buf = AlignedBuf::new(count as usize);
-        self.read(first, buf.blocks_mut(0, count), "read logged data")?;
-        let good: Vec<bool> = (0..count)
-            .map(|i| crc32c::crc32c(buf.blocks(i, 1)) == read.crcs[i as usize])
-            .collect();
-        self.report.torn_blocks += good.iter().filter(|good| !**good).count() as u64;
-        Ok(good)
-    }
-}
-
-impl Scan {
-    fn look_at(&mut self, page: &[u8], sb: &Superblock, unit: u32) {
-        let Ok((raw, _)) = BatchHeader::read_from_prefix(page) else {
-            return;
-        };
-        if raw.nonce != sb.nonce && raw.unit != unit {
-            return;
-        }
-        let ours = |header: &BatchHeader| sb.windows.iter().any(|w| w.id == header.window);
-        let Some(header) = BatchHeader::read(page, &sb.nonce, unit) else {
-            if raw.nonce == sb.nonce {
-                self.suspect = Some(unit);
-            }
-            return;
-        };
-        if !ours(&header) || header.lsn < sb.log_start {
-            return;
-        }
-        self.watermark = self.watermark.max(header.watermark);
-        self.checkpoint = self.checkpoint.max(header.checkpoint);
-        match read_entries(page, &header) {
-            Some(entries) => self.batches.push(Found {
-                lsn: header.lsn,
-                unit,
-                entries,
-            }),
-            None => self.suspect = Some(unit),
-        }
+        let ptrs: Vec<Ptr> = stored.iter().map(|(_, _, ptr)| *ptr).collect();
+        self.pages(&ptrs, "map page", |at, page| {
+            let (rec, leaf, _) = stored[at];
+            core.put_leaf(rec, leaf, page);
+        })
     }
 }

@@ -2,16 +2,17 @@
 
 use zerocopy::IntoBytes;
 
-use super::super::api::{Fence, LayerId};
+use super::super::api::{CoreParams, Fence, LayerId};
 use super::super::device::{DeviceAction, IoVecs, SyncDevice};
 use super::super::error::OpenError;
 use super::super::format::{
-    CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, UNIT_UNMAPPED, UNIT_ZERO, entry_kind, record_kind,
+    CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
+    record_kind,
 };
 use super::super::leaf::LeafState;
 use super::super::log::ReadEntry;
 use super::super::table::NONE;
-use super::ShardCore;
+use super::{ShardCore, leaf_slots};
 
 /// What replay found: units to be settled at its end, and counts.
 #[derive(Debug, Default)]
@@ -26,7 +27,6 @@ impl ShardCore {
     /// Applies one entry; `good[i]` says whether data block `i` is intact.
     pub(in crate::store) fn replay(
         &mut self,
-        dev: &mut dyn SyncDevice,
         read: &ReadEntry,
         good: &[bool],
         out: &mut Replay,
@@ -57,7 +57,7 @@ impl ShardCore {
         let (true, Some(rec)) = (within, rec) else {
             return Err(self.damaged("log entry", entry.unit));
         };
-        let slot = self.load_leaf_now(dev, rec, leaf as u8)?;
+        let slot = self.leaf_now(rec, leaf as u8);
         for i in 0..entry.count {
             let block = (usize::from(entry.block + i)) % LEAF_BLOCKS;
             let old = self.leaves.entries(slot)[block];
@@ -111,33 +111,54 @@ impl ShardCore {
         }
     }
 
-    fn load_leaf_now(
-        &mut self,
-        dev: &mut dyn SyncDevice,
-        rec: u32,
+    /// Where the leaf is on the device, and the record that names it; `None` when it is not there or already cached.
+    pub(in crate::store) fn stored_leaf(
+        &self,
+        layer: u64,
+        chunk: u32,
         leaf: u8,
-    ) -> Result<u32, OpenError> {
+    ) -> Option<(u32, u8, Ptr)> {
+        let rec = self.table.find(LayerId(layer), chunk)?;
+        let ptr = self.table.record(rec).leaves.get(usize::from(leaf))?;
+        (ptr.unit != 0).then_some((rec, leaf, *ptr))
+    }
+
+    /// Puts a leaf read from the device into the cache.
+    pub(in crate::store) fn put_leaf(&mut self, rec: u32, leaf: u8, page: &[u8]) {
+        let slot = self.new_leaf(rec, leaf);
+        self.leaves.fill_from(slot, page);
+    }
+
+    /// The cached leaf, or an empty one: what the device has of the log's leaves was put into the cache before.
+    fn leaf_now(&mut self, rec: u32, leaf: u8) -> u32 {
         let cached = self.table.runtime(rec).leaf_slots[usize::from(leaf)];
         if cached != NONE {
-            return Ok(cached);
+            return cached;
         }
+        let record = *self.table.record(rec);
+        assert_eq!(record.leaves[usize::from(leaf)].unit, 0);
+        let slot = self.new_leaf(rec, leaf);
+        self.leaves.fill_empty(slot, record.floor);
+        slot
+    }
+
+    fn new_leaf(&mut self, rec: u32, leaf: u8) -> u32 {
         let (slot, _) = self
             .leaves
             .take(rec, leaf, LeafState::Ready)
             .expect("the cache has room for the whole log");
         self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = slot;
-        let record = *self.table.record(rec);
-        let ptr = record.leaves[usize::from(leaf)];
-        if ptr.unit == 0 {
-            self.leaves.fill_empty(slot, record.floor);
-            return Ok(slot);
+        slot
+    }
+
+    /// Brings the leaf cache, which replay made as large as the log wanted it, down to its bound. The recovery checkpoint
+    /// left nothing in it that is not on the device.
+    pub(in crate::store) fn shrink_leaf_cache(&mut self, params: &CoreParams) {
+        let slots = leaf_slots(params, self.shards);
+        for (rec, leaf) in self.leaves.shrink_to(slots) {
+            self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = NONE;
+            self.note_if_bare(rec);
         }
-        let page = self.read_unit(dev, ptr.unit)?;
-        if crc32c::crc32c(&page.0) != ptr.crc {
-            return Err(self.damaged("map page", ptr.unit));
-        }
-        self.leaves.fill_from(slot, &page.0);
-        Ok(slot)
     }
 
     fn read_unit(&self, dev: &mut dyn SyncDevice, unit: u32) -> Result<Box<Page>, OpenError> {

@@ -88,3 +88,39 @@ fn a_written_file_has_all_its_blocks_and_reads_as_zeroes() {
     DeviceFile::create(&sparse, size, Allocation::Sparse).unwrap();
     assert_eq!(std::fs::metadata(&sparse).unwrap().blocks(), 0);
 }
+
+#[test]
+fn a_handle_reads_many_ranges_at_once_and_reports_one_that_fails() {
+    let dir = dir();
+    let path = dir.path().join("dev");
+    // More reads than the ring has room for.
+    let blocks = 3 * crate::store::uring::DEPTH as usize / 2;
+    let size_bytes = (blocks * BLOCK_BYTES) as u64;
+    let mut device = DeviceFile::create(&path, size_bytes, Allocation::Preallocated).unwrap();
+    for at in 0..blocks {
+        let block = Block([at as u8; BLOCK_BYTES]);
+        device
+            .write_at((at * BLOCK_BYTES) as u64, &block.0)
+            .unwrap();
+    }
+    let mut handle = device.handle().expect("a ring can be had");
+    assert_eq!(handle.capacity_bytes(), size_bytes);
+    let mut read: Vec<Block> = (0..blocks).map(|_| Block([0xee; BLOCK_BYTES])).collect();
+    let mut reads: Vec<_> = read
+        .iter_mut()
+        .enumerate()
+        .map(|(at, block)| crate::store::device::ReadAt {
+            offset: ((blocks - 1 - at) * BLOCK_BYTES) as u64,
+            buf: &mut block.0,
+        })
+        .collect();
+    handle.read_many(&mut reads).unwrap();
+    reads[7].offset = size_bytes;
+    assert!(handle.read_many(&mut reads).is_err(), "past the end");
+    reads[7].offset = 0;
+    handle.read_many(&mut reads).unwrap();
+    assert!(read[7].0.iter().all(|&b| b == 0));
+    for (at, block) in read.iter().enumerate().filter(|(at, _)| *at != 7) {
+        assert!(block.0.iter().all(|&b| b == (blocks - 1 - at) as u8));
+    }
+}

@@ -1,0 +1,82 @@
+//! What opening asks of the device.
+
+use fabric::store::api::CoreParams;
+
+use crate::model::{PLAIN, Range};
+use crate::rig::{Moment, Rig, small_params};
+use crate::seeds::for_each_seed;
+use crate::sim_disk::{CrashKind, IoKind};
+
+/// A device whose log windows have several regions.
+const DISK: u64 = 200 << 20;
+/// Map pages that the log changes.
+const LEAVES: u32 = 120;
+/// Reads that opening makes before it knows where anything is: the label and four superblocks.
+const FIXED_READS: u64 = 5;
+
+fn write_blocks(rig: &mut Rig, block: u32) {
+    for leaf in 0..LEAVES {
+        let range = Range::blocks(PLAIN, leaf / 4, leaf % 4 * 256 + block, 1);
+        rig.write(range, false);
+        while rig.in_flight() > 20 {
+            rig.step();
+        }
+    }
+    rig.drain();
+}
+
+/// A store with map pages on the device and a log that changes them all.
+fn crashed(seed: u64) -> Moment {
+    // A cache that is not half dirty by then: no checkpoint ends the log.
+    let params = CoreParams {
+        leaf_cache_bytes: 4 * u64::from(LEAVES) * 4096,
+        ..small_params()
+    };
+    let mut rig = Rig::create(DISK, 1, params, seed);
+    write_blocks(&mut rig, 0);
+    rig.checkpoint();
+    rig.drain();
+    for block in 1..4 {
+        write_blocks(&mut rig, block * 2);
+    }
+    rig.crash(CrashKind::Process, seed)
+}
+
+#[test]
+fn neighbours_are_read_together() {
+    for_each_seed(1, |seed| {
+        let found = crashed(seed);
+        let before = found.disk.counts().of(IoKind::Read);
+        let rig = found.open(seed).expect("opens");
+        let reads = rig.now.disk.counts().of(IoKind::Read) - before;
+        assert!(rig.report.blocks >= u64::from(LEAVES), "{}", rig.report);
+        assert!(
+            reads < u64::from(LEAVES) / 4,
+            "{reads} reads for {} log blocks and {LEAVES} map pages",
+            rig.report.blocks
+        );
+    });
+}
+
+#[test]
+fn a_sector_that_cannot_be_read_matters_only_to_who_needs_it() {
+    for_each_seed(1, |seed| {
+        let found = crashed(seed);
+        let before = found.disk.counts().of(IoKind::Read);
+        let rig = found.clone().open(seed).expect("opens");
+        let reads = rig.now.disk.counts().of(IoKind::Read) - before;
+        assert!(reads > FIXED_READS);
+        for nth in FIXED_READS..reads {
+            let mut once = found.clone();
+            once.disk.fail(IoKind::Read, nth, libc::EIO);
+            let opened = once.open(seed);
+            let mut rig = opened.unwrap_or_else(|e| panic!("read {nth} failed once: {e}"));
+            rig.check_settled();
+            let mut twice = found.clone();
+            twice.disk.fail(IoKind::Read, nth, libc::EIO);
+            twice.disk.fail(IoKind::Read, nth + 1, libc::EIO);
+            let error = twice.open(seed).err().expect("the second try failed, too");
+            assert!(error.contains("cannot read"), "{error}");
+        }
+    });
+}
