@@ -104,6 +104,12 @@ impl Arena {
         &mut self.buf
     }
 
+    /// Blocks in all.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.used.len()
+    }
+
     /// A run of at most `max` blocks, the longest of the first ones found if none is that long.
     pub fn take_up_to(&mut self, max: u32) -> Option<(u32, u32)> {
         let mut best: Option<(u32, u32)> = None;

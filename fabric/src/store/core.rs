@@ -5,8 +5,11 @@
 //! (`read`); a write gets its leaf, and old content for blocks it covers partly, and joins the next log batch
 //! (`write`). Checkpoints (`checkpoint`) and scrubbing (`scrub`) run beside.
 //!
-//! Whatever lacks a resource (buffer, request slot, leaf slot) goes to `stalled` and is tried again in order; nothing
-//! that waits holds what another one waits for.
+//! Whatever lacks a resource is put in a list and tried again in order. Nothing that waits holds what another one waits
+//! for: a part that may be waiting for a checkpoint (for a leaf slot in `stalled`, for space in `ready`, for a place
+//! among the buffers of old content in `no_old`) holds no units back, because the checkpoint ends only when nobody
+//! reads freed units any more. A part that does read them (it has a `tag`) waits only for what comes back by itself:
+//! request slots and buffers, in `starved`.
 
 mod applied;
 mod checkpoint;
@@ -80,6 +83,10 @@ pub struct ShardCore {
     next_seq: u64,
     runnable: VecDeque<u32>,
     stalled: VecDeque<u32>,
+    starved: VecDeque<u32>,
+    no_old: VecDeque<u32>,
+    /// Buffers promised to old content, which a write may hold until the next checkpoint.
+    old_held: u32,
     ready: VecDeque<u32>,
     actions: VecDeque<DeviceAction>,
     done: VecDeque<(OpId, StoreResult)>,
@@ -185,6 +192,9 @@ impl ShardCore {
             next_seq: 1,
             runnable: VecDeque::with_capacity(parts as usize),
             stalled: VecDeque::with_capacity(parts as usize),
+            starved: VecDeque::with_capacity(parts as usize),
+            no_old: VecDeque::with_capacity(parts as usize),
+            old_held: 0,
             ready: VecDeque::with_capacity(parts as usize),
             actions: VecDeque::with_capacity(IOS_MAX),
             done: VecDeque::with_capacity(ops_max as usize),
@@ -208,8 +218,10 @@ impl ShardCore {
     /// Does whatever can be done now. Every loop in it ends when its queue is empty or a resource is used up.
     fn pump(&mut self) {
         loop {
+            // First those whose map page has just been read: what was tried again before them might evict it, for ever.
+            self.run_runnable();
             self.step_dropping();
-            self.retry_stalled();
+            self.retry_waiting();
             self.run_runnable();
             self.build_batches();
             self.run_runnable();
@@ -225,17 +237,35 @@ impl ShardCore {
     fn run_runnable(&mut self) {
         while let Some(part) = self.runnable.pop_front() {
             if !self.advance(part) {
-                self.stalled.push_back(part);
+                self.wait_list(part).push_back(part);
             }
         }
     }
 
-    fn retry_stalled(&mut self) {
-        while let Some(&part) = self.stalled.front() {
+    /// Where a part that lacks something waits, see the module.
+    fn wait_list(&mut self, part: u32) -> &mut VecDeque<u32> {
+        match self.parts[part].tag {
+            None => &mut self.stalled,
+            Some(_) => &mut self.starved,
+        }
+    }
+
+    fn retry_waiting(&mut self) {
+        while let Some(part) = self.starved.pop_front() {
             if !self.advance(part) {
-                return;
+                self.starved.push_front(part);
+                break;
             }
-            self.stalled.pop_front();
+        }
+        while let Some(part) = self.stalled.pop_front() {
+            if self.advance(part) {
+                continue;
+            }
+            if self.parts[part].tag.is_none() {
+                self.stalled.push_front(part);
+                break;
+            }
+            self.starved.push_back(part);
         }
     }
 

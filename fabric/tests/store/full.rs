@@ -120,6 +120,50 @@ fn overwrites_on_a_full_store_are_done_or_refused_never_torn() {
     });
 }
 
+/// Sectors from the middle of a block, and those around a block's end.
+fn partial_range(rng: &mut ChaCha8Rng, blocks: u32) -> Range {
+    let block = rng.random_range(0..blocks - 2);
+    let sector = block % CHUNK_BLOCKS * 8 + rng.random_range(1..8);
+    Range {
+        view: PLAIN,
+        chunk: block / CHUNK_BLOCKS,
+        sector,
+        sectors: rng.random_range(1..12).min(CHUNK_BLOCKS * 8 - sector),
+    }
+}
+
+#[test]
+fn writes_of_parts_of_blocks_on_a_full_store_end_and_discards_go_on() {
+    for_each_seed(4, |seed| {
+        let mut rng = seeds::rng(seed, 0xf2);
+        let (mut rig, end) = full_store(seed);
+        rig.tolerate = no_space;
+        for _ in 0..300 {
+            let range = partial_range(&mut rng, end);
+            match rng.random_range(0..8) {
+                0 => rig.read(range),
+                _ => rig.write(range, false),
+            };
+            if rng.random_bool(0.1) {
+                rig.drain();
+            }
+        }
+        rig.drain();
+        rig.check_live();
+        rig.tolerate = none;
+        discard(&mut rig, PLAIN, 0, end / 2 / STEP * STEP);
+        for _ in 0..100 {
+            let range = partial_range(&mut rng, end / 2);
+            rig.write(range, false);
+        }
+        rig.drain();
+        rig.check_live();
+        rig.crash(CrashKind::Process, seed)
+            .recover(CrashKind::Process, seed)
+            .check_settled();
+    });
+}
+
 #[test]
 fn a_full_store_opens_again_and_takes_discards() {
     for_each_seed(2, |seed| {
@@ -167,7 +211,8 @@ fn churn(rig: &mut Rig, rng: &mut ChaCha8Rng, ops: usize) {
     for _ in 0..ops {
         let count = rng.random_range(1..=4);
         let range = Range::blocks(PLAIN, 0, rng.random_range(0..TINY_BLOCKS - count), count);
-        match rng.random_range(0..20) {
+        match rng.random_range(0..22) {
+            20..22 => drop(rig.write(partial_range(rng, TINY_BLOCKS), false)),
             0..2 => drop(rig.zero(range, false)),
             2 => rig.flush(),
             3 => drop(rig.read(range)),

@@ -1,10 +1,11 @@
 //! Memory stays within its bounds however much is stored.
 
-use fabric::store::api::StoreCore;
+use fabric::store::api::{CoreParams, StoreCore};
+use rand::Rng;
 
 use crate::model::{PLAIN, Range};
 use crate::rig::{Rig, SMALL_DISK, small_params};
-use crate::seeds::for_each_seed;
+use crate::seeds::{self, for_each_seed};
 use crate::sim_disk::CrashKind;
 
 /// Map pages that the test needs: one for each MiB that it touches.
@@ -102,6 +103,48 @@ fn recovery_gives_back_the_memory_that_the_log_wanted() {
         rig.drain();
         rig.check_settled();
         assert_bounded(&rig);
+    });
+}
+
+/// Operations of all kinds on far more map pages than there is room for, so many at once that they wait for each
+/// other's pages, buffers and space.
+#[test]
+fn more_operations_at_once_than_map_pages_fit_all_end() {
+    for_each_seed(2, |seed| {
+        let mut rng = seeds::rng(seed, 0x3e);
+        let params = CoreParams {
+            ops_max: 512,
+            ..small_params()
+        };
+        let mut rig = Rig::create(SMALL_DISK, 1, params, seed);
+        for round in 0..12 {
+            for _ in 0..700 {
+                let leaf = rng.random_range(0..LEAVES);
+                let mut range = place(leaf);
+                // From a sector of its last block into the next map page: two parts with old content each.
+                if leaf % CHUNK_LEAVES < 3 && rng.random_bool(0.3) {
+                    range =
+                        Range::blocks(PLAIN, range.chunk, (leaf % CHUNK_LEAVES + 1) * 256 - 1, 2);
+                }
+                if rng.random_bool(0.6) {
+                    range.sector += 1;
+                    range.sectors -= 2;
+                }
+                match rng.random_range(0..20) {
+                    0..8 => drop(rig.write(range, false)),
+                    8 => rig.checkpoint(),
+                    _ => drop(rig.read(range)),
+                }
+                if rng.random_bool(0.05) {
+                    rig.step();
+                }
+            }
+            rig.checkpoint();
+            rig.drain();
+            if round % 4 == 3 {
+                rig.check_settled();
+            }
+        }
     });
 }
 

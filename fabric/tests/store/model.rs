@@ -3,7 +3,8 @@
 //! Every block has the list of states that the operations on it made, oldest first, in the order in which they were
 //! submitted. A read may answer a state that is not older than the newest one acknowledged (or read) before it. After
 //! a process crash the same holds; after power loss any state that is not older than the newest durable one is right.
-//! Whatever recovery then shows is pinned: it is the only state from there on.
+//! Whatever recovery then shows is pinned: it is the only state from there on. Of an operation that failed each block
+//! shows all, or nothing.
 
 use std::collections::BTreeMap;
 
@@ -204,18 +205,28 @@ impl Model {
         let seq = self.seq;
         for spot in range.spots() {
             let block = self.block(spot);
-            let mut tags = block.states[block.states.len() - 1].tags;
-            for (i, slot) in tags.iter_mut().enumerate() {
-                let sector = spot.block * BLOCK_SECTORS as u32 + i as u32;
-                if (range.sector..range.sector + range.sectors).contains(&sector) {
-                    *slot = tag;
+            let last = block.states[block.states.len() - 1].seq;
+            let mut next: Vec<State> = block
+                .states
+                .iter()
+                .filter(|s| s.seq == last)
+                .copied()
+                .collect();
+            for state in &mut next {
+                state.seq = seq;
+                for (i, slot) in state.tags.iter_mut().enumerate() {
+                    let sector = spot.block * BLOCK_SECTORS as u32 + i as u32;
+                    if (range.sector..range.sector + range.sectors).contains(&sector) {
+                        *slot = tag;
+                    }
                 }
             }
+            next.dedup_by_key(|s| s.tags);
             let durable = block.durable;
             if block.states.len() > STATES_MAX {
                 block.states.retain(|s| s.seq >= durable);
             }
-            block.states.push(State { seq, tags });
+            block.states.extend(next);
         }
         seq
     }
@@ -231,6 +242,43 @@ impl Model {
             self.block(*spot).states.push(State { seq, tags });
         }
         (seq, spots)
+    }
+
+    /// The operation failed: of each block it may have changed all its sectors, or none. States made on top of it, of
+    /// parts of the block, get a variant without it.
+    pub fn refused(&mut self, spots: impl Iterator<Item = Spot>, seq: u64) {
+        for spot in spots {
+            let block = self.block(spot);
+            let earlier = block.states.iter().filter(|s| s.seq < seq);
+            let newest = earlier.map(|s| s.seq).max();
+            let before: Vec<Tags> = block
+                .states
+                .iter()
+                .filter(|s| Some(s.seq) == newest)
+                .map(|s| s.tags)
+                .collect();
+            let own = block.states.iter().find(|s| s.seq == seq).copied();
+            let (Some(own), Some(base)) = (own, before.first().copied()) else {
+                continue;
+            };
+            let mut all: Vec<State> = Vec::new();
+            for state in &block.states {
+                all.push(*state);
+                for before in before.iter().filter(|_| state.seq >= seq) {
+                    let mut tags = state.tags;
+                    for i in (0..BLOCK_SECTORS).filter(|&i| own.tags[i] != base[i]) {
+                        if tags[i] == own.tags[i] {
+                            tags[i] = before[i];
+                        }
+                    }
+                    let seq = state.seq;
+                    if all.iter().all(|s| (s.seq, s.tags) != (seq, tags)) {
+                        all.push(State { seq, tags });
+                    }
+                }
+            }
+            block.states = all;
+        }
     }
 
     /// The operation was acknowledged; with `durable` it was flushed too.
@@ -320,7 +368,10 @@ impl Model {
         };
         let seq = self.matching(spot, 0, bytes, floor)?;
         let block = self.block(spot);
-        block.states.retain(|s| s.seq == seq);
+        let shown = tags_of(bytes, spot, 0);
+        block
+            .states
+            .retain(|s| s.seq == seq && shown.as_deref() == Some(&s.tags));
         (block.acked, block.seen, block.durable) = (seq, seq, seq);
         Ok(())
     }

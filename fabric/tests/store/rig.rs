@@ -473,7 +473,12 @@ impl Rig {
         }
         match &result {
             Ok(()) => self.learn(expect, buffer.as_ref()),
-            Err(error) => assert!((self.tolerate)(error), "unexpected: {error}"),
+            Err(error) => {
+                assert!((self.tolerate)(error), "unexpected: {error}");
+                if let Expect::Change { spots, seq, .. } = expect {
+                    self.now.model.refused(spots.into_iter(), seq);
+                }
+            }
         }
         if self.keep_done {
             self.done.push(Done { id, result });

@@ -113,7 +113,8 @@ impl ShardCore {
         while waiter != NONE {
             let next = std::mem::replace(&mut self.parts[waiter].wait_next, NONE);
             match error {
-                None => self.runnable.push_back(waiter),
+                // Before anybody else takes the page's place in the cache, see `pump`.
+                None => self.runnable.push_front(waiter),
                 Some(error) => self.fail_part(waiter, error),
             }
             waiter = next;

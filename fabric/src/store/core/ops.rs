@@ -4,11 +4,9 @@ use super::super::api::{
     CHUNK_BYTES, Fence, LAYER_CHAIN_MAX, LayerId, OpId, StoreError, StoreOp, StoreResult,
     Submitted, Version,
 };
-use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
+use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES};
 use super::super::table::NONE;
-use super::{
-    Dropping, Found, INTERNAL_PARTS, OP_PARTS_MAX, OpKind, PartKind, PartState, ShardCore,
-};
+use super::{Dropping, INTERNAL_PARTS, OP_PARTS_MAX, OpKind, PartKind, PartState, ShardCore};
 
 /// Granularity of offsets and lengths.
 const SECTOR: u32 = 512;
@@ -255,23 +253,9 @@ impl ShardCore {
             PartKind::Fence | PartKind::FenceDrop => PartState::Logging,
         };
         if part.state == PartState::Resolve {
-            let partial =
-                |i: u32| (i == first && start % block != 0) || (i + 1 == last && end % block != 0);
-            let all = matches!(kind, PartKind::Read | PartKind::Scrub);
-            part.map.extend((first..last).map(|i| {
-                let unit = if all || partial(i) {
-                    UNIT_UNMAPPED
-                } else {
-                    UNIT_ZERO
-                };
-                Found { unit, crc: 0 }
-            }));
-            part.unresolved = part
-                .map
-                .iter()
-                .filter(|found| found.unit == UNIT_UNMAPPED)
-                .count() as u32;
+            part.begin_resolve();
         }
+        let part = &self.parts[slot];
         if part.state == PartState::Logging {
             self.ready.push_back(slot);
         } else if rec != NONE && self.has_hazard(slot) {
@@ -359,10 +343,8 @@ impl ShardCore {
             }
         }
         self.release_old(slot);
+        self.drop_tag(slot);
         let part = &mut self.parts[slot];
-        if let Some(tag) = part.tag.take() {
-            self.readers[usize::from(tag)] -= 1;
-        }
         let (op, kind, leaf, pinned) = (
             part.op,
             part.kind,

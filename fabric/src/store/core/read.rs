@@ -11,10 +11,16 @@ use crate::store::iov::{self, IovCursor};
 const READ_IOVECS_MAX: usize = 1000;
 /// Blocks of one read into buffers.
 const BUFFER_READ_BLOCKS: u32 = 32;
+/// One in so many buffers may hold old content of partly covered blocks; writes that need more wait.
+const OLD_SHARE: u32 = 4;
 
 impl ShardCore {
     /// Looks up every block of the part along the layer chain.
     pub(super) fn step_resolve(&mut self, part: u32) -> bool {
+        if !self.promise_old(part) {
+            self.no_old.push_back(part);
+            return true;
+        }
         if self.parts[part].tag.is_none() {
             self.parts[part].tag = Some(self.generation);
             self.readers[usize::from(self.generation)] += 1;
@@ -40,7 +46,12 @@ impl ShardCore {
                     LeafWish::Ready(slot) => self.resolve_from(part, slot),
                     LeafWish::Absent => {}
                     LeafWish::Loading => return true,
-                    LeafWish::Stalled => return false,
+                    LeafWish::Stalled => {
+                        // What was looked up so far may be overwritten, and reused, until the page can be read.
+                        self.drop_tag(part);
+                        self.parts[part].begin_resolve();
+                        return false;
+                    }
                 }
             }
             self.parts[part].chain_at += 1;
@@ -60,6 +71,28 @@ impl ShardCore {
         };
         p.cursor = 0;
         self.advance(part)
+    }
+
+    /// The part reads no units any more that a checkpoint may free.
+    pub(super) fn drop_tag(&mut self, part: u32) {
+        if let Some(tag) = self.parts[part].tag.take() {
+            self.readers[usize::from(tag)] -= 1;
+        }
+    }
+
+    /// Sets buffers aside for the old content that a write needs, which it keeps until it is in a batch. They are
+    /// bounded: with all buffers waiting for a checkpoint, no read could end, and with it no checkpoint.
+    fn promise_old(&mut self, part: u32) -> bool {
+        let p = &mut self.parts[part];
+        if p.old_promised > 0 || matches!(p.kind, PartKind::Read | PartKind::Scrub) {
+            return true;
+        }
+        if self.old_held + p.unresolved > self.arena.blocks() / OLD_SHARE {
+            return false;
+        }
+        p.old_promised = p.unresolved;
+        self.old_held += p.unresolved;
+        true
     }
 
     fn resolve_from(&mut self, part: u32, slot: u32) {
@@ -395,6 +428,8 @@ impl ShardCore {
     }
 
     fn end_fetches(&mut self, part: u32) {
+        // The old content is in its buffers: a write that has to wait for space now holds no checkpoint up.
+        self.drop_tag(part);
         if self.parts[part].error.is_some() {
             self.finish_part(part);
             return;
@@ -410,6 +445,12 @@ impl ShardCore {
             if let Some((_, buffer)) = self.parts[part].old[which].take() {
                 self.arena.give_back(buffer, 1);
             }
+        }
+        let promised = std::mem::take(&mut self.parts[part].old_promised);
+        self.old_held -= promised;
+        // Each needs one or two.
+        for _ in 0..promised {
+            self.runnable.extend(self.no_old.pop_front());
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a shard remembers of operations, their parts, device requests and the log.
 
 use super::super::api::{Fence, FlushMark, LAYER_CHAIN_MAX, LayerId, StoreError};
+use super::super::format::{UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
 use super::super::log::Window;
 use super::super::table::NONE;
 
@@ -101,6 +102,8 @@ pub(super) struct Part {
     pub(super) retry: Vec<u16>,
     /// Buffers with the old content of partly covered blocks: (index in the part, buffer block).
     pub(super) old: [Option<(u16, u32)>; 2],
+    /// Buffers promised to it for that.
+    pub(super) old_promised: u32,
     /// Quarantine generation whose units it may read.
     pub(super) tag: Option<u8>,
     pub(super) pinned: bool,
@@ -136,6 +139,7 @@ impl Default for Part {
             ios: 0,
             retry: Vec::new(),
             old: [None; 2],
+            old_promised: 0,
             tag: None,
             pinned: false,
             linked: false,
@@ -146,6 +150,29 @@ impl Default for Part {
             stale: 0,
             error: None,
         }
+    }
+}
+
+impl Part {
+    /// Nothing is looked up yet: every block of a read, and those that a write covers partly.
+    pub(super) fn begin_resolve(&mut self) {
+        let block = UNIT_BYTES as u32;
+        let all = matches!(self.kind, PartKind::Read | PartKind::Scrub);
+        let (head, tail) = (self.start % block != 0, self.end % block != 0);
+        let last = self.count - 1;
+        self.map.clear();
+        self.map.extend((0..=last).map(|i| {
+            let partial = (i == 0 && head) || (i == last && tail);
+            let unit = if all || partial {
+                UNIT_UNMAPPED
+            } else {
+                UNIT_ZERO
+            };
+            Found { unit, crc: 0 }
+        }));
+        let missing = self.map.iter().filter(|f| f.unit == UNIT_UNMAPPED);
+        self.unresolved = missing.count() as u32;
+        self.chain_at = 0;
     }
 }
 
