@@ -25,6 +25,8 @@ mod image;
 mod memory;
 #[path = "store/model.rs"]
 mod model;
+#[path = "store/numbering.rs"]
+mod numbering;
 #[path = "store/open.rs"]
 mod open;
 #[path = "store/order.rs"]

@@ -15,9 +15,11 @@ pub type StoreKey = Key;
 /// Outcome of a store operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// A newer version is in place. Only a write of the same lease that overlapped this one can have put it there
-    /// (an older lease was fenced before), and then this write counts as done first and overwritten.
+    /// Newer versions are in place, and with content. Only writes of the same lease that overlapped this one can have put
+    /// them there (an older lease was fenced before), and then this write counts as done first and overwritten.
     Stale,
+    /// A newer version is demanded where there may be nothing that overwrote this write.
+    Renumber,
     /// No space left.
     NoSpace,
     /// A block failed its checksum.
@@ -156,6 +158,7 @@ impl Replica {
 fn outcome(result: Result<(), StoreFailure>) -> Result<(), Refusal> {
     match result {
         Ok(()) | Err(StoreFailure::Stale) => Ok(()),
+        Err(StoreFailure::Renumber) => Err(Refusal::Renumber),
         Err(StoreFailure::NoSpace) => Err(Refusal::NoSpace),
         Err(StoreFailure::Corrupt) => Err(Refusal::Corrupt),
         Err(StoreFailure::Device(errno)) => Err(Refusal::Device(errno)),

@@ -401,6 +401,7 @@ fn submit_one(
 fn failure(error: StoreError, request: &Request) -> StoreFailure {
     match error {
         StoreError::Stale { .. } => StoreFailure::Stale,
+        StoreError::Renumber { .. } => StoreFailure::Renumber,
         StoreError::NoSpace => StoreFailure::NoSpace,
         StoreError::OutOfRange => StoreFailure::Invalid,
         StoreError::Device(errno) | StoreError::ReadOnly(errno) => StoreFailure::Device(errno),

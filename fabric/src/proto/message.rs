@@ -109,6 +109,9 @@ pub enum Refusal {
     StaleGeneration(Generation),
     /// The map is older than the one persisted.
     StaleEpoch(Epoch),
+    /// The write is to be sent again under a version drawn now: the replica asks for a newer one where it holds nothing, so it
+    /// cannot tell that this write was overwritten. Its other blocks may have been stored.
+    Renumber,
     /// No space left on the replica's devices.
     NoSpace,
     /// A block failed its checksum.

@@ -52,6 +52,8 @@ pub mod status {
     pub const DEVICE: u16 = 5;
     /// `Refusal::Invalid`
     pub const INVALID: u16 = 6;
+    /// `Refusal::Renumber`
+    pub const RENUMBER: u16 = 7;
 }
 
 /// Head of a request.
@@ -307,6 +309,7 @@ impl ReplyHeader {
             Ok(()) => (status::OK, 0),
             Err(Refusal::StaleGeneration(g)) => (status::STALE_GENERATION, g.0),
             Err(Refusal::StaleEpoch(e)) => (status::STALE_EPOCH, e.0),
+            Err(Refusal::Renumber) => (status::RENUMBER, 0),
             Err(Refusal::NoSpace) => (status::NO_SPACE, 0),
             Err(Refusal::Corrupt) => (status::CORRUPT, 0),
             Err(Refusal::Device(errno)) => (status::DEVICE, u64::from(errno.unsigned_abs())),
@@ -340,6 +343,7 @@ impl ReplyHeader {
             status::OK => Ok(()),
             status::STALE_GENERATION => Err(Refusal::StaleGeneration(Generation(detail))),
             status::STALE_EPOCH => Err(Refusal::StaleEpoch(Epoch(detail))),
+            status::RENUMBER => Err(Refusal::Renumber),
             status::NO_SPACE => Err(Refusal::NoSpace),
             status::CORRUPT => Err(Refusal::Corrupt),
             status::DEVICE => {

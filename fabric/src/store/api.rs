@@ -213,6 +213,14 @@ pub enum StoreError {
         /// Newest version met.
         newest: Version,
     },
+    /// Some blocks hold nothing and demand a newer version all the same: those were left alone, the others were written. The
+    /// store does not know whether a later discard of the block asks for it or one of its neighbours, whose version
+    /// outlives them. Number the operation anew and submit it again.
+    #[error("number it anew: versions up to {newest} are refused here")]
+    Renumber {
+        /// Newest version met.
+        newest: Version,
+    },
     /// The layer's fence refuses this generation; nothing was done.
     #[error("fenced: generation {generation} is needed")]
     Fenced {

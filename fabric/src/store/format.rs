@@ -139,7 +139,8 @@ pub struct MapEntry {
     pub unit: u32,
     /// CRC32C of the block's 4096 bytes.
     pub crc: u32,
-    /// Version of the last write or discard; a write with an older one is refused.
+    /// Version of the last write or discard; a write with an older one is refused. Of a block that is not mapped it may be
+    /// the record's floor.
     pub version: u64,
 }
 
@@ -167,7 +168,9 @@ pub struct ChunkRecord {
     pub kind: u32,
     /// Map pages of the four MiB.
     pub leaves: [Ptr; CHUNK_LEAVES],
-    /// Newest version among leaves that were dropped because nothing was mapped any more.
+    /// Newest version among leaves that were dropped because nothing was mapped any more. It is that of one block and
+    /// stands for all of them, so a write below it is not proved to be superseded: it must come again under a newer
+    /// version.
     pub floor: u64,
     /// Epoch of a fence, else 0.
     pub epoch: u64,

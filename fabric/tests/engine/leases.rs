@@ -1,7 +1,7 @@
 //! Who may write, and volumes as the control plane handles them.
 
 use fabric::engine::FabricError;
-use fabric::io::IoError;
+use fabric::io::{IoError, Op};
 use fabric::proto::ids::LayerId;
 use fabric::proto::{Epoch, Generation};
 
@@ -50,6 +50,53 @@ fn a_renewed_lease_goes_on_without_an_error_and_orders_after_the_old_one() {
     let again = fabric.renew_lease(&guest.volume, Generation(2), Epoch(9));
     assert!(matches!(again, Err(FabricError::StaleLease { .. })));
     guest.write(0, &[10; 4096]).unwrap();
+}
+
+#[test]
+fn a_write_under_way_while_the_lease_is_renewed_orders_before_what_follows() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
+    for n in 1..=5u8 {
+        guest.write(0, &[n; 4096]).unwrap();
+    }
+    let (bytes, volume) = ([6u8; 4096], guest.volume.clone());
+    let buffers = [libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }];
+    let renew = || {
+        fabric
+            .renew_lease(&volume, Generation(2), Epoch(9))
+            .unwrap();
+    };
+    let write = Op::Write { fua: false };
+    guest.run_late(write, 0, 4096, &buffers, renew).unwrap();
+    assert!(guest.read_vec(0, 4096).iter().all(|&b| b == 6));
+    guest.write(0, &[7; 4096]).unwrap();
+    assert!(guest.read_vec(0, 4096).iter().all(|&b| b == 7));
+}
+
+#[test]
+fn a_write_overtaken_by_a_discard_of_its_neighbours_is_not_lost() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
+    let mut other = Guest::new(&fabric, &guest.volume);
+    other.write(0, &[1; 4096]).unwrap();
+    let bytes = [2u8; 4096];
+    let buffers = [libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }];
+    // Everything that the chunk held is discarded, and a checkpoint forgets it but for the newest version.
+    let discard = || {
+        other.discard(0, MIB).unwrap();
+        fabric.checkpoint().unwrap();
+    };
+    let write = Op::Write { fua: false };
+    guest.run_late(write, MIB, 4096, &buffers, discard).unwrap();
+    assert!(guest.read_vec(MIB, 4096).iter().all(|&b| b == 2));
 }
 
 #[test]

@@ -122,6 +122,18 @@ impl Guest {
     }
 
     pub fn run(&mut self, op: Op, offset: u64, len: u64, buffers: &[libc::iovec]) -> IoResult {
+        self.run_late(op, offset, len, buffers, || ())
+    }
+
+    /// Lets something happen between numbering the request and handing it to its shard.
+    pub fn run_late(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        buffers: &[libc::iovec],
+        meanwhile: impl FnOnce(),
+    ) -> IoResult {
         let request = Request {
             tag: Tag(42),
             op,
@@ -135,6 +147,7 @@ impl Guest {
             Submit::Busy => panic!("nothing else is in flight"),
             Submit::Pending => {}
         }
+        meanwhile();
         self.engine.kick();
         let mut outcome = None;
         while outcome.is_none() {

@@ -85,7 +85,7 @@ fn an_older_version_is_refused_even_after_a_discard_and_a_reopen() {
     for _ in 0..2 {
         assert_eq!(
             write_as(&mut rig, &[LAYER], 0, 4, newest),
-            Err(StoreError::Stale { newest: newer })
+            Err(StoreError::Renumber { newest: newer })
         );
         assert_eq!(read_chain(&mut rig, &[LAYER], 0), [0; BLOCK]);
         rig.process_crash();

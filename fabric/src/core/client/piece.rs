@@ -21,6 +21,8 @@ pub(super) struct Piece {
     refusal: Option<Refusal>,
     /// At least one did not answer, so whether it has the write is unknown.
     unreachable: bool,
+    /// How often the write was numbered anew.
+    pub(super) renumbered: u8,
 }
 
 /// What follows from the answers so far.
@@ -37,6 +39,8 @@ pub(super) enum Next {
         /// At least this map.
         epoch: Epoch,
     },
+    /// Number the write anew and ask all again.
+    Renumber,
     /// Wait for a map without the failed members.
     Park {
         /// In-sync members that failed.
@@ -56,6 +60,7 @@ impl Piece {
             done: Members::NONE,
             refusal: None,
             unreachable: false,
+            renumbered: 0,
         }
     }
 
@@ -65,6 +70,7 @@ impl Piece {
         self.io = io;
         self.group = group;
         self.request = request;
+        self.renumbered = 0;
         self.waiting = Members::NONE;
         self.forget_answers();
     }
@@ -125,6 +131,7 @@ impl Piece {
                     epoch,
                 };
             }
+            Some(Refusal::Renumber) => return Next::Renumber,
             _ => {}
         }
         if matches!(self.request.command, Command::Read { .. }) {
@@ -182,8 +189,9 @@ impl Piece {
 /// Which of several refusals decides: fences first, for they say that all the others are of the past.
 fn weight(refusal: Refusal) -> u8 {
     match refusal {
-        Refusal::StaleGeneration(_) => 6,
-        Refusal::StaleEpoch(_) => 5,
+        Refusal::StaleGeneration(_) => 7,
+        Refusal::StaleEpoch(_) => 6,
+        Refusal::Renumber => 5,
         Refusal::NoSpace => 4,
         Refusal::Device(_) => 3,
         Refusal::Corrupt => 2,
@@ -198,6 +206,8 @@ fn error_of(refusal: Refusal) -> IoError {
         Refusal::NoSpace => IoError::NoSpace,
         Refusal::Corrupt => IoError::Corrupt,
         Refusal::Device(errno) => IoError::Device(errno),
+        // The client numbers anew instead of passing it on.
+        Refusal::Renumber => IoError::Device(libc::EIO),
         Refusal::Invalid => IoError::OutOfRange,
         Refusal::Unreachable => IoError::Device(libc::EHOSTUNREACH),
     }

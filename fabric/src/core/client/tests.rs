@@ -233,7 +233,6 @@ fn with_one_replica_its_error_is_the_guests_error() {
 fn a_stale_lease_or_map_is_retried_only_with_a_newer_one() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
-    let sequence = bench.script.sent[0].1.sequence;
     assert!(bench.volume.renew_lease(Generation(4)));
     bench.volume.set_epoch(Epoch(6));
     bench.answer(0, Ok(()));
@@ -241,10 +240,60 @@ fn a_stale_lease_or_map_is_retried_only_with_a_newer_one() {
     assert_eq!(bench.nodes(), [1, 2, 1, 2], "sent again to all");
     let again = bench.script.sent[3].1;
     assert_eq!((again.generation, again.epoch), (Generation(4), Epoch(6)));
-    assert_eq!(again.sequence, sequence);
+    // Its own number, drawn from the new lease. Under the old number (this test once demanded that) the write would pass for
+    // newer than what the new lease, which counts from one, writes after it: acknowledged, and dropped as stale.
+    assert_eq!(again.sequence, Sequence(1));
+    assert_eq!(
+        bench.volume.watermark.draw(0, false).map(|v| v.parts().1),
+        Some(Sequence(2))
+    );
+    assert_eq!(
+        bench.script.sent[2].1.sequence, again.sequence,
+        "one number for all"
+    );
     bench.answer(2, Ok(()));
     bench.answer(3, Err(Refusal::StaleEpoch(Epoch(7))));
     assert_eq!(bench.done[&1], Err(IoError::Fenced), "ours is 6");
+    bench.assert_idle();
+}
+
+#[test]
+fn a_write_is_numbered_anew_when_a_replica_asks_for_it_and_goes_to_all_again() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.write(1, 0, 4096);
+    bench.write(2, CHUNK, 4096);
+    let first = bench.script.sent[0].1;
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::Renumber));
+    assert_eq!(bench.nodes(), [1, 2, 1, 2, 1, 2]);
+    for sent in [4, 5] {
+        let again = bench.script.sent[sent].1;
+        assert_eq!(again.generation, first.generation);
+        assert_eq!(
+            again.sequence.0,
+            first.sequence.0 + 2,
+            "after the second write"
+        );
+        assert!(bench.done.is_empty());
+        bench.answer(sent, Ok(()));
+    }
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.answer(2, Ok(()));
+    bench.answer(3, Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_write_that_is_never_new_enough_fails_in_the_end() {
+    let mut bench = Bench::new(set(1, 1, &[IN]));
+    bench.write(1, 0, 4096);
+    let mut turns = 0;
+    while bench.done.is_empty() {
+        bench.answer(turns, Err(Refusal::Renumber));
+        turns += 1;
+    }
+    assert_eq!(turns, usize::from(RENUMBERS_MAX) + 1);
+    assert_eq!(bench.done[&1], Err(IoError::Device(libc::EIO)));
     bench.assert_idle();
 }
 

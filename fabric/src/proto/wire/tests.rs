@@ -83,6 +83,7 @@ fn every_refusal_survives_the_wire() {
         Refusal::Corrupt,
         Refusal::Device(5),
         Refusal::Invalid,
+        Refusal::Renumber,
     ];
     for result in refusals.map(Err).into_iter().chain([Ok(())]) {
         let reply = Reply {

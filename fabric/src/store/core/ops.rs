@@ -351,8 +351,10 @@ impl ShardCore {
             part.leaf,
             std::mem::take(&mut part.pinned),
         );
-        let stale = (part.stale > part.version).then_some(StoreError::Stale {
-            newest: Version(part.stale),
+        let newest = Version(part.stale);
+        let stale = (part.stale > part.version).then_some(match part.renumber {
+            true => StoreError::Renumber { newest },
+            false => StoreError::Stale { newest },
         });
         let error = part.error.or(stale);
         if pinned {
@@ -370,8 +372,7 @@ impl ShardCore {
     fn on_op_part(&mut self, op: u32, error: Option<StoreError>) {
         let state = &mut self.ops[op];
         state.parts_left -= 1;
-        let weak = matches!(state.error, None | Some(StoreError::Stale { .. }));
-        if weak && error.is_some() {
+        if weight(error) > weight(state.error) {
             state.error = error;
         }
         if state.parts_left > 0 {
@@ -483,6 +484,16 @@ impl ShardCore {
         self.poisoned
             .iter()
             .any(|&(l, c, from, to)| l == layer.0 && c == chunk && from < end && start < to)
+    }
+}
+
+/// Which of the errors of an operation's parts is reported: the first of the heaviest.
+fn weight(error: Option<StoreError>) -> u8 {
+    match error {
+        None => 0,
+        Some(StoreError::Stale { .. }) => 1,
+        Some(StoreError::Renumber { .. }) => 2,
+        Some(_) => 3,
     }
 }
 

@@ -61,7 +61,11 @@ impl ShardCore {
         for i in 0..entry.count {
             let block = (usize::from(entry.block + i)) % LEAF_BLOCKS;
             let old = self.leaves.entries(slot)[block];
-            let newer = old.version > entry.version && entry.kind != entry_kind::DROP;
+            // What is not mapped may carry the floor of a neighbour that was dropped after this entry was logged. When it was
+            // logged it was the newest, and what came after follows in the log.
+            let newer = old.version > entry.version
+                && old.unit != UNIT_UNMAPPED
+                && entry.kind != entry_kind::DROP;
             let new = match entry.kind {
                 entry_kind::DATA => {
                     let unit = entry.unit + u32::from(i);

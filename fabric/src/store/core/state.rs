@@ -112,7 +112,10 @@ pub(super) struct Part {
     pub(super) wait_next: u32,
     pub(super) batches: u32,
     pub(super) logged: bool,
+    /// Newest version met that is newer than the part's.
     pub(super) stale: u64,
+    /// One of those was at a block that holds nothing.
+    pub(super) renumber: bool,
     pub(super) error: Option<StoreError>,
 }
 
@@ -148,6 +151,7 @@ impl Default for Part {
             batches: 0,
             logged: false,
             stale: 0,
+            renumber: false,
             error: None,
         }
     }

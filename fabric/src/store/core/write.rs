@@ -3,7 +3,8 @@
 use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{
-    BatchEntry, BatchHeader, LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
+    BatchEntry, BatchHeader, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO,
+    entry_kind,
 };
 use super::super::leaf::LeafState;
 use super::super::log::{DataBlock, HeaderWriter};
@@ -115,11 +116,22 @@ impl ShardCore {
 
     /// Remembers the newest version among the blocks that a discard leaves alone because they are newer.
     fn note_newer(&mut self, part: u32, slot: u32) {
-        let (first, last, _) = self.zero_range(part);
+        let (first, last, kind) = self.zero_range(part);
         let entries = &self.leaves.entries(slot)[usize::from(first)..usize::from(last)];
         let newest = entries.iter().map(|e| e.version).max().unwrap_or(0);
+        let p = &mut self.parts[part];
+        // What is not mapped reads as zeroes already, unless it has to hide older layers.
+        let floored = |e: &MapEntry| e.unit == UNIT_UNMAPPED && e.version > p.version;
+        p.renumber |= kind == entry_kind::ZERO && entries.iter().any(floored);
         // `finish_part` compares it with the part's own.
-        self.parts[part].stale = self.parts[part].stale.max(newest);
+        p.stale = p.stale.max(newest);
+    }
+
+    /// A block was left alone because what is there is newer.
+    fn note_stale(&mut self, part: u32, entry: MapEntry) {
+        let p = &mut self.parts[part];
+        p.stale = p.stale.max(entry.version);
+        p.renumber |= entry.unit == UNIT_UNMAPPED;
     }
 
     /// Whether a discard has anything to do.
@@ -324,9 +336,9 @@ impl ShardCore {
         while self.parts[part].cursor < u32::from(self.parts[part].count) {
             let i = self.parts[part].cursor;
             let (version, first) = (self.parts[part].version, self.parts[part].first);
-            let newest = self.leaves.entries(slot)[usize::from(first) + i as usize].version;
-            if newest > version {
-                self.parts[part].stale = self.parts[part].stale.max(newest);
+            let entry = self.leaves.entries(slot)[usize::from(first) + i as usize];
+            if entry.version > version {
+                self.note_stale(part, entry);
             } else if !self.fill_block(filling, part, i, true) {
                 return false;
             }
@@ -372,10 +384,9 @@ impl ShardCore {
             let Some((index, buffer)) = self.parts[part].old[which] else {
                 continue;
             };
-            let newest =
-                self.leaves.entries(slot)[usize::from(self.parts[part].first + index)].version;
-            if newest > self.parts[part].version {
-                self.parts[part].stale = self.parts[part].stale.max(newest);
+            let entry = self.leaves.entries(slot)[usize::from(self.parts[part].first + index)];
+            if entry.version > self.parts[part].version {
+                self.note_stale(part, entry);
             } else if !self.fill_block(filling, part, u32::from(index), false) {
                 return false;
             }

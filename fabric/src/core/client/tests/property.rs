@@ -6,6 +6,11 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::proto::ids::Version;
+
+fn version_of(request: &Request) -> Version {
+    Version::of(request.generation, request.sequence)
+}
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -16,6 +21,7 @@ enum Step {
     Answer { pick: u16, refusal: u8 },
     Lose { node: u8 },
     Map { standings: [u8; 3] },
+    Renew,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -27,16 +33,18 @@ fn step() -> impl Strategy<Value = Step> {
         16 => (any::<u16>(), 0..20u8).prop_map(|(pick, refusal)| Step::Answer { pick, refusal }),
         1 => (1..4u8).prop_map(|node| Step::Lose { node }),
         1 => any::<[u8; 3]>().prop_map(|standings| Step::Map { standings }),
+        1 => Just(Step::Renew),
     ]
 }
 
-fn refusal_of(number: u8) -> Result<(), Refusal> {
+fn refusal_of(number: u8, newest: Generation) -> Result<(), Refusal> {
     match number {
         0 => Err(Refusal::NoSpace),
         1 => Err(Refusal::Device(5)),
         2 => Err(Refusal::Corrupt),
-        3 => Err(Refusal::StaleGeneration(Generation(4))),
+        3 => Err(Refusal::StaleGeneration(newest)),
         4 => Err(Refusal::Unreachable),
+        5 => Err(Refusal::Renumber),
         _ => Ok(()),
     }
 }
@@ -47,7 +55,9 @@ struct World {
     /// Requests without an answer, by position in what was sent.
     open: BTreeSet<usize>,
     /// Node and version of every write that a replica said it has.
-    has: BTreeSet<(u64, u64)>,
+    has: BTreeSet<(u64, Version)>,
+    /// Who uses a version.
+    numbered: BTreeMap<Version, u64>,
     standings: [Standing; 3],
     seen: usize,
     epoch: u64,
@@ -56,7 +66,22 @@ struct World {
 }
 
 impl World {
+    /// What is sent has a number that was drawn from its lease, and no other request has it.
     fn notice_sent(&mut self) {
+        let volume = &self.bench.volume;
+        let unused = volume.watermark.draw(1, false).expect("few are used");
+        for (_, request) in &self.bench.script.sent[self.seen..] {
+            if !request.command.mutates() {
+                continue;
+            }
+            let older = request.generation < volume.generation();
+            assert!(older || version_of(request) < unused, "{request:?}");
+            let client = &self.bench.client;
+            let piece = client.pieces.find(Key(request.id.0)).expect("not answered");
+            let tag = client.ios[client.pieces[piece].io].tag.0;
+            let owner = *self.numbered.entry(version_of(request)).or_insert(tag);
+            assert_eq!(owner, tag, "two requests have {}", version_of(request));
+        }
         self.open.extend(self.seen..self.bench.script.sent.len());
         self.seen = self.bench.script.sent.len();
     }
@@ -87,7 +112,7 @@ impl World {
         let writes =
             matches!(request.command, Command::Write { len, .. } if u64::from(len) == CHUNK);
         if result.is_ok() && writes {
-            self.has.insert((node.0, request.sequence.0));
+            self.has.insert((node.0, version_of(&request)));
         }
         let before: BTreeSet<u64> = self.bench.done.keys().copied().collect();
         self.bench.answer(nth, result);
@@ -98,7 +123,7 @@ impl World {
             .any(|(t, r)| !before.contains(t) && r.is_ok());
         if acknowledged && writes {
             for (standing, member) in self.standings.iter().zip(1..) {
-                let has = self.has.contains(&(member, request.sequence.0));
+                let has = self.has.contains(&(member, version_of(&request)));
                 assert!(
                     *standing != IN || has,
                     "node {member} is in sync and lacks the write"
@@ -128,10 +153,15 @@ impl World {
             Step::Answer { pick, refusal } => {
                 let nth = usize::from(pick) % self.open.len().max(1);
                 if let Some(&nth) = self.open.iter().nth(nth) {
-                    self.answer(nth, refusal_of(refusal));
+                    let newest = self.bench.volume.generation();
+                    self.answer(nth, refusal_of(refusal, newest));
                 }
             }
             Step::Lose { node } => self.lose(u64::from(node)),
+            Step::Renew => {
+                let next = Generation(self.bench.volume.generation().0 + 1);
+                assert!(self.bench.volume.renew_lease(next));
+            }
             Step::Map { standings } => {
                 self.map(standings.map(|s| [IN, IN, SYNCING, OUT][usize::from(s % 4)]));
             }
@@ -175,6 +205,7 @@ proptest! {
             bench: Bench::new(set(1, 1, &[IN, IN, IN])),
             open: BTreeSet::new(),
             has: BTreeSet::new(),
+            numbered: BTreeMap::new(),
             standings: [IN; 3],
             seen: 0,
             epoch: 1,
