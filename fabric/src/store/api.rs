@@ -340,7 +340,7 @@ pub struct FlushMark {
 pub struct Space {
     /// Total.
     pub total_bytes: u64,
-    /// In use: data, map pages, and what the next checkpoint will free.
+    /// In use: data and map pages. What only waits for a checkpoint to be free does not count.
     pub used_bytes: u64,
 }
 
@@ -404,8 +404,9 @@ pub trait StoreCore: Send {
     /// Device requests (checkpoint included) handed out whose outcome is not yet told.
     fn device_in_flight(&self) -> usize;
 
-    /// To be called before the thread sleeps with nothing in flight: writes what was put off (the record of the last
-    /// flush). `poll_action` may have something afterwards.
+    /// To be called at a steady pace, a few times a second, while nothing is in flight: writes what was put off (the
+    /// record of the last flush, at length the checkpoint that frees what was discarded). `poll_action` may have
+    /// something afterwards.
     fn on_idle(&mut self);
 
     /// For an executor that flushes the device once for many shards: take the mark of each shard, flush the device

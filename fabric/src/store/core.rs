@@ -490,6 +490,7 @@ impl StoreCore for ShardCore {
 
     fn on_idle(&mut self) {
         self.write_watermark();
+        self.note_idle();
     }
 
     fn flush_mark(&self) -> Result<Option<FlushMark>, StoreError> {
@@ -519,9 +520,11 @@ impl StoreCore for ShardCore {
     fn space(&self) -> Space {
         let unit = UNIT_BYTES as u64;
         let total = u64::from(self.alloc.total_units());
+        // What is in quarantine becomes free as soon as somebody wants it, or the shard is idle.
+        let free = u64::from(self.alloc.free_units()) + self.alloc.quarantined_units();
         Space {
             total_bytes: total * unit,
-            used_bytes: (total - u64::from(self.alloc.free_units())) * unit,
+            used_bytes: (total - free) * unit,
         }
     }
 

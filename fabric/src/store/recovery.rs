@@ -69,15 +69,8 @@ pub fn format(
             least: DEVICE_BYTES_MIN,
         });
     }
-    let mut page = Page::zeroed();
-    for offset in label_offsets(capacity) {
-        dev.read_at(offset, &mut page.0)
-            .map_err(io_error("read the label", offset))?;
-        if let (false, Some(label)) = (overwrite, Label::read(&page.0)) {
-            return Err(OpenError::AlreadyFormatted {
-                cluster: hex(&label.cluster),
-            });
-        }
+    if !overwrite {
+        refuse_formatted(dev)?;
     }
     let typical = (capacity / SHARD_BYTES).clamp(1, SHARDS_TYPICAL_MAX);
     let shards = typical.max(capacity.div_ceil(u64::from(SHARD_UNITS_MAX) * UNIT_BYTES as u64));
@@ -93,7 +86,7 @@ pub fn format(
     );
 
     // Labels go first and come last: in between the device is no store, whatever is left of an earlier one.
-    page.0.fill(0);
+    let mut page = Page::zeroed();
     write_everywhere(dev, &label_offsets(capacity), &page)?;
     for shard in 0..label.shards {
         let geo = shard_geometry(&label, shard);
@@ -139,7 +132,23 @@ fn write_everywhere(
     dev.flush().map_err(io_error("flush", 0))
 }
 
-/// Reads the label of a device.
+/// A copy of the label that cannot be read may be that of a store: only the other one's can say so.
+fn refuse_formatted(dev: &mut dyn SyncDevice) -> Result<(), OpenError> {
+    let mut page = Page::zeroed();
+    let mut unreadable = Ok(());
+    for offset in label_offsets(dev.capacity_bytes()) {
+        if let Err(error) = dev.read_at(offset, &mut page.0) {
+            unreadable = Err(io_error("read the label", offset)(error));
+        } else if let Some(label) = Label::read(&page.0) {
+            return Err(OpenError::AlreadyFormatted {
+                cluster: hex(&label.cluster),
+            });
+        }
+    }
+    unreadable
+}
+
+/// Reads the label of a device, from its second copy if the first is damaged or cannot be read.
 pub fn read_label(dev: &mut dyn SyncDevice) -> Result<Label, OpenError> {
     let capacity = dev.capacity_bytes();
     if capacity < DEVICE_BYTES_MIN {
@@ -150,9 +159,12 @@ pub fn read_label(dev: &mut dyn SyncDevice) -> Result<Label, OpenError> {
     }
     let mut page = Page::zeroed();
     let mut traces = false;
+    let mut unreadable = Ok(());
     for offset in label_offsets(capacity) {
-        dev.read_at(offset, &mut page.0)
-            .map_err(io_error("read the label", offset))?;
+        if let Err(error) = dev.read_at(offset, &mut page.0) {
+            unreadable = Err(io_error("read the label", offset)(error));
+            continue;
+        }
         traces |= Label::has_magic(&page.0);
         let Some(label) = Label::read(&page.0) else {
             continue;
@@ -171,6 +183,8 @@ pub fn read_label(dev: &mut dyn SyncDevice) -> Result<Label, OpenError> {
         }
         return Ok(label);
     }
+    // What cannot be read is not blank.
+    unreadable?;
     Err(if traces {
         OpenError::LabelDamaged {
             last: label_offsets(capacity)[1],
@@ -319,16 +333,25 @@ impl Opening<'_> {
             .map_err(io_error(what, offset))
     }
 
+    /// The newest superblock. Of each slot one copy must be readable: the other slot's is an older one, or not.
     fn superblock(&mut self) -> Result<Superblock, OpenError> {
         let mut page = Page::zeroed();
         let mut best: Option<Superblock> = None;
-        for unit in [self.geo.superblock_units(0), self.geo.superblock_units(1)].concat() {
-            self.read(unit, &mut page.0, "read a superblock")?;
-            let read = Superblock::read(&page.0, self.geo.shard, self.geo.units);
-            if let Some(sb) =
-                read.filter(|sb| best.as_ref().is_none_or(|b| sb.checkpoint > b.checkpoint))
-            {
-                best = Some(sb);
+        for slot in [0, 1] {
+            let mut unreadable = Ok(());
+            let mut readable = 0;
+            for unit in self.geo.superblock_units(slot) {
+                if let Err(error) = self.read(unit, &mut page.0, "read a superblock") {
+                    unreadable = Err(error);
+                    continue;
+                }
+                readable += 1;
+                let read = Superblock::read(&page.0, self.geo.shard, self.geo.units);
+                let newest = best.as_ref().map_or(0, |best| best.checkpoint);
+                best = read.filter(|sb| sb.checkpoint > newest).or(best);
+            }
+            if readable == 0 {
+                unreadable?;
             }
         }
         let offset = self.geo.offset(0);

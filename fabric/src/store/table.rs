@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use zerocopy::IntoBytes;
 
-use super::api::{ChunkKey, Fence, LayerId};
+use super::api::{ChunkKey, Fence, LayerId, Version};
 use super::bitmap::Bitmap;
 use super::format::{CHUNK_LEAVES, ChunkRecord, DIR_PTRS, PAGE_RECORDS, Ptr, record_kind};
 
@@ -257,6 +257,29 @@ impl Table {
     /// A leaf of the record was dropped: when it was the last one the record can go at the next checkpoint.
     pub fn note_empty(&mut self, slot: u32) {
         self.empty.push(slot);
+    }
+
+    /// After opening: finds the records that can go at the next checkpoint because nothing is left of their chunk or
+    /// fence. The version that such a chunk remembers is of use as long as a write of its generation may come.
+    pub fn note_bare(&mut self) {
+        for slot in 0..self.slots() {
+            let record = self.record(slot);
+            let bare = match record.kind {
+                record_kind::CHUNK => {
+                    let fence = self.fence(LayerId(record.layer)).generation;
+                    let remembered = Version(record.floor).generation();
+                    // With no fence the layer was dropped: whoever writes to one has a fence first.
+                    let moot =
+                        record.floor == 0 || remembered < fence || (fence == 0 && remembered > 0);
+                    moot && record.leaves.iter().all(|p| p.unit == 0)
+                }
+                record_kind::FENCE => record.floor == 0 && record.epoch == 0,
+                _ => false,
+            };
+            if bare {
+                self.empty.push(slot);
+            }
+        }
     }
 
     /// Removes the records that have nothing on disk, in cache or in flight. Only when a checkpoint begins: later a

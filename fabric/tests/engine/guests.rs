@@ -166,6 +166,28 @@ fn a_volume_shrinks_and_grows_and_what_was_cut_off_reads_as_zeroes() {
 }
 
 #[test]
+fn discarded_space_shows_at_once_and_is_free_without_another_write() {
+    /// Looks before the space counts as never freed; 10 ms lie between them.
+    const LOOKS: u32 = 6000;
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
+    let empty = fabric.devices()[0].used_bytes;
+    guest.write(0, &vec![5; 16 << 20]).unwrap();
+    assert!(fabric.devices()[0].used_bytes >= empty + 16 * MIB);
+    guest.discard(0, 16 * MIB).unwrap();
+    let used = fabric.devices()[0].used_bytes;
+    assert!(used < empty + MIB, "{used} of {empty}");
+    for _ in 0..LOOKS {
+        if fabric.devices()[0].shards[0].quarantined_units == 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("an idle store keeps what was discarded");
+}
+
+#[test]
 fn import_and_export_in_large_blocks() {
     let rig = Rig::new(256 * MIB);
     let fabric = rig.open();

@@ -2,6 +2,7 @@
 
 use fabric::store::api::{CoreParams, StoreError};
 use fabric::store::device::SyncDevice;
+use rand::Rng;
 
 use crate::factory;
 use crate::history;
@@ -226,6 +227,118 @@ fn opening_reports_read_and_write_errors_and_harms_nothing() {
                 after.recover(CrashKind::Process, seed + 1).check_settled();
             }
         }
+    });
+}
+
+/// Bytes of the two labels, and of each superblock slot's two copies, on [`SMALL_DISK`].
+const LABELS: [u64; 2] = [0, SMALL_DISK - 4096];
+const SUPERBLOCKS: [[u64; 2]; 2] = [
+    [256 * 4096, (256 + 2560 - 2) * 4096],
+    [257 * 4096, (256 + 2560 - 1) * 4096],
+];
+
+#[test]
+fn a_sector_that_cannot_be_read_costs_one_copy_of_a_label_or_superblock() {
+    for_each_seed(2, |seed| {
+        let mut rig = Rig::new_small(seed);
+        some_blocks(&mut rig, 0, 30);
+        rig.checkpoint();
+        some_blocks(&mut rig, 20, 30);
+        rig.flush();
+        rig.drain();
+        let crashed = rig.crash(CrashKind::Power, seed);
+        for copy in LABELS.into_iter().chain(SUPERBLOCKS.concat()) {
+            let mut spoilt = crashed.clone();
+            spoilt.disk.spoil(copy);
+            spoilt.recover(CrashKind::Power, seed).check_settled();
+        }
+        for [a, b] in SUPERBLOCKS.into_iter().chain([LABELS]) {
+            let mut spoilt = crashed.clone();
+            spoilt.disk.spoil(a);
+            spoilt.disk.spoil(b);
+            // Which of the slots is the newer one cannot be told any more.
+            let error = spoilt.open(seed).err().expect("no copy can be read");
+            assert!(error.contains("os error 5"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_device_whose_label_cannot_be_read_does_not_pass_for_a_blank_one() {
+    let mut blank = SimDisk::new(SMALL_DISK, 1);
+    blank.spoil(LABELS[0]);
+    let error = factory::open(&mut blank, &small_params(), 1).err();
+    assert!(error.is_some_and(|e| e.contains("os error 5")));
+    assert!(factory::format(&mut blank).is_err());
+    let mut taken = Moment::fresh(SMALL_DISK, 1, small_params(), 1);
+    taken.disk.spoil(LABELS[0]);
+    let error = factory::format(&mut taken.disk).expect_err("there is a store");
+    assert!(error.contains("already holds a store"), "{error}");
+}
+
+#[test]
+fn a_map_page_that_a_checkpoint_could_not_write_can_still_be_read() {
+    const LEAVES: u32 = 150;
+    let place = |leaf: u32| Range::blocks(PLAIN, leaf / 4, leaf % 4 * 256, 1);
+    for_each_seed(8, |seed| {
+        let mut rig = Rig::new_small(seed);
+        for leaf in 0..LEAVES {
+            rig.write(place(leaf), false);
+            rig.drain();
+        }
+        rig.checkpoint();
+        rig.drain();
+        for leaf in 0..20 {
+            rig.write(place(leaf * 3), false);
+            rig.drain();
+        }
+        rig.tolerate = device_error;
+        rig.now.disk.fail(IoKind::Write, seed % 3, libc::EIO);
+        rig.checkpoint();
+        rig.drain();
+        // More than the cache holds, twice: whatever can be evicted is.
+        for _ in 0..2 {
+            rig.check_live();
+        }
+    });
+}
+
+#[test]
+fn a_device_that_fails_under_many_operations_answers_all_of_them() {
+    const LEAVES: u32 = 400;
+    for_each_seed(8, |seed| {
+        let mut rng = seeds::rng(seed, 0xdf);
+        let params = CoreParams {
+            ops_max: 512,
+            ..small_params()
+        };
+        let mut rig = Rig::create(SMALL_DISK, 1, params, seed);
+        for leaf in 0..LEAVES {
+            rig.write(Range::blocks(PLAIN, leaf / 4, leaf % 4 * 256, 1), false);
+        }
+        rig.drain();
+        rig.tolerate = device_error;
+        let nth = rng.random_range(0..300);
+        rig.now.disk.fail(IoKind::Write, nth, libc::EIO);
+        for _ in 0..800 {
+            let leaf = rng.random_range(0..LEAVES);
+            let range = Range {
+                view: PLAIN,
+                chunk: leaf / 4,
+                sector: leaf % 4 * 2048 + rng.random_range(0..2),
+                sectors: 6,
+            };
+            match rng.random_range(0..20) {
+                0..12 => drop(rig.write(range, false)),
+                12 => rig.checkpoint(),
+                13 => rig.flush(),
+                _ => drop(rig.read(range)),
+            }
+        }
+        rig.drain();
+        rig.crash(CrashKind::Process, seed)
+            .recover(CrashKind::Process, seed)
+            .check_settled();
     });
 }
 

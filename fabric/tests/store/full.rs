@@ -1,6 +1,6 @@
 //! A full store refuses writes, keeps what it has, and works again once data are discarded.
 
-use fabric::store::api::StoreError;
+use fabric::store::api::{StoreCore, StoreError};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
@@ -199,6 +199,32 @@ fn dropping_a_layer_of_a_full_store_makes_room() {
             "{refilled} blocks fit after a layer of {end} was dropped"
         );
         rig.check_live();
+    });
+}
+
+#[test]
+fn space_given_back_shows_at_once_and_is_free_soon_on_an_idle_store() {
+    for_each_seed(2, |seed| {
+        let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);
+        let empty = rig.cores()[0].space().used_bytes;
+        fill(&mut rig, PLAIN, 0, 1024);
+        let filled = rig.cores()[0].space().used_bytes;
+        assert!(filled >= empty + (1024 << 12), "{filled}");
+        discard(&mut rig, PLAIN, 0, 1024);
+        let used = rig.cores()[0].space().used_bytes;
+        assert!(used <= empty + (32 << 12), "{used} of {empty}");
+        assert!(rig.metrics(0).quarantined_units > 0);
+        // Two seconds at the engine's pace, and the checkpoint.
+        for _ in 0..12 {
+            rig.idle();
+        }
+        assert_eq!(rig.metrics(0).quarantined_units, 0);
+        let checkpoints = rig.metrics(0).checkpoints;
+        for _ in 0..100 {
+            rig.idle();
+        }
+        assert_eq!(rig.metrics(0).checkpoints, checkpoints, "one is enough");
+        rig.check_settled();
     });
 }
 

@@ -149,6 +149,45 @@ fn more_operations_at_once_than_map_pages_fit_all_end() {
 }
 
 #[test]
+fn a_dropped_layer_leaves_nothing_behind_a_restart() {
+    for_each_seed(3, |seed| {
+        for discard_first in [false, true] {
+            for clean in [false, true] {
+                let mut rig = Rig::new_small(seed);
+                rig.raise_fence(PLAIN);
+                rig.drain();
+                for chunk in 0..40 {
+                    rig.write(Range::blocks(PLAIN, chunk, 0, 2), false);
+                }
+                rig.drain();
+                if discard_first {
+                    // The record of a chunk without data remembers the version of the discard.
+                    for chunk in 0..20 {
+                        rig.zero(Range::blocks(PLAIN, chunk, 0, 2), false);
+                    }
+                    rig.drain();
+                    rig.checkpoint();
+                }
+                rig.drop_layer(PLAIN);
+                rig = if clean {
+                    rig.reopen(seed)
+                } else {
+                    rig.checkpoint();
+                    rig.drain();
+                    rig.crash(CrashKind::Process, seed)
+                        .recover(CrashKind::Process, seed)
+                };
+                // Opening writes a checkpoint; what that unmaps goes with the next.
+                rig.checkpoint();
+                rig.drain();
+                assert_eq!(rig.metrics(0).chunks, 0, "{discard_first} {clean}");
+                rig.check_settled();
+            }
+        }
+    });
+}
+
+#[test]
 fn operations_beyond_the_table_are_told_to_come_again() {
     for_each_seed(1, |seed| {
         let mut rig = Rig::new_small(seed);

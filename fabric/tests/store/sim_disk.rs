@@ -1,7 +1,7 @@
 //! A disk that does what disks may do: requests finish in any order, and after a crash each unflushed write is there,
 //! or not, or in some of its 512-byte sectors.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
@@ -105,6 +105,8 @@ pub struct SimDisk {
     in_flight: Vec<(IoKey, Request)>,
     /// (kind, requests until the one that fails, errno)
     faults: Vec<(IoKind, u64, i32)>,
+    /// Blocks that cannot be read until they are written again, by number.
+    unreadable: BTreeSet<u64>,
     /// The next read of data delivers one wrong bit.
     garble: bool,
     /// Synchronous writes until the power goes.
@@ -215,6 +217,7 @@ impl SimDisk {
             unflushed_first: 0,
             in_flight: Vec::new(),
             faults: Vec::new(),
+            unreadable: BTreeSet::new(),
             garble: false,
             fuse: None,
             counts: Counts::default(),
@@ -229,6 +232,29 @@ impl SimDisk {
     /// The `nth` request of this kind from now on (0 is the next) fails with `errno`.
     pub fn fail(&mut self, kind: IoKind, nth: u64, errno: i32) {
         self.faults.push((kind, nth, errno));
+    }
+
+    /// The block at this byte cannot be read any more, until it is written again.
+    pub fn spoil(&mut self, offset: u64) {
+        self.unreadable.insert(offset / BLOCK_BYTES as u64);
+    }
+
+    fn blocks_of(offset: u64, len: u64) -> std::ops::Range<u64> {
+        let block = BLOCK_BYTES as u64;
+        offset / block..(offset + len).div_ceil(block)
+    }
+
+    fn is_readable(&self, offset: u64, len: u64) -> bool {
+        let mut bad = self.unreadable.range(Self::blocks_of(offset, len));
+        bad.next().is_none()
+    }
+
+    fn put(&mut self, record: WriteRecord) {
+        for block in Self::blocks_of(record.offset, record.bytes.len() as u64) {
+            self.unreadable.remove(&block);
+        }
+        self.current.write(record.offset, &record.bytes);
+        self.unflushed.push(record);
     }
 
     /// The next read delivers one wrong bit; what is on the disk is right.
@@ -394,6 +420,10 @@ impl SimDisk {
         }
         match request {
             Request::Read { offset, iovecs } => {
+                let len: usize = iovec_slice(&iovecs).iter().map(|v| v.iov_len).sum();
+                if !self.is_readable(offset, len as u64) {
+                    return (key, Err(libc::EIO));
+                }
                 scatter(&iovecs, &self.current, offset);
                 if std::mem::take(&mut self.garble) {
                     let first = iovec_slice(&iovecs)[0].iov_base.cast::<u8>();
@@ -405,8 +435,7 @@ impl SimDisk {
                 let now = iovecs.map(|iovecs| gather(&iovecs));
                 let same = now.is_none_or(|now| now == record.bytes);
                 assert!(same, "the store changed the memory of a write under way");
-                self.current.write(record.offset, &record.bytes);
-                self.unflushed.push(record);
+                self.put(record);
             }
             Request::Flush { upto } => self.make_durable(upto),
             Request::Discard { offset, len } => self.discard(offset, len),
@@ -493,6 +522,9 @@ impl SyncDevice for SimDisk {
         if let Some(errno) = self.fault(IoKind::Read) {
             return Err(errno_error(errno));
         }
+        if !self.is_readable(offset, buf.len() as u64) {
+            return Err(errno_error(libc::EIO));
+        }
         self.current.read(offset, buf);
         Ok(())
     }
@@ -525,8 +557,7 @@ impl SyncDevice for SimDisk {
         if let Some(errno) = self.fault(IoKind::Write) {
             return Err(errno_error(errno));
         }
-        self.current.write(offset, buf);
-        self.unflushed.push(record);
+        self.put(record);
         Ok(())
     }
 

@@ -18,6 +18,9 @@ use super::{CHECKPOINT_IO_BLOCKS, CHECKPOINT_IOS_MAX, IoKind, ShardCore};
 const PAGE_WORDS: usize = UNIT_BYTES / 8;
 /// A window is this share of the shard, within bounds.
 const WINDOW_SHARE: u32 = 64;
+/// Calls of `on_idle` with no write in between after which freed space is made free: two seconds at the engine's pace.
+/// Sooner, and a guest that writes a little now and then would pay for a checkpoint each time.
+const IDLE_CALLS: u32 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -70,6 +73,9 @@ pub(super) struct Checkpoint {
     mark: FlushMark,
     superblock_mark: u64,
     closed: bool,
+    /// Calls of `on_idle` since so many batches were done.
+    idle_calls: u32,
+    idle_since: u64,
 }
 
 /// Kinds of pages that go to fresh units, many in one request.
@@ -117,6 +123,8 @@ impl Checkpoint {
             mark: FlushMark::default(),
             superblock_mark: 0,
             closed: false,
+            idle_calls: 0,
+            idle_since: 0,
         }
     }
 
@@ -425,6 +433,10 @@ impl ShardCore {
         let mut leaves = std::mem::take(&mut self.ios[io].leaves);
         for slot in leaves.drain(..) {
             self.leaves.meta_mut(slot).pins -= 1;
+            if result.is_err() {
+                // What was not written can only be read from here: dirty, it is never evicted.
+                self.leaves.entries_mut(slot);
+            }
         }
         self.ios[io].leaves = leaves;
         self.end_checkpoint_io(io, Some(buffer), result);
@@ -581,6 +593,22 @@ impl ShardCore {
         }
         for op in std::mem::take(&mut self.flushes.waiting) {
             self.finish_op(op, Err(StoreError::ReadOnly(errno)));
+        }
+    }
+
+    /// The shard had nothing to do for one more call: space that was given back should not wait for the next write.
+    pub(super) fn note_idle(&mut self) {
+        let untouched = self.ckpt.idle_since == self.log.finished;
+        if !untouched || self.alloc.quarantined_units() == 0 || self.ckpt.is_running() {
+            self.ckpt.idle_since = self.log.finished;
+            self.ckpt.idle_calls = 0;
+            return;
+        }
+        self.ckpt.idle_calls += 1;
+        if self.ckpt.idle_calls >= IDLE_CALLS {
+            // It frees all that is in quarantine, so that it is the last one until something is written.
+            self.ckpt.idle_calls = 0;
+            self.ckpt.want();
         }
     }
 

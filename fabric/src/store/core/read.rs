@@ -1,6 +1,6 @@
 //! Looking blocks up and reading them: for guests, for partly covered blocks of writes, for the scrubber.
 
-use super::super::api::{LayerId, ScrubFinding, Version};
+use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
 use super::super::format::{LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
 use super::super::table::NONE;
 use super::leaves::LeafWish;
@@ -50,7 +50,7 @@ impl ShardCore {
                         // What was looked up so far may be overwritten, and reused, until the page can be read.
                         self.drop_tag(part);
                         self.parts[part].begin_resolve();
-                        return false;
+                        return self.fail_if_hopeless(part);
                     }
                 }
             }
@@ -71,6 +71,18 @@ impl ShardCore {
         };
         p.cursor = 0;
         self.advance(part)
+    }
+
+    /// With writing stopped no checkpoint makes room in a cache that is all dirty: a read of another page fails, rather
+    /// than wait for ever. True if it did.
+    fn fail_if_hopeless(&mut self, part: u32) -> bool {
+        match self.failed {
+            Some(errno) if self.leaves.dirty() == self.leaves.slots() => {
+                self.fail_part(part, StoreError::ReadOnly(errno));
+                true
+            }
+            _ => false,
+        }
     }
 
     /// The part reads no units any more that a checkpoint may free.

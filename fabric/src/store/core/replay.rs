@@ -186,6 +186,7 @@ impl ShardCore {
                 self.alloc.quarantine_claimed(unit);
             }
         }
+        self.table.note_bare();
     }
 
     /// Runs the machine on a synchronous device until no checkpoint is wanted.

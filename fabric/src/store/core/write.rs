@@ -79,6 +79,11 @@ impl ShardCore {
             self.finish_part(part);
             return true;
         }
+        if let Some(errno) = self.failed {
+            // Not later, in the log's queue: a page that it would wait for may never come.
+            self.fail_part(part, StoreError::ReadOnly(errno));
+            return true;
+        }
         let slot = match self.wish_leaf(part, rec, leaf) {
             LeafWish::Ready(slot) => slot,
             LeafWish::Loading => return true,
