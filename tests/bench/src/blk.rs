@@ -52,6 +52,9 @@ pub struct Options {
     /// Back ends to compare [default: all]
     #[arg(long, value_delimiter = ',')]
     backends: Vec<Kind>,
+    /// Loads to run, by words of their names, as in "random read x1" [default: all]
+    #[arg(long, value_delimiter = ',')]
+    loads: Vec<String>,
     /// Alternations between the back ends [default: 5, quick: 1]
     #[arg(long)]
     rounds: Option<usize>,
@@ -84,6 +87,13 @@ impl Options {
 
     fn run_time(&self) -> Duration {
         Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.3 } else { 1.5 }))
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        let wanted = |load: &Load| {
+            self.loads.is_empty() || self.loads.iter().any(|words| load.name().ends_with(words))
+        };
+        loads().into_iter().filter(wanted).collect()
     }
 
     fn queues(&self) -> &'static [u16] {
@@ -234,7 +244,7 @@ fn compare(
                     kind.name()
                 ));
                 let backend = Backend::start(kind, store, queues, directory, cpus[1])?;
-                for load in loads() {
+                for load in options.loads() {
                     match one_run(&backend, queues, &load, options.run_time(), clock, cpus[1])? {
                         Some(figures) => measured
                             .runs

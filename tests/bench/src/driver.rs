@@ -58,6 +58,25 @@ pub struct Load {
     pub depth: usize,
 }
 
+impl Load {
+    /// What tables call it.
+    pub fn name(&self) -> String {
+        let order = match self.order {
+            Order::Random => "random",
+            Order::Sequential => "sequential",
+        };
+        let direction = match self.direction {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        };
+        format!(
+            "{} KiB {order} {direction} x{}",
+            self.block >> 10,
+            self.depth
+        )
+    }
+}
+
 /// What came of it.
 #[derive(Debug)]
 pub struct Sample {

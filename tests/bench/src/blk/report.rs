@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Measured, Run};
 use crate::backend::{Kind, Store};
-use crate::driver::{Direction, Load, Order};
+use crate::driver::Load;
 use crate::ping_pong::State;
 
 /// What is compared with each other.
@@ -21,7 +21,7 @@ pub(super) fn print(measured: &Measured) {
         println!(
             "allocations, {:?} store, {}: {} in {} requests ({:.5} for each)",
             counted.store,
-            describe(&counted.load),
+            counted.load.name(),
             counted.allocations,
             counted.requests,
             counted.allocations as f64 / counted.requests as f64
@@ -102,7 +102,7 @@ fn print_row(load: &Load, kind: Kind, runs: &[&Run], reference: Option<&[&Run]>)
         .map(|_| median(runs, |run| run.written_bytes_per_byte.unwrap_or(0.0)));
     println!(
         "{:<26} {:<20} {:>4} {:>10.0} {:>6} {:>9.1} {:>9.1} {:>9.1} {:>10.2} {:>6} {:>6}",
-        describe(load),
+        load.name(),
         kind.name(),
         runs.len(),
         median(runs, |run| run.iops),
@@ -116,24 +116,6 @@ fn print_row(load: &Load, kind: Kind, runs: &[&Run], reference: Option<&[&Run]>)
             .map(|value| format!("{value:.2}"))
             .unwrap_or_default(),
     );
-}
-
-fn describe(load: &Load) -> String {
-    let order = if load.order == Order::Random {
-        "random"
-    } else {
-        "sequential"
-    };
-    let direction = if load.direction == Direction::Read {
-        "read"
-    } else {
-        "write"
-    };
-    format!(
-        "{} KiB {order} {direction} x{}",
-        load.block >> 10,
-        load.depth
-    )
 }
 
 fn median(runs: &[&Run], figure: impl Fn(&Run) -> f64) -> f64 {
