@@ -161,7 +161,7 @@ fn fill_bitmaps(path: &Path) -> Result<(), Box<dyn Error>> {
     let mut dev = DeviceFile::open(path)?;
     let label = read_label(&mut dev)?;
     let (zeroes, mut page) = (Page::zeroed(), Page::zeroed());
-    let nothing = crc32c::crc32c(&zeroes.0);
+    let nothing = fabric::checksum::crc32c(&zeroes.0);
     for shard in 0..label.shards {
         let base = SHARDS_START_UNIT + u64::from(shard) * u64::from(label.shard_units);
         let units = label.shard_units;
@@ -191,7 +191,10 @@ fn fill_bitmaps(path: &Path) -> Result<(), Box<dyn Error>> {
                 }
             }
             page.0.copy_from_slice(ptrs.as_bytes());
-            let (unit, crc) = (geo.bitmap_dir_slot(dir, 0), crc32c::crc32c(&page.0));
+            let (unit, crc) = (
+                geo.bitmap_dir_slot(dir, 0),
+                fabric::checksum::crc32c(&page.0),
+            );
             dev.write_at(geo.offset(unit), &page.0)?;
             sb.bitmap_dirs[dir as usize] = Ptr { unit, crc };
         }

@@ -3,6 +3,7 @@
 //! [`Fabric`] is opened once. Each data thread takes a [`FabricEngine`] of its own with its own io_uring; a volume is
 //! opened once and its [`VolumeHandle`] given to every thread that serves it.
 
+use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -288,12 +289,12 @@ impl Engine for FabricEngine {
 
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize {
-        let mut reported = 0;
+        let reported = Cell::new(0);
         let mut count = |tag, result| {
-            reported += 1;
+            reported.set(reported.get() + 1);
             done(tag, result);
         };
-        self.transport.store().reap();
+        let mut more = self.transport.store().reap();
         loop {
             let mut answered = false;
             while let Some((key, result)) = self.transport.store().next_completion() {
@@ -304,14 +305,19 @@ impl Engine for FabricEngine {
                 }
             }
             if !answered {
-                break;
+                // Nothing to report means that there is nothing: the caller may go to sleep on it.
+                if !more || reported.get() > 0 {
+                    break;
+                }
+                more = self.transport.store().reap();
+                continue;
             }
             // An answer may have made the client send the next piece of a range, and nobody else kicks for that one.
             // What is answered in place is looked at here, too: no descriptor would tell of it. The turns end with the
             // ranges in flight.
             self.transport.store().kick();
         }
-        reported
+        reported.get()
     }
 
     #[inline]

@@ -1,5 +1,6 @@
 //! The storage fabric: wire types, chunk store, replication cores and transports.
 
+pub mod checksum;
 pub mod core;
 pub mod engine;
 pub mod io;

@@ -266,10 +266,10 @@ impl ShardPort {
         self.end_flush(device, outcome);
     }
 
-    /// Takes in what the devices finished and what other threads finished for this one.
+    /// Takes in what the devices finished and what other threads finished for this one; tells whether there is more.
     #[inline]
-    pub fn reap(&mut self) {
-        self.hands.collect(&self.stores);
+    pub fn reap(&mut self) -> bool {
+        let more = self.hands.collect(&self.stores);
         let mut at = 0;
         let mut busy = false;
         while let Some(event) = self.hands.next_event(&mut at) {
@@ -290,6 +290,7 @@ impl ShardPort {
             self.start_flushes();
             self.hands.send(&self.stores);
         }
+        more
     }
 
     /// Next finished operation.

@@ -46,11 +46,11 @@ impl StorePorts {
         }
     }
 
-    /// Takes in what the devices finished.
+    /// Takes in some of what the devices finished; tells whether there is more.
     #[inline]
-    pub fn reap(&mut self) {
+    pub fn reap(&mut self) -> bool {
         match self {
-            Self::Null(_) => {}
+            Self::Null(_) => false,
             Self::Shards(port) => port.reap(),
         }
     }

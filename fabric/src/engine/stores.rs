@@ -315,12 +315,14 @@ impl Hands {
     }
 
     /// Takes in what the ring finished. To be followed by [`next_event`](Self::next_event) until `None`.
-    pub fn collect(&mut self, stores: &Stores) {
+    /// Tells whether there is more to take in.
+    pub fn collect(&mut self, stores: &Stores) -> bool {
         self.finished.clear();
+        let mut more = false;
         if self.uring.in_flight() > 0 {
             let finished = &mut self.finished;
             let mut lost_flush = false;
-            self.uring.reap(|f| {
+            more = self.uring.reap(|f| {
                 lost_flush |= f.flush && f.result.is_err();
                 finished.push(f);
             });
@@ -331,6 +333,7 @@ impl Hands {
                 self.finished.sort_unstable_by_key(|f| f.owner);
             }
         }
+        more
     }
 
     /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the kernel tells

@@ -1,18 +1,25 @@
 //! The buffers of a shard: one aligned range, handed out in runs of blocks.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, handle_alloc_error};
+use std::ptr;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::bitmap::Bitmap;
 use super::format::UNIT_BYTES;
 
+/// Size of a huge page.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Blocks that reads into unaligned memory leave for log batches, so that neither waits for the other forever.
 const BATCH_RESERVE_BLOCKS: u32 = 128;
 
-/// An aligned allocation that is never moved. Untouched pages cost no RAM.
+/// Memory that is never moved and begins on a page, on a huge one if it is that large. Untouched pages cost no RAM.
 #[derive(Debug)]
 pub struct AlignedBuf {
     ptr: *mut u8,
-    layout: Layout,
+    bytes: usize,
+    /// What was mapped to get it.
+    mapping: (*mut u8, usize),
 }
 
 // SAFETY: `AlignedBuf` owns plain memory; nothing in it is tied to a thread.
@@ -22,14 +29,39 @@ impl AlignedBuf {
     /// `blocks` zeroed blocks, at least one.
     #[must_use]
     pub fn new(blocks: usize) -> Self {
-        let layout = Layout::from_size_align(blocks.max(1) * UNIT_BYTES, UNIT_BYTES)
-            .expect("size fits isize");
-        // SAFETY: the layout's size is not zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        if ptr.is_null() {
+        let bytes = blocks.max(1) * UNIT_BYTES;
+        // Pages are aligned by themselves; for huge ones there must be room to move.
+        let align = if bytes < HUGE_PAGE_BYTES {
+            UNIT_BYTES
+        } else {
+            HUGE_PAGE_BYTES
+        };
+        let layout = Layout::from_size_align(bytes, align).expect("size fits isize");
+        let mapped = bytes + align - UNIT_BYTES;
+        let (access, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped, access, flags) };
+        let Ok(start) = start else {
             handle_alloc_error(layout);
+        };
+        let start = start.cast::<u8>();
+        Self {
+            ptr: start.wrapping_add(start.align_offset(align)),
+            bytes,
+            mapping: (start, mapped),
         }
-        Self { ptr, layout }
+    }
+
+    /// Asks the kernel for huge pages: what is one page for it is one segment for the device. Everything works without.
+    fn prefer_huge_pages(&self) {
+        // SAFETY: the range is ours, and the advice does not change its content.
+        let advised = unsafe { madvise(self.ptr.cast(), self.bytes, Advice::LinuxHugepage) };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "no huge pages for buffers");
+        }
     }
 
     /// First byte.
@@ -41,7 +73,7 @@ impl AlignedBuf {
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 
     /// Blocks `first..first + count`.
@@ -62,15 +94,16 @@ impl AlignedBuf {
 
     fn range(&self, first: u32, count: u32) -> (usize, usize) {
         let (start, len) = (first as usize * UNIT_BYTES, count as usize * UNIT_BYTES);
-        assert!(start + len <= self.layout.size());
+        assert!(start + len <= self.bytes);
         (start, len)
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.ptr, self.layout) }
+        // SAFETY: mapped in `new`, and nobody has it any more.
+        let unmapped = unsafe { munmap(self.mapping.0.cast(), self.mapping.1) };
+        debug_assert!(unmapped.is_ok());
     }
 }
 
@@ -86,8 +119,10 @@ impl Arena {
     /// `blocks` free blocks.
     #[must_use]
     pub fn new(blocks: u32) -> Self {
+        let buf = AlignedBuf::new(blocks as usize);
+        buf.prefer_huge_pages();
         Self {
-            buf: AlignedBuf::new(blocks as usize),
+            buf,
             used: Bitmap::new(blocks),
             free_blocks: blocks,
         }

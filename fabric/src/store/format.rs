@@ -58,6 +58,7 @@
 //! 6. *Recovery flushes before it writes*: what it saw in the log stays there until its own checkpoint is durable, so
 //!    that a crash during recovery recovers to the same state.
 
+use crate::checksum::crc32c;
 use std::mem::size_of;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -326,14 +327,14 @@ const _: () = assert!(SHARD_UNITS_MAX as u64 * UNIT_BYTES as u64 == 1 << 40);
 
 /// Writes the CRC of a page into its last four bytes.
 pub fn seal(page: &mut [u8]) {
-    let crc = crc32c::crc32c(&page[..SEAL_OFFSET]);
+    let crc = crc32c(&page[..SEAL_OFFSET]);
     page[SEAL_OFFSET..UNIT_BYTES].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Whether the page's last four bytes are its CRC.
 #[must_use]
 pub fn is_sealed(page: &[u8]) -> bool {
-    crc32c::crc32c(&page[..SEAL_OFFSET]).to_le_bytes() == page[SEAL_OFFSET..UNIT_BYTES]
+    crc32c(&page[..SEAL_OFFSET]).to_le_bytes() == page[SEAL_OFFSET..UNIT_BYTES]
 }
 
 impl Label {

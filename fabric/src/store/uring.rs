@@ -23,6 +23,11 @@ const IOVECS_MAX: usize = 1024;
 /// list, so only a device that makes no progress gets here.
 const ATTEMPTS_MAX: u16 = 4096;
 
+/// Most requests that one [`Uring::reap`] reports. A device often finishes all that it was given at once; answers that
+/// went out together would come back as new requests together, and the device would have nothing to do meanwhile. In
+/// small groups the first are with the device again while the last are still looked at.
+const REAP_MAX: u32 = 8;
+
 /// How often a kick tries to hand over the first requests to a kernel that is short of memory.
 const KICK_TRIES: u32 = 1000;
 
@@ -275,11 +280,11 @@ impl Uring {
         );
     }
 
-    /// Reports finished requests. With nothing finished it makes no system call.
+    /// Reports some finished requests, and returns whether there are more. With nothing finished it makes no system call.
     #[inline]
-    pub fn reap(&mut self, mut done: impl FnMut(Finished)) {
+    pub fn reap(&mut self, mut done: impl FnMut(Finished)) -> bool {
         if self.slots.taken() == 0 {
-            return;
+            return false;
         }
         // Completions may wait for this thread to enter the kernel; so may entries that a kick could not hand over.
         if self.queued > 0 || self.ring.submission().taskrun() {
@@ -288,8 +293,7 @@ impl Uring {
             }
         }
         let mut again = false;
-        // At most as many as there are slots: each is in the kernel once.
-        for _ in 0..DEPTH {
+        for _ in 0..REAP_MAX {
             let Some(entry) = self.ring.completion().next() else {
                 break;
             };
@@ -319,6 +323,7 @@ impl Uring {
         if again {
             self.kick();
         }
+        !self.ring.completion().is_empty()
     }
 
     /// Waits until something is finished or `timeout` is over.

@@ -15,6 +15,9 @@ const WAIT_EVENTS: usize = 64;
 /// Shortest spin that is tried again after spinning was given up.
 const SPIN_MIN: Duration = Duration::from_micros(4);
 
+/// Longest spin while a device has requests: about what it costs to sleep and wake up.
+const DEVICE_SPIN_MAX: Duration = Duration::from_micros(16);
+
 /// Reserved values of the event data; queues have a generation above 0 in the upper half.
 const MAILBOX: u64 = 0;
 const ENGINE: u64 = 1;
@@ -103,14 +106,23 @@ pub(super) struct Spin {
 }
 
 impl Spin {
-    pub(super) fn new(mode: PollMode) -> Self {
-        let max = match mode {
-            PollMode::Adaptive { spin_us } => {
-                Duration::from_micros(u64::from(spin_us.min(SPIN_US_MAX)))
-            }
-            PollMode::Always | PollMode::Never => Duration::ZERO,
-        };
+    fn new(max: Duration) -> Self {
         Self { now: max, max }
+    }
+
+    /// For waits while no request is in flight: a guest that got an answer often asks again at once.
+    pub(super) fn for_guests(mode: PollMode) -> Self {
+        let spin_us = match mode {
+            PollMode::Adaptive { spin_us } => spin_us.min(SPIN_US_MAX),
+            PollMode::Always | PollMode::Never => 0,
+        };
+        Self::new(Duration::from_micros(u64::from(spin_us)))
+    }
+
+    /// For waits while a device has requests. One that takes longer than a sleep and a wake-up cost is slept for: the
+    /// kernel's own work for it may need this very core.
+    pub(super) fn for_devices(mode: PollMode) -> Self {
+        Self::new(Self::for_guests(mode).max.min(DEVICE_SPIN_MAX))
     }
 
     /// The spin to use now.
@@ -138,7 +150,7 @@ mod tests {
     #[test]
     fn spin_grows_while_it_would_pay_and_shrinks_to_nothing_when_not() {
         let us = Duration::from_micros;
-        let mut spin = Spin::new(PollMode::Adaptive { spin_us: 50 });
+        let mut spin = Spin::for_guests(PollMode::Adaptive { spin_us: 50 });
         assert_eq!(spin.window(), us(50));
         for _ in 0..5 {
             spin.slept(us(51));
@@ -154,12 +166,17 @@ mod tests {
 
     #[test]
     fn never_and_always_have_no_window_and_adaptive_has_a_bound() {
-        let mut spin = Spin::new(PollMode::Never);
-        spin.slept(Duration::ZERO);
-        assert_eq!(spin.window(), Duration::ZERO);
+        for mut spin in [Spin::for_guests, Spin::for_devices].map(|make| make(PollMode::Never)) {
+            spin.slept(Duration::ZERO);
+            assert_eq!(spin.window(), Duration::ZERO);
+        }
+        let longest = PollMode::Adaptive { spin_us: u32::MAX };
         assert_eq!(
-            Spin::new(PollMode::Adaptive { spin_us: u32::MAX }).window(),
-            Duration::from_micros(500)
+            Spin::for_guests(longest).window(),
+            Duration::from_micros(u64::from(SPIN_US_MAX))
         );
+        assert_eq!(Spin::for_devices(longest).window(), DEVICE_SPIN_MAX);
+        let short = PollMode::Adaptive { spin_us: 5 };
+        assert_eq!(Spin::for_devices(short).window(), Duration::from_micros(5));
     }
 }

@@ -87,12 +87,15 @@ struct Worker<E: Engine> {
     port: Arc<Port<E::Volume>>,
     commands: Receiver<Command<E::Volume>>,
     mode: PollMode,
-    spin: Spin,
+    guest_spin: Spin,
+    device_spin: Spin,
     /// When a turn without work was first seen after the last work.
     idle_since: Option<Instant>,
     idle_turns: u32,
     /// Set from a sleep until the work after it.
     slept: bool,
+    /// Whether requests were in flight when it slept.
+    slept_for_device: bool,
     parked_credits: usize,
     parked_looked: Instant,
     /// Queues that are being drained.
@@ -130,10 +133,12 @@ impl<E: Engine> Worker<E> {
             port,
             commands,
             mode,
-            spin: Spin::new(mode),
+            guest_spin: Spin::for_guests(mode),
+            device_spin: Spin::for_devices(mode),
             idle_since: None,
             idle_turns: 0,
             slept: false,
+            slept_for_device: false,
             parked_credits: 0,
             parked_looked: Instant::now(),
             draining: 0,
@@ -238,7 +243,11 @@ impl<E: Engine> Worker<E> {
         if self.slept {
             self.slept = false;
             if let Some(since) = self.idle_since {
-                self.spin.slept(since.elapsed());
+                let gap = since.elapsed();
+                match self.slept_for_device {
+                    true => self.device_spin.slept(gap),
+                    false => self.guest_spin.slept(gap),
+                }
             }
         }
         self.idle_since = None;
@@ -313,13 +322,19 @@ impl<E: Engine> Worker<E> {
             return;
         }
         let since = *self.idle_since.get_or_insert_with(Instant::now);
-        if !self.slept && since.elapsed() < self.spin.window() {
+        let for_device = self.engine.in_flight() > 0;
+        let spin = match for_device {
+            true => &self.device_spin,
+            false => &self.guest_spin,
+        };
+        if !self.slept && since.elapsed() < spin.window() {
             return;
         }
         if self.park(0) && !self.port.pending() {
             let stalled = self.queues.iter().flatten().any(|queue| queue.stalled());
             let retry = stalled && self.engine.in_flight() == 0;
             self.slept = true;
+            self.slept_for_device = for_device;
             self.wait(retry.then_some(STALL_SLEEP));
         }
     }

@@ -1,5 +1,6 @@
 //! Checkpoints: bringing the map to the device while writes go on. `format` says why in this order.
 
+use crate::checksum::crc32c;
 use zerocopy::IntoBytes;
 
 use super::super::alloc::Run;
@@ -331,7 +332,7 @@ impl ShardCore {
         page[len..].fill(0);
         // SAFETY: the source is a table or cache page of this shard, which the arena's blocks never overlap.
         unsafe { page.as_mut_ptr().copy_from_nonoverlapping(ptr, len) };
-        crc32c::crc32c(page)
+        crc32c(page)
     }
 
     /// Next leaf to be written; those in which nothing is mapped any more are dropped on the way.
@@ -397,7 +398,7 @@ impl ShardCore {
             self.alloc
                 .committed()
                 .write_bytes(page as usize * PAGE_WORDS, block);
-            let crc = crc32c::crc32c(block);
+            let crc = crc32c(block);
             let was = self.bitmap_ptrs[page as usize].unit;
             let slot = u32::from(was == self.geo.bitmap_slot(page, 0));
             let unit = self.geo.bitmap_slot(page, slot);

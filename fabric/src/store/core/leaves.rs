@@ -5,6 +5,7 @@ use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES};
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
 use super::{FINDINGS_MAX, IoKind, PartKind, ShardCore};
+use crate::checksum::crc32c;
 
 /// What became of a wish for a leaf.
 pub(super) enum LeafWish {
@@ -91,7 +92,7 @@ impl ShardCore {
     pub(super) fn on_leaf(&mut self, io: u32, slot: u32, result: Result<(), i32>) {
         let meta = *self.leaves.meta(slot);
         let ptr = self.table.record(meta.rec).leaves[usize::from(meta.leaf)];
-        let good = result.is_ok() && crc32c::crc32c(self.leaves.bytes(slot)) == ptr.crc;
+        let good = result.is_ok() && crc32c(self.leaves.bytes(slot)) == ptr.crc;
         if !good && !meta.retried {
             self.counters.checksum_retries += 1;
             self.leaves.meta_mut(slot).retried = true;

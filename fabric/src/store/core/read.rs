@@ -5,6 +5,7 @@ use super::super::format::{LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
 use super::super::table::NONE;
 use super::leaves::LeafWish;
 use super::{Found, IoKind, PartKind, PartState, ShardCore};
+use crate::checksum::crc32c;
 use crate::store::iov::{self, IovCursor};
 
 /// Scatter list elements of one device read (the kernel takes 1024).
@@ -244,7 +245,7 @@ impl ShardCore {
             let index = first + i;
             let found = self.parts[part].map[usize::from(index)];
             let crc = match buffer {
-                Some(buffer) => crc32c::crc32c(self.arena.buf().blocks(buffer + u32::from(i), 1)),
+                Some(buffer) => crc32c(self.arena.buf().blocks(buffer + u32::from(i), 1)),
                 // SAFETY: the submitter keeps the memory valid; that it may change only makes the checksum differ.
                 None => unsafe { cursor.crc(&self.ios[io].iovs, UNIT_BYTES) },
             };
@@ -414,8 +415,7 @@ impl ShardCore {
         let (index, buffer) =
             self.parts[part].old[usize::from(which)].expect("fetched into a buffer");
         let found = self.parts[part].map[usize::from(index)];
-        let good =
-            result.is_ok() && crc32c::crc32c(self.arena.buf().blocks(buffer, 1)) == found.crc;
+        let good = result.is_ok() && crc32c(self.arena.buf().blocks(buffer, 1)) == found.crc;
         if !good && !second {
             self.counters.checksum_retries += 1;
             self.emit_read(

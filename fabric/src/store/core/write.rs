@@ -12,6 +12,7 @@ use super::super::table::NONE;
 use super::applied::{is_drop, zero_target};
 use super::leaves::LeafWish;
 use super::{BATCHES_MAX, IoKind, OpKind, PartKind, PartState, ShardCore};
+use crate::checksum::crc32c;
 
 /// Data blocks of one batch.
 const BATCH_BLOCKS_MAX: u32 = 256;
@@ -495,7 +496,7 @@ impl ShardCore {
         if from_op {
             self.copy_in(part, from, to, buffer);
         }
-        let crc = crc32c::crc32c(self.arena.buf().blocks(buffer, 1));
+        let crc = crc32c(self.arena.buf().blocks(buffer, 1));
         let p = &self.parts[part];
         let first = p.first + i as u16;
         let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;

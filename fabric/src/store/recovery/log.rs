@@ -1,5 +1,6 @@
 //! Finding the log, proving what of it is there, and replaying it.
 
+use crate::checksum::crc32c;
 use std::collections::HashSet;
 
 use zerocopy::FromBytes;
@@ -163,7 +164,7 @@ impl Opening<'_> {
 /// Which of an entry's data blocks `bytes` holds.
 fn proof(read: &ReadEntry, bytes: &[u8]) -> Vec<bool> {
     let blocks = bytes.chunks_exact(UNIT_BYTES);
-    let whole = |(block, &crc): (&[u8], &u32)| crc32c::crc32c(block) == crc;
+    let whole = |(block, &crc): (&[u8], &u32)| crc32c(block) == crc;
     blocks.zip(&read.crcs).map(whole).collect()
 }
 

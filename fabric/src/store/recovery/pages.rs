@@ -6,6 +6,7 @@ use super::super::device::ReadAt;
 use super::super::error::OpenError;
 use super::super::format::{Ptr, REGION_UNITS, UNIT_BYTES};
 use super::{Opening, io_error};
+use crate::checksum::crc32c;
 
 /// Units of one read at most. A wanted range is never longer.
 pub(super) const PIECE_UNITS: u32 = REGION_UNITS;
@@ -51,7 +52,7 @@ impl Opening<'_> {
         let mut damaged = None;
         self.ranges(wanted, "read the map", |name, page| {
             let ptr = ptrs[name];
-            if crc32c::crc32c(page) == ptr.crc {
+            if crc32c(page) == ptr.crc {
                 take(name, page);
             } else {
                 damaged.get_or_insert(ptr.unit);
