@@ -207,6 +207,8 @@ impl<E: Engine> Worker<E> {
         };
         let count = self.engine.reap(&mut done);
         while let Some(slot) = self.touched.pop() {
+            // A guest that has an answer is likely to ask again, and need not kick for it: said before it has the answer.
+            self.heat(slot);
             let Some(queue) = self.queues[slot].as_deref_mut() else {
                 continue;
             };
@@ -214,8 +216,6 @@ impl<E: Engine> Worker<E> {
                 queue.publish();
                 queue.signal();
             }
-            // A guest that has an answer is likely to ask again.
-            self.heat(slot);
         }
         count
     }

@@ -420,8 +420,11 @@ impl Ring for SplitRing {
     }
 
     fn disarm(&mut self) {
-        // With EVENT_IDX the old event index stays behind, and the guest kicks only when it passes it again.
-        if !self.config.event_idx {
+        if self.config.event_idx {
+            // An index that the guest has just passed: it kicks when it passes it again, 65535 requests later. The one it
+            // was armed with would be passed by the very next request.
+            self.set_avail_event(self.next_avail.wrapping_sub(1));
+        } else {
             self.set_used_flags(USED_F_NO_NOTIFY);
         }
     }
