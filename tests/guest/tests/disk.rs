@@ -209,7 +209,7 @@ const FILESYSTEMS: [Filesystem; 2] = [
 ];
 
 #[test]
-fn filesystems_grow_while_mounted() -> Result<()> {
+fn filesystems_grow_while_mounted_and_give_space_back() -> Result<()> {
     let rig = Rig::start("4G")?;
     let disks = ["one", "two"].map(|name| rig.node.disk(name, "512M", 2));
     let [one, two] = disks;
@@ -236,6 +236,12 @@ fn filesystems_grow_while_mounted() -> Result<()> {
         let blocks: u64 = vm.sh("df -k /mnt | tail -1 | awk '{print $2}'")?.parse()?;
         ensure!(blocks > 600 * 1024, "{grow}: {blocks} KiB");
 
+        vm.sh("dd if=/dev/urandom of=/mnt/big bs=1M count=128 2> /dev/null && sync")?;
+        let full = rig.node.used_bytes()?;
+        vm.sh("rm /mnt/big && sync && fstrim /mnt")?;
+        rig.node
+            .wait_used(SOON, |used| used + 110 * MIB <= full)
+            .with_context(|| format!("fstrim of {make}, from {full} bytes"))?;
         vm.sh(&format!(
             "diff -r /usr /mnt/usr && umount /mnt && {check} {device}"
         ))?;
