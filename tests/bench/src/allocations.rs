@@ -35,7 +35,7 @@ pub struct Counted {
     pub allocations: u64,
 }
 
-/// Counts on both stores. The file store below `directory` must have been filled.
+/// Counts on both stores.
 pub fn count(
     directory: &Path,
     stores: &[Store],
@@ -65,6 +65,9 @@ pub fn count(
             .env(FILE_ENV, &counter);
         let mut daemon = Daemon::start_with(&directory.join(name), options)?;
         let socket = attach_afresh(&daemon, size, 1)?;
+        if *store == Store::File {
+            Driver::connect(&socket, 1, clock)?.fill()?;
+        }
         for direction in [Direction::Read, Direction::Write] {
             let load = Load {
                 direction,

@@ -7,9 +7,6 @@ use guest_rig::storage_daemon::Backing;
 use guest_rig::{Daemon, DaemonOptions, StorageDaemon};
 use serde::Serialize;
 
-use crate::driver::Driver;
-use crate::{clock::Clock, ping_pong};
-
 /// Size of the disk on a null back end; nothing is stored.
 pub const NULL_SIZE: u64 = 64 << 30;
 /// Size of the disk on a file.
@@ -110,19 +107,6 @@ impl Backend {
         }
         Ok(())
     }
-}
-
-/// Writes the whole of a file store once, so that reads find data and writes find space. `clock` and CPU numbers are
-/// as for a run.
-pub fn prepare(kind: Kind, directory: &Path, clock: Clock, cpus: [usize; 2]) -> Result<()> {
-    let backend = Backend::start(kind, Store::File, 1, directory, cpus[1])?;
-    ping_pong::pin(cpus[0])?;
-    let mut driver = Driver::connect(backend.socket(), 1, clock)?;
-    driver
-        .fill()
-        .with_context(|| format!("write the disk of {} once", kind.name()))?;
-    drop(driver);
-    backend.stop()
 }
 
 fn start_qemu(store: Store, queues: u16, directory: &Path, cpu: usize) -> Result<Backend> {

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::allocations::{self, Counted};
-use crate::backend::{self, Backend, Kind, Store};
+use crate::backend::{Backend, Kind, Store};
 use crate::clock::Clock;
 use crate::driver::{BLOCK_MAX, DEPTH_MAX, Direction, Driver, Load, Order};
 use crate::idle::{self, Idle, Opened};
@@ -21,6 +21,8 @@ mod report;
 const DEPTHS: [usize; 3] = [1, 32, DEPTH_MAX];
 /// Depth of the 1 MiB loads.
 const SEQUENTIAL_DEPTH: usize = 8;
+/// How long a back end is watched after a load, to see when it gives the core back.
+const AFTER_LOAD: Duration = Duration::from_millis(50);
 
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -115,12 +117,15 @@ struct Run {
     p99_us: f64,
     p999_us: f64,
     cpu_us_per_io: f64,
+    /// Processor time that the back end used in [`AFTER_LOAD`] after the last answer.
+    cpu_us_after_load: f64,
     written_bytes_per_byte: Option<f64>,
 }
 
 /// Everything that was measured.
 #[derive(Debug, Default, Serialize)]
 struct Measured {
+    summary: Vec<report::Row>,
     runs: Vec<Run>,
     discarded_runs: usize,
     allocations: Vec<Counted>,
@@ -163,10 +168,6 @@ pub fn run(options: &Options) -> Result<()> {
         )?;
     }
     if options.wants(Part::File) {
-        for &kind in &file {
-            say(&format!("writing the disk of {} once", kind.name()));
-            backend::prepare(kind, scratch.path(), clock, cpus)?;
-        }
         compare(
             options,
             Store::File,
@@ -192,6 +193,7 @@ pub fn run(options: &Options) -> Result<()> {
         say("opening a large store after a crash");
         measured.open_after_crash = Some(idle::open_after_crash(scratch.path(), clock, cpus)?);
     }
+    measured.summary = report::summarise(&measured.runs);
     if options.json {
         println!("{}", serde_json::to_string_pretty(&measured)?);
     } else {
@@ -206,6 +208,12 @@ fn say(line: &str) {
 
 fn loads() -> Vec<Load> {
     let both = [Direction::Read, Direction::Write];
+    let large = |direction, order| Load {
+        direction,
+        order,
+        block: BLOCK_MAX,
+        depth: SEQUENTIAL_DEPTH,
+    };
     let random = both.iter().flat_map(|direction| {
         DEPTHS.map(|depth| Load {
             direction: *direction,
@@ -214,13 +222,15 @@ fn loads() -> Vec<Load> {
             depth,
         })
     });
-    let sequential = both.map(|direction| Load {
-        direction,
-        order: Order::Sequential,
-        block: BLOCK_MAX,
-        depth: SEQUENTIAL_DEPTH,
-    });
-    random.chain(sequential).collect()
+    // Writing in order first makes every round begin on the same disk.
+    let sequential = [Direction::Write, Direction::Read];
+    let sequential = sequential.map(|direction| large(direction, Order::Sequential));
+    let scattered = large(Direction::Read, Order::Scattered);
+    sequential
+        .into_iter()
+        .chain(random)
+        .chain([scattered])
+        .collect()
 }
 
 /// Runs all loads on each back end in turn, several rounds. One back end runs at a time: one that polls would take the
@@ -244,6 +254,10 @@ fn compare(
                     kind.name()
                 ));
                 let backend = Backend::start(kind, store, queues, directory, cpus[1])?;
+                if store == Store::File {
+                    // Reads must find data, and every round the same layout.
+                    Driver::connect(backend.socket(), queues, clock)?.fill()?;
+                }
                 for load in options.loads() {
                     match one_run(&backend, queues, &load, options.run_time(), clock, cpus[1])? {
                         Some(figures) => measured
@@ -265,6 +279,7 @@ struct Figures {
     ping_pong_ns: [f64; 2],
     sample: crate::driver::Sample,
     cpu: Duration,
+    cpu_after_load: Duration,
     device_bytes_written: u64,
 }
 
@@ -287,6 +302,8 @@ fn one_run(
         cpu_time(pid)? - cpu_before,
         crate::usage::written_bytes(pid)? - written_before,
     );
+    std::thread::sleep(AFTER_LOAD);
+    let cpu_after_load = cpu_time(pid)? - cpu_before - cpu;
     let after = ping_pong::measure(clock, backend_cpu)?;
     if before.state != after.state {
         return Ok(None);
@@ -297,6 +314,7 @@ fn one_run(
         ping_pong_ns,
         sample,
         cpu,
+        cpu_after_load,
         device_bytes_written: written,
     }))
 }
@@ -318,6 +336,7 @@ impl Figures {
             p99_us: quantile(0.99),
             p999_us: quantile(0.999),
             cpu_us_per_io: self.cpu.as_secs_f64() * 1e6 / requests,
+            cpu_us_after_load: self.cpu_after_load.as_secs_f64() * 1e6,
             written_bytes_per_byte: stored
                 .then(|| self.device_bytes_written as f64 / (requests * load.block as f64)),
         }

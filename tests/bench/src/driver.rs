@@ -17,8 +17,8 @@ const QUEUE_SIZE: i32 = 512;
 pub const DEPTH_MAX: usize = 128;
 /// Largest request.
 pub const BLOCK_MAX: usize = 1 << 20;
-/// Bytes of buffers; depth times block never exceeds it.
-const BUFFER_BYTES: usize = 64 << 20;
+/// Bytes of buffers for any load: queues times depth times block never exceeds it.
+pub const BUFFER_BYTES: usize = 64 << 20;
 /// At depths above one, every so many requests is timed: two readings of the counter for each would show in the result.
 /// A power of two.
 const SAMPLE_EVERY: u64 = 8;
@@ -43,6 +43,8 @@ pub enum Order {
     Random,
     /// One after the other.
     Sequential,
+    /// One after the other, on a disk that was overwritten at random since it was last written in order.
+    Scattered,
 }
 
 /// What to do to a disk.
@@ -64,6 +66,7 @@ impl Load {
         let order = match self.order {
             Order::Random => "random",
             Order::Sequential => "sequential",
+            Order::Scattered => "scattered sequential",
         };
         let direction = match self.direction {
             Direction::Read => "read",
@@ -94,6 +97,7 @@ pub struct Driver {
     queues: Vec<Blkioq>,
     device: Blkio,
     buffers: *mut u8,
+    buffer_bytes: usize,
     capacity: u64,
     clock: Clock,
     seed: u64,
@@ -119,8 +123,18 @@ struct Progress {
 }
 
 impl Driver {
-    /// Connects with `queues` polled queues.
+    /// Connects with `queues` polled queues and buffers for any load.
     pub fn connect(socket: &Path, queues: u16, clock: Clock) -> Result<Self> {
+        Self::connect_with(socket, queues, BUFFER_BYTES, clock)
+    }
+
+    /// As [`Driver::connect`], with `buffer_bytes` of buffers.
+    pub fn connect_with(
+        socket: &Path,
+        queues: u16,
+        buffer_bytes: usize,
+        clock: Clock,
+    ) -> Result<Self> {
         let mut device = Blkio::new("virtio-blk-vhost-user")?;
         device.set_str(
             "path",
@@ -137,11 +151,11 @@ impl Driver {
             .start()
             .context("start the disk's queues")?
             .poll_queues;
-        let region = device.alloc_mem_region(BUFFER_BYTES)?;
+        let region = device.alloc_mem_region(buffer_bytes)?;
         device.map_mem_region(&region)?;
         let buffers = region.addr as *mut u8;
-        for page in (0..BUFFER_BYTES).step_by(8) {
-            // SAFETY: the region is BUFFER_BYTES of mapped, writable, 8-byte aligned memory, and nothing uses it yet.
+        for page in (0..buffer_bytes).step_by(8) {
+            // SAFETY: the region is `buffer_bytes` of mapped, writable, 8-byte aligned memory, and nothing uses it yet.
             unsafe {
                 buffers
                     .add(page)
@@ -153,6 +167,7 @@ impl Driver {
             queues,
             device,
             buffers,
+            buffer_bytes,
             capacity,
             clock,
             seed: 0x2545_F491_4F6C_DD1D,
@@ -185,7 +200,7 @@ impl Driver {
         enough: impl Fn(u64, u64) -> bool,
     ) -> Result<Sample> {
         ensure!(
-            load.depth <= DEPTH_MAX && queues * load.depth * load.block <= BUFFER_BYTES,
+            load.depth <= DEPTH_MAX && queues * load.depth * load.block <= self.buffer_bytes,
             "the load is too large"
         );
         let blocks = self.capacity / load.block as u64;
@@ -264,7 +279,7 @@ impl Driver {
     fn submit(&mut self, progress: &mut Progress, lane: &mut Lane, index: usize, slot: usize) {
         let load = progress.load;
         let block = match load.order {
-            Order::Sequential => progress.submitted % progress.blocks,
+            Order::Sequential | Order::Scattered => progress.submitted % progress.blocks,
             Order::Random => self.random() % progress.blocks,
         };
         let offset = block * load.block as u64;

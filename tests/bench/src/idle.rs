@@ -16,8 +16,8 @@ use crate::usage::{cpu_time, resident_bytes};
 
 /// Attachments of the idle daemon.
 const ATTACHMENTS: usize = 64;
-/// Drivers that are connected to some of them, with their queues started.
-const CONNECTED: usize = 8;
+/// Buffers of each of their drivers; idle ones use none.
+const IDLE_BUFFER_BYTES: usize = 1 << 20;
 /// Left alone before it is watched.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Size of the store that is opened after a crash; a sparse file.
@@ -30,7 +30,7 @@ const CRASH_LOAD: Duration = Duration::from_secs(3);
 /// The idle daemon.
 #[derive(Debug, Serialize)]
 pub struct Idle {
-    /// Attachments served.
+    /// Attachments served, each with a driver connected and two queues running.
     pub attachments: usize,
     /// Share of one core in percent.
     pub cpu_percent: f64,
@@ -61,9 +61,7 @@ pub fn idle(directory: &Path, time: Duration, clock: Clock) -> Result<Idle> {
     let mut drivers = Vec::new();
     for number in 0..ATTACHMENTS {
         let socket = daemon.disk(&format!("idle{number}"), "64M", 2)?;
-        if number < CONNECTED {
-            drivers.push(Driver::connect(&socket, 2, clock)?);
-        }
+        drivers.push(Driver::connect_with(&socket, 2, IDLE_BUFFER_BYTES, clock)?);
     }
     std::thread::sleep(SETTLE);
     let pid = daemon.pid()?;
