@@ -9,7 +9,7 @@ use super::stores::OpenStore;
 use crate::store::api::{CoreParams, DeviceLabel, StoreCore};
 use crate::store::device::{BLOCK_BYTES, SyncDevice};
 use crate::store::error::{OpenError, hex};
-use crate::store::file::DeviceFile;
+use crate::store::file::{Allocation, DeviceFile};
 use crate::store::recovery;
 
 /// Opens all, or none.
@@ -78,16 +78,50 @@ fn open_or_create(device: &DeviceConfig, config: &FabricConfig) -> Result<Device
     if path.exists() {
         return Ok(DeviceFile::open(path)?);
     }
-    let mut file = DeviceFile::create(path, size_bytes, allocation)?;
-    if let Err(source) = format(&mut file, config) {
-        // A file of ours that is no store would stand in the way of the next try.
-        let _ = std::fs::remove_file(path);
-        return Err(FabricError::Store {
-            path: path.to_owned(),
-            source,
-        });
+    // Made beside its place: what a kill leaves of it must not stand in the way of the next try.
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(UNFINISHED_SUFFIX);
+    let unfinished = Path::new(&unfinished);
+    if unfinished.exists() {
+        // Whoever still works on it holds its lock.
+        drop(DeviceFile::open(unfinished)?);
+        std::fs::remove_file(unfinished)
+            .map_err(FabricError::os("remove an unfinished device file"))?;
     }
-    Ok(file)
+    let made = create(unfinished, size_bytes, allocation, config).and_then(|()| {
+        std::fs::rename(unfinished, path)
+            .and_then(|()| sync_parent(path))
+            .map_err(FabricError::os("put the device file into its place"))
+    });
+    if let Err(error) = made {
+        // The error at hand says more than a failing removal would.
+        let _ = std::fs::remove_file(unfinished);
+        return Err(error);
+    }
+    Ok(DeviceFile::open(path)?)
+}
+
+/// Name of a device file that is being made, behind its own.
+const UNFINISHED_SUFFIX: &str = ".new";
+
+fn create(
+    path: &Path,
+    size_bytes: u64,
+    allocation: Allocation,
+    config: &FabricConfig,
+) -> Result<(), FabricError> {
+    let mut file = DeviceFile::create(path, size_bytes, allocation)?;
+    format(&mut file, config).map_err(|source| FabricError::Store {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn sync_parent(path: &Path) -> std::io::Result<()> {
+    match path.parent() {
+        Some(parent) => std::fs::File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
 }
 
 fn format(file: &mut DeviceFile, config: &FabricConfig) -> Result<(), OpenError> {

@@ -208,3 +208,17 @@ fn a_volume_lives_on_the_roomiest_of_several_devices_and_is_found_again() {
     let mut guest = Guest::new(&fabric, &volume);
     assert!(guest.read_vec(0, 16 << 20).iter().all(|&b| b == 4));
 }
+
+#[test]
+fn a_device_file_whose_making_was_cut_is_made_anew() {
+    let rig = Rig::new(256 * MIB);
+    let mut unfinished = rig.device.clone().into_os_string();
+    unfinished.push(".new");
+    let unfinished = std::path::PathBuf::from(unfinished);
+    for content in [&b""[..], &[1; 8192]] {
+        std::fs::write(&unfinished, content).unwrap();
+        drop(rig.open());
+        assert!(!unfinished.exists());
+        std::fs::remove_file(&rig.device).unwrap();
+    }
+}
