@@ -11,7 +11,7 @@ use crate::command::{
     AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, Outcome, PoolSpec, VolumeSpec,
 };
 use crate::error::MetaError;
-use crate::ids::{DeviceId, Generation, NodeId, UnixMillis, VolumeId};
+use crate::ids::{AttachmentId, DeviceId, Generation, NodeId, UnixMillis, VolumeId};
 use crate::model::{
     Attachment, Cluster, Device, DeviceState, Lease, Node, PlacementGroup, Pool, Volume,
     VolumeState,
@@ -327,6 +327,18 @@ impl Meta {
                 at: UnixMillis::now(),
             })
             .await?,
+        )
+    }
+
+    /// Keeps whether a guest switched the write cache of its disk off.
+    pub async fn set_write_through(
+        &self,
+        attachment: AttachmentId,
+        on: bool,
+    ) -> Result<Attachment, MetaError> {
+        an_attachment(
+            self.propose(Command::SetWriteThrough { attachment, on })
+                .await?,
         )
     }
 

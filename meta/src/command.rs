@@ -255,6 +255,13 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Says whether a guest switched the write cache of its disk off.
+    SetWriteThrough {
+        /// The attachment.
+        attachment: AttachmentId,
+        /// Whether it is off.
+        on: bool,
+    },
     /// Forgets an attachment.
     DeleteAttachment {
         /// Which.

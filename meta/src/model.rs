@@ -262,6 +262,9 @@ pub struct AttachmentOptions {
     /// Allows other attachments of the same volume beside this one, if they say so too: the guests coordinate their
     /// writes (a cluster filesystem), or one is the target of a migration.
     pub shared: bool,
+    /// The guest's driver switched the disk's write cache off: no write is acknowledged before it is durable. Kept here
+    /// because a front end that comes back to another process does not say it again.
+    pub write_through: bool,
     /// Permission bits of the socket.
     pub socket_mode: Option<u32>,
     /// Owner of the socket.

@@ -91,6 +91,9 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             generation,
         } => lease::release(txn, *volume, *node, *generation),
         Command::CreateAttachment { attachment, at } => attachment::create(txn, attachment, *at),
+        Command::SetWriteThrough { attachment, on } => {
+            attachment::set_write_through(txn, *attachment, *on)
+        }
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
     }
 }

@@ -118,7 +118,7 @@ pub struct NodeArgs {
     /// Size of the default device file when it is created [default: 80% of the free space]
     #[arg(long, value_name = "SIZE")]
     pub device_size: Option<Size>,
-    /// How device files that are created get their space
+    /// How device files that are created get their space [default: falloc]
     #[arg(long, value_name = "HOW")]
     pub preallocation: Option<Preallocation>,
     /// Data threads

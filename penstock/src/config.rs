@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
@@ -13,10 +14,6 @@ const THREADS_DEFAULT: usize = 2;
 pub const THREADS_MAX: usize = 256;
 /// Longest configuration file that is read, in bytes; a longer one is not a configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// How long an adaptive data thread looks for work before it sleeps, in microseconds.
-const SPIN_US_DEFAULT: u32 = 50;
-/// Longest spin that may be configured, in microseconds: idle cores are given back within a millisecond.
-const SPIN_US_MAX: u32 = 1000;
 
 /// The file's content: every key optional, an unknown one an error.
 #[derive(Debug, Default, Clone, Deserialize)]
@@ -32,7 +29,7 @@ pub struct File {
     pub devices: Option<Vec<DeviceSpec>>,
     /// Size of the default device file.
     pub device_size: Option<Size>,
-    /// How device files get their space at creation: `off`, `falloc` or `full`.
+    /// How device files get their space at creation: `off`, `falloc` (the default) or `full`.
     pub device_preallocation: Option<Preallocation>,
     /// Number of data threads.
     pub threads: Option<usize>,
@@ -54,7 +51,7 @@ pub struct File {
 pub enum StoreKind {
     /// The chunk store on files or block devices.
     File,
-    /// Drops every write and reads zeroes: for benchmarks of the guest side only.
+    /// Drops every write, and reads give garbage: for benchmarks of the guest side only.
     Null,
 }
 
@@ -62,7 +59,7 @@ pub enum StoreKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Preallocation {
-    /// As it is written.
+    /// As it is written: thin, and when the filesystem is full, guests' writes fail.
     Off,
     /// Reserved on the filesystem at once.
     Falloc,
@@ -259,7 +256,7 @@ pub fn settle(file: File) -> Result<Config> {
         store: file.store.unwrap_or(StoreKind::File),
         devices: file.devices.unwrap_or_default(),
         device_size: file.device_size,
-        device_preallocation: file.device_preallocation.unwrap_or(Preallocation::Off),
+        device_preallocation: file.device_preallocation.unwrap_or(Preallocation::Falloc),
         threads,
         pin: file.pin,
         poll: file.poll.unwrap_or(Poll::Adaptive),

@@ -7,6 +7,8 @@ mod copier;
 mod datadir;
 mod devices;
 mod leases;
+mod leftovers;
+pub mod limits;
 pub mod node;
 mod storage;
 pub mod transfer;
@@ -24,12 +26,15 @@ use crate::cli::{NodeArgs, ServeArgs};
 use crate::config::{self, Config, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 
-use node::Node;
+use node::{Node, Purpose};
 
 /// Threads of the control plane: one that works and one that answers meanwhile.
 const CONTROL_THREADS: usize = 2;
 /// How long a stopping daemon lets running admin requests finish; an import cut after that leaves nothing behind.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// How long a stopping daemon waits after that for guests' requests in flight and for the store. What is not finished then is
+/// left as a kill leaves it: in the record that each front end keeps, from which the next process goes on.
+const CLOSE_MAX: Duration = Duration::from_secs(15);
 /// Environment variable that says what is logged, like `debug` or `penstock=debug`.
 const LOG_ENV: &str = "PENSTOCK_LOG";
 /// What is logged otherwise. openraft tells much at `info` that matters only to its developers.
@@ -61,7 +66,8 @@ pub fn merge(mut file: config::File, args: NodeArgs, data: Option<PathBuf>) -> c
     file
 }
 
-/// Logging, and a umask that keeps everyone else out of what this process creates.
+/// Logging, limits and privileges, and a umask that keeps everyone else out of what this process creates. Called before
+/// there are other threads, which inherit all of it.
 pub fn prepare_process() {
     let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_ENV)
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(LOG_DEFAULT));
@@ -69,6 +75,8 @@ pub fn prepare_process() {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
+    limits::raise_open_files();
+    limits::drop_privileges();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
@@ -85,14 +93,15 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
 async fn serve(config: Config) -> Result<()> {
     let mut stop = Stop::new()?;
     let admin_path = config.admin_socket.clone();
-    let node = start_node(config).await?;
-    let (listener, _admin) = match admin::listen(&admin_path) {
-        Ok(listening) => listening,
-        Err(failure) => {
-            node.close().await;
-            return Err(failure);
-        }
-    };
+    let node = start_node(config, Purpose::Daemon).await?;
+    let (listener, _admin) =
+        match admin::listen(&admin_path, &config::admin_socket_in(&node.config().data)) {
+            Ok(listening) => listening,
+            Err(failure) => {
+                close(&node).await;
+                return Err(failure);
+            }
+        };
     announce(&node, &format!("admin unix:{}", admin_path.display()));
     let (drain, drained) = oneshot::channel::<()>();
     let server =
@@ -116,19 +125,32 @@ async fn serve(config: Config) -> Result<()> {
             Err(e) => Err(Failure::plain(Kind::Failed, format!("the admin server failed: {e}"))),
         },
     };
-    node.close().await;
+    close(&node).await;
     ended
 }
 
+/// Closes a node within [`CLOSE_MAX`].
+pub async fn close(node: &Node) {
+    if tokio::time::timeout(CLOSE_MAX, node.close()).await.is_err() {
+        tracing::error!(
+            "requests are still under way after {} s; they are left to the next start",
+            CLOSE_MAX.as_secs()
+        );
+        // SAFETY: ends the process at once. An orderly end would wait for the threads that hang.
+        unsafe { libc::_exit(1) };
+    }
+}
+
 /// Starts a node and says what a person should know about it.
-pub async fn start_node(config: Config) -> Result<Arc<Node>> {
+pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     if config.store == StoreKind::Null {
         eprintln!(
             "penstock: WARNING: --store null DROPS EVERY WRITE and reads return garbage; for benchmarks only"
         );
     }
-    let node = Arc::new(Node::start(config).await?);
+    let node = Arc::new(Node::start(config, purpose).await?);
     leases::keep(&node);
+    leftovers::keep_finishing(&node);
     for line in node.recovery() {
         eprintln!("penstock: store {line}");
     }

@@ -49,6 +49,9 @@ pub enum BlkError {
     /// The serial does not fit or is not printable ASCII.
     #[error("serial {0:?} is not possible: give at most {SERIAL_BYTES} printable ASCII characters")]
     Serial(String),
+    /// The write cache mode could not be kept for a later process, so it stays as it was.
+    #[error("the write cache mode cannot be switched: {0}")]
+    ModeNotKept(String),
     /// A write to a field of the configuration space that is not `writeback`.
     #[error(
         "configuration write of {len} bytes at offset {offset} refused: only `writeback` can be written"
@@ -61,6 +64,13 @@ pub enum BlkError {
     },
 }
 
+/// Keeps what a guest chose for longer than this process lives: a front end that reconnects to the next one does not say
+/// it again.
+pub trait ModeKeeper: std::fmt::Debug + Send + Sync {
+    /// Keeps the write cache mode. Called by the session's thread, which answers the front end only after it.
+    fn keep(&self, writeback: bool) -> Result<(), String>;
+}
+
 /// How an attachment presents its volume.
 #[derive(Debug, Clone)]
 pub struct BlkOptions {
@@ -70,6 +80,10 @@ pub struct BlkOptions {
     pub serial: String,
     /// Number of queues.
     pub queues: u16,
+    /// Write cache mode to begin with: what the guest chose last, as its driver goes on relying on it.
+    pub writeback: bool,
+    /// Who keeps the mode when the guest changes it; nobody if absent.
+    pub keeper: Option<Arc<dyn ModeKeeper>>,
 }
 
 impl Default for BlkOptions {
@@ -78,6 +92,8 @@ impl Default for BlkOptions {
             read_only: false,
             serial: String::new(),
             queues: 1,
+            writeback: true,
+            keeper: None,
         }
     }
 }
@@ -111,9 +127,9 @@ impl<V: Volume> BlkDevice<V> {
             .collect();
         Ok(Arc::new(Self {
             volume,
-            options,
             serial,
-            writeback: AtomicBool::new(true),
+            writeback: AtomicBool::new(options.writeback),
+            options,
             counters,
         }))
     }
@@ -186,10 +202,7 @@ impl<V: Volume> BlkDevice<V> {
     /// Writes the configuration space, of which only `writeback` can be written.
     pub fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), BlkError> {
         match (offset, bytes) {
-            (WRITEBACK_OFFSET, [mode @ (0 | 1)]) => {
-                self.writeback.store(*mode == 1, Ordering::Relaxed);
-                Ok(())
-            }
+            (WRITEBACK_OFFSET, [mode @ (0 | 1)]) => self.switch(*mode == 1),
             _ => Err(BlkError::ConfigWrite {
                 offset,
                 len: bytes.len(),
@@ -197,9 +210,24 @@ impl<V: Volume> BlkDevice<V> {
         }
     }
 
-    /// Puts what the guest can change back to its defaults, at a reset or when a connection ends.
+    /// Only the session's thread changes the mode. It is kept first: from the answer on the guest relies on it.
+    fn switch(&self, writeback: bool) -> Result<(), BlkError> {
+        if writeback != self.writeback()
+            && let Some(keeper) = &self.options.keeper
+        {
+            keeper.keep(writeback).map_err(BlkError::ModeNotKept)?;
+        }
+        self.writeback.store(writeback, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Puts what the guest can change back to its defaults when its driver begins anew.
     pub fn reset(&self) {
-        self.writeback.store(true, Ordering::Relaxed);
+        if let Err(error) = self.switch(true) {
+            // The next process then flushes more than its guest asks for, which harms nobody.
+            tracing::warn!(%error, "reset");
+            self.writeback.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Counters of all queues together, since the device was made.

@@ -133,7 +133,7 @@ pub fn blk(data: &[u8]) -> BlkReach {
     let options = BlkOptions {
         read_only: input.byte() % 8 == 0,
         serial: "fuzz".into(),
-        queues: 1,
+        ..BlkOptions::default()
     };
     let device = BlkDevice::new(FuzzVolume, options).expect("the options are possible");
     let failed = Arc::new(AtomicBool::new(false));

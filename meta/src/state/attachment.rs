@@ -6,7 +6,7 @@ use super::map::{cluster, require_node, take_number};
 use super::tables::{ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME};
 use super::{Read, Stop, Txn, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
-use crate::ids::UnixMillis;
+use crate::ids::{AttachmentId, UnixMillis};
 use crate::model::{Attachment, AttachmentTarget, Volume};
 use crate::refusal::{
     AttachmentRefusal, MAX_EXTRA_OPTION_BYTES, MAX_EXTRA_OPTIONS, MAX_QUEUES, MAX_SOCKET_PATH_BYTES,
@@ -106,6 +106,22 @@ fn check_sharing(
         }
         None => Ok(()),
     }
+}
+
+pub(super) fn set_write_through(
+    txn: &mut Txn<'_>,
+    id: AttachmentId,
+    on: bool,
+) -> Result<Outcome, Stop> {
+    let found = ATTACHMENTS.get(txn, &id)?;
+    let mut attachment = found.ok_or_else(|| AttachmentRefusal::Unknown {
+        what: format!("number {id}"),
+    })?;
+    if attachment.options.write_through != on {
+        attachment.options.write_through = on;
+        ATTACHMENTS.put(txn, &id, &attachment);
+    }
+    Ok(Outcome::Attachment(attachment))
 }
 
 pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, Stop> {

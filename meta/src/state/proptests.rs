@@ -90,6 +90,9 @@ fn attachment_command() -> impl Strategy<Value = Command> {
             let attachment = AttachmentKey::Socket { node: NodeId(node), socket: socket(number) };
             Command::DeleteAttachment { attachment }
         }),
+        1 => (0..8_u64, any::<bool>()).prop_map(|(id, on)| {
+            Command::SetWriteThrough { attachment: AttachmentId(id), on }
+        }),
         1 => (0..8_u64).prop_map(|id| Command::DeleteAttachment { attachment: AttachmentKey::Id(AttachmentId(id)) }),
     ]
 }

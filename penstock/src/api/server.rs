@@ -75,6 +75,14 @@ fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Result<T> {
         .map_err(|e| bad_request(e.body_text()))
 }
 
+/// Does it in a task of its own: a client that goes away must not stop half way what was begun.
+async fn whole<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::spawn(work).await;
+    done.map_err(|e| Failure::plain(Kind::Failed, e))?
+}
+
 async fn no_route() -> Failure {
     Failure::new(
         Kind::NotFound,
@@ -137,7 +145,8 @@ pub async fn volume_create(
     State(node): State<Arc<Node>>,
     body: Result<Json<VolumeCreate>, JsonRejection>,
 ) -> Result<(StatusCode, Json<Volume>)> {
-    let volume = node.volume_create(body_of(body)?).await?;
+    let body = body_of(body)?;
+    let volume = whole(async move { node.volume_create(body).await }).await?;
     Ok((StatusCode::CREATED, Json(volume)))
 }
 
@@ -149,7 +158,9 @@ pub async fn volume_resize(
     Path(name): Path<String>,
     body: Result<Json<VolumeResize>, JsonRejection>,
 ) -> Result<Json<Volume>> {
-    node.volume_resize(&name, &body_of(body)?).await.map(Json)
+    let body = body_of(body)?;
+    let resized = whole(async move { node.volume_resize(&name, &body).await }).await;
+    resized.map(Json)
 }
 
 /// Deletes a volume and its data.
@@ -159,9 +170,8 @@ pub async fn volume_delete(
     State(node): State<Arc<Node>>,
     Path(name): Path<String>,
 ) -> Result<StatusCode> {
-    node.volume_delete(&name)
-        .await
-        .map(|()| StatusCode::NO_CONTENT)
+    whole(async move { node.volume_delete(&name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Fills a volume, creating it if it does not exist. What was there before stays until the stream is whole.
@@ -175,12 +185,8 @@ pub async fn volume_import(
     body: Body,
 ) -> Result<Json<Volume>> {
     let query = query_of(query)?;
-    // In a task of its own: a client that goes away must not stop the clean-up half way.
-    let import = tokio::spawn(async move { transfer::import(&node, &name, &query, body).await });
-    import
-        .await
-        .map_err(|e| Failure::plain(Kind::Failed, e))?
-        .map(Json)
+    let imported = whole(async move { transfer::import(&node, &name, &query, body).await }).await;
+    imported.map(Json)
 }
 
 /// A volume's data, without what was never written.
@@ -194,7 +200,7 @@ pub async fn volume_export(
 ) -> Result<Response> {
     let query = query_of(query)?;
     let (sender, stream) = body::channel();
-    transfer::export(node, &name, query.live, sender).await?;
+    whole(async move { transfer::export(node, &name, query.live, sender).await }).await?;
     Ok(([(header::CONTENT_TYPE, extents::MEDIA_TYPE)], stream).into_response())
 }
 
@@ -212,7 +218,8 @@ pub async fn attach(
     State(node): State<Arc<Node>>,
     body: Result<Json<Attach>, JsonRejection>,
 ) -> Result<(StatusCode, Json<Attachment>)> {
-    let attachment = node.attach(body_of(body)?).await?;
+    let body = body_of(body)?;
+    let attachment = whole(async move { node.attach(body).await }).await?;
     Ok((StatusCode::CREATED, Json(attachment)))
 }
 
@@ -224,7 +231,6 @@ pub async fn detach(
     query: Result<Query<DetachQuery>, QueryRejection>,
 ) -> Result<StatusCode> {
     let query = query_of(query)?;
-    node.detach(&query.target, query.force)
-        .await
-        .map(|()| StatusCode::NO_CONTENT)
+    whole(async move { node.detach(&query.target, query.force).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
 }

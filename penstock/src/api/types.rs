@@ -25,6 +25,8 @@ pub struct Status {
     pub store: String,
     /// Data threads.
     pub threads: usize,
+    /// Files that the daemon may have open; each queue that a guest runs takes six.
+    pub open_files_max: u64,
     /// Number of volumes.
     pub volumes: usize,
     /// Number of attachments.
@@ -156,6 +158,8 @@ pub enum AttachmentState {
     Listening,
     /// A guest is connected.
     Connected,
+    /// Being ended: requests of its guest are still under way.
+    Detaching,
     /// The attachment could not be served; `health` tells why.
     Failed,
 }

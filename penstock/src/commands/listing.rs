@@ -7,6 +7,7 @@ use crate::api::types::{
     Attachment, AttachmentState, Device, DeviceState, Health, HealthState, Pool, Status, Volume,
 };
 use crate::failure::Result;
+use crate::serve::limits::{ATTACHMENTS, open_files_needed};
 use crate::size::Size;
 use crate::table::Table;
 
@@ -41,6 +42,7 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
             Size(status.capacity_bytes)
         )?;
         writeln!(out, "threads      {} data", status.threads)?;
+        writeln!(out, "open files   {}", open_files(status.open_files_max))?;
         writeln!(out, "volumes      {}", status.volumes)?;
         writeln!(
             out,
@@ -52,6 +54,15 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         }
         Ok(())
     })
+}
+
+fn open_files(max: u64) -> String {
+    match max < open_files_needed() {
+        true => format!(
+            "at most {max}, too few for {ATTACHMENTS} attachments: raise the daemon's hard limit (systemd: LimitNOFILE=)"
+        ),
+        false => format!("at most {max}"),
+    }
 }
 
 /// `penstock health`: its exit code is 1 when a human must act.
@@ -126,6 +137,7 @@ pub async fn attachments(client: &Client, json: bool) -> Result<()> {
         let state = match a.state {
             AttachmentState::Listening => "listening",
             AttachmentState::Connected => "connected",
+            AttachmentState::Detaching => "detaching",
             AttachmentState::Failed => "failed",
         };
         table.row([

@@ -3,8 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use meta::{AttachmentKey, AttachmentOptions, AttachmentSpec, VolumeId};
-use vhost_backend::blk::{BlkDevice, BlkOptions, SERIAL_BYTES};
+use meta::{
+    AttachmentId, AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta,
+    VolumeId,
+};
+use vhost_backend::blk::{BlkDevice, BlkOptions, ModeKeeper, SERIAL_BYTES};
 use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOptions};
 
 use crate::api::types::{Attach, Attachment, AttachmentState, Counters};
@@ -26,8 +29,37 @@ enum State {
         session: Session,
         device: Arc<Device>,
     },
+    /// Its session is being closed.
+    Detaching,
     /// It could not be restored; the reason.
     Failed(Failure),
+}
+
+/// Keeps with an attachment what its guest chose.
+#[derive(Clone)]
+struct Keeper {
+    meta: Meta,
+    attachment: AttachmentId,
+    /// The session's thread is none of the runtime's.
+    runtime: tokio::runtime::Handle,
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeper")
+            .field("attachment", &self.attachment)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ModeKeeper for Keeper {
+    fn keep(&self, writeback: bool) -> std::result::Result<(), String> {
+        let kept = self.meta.set_write_through(self.attachment, !writeback);
+        self.runtime
+            .block_on(kept)
+            .map(drop)
+            .map_err(|e| e.to_string())
+    }
 }
 
 impl Served {
@@ -59,6 +91,9 @@ impl Node {
             .get_volume(&request.volume)
             .await
             .map_err(meta_failure)?;
+        if volume.stale_tail_end_bytes.is_some() && !live.volumes.contains_key(&volume.id) {
+            self.drop_stale_tail(&mut live, &volume).await?;
+        }
         let spec = AttachmentSpec {
             volume: request.volume,
             node: NODE,
@@ -100,11 +135,21 @@ impl Node {
     ) -> Result<Served> {
         let handle = self.open_in(live, volume).await?;
         let socket = attachment.socket.clone();
-        let up =
-            device(volume, handle, attachment.queues, attachment.read_only).and_then(|device| {
-                let session = self.listen(Path::new(&socket), device.clone())?;
-                Ok(State::Up { session, device })
-            });
+        let options = BlkOptions {
+            read_only: attachment.read_only,
+            queues: attachment.queues,
+            writeback: !attachment.options.write_through,
+            keeper: Some(Arc::new(Keeper {
+                meta: self.meta.clone(),
+                attachment: attachment.id,
+                runtime: tokio::runtime::Handle::current(),
+            })),
+            ..BlkOptions::default()
+        };
+        let up = device(volume, handle, options).and_then(|device| {
+            let session = self.listen(Path::new(&socket), device.clone())?;
+            Ok(State::Up { session, device })
+        });
         match up {
             Ok(state) => Ok(Served {
                 volume: volume.id,
@@ -140,33 +185,51 @@ impl Node {
             .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))
     }
 
-    /// Ends the attachment on socket `target`, or of volume `target`.
+    /// Ends the attachment on socket `target`, or of volume `target`. Waits for its requests in flight, and nothing else waits
+    /// with it. Until they are done the attachment is there, so that nobody else writes the volume beside them.
     pub async fn detach(&self, target: &str, force: bool) -> Result<()> {
-        let mut live = self.live.lock().await;
         let attachment = self.find(target).await?;
-        let connected = live
-            .attachments
-            .get(&attachment.id)
-            .is_some_and(Served::connected);
-        if connected && !force {
+        if let Some(served) = self.take(&attachment, force).await? {
+            close(vec![served]).await;
+        }
+        let mut live = self.live.lock().await;
+        if let Some(Served { volume, state, .. }) = live.attachments.remove(&attachment.id)
+            && matches!(state, State::Detaching)
+        {
+            self.close_in(&mut live, volume).await;
+        }
+        let deleted = self
+            .meta
+            .delete_attachment(AttachmentKey::Id(attachment.id));
+        deleted.await.map(drop).map_err(meta_failure)
+    }
+
+    /// Takes the session of an attachment, to be closed.
+    async fn take(&self, attachment: &meta::Attachment, force: bool) -> Result<Option<Session>> {
+        let mut live = self.live.lock().await;
+        let Some(served) = live.attachments.get_mut(&attachment.id) else {
+            return Ok(None);
+        };
+        let socket = &attachment.socket;
+        if served.connected() && !force {
             return Err(Failure::new(
                 Kind::Conflict,
-                format!("a guest uses {}", attachment.socket),
+                format!("a guest uses {socket}"),
                 "detach the disk from the guest first, or force it",
             ));
         }
-        self.meta
-            .delete_attachment(AttachmentKey::Id(attachment.id))
-            .await
-            .map_err(meta_failure)?;
-        if let Some(served) = live.attachments.remove(&attachment.id) {
-            let (volume, up) = (served.volume, matches!(served.state, State::Up { .. }));
-            close(vec![served]).await;
-            if up {
-                self.close_in(&mut live, volume).await;
+        match std::mem::replace(&mut served.state, State::Detaching) {
+            State::Up { session, .. } => Ok(Some(session)),
+            State::Detaching => Err(Failure::new(
+                Kind::Conflict,
+                format!("{socket} is being detached already"),
+                "wait until its requests in flight are done",
+            )),
+            failed @ State::Failed(_) => {
+                served.state = failed;
+                Ok(None)
             }
         }
-        Ok(())
     }
 
     async fn find(&self, target: &str) -> Result<meta::Attachment> {
@@ -194,20 +257,19 @@ impl Node {
     pub(super) async fn restore_attachments(&self) -> Result<()> {
         let mut live = self.live.lock().await;
         for attachment in self.meta.list_attachments().await.map_err(meta_failure)? {
-            let name = attachment.target.name().as_str();
-            let volume = self.meta.get_volume(name).await.map_err(meta_failure)?;
-            let served = match self.serve(&mut live, &volume, &attachment).await {
-                Ok(served) => served,
-                Err(failure) => {
-                    tracing::error!(socket = attachment.socket, %failure, "restore attachment");
-                    let (volume, socket) = (volume.id, attachment.socket.clone());
-                    Served {
-                        volume,
-                        socket,
-                        state: State::Failed(failure),
-                    }
-                }
+            let AttachmentTarget::Volume { name, id } = &attachment.target;
+            let served = match self.meta.get_volume(name).await.map_err(meta_failure) {
+                Ok(volume) => self.serve(&mut live, &volume, &attachment).await,
+                Err(failure) => Err(failure),
             };
+            let served = served.unwrap_or_else(|failure| {
+                tracing::error!(socket = attachment.socket, %failure, "restore attachment");
+                Served {
+                    volume: *id,
+                    socket: attachment.socket.clone(),
+                    state: State::Failed(failure),
+                }
+            });
             live.attachments.insert(attachment.id, served);
         }
         Ok(())
@@ -218,26 +280,34 @@ impl Node {
         let live = self.live.lock().await;
         live.attachments
             .values()
-            .filter_map(|served| match &served.state {
-                State::Failed(failure) => Some(format!(
-                    "attachment {} is not served: {failure}",
-                    served.socket
-                )),
-                State::Up { .. } => None,
+            .filter_map(|served| {
+                let socket = &served.socket;
+                match &served.state {
+                    State::Failed(failure) => {
+                        Some(format!("attachment {socket} is not served: {failure}"))
+                    }
+                    State::Up { session, .. } if session.is_finished() => Some(format!(
+                        "attachment {socket} is not served: its session ended; detach and attach it again"
+                    )),
+                    State::Up { .. } | State::Detaching => None,
+                }
             })
             .collect()
     }
 
     /// Ends all sessions; meta keeps the attachments for the next start.
     pub(super) async fn close_attachments(&self) {
+        let (mut sessions, mut volumes) = (Vec::new(), Vec::new());
+        let all = std::mem::take(&mut self.live.lock().await.attachments);
+        for served in all.into_values() {
+            // A failed attachment's socket is not ours.
+            if let State::Up { session, .. } = served.state {
+                sessions.push(session);
+                volumes.push(served.volume);
+            }
+        }
+        close(sessions).await;
         let mut live = self.live.lock().await;
-        let all = std::mem::take(&mut live.attachments);
-        let volumes: Vec<VolumeId> = all
-            .values()
-            .filter(|served| matches!(served.state, State::Up { .. }))
-            .map(|served| served.volume)
-            .collect();
-        close(all.into_values().collect()).await;
         for volume in volumes {
             self.close_in(&mut live, volume).await;
         }
@@ -257,34 +327,28 @@ impl Live {
     }
 }
 
-/// Closing a session waits for its requests in flight, so it happens beside the control plane's own threads.
-async fn close(all: Vec<Served>) {
-    let closed = tokio::task::spawn_blocking(move || {
-        for served in all {
-            if let State::Up { session, .. } = served.state {
-                session.close();
-            }
-            // A failed attachment's socket is not ours.
+/// Closing a session waits for its requests in flight, so it happens beside the control plane's own threads, and for each
+/// session by itself: one that hangs keeps no other from its end.
+async fn close(sessions: Vec<Session>) {
+    let mut closing = tokio::task::JoinSet::new();
+    for session in sessions {
+        closing.spawn_blocking(move || session.close());
+    }
+    while let Some(closed) = closing.join_next().await {
+        if let Err(e) = closed {
+            tracing::error!(error = %e, "close an attachment");
         }
-    });
-    if let Err(e) = closed.await {
-        tracing::error!(error = %e, "close attachments");
     }
 }
 
-/// The disk that a guest sees.
-pub fn device(
-    volume: &meta::Volume,
-    handle: Handle,
-    queues: u16,
-    read_only: bool,
-) -> Result<Arc<Device>> {
+/// The disk that a guest sees; what follows from the volume is filled into `options`.
+pub fn device(volume: &meta::Volume, handle: Handle, options: BlkOptions) -> Result<Arc<Device>> {
     let mut serial = volume.uuid.simple().to_string();
     serial.truncate(SERIAL_BYTES);
     let options = BlkOptions {
-        read_only: read_only || volume.read_only,
+        read_only: options.read_only || volume.read_only,
         serial,
-        queues,
+        ..options
     };
     BlkDevice::new(handle, options).map_err(|e| Failure::plain(Kind::Invalid, e))
 }
@@ -300,16 +364,20 @@ fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
         last_error: None,
         counters: Counters::default(),
     };
-    let served = live.attachments.get(&attachment.id);
-    if let Some(State::Up { session, device }) = served.map(|served| &served.state) {
-        let state = session.state();
-        shown.state = match state.connected {
-            true => AttachmentState::Connected,
-            false => AttachmentState::Listening,
-        };
-        shown.queues_running = state.rings;
-        shown.last_error = state.last_error;
-        shown.counters = counters(device);
+    match live.attachments.get(&attachment.id).map(|s| &s.state) {
+        Some(State::Up { session, device }) => {
+            let state = session.state();
+            shown.state = match state.connected {
+                _ if session.is_finished() => AttachmentState::Failed,
+                true => AttachmentState::Connected,
+                false => AttachmentState::Listening,
+            };
+            shown.queues_running = state.rings;
+            shown.last_error = state.last_error;
+            shown.counters = counters(device);
+        }
+        Some(State::Detaching) => shown.state = AttachmentState::Detaching,
+        Some(State::Failed(_)) | None => {}
     }
     shown
 }

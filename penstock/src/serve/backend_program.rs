@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use crate::cli::BackendProgramArgs;
 use crate::config::{self, Config};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Kind, Result};
 
+use vhost_backend::blk::BlkOptions;
 use vhost_backend::session::socket::Endpoint;
 
 use super::attachments::{device, socket_failure};
-use super::node::{Node, meta_failure};
+use super::node::{Node, Purpose, meta_failure};
 use super::storage::{Device, Session};
-use super::{Stop, announce, merge, prepare_process, runtime, start_node};
+use super::{CLOSE_MAX, Stop, announce, close, merge, prepare_process, runtime, start_node};
 
 /// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a file.
 const CAPABILITIES: &str = r#"{
@@ -75,29 +76,54 @@ struct Served {
 
 async fn serve(config: Config, served: Served) -> Result<()> {
     let mut stop = Stop::new()?;
-    let node = start_node(config).await?;
+    let node = start_node(config, Purpose::OneVolume).await?;
     let result = serve_volume(&node, served, &mut stop).await;
-    node.close().await;
+    close(&node).await;
     result
 }
 
 async fn serve_volume(node: &Node, served: Served, stop: &mut Stop) -> Result<()> {
-    let volume = node
-        .meta
-        .get_volume(&served.volume)
-        .await
-        .map_err(meta_failure)?;
+    let name = &served.volume;
+    if let Some(socket) = node.volume(name).await?.attached.first() {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!("volume '{name}' is attached on {socket}, where the daemon serves it"),
+            format!(
+                "run `penstock serve` instead, or detach it there first: penstock detach {name}"
+            ),
+        ));
+    }
+    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
     let handle = node.open_volume(&volume).await?;
-    let device = device(&volume, handle, served.queues, served.read_only)?;
-    let (session, shown) = listen(node, served.socket, device)?;
-    announce(node, &shown);
+    let options = BlkOptions {
+        read_only: served.read_only,
+        queues: served.queues,
+        ..BlkOptions::default()
+    };
+    let listening =
+        device(&volume, handle, options).and_then(|device| listen(node, served.socket, device));
+    let result = match listening {
+        Ok((session, shown)) => {
+            announce(node, &shown);
+            until_end(session, stop).await;
+            Ok(())
+        }
+        Err(failure) => Err(failure),
+    };
+    node.close_volume(&volume).await;
+    result
+}
+
+async fn until_end(session: Session, stop: &mut Stop) {
     tokio::select! {
         name = stop.wait() => tracing::info!(signal = name, "stopping"),
         () = ended(&session) => tracing::info!("the front end closed its descriptor"),
     }
-    session.close();
-    node.close_volume(&volume).await;
-    Ok(())
+    // Waits for requests in flight, no longer than a daemon that stops.
+    let closed = tokio::task::spawn_blocking(move || session.close());
+    if tokio::time::timeout(CLOSE_MAX, closed).await.is_err() {
+        tracing::error!("requests are still under way");
+    }
 }
 
 fn listen(node: &Node, socket: Socket, device: Arc<Device>) -> Result<(Session, String)> {

@@ -157,6 +157,14 @@ fn create(path: &Path, size: Option<Size>, preallocation: Preallocation) -> Resu
             "make room, or choose another place with --data DIR or --device PATH",
         ));
     }
+    let how = match preallocation {
+        Preallocation::Off => "takes its space as it is written",
+        Preallocation::Falloc | Preallocation::Full => "takes its space now",
+    };
+    eprintln!(
+        "penstock: making device file {} of {size}, which {how}",
+        path.display()
+    );
     let allocation = match preallocation {
         Preallocation::Off => Allocation::Sparse,
         Preallocation::Falloc => Allocation::Preallocated,

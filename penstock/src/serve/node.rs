@@ -16,6 +16,8 @@ use crate::failure::{Failure, Kind, Result};
 
 use super::attachments::Served;
 use super::datadir::DataDir;
+use super::leftovers::Leftovers;
+use super::limits;
 use super::storage::{Storage, Threads};
 use super::volumes::OpenVolume;
 
@@ -37,9 +39,19 @@ pub struct Node {
     /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta and what
     /// is served never disagree.
     pub(super) live: Mutex<Live>,
+    pub(super) leftovers: Leftovers,
     started: Instant,
     /// Freed last.
     _data: DataDir,
+}
+
+/// What a node is started for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To serve all that it has.
+    Daemon,
+    /// To serve one volume that is not attached, and leave everything else alone.
+    OneVolume,
 }
 
 /// What is open and served now.
@@ -52,8 +64,9 @@ pub struct Live {
 }
 
 impl Node {
-    /// Starts everything and restores the attachments.
-    pub async fn start(config: Config) -> Result<Self> {
+    /// Starts everything and, for a daemon, restores the attachments. What an earlier process left undone is noted, to be
+    /// finished while guests run.
+    pub async fn start(config: Config, purpose: Purpose) -> Result<Self> {
         let data = DataDir::take(&config.data)?;
         let meta_dir = match config.store {
             StoreKind::File => data.meta(),
@@ -77,10 +90,15 @@ impl Node {
             storage,
             threads,
             live: Mutex::default(),
+            leftovers: Leftovers::default(),
             started: Instant::now(),
             _data: data,
         };
-        match node.settle().await {
+        let settled = match purpose {
+            Purpose::Daemon => node.settle().await,
+            Purpose::OneVolume => Ok(()),
+        };
+        match settled {
             Ok(()) => Ok(node),
             Err(failure) => {
                 node.close().await;
@@ -89,10 +107,10 @@ impl Node {
         }
     }
 
-    /// Finishes what an earlier process left undone, and serves again what it served.
+    /// Guests first: each of them waits.
     async fn settle(&self) -> Result<()> {
-        self.finish_volumes().await?;
-        self.restore_attachments().await
+        self.restore_attachments().await?;
+        self.find_leftovers().await
     }
 
     /// Ends everything in order: guests first, then data, then metadata. Requests in flight are finished.
@@ -159,6 +177,7 @@ impl Node {
             }
             .to_owned(),
             threads: self.config.threads,
+            open_files_max: limits::open_files_max(),
             volumes,
             attachments: attachments.len(),
             guests,
@@ -173,6 +192,7 @@ impl Node {
     pub async fn health(&self) -> Result<Health> {
         let mut problems = self.storage.problems();
         problems.extend(self.attachment_problems().await);
+        problems.extend(self.leftover_problems());
         let state = if problems.is_empty() {
             HealthState::Ok
         } else {

@@ -299,6 +299,13 @@ fn incarnation() -> u64 {
 
 /// What the fabric refuses, and why.
 pub fn fabric_failure(e: FabricError) -> Failure {
+    if let FabricError::Device(DeviceError::NoPreallocation(path)) = &e {
+        return Failure::new(
+            Kind::Failed,
+            format!("the filesystem cannot reserve space for {}", path.display()),
+            "use ext4, xfs, btrfs or a block device, or take --preallocation off and keep the filesystem from filling up",
+        );
+    }
     let kind = match &e {
         FabricError::Device(DeviceError::NoRoom { .. }) => Kind::NoSpace,
         FabricError::Request {

@@ -145,9 +145,11 @@ async fn promote(
             .promote_volume(&part.name, name)
             .await
             .map_err(meta_failure)?;
-        // What it replaced has its name now.
-        if let Ok(old) = node.meta.get_volume(&part.name).await {
-            node.drop_data(&old).await?;
+        // What it replaced has its name now. The import took effect, whatever becomes of that.
+        if let Ok(old) = node.meta.get_volume(&part.name).await
+            && let Err(failure) = node.drop_data(&old).await
+        {
+            node.left_over(&old, failure);
         }
     }
     node.volume(name).await
@@ -164,8 +166,7 @@ async fn drop_part(node: &Node, part: &meta::Volume) {
         Err(failure) => Err(failure),
     };
     if let Err(failure) = dropped {
-        // The next start tries again.
-        tracing::warn!(volume = %part.name, %failure, "drop a failed import");
+        node.left_over(part, failure);
     }
 }
 

@@ -95,7 +95,10 @@ impl Node {
         for served in live.attachments.values().filter(|s| s.volume == volume.id) {
             served.notify_resize();
         }
-        self.drop_stale_tail(&mut live, &volume).await?;
+        // The cut itself is done, whatever becomes of what it cut off.
+        if let Err(failure) = self.drop_stale_tail(&mut live, &volume).await {
+            self.left_over(&volume, failure);
+        }
         self.shown(volume).await
     }
 
@@ -111,7 +114,11 @@ impl Node {
             }
         }
         let volume = self.meta.delete_volume(name).await.map_err(meta_failure)?;
-        self.drop_data(&volume).await
+        let dropped = self.drop_data(&volume).await;
+        if let Err(failure) = &dropped {
+            self.left_over(&volume, failure.clone());
+        }
+        dropped
     }
 
     /// Second half of a deletion, which may also be done by a later process.
@@ -149,27 +156,6 @@ impl Node {
             .await
             .map(drop)
             .map_err(meta_failure)
-    }
-
-    /// What an earlier process began and did not finish: deletions, shrinks, imports.
-    pub(super) async fn finish_volumes(&self) -> Result<()> {
-        for volume in self.meta.list_volumes().await.map_err(meta_failure)? {
-            if volume.name.starts_with(IMPORT_PREFIX) && volume.state == VolumeState::Ready {
-                tracing::info!(volume = %volume.name, "drop an import that was cut");
-                let volume = self
-                    .meta
-                    .delete_volume(&volume.name)
-                    .await
-                    .map_err(meta_failure)?;
-                self.drop_data(&volume).await?;
-            } else if volume.state == VolumeState::Deleting {
-                self.drop_data(&volume).await?;
-            } else {
-                self.drop_stale_tail(&mut *self.live.lock().await, &volume)
-                    .await?;
-            }
-        }
-        Ok(())
     }
 
     /// Opens a volume for one more user, with a new lease if it is the first.

@@ -127,3 +127,31 @@ fn an_empty_file_in_the_place_of_a_device_is_not_formatted() {
         0
     );
 }
+
+#[test]
+fn a_device_file_whose_making_was_killed_is_made_anew() {
+    let dir = temp();
+    let devices = dir.path().join("devices");
+    fs::create_dir(&devices).unwrap();
+    fs::write(devices.join("0.img.new"), "").unwrap();
+    formatted(dir.path());
+    let left: Vec<_> = fs::read_dir(&devices).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn a_device_file_has_its_space_unless_told_otherwise() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = temp();
+    let (thick, thin) = (dir.path().join("thick"), dir.path().join("thin"));
+    formatted(&thick);
+    let daemon = Daemon::start_with(&thin, &["--preallocation", "off"]);
+    assert!(daemon.terminate().success());
+    let taken = |data: &Path| {
+        let found = fs::metadata(data.join("devices/0.img")).unwrap();
+        assert_eq!(found.len(), 1 << 30);
+        found.blocks() * 512
+    };
+    assert!(taken(&thick) >= 1 << 30);
+    assert!(taken(&thin) < 512 << 20);
+}

@@ -7,11 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vhost_backend::blk::WRITEBACK_OFFSET;
 use vhost_backend::memory::GuestAddr;
 use vhost_backend::session::message::{
-    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, Header, MemoryHead, Region, VringAddr,
-    VringState, code, protocol,
+    ConfigHead, F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, Header, MemoryHead, Region,
+    VringAddr, VringState, code, protocol,
 };
 use vhost_backend::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, USER_BASE};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
@@ -112,6 +114,50 @@ impl Front {
         self.guest.read(to, SECTOR_BYTES)
     }
 
+    /// Blocks the data thread at its next answer on the first ring, until somebody reads the event descriptor: a queue
+    /// that does not come to its end. Submits a request for it.
+    pub fn wedge(&mut self) {
+        let queue = &mut self.queues[0];
+        FakeQueue::events(&queue.call);
+        queue.want_interrupt(queue.used_index(), false);
+        let flags = fcntl_getfl(&queue.call).unwrap();
+        fcntl_setfl(&queue.call, flags - OFlags::NONBLOCK).unwrap();
+        rustix::io::write(&queue.call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let to = self.guest.alloc(SECTOR_BYTES as u64, SECTOR_BYTES as u64);
+        let (chain, _) = queue.blk(VIRTIO_BLK_T_IN, 0, &[(to, SECTOR_BYTES as u32, true)]);
+        queue.add(&chain);
+        queue.submit();
+        // The answer is published before the descriptor is written.
+        queue.wait_used();
+    }
+
+    /// Lets it go on.
+    pub fn unwedge(&mut self) {
+        rustix::io::read(&self.queues[0].call, &mut [0; 8]).unwrap();
+    }
+
+    /// Whether the disk caches writes until a flush.
+    pub fn writeback(&mut self) -> bool {
+        let head = config_head();
+        let answer = self.ask(code::GET_CONFIG, &[head.as_bytes(), &[0]].concat());
+        answer[size_of::<ConfigHead>()] == 1
+    }
+
+    /// Switches that, as a driver does when its user wants so.
+    pub fn set_writeback(&mut self, on: bool) {
+        let head = config_head();
+        self.must(
+            code::SET_CONFIG,
+            &[head.as_bytes(), &[u8::from(on)]].concat(),
+            &[],
+        );
+    }
+
+    /// What a driver does that begins anew.
+    pub fn reset_device(&mut self) {
+        self.must(code::RESET_DEVICE, &[], &[]);
+    }
+
     /// Sends a message and waits until it has been carried out.
     fn must(&mut self, code: u32, payload: &[u8], fds: &[&OwnedFd]) {
         self.send(code, FLAG_NEED_REPLY, payload, fds);
@@ -155,5 +201,13 @@ impl Front {
         let mut payload = vec![0; header.size as usize];
         self.stream.read_exact(&mut payload).unwrap();
         payload
+    }
+}
+
+fn config_head() -> ConfigHead {
+    ConfigHead {
+        offset: WRITEBACK_OFFSET,
+        size: 1,
+        flags: 0,
     }
 }

@@ -101,7 +101,11 @@ impl Daemon {
 
     /// Same, with further options.
     pub fn start_with(data: &Path, options: &[&str]) -> Self {
-        let mut command = penstock();
+        Self::start_by(penstock(), data, options)
+    }
+
+    /// Same, by a command that may prepare more.
+    pub fn start_by(mut command: Command, data: &Path, options: &[&str]) -> Self {
         // SAFETY: between fork and exec only a plain system call is made.
         unsafe {
             // A test that is killed drops nothing: its daemon ends with the thread that started it.

@@ -3,6 +3,7 @@
 mod contract;
 mod devices;
 mod front;
+mod guests;
 mod harness;
 mod idle;
 mod images;

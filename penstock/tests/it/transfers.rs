@@ -79,8 +79,12 @@ fn an_import_that_ends_during_an_export_is_refused_and_the_export_is_whole() {
     filled(&daemon, dir.path(), 7);
     let mut import = UnixStream::connect(daemon.data().join("penstock.sock")).unwrap();
     let head = "PUT /v1/volumes/a/data?size_bytes=8192&replace=true HTTP/1.1\r\nhost: penstock\r\n\
-                connection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+                connection: close\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n";
     import.write_all(head.as_bytes()).unwrap();
+    // Said once the import has begun.
+    let mut go_on = [0; 25];
+    import.read_exact(&mut go_on).unwrap();
+    assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
     chunk(&mut import, &[record(0, 4096, 1), vec![9; 4096]].concat());
     let running = export(&daemon);
     chunk(&mut import, &record(8192, 0, 2));

@@ -82,7 +82,8 @@ pub fn idle(directory: &Path, time: Duration, clock: Clock) -> Result<Idle> {
 /// Kills a daemon on a large sparse store under random writes, and times its next start.
 pub fn open_after_crash(directory: &Path, clock: Clock, cpus: [usize; 2]) -> Result<Opened> {
     let binary = guest_rig::paths::penstock_binary()?;
-    let options = DaemonOptions::new(binary, &["--device-size", LARGE_STORE]).cpu(cpus[1]);
+    let sparse = ["--device-size", LARGE_STORE, "--preallocation", "off"];
+    let options = DaemonOptions::new(binary, &sparse).cpu(cpus[1]);
     let mut daemon = Daemon::start_with(&directory.join("large"), options)?;
     let socket = attach_afresh(&daemon, LARGE_VOLUME, 1)?;
     ping_pong::pin(cpus[0])?;

@@ -1,5 +1,7 @@
 //! Tests of the device model; requests are tested with the ring, in `data_thread`.
 
+use std::sync::Mutex;
+
 use super::*;
 
 #[derive(Clone)]
@@ -148,4 +150,44 @@ fn impossible_options_are_refused() {
         };
         assert_eq!(new(options), Err(BlkError::Serial(serial.into())));
     }
+}
+
+/// Keeps the mode in memory, or refuses to.
+#[derive(Debug, Default)]
+struct Keeper {
+    kept: Mutex<Vec<bool>>,
+    refuses: AtomicBool,
+}
+
+impl ModeKeeper for Keeper {
+    fn keep(&self, writeback: bool) -> Result<(), String> {
+        if self.refuses.load(Ordering::Relaxed) {
+            return Err("no".into());
+        }
+        self.kept.lock().unwrap().push(writeback);
+        Ok(())
+    }
+}
+
+#[test]
+fn the_write_cache_mode_changes_only_once_it_is_kept() {
+    let keeper = Arc::new(Keeper::default());
+    let device = device(BlkOptions {
+        writeback: false,
+        keeper: Some(Arc::clone(&keeper) as Arc<dyn ModeKeeper>),
+        ..BlkOptions::default()
+    });
+    assert!(!device.writeback(), "it begins as it was kept");
+    device.write_config(WRITEBACK_OFFSET, &[0]).unwrap();
+    device.write_config(WRITEBACK_OFFSET, &[1]).unwrap();
+    device.write_config(WRITEBACK_OFFSET, &[0]).unwrap();
+    assert_eq!(*keeper.kept.lock().unwrap(), [true, false]);
+    keeper.refuses.store(true, Ordering::Relaxed);
+    let refused = device.write_config(WRITEBACK_OFFSET, &[1]);
+    assert_eq!(refused, Err(BlkError::ModeNotKept("no".into())));
+    assert!(!device.writeback());
+    keeper.refuses.store(false, Ordering::Relaxed);
+    device.reset();
+    assert!(device.writeback());
+    assert_eq!(*keeper.kept.lock().unwrap(), [true, false, true]);
 }

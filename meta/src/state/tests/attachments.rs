@@ -146,3 +146,37 @@ fn attachments_beyond_their_limits_are_refused() {
         .attach(attachment("disk", &format!("/{}", "x".repeat(106))))
         .unwrap();
 }
+
+#[test]
+fn the_write_cache_mode_is_kept_with_the_attachment_and_ends_with_it() {
+    let mut world = World::ready();
+    world.create("disk", GIB).unwrap();
+    let made = world.attach(attachment("disk", "/run/a.sock")).unwrap();
+    assert!(!made.options.write_through);
+    let mut switch = |on| {
+        world.run(&Command::SetWriteThrough {
+            attachment: made.id,
+            on,
+        })
+    };
+    for on in [true, true, false, true] {
+        match switch(on).unwrap() {
+            Outcome::Attachment(kept) => assert_eq!(kept.options.write_through, on),
+            other => panic!("{other:?}"),
+        }
+    }
+    let key = AttachmentKey::Id(made.id);
+    world
+        .run(&Command::DeleteAttachment { attachment: key })
+        .unwrap();
+    let gone = world.run(&Command::SetWriteThrough {
+        attachment: made.id,
+        on: true,
+    });
+    assert!(matches!(
+        gone,
+        Err(Refusal::Attachment(AttachmentRefusal::Unknown { .. }))
+    ));
+    let again = world.attach(attachment("disk", "/run/a.sock")).unwrap();
+    assert!(!again.options.write_through);
+}

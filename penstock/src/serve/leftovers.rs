@@ -1,0 +1,151 @@
+//! What was begun and not finished: deletions, shrinks and imports that were cut, or that the store refused. It is finished
+//! while guests run, and until then `health` tells what stands in the way; it never stops a start.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use meta::{VolumeId, VolumeState};
+
+use crate::failure::{Failure, Result};
+
+use super::node::{Node, meta_failure};
+use super::volumes::IMPORT_PREFIX;
+
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Volumes with something to finish.
+#[derive(Default)]
+pub struct Leftovers(Mutex<BTreeMap<VolumeId, Leftover>>);
+
+struct Leftover {
+    /// Noun, for people.
+    what: String,
+    /// Why the last try failed.
+    failure: Option<Failure>,
+}
+
+impl Leftovers {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Leftover>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Goes on finishing for as long as the node lives.
+pub fn keep_finishing(node: &Arc<Node>) {
+    let node = Arc::downgrade(node);
+    tokio::spawn(async move {
+        while let Some(node) = node.upgrade() {
+            node.finish_leftovers().await;
+            drop(node);
+            tokio::time::sleep(PAUSE).await;
+        }
+    });
+}
+
+impl Node {
+    /// Notes what earlier processes left. Called before there are requests, whose own work would look the same.
+    pub(super) async fn find_leftovers(&self) -> Result<()> {
+        let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
+        let mut leftovers = self.leftovers.lock();
+        for volume in volumes {
+            if is_unfinished(&volume) {
+                tracing::info!(volume = %volume.name, "left unfinished by an earlier process");
+                let what = what(&volume);
+                leftovers.insert(
+                    volume.id,
+                    Leftover {
+                        what,
+                        failure: None,
+                    },
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that finishing a change of `volume` failed: it is tried again.
+    pub(super) fn left_over(&self, volume: &meta::Volume, failure: Failure) {
+        let what = what(volume);
+        tracing::error!(%failure, "{what} is not finished and will be tried again");
+        let leftover = Leftover {
+            what,
+            failure: Some(failure),
+        };
+        self.leftovers.lock().insert(volume.id, leftover);
+    }
+
+    /// What could not be finished, one line each.
+    pub(super) fn leftover_problems(&self) -> Vec<String> {
+        let leftovers = self.leftovers.lock();
+        let problem = |left: &Leftover| {
+            let failure = left.failure.as_ref()?;
+            Some(format!(
+                "{} is not finished and is tried again every minute: {failure}",
+                left.what
+            ))
+        };
+        leftovers.values().filter_map(problem).collect()
+    }
+
+    /// Tries each once.
+    pub(super) async fn finish_leftovers(&self) {
+        let ids: Vec<VolumeId> = self.leftovers.lock().keys().copied().collect();
+        for id in ids {
+            match self.finish(id).await {
+                Ok(true) => {
+                    self.leftovers.lock().remove(&id);
+                }
+                Ok(false) => {}
+                Err(failure) => {
+                    if let Some(left) = self.leftovers.lock().get_mut(&id) {
+                        tracing::error!(%failure, "{} is not finished", left.what);
+                        left.failure = Some(failure);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Finishes what there is to finish of a volume; false if that has to wait until nobody uses it.
+    async fn finish(&self, id: VolumeId) -> Result<bool> {
+        let mut live = self.live.lock().await;
+        let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
+        let Some(volume) = volumes.into_iter().find(|volume| volume.id == id) else {
+            return Ok(true);
+        };
+        if live.volumes.contains_key(&id) {
+            return Ok(false);
+        }
+        if volume.state == VolumeState::Deleting {
+            self.drop_data(&volume).await?;
+        } else if volume.name.starts_with(IMPORT_PREFIX) {
+            let deleted = self.meta.delete_volume(&volume.name).await;
+            self.drop_data(&deleted.map_err(meta_failure)?).await?;
+        } else {
+            self.drop_stale_tail(&mut live, &volume).await?;
+        }
+        Ok(true)
+    }
+}
+
+fn is_unfinished(volume: &meta::Volume) -> bool {
+    volume.state == VolumeState::Deleting
+        || volume.stale_tail_end_bytes.is_some()
+        || volume.name.starts_with(IMPORT_PREFIX)
+}
+
+fn what(volume: &meta::Volume) -> String {
+    let name = &volume.name;
+    if name.starts_with(IMPORT_PREFIX) {
+        "dropping what an import left behind".to_owned()
+    } else if volume.state == VolumeState::Deleting {
+        format!("the deletion of volume '{name}'")
+    } else {
+        format!("the shrinking of volume '{name}'")
+    }
+}
+
+#[cfg(test)]
+mod tests;
