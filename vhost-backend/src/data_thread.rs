@@ -157,8 +157,6 @@ pub struct QueueConfig {
     pub base: u16,
     /// Negotiated virtio features.
     pub features: u64,
-    /// Whether requests may be taken.
-    pub enabled: bool,
     /// Readable when the guest added requests; without it the thread has to poll.
     pub kick: Option<OwnedFd>,
     /// Written to interrupt the guest.

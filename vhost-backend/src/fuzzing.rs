@@ -6,7 +6,6 @@ mod engine;
 mod input;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use fabric::io::Volume;
 
@@ -136,12 +135,11 @@ pub fn blk(data: &[u8]) -> BlkReach {
         ..BlkOptions::default()
     };
     let device = BlkDevice::new(FuzzVolume, options).expect("the options are possible");
-    let failed = Arc::new(AtomicBool::new(false));
     let id = QueueId {
         slot: 0,
         generation: 1,
     };
-    let Ok(mut queue) = Queue::new(device, layout.config(&guest), failed, id) else {
+    let Ok(mut queue) = Queue::new(device, layout.config(&guest), id) else {
         return reach;
     };
     let mut engine = HostileEngine::new(&guest, input.byte());
@@ -160,7 +158,7 @@ pub fn blk(data: &[u8]) -> BlkReach {
         }
         engine.reseed(input.byte());
     }
-    queue.drain = Some(Drain::Stop(None));
+    queue.drain = Some(Drain(None));
     for _ in 0..DRAIN_TURNS {
         if queue.drained() {
             assert_eq!(engine.pending(), 0, "an answer is missing");

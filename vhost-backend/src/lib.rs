@@ -6,10 +6,12 @@
 pub mod blk;
 pub mod data_thread;
 pub mod dirty;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod inflight;
 pub mod memory;
 pub mod ring;
 pub mod session;
+#[cfg(feature = "testing")]
 pub mod testing;

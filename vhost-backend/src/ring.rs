@@ -204,9 +204,6 @@ pub trait Ring: Send {
     /// Index of the next answer.
     fn next_used(&self) -> u16;
 
-    /// Continues in another memory table at the same guest addresses.
-    fn relocate(&mut self, view: &mut MemoryView) -> Result<(), RingError>;
-
     /// Starts, changes or ends dirty logging of the ring itself.
     fn set_log(&mut self, log: Option<(Arc<DirtyLog>, GuestAddr)>);
 }

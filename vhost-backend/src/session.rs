@@ -13,6 +13,8 @@
 //! Each attachment has one thread of its own, which sleeps unless a front end speaks; it never touches a ring.
 
 pub mod codec;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 pub mod host;
 pub mod machine;

@@ -9,8 +9,6 @@ use fabric::io::Volume;
 
 use super::{QueueConfig, QueueError};
 use crate::blk::BlkDevice;
-use crate::dirty::DirtyLog;
-use crate::memory::{GuestAddr, GuestMemory};
 
 /// Commands that wait for a data thread; one more makes its sender wait.
 const MAILBOX_COMMANDS: usize = 64;
@@ -27,11 +25,8 @@ pub(crate) struct QueueId {
 
 /// A change of a running queue.
 pub(crate) enum Change {
-    Enabled(bool),
-    Kick(Option<OwnedFd>),
     Call(Option<OwnedFd>),
     Err(Option<OwnedFd>),
-    Log(Option<Arc<DirtyLog>>, Option<GuestAddr>),
 }
 
 /// What the control plane asks of a data thread.
@@ -39,7 +34,6 @@ pub(super) enum Command<V> {
     Start {
         device: Arc<BlkDevice<V>>,
         config: Box<QueueConfig>,
-        failed: Arc<AtomicBool>,
         reply: Reply<QueueId>,
     },
     Stop {
@@ -49,11 +43,6 @@ pub(super) enum Command<V> {
     Change {
         id: QueueId,
         change: Change,
-        reply: Reply<()>,
-    },
-    Memory {
-        id: QueueId,
-        memory: Arc<GuestMemory>,
         reply: Reply<()>,
     },
     Shutdown,
@@ -125,13 +114,13 @@ pub(super) fn notify(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// A queue that is being served. Every call waits for the answer of its data thread. Dropping the handle stops the
-/// queue without waiting.
+/// A queue that is being served. Only its call and error descriptors can change meanwhile; for anything else it is
+/// stopped and started again. Every call waits for the answer of its data thread. Dropping the handle stops the queue
+/// without waiting.
 #[derive(Debug)]
 pub struct QueueHandle<V> {
     port: Arc<Port<V>>,
     id: QueueId,
-    failed: Arc<AtomicBool>,
     stopped: bool,
 }
 
@@ -147,19 +136,16 @@ impl<V: Volume> QueueHandle<V> {
                 queues: device.queues(),
             });
         }
-        let failed = Arc::new(AtomicBool::new(false));
-        let (device, config, shared) = (Arc::clone(device), Box::new(config), Arc::clone(&failed));
+        let (device, config) = (Arc::clone(device), Box::new(config));
         port.load.fetch_add(1, Ordering::Relaxed);
         match port.ask(|reply| Command::Start {
             device,
             config,
-            failed: shared,
             reply,
         }) {
             Ok(id) => Ok(Self {
                 port: Arc::clone(port),
                 id,
-                failed,
                 stopped: false,
             }),
             Err(error) => {
@@ -180,16 +166,6 @@ impl<V: Volume> QueueHandle<V> {
         outcome
     }
 
-    /// Lets the thread take requests, or not.
-    pub fn set_enabled(&self, enabled: bool) -> Result<(), QueueError> {
-        self.change(Change::Enabled(enabled))
-    }
-
-    /// Replaces the kick descriptor.
-    pub fn set_kick(&self, kick: Option<OwnedFd>) -> Result<(), QueueError> {
-        self.change(Change::Kick(kick))
-    }
-
     /// Replaces the call descriptor, and interrupts the guest once, since an answer may have been announced on the old.
     pub fn set_call(&self, call: Option<OwnedFd>) -> Result<(), QueueError> {
         self.change(Change::Call(call))
@@ -198,29 +174,6 @@ impl<V: Volume> QueueHandle<V> {
     /// Replaces the error descriptor.
     pub fn set_err(&self, err: Option<OwnedFd>) -> Result<(), QueueError> {
         self.change(Change::Err(err))
-    }
-
-    /// Starts or ends dirty logging.
-    pub fn set_log(
-        &self,
-        log: Option<Arc<DirtyLog>>,
-        used_log: Option<GuestAddr>,
-    ) -> Result<(), QueueError> {
-        self.change(Change::Log(log, used_log))
-    }
-
-    /// Waits until the requests in flight are answered and goes on in another memory table.
-    pub fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
-        self.port.ask(|reply| Command::Memory {
-            id: self.id,
-            memory,
-            reply,
-        })
-    }
-
-    /// Whether the guest broke the ring, so that it is served no more.
-    pub fn errored(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
     }
 
     fn change(&self, change: Change) -> Result<(), QueueError> {

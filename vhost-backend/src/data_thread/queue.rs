@@ -4,7 +4,6 @@ mod request;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use fabric::io::{Engine, Op, Volume};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -15,7 +14,7 @@ use crate::blk::BlkDevice;
 use crate::blk::request::Ranges;
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightQueue;
-use crate::memory::{GuestAddr, GuestMemory, MemoryView};
+use crate::memory::MemoryView;
 use crate::ring::{Chain, Ring, RingError, SplitRing, SplitRingConfig};
 
 /// Most requests taken off one ring before the other queues of the thread have their turn.
@@ -64,13 +63,8 @@ const FREE: Slot = Slot {
     failed: false,
 };
 
-/// What happens once nothing is in flight.
-pub(crate) enum Drain {
-    /// The queue goes away; the index to go on at is the answer.
-    Stop(Option<Reply<u16>>),
-    /// The queue goes on in another memory table.
-    Memory(Arc<GuestMemory>, Reply<()>),
-}
+/// The queue goes away once nothing is in flight; the index to go on at is the answer.
+pub(crate) struct Drain(pub(crate) Option<Reply<u16>>);
 
 /// A queue of one device.
 pub(crate) struct Queue<V, R = SplitRing> {
@@ -92,12 +86,10 @@ pub(crate) struct Queue<V, R = SplitRing> {
     /// Answers not yet published, kept for the in-flight record.
     answered: Vec<u16>,
     log: Option<Arc<DirtyLog>>,
-    used_log: Option<GuestAddr>,
     pub(crate) kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
     err: Option<OwnedFd>,
-    enabled: bool,
-    failed: Arc<AtomicBool>,
+    /// The guest broke the ring.
     broken: bool,
     pub(crate) drain: Option<Drain>,
     /// Upper half of the tags of this queue.
@@ -120,7 +112,6 @@ impl<V: Volume> Queue<V, SplitRing> {
     pub(crate) fn new(
         device: Arc<BlkDevice<V>>,
         config: QueueConfig,
-        failed: Arc<AtomicBool>,
         id: QueueId,
     ) -> Result<Self, QueueError> {
         let mut view = MemoryView::new(config.memory);
@@ -135,26 +126,11 @@ impl<V: Volume> Queue<V, SplitRing> {
         };
         let mut ring = SplitRing::new(ring_config, config.base, &mut view)?;
         let mut inflight = config.inflight;
-        let mut replay = Vec::new();
-        if let Some(record) = &mut inflight {
-            if record.size() < config.size {
-                return Err(QueueError::InflightSize {
-                    record: record.size(),
-                    size: config.size,
-                });
-            }
-            let recovery = record.recover(ring.next_used(), config.size);
-            ring.set_next_available(recovery.next_avail);
-            replay = recovery.heads;
-            if !replay.is_empty() {
-                tracing::info!(
-                    queue = config.index,
-                    requests = replay.len(),
-                    "doing requests in flight again"
-                );
-            }
-            replay.reverse();
-        }
+        let replay = match &mut inflight {
+            Some(record) => recover(config.index, config.size, record, &mut ring)?,
+            None => Vec::new(),
+        };
+        ring.set_log(config.log.clone().zip(config.used_log));
         let mut queue = Self {
             device,
             index: config.index,
@@ -168,13 +144,10 @@ impl<V: Volume> Queue<V, SplitRing> {
             ranges: Box::default(),
             inflight,
             answered: Vec::with_capacity(usize::from(config.size)),
-            log: None,
-            used_log: None,
+            log: config.log,
             kick: config.kick,
             call: config.call,
             err: config.err,
-            enabled: config.enabled,
-            failed,
             broken: false,
             drain: None,
             tag: (id.slot as u64) << 32,
@@ -184,12 +157,38 @@ impl<V: Volume> Queue<V, SplitRing> {
             hot: true,
         };
         [&queue.call, &queue.err].into_iter().for_each(never_block);
-        queue.set_log(config.log, config.used_log);
         queue.ring.disarm();
         // A daemon before us may have answered and died before it could interrupt.
         queue.interrupt();
         Ok(queue)
     }
+}
+
+/// What an earlier daemon took and did not answer, last first; the ring goes on behind it.
+fn recover(
+    index: u16,
+    size: u16,
+    record: &mut InflightQueue,
+    ring: &mut SplitRing,
+) -> Result<Vec<u16>, QueueError> {
+    if record.size() < size {
+        return Err(QueueError::InflightSize {
+            record: record.size(),
+            size,
+        });
+    }
+    let recovery = record.recover(ring.next_used(), size);
+    ring.set_next_available(recovery.next_avail);
+    let mut replay = recovery.heads;
+    if !replay.is_empty() {
+        tracing::info!(
+            queue = index,
+            requests = replay.len(),
+            "doing requests in flight again"
+        );
+    }
+    replay.reverse();
+    Ok(replay)
 }
 
 /// Writing an event must never hold up a data thread, whatever kind of descriptor the front end sent.
@@ -206,7 +205,7 @@ fn never_block(fd: &Option<OwnedFd>) {
 impl<V: Volume, R: Ring> Queue<V, R> {
     /// Whether requests are served at all.
     pub(crate) fn running(&self) -> bool {
-        self.enabled && !self.broken
+        !self.broken
     }
 
     /// Whether no request is anywhere between the ring and its answer.
@@ -246,13 +245,9 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         engine: &mut E,
         scratch: &mut Scratch,
     ) -> Result<usize, RingError> {
-        if !self.enabled
-            || self.drain.is_some()
-            || self.stalled.is_some()
-            || !self.replay.is_empty()
-        {
+        if self.drain.is_some() || self.stalled.is_some() || !self.replay.is_empty() {
             let moved = self.poll_leftovers(engine, scratch)?;
-            if !self.enabled || self.drain.is_some() || self.stalled.is_some() || moved > 0 {
+            if self.drain.is_some() || self.stalled.is_some() || moved > 0 {
                 return Ok(moved);
             }
         }
@@ -313,7 +308,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         scratch: &mut Scratch,
     ) -> Result<usize, RingError> {
         let mut moved = 0;
-        if self.broken || !(self.enabled || self.drain.is_some()) {
+        if self.broken {
             return Ok(0);
         }
         while let Some(id) = self.stalled.take().or_else(|| self.replay.pop()) {
@@ -373,7 +368,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
 
     /// Asks for kicks before the thread sleeps. True if there is work already.
     pub(crate) fn arm(&mut self) -> bool {
-        if self.broken || self.drain.is_some() || !self.enabled {
+        if self.broken || self.drain.is_some() {
             return false;
         }
         if self.ring.unsignalled() > 0 {
@@ -400,7 +395,6 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     fn fail(&mut self, error: RingError) {
         tracing::warn!(queue = self.index, %error, "guest broke its ring; the queue is served no more");
         self.broken = true;
-        self.failed.store(true, Ordering::Relaxed);
         self.replay.clear();
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];
@@ -418,16 +412,9 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
     }
 
-    fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used_log: Option<GuestAddr>) {
-        self.ring.set_log(log.clone().zip(used_log));
-        (self.log, self.used_log) = (log, used_log);
-    }
-
-    /// Changes everything but the kick descriptor, which the thread watches.
+    /// Changes a descriptor.
     pub(crate) fn change(&mut self, change: Change) {
         match change {
-            Change::Enabled(enabled) => self.enabled = enabled,
-            Change::Kick(kick) => self.kick = kick,
             Change::Call(call) => {
                 never_block(&call);
                 self.call = call;
@@ -437,17 +424,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
                 never_block(&err);
                 self.err = err;
             }
-            Change::Log(log, used_log) => self.set_log(log, used_log),
         }
-    }
-
-    /// Goes on in another memory table.
-    pub(crate) fn relocate(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
-        self.view = MemoryView::new(memory);
-        self.ring.relocate(&mut self.view).map_err(|error| {
-            self.fail(error);
-            QueueError::Ring(error)
-        })
     }
 
     /// Index to go on at after a stop.

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -362,21 +361,16 @@ impl<E: Engine> Worker<E> {
                 Command::Start {
                     device,
                     config,
-                    failed,
                     reply,
                 } => {
                     // Who asked may have given up; then its handle never existed, and nobody would stop the queue.
-                    let outcome = self.start(device, *config, failed);
+                    let outcome = self.start(device, *config);
                     let id = outcome.as_ref().ok().copied();
                     if reply.send(outcome).is_err() {
-                        id.into_iter()
-                            .for_each(|id| self.drain(id, Drain::Stop(None)));
+                        id.into_iter().for_each(|id| self.drain(id, Drain(None)));
                     }
                 }
-                Command::Stop { id, reply } => self.drain(id, Drain::Stop(reply)),
-                Command::Memory { id, memory, reply } => {
-                    self.drain(id, Drain::Memory(memory, reply))
-                }
+                Command::Stop { id, reply } => self.drain(id, Drain(reply)),
                 Command::Change { id, change, reply } => {
                     let outcome = self.change(id, change);
                     let _ = reply.send(outcome);
@@ -393,7 +387,6 @@ impl<E: Engine> Worker<E> {
         &mut self,
         device: Arc<BlkDevice<E::Volume>>,
         config: QueueConfig,
-        failed: Arc<AtomicBool>,
     ) -> Result<QueueId, QueueError> {
         let slot = self
             .queues
@@ -411,7 +404,7 @@ impl<E: Engine> Worker<E> {
             slot,
             generation: self.generation,
         };
-        let queue = Box::new(Queue::new(device, config, failed, id)?);
+        let queue = Box::new(Queue::new(device, config, id)?);
         if let Some(kick) = &queue.kick {
             self.poller.watch(id, kick).map_err(QueueError::Kick)?;
         }
@@ -436,18 +429,7 @@ impl<E: Engine> Worker<E> {
     }
 
     fn change(&mut self, id: QueueId, change: Change) -> Result<(), QueueError> {
-        if let Change::Kick(kick) = change {
-            let old = self.queue(id)?.kick.take();
-            if let Some(old) = &old {
-                self.poller.forget(old);
-            }
-            if let Some(kick) = &kick {
-                self.poller.watch(id, kick).map_err(QueueError::Kick)?;
-            }
-            self.queue(id)?.change(Change::Kick(kick));
-        } else {
-            self.queue(id)?.change(change);
-        }
+        self.queue(id)?.change(change);
         self.heat(id.slot);
         Ok(())
     }
@@ -459,12 +441,7 @@ impl<E: Engine> Worker<E> {
                 self.draining += 1;
                 self.heat(id.slot);
             }
-            _ => match drain {
-                Drain::Stop(reply) => reply
-                    .into_iter()
-                    .for_each(|r| r.try_send(Err(QueueError::Stopped)).unwrap_or(())),
-                Drain::Memory(_, reply) => reply.try_send(Err(QueueError::Stopped)).unwrap_or(()),
-            },
+            _ => answer(drain, Err(QueueError::Stopped)),
         }
     }
 
@@ -476,35 +453,33 @@ impl<E: Engine> Worker<E> {
                 continue;
             };
             if self.shutting_down && queue.drain.is_none() {
-                queue.drain = Some(Drain::Stop(None));
+                queue.drain = Some(Drain(None));
                 self.draining += 1;
             }
-            if queue.drain.is_none() || !queue.drained() {
+            if !queue.drained() {
                 continue;
             }
+            let Some(drain) = queue.drain.take() else {
+                continue;
+            };
             self.draining -= 1;
-            match queue.drain.take() {
-                Some(Drain::Stop(reply)) => {
-                    if let Some(kick) = &queue.kick {
-                        self.poller.forget(kick);
-                    }
-                    // Whoever serves the ring next may wait for a kick.
-                    queue.arm();
-                    let base = queue.next_available();
-                    self.queues[slot] = None;
-                    self.hot.retain(|&hot| hot != slot);
-                    reply
-                        .into_iter()
-                        .for_each(|reply| reply.try_send(Ok(base)).unwrap_or(()));
-                }
-                Some(Drain::Memory(memory, reply)) => {
-                    let outcome = queue.relocate(memory);
-                    reply.try_send(outcome).unwrap_or(());
-                    self.heat(slot);
-                }
-                None => {}
+            if let Some(kick) = &queue.kick {
+                self.poller.forget(kick);
             }
+            // Whoever serves the ring next may wait for a kick.
+            queue.arm();
+            let base = queue.next_available();
+            self.queues[slot] = None;
+            self.hot.retain(|&hot| hot != slot);
+            answer(drain, Ok(base));
         }
+    }
+}
+
+/// Answers who asked for a stop, if anybody waits.
+fn answer(drain: Drain, outcome: Result<u16, QueueError>) {
+    if let Some(reply) = drain.0 {
+        reply.try_send(outcome).unwrap_or(());
     }
 }
 

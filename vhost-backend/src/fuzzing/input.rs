@@ -109,7 +109,6 @@ impl RingInput {
             used: self.used,
             base: self.base,
             features: u64::from(self.event_idx) << 29 | u64::from(self.indirect) << 28,
-            enabled: true,
             kick: None,
             call: None,
             err: None,

@@ -437,12 +437,6 @@ impl Ring for SplitRing {
         self.next_used
     }
 
-    fn relocate(&mut self, view: &mut MemoryView) -> Result<(), RingError> {
-        self.parts = Parts::translate(&self.config, view)?;
-        self.guess.1 = std::ptr::null();
-        Ok(())
-    }
-
     fn set_log(&mut self, log: Option<(Arc<DirtyLog>, GuestAddr)>) {
         self.log = log;
     }

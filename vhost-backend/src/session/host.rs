@@ -131,7 +131,6 @@ impl<E: Engine> BlkHost<E> {
             used: locate("used ring", addr.used)?,
             base: ring.base,
             features: machine.features(),
-            enabled: true,
             kick: copy(kick)?,
             call: copy(ring.call.as_ref())?,
             err: copy(ring.err.as_ref())?,

@@ -116,7 +116,6 @@ impl FakeQueue {
             used: self.used,
             base: 0,
             features: self.options.features,
-            enabled: true,
             kick: copy(&self.kick),
             call: copy(&self.call),
             err: copy(&self.err),

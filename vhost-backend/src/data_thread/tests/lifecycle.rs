@@ -11,7 +11,7 @@ use crate::blk::BlkOptions;
 use crate::data_thread::{PollMode, QueueError, ThreadError, ThreadOptions, Threads};
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightRegion;
-use crate::memory::{GuestAddr, GuestMemory};
+use crate::memory::GuestAddr;
 use crate::ring::RingError;
 use crate::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, STATUS_UNSET};
 
@@ -94,8 +94,11 @@ fn requests_in_flight_are_done_again_once_each_and_in_order() {
         std::thread::yield_now();
     }
 
-    // A daemon that was killed takes nothing more off the ring and writes nothing more into the record.
-    old.set_enabled(false).unwrap();
+    // A daemon that was killed takes nothing more off the ring and writes nothing more into the record. This one drains
+    // for as long as the disk is held; once its thread has started another queue, it knows.
+    drop(old);
+    let other = FakeQueue::new(&guest, QueueOptions::default());
+    let _other = first.threads.start_queue(&first.device, other.config(0));
 
     // The next daemon gets the same memory and record. It starts at the wrong base on purpose: the record knows better.
     let (threads, script) = threads(Setup::default());
@@ -126,7 +129,6 @@ fn requests_in_flight_are_done_again_once_each_and_in_order() {
     assert_eq!(script.lock().unwrap().len(), 7);
     assert_eq!(third.stop().unwrap(), 8);
     first.device.volume().release();
-    drop(old);
 }
 
 #[test]
@@ -163,60 +165,21 @@ fn a_full_engine_holds_requests_back_and_loses_none() {
 }
 
 #[test]
-fn a_disabled_queue_waits() {
-    let mut rig = Rig::inline();
-    rig.handle.set_enabled(false).unwrap();
-    let (chain, status) = rig.queue.blk(FLUSH, 0, &[]);
-    rig.queue.add(&chain);
-    rig.queue.submit();
-    // A command that is answered has been preceded by turns that could have taken the request.
-    rig.handle.set_err(None).unwrap();
-    assert_eq!(
-        (rig.queue.guest().read(status, 1), rig.queue.used_index()),
-        (vec![STATUS_UNSET], 0)
-    );
-    rig.handle.set_enabled(true).unwrap();
-    rig.queue.wait_used();
-}
-
-#[test]
-fn a_new_memory_table_is_used_after_a_drain() {
-    let mut rig = Rig::new(Setup::default());
-    let guest = rig.guest();
-    let far = GuestAddr(GUEST_BASE + (1 << 30));
-    let wider = guest
-        .memory()
-        .with_region(FakeGuest::region(far.0, 4096))
-        .unwrap();
-    rig.handle.update_memory(Arc::clone(&wider)).unwrap();
-    rig.disk().poke(0, &[6; 512]);
-    assert_eq!(rig.queue.request(IN, 0, &[(far, 512, true)]).0, OK);
-    // SAFETY: 512 bytes at the start of the region of 4096.
-    let got = unsafe { std::slice::from_raw_parts(wider.translate(far, 512).unwrap(), 512) };
-    assert_eq!(got, [6; 512]);
-    // A table without the ring leaves nothing to go on with.
-    let outcome = rig.handle.update_memory(GuestMemory::empty());
-    assert!(matches!(
-        outcome,
-        Err(QueueError::Ring(RingError::RingAddress { .. }))
-    ));
-    assert!(rig.handle.errored());
-    assert_eq!(FakeQueue::events(&rig.queue.err), 1);
-}
-
-#[test]
 fn a_dirty_log_has_every_page_that_was_written() {
     for completion in [Completion::Inline, Completion::Queued] {
         let mut rig = Rig::new(Setup {
             completion,
             ..Setup::default()
         });
-        let guest = rig.guest();
+        rig.handle.stop().unwrap();
+        let guest = Arc::clone(rig.queue.guest());
         let bytes = (GUEST_BASE + (8 << 20)) / 4096 / 8;
         let file = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, bytes).unwrap();
         let log = DirtyLog::map(file.try_clone().unwrap(), bytes, 0).unwrap();
-        rig.handle.set_log(Some(log), Some(rig.queue.used)).unwrap();
+        let mut config = rig.queue.config(0);
+        (config.log, config.used_log) = (Some(log), Some(rig.queue.used));
+        let logged = rig.threads.start_queue(&rig.device, config).unwrap();
         let (data, out) = (guest.alloc(3 * 4096, 4096), guest.alloc(4096, 4096));
         let marked = |addr: u64| {
             let mut byte = [0];
@@ -235,7 +198,12 @@ fn a_dirty_log_has_every_page_that_was_written() {
         assert!(marked(status.0) && marked(rig.queue.used.0) && !marked(rig.queue.avail.0));
         assert_eq!(rig.queue.request(OUT, 0, &[(out, 512, false)]).0, OK);
         assert!(!marked(out.0));
-        rig.handle.set_log(None, None).unwrap();
+        let base = logged.stop().unwrap();
+        let config = crate::data_thread::QueueConfig {
+            base,
+            ..rig.queue.config(0)
+        };
+        let _unlogged = rig.threads.start_queue(&rig.device, config).unwrap();
         assert_eq!(rig.queue.request(IN, 0, &[(out, 512, true)]).0, OK);
         assert!(!marked(out.0), "marked after logging was switched off");
     }
@@ -250,7 +218,7 @@ fn one_broken_queue_leaves_the_others_of_its_thread_alone() {
     bad.force_avail_index(1000);
     rustix::io::write(&bad.kick, &1u64.to_ne_bytes()).unwrap();
     assert_eq!(FakeQueue::wait_event(&bad.err), 1);
-    assert!(handle.errored() && !good.handle.errored());
+    assert_eq!(FakeQueue::events(&good.queue.err), 0);
     assert_eq!(good.queue.request(FLUSH, 0, &[]).0, OK);
     assert_eq!(handle.stop().unwrap(), 0);
     assert_eq!(good.queue.request(FLUSH, 0, &[]).0, OK);
@@ -300,7 +268,7 @@ fn shutdown_drains_and_later_commands_are_refused() {
     rig.threads.shutdown();
     assert_eq!(rig.queue.guest().read(status, 1), [OK]);
     assert!(matches!(
-        rig.handle.set_enabled(true),
+        rig.handle.set_err(None),
         Err(QueueError::ThreadGone)
     ));
     let again = rig.threads.start_queue(&rig.device, rig.queue.config(0));

@@ -143,7 +143,10 @@ fn a_thread_that_sleeps_is_woken_by_every_kick() {
 #[test]
 fn a_queue_without_a_kick_descriptor_is_polled() {
     let mut rig = rig(PollMode::Never, EVENT_IDX);
-    rig.handle.set_kick(None).unwrap();
+    rig.handle.stop().unwrap();
+    let mut config = rig.queue.config(0);
+    config.kick = None;
+    let _polled = rig.threads.start_queue(&rig.device, config).unwrap();
     for _ in 0..10 {
         let (chain, _) = rig.queue.blk(FLUSH, 0, &[]);
         rig.queue.add(&chain);

@@ -59,7 +59,7 @@ fn a_discard_that_waits_for_room_half_way_is_finished_as_the_guest_sent_it() {
         let expected = [0, 16, 32, 48, 64].map(|sector| (Op::Discard, sector * 512, 4096));
         assert_eq!(rig.script(), expected, "type {kind}");
         assert_eq!(rig.queue.used_index(), 1);
-        assert!(!rig.handle.errored());
+        assert_eq!(FakeQueue::events(&rig.queue.err), 0);
         assert_eq!(rig.handle.stop().unwrap(), 1);
     }
 }
