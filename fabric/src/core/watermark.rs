@@ -33,8 +33,10 @@ struct Lane {
     oldest: AtomicU64,
 }
 
-/// The counter and the lanes.
+/// The counter and the lanes. Every write takes the counter's line over, so it must not be the line (nor its neighbour,
+/// which processors fetch along) of what the volume's other threads read with each request.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Watermark {
     next: AtomicU64,
     resolved: AtomicU64,

@@ -313,11 +313,7 @@ impl<E: Engine> Worker<E> {
         let must_poll = |queue: &&Queue<E::Volume>| {
             running(queue) && (self.mode == PollMode::Always || queue.kick.is_none())
         };
-        let hot = self
-            .hot
-            .iter()
-            .filter_map(|&slot| self.queues[slot].as_deref());
-        if hot.clone().any(|queue| must_poll(&queue)) {
+        if self.hot_queues().any(|queue| must_poll(&queue)) {
             return;
         }
         let since = *self.idle_since.get_or_insert_with(Instant::now);
@@ -330,12 +326,19 @@ impl<E: Engine> Worker<E> {
             return;
         }
         if self.park(0) && !self.port.pending() {
-            let stalled = self.queues.iter().flatten().any(|queue| queue.stalled());
+            // A stalled queue is never parked.
+            let stalled = self.hot_queues().any(Queue::stalled);
             let retry = stalled && self.engine.in_flight() == 0;
             self.slept = true;
             self.slept_for_device = for_device;
             self.wait(retry.then_some(STALL_SLEEP));
         }
+    }
+
+    fn hot_queues(&self) -> impl Iterator<Item = &Queue<E::Volume>> {
+        self.hot
+            .iter()
+            .filter_map(|&slot| self.queues[slot].as_deref())
     }
 
     fn wait(&mut self, timeout: Option<Duration>) {
