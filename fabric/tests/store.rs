@@ -19,6 +19,8 @@ mod factory;
 mod full;
 #[path = "store/history.rs"]
 mod history;
+#[path = "store/host_full.rs"]
+mod host_full;
 #[path = "store/image.rs"]
 mod image;
 #[path = "store/memory.rs"]

@@ -200,6 +200,14 @@ impl Allocator {
         push_run(&mut self.quarantine, run);
     }
 
+    /// As [`quarantine`](Self::quarantine), for one unit.
+    pub fn quarantine_unit(&mut self, unit: u32) {
+        self.quarantine(Run {
+            start: unit,
+            len: 1,
+        });
+    }
+
     /// A checkpoint begins.
     pub fn freeze(&mut self) {
         assert!(

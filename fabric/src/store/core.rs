@@ -17,8 +17,10 @@ mod leaves;
 mod ops;
 mod read;
 mod replay;
+mod room;
 mod scrub;
 mod slab;
+mod squeeze;
 mod state;
 mod write;
 
@@ -92,6 +94,9 @@ pub struct ShardCore {
     done: VecDeque<(OpId, StoreResult)>,
     flushes: Flushes,
     ckpt: Checkpoint,
+    squeeze: squeeze::Squeeze,
+    /// Map pages that batches in flight will make dirty at most.
+    pending_leaves: u32,
     bitmap_ptrs: Vec<Ptr>,
     bitmap_dir_ptrs: [Ptr; BITMAP_DIRS_MAX],
     dropping: VecDeque<Dropping>,
@@ -200,6 +205,8 @@ impl ShardCore {
             done: VecDeque::with_capacity(ops_max as usize),
             flushes: Flushes::default(),
             ckpt,
+            squeeze: squeeze::Squeeze::default(),
+            pending_leaves: 0,
             bitmap_ptrs,
             bitmap_dir_ptrs,
             dropping: VecDeque::new(),
@@ -316,7 +323,7 @@ impl ShardCore {
             .wrapping_add(block as usize * UNIT_BYTES);
         let len = count as usize * UNIT_BYTES;
         let slot = &mut self.ios[io];
-        slot.kind = kind;
+        (slot.kind, slot.unit) = (kind, unit);
         slot.iovs.clear();
         slot.iovs.push(libc::iovec {
             iov_base: base.cast(),
@@ -406,12 +413,6 @@ impl ShardCore {
         }
     }
 
-    /// Space that the next checkpoint needs for new copies of what is dirty, before it frees the old ones.
-    fn checkpoint_need(&self) -> u32 {
-        let dirs = self.table.dir_ptrs.len() as u32 + 2;
-        self.leaves.dirty() + self.table.dirty_count() + dirs
-    }
-
     fn reserve_units(&self) -> u32 {
         (self.geo.units / RESERVE_SHARE).clamp(48, 1024)
     }
@@ -445,7 +446,11 @@ impl StoreCore for ShardCore {
 
     fn on_device(&mut self, id: IoId, result: Result<(), i32>) {
         let io = id.0 as u32;
-        match std::mem::take(&mut self.ios[io].kind) {
+        let kind = std::mem::take(&mut self.ios[io].kind);
+        if self.put_off(io, kind, result) {
+            return;
+        }
+        match kind {
             IoKind::Free => panic!("completion of a device request that is not in flight: {id:?}"),
             IoKind::Read {
                 part,
@@ -485,10 +490,11 @@ impl StoreCore for ShardCore {
     }
 
     fn device_in_flight(&self) -> usize {
-        self.ios.in_use() - self.actions.len()
+        self.ios.in_use() - self.actions.len() - self.put_off_count()
     }
 
     fn on_idle(&mut self) {
+        self.retry_put_off();
         self.write_watermark();
         self.note_idle();
     }

@@ -42,7 +42,8 @@ pub enum Allocation {
     /// a change of its own metadata at the first write to each block, which costs a third of the write rate at depth
     /// 1 until the log has been everywhere once.
     Written,
-    /// As written. The store gives freed space back, and the file system running full is an I/O error.
+    /// As written. While the file system is full, requests that need more of it fail for want of space, as on a full
+    /// store.
     Sparse,
 }
 

@@ -1,6 +1,6 @@
 //! A full store refuses writes, keeps what it has, and works again once data are discarded.
 
-use fabric::store::api::{StoreCore, StoreError};
+use fabric::store::api::{CoreParams, StoreCore, StoreError};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
@@ -161,6 +161,46 @@ fn writes_of_parts_of_blocks_on_a_full_store_end_and_discards_go_on() {
         rig.crash(CrashKind::Process, seed)
             .recover(CrashKind::Process, seed)
             .check_settled();
+    });
+}
+
+/// Single blocks in map pages of their own, hundreds at a time: each costs a map page beside itself.
+#[test]
+fn scattered_writes_and_discards_at_great_depth_never_use_up_what_a_checkpoint_needs() {
+    const LEAVES: u32 = 1400;
+    let place = |leaf: u32| Range::blocks(PLAIN, leaf / 4, leaf % 4 * 256 + 9, 1);
+    for_each_seed(4, |seed| {
+        let mut rng = seeds::rng(seed, 0xf3);
+        let params = CoreParams {
+            ops_max: 512,
+            leaf_cache_bytes: 8 << 20,
+            ..small_params()
+        };
+        let mut rig = Rig::create(SMALL_DISK, 1, params, seed);
+        for _ in 0..3 {
+            rig.tolerate = no_space;
+            for leaf in 0..LEAVES {
+                rig.write(place(leaf), false);
+                if rng.random_bool(0.02) {
+                    rig.step();
+                }
+            }
+            rig.drain();
+            rig.tolerate = none;
+            for leaf in 0..LEAVES {
+                let mut range = place(leaf);
+                // Parts of a block are written anew, the rest is freed.
+                range.sectors -= u32::from(rng.random_bool(0.2));
+                rig.zero(range, false);
+            }
+            rig.drain();
+            rig.check_live();
+            for leaf in 0..LEAVES {
+                rig.zero(place(leaf), false);
+            }
+            rig.drain();
+            rig.check_settled();
+        }
     });
 }
 

@@ -37,6 +37,10 @@ impl Image {
             .map(|(at, _)| at as u64)
     }
 
+    pub fn is_written(&self, block: u64) -> bool {
+        self.block(block as usize).is_some()
+    }
+
     fn block(&self, at: usize) -> Option<&Arc<Block>> {
         self.groups[at / GROUP_BLOCKS][at % GROUP_BLOCKS].as_ref()
     }

@@ -258,7 +258,7 @@ impl Model {
                 .map(|s| s.tags)
                 .collect();
             let own = block.states.iter().find(|s| s.seq == seq).copied();
-            let (Some(own), Some(base)) = (own, before.first().copied()) else {
+            let Some(own) = own else {
                 continue;
             };
             let mut all: Vec<State> = Vec::new();
@@ -266,9 +266,9 @@ impl Model {
                 all.push(*state);
                 for before in before.iter().filter(|_| state.seq >= seq) {
                     let mut tags = state.tags;
-                    for i in (0..BLOCK_SECTORS).filter(|&i| own.tags[i] != base[i]) {
-                        if tags[i] == own.tags[i] {
-                            tags[i] = before[i];
+                    for ((tag, own), before) in tags.iter_mut().zip(own.tags).zip(before) {
+                        if *tag == own {
+                            *tag = *before;
                         }
                     }
                     let seq = state.seq;

@@ -109,6 +109,8 @@ pub struct SimDisk {
     unreadable: BTreeSet<u64>,
     /// The next read of data delivers one wrong bit.
     garble: bool,
+    /// The disk is a sparse file on a host that has room for so many blocks never written before.
+    host_room: Option<u64>,
     /// Synchronous writes until the power goes.
     fuse: Option<u64>,
     counts: Counts,
@@ -219,6 +221,7 @@ impl SimDisk {
             faults: Vec::new(),
             unreadable: BTreeSet::new(),
             garble: false,
+            host_room: None,
             fuse: None,
             counts: Counts::default(),
             rng: seeds::rng(seed, 0xd15c),
@@ -232,6 +235,11 @@ impl SimDisk {
     /// The `nth` request of this kind from now on (0 is the next) fails with `errno`.
     pub fn fail(&mut self, kind: IoKind, nth: u64, errno: i32) {
         self.faults.push((kind, nth, errno));
+    }
+
+    /// From now on the host has room for so many blocks that were never written; `None`: for all.
+    pub fn set_host_room(&mut self, blocks: Option<u64>) {
+        self.host_room = blocks;
     }
 
     /// The block at this byte cannot be read any more, until it is written again.
@@ -249,7 +257,26 @@ impl SimDisk {
         bad.next().is_none()
     }
 
-    fn put(&mut self, record: WriteRecord) {
+    /// Stores a write, or its first blocks if the host has no room for the rest.
+    fn put(&mut self, mut record: WriteRecord) -> Result<(), i32> {
+        let block = BLOCK_BYTES as u64;
+        for at in Self::blocks_of(record.offset, record.bytes.len() as u64) {
+            let Some(room) = self.host_room.filter(|_| !self.current.is_written(at)) else {
+                continue;
+            };
+            if room == 0 {
+                let fits = (at * block - record.offset) as usize;
+                record.bytes = record.bytes[..fits].into();
+                self.store(record);
+                return Err(libc::ENOSPC);
+            }
+            self.host_room = Some(room - 1);
+        }
+        self.store(record);
+        Ok(())
+    }
+
+    fn store(&mut self, record: WriteRecord) {
         for block in Self::blocks_of(record.offset, record.bytes.len() as u64) {
             self.unreadable.remove(&block);
         }
@@ -435,7 +462,7 @@ impl SimDisk {
                 let now = iovecs.map(|iovecs| gather(&iovecs));
                 let same = now.is_none_or(|now| now == record.bytes);
                 assert!(same, "the store changed the memory of a write under way");
-                self.put(record);
+                return (key, self.put(record));
             }
             Request::Flush { upto } => self.make_durable(upto),
             Request::Discard { offset, len } => self.discard(offset, len),
@@ -474,6 +501,7 @@ impl SimDisk {
         next.in_flight.clear();
         next.faults.clear();
         next.fuse = None;
+        next.host_room = None;
         next.rng = seeds::rng(seed, 0xd15c);
         let under_way = self
             .in_flight
@@ -557,8 +585,7 @@ impl SyncDevice for SimDisk {
         if let Some(errno) = self.fault(IoKind::Write) {
             return Err(errno_error(errno));
         }
-        self.put(record);
-        Ok(())
+        self.put(record).map_err(errno_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{MapEntry, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
+use super::squeeze::is_no_space;
 use super::write::Item;
 use super::{OpKind, ShardCore};
 
@@ -12,9 +13,16 @@ impl ShardCore {
         let state = &mut self.batches[batch];
         state.ios -= 1;
         if let Err(errno) = result {
-            state.errno.get_or_insert(errno);
+            // A broken device is worse news than a full one.
+            let known = state.errno.filter(|&errno| !is_no_space(errno));
+            state.errno = known.or(Some(errno));
         }
-        if state.ios == 0 {
+        if state.ios > 0 {
+            return;
+        }
+        if state.errno.is_some_and(is_no_space) {
+            self.cancel_batch(batch);
+        } else {
             self.finish_batch(batch);
         }
     }
@@ -23,11 +31,9 @@ impl ShardCore {
         let batch = &mut self.batches[slot];
         let (buffer, blocks, header, errno) =
             (batch.buffer, batch.blocks, batch.header, batch.errno);
-        let (window, watermark) = (batch.window, batch.watermark);
-        let (mut items, mut parts) = (
-            std::mem::take(&mut batch.items),
-            std::mem::take(&mut batch.parts),
-        );
+        let (window, watermark, cancelled) = (batch.window, batch.watermark, batch.cancelled);
+        let mut items = std::mem::take(&mut batch.items);
+        self.pending_leaves -= std::mem::take(&mut batch.leaves);
         self.arena.give_back(buffer, blocks);
         self.log.finished += 1;
         self.log.in_flight[(window & 1) as usize] -= 1;
@@ -35,30 +41,39 @@ impl ShardCore {
             start: header,
             len: 1,
         });
-        match errno {
+        let error = match errno {
             None => {
                 self.log.watermark_written = self.log.watermark_written.max(watermark);
                 items.iter().for_each(|item| self.apply(item));
+                cancelled.then_some(StoreError::NoSpace)
             }
             Some(errno) => {
                 self.fail(errno);
-                for &part in &parts {
-                    let p = &mut self.parts[part];
-                    p.error.get_or_insert(StoreError::Device(errno));
+                for &part in &self.batches[slot].parts {
+                    let p = &self.parts[part];
                     self.poisoned.push((p.layer, p.chunk, p.start, p.end));
                 }
+                Some(StoreError::Device(errno))
             }
-        }
+        };
+        items.clear();
+        self.batches[slot].items = items;
+        self.end_parts(slot, error);
+        self.batches.give_back(slot);
+    }
+
+    /// The batch is as far as it goes for the requests in it.
+    pub(super) fn end_parts(&mut self, slot: u32, error: Option<StoreError>) {
+        let mut parts = std::mem::take(&mut self.batches[slot].parts);
         for part in parts.drain(..) {
-            self.parts[part].batches -= 1;
-            if self.parts[part].logged && self.parts[part].batches == 0 {
+            let p = &mut self.parts[part];
+            p.error = p.error.or(error);
+            p.batches -= 1;
+            if p.logged && p.batches == 0 {
                 self.finish_part(part);
             }
         }
-        items.clear();
-        let batch = &mut self.batches[slot];
-        (batch.items, batch.parts) = (items, parts);
-        self.batches.give_back(slot);
+        self.batches[slot].parts = parts;
     }
 
     /// The batch is on the device: the map changes.

@@ -139,6 +139,11 @@ impl Checkpoint {
         self.wanted |= self.phase == Phase::Idle;
     }
 
+    /// Whether somebody waits for one.
+    pub(super) fn is_asked_for(&self) -> bool {
+        !self.running.is_empty() || !self.requested.is_empty()
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.phase != Phase::Idle
     }
@@ -581,17 +586,24 @@ impl ShardCore {
         }
     }
 
-    /// A write failed: whoever waits for a checkpoint hears it.
-    fn abandon_checkpoint(&mut self) {
-        let Some(errno) = self.failed else { return };
+    /// Whoever waits for a checkpoint hears that it cannot be written now.
+    pub(super) fn refuse_checkpoints(&mut self, error: StoreError) {
         for list in [
             std::mem::take(&mut self.ckpt.running),
             std::mem::take(&mut self.ckpt.requested),
         ] {
             for op in list {
-                self.finish_op(op, Err(StoreError::ReadOnly(errno)));
+                self.finish_op(op, Err(error));
             }
         }
+        // Whoever comes later has not promised to write no more.
+        (self.ckpt.running_clean, self.ckpt.requested_clean) = (false, false);
+    }
+
+    /// A write failed: whoever waits for a checkpoint hears it.
+    fn abandon_checkpoint(&mut self) {
+        let Some(errno) = self.failed else { return };
+        self.refuse_checkpoints(StoreError::ReadOnly(errno));
         for op in std::mem::take(&mut self.flushes.waiting) {
             self.finish_op(op, Err(StoreError::ReadOnly(errno)));
         }

@@ -219,6 +219,10 @@ pub(super) enum IoKind {
 #[derive(Debug, Default)]
 pub(super) struct Io {
     pub(super) kind: IoKind,
+    /// Where it goes, if it is a write.
+    pub(super) unit: u32,
+    /// Made again after it was put off.
+    pub(super) retried: bool,
     pub(super) iovs: Vec<libc::iovec>,
     pub(super) leaves: Vec<u32>,
 }

@@ -11,6 +11,7 @@ use super::super::log::{DataBlock, HeaderWriter};
 use super::super::table::NONE;
 use super::applied::{is_drop, zero_target};
 use super::leaves::LeafWish;
+use super::room::Room;
 use super::{BATCHES_MAX, IoKind, OpKind, PartKind, PartState, ShardCore};
 use crate::checksum::crc32c;
 
@@ -50,6 +51,10 @@ pub(super) struct Batch {
     pub(super) watermark: u64,
     pub(super) items: Vec<Item>,
     pub(super) parts: Vec<u32>,
+    /// Map pages that it will make dirty at most.
+    pub(super) leaves: u32,
+    /// It could not be written, and an empty one takes its place.
+    pub(super) cancelled: bool,
     /// Device requests to be made: unit, buffer block, blocks.
     pub(super) spans: Vec<(u32, u32, u32)>,
 }
@@ -66,6 +71,8 @@ struct Filling {
     inline: bool,
     /// Data blocks that may still be placed.
     budget: u32,
+    /// Parts that may still join.
+    parts: u32,
 }
 
 impl ShardCore {
@@ -170,59 +177,26 @@ impl ShardCore {
     /// Turns what is ready into log batches until something runs out.
     pub(super) fn build_batches(&mut self) {
         if let Some(errno) = self.failed {
-            while let Some(part) = self.ready.pop_front() {
-                self.parts[part].logged = true;
-                self.parts[part]
-                    .error
-                    .get_or_insert(StoreError::ReadOnly(errno));
-                if self.parts[part].batches == 0 {
-                    self.finish_part(part);
-                }
+            for _ in 0..self.ready.len() {
+                self.refuse_head(StoreError::ReadOnly(errno));
             }
+            return;
+        }
+        if self.is_squeezed() {
+            self.ride_out();
             return;
         }
         while !self.ready.is_empty() && self.build_batch() {}
     }
 
     /// Data blocks that the part still has to place.
-    fn blocks_left(&self, part: u32) -> u32 {
+    pub(super) fn blocks_left(&self, part: u32) -> u32 {
         let p = &self.parts[part];
         match p.kind {
             PartKind::Write => u32::from(p.count) - p.cursor,
             PartKind::Zero => p.old.iter().flatten().count() as u32,
             _ => 0,
         }
-    }
-
-    /// How many of `want` data blocks there is space for; `None` when the part at the head has to wait for a
-    /// checkpoint, or was failed.
-    fn space_for(&mut self, want: u32) -> Option<u32> {
-        let head = self.ready[0];
-        let free = self.alloc.free_units();
-        let writes = self.parts[head].kind == PartKind::Write;
-        let spare = if writes {
-            self.reserve_units()
-        } else {
-            self.reserve_units() / 4
-        };
-        // The batch's header, a leaf that becomes dirty for each block at worst, and the blocks.
-        let room = free.saturating_sub(self.checkpoint_need() + spare + 2);
-        let least = u32::from(self.blocks_left(head) > 0);
-        let allowed = if room / 2 >= want { want } else { room / 2 };
-        if room > 0 && allowed >= least {
-            return Some(allowed);
-        }
-        if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
-            self.ckpt.want();
-            return None;
-        }
-        self.ready.pop_front();
-        self.parts[head].logged = true;
-        self.parts[head].error.get_or_insert(StoreError::NoSpace);
-        if self.parts[head].batches == 0 {
-            self.finish_part(head);
-        }
-        None
     }
 
     /// Builds one batch; `false` when nothing more can be built now.
@@ -238,7 +212,10 @@ impl ShardCore {
             return false;
         }
         let inline = self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
-        let mut want = 0;
+        let mut want = Room {
+            blocks: 0,
+            parts: 0,
+        };
         let writes = self.parts[self.ready[0]].kind == PartKind::Write;
         for &part in &self.ready {
             let blocks = self.blocks_left(part);
@@ -246,19 +223,20 @@ impl ShardCore {
             if (self.parts[part].kind == PartKind::Write) != writes {
                 break;
             }
-            if want >= BATCH_BLOCKS_MAX || (inline && blocks >= LARGE_BLOCKS) {
+            if want.blocks >= BATCH_BLOCKS_MAX || (inline && blocks >= LARGE_BLOCKS) {
                 break;
             }
-            want = (want + blocks).min(BATCH_BLOCKS_MAX);
+            want.blocks = (want.blocks + blocks).min(BATCH_BLOCKS_MAX);
+            want.parts += 1;
             if !inline {
                 break;
             }
         }
         let before = self.ready.len();
-        let Some(budget) = self.space_for(want) else {
+        let Some(room) = self.room_for(want) else {
             return self.ready.len() < before;
         };
-        let Some((buffer, blocks)) = self.arena.take_up_to(1 + budget) else {
+        let Some((buffer, blocks)) = self.arena.take_up_to(1 + room.blocks) else {
             return false;
         };
         let least = 1 + u32::from(self.blocks_left(self.ready[0]) > 0);
@@ -282,6 +260,7 @@ impl ShardCore {
             units: Run { start: 0, len: 0 },
             inline,
             budget: blocks - 1,
+            parts: room.parts,
         };
         while let Some(&part) = self.ready.front() {
             if !self.fill_from(&mut filling, part) {
@@ -299,6 +278,7 @@ impl ShardCore {
         batch.lsn = self.log.next_lsn;
         batch.window = self.log.current.id;
         (batch.header, batch.buffer, batch.ios, batch.errno) = (header, buffer, 0, None);
+        (batch.leaves, batch.cancelled) = (0, false);
         batch.watermark = self.log.durable_lsn;
         batch.items.clear();
         batch.parts.clear();
@@ -312,7 +292,8 @@ impl ShardCore {
 
     /// Puts as much of the part as possible into the batch; `false` when the batch is full before the part is done.
     fn fill_from(&mut self, filling: &mut Filling, part: u32) -> bool {
-        if filling.inline && self.blocks_left(part) >= LARGE_BLOCKS {
+        let too_large = filling.inline && self.blocks_left(part) >= LARGE_BLOCKS;
+        if too_large || filling.parts == 0 {
             return false;
         }
         let items = self.batches[filling.batch].items.len();
@@ -323,8 +304,12 @@ impl ShardCore {
             PartKind::Read | PartKind::Scrub => unreachable!("reads are not logged"),
         };
         if self.batches[filling.batch].items.len() > items {
+            let leaves = u32::from(self.dirties_leaf(part));
+            self.batches[filling.batch].leaves += leaves;
+            self.pending_leaves += leaves;
             self.batches[filling.batch].parts.push(part);
             self.parts[part].batches += 1;
+            filling.parts -= 1;
         }
         if done {
             self.parts[part].logged = true;
@@ -596,7 +581,13 @@ impl ShardCore {
     pub(super) fn write_watermark(&mut self) {
         let news = self.log.durable_lsn > self.log.watermark_written;
         let idle = self.batches.in_use() == 0 && self.ready.is_empty() && !self.ckpt.is_running();
-        if !news || !idle || self.log.hold || self.failed.is_some() || self.ios.free_count() == 0 {
+        if !news
+            || !idle
+            || self.log.hold
+            || self.is_squeezed()
+            || self.failed.is_some()
+            || self.ios.free_count() == 0
+        {
             return;
         }
         if self.alloc.free_units() < self.checkpoint_need() + self.reserve_units() / 4 {
@@ -618,6 +609,7 @@ impl ShardCore {
             units,
             inline: true,
             budget: 0,
+            parts: 0,
         };
         self.close_batch(filling, 1);
     }

@@ -1,0 +1,81 @@
+//! How much of the shard may be used now: every batch leaves what the next checkpoint needs.
+
+use super::super::api::StoreError;
+use super::super::table::NONE;
+use super::{PartKind, ShardCore};
+
+/// What a batch may use.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    /// Data blocks.
+    pub(super) blocks: u32,
+    /// Parts, each of which may make a map page dirty.
+    pub(super) parts: u32,
+}
+
+impl ShardCore {
+    /// Units that a checkpoint takes for new copies of so many leaves, before it frees the old ones. Each leaf may make a
+    /// table page dirty.
+    fn checkpoint_units(&self, leaves: u32) -> u32 {
+        let pages = self.table.page_ptrs.len() as u32;
+        let tables = (self.table.dirty_count() + leaves).min(pages.max(1));
+        leaves + tables + self.table.dir_ptrs.len() as u32 + 2
+    }
+
+    /// Units that the next checkpoint takes once every batch in flight is done.
+    pub(super) fn checkpoint_need(&self) -> u32 {
+        self.checkpoint_units(self.leaves.dirty() + self.pending_leaves)
+    }
+
+    /// Whether the part will make its map page dirty.
+    pub(super) fn dirties_leaf(&self, part: u32) -> bool {
+        let p = &self.parts[part];
+        p.rec != NONE && !self.leaves.meta(self.leaf_slot(part)).dirty
+    }
+
+    /// How much of what is wanted there is room for, the part at the head before the others; `None` when it has to wait
+    /// for a checkpoint, or was refused.
+    pub(super) fn room_for(&mut self, want: Room) -> Option<Room> {
+        let head = self.ready[0];
+        // Discards may use most of the reserve: they are the way out of a full store.
+        let spare = match self.parts[head].kind {
+            PartKind::Write => self.reserve_units(),
+            _ => self.reserve_units() / 4,
+        };
+        let dirty = self.leaves.dirty() + self.pending_leaves;
+        // A header beside it, and one for the watermark.
+        let free = self.alloc.free_units().saturating_sub(spare + 2);
+        let left = |parts: u32| free.checked_sub(self.checkpoint_units(dirty + parts));
+        if left(want.parts).is_some_and(|left| left >= want.blocks) {
+            return Some(want);
+        }
+        let blocks = self.blocks_left(head);
+        match left(1) {
+            Some(left) if left > 0 || blocks == 0 => {
+                return Some(Room {
+                    blocks: blocks.min(left).min(want.blocks),
+                    parts: 1,
+                });
+            }
+            _ => {}
+        }
+        if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
+            self.ckpt.want();
+        } else if self.batches.in_use() == 0 {
+            self.refuse_head(StoreError::NoSpace);
+        }
+        None
+    }
+
+    /// Ends the part at the head of the log's queue with an error, once what it has in batches is done.
+    pub(super) fn refuse_head(&mut self, error: StoreError) {
+        let Some(part) = self.ready.pop_front() else {
+            return;
+        };
+        self.parts[part].logged = true;
+        self.parts[part].error.get_or_insert(error);
+        if self.parts[part].batches == 0 {
+            self.finish_part(part);
+        }
+    }
+}
