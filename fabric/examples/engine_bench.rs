@@ -1,95 +1,142 @@
 //! Measures the engine alone, without a guest.
 //!
-//! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [SIZE_MIB [spin]]`; FILE is created (and
-//! removed). With `spin` the thread polls instead of sleeping.
+//! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [OPTION...]`; FILE is created (and removed).
+//! Options: `size=MIB`, `threads=N` (each with an engine of its own, on the same volume), `depth=N` (of each thread;
+//! else 1, 32 and 128 in turn), `runs=N` (the median by requests per second is shown), `seconds=N` (of a run), `spin`
+//! (threads poll instead of sleeping).
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use fabric::core::volume::{Durability, VolumeParams};
 use fabric::engine::{
-    DeviceConfig, Fabric, FabricConfig, FabricEngine, Missing, StoreKind, VolumeHandle,
+    DeviceConfig, DeviceStatus, Fabric, FabricConfig, FabricEngine, Missing, StoreKind,
+    VolumeHandle,
 };
 use fabric::io::{Engine, Op, Request, Submit, Tag};
 use fabric::proto::ids::LayerId;
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId};
 use fabric::store::file::Allocation;
+use fabric::store::metrics::StoreMetrics;
 use rustix::event::{PollFd, PollFlags, poll};
 
-const RUN: Duration = Duration::from_secs(4);
 const BLOCK: usize = 4096;
 
+struct Options {
+    target: String,
+    size_bytes: u64,
+    threads: usize,
+    depths: Vec<usize>,
+    runs: usize,
+    run: Duration,
+    spin: bool,
+}
+
+impl Options {
+    fn parse() -> Result<Self, Box<dyn Error>> {
+        let mut args = std::env::args().skip(1);
+        let usage = "usage: engine_bench null | FILE [size=MIB] [threads=N] [depth=N] [runs=N] [seconds=N] [spin]";
+        let mut options = Self {
+            target: args.next().ok_or(usage)?,
+            size_bytes: 4096 << 20,
+            threads: 1,
+            depths: vec![1, 32, 128],
+            runs: 1,
+            run: Duration::from_secs(4),
+            spin: false,
+        };
+        for arg in args {
+            match arg.split_once('=') {
+                None if arg == "spin" => options.spin = true,
+                Some(("size", n)) => options.size_bytes = n.parse::<u64>()? << 20,
+                Some(("threads", n)) => options.threads = n.parse()?,
+                Some(("depth", n)) => options.depths = vec![n.parse()?],
+                Some(("runs", n)) => options.runs = n.parse()?,
+                Some(("seconds", n)) => options.run = Duration::from_secs(n.parse()?),
+                _ => return Err(usage.into()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn config(&self) -> FabricConfig {
+        let store = match self.target.as_str() {
+            "null" => StoreKind::Null,
+            path => StoreKind::Devices(vec![DeviceConfig {
+                path: PathBuf::from(path),
+                missing: Missing::CreateFile {
+                    size_bytes: self.size_bytes,
+                    allocation: Allocation::Written,
+                },
+            }]),
+        };
+        let mut config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], store);
+        config.scrub.enabled = false;
+        config
+    }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    let target = args
-        .next()
-        .ok_or("usage: engine_bench null | FILE [SIZE_MIB [spin]]")?;
-    let size_bytes = args.next().map_or(Ok(4096), |s| s.parse::<u64>())? << 20;
-    let spin = args.next().is_some_and(|a| a == "spin");
-    let store = if target == "null" {
-        StoreKind::Null
-    } else {
-        StoreKind::Devices(vec![DeviceConfig {
-            path: PathBuf::from(&target),
-            missing: Missing::CreateFile {
-                size_bytes,
-                allocation: Allocation::Written,
-            },
-        }])
-    };
-    let null = matches!(store, StoreKind::Null);
-    let mut config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], store);
-    config.scrub.enabled = false;
-    let fabric = Fabric::open(config)?;
+    let options = Options::parse()?;
+    let fabric = Fabric::open(options.config())?;
     let volume = fabric.open_volume(&VolumeParams {
         layer: LayerId(1),
-        size_bytes: size_bytes / 4,
+        size_bytes: options.size_bytes / 4,
         generation: Generation(1),
         epoch: Epoch(1),
         read_only: false,
         durability: Durability::Flush,
     })?;
+    let null = options.target == "null";
     if !null {
         fill(&fabric, &volume)?;
     }
-    let mut engine = fabric.engine()?;
     println!(
-        "{:<12} {:>5} {:>9} {:>8} {:>8} {:>9}",
-        "", "depth", "IOPS", "p50 us", "p99 us", "CPU us/IO"
+        "{:<12} {:>7} {:>5} {:>9} {:>8} {:>8} {:>9}",
+        "", "threads", "depth", "IOPS", "p50 us", "p99 us", "CPU us/IO"
     );
-    for depth in [1, 32, 128] {
+    for &depth in &options.depths {
         for (name, op) in [
             ("randread", Op::Read),
             ("randwrite", Op::Write { fua: false }),
         ] {
             let before = fabric.devices();
-            run(&mut engine, &volume, name, op, depth, spin)?;
-            if let (Some(a), Some(b)) = (before.first(), fabric.devices().first()) {
-                let sum =
-                    |d: &fabric::engine::DeviceStatus,
-                     f: fn(&fabric::store::metrics::StoreMetrics) -> u64| {
-                        d.shards.iter().map(f).sum::<u64>()
-                    };
-                let diff =
-                    |f: fn(&fabric::store::metrics::StoreMetrics) -> u64| sum(b, f) - sum(a, f);
-                println!(
-                    "             device reads {} writes {} ({} MiB) flushes {} checkpoints {}",
-                    diff(|m| m.device_reads),
-                    diff(|m| m.device_writes),
-                    diff(|m| m.device_write_bytes) >> 20,
-                    diff(|m| m.device_flushes),
-                    diff(|m| m.checkpoints),
-                );
+            let mut runs = Vec::new();
+            for _ in 0..options.runs {
+                runs.push(run_threads(&fabric, &volume, op, depth, &options)?);
+            }
+            runs.sort_unstable_by(|a, b| a.iops.total_cmp(&b.iops));
+            let median = &runs[runs.len() / 2];
+            println!(
+                "{name:<12} {:>7} {depth:>5} {:>9.0} {:>8.1} {:>8.1} {:>9.3}",
+                options.threads, median.iops, median.p50_us, median.p99_us, median.cpu_us
+            );
+            if let (Some(before), Some(after)) = (before.first(), fabric.devices().first()) {
+                print_device(before, after);
             }
         }
     }
-    drop(engine);
+    drop(volume);
     fabric.close()?;
     if !null {
-        std::fs::remove_file(target)?;
+        std::fs::remove_file(options.target)?;
     }
     Ok(())
+}
+
+fn print_device(before: &DeviceStatus, after: &DeviceStatus) {
+    let sum = |d: &DeviceStatus, f: fn(&StoreMetrics) -> u64| d.shards.iter().map(f).sum::<u64>();
+    let diff = |f: fn(&StoreMetrics) -> u64| sum(after, f) - sum(before, f);
+    println!(
+        "             device reads {} writes {} ({} MiB) flushes {} checkpoints {}",
+        diff(|m| m.device_reads),
+        diff(|m| m.device_writes),
+        diff(|m| m.device_write_bytes) >> 20,
+        diff(|m| m.device_flushes),
+        diff(|m| m.checkpoints),
+    );
 }
 
 /// Writes the whole volume once, so that every read finds a block.
@@ -114,95 +161,173 @@ fn cpu_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-fn run(
-    engine: &mut FabricEngine,
+/// What a run of all threads gave.
+struct Outcome {
+    iops: f64,
+    p50_us: f64,
+    p99_us: f64,
+    cpu_us: f64,
+}
+
+fn run_threads(
+    fabric: &Fabric,
     volume: &VolumeHandle,
-    name: &str,
     op: Op,
     depth: usize,
-    spin: bool,
-) -> Result<(), Box<dyn Error>> {
-    let layout = std::alloc::Layout::from_size_align(BLOCK * depth, BLOCK)?;
-    // SAFETY: the layout is not empty.
-    let memory = unsafe { std::alloc::alloc_zeroed(layout) };
-    let mut idle: Vec<usize> = (0..depth).collect();
-    let mut started = vec![Instant::now(); depth];
-    let mut latencies: Vec<u32> = Vec::with_capacity(16 << 20);
-    let (start, cpu) = (Instant::now(), cpu_time());
-    let mut random = 1u64;
-    let mut requests = 0u64;
-    let mut running = true;
-    while running || engine.in_flight() > 0 {
-        let now = Instant::now();
-        running = now - start < RUN;
-        while let Some(slot) = idle.pop() {
-            if !running {
-                break;
+    options: &Options,
+) -> Result<Outcome, Box<dyn Error>> {
+    let mut engines = Vec::new();
+    for _ in 0..options.threads {
+        engines.push(fabric.engine()?);
+    }
+    let barrier = &Barrier::new(options.threads + 1);
+    let (start, cpu, results) = std::thread::scope(|scope| {
+        let threads: Vec<_> = engines
+            .into_iter()
+            .zip(1..)
+            .map(|(mut engine, seed)| {
+                scope.spawn(move || {
+                    let mut load = Load::new(op, depth, seed);
+                    barrier.wait();
+                    let result = load.run(&mut engine, volume, options);
+                    // Waits for what an error left in flight, which uses the memory of the load.
+                    drop(engine);
+                    result
+                        .map(|()| load.latencies_ns)
+                        .map_err(|error| error.to_string())
+                })
+            })
+            .collect();
+        barrier.wait();
+        let (start, cpu) = (Instant::now(), cpu_time());
+        let results: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+        (start, cpu, results)
+    });
+    let (elapsed, cpu) = (start.elapsed().as_secs_f64(), cpu_time() - cpu);
+    let mut latencies = Vec::new();
+    for result in results {
+        latencies.append(&mut result.map_err(|_| "a thread panicked")??);
+    }
+    latencies.sort_unstable();
+    let at = |p: f64| {
+        let place = (latencies.len() as f64 * p) as usize;
+        latencies.get(place).map_or(0.0, |&ns| f64::from(ns) / 1e3)
+    };
+    Ok(Outcome {
+        iops: latencies.len() as f64 / elapsed,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        cpu_us: cpu.as_secs_f64() * 1e6 / latencies.len() as f64,
+    })
+}
+
+/// One thread's requests.
+struct Load {
+    op: Op,
+    memory: Vec<Block>,
+    idle: Vec<usize>,
+    started: Vec<Instant>,
+    latencies_ns: Vec<u32>,
+    random: u64,
+}
+
+/// Aligned, so that nothing is copied that need not be.
+#[repr(align(4096))]
+#[derive(Clone)]
+struct Block([u8; BLOCK]);
+
+/// Requests answered at once that are counted together: with a null store nothing else would end the loop.
+const INLINE_MAX: usize = 1024;
+
+impl Load {
+    fn new(op: Op, depth: usize, seed: u64) -> Self {
+        Self {
+            op,
+            memory: vec![Block([0; BLOCK]); depth],
+            idle: (0..depth).collect(),
+            started: vec![Instant::now(); depth],
+            latencies_ns: Vec::with_capacity(16 << 20),
+            random: seed,
+        }
+    }
+
+    fn run(
+        &mut self,
+        engine: &mut FabricEngine,
+        volume: &VolumeHandle,
+        options: &Options,
+    ) -> Result<(), Box<dyn Error>> {
+        let start = Instant::now();
+        let mut running = true;
+        while running || engine.in_flight() > 0 {
+            let now = Instant::now();
+            running = now - start < options.run;
+            if running {
+                self.submit(engine, volume, now)?;
             }
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
-            let offset = (random >> 33) % (fabric::io::Volume::size_bytes(volume) / BLOCK as u64)
-                * BLOCK as u64;
+            engine.kick();
+            let mut failed = None;
+            let done = engine.reap(&mut |tag, result| {
+                failed = failed.or(result.err());
+                let slot = tag.0 as usize;
+                self.idle.push(slot);
+                let taken = self.started[slot].elapsed();
+                self.latencies_ns.push(taken.as_nanos() as u32);
+            });
+            if let Some(error) = failed {
+                return Err(error.into());
+            }
+            if done == 0 && engine.in_flight() > 0 && !options.spin {
+                let fd = engine.wait_fd();
+                let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(
+        &mut self,
+        engine: &mut FabricEngine,
+        volume: &VolumeHandle,
+        now: Instant,
+    ) -> Result<(), Box<dyn Error>> {
+        let blocks = fabric::io::Volume::size_bytes(volume) / BLOCK as u64;
+        let mut inline = 0;
+        while let Some(slot) = self.idle.pop() {
+            self.random = self
+                .random
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             let buffers = [libc::iovec {
-                iov_base: memory.wrapping_add(slot * BLOCK).cast(),
+                iov_base: self.memory[slot].0.as_mut_ptr().cast(),
                 iov_len: BLOCK,
             }];
             let request = Request {
                 tag: Tag(slot as u64),
-                op,
-                offset,
+                op: self.op,
+                offset: (self.random >> 33) % blocks * BLOCK as u64,
                 len: BLOCK as u64,
                 buffers: &buffers,
             };
-            started[slot] = now;
-            // SAFETY: the memory is freed after the last completion.
+            self.started[slot] = now;
+            // SAFETY: the memory lives as long as `self`, which the caller drops after the engine.
             match unsafe { engine.submit(volume, &request) } {
                 Submit::Done(result) => {
                     result?;
-                    idle.push(slot);
-                    requests += 1;
-                    if requests % 1024 == 0 {
-                        break;
+                    self.idle.push(slot);
+                    self.latencies_ns.push(now.elapsed().as_nanos() as u32);
+                    inline += 1;
+                    if inline == INLINE_MAX {
+                        return Ok(());
                     }
                 }
                 Submit::Pending => {}
                 Submit::Busy => {
-                    idle.push(slot);
-                    break;
+                    self.idle.push(slot);
+                    return Ok(());
                 }
             }
         }
-        engine.kick();
-        let mut failed = None;
-        let done = engine.reap(&mut |tag, result| {
-            failed = failed.or(result.err());
-            idle.push(tag.0 as usize);
-            latencies.push(started[tag.0 as usize].elapsed().as_nanos() as u32);
-        });
-        requests += done as u64;
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
-        if done == 0 && engine.in_flight() > 0 && !spin {
-            let fd = engine.wait_fd();
-            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
-        }
+        Ok(())
     }
-    let elapsed = start.elapsed().as_secs_f64();
-    let cpu = (cpu_time() - cpu).as_secs_f64();
-    latencies.sort_unstable();
-    let at = |p: f64| {
-        latencies
-            .get((latencies.len() as f64 * p) as usize)
-            .map_or(0.0, |&n| f64::from(n) / 1000.0)
-    };
-    println!(
-        "{name:<12} {depth:>5} {:>9.0} {:>8.1} {:>8.1} {:>9.3}",
-        requests as f64 / elapsed,
-        at(0.5),
-        at(0.99),
-        cpu * 1e6 / requests as f64
-    );
-    // SAFETY: allocated above; nothing is in flight.
-    unsafe { std::alloc::dealloc(memory, layout) };
-    Ok(())
 }

@@ -15,6 +15,9 @@ use crate::proto::{Command, Refusal, Request};
 use crate::store::api::{FlushMark, OpId, StoreError, StoreOp, StoreResult, Submitted};
 use crate::store::device::IoVecs;
 
+/// Layers whose home a thread remembers, as many as volumes that one usually serves.
+const HOMES: usize = 256;
+
 /// No element of a queue.
 const NONE: u32 = u32::MAX;
 
@@ -55,8 +58,8 @@ pub struct ShardPort {
     queues: Box<[Queue]>,
     queued: u32,
     flushes: Box<[DeviceFlush]>,
-    /// Where the layer asked for last lives.
-    last_home: Option<(LayerId, u32)>,
+    /// Where layers live, as far as this thread knows; two that share an entry displace each other.
+    homes: Box<[Option<(LayerId, u32)>]>,
     _lane: Lane,
 }
 
@@ -82,7 +85,7 @@ impl ShardPort {
             queues: vec![EMPTY; stores.shards.len()].into(),
             queued: 0,
             flushes: stores.devices.iter().map(flush).collect(),
-            last_home: None,
+            homes: vec![None; HOMES].into(),
             _lane: lane,
             stores,
         })
@@ -138,13 +141,13 @@ impl ShardPort {
         if self.stores.devices.len() == 1 {
             return Some(0);
         }
-        if let Some((known, home)) = self.last_home {
-            if known == layer {
-                return Some(home);
-            }
+        let entry = &mut self.homes[layer.0 as usize % HOMES];
+        if let Some((_, home)) = entry.filter(|(known, _)| *known == layer) {
+            return Some(home);
         }
+        // A lock and a hash: not for each request.
         let home = self.stores.home_of(layer)?;
-        self.last_home = Some((layer, home));
+        *entry = Some((layer, home));
         Some(home)
     }
 

@@ -213,7 +213,14 @@ pub struct Hands {
     /// No new actions: the thread is going away.
     closing: bool,
     finished: Vec<Finished>,
+    /// Sums of the blocks that finished reads filled, and where those of each in `finished` begin.
+    crcs: Vec<u32>,
+    crcs_of: Vec<u32>,
 }
+
+/// Blocks of a read for which there is room from the start; with more the list of sums grows, at most to what all
+/// requests together can read.
+const CRCS_TYPICAL: usize = 32;
 
 /// Owner of a device flush: the device's index plus this. Below are shards.
 pub const FLUSH_OWNER: Owner = 1 << 31;
@@ -262,6 +269,8 @@ impl Hands {
             starved: 0,
             closing: false,
             finished: Vec::with_capacity(DEPTH as usize),
+            crcs: Vec::with_capacity(DEPTH as usize * CRCS_TYPICAL),
+            crcs_of: Vec::with_capacity(DEPTH as usize + 1),
         })
     }
 
@@ -333,7 +342,23 @@ impl Hands {
                 self.finished.sort_unstable_by_key(|f| f.owner);
             }
         }
+        self.digest();
         more
+    }
+
+    /// Takes the sums of what was read. Here and not in the core, which is locked when it is told.
+    #[inline]
+    fn digest(&mut self) {
+        self.crcs.clear();
+        self.crcs_of.clear();
+        for finished in &self.finished {
+            self.crcs_of.push(self.crcs.len() as u32);
+            if let Some(filled) = &finished.filled {
+                // SAFETY: the core keeps the memory of an action until it is told of its end.
+                unsafe { filled.digest(&mut self.crcs) };
+            }
+        }
+        self.crcs_of.push(self.crcs.len() as u32);
     }
 
     /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the kernel tells
@@ -383,8 +408,14 @@ impl Hands {
 
     /// Tells a core the outcomes of its requests.
     pub fn tell(&self, state: &mut ShardState, range: std::ops::Range<usize>) {
-        for finished in &self.finished[range] {
-            state.core.on_device(finished.id, finished.result);
+        for (finished, at) in self.finished[range.clone()].iter().zip(range) {
+            if finished.filled.is_some() {
+                let (from, to) = (self.crcs_of[at], self.crcs_of[at + 1]);
+                let crcs = &self.crcs[from as usize..to as usize];
+                state.core.on_read(finished.id, crcs);
+            } else {
+                state.core.on_device(finished.id, finished.result);
+            }
         }
     }
 

@@ -395,6 +395,11 @@ pub trait StoreCore: Send {
     /// Tells the outcome of a device request: `Ok` only if all bytes were transferred, else an errno.
     fn on_device(&mut self, id: IoId, result: Result<(), i32>);
 
+    /// As [`StoreCore::on_device`] for a read, of which the caller has taken the sums of all blocks (see
+    /// [`IoVecs::digest`](super::device::IoVecs::digest)) since it ended well: where several threads share a shard, before
+    /// it locks out the others.
+    fn on_read(&mut self, id: IoId, crcs: &[u32]);
+
     /// Next finished operation.
     fn poll_completion(&mut self) -> Option<(OpId, StoreResult)>;
 

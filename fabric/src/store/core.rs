@@ -41,7 +41,9 @@ use super::table::Table;
 use checkpoint::Checkpoint;
 pub(super) use replay::Replay;
 use slab::Slab;
-use state::{Dropping, Flushes, Found, Io, IoKind, Log, Op, OpKind, Part, PartKind, PartState};
+use state::{
+    Dropping, Flushes, Found, Io, IoKind, Log, Op, OpKind, Part, PartKind, PartState, Told,
+};
 
 /// Map pages and tables written by one checkpoint request.
 const CHECKPOINT_IO_BLOCKS: u32 = 32;
@@ -430,6 +432,45 @@ impl ShardCore {
             tables: tables as u64 + self.alloc.quarantine_ram_bytes(),
         }
     }
+
+    /// A device request has ended.
+    fn told(&mut self, id: IoId, told: Told<'_>) {
+        let result = told.result;
+        let io = id.0 as u32;
+        let kind = std::mem::take(&mut self.ios[io].kind);
+        if self.put_off(io, kind, result) {
+            return;
+        }
+        match kind {
+            IoKind::Free => panic!("completion of a device request that is not in flight: {id:?}"),
+            IoKind::Read {
+                part,
+                first,
+                count,
+                buffer,
+                second,
+            } => {
+                self.end_read(io, part, (first, count), buffer, second, told);
+            }
+            IoKind::Fetch {
+                part,
+                which,
+                second,
+            } => self.on_fetch(io, part, which, second, told),
+            IoKind::Leaf { slot } => self.on_leaf(io, slot, told),
+            IoKind::Log { batch } => self.on_log_write(io, batch, result),
+            IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
+            IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
+            IoKind::Flush => {
+                self.ios.give_back(io);
+                self.on_flush(result);
+            }
+            IoKind::CheckpointFlush => {
+                self.ios.give_back(io);
+                self.on_checkpoint_flush(result);
+            }
+        }
+    }
 }
 
 impl StoreCore for ShardCore {
@@ -445,40 +486,13 @@ impl StoreCore for ShardCore {
     }
 
     fn on_device(&mut self, id: IoId, result: Result<(), i32>) {
-        let io = id.0 as u32;
-        let kind = std::mem::take(&mut self.ios[io].kind);
-        if self.put_off(io, kind, result) {
-            return;
-        }
-        match kind {
-            IoKind::Free => panic!("completion of a device request that is not in flight: {id:?}"),
-            IoKind::Read {
-                part,
-                first,
-                count,
-                buffer,
-                second,
-            } => {
-                self.on_read(io, part, (first, count), buffer, second, result);
-            }
-            IoKind::Fetch {
-                part,
-                which,
-                second,
-            } => self.on_fetch(io, part, which, second, result),
-            IoKind::Leaf { slot } => self.on_leaf(io, slot, result),
-            IoKind::Log { batch } => self.on_log_write(io, batch, result),
-            IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
-            IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
-            IoKind::Flush => {
-                self.ios.give_back(io);
-                self.on_flush(result);
-            }
-            IoKind::CheckpointFlush => {
-                self.ios.give_back(io);
-                self.on_checkpoint_flush(result);
-            }
-        }
+        let crcs = None;
+        self.told(id, Told { result, crcs });
+    }
+
+    fn on_read(&mut self, id: IoId, crcs: &[u32]) {
+        let (result, crcs) = (Ok(()), Some(crcs));
+        self.told(id, Told { result, crcs });
     }
 
     fn poll_completion(&mut self) -> Option<(OpId, StoreResult)> {

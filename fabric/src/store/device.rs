@@ -6,6 +6,8 @@
 
 use std::io;
 
+use super::iov::IovCursor;
+
 /// Unit of checksum, mapping and allocation on a device, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
 
@@ -52,7 +54,7 @@ pub enum DeviceAction {
 }
 
 /// A scatter list owned by the core, valid until the completion of its action is delivered.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoVecs {
     /// First element of an array of `len` iovecs.
     pub ptr: *const libc::iovec,
@@ -62,6 +64,23 @@ pub struct IoVecs {
 
 // SAFETY: `IoVecs` is a description; whoever executes the action upholds the lifetime promise above, on any thread.
 unsafe impl Send for IoVecs {}
+
+impl IoVecs {
+    /// Appends the CRC32C of each block of what the list names.
+    ///
+    /// # Safety
+    /// The list and the memory are valid. The memory may change meanwhile (it may be a guest's): that only spoils a sum.
+    pub unsafe fn digest(&self, out: &mut Vec<u32>) {
+        // SAFETY: the caller's promise.
+        let list = unsafe { std::slice::from_raw_parts(self.ptr, self.len as usize) };
+        let bytes: usize = list.iter().map(|iov| iov.iov_len).sum();
+        let mut cursor = IovCursor::default();
+        for _ in 0..bytes / BLOCK_BYTES {
+            // SAFETY: the caller's promise; the list holds so many blocks.
+            out.push(unsafe { cursor.crc(list, BLOCK_BYTES) });
+        }
+    }
+}
 
 /// One of several reads that are made together.
 #[derive(Debug)]

@@ -45,6 +45,8 @@ pub struct Finished {
     pub flush: bool,
     /// All done, or the errno.
     pub result: Result<(), i32>,
+    /// What a read filled.
+    pub filled: Option<IoVecs>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -303,15 +305,22 @@ impl Uring {
             match self.slots[slot].progress(entry.result()) {
                 Some(result) => {
                     let InKernel {
-                        owner, id, kind, ..
+                        owner,
+                        id,
+                        kind,
+                        iovecs,
+                        ..
                     } = self.slots[slot];
                     self.slots.give_back(slot);
                     let flush = kind == Kind::Flush;
+                    let read = kind == Kind::Read && result.is_ok();
+                    let filled = read.then_some(iovecs);
                     done(Finished {
                         owner,
                         id,
                         flush,
                         result,
+                        filled,
                     });
                 }
                 None => {

@@ -14,7 +14,7 @@ const KINDS: [CrashKind; 2] = [CrashKind::Process, CrashKind::Power];
 /// A device whose log windows have several regions.
 const MANY_REGIONS_DISK: u64 = 200 << 20;
 /// A device that gets two shards.
-const TWO_SHARDS_DISK: u64 = 33 << 30;
+const TWO_SHARDS_DISK: u64 = 9 << 30;
 
 type Content = Vec<(Spot, Option<Vec<u8>>)>;
 

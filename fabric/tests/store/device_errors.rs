@@ -12,7 +12,7 @@ use crate::seeds::{self, for_each_seed};
 use crate::sim_disk::{CrashKind, IoKind, SimDisk};
 
 /// A device that gets two shards.
-const TWO_SHARDS_DISK: u64 = 33 << 30;
+const TWO_SHARDS_DISK: u64 = 9 << 30;
 
 fn device_error(error: &StoreError) -> bool {
     matches!(

@@ -111,6 +111,8 @@ pub struct SimDisk {
     garble: bool,
     /// The disk is a sparse file on a host that has room for so many blocks never written before.
     host_room: Option<u64>,
+    /// What the read that finished last has filled.
+    filled: Option<IoVecs>,
     /// Synchronous writes until the power goes.
     fuse: Option<u64>,
     counts: Counts,
@@ -222,6 +224,7 @@ impl SimDisk {
             unreadable: BTreeSet::new(),
             garble: false,
             host_room: None,
+            filled: None,
             fuse: None,
             counts: Counts::default(),
             rng: seeds::rng(seed, 0xd15c),
@@ -436,8 +439,14 @@ impl SimDisk {
         Some(self.complete_at(at))
     }
 
+    /// What the request that finished last has filled, if it was a read that ended well.
+    pub fn filled(&self) -> Option<IoVecs> {
+        self.filled
+    }
+
     fn complete_at(&mut self, at: usize) -> (IoKey, Result<(), i32>) {
         let (key, request) = self.in_flight.remove(at);
+        self.filled = None;
         if let Some(errno) = self.fault(request.kind()) {
             if let Request::Write { record, .. } = request {
                 let kept = apply_with_luck(&mut self.current, &record, 0.3, &mut self.rng);
@@ -457,6 +466,7 @@ impl SimDisk {
                     // SAFETY: the first byte of what was just filled.
                     unsafe { *first ^= 1 };
                 }
+                self.filled = Some(iovecs);
             }
             Request::Write { record, iovecs } => {
                 let now = iovecs.map(|iovecs| gather(&iovecs));

@@ -12,7 +12,7 @@ use crate::proto::{Epoch, Generation, Incarnation, NodeId};
 use crate::store::file::{Allocation, DeviceFile};
 
 /// A device that gets two shards.
-const TWO_SHARDS_BYTES: u64 = 33 << 30;
+const TWO_SHARDS_BYTES: u64 = 9 << 30;
 /// Waits for the device before an answer counts as lost; each is a second at most.
 const WAITS_MAX: u32 = 60;
 /// Looks at a shard before it counts as not told; 10 ms lie between them.

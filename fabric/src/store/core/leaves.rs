@@ -4,7 +4,7 @@ use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
 use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES};
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
-use super::{FINDINGS_MAX, IoKind, PartKind, ShardCore};
+use super::{FINDINGS_MAX, IoKind, PartKind, ShardCore, Told};
 use crate::checksum::crc32c;
 
 /// What became of a wish for a leaf.
@@ -89,10 +89,10 @@ impl ShardCore {
         self.emit_read(io, unit, IoKind::Leaf { slot });
     }
 
-    pub(super) fn on_leaf(&mut self, io: u32, slot: u32, result: Result<(), i32>) {
+    pub(super) fn on_leaf(&mut self, io: u32, slot: u32, told: Told<'_>) {
         let meta = *self.leaves.meta(slot);
         let ptr = self.table.record(meta.rec).leaves[usize::from(meta.leaf)];
-        let good = result.is_ok() && crc32c(self.leaves.bytes(slot)) == ptr.crc;
+        let good = told.proves(0, ptr.crc, || crc32c(self.leaves.bytes(slot)));
         if !good && !meta.retried {
             self.counters.checksum_retries += 1;
             self.leaves.meta_mut(slot).retried = true;
@@ -107,7 +107,7 @@ impl ShardCore {
             self.leaves.meta_mut(slot).state = LeafState::Ready;
         } else {
             let block = u32::from(meta.leaf) * LEAF_BLOCKS as u32;
-            error = Some(self.corrupt_error(meta.rec, block, ptr.unit, result));
+            error = Some(self.corrupt_error(meta.rec, block, ptr.unit, told.result));
             self.table.runtime_mut(meta.rec).leaf_slots[usize::from(meta.leaf)] = NONE;
             self.leaves.drop_slot(slot);
         }

@@ -4,7 +4,7 @@ use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
 use super::super::format::{LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
 use super::super::table::NONE;
 use super::leaves::LeafWish;
-use super::{Found, IoKind, PartKind, PartState, ShardCore};
+use super::{Found, IoKind, PartKind, PartState, ShardCore, Told};
 use crate::checksum::crc32c;
 use crate::store::iov::{self, IovCursor};
 
@@ -231,30 +231,30 @@ impl ShardCore {
         });
     }
 
-    pub(super) fn on_read(
+    pub(super) fn end_read(
         &mut self,
         io: u32,
         part: u32,
         (first, count): (u16, u16),
         buffer: Option<u32>,
         second: bool,
-        result: Result<(), i32>,
+        told: Told<'_>,
     ) {
         let mut cursor = IovCursor::default();
         for i in 0..count {
             let index = first + i;
             let found = self.parts[part].map[usize::from(index)];
-            let crc = match buffer {
+            let compute = || match buffer {
                 Some(buffer) => crc32c(self.arena.buf().blocks(buffer + u32::from(i), 1)),
                 // SAFETY: the submitter keeps the memory valid; that it may change only makes the checksum differ.
                 None => unsafe { cursor.crc(&self.ios[io].iovs, UNIT_BYTES) },
             };
-            if result.is_ok() && crc == found.crc {
+            if told.proves(i, found.crc, compute) {
                 if let Some(buffer) = buffer {
                     self.copy_out(part, index, buffer + u32::from(i));
                 }
             } else if second {
-                self.accuse(part, index, result);
+                self.accuse(part, index, told.result);
             } else {
                 // A guest that writes into its own buffer meanwhile is no damage: read once more, in private.
                 self.counters.checksum_retries += 1;
@@ -404,18 +404,12 @@ impl ShardCore {
         true
     }
 
-    pub(super) fn on_fetch(
-        &mut self,
-        io: u32,
-        part: u32,
-        which: u8,
-        second: bool,
-        result: Result<(), i32>,
-    ) {
+    pub(super) fn on_fetch(&mut self, io: u32, part: u32, which: u8, second: bool, told: Told<'_>) {
         let (index, buffer) =
             self.parts[part].old[usize::from(which)].expect("fetched into a buffer");
         let found = self.parts[part].map[usize::from(index)];
-        let good = result.is_ok() && crc32c(self.arena.buf().blocks(buffer, 1)) == found.crc;
+        let compute = || crc32c(self.arena.buf().blocks(buffer, 1));
+        let good = told.proves(0, found.crc, compute);
         if !good && !second {
             self.counters.checksum_retries += 1;
             self.emit_read(
@@ -430,7 +424,7 @@ impl ShardCore {
             return;
         }
         if !good {
-            self.accuse(part, index, result);
+            self.accuse(part, index, told.result);
         }
         self.ios.give_back(io);
         self.parts[part].ios -= 1;

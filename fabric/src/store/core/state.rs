@@ -215,6 +215,25 @@ pub(super) enum IoKind {
     CheckpointFlush,
 }
 
+/// How a device request ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Told<'a> {
+    pub(super) result: Result<(), i32>,
+    /// Sums of the blocks of a read, if somebody took them already.
+    pub(super) crcs: Option<&'a [u32]>,
+}
+
+impl Told<'_> {
+    /// Whether block `i` arrived with this sum. `compute` takes it if nobody has.
+    pub(super) fn proves(&self, i: u16, crc: u32, compute: impl FnOnce() -> u32) -> bool {
+        let found = match self.crcs {
+            Some(crcs) => crcs[usize::from(i)],
+            None => compute(),
+        };
+        self.result.is_ok() && found == crc
+    }
+}
+
 /// A device request in flight.
 #[derive(Debug, Default)]
 pub(super) struct Io {
