@@ -139,6 +139,8 @@ pub struct Attachment {
     pub queues: u16,
     /// Whether guests may only read.
     pub read_only: bool,
+    /// Whether the guest switched the write cache off: no write is acknowledged before it is durable.
+    pub write_through: bool,
     /// State word.
     pub state: AttachmentState,
     /// Virtqueues that a guest has started.

@@ -359,6 +359,7 @@ fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
         volume: attachment.target.name().to_string(),
         queues: attachment.queues,
         read_only: attachment.read_only,
+        write_through: attachment.options.write_through,
         state: AttachmentState::Failed,
         queues_running: 0,
         last_error: None,
@@ -374,6 +375,7 @@ fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
             };
             shown.queues_running = state.rings;
             shown.last_error = state.last_error;
+            shown.write_through = !device.writeback();
             shown.counters = counters(device);
         }
         Some(State::Detaching) => shown.state = AttachmentState::Detaching,

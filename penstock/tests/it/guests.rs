@@ -33,6 +33,11 @@ fn a_guest_that_switched_the_write_cache_off_finds_it_off_after_a_kill() {
     daemon.kill();
     let daemon = Daemon::start(&data);
     assert!(Front::start(&back, 1).writeback());
+    let listed = daemon.json(&["attachments", "list"]);
+    assert_eq!(
+        (&listed[0]["write_through"], &listed[1]["write_through"]),
+        (&true.into(), &false.into())
+    );
     let mut guest = Front::start(&through, 1);
     assert!(!guest.writeback());
     // A driver that begins anew begins with the cache, and that lasts as well.

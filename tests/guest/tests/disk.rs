@@ -128,6 +128,32 @@ fn guest_verifies_every_byte_while_the_daemon_is_killed() -> Result<()> {
     vm.power_off()
 }
 
+/// Whether the daemon takes the first disk's write cache for switched off.
+fn write_through(rig: &Rig) -> Result<bool> {
+    let attachments = rig.node.json(&["attachments", "list"])?;
+    attachments[0]["write_through"]
+        .as_bool()
+        .context("attachments list tells the write cache mode")
+}
+
+#[test]
+fn a_write_cache_that_a_guest_switched_off_stays_off_when_the_daemon_is_killed() -> Result<()> {
+    let mut rig = Rig::start("512M")?;
+    let socket = rig.node.disk("through", "64M", 1)?;
+    let mut vm = rig.boot(vec![Disk::new(socket)])?;
+    ensure!(!write_through(&rig)?, "a new disk caches writes");
+    vm.sh("echo 'write through' > /sys/block/vda/cache_type")?;
+    assert_eq!(vm.sh("cat /sys/block/vda/cache_type")?, "write through");
+    ensure!(write_through(&rig)?, "the daemon was not told");
+    rig.node.kill()?;
+    rig.node.start_again()?;
+    vm.sh("dd if=/dev/urandom of=/dev/vda bs=4k count=16 oflag=direct")?;
+    ensure!(write_through(&rig)?, "the daemon forgot");
+    assert_eq!(vm.sh("cat /sys/block/vda/cache_type")?, "write through");
+    expect_no_io_errors(&mut vm)?;
+    vm.power_off()
+}
+
 #[test]
 fn requests_of_every_shape_read_back() -> Result<()> {
     let rig = Rig::start("2G")?;
