@@ -23,6 +23,8 @@ mod history;
 mod host_full;
 #[path = "store/image.rs"]
 mod image;
+#[path = "store/luck.rs"]
+mod luck;
 #[path = "store/memory.rs"]
 mod memory;
 #[path = "store/model.rs"]

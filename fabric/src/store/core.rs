@@ -13,6 +13,7 @@
 
 mod applied;
 mod checkpoint;
+mod fill;
 mod leaves;
 mod ops;
 mod read;
@@ -21,6 +22,7 @@ mod room;
 mod scrub;
 mod slab;
 mod squeeze;
+mod stage;
 mod state;
 mod write;
 
@@ -35,7 +37,6 @@ use super::arena::Arena;
 use super::device::{DeviceAction, IoId, IoVecs};
 use super::format::{BITMAP_DIRS_MAX, Geometry, Ptr, UNIT_BYTES};
 use super::leaf::{LEAVES_MIN, LeafCache};
-use super::log::Window;
 use super::metrics::{RamBytes, StoreMetrics};
 use super::table::Table;
 use checkpoint::Checkpoint;
@@ -151,13 +152,13 @@ fn leaf_slots(params: &CoreParams, shards: u32) -> u32 {
 impl ShardCore {
     /// A shard that has no log window yet: its first checkpoint gives it two.
     pub(super) fn new(loaded: Loaded, params: &CoreParams) -> Self {
+        let log = Log::new(&loaded);
         let Loaded {
             geo,
             alloc,
             table,
             bitmap_ptrs,
             bitmap_dir_ptrs,
-            nonce,
             ..
         } = loaded;
         let leaves = leaf_slots(params, loaded.shards);
@@ -180,18 +181,7 @@ impl ShardCore {
             arena,
             table,
             leaves: LeafCache::new(leaves),
-            log: Log {
-                nonce,
-                current: Window::new(loaded.window_id, Vec::new()),
-                next: None,
-                in_flight: [0; 2],
-                hold: true,
-                next_lsn: loaded.next_lsn,
-                durable_lsn: loaded.next_lsn - 1,
-                finished: 0,
-                flushed: 0,
-                watermark_written: loaded.next_lsn - 1,
-            },
+            log,
             ops: Slab::new(ops_max as usize),
             parts: Slab::new(parts as usize),
             ios: Slab::new(IOS_MAX),

@@ -11,6 +11,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use crate::image::{Image, SECTOR_BYTES};
+use crate::luck::apply_with_luck;
 use crate::seeds;
 
 /// What ends the life of a process.
@@ -39,9 +40,9 @@ pub enum IoKind {
 }
 
 #[derive(Clone)]
-struct WriteRecord {
-    offset: u64,
-    bytes: Arc<[u8]>,
+pub struct WriteRecord {
+    pub offset: u64,
+    pub bytes: Arc<[u8]>,
 }
 
 #[derive(Clone)]
@@ -158,57 +159,6 @@ fn scatter(iovecs: &IoVecs, image: &Image, offset: u64) {
 
 fn errno_error(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
-}
-
-/// Which sectors of a write survive.
-#[derive(Clone, Copy)]
-enum Fate {
-    Whole,
-    Lost,
-    Before(usize),
-    From(usize),
-    Some,
-}
-
-impl Fate {
-    /// `keep` is the share of writes that survive whole.
-    fn draw(sectors: usize, keep: f64, rng: &mut ChaCha8Rng) -> Self {
-        if rng.random_bool(keep) {
-            return Self::Whole;
-        }
-        let cut = rng.random_range(0..=sectors);
-        [Self::Lost, Self::Before(cut), Self::From(cut), Self::Some][rng.random_range(0..4)]
-    }
-
-    fn spares(self, sector: usize, rng: &mut ChaCha8Rng) -> bool {
-        match self {
-            Self::Whole => true,
-            Self::Lost => false,
-            Self::Before(cut) => sector < cut,
-            Self::From(cut) => sector >= cut,
-            Self::Some => rng.random_bool(0.5),
-        }
-    }
-}
-
-/// Applies a write, or some of its sectors, or nothing; tells what it applied.
-fn apply_with_luck(
-    image: &mut Image,
-    record: &WriteRecord,
-    keep: f64,
-    rng: &mut ChaCha8Rng,
-) -> Vec<WriteRecord> {
-    let fate = Fate::draw(record.bytes.len() / SECTOR_BYTES, keep, rng);
-    let mut kept = Vec::new();
-    for (sector, bytes) in record.bytes.chunks_exact(SECTOR_BYTES).enumerate() {
-        if fate.spares(sector, rng) {
-            let offset = record.offset + (sector * SECTOR_BYTES) as u64;
-            image.write(offset, bytes);
-            let bytes = bytes.into();
-            kept.push(WriteRecord { offset, bytes });
-        }
-    }
-    kept
 }
 
 impl SimDisk {

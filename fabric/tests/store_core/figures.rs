@@ -98,6 +98,36 @@ fn turn(core: &mut ShardCore, disk: &mut Memory) -> u64 {
     }
 }
 
+/// Submits a write under `version`, or a read. The caller keeps the buffers until it is done.
+fn submit_block(
+    core: &mut ShardCore,
+    id: u64,
+    (chunk, offset): (u32, u32),
+    iovecs: &[libc::iovec],
+    version: Option<Version>,
+) {
+    let layers = &[LayerId(1)];
+    let op = match version {
+        Some(version) => StoreOp::Write {
+            layers,
+            chunk,
+            offset,
+            iovecs,
+            version,
+            fua: false,
+        },
+        None => StoreOp::Read {
+            layers,
+            chunk,
+            offset,
+            iovecs,
+        },
+    };
+    // SAFETY: the buffers outlive the turn behind the submissions, which completes everything.
+    let submitted = unsafe { core.submit(OpId(id), op) };
+    assert_eq!(submitted, Submitted::Accepted);
+}
+
 #[test]
 fn figures_of_random_4k_at_depth_32() {
     const SPAN_CHUNKS: u32 = 128;
@@ -127,29 +157,9 @@ fn figures_of_random_4k_at_depth_32() {
                     rng.random_range(0..SPAN_CHUNKS),
                     rng.random_range(0..1024) * BLOCK as u32,
                 );
-                let layers = &[LayerId(1)];
                 *sequence += 1;
-                let version = Version::new(1, *sequence);
-                let op = if write {
-                    StoreOp::Write {
-                        layers,
-                        chunk,
-                        offset,
-                        iovecs: &iovecs,
-                        version,
-                        fua: false,
-                    }
-                } else {
-                    StoreOp::Read {
-                        layers,
-                        chunk,
-                        offset,
-                        iovecs: &iovecs,
-                    }
-                };
-                // SAFETY: the buffers outlive the turn below, which completes everything.
-                let submitted = unsafe { core.submit(OpId(u64::from(i)), op) };
-                assert_eq!(submitted, Submitted::Accepted);
+                let version = write.then(|| Version::new(1, *sequence));
+                submit_block(core, u64::from(i), (chunk, offset), &iovecs, version);
             }
             device_ns += turn(core, &mut disk);
             for _ in 0..DEPTH {

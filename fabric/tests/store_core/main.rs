@@ -3,5 +3,6 @@
 mod disk;
 mod faults;
 mod figures;
+mod recovery;
 mod rig;
 mod semantics;

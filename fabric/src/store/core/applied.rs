@@ -29,6 +29,8 @@ impl ShardCore {
 
     pub(super) fn finish_batch(&mut self, slot: u32) {
         let batch = &mut self.batches[slot];
+        // Invariant *Stable reads*: nothing can be read before all of it is on the device.
+        assert_eq!(batch.ios, 0, "a batch ends with its last device write");
         let (buffer, blocks, header, errno) =
             (batch.buffer, batch.blocks, batch.header, batch.errno);
         let (window, watermark, cancelled) = (batch.window, batch.watermark, batch.cancelled);

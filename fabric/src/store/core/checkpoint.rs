@@ -1,22 +1,15 @@
 //! Checkpoints: bringing the map to the device while writes go on. `format` says why in this order.
 
-use crate::checksum::crc32c;
 use zerocopy::IntoBytes;
 
-use super::super::alloc::Run;
 use super::super::api::{FlushMark, StoreCore, StoreError};
 use super::super::arena::Arena;
-use super::super::format::{
-    DIR_PTRS, Ptr, Superblock, UNIT_BYTES, UNIT_UNMAPPED, WINDOW_REGIONS_MAX, seal,
-};
-use super::super::leaf::LeafState;
+use super::super::format::{Ptr, Superblock, UNIT_BYTES, WINDOW_REGIONS_MAX, seal};
 use super::super::log::Window;
-use super::super::table::NONE;
+use super::stage::Pages;
 use super::write::QUARANTINE_RUNS;
 use super::{CHECKPOINT_IO_BLOCKS, CHECKPOINT_IOS_MAX, IoKind, ShardCore};
 
-/// Words of the bitmap in one page.
-const PAGE_WORDS: usize = UNIT_BYTES / 8;
 /// A window is this share of the shard, within bounds.
 const WINDOW_SHARE: u32 = 64;
 /// Calls of `on_idle` with no write in between after which freed space is made free: two seconds at the engine's pace.
@@ -24,7 +17,7 @@ const WINDOW_SHARE: u32 = 64;
 const IDLE_CALLS: u32 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Idle,
     /// The old window's batches are still in flight.
     Drain,
@@ -48,8 +41,8 @@ enum Phase {
 pub(super) struct Checkpoint {
     number: u64,
     phase: Phase,
-    cursor: u32,
-    ios: u32,
+    pub(super) cursor: u32,
+    pub(super) ios: u32,
     /// Something needs space or clean leaves.
     wanted: bool,
     /// One has just ended: what waited for it is to be tried again.
@@ -58,11 +51,11 @@ pub(super) struct Checkpoint {
     requested_clean: bool,
     running: Vec<u32>,
     running_clean: bool,
-    table_root: Ptr,
-    root_dirty: bool,
-    bitmap_dirs_dirty: u64,
+    pub(super) table_root: Ptr,
+    pub(super) root_dirty: bool,
+    pub(super) bitmap_dirs_dirty: u64,
     /// Free buffers of `CHECKPOINT_IO_BLOCKS` each.
-    buffers: Vec<u32>,
+    pub(super) buffers: Vec<u32>,
     /// Parity of the window that is being left, and the generation whose readers must be gone.
     old_parity: usize,
     old_generation: u8,
@@ -77,15 +70,6 @@ pub(super) struct Checkpoint {
     /// Calls of `on_idle` since so many batches were done.
     idle_calls: u32,
     idle_since: u64,
-}
-
-/// Kinds of pages that go to fresh units, many in one request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pages {
-    Leaves,
-    Tables,
-    Dirs,
-    Root,
 }
 
 impl Checkpoint {
@@ -158,7 +142,7 @@ impl Checkpoint {
         &self.table_root
     }
 
-    fn next_phase(&mut self, phase: Phase) {
+    pub(super) fn next_phase(&mut self, phase: Phase) {
         self.phase = phase;
         self.cursor = 0;
     }
@@ -220,219 +204,6 @@ impl ShardCore {
         self.ckpt.log_start = self.log.next_lsn;
         self.table.reap();
         self.ckpt.next_phase(Phase::Drain);
-    }
-
-    /// Queues pages of a kind until none is left or requests or buffers run out.
-    fn stage_all(&mut self, pages: Pages, then: Phase) {
-        loop {
-            let left = match pages {
-                Pages::Leaves => self.leaves.dirty(),
-                Pages::Tables => self.table.dirty_count(),
-                Pages::Dirs => self.table.page_ptrs.len().div_ceil(DIR_PTRS) as u32,
-                Pages::Root => u32::from(self.ckpt.root_dirty),
-            };
-            if left == 0 {
-                self.ckpt.next_phase(then);
-                return;
-            }
-            let Some(&buffer) = self.ckpt.buffers.last() else {
-                return;
-            };
-            let Some(io) = self.take_io(false) else {
-                return;
-            };
-            let Some(units) = self.alloc.take_run(left.min(CHECKPOINT_IO_BLOCKS)) else {
-                self.ios.give_back(io);
-                self.fail(libc::ENOSPC);
-                return;
-            };
-            self.ios[io].leaves.clear();
-            let mut used = 0;
-            while used < units.len && self.stage_page(pages, io, units.start + used, buffer + used)
-            {
-                used += 1;
-            }
-            if used < units.len {
-                self.alloc.give_back(Run {
-                    start: units.start + used,
-                    len: units.len - used,
-                });
-            }
-            if used == 0 {
-                self.ios.give_back(io);
-                self.ckpt.next_phase(then);
-                return;
-            }
-            self.emit_pages(io, units.start, buffer, used);
-        }
-    }
-
-    fn emit_pages(&mut self, io: u32, unit: u32, buffer: u32, count: u32) {
-        self.ckpt.buffers.pop();
-        self.ckpt.ios += 1;
-        self.counters.checkpoint_bytes += u64::from(count) * UNIT_BYTES as u64;
-        self.emit_write(io, unit, buffer, count, IoKind::Pages { buffer });
-    }
-
-    /// Puts the next dirty page into the buffer, destined for `unit`; `false` when there is none.
-    fn stage_page(&mut self, pages: Pages, io: u32, unit: u32, buffer: u32) -> bool {
-        let old = match pages {
-            Pages::Leaves => {
-                let Some(slot) = self.next_dirty_leaf() else {
-                    return false;
-                };
-                let ptr = Ptr {
-                    unit,
-                    crc: self.fill_page(buffer, |core| core.leaves.bytes(slot)),
-                };
-                self.leaves.mark_clean(slot);
-                // Until it is written nobody may evict it and read it back.
-                self.leaves.meta_mut(slot).pins += 1;
-                self.ios[io].leaves.push(slot);
-                let meta = *self.leaves.meta(slot);
-                std::mem::replace(
-                    &mut self.table.record_mut(meta.rec).leaves[usize::from(meta.leaf)],
-                    ptr,
-                )
-            }
-            Pages::Tables => {
-                let Some(page) = self.table.next_dirty_page(self.ckpt.cursor) else {
-                    return false;
-                };
-                self.ckpt.cursor = page + 1;
-                let crc = self.fill_page(buffer, |core| core.table.page_bytes(page));
-                self.table.set_page_ptr(page, Ptr { unit, crc })
-            }
-            Pages::Dirs => {
-                let Some(dir) = self.table.next_dirty_dir(self.ckpt.cursor) else {
-                    return false;
-                };
-                self.ckpt.cursor = dir + 1;
-                let crc = self.fill_page(buffer, |core| core.table.dir_bytes(dir));
-                self.ckpt.root_dirty = true;
-                self.table.set_dir_ptr(dir, Ptr { unit, crc })
-            }
-            Pages::Root => {
-                if !std::mem::take(&mut self.ckpt.root_dirty) {
-                    return false;
-                }
-                let crc = self.fill_page(buffer, |core| core.table.dir_ptrs.as_bytes());
-                std::mem::replace(&mut self.ckpt.table_root, Ptr { unit, crc })
-            }
-        };
-        self.alloc.commit(unit);
-        if old.unit != 0 {
-            self.alloc.free_replaced(old.unit);
-        }
-        true
-    }
-
-    /// Copies a page into a buffer block, the rest zero; returns the checksum.
-    fn fill_page(&mut self, buffer: u32, bytes: impl Fn(&Self) -> &[u8]) -> u32 {
-        let (ptr, len) = {
-            let bytes = bytes(self);
-            (bytes.as_ptr(), bytes.len())
-        };
-        let page = self.arena.buf_mut().blocks_mut(buffer, 1);
-        page[len..].fill(0);
-        // SAFETY: the source is a table or cache page of this shard, which the arena's blocks never overlap.
-        unsafe { page.as_mut_ptr().copy_from_nonoverlapping(ptr, len) };
-        crc32c(page)
-    }
-
-    /// Next leaf to be written; those in which nothing is mapped any more are dropped on the way.
-    fn next_dirty_leaf(&mut self) -> Option<u32> {
-        while self.ckpt.cursor < self.leaves.slots() {
-            let slot = self.ckpt.cursor;
-            self.ckpt.cursor += 1;
-            let meta = *self.leaves.meta(slot);
-            if meta.state != LeafState::Ready || !meta.dirty {
-                continue;
-            }
-            if self
-                .leaves
-                .entries(slot)
-                .iter()
-                .any(|e| e.unit != UNIT_UNMAPPED)
-            {
-                return Some(slot);
-            }
-            self.drop_empty_leaf(slot);
-        }
-        None
-    }
-
-    fn drop_empty_leaf(&mut self, slot: u32) {
-        let meta = *self.leaves.meta(slot);
-        let newest = self
-            .leaves
-            .entries(slot)
-            .iter()
-            .map(|e| e.version)
-            .max()
-            .unwrap_or(0);
-        let record = self.table.record_mut(meta.rec);
-        record.floor = record.floor.max(newest);
-        let old = std::mem::take(&mut record.leaves[usize::from(meta.leaf)]);
-        if old.unit != 0 {
-            self.alloc.free_replaced(old.unit);
-        }
-        self.leaves.mark_clean(slot);
-        if meta.pins == 0 {
-            self.leaves.drop_slot(slot);
-            self.table.runtime_mut(meta.rec).leaf_slots[usize::from(meta.leaf)] = NONE;
-            self.note_if_bare(meta.rec);
-        }
-    }
-
-    fn stage_bitmap(&mut self) {
-        loop {
-            let Some(&buffer) = self.ckpt.buffers.last() else {
-                return;
-            };
-            let Some(io) = self.take_io(false) else {
-                return;
-            };
-            let Some(page) = self.alloc.next_dirty_page(self.ckpt.cursor) else {
-                self.ios.give_back(io);
-                self.ckpt.next_phase(Phase::BitmapDirs);
-                return;
-            };
-            self.ckpt.cursor = page + 1;
-            let block = self.arena.buf_mut().blocks_mut(buffer, 1);
-            self.alloc
-                .committed()
-                .write_bytes(page as usize * PAGE_WORDS, block);
-            let crc = crc32c(block);
-            let was = self.bitmap_ptrs[page as usize].unit;
-            let slot = u32::from(was == self.geo.bitmap_slot(page, 0));
-            let unit = self.geo.bitmap_slot(page, slot);
-            self.bitmap_ptrs[page as usize] = Ptr { unit, crc };
-            self.ckpt.bitmap_dirs_dirty |= 1 << (page as usize / DIR_PTRS);
-            self.emit_pages(io, unit, buffer, 1);
-        }
-    }
-
-    fn stage_bitmap_dirs(&mut self) {
-        while self.ckpt.bitmap_dirs_dirty != 0 {
-            let Some(&buffer) = self.ckpt.buffers.last() else {
-                return;
-            };
-            let Some(io) = self.take_io(false) else {
-                return;
-            };
-            let dir = self.ckpt.bitmap_dirs_dirty.trailing_zeros();
-            self.ckpt.bitmap_dirs_dirty &= self.ckpt.bitmap_dirs_dirty - 1;
-            let start = dir as usize * DIR_PTRS;
-            let end = (start + DIR_PTRS).min(self.bitmap_ptrs.len());
-            let crc = self.fill_page(buffer, |core| core.bitmap_ptrs[start..end].as_bytes());
-            let was = self.bitmap_dir_ptrs[dir as usize].unit;
-            let slot = u32::from(was == self.geo.bitmap_dir_slot(dir, 0));
-            let unit = self.geo.bitmap_dir_slot(dir, slot);
-            self.bitmap_dir_ptrs[dir as usize] = Ptr { unit, crc };
-            self.emit_pages(io, unit, buffer, 1);
-        }
-        self.ckpt.next_phase(Phase::Settle);
     }
 
     pub(super) fn on_pages(&mut self, io: u32, buffer: u32, result: Result<(), i32>) {

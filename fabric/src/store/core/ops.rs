@@ -29,6 +29,10 @@ struct Span<'a> {
 
 impl ShardCore {
     pub(super) fn accept(&mut self, id: OpId, op: StoreOp<'_>) -> Submitted {
+        // Invariant *Bounded*: every list of parts and device requests is within its table.
+        let waiting = self.stalled.len() + self.starved.len() + self.no_old.len();
+        assert!(waiting + self.ready.len() <= self.parts.in_use());
+        assert!(self.actions.len() <= self.ios.in_use());
         if self.parts.free_count() < OP_PARTS_MAX + INTERNAL_PARTS as usize {
             return Submitted::Busy;
         }
@@ -41,62 +45,8 @@ impl ShardCore {
         (state.parts_left, state.error, state.fua, state.aligned) = (0, None, false, true);
         state.iovs.clear();
         let outcome = match op {
-            StoreOp::Read {
-                layers,
-                chunk,
-                offset,
-                iovecs,
-            } => {
-                let len = self.set_iovecs(slot, iovecs);
-                let span = Span {
-                    layers,
-                    chunk,
-                    offset,
-                    len,
-                    version: Version(0),
-                    fua: false,
-                };
-                self.start_parts(slot, &span, PartKind::Read)
-            }
-            StoreOp::Write {
-                layers,
-                chunk,
-                offset,
-                iovecs,
-                version,
-                fua,
-            } => {
-                let len = self.set_iovecs(slot, iovecs);
-                self.start_parts(
-                    slot,
-                    &Span {
-                        layers,
-                        chunk,
-                        offset,
-                        len,
-                        version,
-                        fua,
-                    },
-                    PartKind::Write,
-                )
-            }
-            StoreOp::Zero {
-                layers,
-                chunk,
-                offset,
-                len,
-                version,
-                fua,
-            } => {
-                let span = Span {
-                    layers,
-                    chunk,
-                    offset,
-                    len: u64::from(len),
-                    version,
-                    fua,
-                };
-                self.start_parts(slot, &span, PartKind::Zero)
+            StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::Zero { .. } => {
+                self.start_io(slot, op)
             }
             StoreOp::Flush => self.refuse_if_failed().map(|()| {
                 self.ops[slot].kind = OpKind::Flush;
@@ -123,6 +73,51 @@ impl ShardCore {
             self.finish_op(slot, Err(error));
         }
         Submitted::Accepted
+    }
+
+    fn start_io(&mut self, slot: u32, op: StoreOp<'_>) -> StoreResult {
+        let (layers, chunk, offset) = match op {
+            StoreOp::Read {
+                layers,
+                chunk,
+                offset,
+                ..
+            }
+            | StoreOp::Write {
+                layers,
+                chunk,
+                offset,
+                ..
+            }
+            | StoreOp::Zero {
+                layers,
+                chunk,
+                offset,
+                ..
+            } => (layers, chunk, offset),
+            _ => return Err(StoreError::OutOfRange),
+        };
+        let (kind, version, fua) = match op {
+            StoreOp::Write { version, fua, .. } => (PartKind::Write, version, fua),
+            StoreOp::Zero { version, fua, .. } => (PartKind::Zero, version, fua),
+            _ => (PartKind::Read, Version(0), false),
+        };
+        let len = match op {
+            StoreOp::Read { iovecs, .. } | StoreOp::Write { iovecs, .. } => {
+                self.set_iovecs(slot, iovecs)
+            }
+            StoreOp::Zero { len, .. } => u64::from(len),
+            _ => 0,
+        };
+        let span = Span {
+            layers,
+            chunk,
+            offset,
+            len,
+            version,
+            fua,
+        };
+        self.start_parts(slot, &span, kind)
     }
 
     fn set_iovecs(&mut self, slot: u32, iovecs: &[libc::iovec]) -> u64 {
@@ -271,7 +266,7 @@ impl ShardCore {
         slot
     }
 
-    /// Whether an earlier write in flight overlaps the part.
+    /// Whether an earlier write in flight overlaps the part. Invariant *Stable reads*: who answers true waits.
     fn has_hazard(&self, slot: u32) -> bool {
         let part = &self.parts[slot];
         let mut at = self.table.runtime(part.rec).hazards;

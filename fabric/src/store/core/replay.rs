@@ -66,31 +66,14 @@ impl ShardCore {
             let newer = old.version > entry.version
                 && old.unit != UNIT_UNMAPPED
                 && entry.kind != entry_kind::DROP;
-            let new = match entry.kind {
-                entry_kind::DATA => {
-                    let unit = entry.unit + u32::from(i);
-                    out.touched.push(unit);
-                    if !good[usize::from(i)] {
-                        continue;
-                    }
-                    MapEntry {
-                        unit,
-                        crc: read.crcs[usize::from(i)],
-                        version: entry.version,
-                    }
+            let new = replayed(read, i);
+            if entry.kind == entry_kind::DATA {
+                out.touched.push(new.unit);
+                // Invariant *Verified*: after power loss a header may be there without its data.
+                if !good[usize::from(i)] {
+                    continue;
                 }
-                entry_kind::DROP => MapEntry::default(),
-                entry_kind::ZERO => MapEntry {
-                    unit: UNIT_ZERO,
-                    crc: 0,
-                    version: entry.version,
-                },
-                _ => MapEntry {
-                    unit: UNIT_UNMAPPED,
-                    crc: 0,
-                    version: entry.version,
-                },
-            };
+            }
             if newer {
                 continue;
             }
@@ -267,6 +250,18 @@ impl ShardCore {
             None => Ok(()),
         }
     }
+}
+
+/// What an entry makes of its block `i`.
+fn replayed(read: &ReadEntry, i: u16) -> MapEntry {
+    let version = read.entry.version;
+    let (unit, crc) = match read.entry.kind {
+        entry_kind::DATA => (read.entry.unit + u32::from(i), read.crcs[usize::from(i)]),
+        entry_kind::DROP => return MapEntry::default(),
+        entry_kind::ZERO => (UNIT_ZERO, 0),
+        _ => (UNIT_UNMAPPED, 0),
+    };
+    MapEntry { unit, crc, version }
 }
 
 /// Executes one action at once.

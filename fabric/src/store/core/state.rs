@@ -225,6 +225,8 @@ pub(super) struct Told<'a> {
 
 impl Told<'_> {
     /// Whether block `i` arrived with this sum. `compute` takes it if nobody has.
+    ///
+    /// Invariant *Verified*: what this denies is never answered as good, be it data or a page that says where they are.
     pub(super) fn proves(&self, i: u16, crc: u32, compute: impl FnOnce() -> u32) -> bool {
         let found = match self.crcs {
             Some(crcs) => crcs[usize::from(i)],
@@ -276,6 +278,24 @@ pub(super) struct Log {
     pub(super) flushed: u64,
     /// Newest watermark in a header on the device.
     pub(super) watermark_written: u64,
+}
+
+impl Log {
+    /// Closed until the first checkpoint has given it windows.
+    pub(super) fn new(loaded: &super::Loaded) -> Self {
+        Self {
+            nonce: loaded.nonce,
+            current: Window::new(loaded.window_id, Vec::new()),
+            next: None,
+            in_flight: [0; 2],
+            hold: true,
+            next_lsn: loaded.next_lsn,
+            durable_lsn: loaded.next_lsn - 1,
+            finished: 0,
+            flushed: 0,
+            watermark_written: loaded.next_lsn - 1,
+        }
+    }
 }
 
 /// A layer being dropped.

@@ -3,26 +3,25 @@
 use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{
-    BatchEntry, BatchHeader, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO,
-    entry_kind,
+    BatchHeader, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
 };
 use super::super::leaf::LeafState;
-use super::super::log::{DataBlock, HeaderWriter};
+use super::super::log::HeaderWriter;
 use super::super::table::NONE;
 use super::applied::{is_drop, zero_target};
+use super::fill::Filling;
 use super::leaves::LeafWish;
 use super::room::Room;
-use super::{BATCHES_MAX, IoKind, OpKind, PartKind, PartState, ShardCore};
-use crate::checksum::crc32c;
+use super::{BATCHES_MAX, IoKind, PartKind, PartState, ShardCore};
 
 /// Data blocks of one batch.
 const BATCH_BLOCKS_MAX: u32 = 256;
 /// Device requests of one batch when its units are scattered.
-const BATCH_IOS_MAX: usize = 64;
+pub(super) const BATCH_IOS_MAX: usize = 64;
 /// Device requests that batches leave to checkpoints and flushes.
 const CHECKPOINT_IOS_RESERVED: usize = 32;
 /// Writes from this many blocks on do not use up the window: their data go elsewhere, beside the header.
-const LARGE_BLOCKS: u32 = 16;
+pub(super) const LARGE_BLOCKS: u32 = 16;
 /// Runs in quarantine (12 bytes each) that bring a checkpoint on, and those at which writes wait for it.
 pub(super) const QUARANTINE_RUNS: usize = 1 << 16;
 const QUARANTINE_RUNS_MAX: usize = 1 << 18;
@@ -57,22 +56,6 @@ pub(super) struct Batch {
     pub(super) cancelled: bool,
     /// Device requests to be made: unit, buffer block, blocks.
     pub(super) spans: Vec<(u32, u32, u32)>,
-}
-
-/// What a batch is being filled from.
-struct Filling {
-    batch: u32,
-    writer: HeaderWriter,
-    /// Buffer blocks used, the header included.
-    used: u32,
-    /// Data units handed out and not yet used.
-    units: Run,
-    /// Data may follow the header in the window.
-    inline: bool,
-    /// Data blocks that may still be placed.
-    budget: u32,
-    /// Parts that may still join.
-    parts: u32,
 }
 
 impl ShardCore {
@@ -141,7 +124,7 @@ impl ShardCore {
     }
 
     /// A block was left alone because what is there is newer.
-    fn note_stale(&mut self, part: u32, entry: MapEntry) {
+    pub(super) fn note_stale(&mut self, part: u32, entry: MapEntry) {
         let p = &mut self.parts[part];
         p.stale = p.stale.max(entry.version);
         p.renumber |= entry.unit == UNIT_UNMAPPED;
@@ -161,7 +144,7 @@ impl ShardCore {
     }
 
     /// The fully covered blocks of a discard, in the leaf, and what it makes of them.
-    fn zero_range(&self, part: u32) -> (u16, u16, u32) {
+    pub(super) fn zero_range(&self, part: u32) -> (u16, u16, u32) {
         let p = &self.parts[part];
         let block = UNIT_BYTES as u32;
         let first = p.first + u16::from(p.start % block != 0);
@@ -199,19 +182,8 @@ impl ShardCore {
         }
     }
 
-    /// Builds one batch; `false` when nothing more can be built now.
-    fn build_batch(&mut self) -> bool {
-        if self.log.hold
-            || self.batches.free_count() == 0
-            || self.ios.free_count() < BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED
-        {
-            return false;
-        }
-        if self.alloc.quarantine_runs() > QUARANTINE_RUNS_MAX {
-            self.ckpt.want();
-            return false;
-        }
-        let inline = self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
+    /// What the next batch would hold if there were room for it.
+    fn batch_wish(&self, inline: bool) -> Room {
         let mut want = Room {
             blocks: 0,
             parts: 0,
@@ -232,6 +204,23 @@ impl ShardCore {
                 break;
             }
         }
+        want
+    }
+
+    /// Builds one batch; `false` when nothing more can be built now.
+    fn build_batch(&mut self) -> bool {
+        if self.log.hold
+            || self.batches.free_count() == 0
+            || self.ios.free_count() < BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED
+        {
+            return false;
+        }
+        if self.alloc.quarantine_runs() > QUARANTINE_RUNS_MAX {
+            self.ckpt.want();
+            return false;
+        }
+        let inline = self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
+        let want = self.batch_wish(inline);
         let before = self.ready.len();
         let Some(room) = self.room_for(want) else {
             return self.ready.len() < before;
@@ -288,250 +277,6 @@ impl ShardCore {
         self.log.current.batches += 1;
         self.log.in_flight[(self.log.current.id & 1) as usize] += 1;
         slot
-    }
-
-    /// Puts as much of the part as possible into the batch; `false` when the batch is full before the part is done.
-    fn fill_from(&mut self, filling: &mut Filling, part: u32) -> bool {
-        let too_large = filling.inline && self.blocks_left(part) >= LARGE_BLOCKS;
-        if too_large || filling.parts == 0 {
-            return false;
-        }
-        let items = self.batches[filling.batch].items.len();
-        let done = match self.parts[part].kind {
-            PartKind::Write => self.fill_blocks(filling, part),
-            PartKind::Zero | PartKind::Drop => self.fill_zeroes(filling, part),
-            PartKind::Fence | PartKind::FenceDrop => self.fill_fence(filling, part),
-            PartKind::Read | PartKind::Scrub => unreachable!("reads are not logged"),
-        };
-        if self.batches[filling.batch].items.len() > items {
-            let leaves = u32::from(self.dirties_leaf(part));
-            self.batches[filling.batch].leaves += leaves;
-            self.pending_leaves += leaves;
-            self.batches[filling.batch].parts.push(part);
-            self.parts[part].batches += 1;
-            filling.parts -= 1;
-        }
-        if done {
-            self.parts[part].logged = true;
-            self.release_old(part);
-            if self.parts[part].batches == 0 {
-                // Every block was stale.
-                self.finish_part(part);
-            }
-        }
-        done
-    }
-
-    fn fill_blocks(&mut self, filling: &mut Filling, part: u32) -> bool {
-        let slot = self.leaf_slot(part);
-        while self.parts[part].cursor < u32::from(self.parts[part].count) {
-            let i = self.parts[part].cursor;
-            let (version, first) = (self.parts[part].version, self.parts[part].first);
-            let entry = self.leaves.entries(slot)[usize::from(first) + i as usize];
-            if entry.version > version {
-                self.note_stale(part, entry);
-            } else if !self.fill_block(filling, part, i, true) {
-                return false;
-            }
-            self.parts[part].cursor += 1;
-        }
-        true
-    }
-
-    fn fill_zeroes(&mut self, filling: &mut Filling, part: u32) -> bool {
-        let (first, last, kind) = self.zero_range(part);
-        if self.parts[part].cursor == 0 {
-            if !filling.writer.has_room() {
-                return false;
-            }
-            if last > first {
-                let p = &self.parts[part];
-                let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;
-                let (layer, version, chunk, count) = (p.layer, p.version, p.chunk, last - first);
-                let entry = BatchEntry {
-                    layer,
-                    version,
-                    chunk,
-                    unit: 0,
-                    block,
-                    count,
-                    kind,
-                };
-                self.push_entry(filling, entry);
-                let item = Item {
-                    part,
-                    first,
-                    count,
-                    unit: 0,
-                    crc: 0,
-                    kind,
-                };
-                self.batches[filling.batch].items.push(item);
-            }
-            self.parts[part].cursor = 1;
-        }
-        let slot = self.leaf_slot(part);
-        for which in 0..2 {
-            let Some((index, buffer)) = self.parts[part].old[which] else {
-                continue;
-            };
-            let entry = self.leaves.entries(slot)[usize::from(self.parts[part].first + index)];
-            if entry.version > self.parts[part].version {
-                self.note_stale(part, entry);
-            } else if !self.fill_block(filling, part, u32::from(index), false) {
-                return false;
-            }
-            self.parts[part].old[which] = None;
-            self.arena.give_back(buffer, 1);
-        }
-        true
-    }
-
-    fn fill_fence(&mut self, filling: &mut Filling, part: u32) -> bool {
-        if !filling.writer.has_room() {
-            return false;
-        }
-        let p = &self.parts[part];
-        let fence = if let OpKind::Fence(fence) = self.ops[p.op].kind {
-            Some(fence)
-        } else {
-            None
-        };
-        let kind = if fence.is_some() {
-            entry_kind::FENCE
-        } else {
-            entry_kind::FENCE_DROP
-        };
-        let (layer, version) = (p.layer, p.version);
-        self.push_entry(
-            filling,
-            BatchEntry {
-                layer,
-                version,
-                chunk: 0,
-                unit: 0,
-                block: 0,
-                count: 0,
-                kind,
-            },
-        );
-        if let Some(fence) = fence {
-            let header = self.batches[filling.batch].buffer;
-            filling
-                .writer
-                .push_u64(self.arena.buf_mut().blocks_mut(header, 1), fence.epoch);
-        }
-        self.batches[filling.batch].items.push(Item {
-            part,
-            first: 0,
-            count: 0,
-            unit: 0,
-            crc: 0,
-            kind,
-        });
-        true
-    }
-
-    fn push_entry(&mut self, filling: &mut Filling, entry: BatchEntry) {
-        let header = self.batches[filling.batch].buffer;
-        filling
-            .writer
-            .push_entry(self.arena.buf_mut().blocks_mut(header, 1), entry);
-    }
-
-    pub(super) fn leaf_slot(&self, part: u32) -> u32 {
-        let p = &self.parts[part];
-        self.table.runtime(p.rec).leaf_slots[usize::from(p.leaf)]
-    }
-
-    /// Adds block `i` of the part: its content to the buffer, its entry to the header.
-    fn fill_block(&mut self, filling: &mut Filling, part: u32, i: u32, from_op: bool) -> bool {
-        if filling.budget == 0 || !filling.writer.has_room() {
-            return false;
-        }
-        let Some(unit) = self.next_unit(filling) else {
-            return false;
-        };
-        let header = self.batches[filling.batch].buffer;
-        let buffer = header + filling.used;
-        let (from, to) = self.covered_range(part, i);
-        if to - from < UNIT_BYTES as u32 {
-            let old = self.parts[part]
-                .old
-                .iter()
-                .flatten()
-                .find(|(index, _)| u32::from(*index) == i)
-                .copied();
-            let (inside, len) = (from as usize % UNIT_BYTES, (to - from) as usize);
-            let start = buffer as usize * UNIT_BYTES;
-            let bytes = self.arena.buf().len();
-            let all = self
-                .arena
-                .buf_mut()
-                .blocks_mut(0, (bytes / UNIT_BYTES) as u32);
-            match old {
-                Some((_, old)) => {
-                    let old = old as usize * UNIT_BYTES;
-                    all.copy_within(old..old + UNIT_BYTES, start);
-                }
-                None => all[start..start + UNIT_BYTES].fill(0),
-            }
-            all[start + inside..start + inside + len].fill(0);
-        }
-        if from_op {
-            self.copy_in(part, from, to, buffer);
-        }
-        let crc = crc32c(self.arena.buf().blocks(buffer, 1));
-        let p = &self.parts[part];
-        let first = p.first + i as u16;
-        let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;
-        let data = DataBlock {
-            layer: p.layer,
-            chunk: p.chunk,
-            block,
-            unit,
-            crc,
-            version: p.version,
-        };
-        filling
-            .writer
-            .push_data(self.arena.buf_mut().blocks_mut(header, 1), &data);
-        let batch = &mut self.batches[filling.batch];
-        batch.items.push(Item {
-            part,
-            first,
-            count: 1,
-            unit,
-            crc,
-            kind: entry_kind::DATA,
-        });
-        match batch.spans.last_mut() {
-            Some((start, from, len)) if *start + *len == unit && *from + *len == buffer => {
-                *len += 1
-            }
-            _ => batch.spans.push((unit, buffer, 1)),
-        }
-        filling.used += 1;
-        filling.budget -= 1;
-        true
-    }
-
-    fn next_unit(&mut self, filling: &mut Filling) -> Option<u32> {
-        if filling.units.len == 0 {
-            if self.batches[filling.batch].spans.len() >= BATCH_IOS_MAX {
-                return None;
-            }
-            let inline = if filling.inline {
-                self.log.current.take(&mut self.alloc, filling.budget)
-            } else {
-                None
-            };
-            filling.units = inline.or_else(|| self.alloc.take_run(filling.budget))?;
-        }
-        let unit = filling.units.start;
-        filling.units.start += 1;
-        filling.units.len -= 1;
-        Some(unit)
     }
 
     /// Seals the header and hands the batch to the device.
@@ -615,6 +360,6 @@ impl ShardCore {
     }
 }
 
-/// Whether the number of batches in flight and their requests fit the request table.
+/// Invariant *Bounded*: whether the number of batches in flight and their requests fit the request table.
 const _: () =
     assert!(BATCHES_MAX >= 2 && BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED < super::LOG_IOS_RESERVED);
