@@ -52,6 +52,8 @@ pub fn prepush() -> Result<()> {
         "-D",
         "warnings",
     ]))?;
+    // The fuzz targets are no part of the workspace.
+    check(cargo()?.args(["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"]))?;
     if has_subcommand("deny") {
         check(cargo()?.args(["deny", "--workspace", "check"]))?;
     } else {
