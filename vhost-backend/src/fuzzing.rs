@@ -4,6 +4,7 @@
 
 mod engine;
 mod input;
+mod shared;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::testing::{FakeGuest, GUEST_BASE};
 
 use engine::HostileEngine;
 use input::{Input, MEMORY_BYTES, RingInput, change_headers};
+use shared::Shared;
 
 /// How far an input got.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,6 +37,7 @@ const DRAIN_TURNS: usize = 100_000;
 
 thread_local! {
     static GUEST: Arc<FakeGuest> = Arc::new(FakeGuest::new(MEMORY_BYTES));
+    static SHARED: Shared = Shared::new();
 }
 
 /// A volume of an odd size.
@@ -47,10 +50,19 @@ impl Volume for FuzzVolume {
     }
 }
 
+/// The guest of this thread, with nothing left of the input before: what an input does must depend on it alone.
+fn empty_guest() -> Arc<FakeGuest> {
+    let guest = GUEST.with(Arc::clone);
+    let start = guest.host(crate::memory::GuestAddr(GUEST_BASE), MEMORY_BYTES);
+    // SAFETY: `host` checked the range, which nobody else uses.
+    unsafe { start.write_bytes(0, MEMORY_BYTES as usize) };
+    guest
+}
+
 /// Walks chains off a split ring that a guest filled with anything. Every piece handed out lies in guest memory, and
 /// there are never more than a chain may have. Returns how many chains were whole.
 pub fn ring(data: &[u8]) -> usize {
-    let guest = GUEST.with(Arc::clone);
+    let guest = empty_guest();
     let mut input = Input::new(data);
     let layout = RingInput::new(&mut input);
     layout.fill(&guest, &mut input);
@@ -120,12 +132,12 @@ fn check_pieces(guest: &FakeGuest, pieces: &[libc::iovec], bytes: u64) {
     );
 }
 
-/// Serves a queue whose guest writes anything at any time, on an engine that answers at once, later, in any order, with
+/// Serves a queue whose guest writes anything at any time, with a record of requests in flight that says anything, on an engine that answers at once, later, in any order, with
 /// errors, or has no room. Every request that reaches the engine is sound, every request that was taken is answered or
 /// the queue is broken, and a stop always comes to an end.
 pub fn blk(data: &[u8]) -> BlkReach {
     let mut reach = BlkReach::default();
-    let guest = GUEST.with(Arc::clone);
+    let guest = empty_guest();
     let mut input = Input::new(data);
     let layout = RingInput::new(&mut input);
     layout.fill(&guest, &mut input);
@@ -139,7 +151,9 @@ pub fn blk(data: &[u8]) -> BlkReach {
         slot: 0,
         generation: 1,
     };
-    let Ok(mut queue) = Queue::new(device, layout.config(&guest), id) else {
+    let mut config = layout.config(&guest);
+    SHARED.with(|shared| shared.add(&guest, &mut config, &mut input));
+    let Ok(mut queue) = Queue::new(device, config, id) else {
         return reach;
     };
     let mut engine = HostileEngine::new(&guest, input.byte());

@@ -269,7 +269,7 @@ fn honest_chains(guest: &FakeGuest, base: u64, count: u64, input: &mut Input<'_>
 }
 
 /// Writes what lies inside the guest's memory.
-fn write(guest: &FakeGuest, at: u64, bytes: &[u8]) {
+pub(super) fn write(guest: &FakeGuest, at: u64, bytes: &[u8]) {
     let at = GuestAddr(at);
     if guest.memory().translate(at, bytes.len() as u64).is_some() {
         guest.write(at, bytes);
