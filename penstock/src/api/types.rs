@@ -231,6 +231,8 @@ pub struct Device {
     pub used_bytes: u64,
     /// Bytes free.
     pub free_bytes: u64,
+    /// Memory that its map takes in the daemon.
+    pub memory_bytes: u64,
     /// The scrub's progress.
     pub scrub: Scrub,
 }

@@ -223,6 +223,7 @@ impl Storage {
                 capacity_bytes: NULL_BYTES,
                 used_bytes: 0,
                 free_bytes: NULL_BYTES,
+                memory_bytes: 0,
                 scrub: types::Scrub::default(),
             }];
         }
@@ -246,6 +247,7 @@ fn shown(device: &DeviceStatus) -> types::Device {
         capacity_bytes: device.total_bytes,
         used_bytes: device.used_bytes,
         free_bytes: device.free_bytes,
+        memory_bytes: device.memory_bytes,
         scrub: types::Scrub {
             passes: scrub.passes,
             blocks: scrub.blocks,

@@ -27,6 +27,7 @@ fn a_new_node_is_healthy_and_empty() {
     let sum =
         devices[0]["used_bytes"].as_u64().unwrap() + devices[0]["free_bytes"].as_u64().unwrap();
     assert_eq!(devices[0]["capacity_bytes"], sum);
+    assert!(devices[0]["memory_bytes"].as_u64().unwrap() > 0);
     let pools = daemon.json(&["pool", "list"]);
     assert_eq!(pools[0]["replicas"], 1);
     for listing in [
