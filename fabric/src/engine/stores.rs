@@ -362,7 +362,8 @@ impl Hands {
     }
 
     /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the kernel tells
-    /// of a lost write only once, and the one told may be another shard, or another thread.
+    /// of a lost write only once, and the one told may be another shard, or another thread. What this cannot catch is a
+    /// flush of another thread that began after the failed one had ended in the kernel and is reaped before it.
     #[cold]
     pub fn spread_lost_flushes(&mut self, stores: &Stores) {
         for at in 0..self.finished.len() {

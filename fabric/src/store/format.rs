@@ -35,7 +35,8 @@
 //! when the next checkpoint starts. A header lies at any free unit of its window's regions; the data lie behind it,
 //! or wherever there was room (large writes do not use up the window). The data's place in the log is their final
 //! home. A header is recognised by a nonce that is secret and new at every open, the window's number and its own
-//! position, so that no guest can forge one inside its data and no older header is taken for a new one.
+//! position, so that no guest can forge one inside its data and no older header is taken for a new one. A batch for
+//! which the file system below a sparse device file had no room is replaced, in its place, by one without entries.
 //!
 //! # Why this order
 //! 1. *A write is acknowledged when all device writes of its batch are done*, in whatever order they reached the
