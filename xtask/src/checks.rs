@@ -9,8 +9,6 @@ use crate::build::{binary, build, cargo, check, has_subcommand};
 
 /// Runs every test, or those that `args` select.
 pub fn test(args: &[OsString]) -> Result<()> {
-    // Whole-system tests run the binary, so it must be the one of this source.
-    build(&["penstock"])?;
     let mut command = cargo()?;
     if has_subcommand("nextest") {
         command.args(["nextest", "run", "--workspace"]);
@@ -22,6 +20,8 @@ pub fn test(args: &[OsString]) -> Result<()> {
             .args(["test", "--workspace"])
             .env("RUST_TEST_THREADS", "1");
     }
+    // Whole-system tests run the binary, which Cargo builds beside the tests of its own package. It is not built on its
+    // own before: the tests enable features of the crates below, and everything would be compiled twice.
     check(
         command
             .args(args)
