@@ -115,7 +115,7 @@ pub struct NodeArgs {
     /// Block device or file to own, may be repeated; SIZE creates a file [default: one file below the data directory]
     #[arg(long, value_name = "PATH[:SIZE]")]
     pub device: Vec<DeviceSpec>,
-    /// Size of the default device file when it is created [default: 80% of the free space]
+    /// Size of the default device file when it is created [default: half of the free space]
     #[arg(long, value_name = "SIZE")]
     pub device_size: Option<Size>,
     /// How device files that are created get their space [default: falloc]

@@ -18,7 +18,7 @@ use super::storage::{fabric_failure, free_bytes};
 
 /// A device file may grow to this share of the filesystem's free space, in percent. The rest is left to the
 /// filesystem, to meta's database and to images being converted.
-const SHARE_PERCENT: u64 = 80;
+const SHARE_PERCENT: u64 = 50;
 /// Device files are made a multiple of this by default.
 const STEP_BYTES: u64 = 64 << 20;
 
