@@ -215,7 +215,7 @@ fn verify_through_kills(table: &mut Table, vm: &mut Vm, node: &mut Daemon) -> Re
     );
     table.row(
         "fio --verify",
-        &format!("{runs} runs of 32 MiB, 4 KiB random writes, no error"),
+        &format!("32 MiB of 4 KiB random writes, rounds written and verified: {runs}, no error"),
         begin.elapsed(),
     );
     table.row(
