@@ -299,11 +299,12 @@ fn one_run(
     let (cpu_before, written_before) = (cpu_time(pid)?, crate::usage::written_bytes(pid)?);
     let sample = driver.run(load, time)?;
     let (cpu, written) = (
-        cpu_time(pid)? - cpu_before,
+        cpu_time(pid)?.saturating_sub(cpu_before),
         crate::usage::written_bytes(pid)? - written_before,
     );
     std::thread::sleep(AFTER_LOAD);
-    let cpu_after_load = cpu_time(pid)? - cpu_before - cpu;
+    // A thread that ended meanwhile took its count with it.
+    let cpu_after_load = cpu_time(pid)?.saturating_sub(cpu_before + cpu);
     let after = ping_pong::measure(clock, backend_cpu)?;
     if before.state != after.state {
         return Ok(None);

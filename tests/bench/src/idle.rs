@@ -67,7 +67,7 @@ pub fn idle(directory: &Path, time: Duration, clock: Clock) -> Result<Idle> {
     let pid = daemon.pid()?;
     let (before, start) = (cpu_time(pid)?, Instant::now());
     std::thread::sleep(time);
-    let used = cpu_time(pid)? - before;
+    let used = cpu_time(pid)?.saturating_sub(before);
     let cpu_percent = 100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64();
     let idle = Idle {
         attachments: ATTACHMENTS,
