@@ -156,28 +156,31 @@ struct Target {
 
 impl Target {
     fn new(path: &Path, force: bool) -> Result<Self> {
-        let existing = std::fs::metadata(path).ok();
-        let device = existing
-            .as_ref()
-            .is_some_and(|m| m.file_type().is_block_device());
+        let existing = std::fs::metadata(path).ok().map(|m| m.file_type());
         if existing.is_some() && !force {
             return Err(exists(path));
         }
-        let Some(name) = path
-            .file_name()
-            .filter(|_| !existing.is_some_and(|m| m.is_dir()))
-        else {
+        let device = existing.is_some_and(|kind| kind.is_block_device());
+        let usable = existing.is_none_or(|kind| kind.is_file() || device);
+        // What a symbolic link points to is what is meant.
+        let path = match existing {
+            Some(_) => {
+                std::fs::canonicalize(path).context(|| format!("find {}", path.display()))?
+            }
+            None => path.to_owned(),
+        };
+        let Some(name) = path.file_name().filter(|_| usable) else {
             return Err(Failure::invalid(
-                format!("{} is a directory", path.display()),
-                "name a file to write",
+                format!("{} is neither a file nor a block device", path.display()),
+                "name a file to write, or `-` for standard output",
             ));
         };
         let mut part = std::ffi::OsString::from(".");
         part.push(name);
         part.push(format!(".part-{}", std::process::id()));
         Ok(Target {
-            path: path.into(),
             part: (!device).then(|| path.with_file_name(part)),
+            path,
         })
     }
 

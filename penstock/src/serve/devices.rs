@@ -54,8 +54,12 @@ pub fn settle(
     let mut named = Vec::new();
     for spec in specs {
         let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
+        let content = look(&path, cluster)?;
+        if matches!(content, Content::Absent) && path != default.path() {
+            refuse_without_directory(&path)?;
+        }
         named.push(Named {
-            content: look(&path, cluster)?,
+            content,
             size: spec.size().or(config.device_size),
             path,
         });
@@ -129,6 +133,23 @@ fn refuse_missing(named: &[Named], known: &[meta::Device]) -> Result<()> {
              directory",
         )
     })
+}
+
+/// The directory of a named device is not made: a file system that should be mounted there may be missing.
+fn refuse_without_directory(path: &Path) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    if dir.is_dir() || path.starts_with("/dev") {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::NotFound,
+        format!(
+            "device {}: there is no directory {}",
+            path.display(),
+            dir.display()
+        ),
+        "mount what belongs there, or make the directory",
+    ))
 }
 
 fn create(path: &Path, size: Option<Size>, preallocation: Preallocation) -> Result<Missing> {

@@ -196,9 +196,15 @@ impl Storage {
         for device in self.fabric.devices() {
             let path = device.path.display();
             let bad = device.scrub.bad_blocks;
+            let failed: u64 = device.shards.iter().map(|s| s.checksum_errors).sum();
             if bad > 0 {
                 problems.push(format!(
                     "device {path}: scrub found {bad} bad blocks; restore their volumes from a backup"
+                ));
+            } else if failed > 0 {
+                problems.push(format!(
+                    "device {path}: {failed} reads failed their checksum since the start; the log names the volumes, \
+                     restore them from a backup"
                 ));
             }
             if device.free_bytes == 0 {

@@ -155,3 +155,49 @@ fn a_device_file_has_its_space_unless_told_otherwise() {
     assert!(taken(&thick) >= 1 << 30);
     assert!(taken(&thin) < 512 << 20);
 }
+
+#[test]
+fn the_directory_of_a_named_device_is_not_made() {
+    let dir = temp();
+    let (data, disk) = (
+        dir.path().join("data"),
+        dir.path().join("unmounted/disk.img"),
+    );
+    let spec = format!("{}:1G", text(&disk));
+    let told = one_error(&serve_with(&data, &["--device", &spec]), 1);
+    assert!(told.contains("there is no directory"), "{told}");
+    assert!(!dir.path().join("unmounted").exists());
+}
+
+#[test]
+fn a_read_that_fails_its_checksum_shows_in_health() {
+    let dir = temp();
+    let (data, image) = (dir.path().join("data"), dir.path().join("in.raw"));
+    let block = [0x5a; UNIT_BYTES as usize];
+    fs::write(&image, block.repeat(64)).unwrap();
+    let daemon = Daemon::start(&data);
+    daemon.ok(&["volume", "import", "a", text(&image)]);
+    assert_eq!(daemon.ok(&["health"]), "ok\n");
+    assert!(daemon.terminate().success());
+
+    let device = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(data.join("devices/0.img"))
+        .unwrap();
+    let mut unit = [0; UNIT_BYTES as usize];
+    let holds = |at: &u64| {
+        device.read_exact_at(&mut unit, at * UNIT_BYTES).unwrap();
+        unit == block
+    };
+    let at = (0..).find(holds).unwrap();
+    damage(&device, &[at]);
+
+    let daemon = Daemon::start(&data);
+    let out = dir.path().join("out.raw");
+    daemon.refused(&["volume", "export", "a", text(&out)]);
+    let health = daemon.run(&["health"]);
+    assert_eq!(health.status.code(), Some(1));
+    let told = String::from_utf8(health.stdout).unwrap();
+    assert!(told.contains("failed their checksum"), "{told}");
+}

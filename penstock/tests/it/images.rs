@@ -74,6 +74,24 @@ fn a_raw_image_comes_out_as_it_went_in() {
     let told = daemon.refused(&["volume", "export", "a", text(&out)]);
     assert!(told.contains("--force"), "{told}");
     daemon.ok(&["volume", "export", "a", text(&out), "--force"]);
+    // A link stands for its file, and what is no file is left alone.
+    let (link, fifo) = (dir.path().join("link"), dir.path().join("fifo"));
+    std::os::unix::fs::symlink(&out, &link).unwrap();
+    fs::write(&out, b"old").unwrap();
+    daemon.ok(&["volume", "export", "a", text(&link), "--force"]);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(fs::read(&out).unwrap() == content);
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let told = one_error(
+        &daemon.run(&["volume", "export", "a", text(&fifo), "--force"]),
+        2,
+    );
+    assert!(told.contains("neither a file nor"), "{told}");
+    assert!(!fs::metadata(&fifo).unwrap().is_file());
+    for path in [&link, &fifo] {
+        fs::remove_file(path).unwrap();
+    }
     let piped = daemon.run(&["volume", "export", "a", "-"]);
     assert!(piped.status.success());
     assert!(piped.stdout == content);
