@@ -18,7 +18,7 @@ pub const DEPTH_MAX: usize = 128;
 /// Largest request.
 pub const BLOCK_MAX: usize = 1 << 20;
 /// Bytes of buffers for any load: queues times depth times block never exceeds it.
-pub const BUFFER_BYTES: usize = 64 << 20;
+const BUFFER_BYTES: usize = 64 << 20;
 /// At depths above one, every so many requests is timed: two readings of the counter for each would show in the result.
 /// A power of two.
 const SAMPLE_EVERY: u64 = 8;

@@ -84,7 +84,7 @@ fn start_fio(vm: &mut Vm) -> Result<()> {
         "( runs=0
            while [ ! -e /run/stop ]; do
                fio {common} \
-                   --name=small --rw=randwrite --bs=512-16k --bsrange=512-16k --blockalign=512 --size=12M \
+                   --name=small --rw=randwrite --bsrange=512-16k --blockalign=512 --size=12M \
                        --iodepth=16 --fsync=64 --offset=0 \
                    --name=large --rw=randwrite --bs=256k --size=32M --iodepth=8 --offset=64M \
                    > /run/fio.log 2>&1 || {{ echo failed > /run/result; exit; }}
@@ -344,7 +344,7 @@ fn full_store_is_an_io_error_until_space_comes_back() -> Result<()> {
         "the guest should see an I/O error: {}",
         full.text
     );
-    // What was written before is there, and the daemon says what is wrong.
+    // What was written before is there.
     let found = vm.sh("dd if=/dev/vda bs=1M count=16 iflag=direct 2> /dev/null | sha256sum")?;
     assert_eq!(found, sum);
 
