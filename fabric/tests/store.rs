@@ -45,5 +45,7 @@ mod scrub;
 mod seeds;
 #[path = "store/sim_disk.rs"]
 mod sim_disk;
+#[path = "store/space_map.rs"]
+mod space_map;
 #[path = "store/wrap.rs"]
 mod wrap;

@@ -79,6 +79,13 @@ impl Allocator {
         }
     }
 
+    /// The next checkpoint writes every bitmap page: those on the device are damaged.
+    pub fn write_all_pages(&mut self) {
+        for page in 0..self.dirty_pages.len() {
+            self.dirty_pages.set(page);
+        }
+    }
+
     /// Units that may hold data at all.
     #[must_use]
     pub fn total_units(&self) -> u32 {

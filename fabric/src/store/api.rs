@@ -272,6 +272,8 @@ pub struct RecoveryReport {
     pub shards: u32,
     /// Shards that were closed cleanly.
     pub clean_shards: u32,
+    /// Shards whose space map was damaged and was made anew from what the chunk table reaches.
+    pub rebuilt_shards: u32,
     /// Log batches replayed.
     pub batches: u64,
     /// Blocks mapped or unmapped by the replay.
@@ -292,6 +294,7 @@ impl RecoveryReport {
     /// Adds what opening a shard did.
     pub(super) fn add(&mut self, shard: &Self) {
         self.clean_shards += shard.clean_shards;
+        self.rebuilt_shards += shard.rebuilt_shards;
         self.batches += shard.batches;
         self.blocks += shard.blocks;
         self.torn_blocks += shard.torn_blocks;
@@ -312,6 +315,14 @@ impl fmt::Display for RecoveryReport {
                 f,
                 "recovered after a crash: replayed {} log batches with {} blocks, dropped {} incomplete unflushed blocks",
                 self.batches, self.blocks, self.torn_blocks
+            )?;
+        }
+        if self.rebuilt_shards > 0 {
+            let plural = if self.rebuilt_shards == 1 { "" } else { "s" };
+            let n = self.rebuilt_shards;
+            write!(
+                f,
+                "; the space map of {n} shard{plural} was damaged and made anew"
             )?;
         }
         write!(

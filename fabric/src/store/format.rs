@@ -56,7 +56,9 @@
 //! 5. *Flush, superblock, flush.* Pages are durable before the superblock names them; only after the second flush is
 //!    anything reused that was freed before the checkpoint began. What is freed during it waits for the next one,
 //!    since pages already written may still name it.
-//! 6. *Recovery flushes before it writes*: what it saw in the log stays there until its own checkpoint is durable, so
+//! 6. *The bitmap is a shortcut*: what it says can be read off the tables and leaves. A bitmap page or directory that is
+//!    damaged is therefore no reason to refuse: recovery reads all leaves and makes the bitmap anew (`recovery/space.rs`).
+//! 7. *Recovery flushes before it writes*: what it saw in the log stays there until its own checkpoint is durable, so
 //!    that a crash during recovery recovers to the same state.
 
 use crate::checksum::crc32c;

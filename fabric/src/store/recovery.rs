@@ -7,7 +7,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::alloc::Allocator;
 use super::api::{CoreParams, DeviceLabel, RecoveryReport, StoreCore};
-use super::bitmap::Bitmap;
 use super::core::{Loaded, ShardCore, records_max};
 use super::device::SyncDevice;
 use super::error::{OpenError, hex};
@@ -21,6 +20,7 @@ use log::{LeafKey, Scan};
 
 mod log;
 mod pages;
+mod space;
 
 /// Shards opened at once. Each thread holds a few MiB for what it reads.
 const OPEN_THREADS_MAX: u32 = 8;
@@ -284,9 +284,8 @@ impl Opening<'_> {
         shards: u32,
     ) -> Result<ShardCore, OpenError> {
         let sb = self.superblock()?;
-        let (table, bitmap_ptrs) = (self.table(&sb)?, self.bitmap_ptrs(&sb)?);
-        let committed = self.bitmap(&bitmap_ptrs)?;
-        let alloc = Allocator::from_committed(&self.geo, committed);
+        let table = self.table(&sb)?;
+        let (alloc, bitmap_ptrs) = self.space(&sb, &table)?;
         let scan = if sb.clean == 1 {
             Scan::default()
         } else {
@@ -404,21 +403,6 @@ impl Opening<'_> {
             }
         }
         Ok(table)
-    }
-
-    fn bitmap_ptrs(&mut self, sb: &Superblock) -> Result<Vec<Ptr>, OpenError> {
-        let dirs = &sb.bitmap_dirs[..self.geo.bitmap_dirs() as usize];
-        let mut ptrs = self.pointers(dirs, "bitmap directory")?;
-        ptrs.truncate(self.geo.bitmap_pages() as usize);
-        Ok(ptrs)
-    }
-
-    fn bitmap(&mut self, ptrs: &[Ptr]) -> Result<Bitmap, OpenError> {
-        let mut bitmap = Bitmap::new(self.geo.units);
-        self.pages(ptrs, "bitmap page", |at, page| {
-            bitmap.read_bytes(at * UNIT_BYTES / 8, page);
-        })?;
-        Ok(bitmap)
     }
 
     /// Brings the map pages that the log changes into the cache.
