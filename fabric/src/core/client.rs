@@ -14,11 +14,10 @@ use super::slab::{Key, Slab};
 use super::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey};
-use crate::proto::{
-    Command, Epoch, Generation, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence,
-};
+use crate::proto::{Command, Epoch, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence};
 use crate::store::device::IoVecs;
 
+mod fences;
 mod in_place;
 mod ios;
 mod piece;
@@ -41,10 +40,6 @@ const DATA_PIECES_MAX: usize = (TRANSFER_BYTES_MAX / CHUNK_BYTES) as usize + 1;
 /// Pieces of one discard, write-zeroes or flush that are in flight together; the next follow as these are answered.
 /// A guest may discard a whole disk in one request.
 const RANGE_WINDOW: u32 = 16;
-
-/// How often a write is numbered anew; one that is still refused then fails. Each time a discard of everything near it has to
-/// overtake it together with a checkpoint, so once is rare.
-const RENUMBERS_MAX: u8 = 64;
 
 /// The way to replicas.
 pub trait Transport {
@@ -463,68 +458,6 @@ impl Client {
                 self.record(piece, member, &reply);
             }
         }
-    }
-
-    /// Puts the present lease, map and watermark into a piece's request; false if nothing is newer, or if the lease has no
-    /// number left.
-    ///
-    /// A write that goes on under a newer lease is numbered anew: the lease counts from one, and under its old number the
-    /// write would pass for newer than what is written under the lease later, which would then be dropped as stale.
-    #[inline]
-    fn refresh_fences(&mut self, piece: u32) -> bool {
-        let slot = &self.pieces[piece];
-        let request = &slot.request;
-        let volume = &self.local(self.ios[slot.io].volume).state;
-        let generation = volume.generation();
-        let (mut version, newer_lease) = (None, generation > request.generation);
-        if newer_lease && request.command.mutates() {
-            version = volume.watermark.draw(self.lane, false);
-            if version.is_none() {
-                return false;
-            }
-        }
-        let (generation, sequence) = match version {
-            Some(version) => version.parts(),
-            None => (request.generation.max(generation), request.sequence),
-        };
-        let group_epoch = self.groups[usize::from(slot.group)].set.epoch();
-        let epoch = volume.epoch().max(group_epoch);
-        let resolved = volume.watermark.resolved();
-        let request = &mut self.pieces[piece].request;
-        let newer = newer_lease || epoch > request.epoch;
-        (request.epoch, request.generation, request.sequence) = (epoch, generation, sequence);
-        let (marked, watermark) = resolved.parts();
-        // Before the first look at the lanes of a renewed lease nothing of it is known to be resolved.
-        request.watermark = if marked == request.generation {
-            watermark
-        } else {
-            Sequence(0)
-        };
-        newer
-    }
-
-    /// Numbers a piece's write anew; false if it has been often enough, or the lease has no number left.
-    #[cold]
-    fn renumber(&mut self, piece: u32) -> bool {
-        let slot = &self.pieces[piece];
-        let volume = &self.local(self.ios[slot.io].volume).state;
-        if slot.renumbered >= RENUMBERS_MAX {
-            return false;
-        }
-        let Some(version) = volume.watermark.draw(self.lane, false) else {
-            return false;
-        };
-        let slot = &mut self.pieces[piece];
-        slot.renumbered += 1;
-        (slot.request.generation, slot.request.sequence) = version.parts();
-        // The lease may be newer than the map and the watermark in the request.
-        self.refresh_fences(piece);
-        true
-    }
-
-    fn reaches(&self, piece: u32, generation: Generation, epoch: Epoch) -> bool {
-        let request = &self.pieces[piece].request;
-        request.generation >= generation && request.epoch >= epoch
     }
 
     /// Asks for a map without these members, once per map.

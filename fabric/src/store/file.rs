@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -15,7 +16,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::device::{BLOCK_BYTES, SyncDevice};
+use super::device::{BLOCK_BYTES, ReadAt, SyncDevice};
+use reads::Reads;
 
 /// How long opening waits for a lock that a killed daemon still holds: its io_uring keeps the file open until the
 /// requests in flight have ended. After it the device is taken to be in use.
@@ -103,6 +105,8 @@ pub struct DeviceFile {
     path: PathBuf,
     kind: DeviceKind,
     capacity_bytes: u64,
+    /// For several reads at a time, on handles that have it. Nobody locks it: the device is shared, its reads are not.
+    reads: Option<Mutex<Reads>>,
 }
 
 impl DeviceFile {
@@ -139,6 +143,7 @@ impl DeviceFile {
             path: path.to_owned(),
             kind,
             capacity_bytes: capacity_bytes - capacity_bytes % BLOCK_BYTES as u64,
+            reads: None,
         })
     }
 
@@ -183,6 +188,20 @@ impl DeviceFile {
             path: path.to_owned(),
             kind: DeviceKind::File,
             capacity_bytes: 0,
+            reads: None,
+        })
+    }
+
+    /// One more handle on the open device, which makes several reads at a time; it shares the lock with the first.
+    fn second(&self) -> io::Result<Self> {
+        let file = self.try_clone()?;
+        let reads = Some(Mutex::new(Reads::new(&file)?));
+        Ok(Self {
+            file,
+            path: self.path.clone(),
+            kind: self.kind,
+            capacity_bytes: self.capacity_bytes,
+            reads,
         })
     }
 
@@ -225,9 +244,21 @@ impl SyncDevice for DeviceFile {
         self.file.sync_data()
     }
 
+    fn read_many(&mut self, reads: &mut [ReadAt<'_>]) -> io::Result<()> {
+        match &mut self.reads {
+            Some(together) => together
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner)
+                .make(reads),
+            None => reads
+                .iter_mut()
+                .try_for_each(|read| self.file.read_exact_at(read.buf, read.offset)),
+        }
+    }
+
     fn handle(&self) -> Option<Box<dyn SyncDevice + Send>> {
         // Without one everything works, one read after the other.
-        let handle = handle::Handle::new(self).inspect_err(
+        let handle = self.second().inspect_err(
             |error| tracing::debug!(%error, device = %self.path.display(), "no second device handle"),
         );
         Some(Box::new(handle.ok()?))
@@ -368,7 +399,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
-mod handle;
+mod reads;
 
 #[cfg(test)]
 mod tests;

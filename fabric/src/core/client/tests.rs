@@ -1,10 +1,11 @@
 use std::collections::BTreeMap;
 
+use super::fences::RENUMBERS_MAX;
 use super::*;
 use crate::core::membership::{Member, Standing};
 use crate::core::volume::{Durability, VolumeParams};
-use crate::proto::Incarnation;
 use crate::proto::ids::LayerId;
+use crate::proto::{Generation, Incarnation};
 
 mod in_place;
 mod property;

@@ -109,7 +109,7 @@ fn a_handle_reads_many_ranges_at_once_and_reports_one_that_fails() {
     let mut reads: Vec<_> = read
         .iter_mut()
         .enumerate()
-        .map(|(at, block)| crate::store::device::ReadAt {
+        .map(|(at, block)| ReadAt {
             offset: ((blocks - 1 - at) * BLOCK_BYTES) as u64,
             buf: &mut block.0,
         })
