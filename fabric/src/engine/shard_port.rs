@@ -1,9 +1,12 @@
 //! One data thread's way to the shards: requests are queued per shard, and a kick plans each shard's queue under one
 //! lock, so that many small writes become one device write.
 
+mod flush;
+
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use self::flush::DeviceFlush;
 use super::config::FabricError;
 use super::shared::Lane;
 use super::stores::{Event, Hands, ShardState, Stores, name_of, op_id};
@@ -12,7 +15,7 @@ use crate::core::fence::{FenceCache, Fences};
 use crate::core::replica::{StoreFailure, StoreKey};
 use crate::proto::ids::{LayerId, Version};
 use crate::proto::{Command, Refusal, Request};
-use crate::store::api::{FlushMark, OpId, StoreError, StoreOp, StoreResult, Submitted};
+use crate::store::api::{OpId, StoreError, StoreOp, Submitted};
 use crate::store::device::IoVecs;
 
 /// Layers whose home a thread remembers, as many as volumes that one usually serves.
@@ -40,14 +43,6 @@ const EMPTY: Queue = Queue {
     tail: NONE,
 };
 
-/// A device's flushes: one at a time runs, those that come meanwhile share the next.
-struct DeviceFlush {
-    waiting: Queue,
-    running: Queue,
-    /// What is durable when the running flush is done, by shard of the device; `None` if all of it was before.
-    marks: Vec<Option<FlushMark>>,
-}
-
 /// The port.
 pub struct ShardPort {
     /// Before `stores`: fields are dropped in this order, and the ring has the cores' memory registered.
@@ -73,18 +68,17 @@ impl ShardPort {
             request: Request::NOTHING,
             next: NONE,
         };
-        let flush = |d: &super::stores::Device| DeviceFlush {
-            waiting: EMPTY,
-            running: EMPTY,
-            marks: vec![None; d.shards as usize],
-        };
         Ok(Self {
             fences: FenceCache::new(fences),
             hands,
             slots: (0..PIECES_MAX).map(slot).collect(),
             queues: vec![EMPTY; stores.shards.len()].into(),
             queued: 0,
-            flushes: stores.devices.iter().map(flush).collect(),
+            flushes: stores
+                .devices
+                .iter()
+                .map(|d| DeviceFlush::new(d.shards))
+                .collect(),
             homes: vec![None; HOMES].into(),
             _lane: lane,
             stores,
@@ -155,7 +149,7 @@ impl ShardPort {
     #[inline]
     pub fn kick(&mut self) {
         self.plan_queues();
-        self.start_flushes();
+        self.step_flushes();
         self.hands.send(&self.stores);
     }
 
@@ -213,62 +207,6 @@ impl ShardPort {
         op_id(self.hands.lane, self.slots[index as usize].key.0)
     }
 
-    /// Starts a flush on every device that has some waiting and none running.
-    #[inline]
-    fn start_flushes(&mut self) {
-        for device in 0..self.flushes.len() {
-            let flush = &self.flushes[device];
-            if flush.waiting.head != NONE && flush.running.head == NONE {
-                self.start_flush(device);
-            }
-        }
-    }
-
-    fn start_flush(&mut self, device: usize) {
-        let mut needed = Ok(false);
-        for (nth, shard) in self.stores.devices[device].shard_indexes().enumerate() {
-            let mark = self.stores.lock(shard).core.flush_mark();
-            self.flushes[device].marks[nth] = mark.ok().flatten();
-            needed = needed.and_then(|needed| mark.map(|mark| needed || mark.is_some()));
-        }
-        if needed == Ok(true) && !self.hands.start_flush(device as u32) {
-            return;
-        }
-        let flush = &mut self.flushes[device];
-        std::mem::swap(&mut flush.running, &mut flush.waiting);
-        if needed != Ok(true) {
-            // All that was completed is durable, or a flush failed and no other can make up for it.
-            self.end_flush(device, needed.map(|_| ()));
-        }
-    }
-
-    /// A device flush is done: tells the shards and answers those that waited for it.
-    fn end_flush(&mut self, device: usize, result: StoreResult) {
-        let mut running = std::mem::replace(&mut self.flushes[device].running, EMPTY);
-        while running.head != NONE {
-            let op = self.op_of(running.head);
-            running.pop(&mut self.slots);
-            self.hands.mine.push_back((op, result));
-        }
-    }
-
-    /// The shards know of a failure already, see [`Hands::collect`].
-    fn flushed(&mut self, device: usize, result: Result<(), i32>) {
-        let mut outcome = result.map_err(StoreError::Device);
-        if result.is_ok() {
-            let stores = Arc::clone(&self.stores);
-            for (nth, shard) in stores.devices[device].shard_indexes().enumerate() {
-                let Some(mark) = self.flushes[device].marks[nth] else {
-                    continue;
-                };
-                let mut state = stores.lock(shard);
-                outcome = outcome.and(state.core.flushed(mark));
-                self.work(shard, &mut state);
-            }
-        }
-        self.end_flush(device, outcome);
-    }
-
     /// Takes in what the devices finished and what other threads finished for this one; tells whether there is more.
     #[inline]
     pub fn reap(&mut self) -> bool {
@@ -290,7 +228,7 @@ impl ShardPort {
         busy |= self.hands.open_mail(&self.stores);
         if busy {
             self.plan_queues();
-            self.start_flushes();
+            self.step_flushes();
             self.hands.send(&self.stores);
         }
         more
@@ -302,7 +240,10 @@ impl ShardPort {
         loop {
             let (op, result) = self.hands.mine.pop_front()?;
             let name = name_of(op);
-            let slot = &self.slots[(name & u64::from(u32::MAX)) as usize];
+            let Some(slot) = self.slots.get((name & u64::from(u32::MAX)) as usize) else {
+                self.on_flush_step(name, result);
+                continue;
+            };
             // The lane took the upper bits of the key; what is left still tells uses apart.
             if name_of(OpId(slot.key.0)) == name {
                 let result = result.map_err(|error| failure(error, &slot.request));

@@ -147,6 +147,12 @@ pub enum StoreOp<'a> {
     },
     /// Make every operation that was reported complete before this call durable.
     Flush,
+    /// Wait until no log batch is under way that is older than one already done: what a flush covers is then a beginning of
+    /// the log, which one number can describe. See [`StoreCore::flush_mark`].
+    OrderLog,
+    /// Write down in the log how far the flushes so far made it durable, unless that is there already. See
+    /// [`StoreCore::flush_mark`].
+    RecordFlush,
     /// Raise the layer's fence to at least these values; complete once durable.
     SetFence {
         /// Layer.
@@ -425,13 +431,23 @@ pub trait StoreCore: Send {
     /// something afterwards.
     fn on_idle(&mut self);
 
-    /// For an executor that flushes the device once for many shards: take the mark of each shard, flush the device
-    /// unless no shard has one, and hand each mark to [`StoreCore::flushed`], or the errno to
-    /// [`StoreCore::flush_failed`]. Whatever was handed out by `poll_completion` before the mark is durable once the
-    /// flush succeeded. An alternative to [`StoreOp::Flush`].
+    /// For an executor that flushes the device once for many shards, as an alternative to [`StoreOp::Flush`]. It
+    /// 1. has each shard bring its log in order ([`StoreOp::OrderLog`], unless [`StoreCore::is_log_in_order`]),
+    /// 2. takes the mark of each shard and flushes the device unless no shard has one,
+    /// 3. hands each mark to [`StoreCore::flushed`], or the errno to [`StoreCore::flush_failed`],
+    /// 4. has each shard write it down ([`StoreOp::RecordFlush`], unless [`StoreCore::is_flush_recorded`]).
+    ///
+    /// Whatever was handed out by `poll_completion` before the first step is durable after the third; after the last,
+    /// damage to it is told from a write that a crash cut short.
     ///
     /// `None`: all of it is durable already. An error: a flush failed earlier, and none can promise anything any more.
     fn flush_mark(&self) -> Result<Option<FlushMark>, StoreError>;
+
+    /// Whether no log batch is under way that is older than one already done.
+    fn is_log_in_order(&self) -> bool;
+
+    /// Whether the log says how far flushes made it durable.
+    fn is_flush_recorded(&self) -> bool;
 
     /// See [`StoreCore::flush_mark`]. An error if another flush failed meanwhile: then this one proves nothing.
     fn flushed(&mut self, mark: FlushMark) -> StoreResult;

@@ -14,6 +14,7 @@
 mod applied;
 mod checkpoint;
 mod fill;
+mod flush;
 mod leaves;
 mod ops;
 mod read;
@@ -224,7 +225,9 @@ impl ShardCore {
             self.run_runnable();
             self.build_batches();
             self.run_runnable();
+            self.end_ordering();
             self.start_flush();
+            self.record_flush();
             self.step_checkpoint();
             // Again only after a checkpoint has ended, which takes device requests.
             if !std::mem::take(&mut self.ckpt.ended) {
@@ -342,57 +345,6 @@ impl ShardCore {
         });
     }
 
-    fn start_flush(&mut self) {
-        if self.flushes.waiting.is_empty() || self.flushes.busy {
-            return;
-        }
-        let Some(io) = self.take_io(false) else {
-            return;
-        };
-        self.flushes.busy = true;
-        self.flushes.mark = self.mark();
-        std::mem::swap(&mut self.flushes.waiting, &mut self.flushes.running);
-        self.emit_flush(io, IoKind::Flush);
-    }
-
-    fn on_flush(&mut self, result: Result<(), i32>) {
-        self.flushes.busy = false;
-        let mut outcome = result.map_err(StoreError::Device);
-        match result {
-            Ok(()) => outcome = self.flushed(self.flushes.mark),
-            Err(errno) => self.flush_failed(errno),
-        }
-        let mut running = std::mem::take(&mut self.flushes.running);
-        for op in running.drain(..) {
-            self.finish_op(op, outcome);
-        }
-        self.flushes.running = running;
-    }
-
-    /// Newest batch with all before it complete.
-    fn completed_lsn(&self) -> u64 {
-        self.batches
-            .iter()
-            .map(|b| b.lsn)
-            .min()
-            .unwrap_or(self.log.next_lsn)
-            - 1
-    }
-
-    fn mark(&self) -> FlushMark {
-        FlushMark {
-            lsn: self.completed_lsn(),
-            finished: self.log.finished,
-        }
-    }
-
-    fn refuse_if_flush_lost(&self) -> StoreResult {
-        match self.failed {
-            Some(errno) if self.flush_lost => Err(StoreError::ReadOnly(errno)),
-            _ => Ok(()),
-        }
-    }
-
     /// A device write or flush failed: nobody knows what is there now. Writing stops, reading goes on.
     fn fail(&mut self, errno: i32) {
         if self.failed.is_none() {
@@ -499,7 +451,7 @@ impl StoreCore for ShardCore {
 
     fn on_idle(&mut self) {
         self.retry_put_off();
-        self.write_watermark();
+        self.write_idle_watermark();
         self.note_idle();
     }
 
@@ -509,13 +461,16 @@ impl StoreCore for ShardCore {
         Ok((self.log.finished > self.log.flushed).then(|| self.mark()))
     }
 
+    fn is_log_in_order(&self) -> bool {
+        self.completed_lsn() >= self.log.newest_done
+    }
+
+    fn is_flush_recorded(&self) -> bool {
+        self.log.watermark_written >= self.log.to_record()
+    }
+
     fn flushed(&mut self, mark: FlushMark) -> StoreResult {
-        self.refuse_if_flush_lost()?;
-        // Invariant *Durable*: only what was done before the flush began counts as flushed.
-        assert!(mark.lsn < self.log.next_lsn && mark.finished <= self.log.finished);
-        self.log.durable_lsn = self.log.durable_lsn.max(mark.lsn);
-        self.log.flushed = self.log.flushed.max(mark.finished);
-        Ok(())
+        self.note_flushed(mark)
     }
 
     fn flush_failed(&mut self, errno: i32) {

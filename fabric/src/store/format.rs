@@ -44,8 +44,8 @@
 //!    header may be there without its data; so recovery reads the data of each batch above the durable watermark and
 //!    takes only blocks whose CRC fits. Batches need not be dense above the watermark: each block stands for itself.
 //! 2. *The watermark*: every header says up to which batch all were known to be durable. A missing or damaged header at
-//!    or below the highest watermark is damage, not a torn tail, and opening fails. After a flush with no write
-//!    behind it an empty batch brings the watermark to the disk when the thread goes idle.
+//!    or below the highest watermark is damage, not a torn tail, and opening fails. A flush is answered only when a
+//!    header, if need be of an empty batch, has brought its watermark to the device.
 //! 3. *A write changes the map (in RAM) only once its batch is done*, so a map page written by a checkpoint refers only
 //!    to blocks whose batches were done before, and the flush that precedes the superblock makes them durable.
 //! 4. *A checkpoint is fuzzy.* It starts by turning to the next window and waiting for the old window's batches. Then it

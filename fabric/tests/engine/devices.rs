@@ -222,3 +222,51 @@ fn a_device_file_whose_making_was_cut_is_made_anew() {
         std::fs::remove_file(&rig.device).unwrap();
     }
 }
+
+/// The device as a process that is killed now leaves it.
+fn killed(rig: &Rig) -> Rig {
+    let left = Rig::new(rig.size_bytes);
+    let status = std::process::Command::new("cp")
+        .args(["--sparse=always"])
+        .args([&rig.device, &left.device])
+        .status();
+    assert!(status.unwrap().success());
+    left
+}
+
+#[test]
+fn damage_to_a_block_that_was_flushed_right_before_a_kill_is_reported() {
+    // Two shards: one flush of the device, and a record of it in each.
+    let rig = Rig::new(9 << 30);
+    let fabric = rig.open();
+    let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
+    let mark = |chunk: u64| [0xa0 + chunk as u8; BLOCK_BYTES];
+    for chunk in 0..8 {
+        guest.write(chunk * 4 * MIB, &mark(chunk)).unwrap();
+    }
+    guest.flush().unwrap();
+    let left = killed(&rig);
+    let mut damaged = 0;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&left.device)
+        .unwrap();
+    let mut block = [0; BLOCK_BYTES];
+    let mut at = 0;
+    while let Ok(data) = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
+        file.read_exact_at(&mut block, data).unwrap();
+        if (0..8).any(|chunk| block == mark(chunk)) {
+            file.write_all_at(&[block[7] ^ 1], data + 7).unwrap();
+            damaged += 1;
+        }
+        at = data + BLOCK_BYTES as u64;
+    }
+    assert_eq!(damaged, 8);
+    let fabric = left.open();
+    let mut guest = Guest::open(&fabric, 1, 2, 64 * MIB);
+    for chunk in 0..8 {
+        let read = guest.read(chunk * 4 * MIB, &mut block);
+        assert_eq!(read, Err(IoError::Corrupt), "chunk {chunk}");
+    }
+}

@@ -4,6 +4,7 @@ use fabric::store::device::BLOCK_BYTES;
 use rand::Rng;
 
 use crate::history;
+use crate::model::{Model, Spot};
 use crate::rig::{Moment, Rig};
 use crate::seeds::{self, for_each_seed};
 use crate::sim_disk::CrashKind;
@@ -16,7 +17,26 @@ struct Outcome {
     reported: u32,
 }
 
-fn check_flip(found: &Moment, byte: u64, bit: u8, seed: u64, outcome: &mut Outcome) {
+/// What a block may show after the flip.
+type Check = fn(&mut Model, Spot, &[u8]) -> Result<(), String>;
+
+/// All is as it was last written.
+fn settled(model: &mut Model, spot: Spot, bytes: &[u8]) -> Result<(), String> {
+    model.check_settled(spot, bytes)
+}
+
+/// Whatever a flush covered is there.
+fn flushed(model: &mut Model, spot: Spot, bytes: &[u8]) -> Result<(), String> {
+    model.check_after_crash(spot, bytes, CrashKind::Power)
+}
+
+fn check_flip(
+    found: &Moment,
+    (byte, bit): (u64, u8),
+    seed: u64,
+    check: Check,
+    outcome: &mut Outcome,
+) {
     outcome.flips += 1;
     let mut flipped = found.clone();
     flipped.disk.flip_bit(byte, bit);
@@ -34,13 +54,13 @@ fn check_flip(found: &Moment, byte: u64, bit: u8, seed: u64, outcome: &mut Outco
             errors += 1;
             continue;
         };
-        let checked = rig.now.model.check_settled(spot, &bytes);
+        let checked = check(&mut rig.now.model, spot, &bytes);
         checked.unwrap_or_else(|e| panic!("bit {bit} of byte {byte} flipped: {e}"));
     }
     outcome.reported += u32::from(errors > 0);
 }
 
-fn flip_everywhere(found: &Moment, seed: u64) -> Outcome {
+fn flip_everywhere(found: &Moment, seed: u64, check: Check) -> Outcome {
     let mut rng = seeds::rng(seed, 0xb1);
     let mut outcome = Outcome::default();
     for block in found.disk.written_blocks() {
@@ -50,13 +70,8 @@ fn flip_everywhere(found: &Moment, seed: u64) -> Outcome {
             true => rng.random_range(0..128),
             false => rng.random_range(0..BLOCK_BYTES as u64),
         };
-        check_flip(
-            found,
-            start + within,
-            rng.random_range(0..8),
-            seed,
-            &mut outcome,
-        );
+        let place = (start + within, rng.random_range(0..8));
+        check_flip(found, place, seed, check, &mut outcome);
     }
     outcome
 }
@@ -85,7 +100,7 @@ fn assert_noticed(outcome: &Outcome) {
 fn a_flipped_bit_in_a_closed_store_is_detected_or_harmless() {
     for_each_seed(2, |seed| {
         let closed = history_of(seed).close();
-        assert_noticed(&flip_everywhere(&closed, seed));
+        assert_noticed(&flip_everywhere(&closed, seed, settled));
     });
 }
 
@@ -99,6 +114,26 @@ fn a_flipped_bit_in_a_crashed_store_is_detected_or_harmless() {
         rig.flush();
         rig.drain();
         let crashed = rig.crash(CrashKind::Power, seed);
-        assert_noticed(&flip_everywhere(&crashed, seed));
+        assert_noticed(&flip_everywhere(&crashed, seed, settled));
+    });
+}
+
+#[test]
+fn a_flipped_bit_in_a_flushed_block_is_detected_after_a_kill_right_behind_the_flush() {
+    for_each_seed(4, |seed| {
+        let mut rig = history_of(seed);
+        let mut rng = seeds::rng(seed, 0xb3);
+        // Older writes are under way when the flush begins, and when it ends.
+        history::run(&mut rig, &mut rng, 12);
+        if seed % 2 == 0 {
+            rig.flush();
+        } else {
+            rig.flush_by_marks();
+        }
+        while rig.is_flushing() {
+            assert!(rig.step(), "stuck in a flush");
+        }
+        let killed = rig.crash(CrashKind::Process, seed);
+        assert_noticed(&flip_everywhere(&killed, seed, flushed));
     });
 }

@@ -1,12 +1,14 @@
 //! Drives a store on a simulated disk as a data thread would, and tells the model everything that is observable.
 
+#[path = "rig/flush.rs"]
+mod flush;
+
 use std::collections::BTreeMap;
 
 use fabric::store::api::{
-    CoreParams, Fence, FlushMark, LayerId, OpId, RecoveryReport, StoreCore, StoreError, StoreOp,
-    StoreResult, Submitted, Version, shard_of,
+    CoreParams, Fence, LayerId, OpId, RecoveryReport, StoreCore, StoreError, StoreOp, StoreResult,
+    Submitted, Version, shard_of,
 };
-use fabric::store::device::IoId;
 use fabric::store::metrics::StoreMetrics;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -56,6 +58,8 @@ enum Expect {
         layer: LayerId,
         fence: Fence,
     },
+    /// A step of a flush that the rig makes for all shards.
+    FlushStep,
 }
 
 struct Live {
@@ -88,7 +92,7 @@ pub struct Rig {
     pub now: Moment,
     pub cores: Vec<Core>,
     live: BTreeMap<OpId, Live>,
-    rig_flushes: BTreeMap<IoId, (Vec<Option<FlushMark>>, Covered)>,
+    rig_flushes: Vec<flush::RigFlush>,
     pub next_op: u64,
     pub rng: ChaCha8Rng,
     pub report: RecoveryReport,
@@ -167,7 +171,7 @@ impl Rig {
             now,
             cores,
             live: BTreeMap::new(),
-            rig_flushes: BTreeMap::new(),
+            rig_flushes: Vec::new(),
             next_op: 0,
             rng: seeds::rng(seed, 0x2199),
             report,
@@ -326,27 +330,6 @@ impl Rig {
         }
     }
 
-    /// Flushes the device once for all shards, unless every one says that there is nothing to flush.
-    pub fn flush_by_marks(&mut self) {
-        let marks: Result<Vec<_>, _> = self.cores.iter().map(StoreCore::flush_mark).collect();
-        let marks = match marks {
-            Ok(marks) => marks,
-            Err(error) => return self.mark_flushed(Err(error)),
-        };
-        let covered = self.now.model.covered(|_| true);
-        if marks.iter().all(Option::is_none) {
-            self.now.model.flushed(&covered);
-            return self.mark_flushed(Ok(()));
-        }
-        let id = IoId(self.next_op);
-        self.next_op += 1;
-        self.rig_flushes.insert(id, (marks, covered));
-        self.now.disk.submit_flush(IoKey {
-            shard: RIG_SHARD,
-            id,
-        });
-    }
-
     pub fn checkpoint(&mut self) {
         self.checkpoint_as(false);
     }
@@ -436,29 +419,7 @@ impl Rig {
             }
             return;
         }
-        let (marks, covered) = self
-            .rig_flushes
-            .remove(&key.id)
-            .expect("a flush of the rig");
-        let mut outcome = result.map_err(StoreError::Device);
-        for (core, mark) in self.cores.iter_mut().zip(marks) {
-            match (result, mark) {
-                (Ok(()), Some(mark)) => outcome = outcome.and(core.flushed(mark)),
-                (Ok(()), None) => {}
-                (Err(errno), _) => core.flush_failed(errno),
-            }
-        }
-        if outcome.is_ok() {
-            self.now.model.flushed(&covered);
-        }
-        self.mark_flushed(outcome);
-    }
-
-    fn mark_flushed(&mut self, outcome: StoreResult) {
-        if let Err(error) = &outcome {
-            assert!((self.tolerate)(error), "unexpected: {error}");
-        }
-        self.last_flush = Some(outcome);
+        self.device_flushed(key.id, result);
     }
 
     /// Takes finished operations, checks them and tells the model.
@@ -469,6 +430,9 @@ impl Rig {
                 any = true;
                 self.finish(id, result);
             }
+        }
+        if any {
+            self.step_flushes();
         }
         any
     }
@@ -509,6 +473,7 @@ impl Rig {
             Expect::Fence { layer, fence } => {
                 self.now.fences.entry(layer).or_default()[0] = fence;
             }
+            Expect::FlushStep => {}
         }
     }
 

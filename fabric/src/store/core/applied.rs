@@ -34,10 +34,12 @@ impl ShardCore {
         let (buffer, blocks, header, errno) =
             (batch.buffer, batch.blocks, batch.header, batch.errno);
         let (window, watermark, cancelled) = (batch.window, batch.watermark, batch.cancelled);
+        self.log.newest_done = self.log.newest_done.max(batch.lsn);
         let mut items = std::mem::take(&mut batch.items);
         self.pending_leaves -= std::mem::take(&mut batch.leaves);
         self.arena.give_back(buffer, blocks);
-        self.log.finished += 1;
+        // Empty ones hold nothing that a flush would have to cover.
+        self.log.finished += u64::from(!items.is_empty());
         self.log.in_flight[(window & 1) as usize] -= 1;
         self.alloc.quarantine(Run {
             start: header,

@@ -50,8 +50,18 @@ impl ShardCore {
             }
             StoreOp::Flush => self.refuse_if_failed().map(|()| {
                 self.ops[slot].kind = OpKind::Flush;
-                self.flushes.waiting.push(slot);
+                self.wait_for_flush(slot);
             }),
+            StoreOp::OrderLog => {
+                self.ops[slot].kind = OpKind::Flush;
+                self.flushes.ordering.push((slot, self.log.newest_done));
+                Ok(())
+            }
+            StoreOp::RecordFlush => {
+                self.ops[slot].kind = OpKind::Flush;
+                self.flushes.recording.push((slot, self.log.to_record()));
+                Ok(())
+            }
             StoreOp::SetFence { layer, fence } => self.start_fence(slot, layer, fence),
             StoreOp::DropLayer { layer } => self.refuse_if_failed().map(|()| {
                 self.ops[slot].kind = OpKind::Drop;
@@ -376,7 +386,7 @@ impl ShardCore {
         let durable = state.fua || matches!(state.kind, OpKind::Fence(_));
         match state.error {
             Some(error) => self.finish_op(op, Err(error)),
-            None if durable => self.flushes.waiting.push(op),
+            None if durable => self.wait_for_flush(op),
             None => self.finish_op(op, Ok(())),
         }
     }

@@ -255,9 +255,15 @@ unsafe impl Send for Io {}
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
     pub(super) waiting: Vec<u32>,
+    /// Newest batch that was done when somebody began to wait: older ones must be done before the flush begins.
+    pub(super) after: u64,
     pub(super) running: Vec<u32>,
     pub(super) mark: FlushMark,
     pub(super) busy: bool,
+    /// Operations that wait for all batches up to one to be done.
+    pub(super) ordering: Vec<(u32, u64)>,
+    /// Operations that wait for the log to say that it is durable up to a batch.
+    pub(super) recording: Vec<(u32, u64)>,
 }
 
 /// The log's position.
@@ -276,6 +282,10 @@ pub(super) struct Log {
     /// Batches done since opening, and how many of them were done before the newest good flush began.
     pub(super) finished: u64,
     pub(super) flushed: u64,
+    /// Newest batch done, whether or not all before it are.
+    pub(super) newest_done: u64,
+    /// Newest batch that holds more than a watermark.
+    pub(super) newest_content: u64,
     /// Newest watermark in a header on the device.
     pub(super) watermark_written: u64,
 }
@@ -293,8 +303,15 @@ impl Log {
             durable_lsn: loaded.next_lsn - 1,
             finished: 0,
             flushed: 0,
+            newest_done: loaded.next_lsn - 1,
+            newest_content: loaded.next_lsn - 1,
             watermark_written: loaded.next_lsn - 1,
         }
+    }
+
+    /// What the log should say to be durable: that of empty batches would not be worth a write.
+    pub(super) fn to_record(&self) -> u64 {
+        self.durable_lsn.min(self.newest_content)
     }
 }
 

@@ -261,7 +261,7 @@ impl ShardCore {
         true
     }
 
-    fn open_batch(&mut self, header: u32, buffer: u32) -> u32 {
+    pub(super) fn open_batch(&mut self, header: u32, buffer: u32) -> u32 {
         let slot = self.batches.take().expect("checked by the caller");
         let batch = &mut self.batches[slot];
         batch.lsn = self.log.next_lsn;
@@ -280,7 +280,7 @@ impl ShardCore {
     }
 
     /// Seals the header and hands the batch to the device.
-    fn close_batch(&mut self, filling: Filling, blocks: u32) {
+    pub(super) fn close_batch(&mut self, filling: Filling, blocks: u32) {
         let Filling {
             batch: slot,
             writer,
@@ -313,6 +313,9 @@ impl ShardCore {
         self.counters.write_op_bytes += u64::from(used - 1) * UNIT_BYTES as u64;
         let spans = std::mem::take(&mut self.batches[slot].spans);
         self.batches[slot].ios = spans.len() as u32;
+        if !self.batches[slot].items.is_empty() {
+            self.log.newest_content = self.batches[slot].lsn;
+        }
         for &(unit, from, len) in &spans {
             let io = self
                 .take_io(false)
@@ -320,43 +323,6 @@ impl ShardCore {
             self.emit_write(io, unit, from, len, IoKind::Log { batch: slot });
         }
         self.batches[slot].spans = spans;
-    }
-
-    /// An empty batch that only says how far the log is known to be durable.
-    pub(super) fn write_watermark(&mut self) {
-        let news = self.log.durable_lsn > self.log.watermark_written;
-        let idle = self.batches.in_use() == 0 && self.ready.is_empty() && !self.ckpt.is_running();
-        if !news
-            || !idle
-            || self.log.hold
-            || self.is_squeezed()
-            || self.failed.is_some()
-            || self.ios.free_count() == 0
-        {
-            return;
-        }
-        if self.alloc.free_units() < self.checkpoint_need() + self.reserve_units() / 4 {
-            return;
-        }
-        let Some((buffer, _)) = self.arena.take_up_to(1) else {
-            return;
-        };
-        let Some(header) = self.log.current.take(&mut self.alloc, 1) else {
-            self.arena.give_back(buffer, 1);
-            return;
-        };
-        let batch = self.open_batch(header.start, buffer);
-        let units = Run { start: 0, len: 0 };
-        let filling = Filling {
-            batch,
-            writer: HeaderWriter::new(),
-            used: 1,
-            units,
-            inline: true,
-            budget: 0,
-            parts: 0,
-        };
-        self.close_batch(filling, 1);
     }
 }
 
