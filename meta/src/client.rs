@@ -64,6 +64,12 @@ impl Meta {
         Ok(self.core.propose(command).await??)
     }
 
+    /// Why this node's service is not as it should be, in one line with the mend; `None` if it is well.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.core.problem()
+    }
+
     // --- Cluster, nodes, devices
 
     /// The cluster.

@@ -269,6 +269,19 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// Whether it is refused where room has become short.
+    pub(crate) fn makes_something_new(&self) -> bool {
+        matches!(
+            self,
+            Self::CreatePool { .. }
+                | Self::CreateVolume { .. }
+                | Self::ResizeVolume { .. }
+                | Self::CreateAttachment { .. }
+        )
+    }
+}
+
 /// What a command brought about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -25,6 +25,18 @@ pub enum MetaError {
         "the metadata leader was lost while it worked on the request, which may or may not be done: look, then repeat"
     )]
     Interrupted,
+    /// The file system under the metadata is full. The service waits, and goes on by itself.
+    #[error(
+        "the file system under {} is full, and the metadata service waits for room; {}", .dir.display(),
+        if *.begun { "the request may be done once there is some: make room, look, then repeat" }
+        else { "nothing was changed: make room, then repeat" }
+    )]
+    NoRoom {
+        /// Where the metadata lie.
+        dir: PathBuf,
+        /// Whether it may be done yet.
+        begun: bool,
+    },
     /// The metadata cannot be read or written; the node's metadata service has stopped.
     #[error(
         "the metadata service of this node stopped: {detail}; mend that, then restart the daemon"

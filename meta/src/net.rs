@@ -4,6 +4,7 @@ mod connection;
 mod mem;
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
 
 use openraft::BasicNode;
@@ -82,6 +83,14 @@ pub enum ProposeError {
     Failed {
         /// What went wrong.
         detail: String,
+    },
+    /// The file system under its metadata is full.
+    #[error("no room in {}", .dir.display())]
+    NoRoom {
+        /// Where the metadata lie.
+        dir: PathBuf,
+        /// Whether it may be done once there is room; else nothing was done.
+        begun: bool,
     },
     /// It is shutting down; nothing was done.
     #[error("shutting down")]

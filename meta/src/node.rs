@@ -139,7 +139,14 @@ impl MetaNode {
             dir: dir.clone(),
             closed,
         };
-        if let Err(source) = node.start(config).await {
+        let started = tokio::select! {
+            started = node.start(config) => started,
+            () = node.core.full() => Err(MetaError::NoRoom {
+                dir: dir.clone(),
+                begun: false,
+            }),
+        };
+        if let Err(source) = started {
             if let Err(error) = node.shutdown().await {
                 tracing::warn!(%error, "cannot close the metadata after a failed start");
             }
@@ -302,6 +309,7 @@ impl MetaNode {
     /// # Errors
     /// The database could not be settled or closed; nothing acknowledged is lost by that.
     pub async fn shutdown(self) -> Result<(), MetaError> {
+        self.core.give_up_waiting();
         let stopped = self.core.raft.shutdown().await;
         if let Err(error) = stopped {
             tracing::warn!(%error, "the metadata service ended abnormally");

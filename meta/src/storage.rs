@@ -20,6 +20,7 @@
 pub(crate) mod log;
 pub(crate) mod machine;
 mod open;
+mod room;
 pub(crate) mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ use uuid::Uuid;
 use crate::ids::NodeId;
 use crate::raft::{LogId, StoredMembership};
 use crate::state::{Read, ReadError, Visit, Writes};
+use room::Room;
 
 pub(crate) type Rocks = DBWithThreadMode<MultiThreaded>;
 
@@ -98,6 +100,7 @@ pub(crate) struct Db {
     state_family: RwLock<String>,
     dir: PathBuf,
     progress: watch::Sender<Progress>,
+    room: watch::Sender<Room>,
     _closed: oneshot::Sender<()>,
 }
 

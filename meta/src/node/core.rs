@@ -89,17 +89,71 @@ impl Core {
             .take()
     }
 
+    fn db(&self) -> Option<Arc<Db>> {
+        let db = self.db.read().unwrap_or_else(PoisonError::into_inner);
+        db.clone()
+    }
+
+    /// Returns when a write of this node has begun to wait for room.
+    pub(crate) async fn full(&self) {
+        match self.db() {
+            Some(db) => db.full().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// From here on no write of this node waits for room.
+    pub(crate) fn give_up_waiting(&self) {
+        if let Some(db) = self.db() {
+            db.give_up_waiting();
+        }
+    }
+
+    fn no_room(&self, begun: bool) -> ProposeError {
+        match self.db() {
+            Some(db) => ProposeError::NoRoom {
+                dir: db.dir().to_owned(),
+                begun,
+            },
+            None => ProposeError::Stopped,
+        }
+    }
+
+    /// Whether this node is the only one that votes, as far as it knows.
+    fn is_alone(&self) -> bool {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        let mut voters = metrics.membership_config.membership().voter_ids();
+        voters.next() == Some(self.id) && voters.next().is_none()
+    }
+
+    /// Why this node's service is not as it should be, and the mend.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let db = self.db()?;
+        let running = self.raft.metrics().borrow().running_state.clone();
+        if let Err(error) = running {
+            return Some(failed(&error).to_string());
+        }
+        let dir = db.dir().display();
+        if db.is_full() {
+            return Some(format!(
+                "the metadata service waits: the file system under {dir} is full, so volumes and attachments cannot be \
+                 changed; make room, and it goes on by itself"
+            ));
+        }
+        db.is_nearly_full().then(|| {
+            format!(
+                "the file system under {dir} is nearly full, so no volumes and attachments are made; make room"
+            )
+        })
+    }
+
     /// Runs a function on the records that this node has applied.
     fn view<T>(
         &self,
         read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
     ) -> Result<T, MetaError> {
-        let db = self
-            .db
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-            .ok_or(MetaError::Stopped)?;
+        let db = self.db().ok_or(MetaError::Stopped)?;
         db.read(|view| read(view).map_err(DbError::from))
             .map_err(|error| failed(&error))
     }
@@ -246,6 +300,12 @@ impl Core {
     }
 
     async fn propose_here(&self, command: Command) -> Result<Reply, ProposeError> {
+        if self
+            .db()
+            .is_some_and(|db| db.is_full() || command.makes_something_new() && db.is_nearly_full())
+        {
+            return Err(self.no_room(false));
+        }
         let command = self.judge_lease(command)?;
         let released = match command {
             Command::ReleaseLease { volume, .. } | Command::VolumeDataDropped { volume } => {
@@ -253,8 +313,12 @@ impl Core {
             }
             _ => None,
         };
-        let write = tokio::time::timeout(COMMIT_WAIT_MAX, self.raft.client_write(command)).await;
-        let reply = match write.map_err(|_| ProposeError::Unknown)? {
+        let write = tokio::time::timeout(COMMIT_WAIT_MAX, self.raft.client_write(command));
+        let written = tokio::select! {
+            written = write => written.map_err(|_| ProposeError::Unknown)?,
+            () = self.full() => return Err(self.no_room(true)),
+        };
+        let reply = match written {
             Ok(written) => written.data,
             Err(RaftError::APIError(ClientWriteError::ForwardToLeader(forward))) => {
                 return Err(ProposeError::NotLeader {
@@ -336,7 +400,18 @@ impl Core {
     }
 
     async fn read_index_here(&self) -> Result<Option<LogId>, ProposeError> {
-        match self.raft.get_read_log_id().await {
+        let index = tokio::select! {
+            index = self.raft.get_read_log_id() => index,
+            // Raft stands still meanwhile. Of the only voter whatever was acknowledged is applied.
+            () = self.full() => {
+                return if self.is_alone() {
+                    Ok(None)
+                } else {
+                    Err(ProposeError::NotLeader { leader: None })
+                };
+            }
+        };
+        match index {
             Ok((index, _)) => Ok(index),
             Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward))) => {
                 Err(ProposeError::NotLeader {
@@ -359,7 +434,12 @@ impl ProposeError {
             Self::NotLeader { leader } => Attempt::Again(leader),
             Self::Unknown => Attempt::Failed(MetaError::Interrupted),
             // When another node fails or stops, somebody else will lead.
-            Self::Failed { .. } | Self::Stopped if asked.is_some() => Attempt::Again(None),
+            Self::Failed { .. } | Self::Stopped | Self::NoRoom { begun: false, .. }
+                if asked.is_some() =>
+            {
+                Attempt::Again(None)
+            }
+            Self::NoRoom { dir, begun } => Attempt::Failed(MetaError::NoRoom { dir, begun }),
             Self::Failed { detail } => Attempt::Failed(MetaError::Failed { detail }),
             Self::Stopped => Attempt::Failed(MetaError::Stopped),
         }

@@ -124,6 +124,36 @@ pub(super) async fn blocking<T: Send + 'static>(
     }
 }
 
+/// Runs work that changes the database, again and again while it finds no room: it must not mind.
+pub(super) async fn lasting<T: Send + 'static>(
+    db: &Arc<Db>,
+    subject: ErrorSubject<crate::ids::NodeId>,
+    verb: ErrorVerb,
+    work: impl Fn(&Db) -> Result<T, DbError> + Send + std::marker::Sync + 'static,
+) -> Result<T, StorageError> {
+    let work = Arc::new(work);
+    let mut waited = false;
+    loop {
+        let (attempt, on) = (Arc::clone(&work), Arc::clone(db));
+        let error = match tokio::task::spawn_blocking(move || attempt(&on)).await {
+            Ok(Ok(value)) => {
+                if waited {
+                    db.room_was_found();
+                }
+                return Ok(value);
+            }
+            Ok(Err(error)) => error,
+            Err(error) => {
+                return Err(StorageIOError::new(subject, verb, AnyError::new(&error)).into());
+            }
+        };
+        if !db.may_try_again(&error).await {
+            return Err(StorageIOError::new(subject, verb, AnyError::new(&error)).into());
+        }
+        waited = true;
+    }
+}
+
 /// The log of this node, as openraft uses it.
 #[derive(Clone)]
 pub(crate) struct LogStore {
@@ -143,6 +173,15 @@ impl LogStore {
     ) -> Result<T, StorageError> {
         let db = Arc::clone(&self.db);
         blocking(subject, verb, move || work(&db)).await
+    }
+
+    async fn lasting<T: Send + 'static>(
+        &self,
+        subject: ErrorSubject<crate::ids::NodeId>,
+        verb: ErrorVerb,
+        work: impl Fn(&Db) -> Result<T, DbError> + Send + std::marker::Sync + 'static,
+    ) -> Result<T, StorageError> {
+        lasting(&self.db, subject, verb, work).await
     }
 }
 
@@ -183,7 +222,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), StorageError> {
         let vote = *vote;
         let save = move |db: &Db| db.meta_put(KEY_VOTE, &vote, Sync::Yes);
-        self.blocking(ErrorSubject::Vote, ErrorVerb::Write, save)
+        self.lasting(ErrorSubject::Vote, ErrorVerb::Write, save)
             .await
     }
 
@@ -197,7 +236,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), StorageError> {
         // Advisory: a leader commits again what its log holds, so losing the last one to power loss loses nothing.
         let save = move |db: &Db| db.meta_put(KEY_COMMITTED, &committed, Sync::No);
-        self.blocking(ErrorSubject::Store, ErrorVerb::Write, save)
+        self.lasting(ErrorSubject::Store, ErrorVerb::Write, save)
             .await
     }
 
@@ -217,7 +256,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         I::IntoIter: OptionalSend,
     {
         let entries: Vec<Entry> = entries.into_iter().collect();
-        self.blocking(ErrorSubject::Logs, ErrorVerb::Write, move |db| {
+        self.lasting(ErrorSubject::Logs, ErrorVerb::Write, move |db| {
             db.append_entries(&entries)
         })
         .await?;
@@ -227,7 +266,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn truncate(&mut self, log_id: LogId) -> Result<(), StorageError> {
         let cut = move |db: &Db| db.truncate_from(log_id.index);
-        self.blocking(ErrorSubject::Log(log_id), ErrorVerb::Delete, cut)
+        self.lasting(ErrorSubject::Log(log_id), ErrorVerb::Delete, cut)
             .await
     }
 
@@ -237,7 +276,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
             StorageIOError::new(subject.clone(), ErrorVerb::Delete, AnyError::new(&error))
         };
         self.db.may_purge(log_id.index).await.map_err(refused)?;
-        self.blocking(subject.clone(), ErrorVerb::Delete, move |db| {
+        self.lasting(subject.clone(), ErrorVerb::Delete, move |db| {
             db.purge_to(log_id)
         })
         .await

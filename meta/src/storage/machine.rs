@@ -7,7 +7,7 @@ use openraft::{
     EntryPayload, ErrorSubject, ErrorVerb, OptionalSend, RaftSnapshotBuilder, StorageIOError,
 };
 
-use super::log::blocking;
+use super::log::{blocking, lasting};
 use super::snapshot::{SnapshotFile, Snapshots};
 use super::{Applied, Db, DbError};
 use crate::command::{Outcome, Reply};
@@ -83,8 +83,9 @@ impl Machine {
 impl RaftSnapshotBuilder<TypeConfig> for Machine {
     async fn build_snapshot(&mut self) -> Result<Snapshot, StorageError> {
         let machine = self.clone();
-        let build = move || machine.snapshots.build(&machine.db);
-        let current = blocking(ErrorSubject::Snapshot(None), ErrorVerb::Write, build).await?;
+        let db = Arc::clone(&self.db);
+        let build = move |db: &Db| machine.snapshots.build(db);
+        let current = lasting(&db, ErrorSubject::Snapshot(None), ErrorVerb::Write, build).await?;
         Ok(Snapshot {
             meta: current.meta().clone(),
             snapshot: Box::new(SnapshotFile::of(current)),
@@ -108,10 +109,13 @@ impl RaftStateMachine<TypeConfig> for Machine {
         I::IntoIter: OptionalSend,
     {
         let entries: Vec<Entry> = entries.into_iter().collect();
-        let db = Arc::clone(&self.db);
-        blocking(ErrorSubject::StateMachine, ErrorVerb::Write, move || {
-            db.apply(&entries)
-        })
+        let apply = move |db: &Db| db.apply(&entries);
+        lasting(
+            &self.db,
+            ErrorSubject::StateMachine,
+            ErrorVerb::Write,
+            apply,
+        )
         .await
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     Db, DbError, FORMAT, Installation, KEY_FORMAT, KEY_STATE_FAMILY, LOG, META, Progress, Rocks,
-    STATE_PREFIX, Sync, WriteBatch, encode,
+    Room, STATE_PREFIX, Sync, WriteBatch, encode,
 };
 use crate::error::OpenError;
 
@@ -23,6 +23,10 @@ const INFO_LOG_FILES: usize = 2;
 const INFO_LOG_BYTES_MAX: usize = 1 << 20;
 /// Files that RocksDB keeps open at most; more are closed and opened again.
 const OPEN_FILES_MAX: i32 = 64;
+
+/// Every database of RocksDB has this family. Left to RocksDB it would have a write buffer of 64 MiB, and as much room would
+/// have to be free before a database that had been full goes on.
+const DEFAULT: &str = "default";
 
 pub(super) fn family_options() -> Options {
     let mut options = Options::default();
@@ -74,7 +78,7 @@ impl Db {
         std::fs::create_dir_all(dir.join("snapshots")).map_err(io)?;
         let fresh = is_fresh(&db_dir, dir)?;
         let families = if fresh {
-            [META, LOG, &format!("{STATE_PREFIX}1")]
+            [DEFAULT, META, LOG, &format!("{STATE_PREFIX}1")]
                 .map(str::to_owned)
                 .to_vec()
         } else {
@@ -103,6 +107,7 @@ impl Db {
                 applied: None,
                 installation: Installation::None,
             }),
+            room: watch::Sender::new(Room::Enough),
             _closed: closed,
         };
         db.check(&families).map_err(|error| match error {

@@ -2,16 +2,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use openraft::storage::{RaftLogStorage, RaftStateMachine};
 use openraft::testing::{StoreBuilder, Suite};
-use openraft::{CommittedLeaderId, EntryPayload, RaftLogReader, RaftSnapshotBuilder};
+use openraft::{
+    CommittedLeaderId, EntryPayload, ErrorSubject, ErrorVerb, RaftLogReader, RaftSnapshotBuilder,
+};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-use super::log::LogStore;
+use super::log::{LogStore, lasting};
 use super::machine::Machine;
-use super::{Db, FORMAT, KEY_FORMAT, Sync};
+use super::{Db, DbError, FORMAT, KEY_FORMAT, Sync};
 use crate::command::{Command, NodeSpec};
 use crate::error::OpenError;
 use crate::ids::{NodeId, UnixMillis};
@@ -93,7 +96,7 @@ fn append(db: &Db, entries: &[Entry]) {
 
 fn node_names(db: &Db) -> Vec<String> {
     let nodes = db
-        .read(|view| NODES.all(view).map_err(super::DbError::from))
+        .read(|view| NODES.all(view).map_err(DbError::from))
         .unwrap();
     nodes.into_iter().map(|node| node.name.into()).collect()
 }
@@ -366,4 +369,54 @@ fn a_hole_in_the_log_is_found_at_open() {
         error.to_string().contains("entry 2 where 1 must be"),
         "{error}"
     );
+}
+
+/// Work that finds no room so many times.
+fn without_room(times: u32) -> impl Fn(&Db) -> Result<u32, DbError> {
+    let tries = AtomicU32::new(0);
+    move |_| match tries.fetch_add(1, Ordering::Relaxed) {
+        tried if tried < times => Err(std::io::Error::from(std::io::ErrorKind::StorageFull).into()),
+        tried => Ok(tried),
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_finds_no_room_is_made_again_until_there_is_some() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _log, _machine) = open(dir.path());
+    let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
+    let writing = lasting(&db, subject, verb, without_room(2));
+    let (written, ()) = tokio::join!(writing, db.full());
+    assert_eq!(written.unwrap(), 2);
+    assert!(!db.is_full());
+}
+
+#[tokio::test]
+async fn no_write_waits_for_room_once_the_node_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _log, _machine) = open(dir.path());
+    let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
+    let writing = lasting(&db, subject.clone(), verb, without_room(u32::MAX));
+    let end = async {
+        db.full().await;
+        db.give_up_waiting();
+    };
+    let (written, ()) = tokio::join!(writing, end);
+    assert!(written.is_err());
+    // Nor does a later one begin to.
+    assert!(
+        lasting(&db, subject, verb, without_room(u32::MAX))
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test]
+async fn other_errors_of_a_write_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _log, _machine) = open(dir.path());
+    let broken = |_: &Db| Err::<(), _>(std::io::Error::from_raw_os_error(5).into());
+    let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
+    assert!(lasting(&db, subject, verb, broken).await.is_err());
+    assert!(!db.is_full());
 }

@@ -191,6 +191,7 @@ impl Node {
     /// Whether a human must act.
     pub async fn health(&self) -> Result<Health> {
         let mut problems = self.storage.problems();
+        problems.extend(self.meta.problem());
         problems.extend(self.attachment_problems().await);
         problems.extend(self.leftover_problems());
         let state = if problems.is_empty() {
@@ -266,6 +267,7 @@ pub fn meta_failure(e: MetaError) -> Failure {
             RefusalKind::NotFound => Kind::NotFound,
             RefusalKind::Conflict => Kind::Conflict,
         },
+        MetaError::NoRoom { .. } => Kind::NoSpace,
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)

@@ -1,0 +1,104 @@
+//! Room in the file system under the database.
+//!
+//! A write that finds no room is made again until there is some, and to Raft that is a slow disk: were it told of an error,
+//! it would end. RocksDB refuses every write after the first one that failed, until its own watch sees room again: it looks
+//! every five seconds, and wants as much as a family's write buffer. Meanwhile what was acknowledged can be read, and requests
+//! that would change something are refused (`node/core.rs`).
+
+use std::path::Path;
+use std::time::Duration;
+
+use rocksdb::ErrorKind;
+
+use super::{Db, DbError};
+
+/// Pause between two tries of a write that found no room.
+const PAUSE: Duration = Duration::from_millis(500);
+/// With less free space than this nothing new is made: the rest is for giving something back.
+pub(crate) const FREE_BYTES_MIN: u64 = 1 << 20;
+
+/// Whether writes get through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    Enough,
+    /// One waits.
+    Full,
+    /// The node ends, and nobody waits any more.
+    Closing,
+}
+
+impl DbError {
+    /// Whether trying again once there is room makes sense.
+    fn is_for_want_of_room(&self) -> bool {
+        match self {
+            // RocksDB tells its sub-code in text only.
+            Self::Rocks(error) => {
+                error.kind() == ErrorKind::IOError
+                    && error.as_ref().contains("No space left on device")
+            }
+            Self::Io(error) => error.kind() == std::io::ErrorKind::StorageFull,
+            Self::Record(_) | Self::Damaged { .. } => false,
+        }
+    }
+}
+
+impl Db {
+    /// Where it lies.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether a write waits for room now.
+    pub(crate) fn is_full(&self) -> bool {
+        *self.room.borrow() == Room::Full
+    }
+
+    /// Returns when a write has begun to wait for room.
+    pub(crate) async fn full(&self) {
+        let mut room = self.room.subscribe();
+        // The sender lives in `self`, so it cannot be gone.
+        let _ = room.wait_for(|room| *room == Room::Full).await;
+    }
+
+    /// Whether there is so little room that nothing new should be made.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        // Where it cannot be told, writes tell.
+        rustix::fs::statvfs(&self.dir)
+            .is_ok_and(|stat| stat.f_bavail.saturating_mul(stat.f_frsize) < FREE_BYTES_MIN)
+    }
+
+    /// From here on no write waits for room.
+    pub(crate) fn give_up_waiting(&self) {
+        self.room.send_replace(Room::Closing);
+    }
+
+    /// Called with the error of a write: true, after a pause, if it is to be made again.
+    pub(super) async fn may_try_again(&self, error: &DbError) -> bool {
+        if !error.is_for_want_of_room() {
+            return false;
+        }
+        self.room.send_if_modified(|room| {
+            let news = *room == Room::Enough;
+            if news {
+                tracing::error!(dir = %self.dir.display(), %error, "the metadata wait for room");
+                *room = Room::Full;
+            }
+            news
+        });
+        let mut room = self.room.subscribe();
+        let closing = room.wait_for(|room| *room == Room::Closing);
+        tokio::time::timeout(PAUSE, closing).await.is_err()
+    }
+
+    /// A write that had waited got through.
+    pub(super) fn room_was_found(&self) {
+        self.room.send_if_modified(|room| {
+            let news = *room == Room::Full;
+            if news {
+                tracing::info!(dir = %self.dir.display(), "the metadata have room again");
+                *room = Room::Enough;
+            }
+            news
+        });
+    }
+}
