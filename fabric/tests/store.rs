@@ -37,6 +37,8 @@ mod open;
 mod order;
 #[path = "store/reference.rs"]
 mod reference;
+#[path = "store/replicate.rs"]
+mod replicate;
 #[path = "store/rig.rs"]
 mod rig;
 #[path = "store/scrub.rs"]

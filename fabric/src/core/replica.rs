@@ -28,6 +28,10 @@ pub enum StoreFailure {
     Device(i32),
     /// The fence rose while the operation waited.
     Fenced(Refusal),
+    /// The block to be restored has changed.
+    Changed,
+    /// The data do not fit their checksum.
+    Mismatch,
     /// The request is malformed.
     Invalid,
 }
@@ -163,6 +167,8 @@ fn outcome(result: Result<(), StoreFailure>) -> Result<(), Refusal> {
         Err(StoreFailure::Corrupt) => Err(Refusal::Corrupt),
         Err(StoreFailure::Device(errno)) => Err(Refusal::Device(errno)),
         Err(StoreFailure::Fenced(refusal)) => Err(refusal),
+        Err(StoreFailure::Changed) => Err(Refusal::Changed),
+        Err(StoreFailure::Mismatch) => Err(Refusal::Mismatch),
         Err(StoreFailure::Invalid) => Err(Refusal::Invalid),
     }
 }

@@ -348,6 +348,8 @@ fn failure(error: StoreError, request: &Request) -> StoreFailure {
         StoreError::Stale { .. } => StoreFailure::Stale,
         StoreError::Renumber { .. } => StoreFailure::Renumber,
         StoreError::NoSpace => StoreFailure::NoSpace,
+        StoreError::Changed => StoreFailure::Changed,
+        StoreError::Mismatch => StoreFailure::Mismatch,
         StoreError::OutOfRange => StoreFailure::Invalid,
         StoreError::Device(errno) | StoreError::ReadOnly(errno) => StoreFailure::Device(errno),
         StoreError::Corrupt { .. } => {

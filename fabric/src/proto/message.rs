@@ -118,6 +118,11 @@ pub enum Refusal {
     Corrupt,
     /// The device returned this errno.
     Device(i32),
+    /// The block to be restored is not as expected any more; nothing was done.
+    Changed,
+    /// The data do not fit their checksums: they changed on the way, or while the guest's buffer was being sent. Nothing was
+    /// stored.
+    Mismatch,
     /// The range leaves its chunk, or the request is malformed.
     Invalid,
     /// The replica did not answer: connection lost or time over. Made by the transport, never sent.

@@ -54,6 +54,10 @@ pub mod status {
     pub const INVALID: u16 = 6;
     /// `Refusal::Renumber`
     pub const RENUMBER: u16 = 7;
+    /// `Refusal::Changed`
+    pub const CHANGED: u16 = 8;
+    /// `Refusal::Mismatch`
+    pub const MISMATCH: u16 = 9;
 }
 
 /// Head of a request.
@@ -310,6 +314,8 @@ impl ReplyHeader {
             Err(Refusal::StaleGeneration(g)) => (status::STALE_GENERATION, g.0),
             Err(Refusal::StaleEpoch(e)) => (status::STALE_EPOCH, e.0),
             Err(Refusal::Renumber) => (status::RENUMBER, 0),
+            Err(Refusal::Changed) => (status::CHANGED, 0),
+            Err(Refusal::Mismatch) => (status::MISMATCH, 0),
             Err(Refusal::NoSpace) => (status::NO_SPACE, 0),
             Err(Refusal::Corrupt) => (status::CORRUPT, 0),
             Err(Refusal::Device(errno)) => (status::DEVICE, u64::from(errno.unsigned_abs())),
@@ -344,6 +350,8 @@ impl ReplyHeader {
             status::STALE_GENERATION => Err(Refusal::StaleGeneration(Generation(detail))),
             status::STALE_EPOCH => Err(Refusal::StaleEpoch(Epoch(detail))),
             status::RENUMBER => Err(Refusal::Renumber),
+            status::CHANGED => Err(Refusal::Changed),
+            status::MISMATCH => Err(Refusal::Mismatch),
             status::NO_SPACE => Err(Refusal::NoSpace),
             status::CORRUPT => Err(Refusal::Corrupt),
             status::DEVICE => {

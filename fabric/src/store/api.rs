@@ -10,6 +10,8 @@
 
 use std::fmt;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use super::device::{DeviceAction, IoId};
 use super::metrics::StoreMetrics;
 
@@ -84,6 +86,52 @@ impl fmt::Display for Version {
     }
 }
 
+/// What a layer holds in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum Holds {
+    /// Nothing: it reads as the layer below, or as zeroes.
+    #[default]
+    Nothing = 0,
+    /// It reads as zeroes and hides the layers below.
+    Zeroes = 1,
+    /// Data.
+    Data = 2,
+}
+
+/// A block of a layer as replicas compare it, see `docs/decisions/0004-replication.md`. 16 bytes, little-endian in memory:
+/// offset 0 version, 8 checksum, 12 [`Holds`].
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct BlockStamp {
+    /// Version of the last write or discard. Where nothing is held it may be that of a neighbour.
+    pub version: u64,
+    /// CRC32C of the data; 0 without.
+    pub crc: u32,
+    /// One of [`Holds`].
+    pub holds: u32,
+}
+
+impl BlockStamp {
+    /// What is held.
+    #[must_use]
+    pub fn holds(&self) -> Holds {
+        match self.holds {
+            0 => Holds::Nothing,
+            1 => Holds::Zeroes,
+            _ => Holds::Data,
+        }
+    }
+
+    /// Whether both replicas hold the same, so that nothing need be copied. Where they hold nothing versions mean little.
+    #[must_use]
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        self == other || (self.holds() == Holds::Nothing && other.holds() == Holds::Nothing)
+    }
+}
+
 /// What a shard has persisted about who may write a layer. Writes of an older generation are refused by the store;
 /// the epoch is for the replica machine to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -144,6 +192,34 @@ pub enum StoreOp<'a> {
         version: Version,
         /// Complete only once durable.
         fua: bool,
+    },
+    /// Tell what the layer itself holds in some blocks of one map page (256 blocks), without reading them. Waits for writes
+    /// to them that were submitted before.
+    Inspect {
+        /// Layer.
+        layer: LayerId,
+        /// Chunk index.
+        chunk: u32,
+        /// First block within the chunk.
+        block: u32,
+        /// One buffer that takes a [`BlockStamp`] for each block, aligned as one.
+        iovecs: &'a [libc::iovec],
+    },
+    /// Make one block of `layer` what another replica has, whatever the order of versions, provided that it still is as it
+    /// was when that was decided.
+    Restore {
+        /// Layer.
+        layer: LayerId,
+        /// Chunk index.
+        chunk: u32,
+        /// Block within the chunk.
+        block: u32,
+        /// What is there now; else [`StoreError::Changed`], and nothing is done.
+        expect: BlockStamp,
+        /// What shall be there.
+        stamp: BlockStamp,
+        /// Its 4096 bytes, which must have the stamp's checksum ([`StoreError::Mismatch`]); empty if it holds no data.
+        iovecs: &'a [libc::iovec],
     },
     /// Make every operation that was reported complete before this call durable.
     Flush,
@@ -227,6 +303,12 @@ pub enum StoreError {
         /// Newest version met.
         newest: Version,
     },
+    /// The block is not as expected any more; nothing was done.
+    #[error("the block has changed since it was inspected")]
+    Changed,
+    /// The bytes given do not have the checksum given; nothing was done.
+    #[error("the data do not fit their checksum")]
+    Mismatch,
     /// The layer's fence refuses this generation; nothing was done.
     #[error("fenced: generation {generation} is needed")]
     Fenced {
@@ -456,6 +538,10 @@ pub trait StoreCore: Send {
     /// that succeeds says nothing about it: the kernel reports a lost write once. The shard refuses writes and flushes
     /// until it is opened again. Every shard of the device is to be told.
     fn flush_failed(&mut self, errno: i32);
+
+    /// The chunks in the order of the shard's table, from position `cursor` on: the next one and the position behind it; `None` at the
+    /// end. A chunk that is there all the while is met; one made meanwhile may be missed.
+    fn next_chunk(&self, cursor: u32) -> Option<(LayerId, u32, u32)>;
 
     /// The layer's fence; all zero when none was set.
     fn fence(&self, layer: LayerId) -> Fence;

@@ -19,6 +19,7 @@ mod leaves;
 mod ops;
 mod read;
 mod replay;
+mod replicate;
 mod room;
 mod scrub;
 mod slab;
@@ -476,6 +477,14 @@ impl StoreCore for ShardCore {
     fn flush_failed(&mut self, errno: i32) {
         self.flush_lost = true;
         self.fail(errno);
+    }
+
+    fn next_chunk(&self, cursor: u32) -> Option<(LayerId, u32, u32)> {
+        (cursor..self.table.slots()).find_map(|slot| {
+            let record = self.table.record(slot);
+            let chunk = record.kind == super::format::record_kind::CHUNK;
+            chunk.then(|| (LayerId(record.layer), record.index, slot + 1))
+        })
     }
 
     fn fence(&self, layer: LayerId) -> Fence {

@@ -280,7 +280,7 @@ pub mod entry_kind {
     pub const UNMAP: u32 = 2;
     /// The blocks read as zeroes and hide older layers.
     pub const ZERO: u32 = 3;
-    /// The blocks become unmapped whatever their version: their layer is dropped.
+    /// The blocks become unmapped whatever their version: their layer is dropped, or another replica has an older state.
     pub const DROP: u32 = 4;
     /// `version` is the fence's generation, 8 bytes with the epoch follow.
     pub const FENCE: u32 = 5;

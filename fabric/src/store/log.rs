@@ -125,8 +125,15 @@ impl HeaderWriter {
     /// Whether any further entry fits.
     #[must_use]
     pub fn has_room(&self) -> bool {
+        self.has_room_for(1)
+    }
+
+    /// Whether so many further entries of one block each fit.
+    #[must_use]
+    pub fn has_room_for(&self, entries: u32) -> bool {
         // An open entry may still need its CRC array padded.
-        self.used.next_multiple_of(8) + ENTRY_BYTES + 8 <= ENTRIES_BYTES_MAX
+        let needed = entries as usize * (ENTRY_BYTES + 8);
+        self.used.next_multiple_of(8) + needed <= ENTRIES_BYTES_MAX
     }
 
     /// Adds a block, to the entry before it where it continues it within one leaf: replay takes entries leaf by leaf.

@@ -33,9 +33,12 @@ impl ShardCore {
         let items = self.batches[filling.batch].items.len();
         let done = match self.parts[part].kind {
             PartKind::Write => self.fill_blocks(filling, part),
+            PartKind::Restore => self.fill_restored(filling, part),
             PartKind::Zero | PartKind::Drop => self.fill_zeroes(filling, part),
             PartKind::Fence | PartKind::FenceDrop => self.fill_fence(filling, part),
-            PartKind::Read | PartKind::Scrub => unreachable!("reads are not logged"),
+            PartKind::Read | PartKind::Scrub | PartKind::Inspect => {
+                unreachable!("reads are not logged")
+            }
         };
         if self.batches[filling.batch].items.len() > items {
             let leaves = u32::from(self.dirties_leaf(part));
@@ -166,7 +169,7 @@ impl ShardCore {
         true
     }
 
-    fn push_entry(&mut self, filling: &mut Filling, entry: BatchEntry) {
+    pub(super) fn push_entry(&mut self, filling: &mut Filling, entry: BatchEntry) {
         let header = self.batches[filling.batch].buffer;
         filling
             .writer
@@ -179,7 +182,13 @@ impl ShardCore {
     }
 
     /// Adds block `i` of the part: its content to the buffer, its entry to the header.
-    fn fill_block(&mut self, filling: &mut Filling, part: u32, i: u32, from_op: bool) -> bool {
+    pub(super) fn fill_block(
+        &mut self,
+        filling: &mut Filling,
+        part: u32,
+        i: u32,
+        from_op: bool,
+    ) -> bool {
         if filling.budget == 0 || !filling.writer.has_room() {
             return false;
         }
@@ -250,7 +259,7 @@ impl ShardCore {
         true
     }
 
-    fn next_unit(&mut self, filling: &mut Filling) -> Option<u32> {
+    pub(super) fn next_unit(&mut self, filling: &mut Filling) -> Option<u32> {
         if filling.units.len == 0 {
             if self.batches[filling.batch].spans.len() >= BATCH_IOS_MAX {
                 return None;

@@ -48,6 +48,20 @@ impl ShardCore {
             StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::Zero { .. } => {
                 self.start_io(slot, op)
             }
+            StoreOp::Inspect {
+                layer,
+                chunk,
+                block,
+                iovecs,
+            } => self.start_inspect(slot, (layer, chunk, block), iovecs),
+            StoreOp::Restore {
+                layer,
+                chunk,
+                block,
+                expect,
+                stamp,
+                iovecs,
+            } => self.start_restore(slot, (layer, chunk, block), [expect, stamp], iovecs),
             StoreOp::Flush => self.refuse_if_failed().map(|()| {
                 self.ops[slot].kind = OpKind::Flush;
                 self.wait_for_flush(slot);
@@ -130,7 +144,7 @@ impl ShardCore {
         self.start_parts(slot, &span, kind)
     }
 
-    fn set_iovecs(&mut self, slot: u32, iovecs: &[libc::iovec]) -> u64 {
+    pub(super) fn set_iovecs(&mut self, slot: u32, iovecs: &[libc::iovec]) -> u64 {
         let op = &mut self.ops[slot];
         if iovecs.len() > IOVECS_MAX {
             return 0;
@@ -146,7 +160,7 @@ impl ShardCore {
             .fold(0u64, |sum, v| sum.saturating_add(v.iov_len as u64))
     }
 
-    fn refuse_if_failed(&self) -> StoreResult {
+    pub(super) fn refuse_if_failed(&self) -> StoreResult {
         self.failed
             .map_or(Ok(()), |errno| Err(StoreError::ReadOnly(errno)))
     }
@@ -254,7 +268,11 @@ impl ShardCore {
             PartKind::Write | PartKind::Zero if start % block != 0 || end % block != 0 => {
                 PartState::Resolve
             }
-            PartKind::Write | PartKind::Zero | PartKind::Drop => PartState::Acquire,
+            PartKind::Write
+            | PartKind::Zero
+            | PartKind::Drop
+            | PartKind::Inspect
+            | PartKind::Restore => PartState::Acquire,
             PartKind::Fence | PartKind::FenceDrop => PartState::Logging,
         };
         if part.state == PartState::Resolve {
@@ -503,7 +521,10 @@ fn weight(error: Option<StoreError>) -> u8 {
 }
 
 pub(super) fn is_writer(kind: PartKind) -> bool {
-    matches!(kind, PartKind::Write | PartKind::Zero | PartKind::Drop)
+    matches!(
+        kind,
+        PartKind::Write | PartKind::Zero | PartKind::Drop | PartKind::Restore
+    )
 }
 
 /// A waiting part is in no leaf's list, so `wait_next` keeps the state it goes on with.

@@ -76,7 +76,7 @@ impl ShardCore {
 
     /// With writing stopped no checkpoint makes room in a cache that is all dirty: a read of another page fails, rather
     /// than wait for ever. True if it did.
-    fn fail_if_hopeless(&mut self, part: u32) -> bool {
+    pub(super) fn fail_if_hopeless(&mut self, part: u32) -> bool {
         match self.failed {
             Some(errno) if self.leaves.dirty() == self.leaves.slots() => {
                 self.fail_part(part, StoreError::ReadOnly(errno));

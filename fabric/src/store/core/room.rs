@@ -39,7 +39,7 @@ impl ShardCore {
         let head = self.ready[0];
         // Discards may use most of the reserve: they are the way out of a full store.
         let spare = match self.parts[head].kind {
-            PartKind::Write => self.reserve_units(),
+            PartKind::Write | PartKind::Restore => self.reserve_units(),
             _ => self.reserve_units() / 4,
         };
         let dirty = self.leaves.dirty() + self.pending_leaves;

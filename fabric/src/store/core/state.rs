@@ -1,6 +1,6 @@
 //! What a shard remembers of operations, their parts, device requests and the log.
 
-use super::super::api::{Fence, FlushMark, LAYER_CHAIN_MAX, LayerId, StoreError};
+use super::super::api::{BlockStamp, Fence, FlushMark, LAYER_CHAIN_MAX, LayerId, StoreError};
 use super::super::format::{UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
 use super::super::log::Window;
 use super::super::table::NONE;
@@ -46,6 +46,8 @@ pub(super) enum PartKind {
     Fence,
     FenceDrop,
     Scrub,
+    Inspect,
+    Restore,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -116,6 +118,8 @@ pub(super) struct Part {
     pub(super) stale: u64,
     /// One of those was at a block that holds nothing.
     pub(super) renumber: bool,
+    /// What a restored block is now, and shall be.
+    pub(super) restore: [BlockStamp; 2],
     pub(super) error: Option<StoreError>,
 }
 
@@ -152,6 +156,7 @@ impl Default for Part {
             logged: false,
             stale: 0,
             renumber: false,
+            restore: [BlockStamp::default(); 2],
             error: None,
         }
     }

@@ -1,7 +1,7 @@
 //! Writes: from a part that has its leaf, through a log batch, into the map.
 
 use super::super::alloc::Run;
-use super::super::api::StoreError;
+use super::super::api::{Holds, StoreError};
 use super::super::format::{
     BatchHeader, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
 };
@@ -66,6 +66,9 @@ impl ShardCore {
             self.parts[part].leaf,
             self.parts[part].kind,
         );
+        if kind == PartKind::Inspect {
+            return self.step_inspect(part);
+        }
         if rec == NONE {
             self.finish_part(part);
             return true;
@@ -97,7 +100,7 @@ impl ShardCore {
         if kind == PartKind::Zero {
             self.note_newer(part, slot);
         }
-        if kind != PartKind::Write && !self.zero_changes(part, slot) {
+        if matches!(kind, PartKind::Zero | PartKind::Drop) && !self.zero_changes(part, slot) {
             self.finish_part(part);
             return true;
         }
@@ -177,6 +180,7 @@ impl ShardCore {
         let p = &self.parts[part];
         match p.kind {
             PartKind::Write => u32::from(p.count) - p.cursor,
+            PartKind::Restore => u32::from(p.restore[1].holds() == Holds::Data),
             PartKind::Zero => p.old.iter().flatten().count() as u32,
             _ => 0,
         }
@@ -188,11 +192,12 @@ impl ShardCore {
             blocks: 0,
             parts: 0,
         };
-        let writes = self.parts[self.ready[0]].kind == PartKind::Write;
+        let takes_room = |kind| matches!(kind, PartKind::Write | PartKind::Restore);
+        let writes = takes_room(self.parts[self.ready[0]].kind);
         for &part in &self.ready {
             let blocks = self.blocks_left(part);
             // Discards may use the reserve, writes behind them may not.
-            if (self.parts[part].kind == PartKind::Write) != writes {
+            if takes_room(self.parts[part].kind) != writes {
                 break;
             }
             if want.blocks >= BATCH_BLOCKS_MAX || (inline && blocks >= LARGE_BLOCKS) {

@@ -1,0 +1,224 @@
+//! What replicas need beside reading and writing: telling what a block is, and making it what another replica has. See
+//! `docs/decisions/0004-replication.md`.
+
+use super::super::api::{BlockStamp, Holds, LayerId, StoreError, StoreResult};
+use super::super::format::{
+    BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO,
+    entry_kind,
+};
+use super::super::table::NONE;
+use super::fill::Filling;
+use super::leaves::LeafWish;
+use super::write::Item;
+use super::{PartKind, ShardCore};
+
+impl ShardCore {
+    pub(super) fn start_inspect(
+        &mut self,
+        slot: u32,
+        (layer, chunk, block): (LayerId, u32, u32),
+        iovecs: &[libc::iovec],
+    ) -> StoreResult {
+        let count = self.set_iovecs(slot, iovecs) / size_of::<BlockStamp>() as u64;
+        let [iov] = self.ops[slot].iovs.as_slice() else {
+            return Err(StoreError::OutOfRange);
+        };
+        let whole = iov.iov_len % size_of::<BlockStamp>() == 0
+            && iov.iov_base as usize % align_of::<BlockStamp>() == 0;
+        let end = u64::from(block) + count;
+        let leaf_end = (u64::from(block) / LEAF_BLOCKS as u64 + 1) * LEAF_BLOCKS as u64;
+        if !whole || count == 0 || end > leaf_end || end > u64::from(CHUNK_BLOCKS) {
+            return Err(StoreError::OutOfRange);
+        }
+        self.start_blocks(slot, PartKind::Inspect, (layer, chunk), (block, end as u32));
+        Ok(())
+    }
+
+    pub(super) fn start_restore(
+        &mut self,
+        slot: u32,
+        (layer, chunk, block): (LayerId, u32, u32),
+        restore: [BlockStamp; 2],
+        iovecs: &[libc::iovec],
+    ) -> StoreResult {
+        self.refuse_if_failed()?;
+        let bytes = match restore[1].holds() {
+            Holds::Data => UNIT_BYTES as u64,
+            Holds::Nothing | Holds::Zeroes => 0,
+        };
+        if self.set_iovecs(slot, iovecs) != bytes || block >= CHUNK_BLOCKS || chunk == u32::MAX {
+            return Err(StoreError::OutOfRange);
+        }
+        // The record is made now, so that there is room for it when the log has it.
+        let record = self.table.find_or_create(layer, chunk);
+        record.ok_or(StoreError::NoSpace)?;
+        let part = self.start_blocks(slot, PartKind::Restore, (layer, chunk), (block, block + 1));
+        self.parts[part].restore = restore;
+        Ok(())
+    }
+
+    /// Starts the one part of an operation on whole blocks.
+    fn start_blocks(
+        &mut self,
+        slot: u32,
+        kind: PartKind,
+        (layer, chunk): (LayerId, u32),
+        (first, end): (u32, u32),
+    ) -> u32 {
+        let rec = self.table.find(layer, chunk).unwrap_or(NONE);
+        let block = UNIT_BYTES as u32;
+        let op = &mut self.ops[slot];
+        (op.chunk, op.offset, op.fua, op.layer_count) = (chunk, first * block, false, 1);
+        op.layers[0] = layer.0;
+        op.parts_left = 1;
+        let range = (first * block, end * block);
+        self.start_part(slot, kind, (layer.0, chunk, rec), range, 0)
+    }
+
+    /// Looks the blocks up and tells what they are.
+    pub(super) fn step_inspect(&mut self, part: u32) -> bool {
+        let (rec, leaf) = (self.parts[part].rec, self.parts[part].leaf);
+        let wish = match rec {
+            NONE => LeafWish::Absent,
+            rec => self.wish_leaf(part, rec, leaf),
+        };
+        let (first, count) = (self.parts[part].first, self.parts[part].count);
+        match wish {
+            LeafWish::Loading => return true,
+            LeafWish::Stalled => return self.fail_if_hopeless(part),
+            LeafWish::Ready(slot) => {
+                for i in 0..count {
+                    let entry = self.leaves.entries(slot)[usize::from(first + i)];
+                    self.tell(part, i, stamp_of(&entry));
+                }
+            }
+            LeafWish::Absent => {
+                let version = match rec {
+                    NONE => 0,
+                    rec => self.table.record(rec).floor,
+                };
+                let stamp = BlockStamp {
+                    version,
+                    ..BlockStamp::default()
+                };
+                (0..count).for_each(|i| self.tell(part, i, stamp));
+            }
+        }
+        self.finish_part(part);
+        true
+    }
+
+    fn tell(&mut self, part: u32, i: u16, stamp: BlockStamp) {
+        let iov = self.ops[self.parts[part].op].iovs[0];
+        // SAFETY: the submitter keeps the memory valid until the completion; `start_inspect` saw that it is aligned and
+        // has room for a stamp for each block of the part.
+        unsafe {
+            iov.iov_base
+                .cast::<BlockStamp>()
+                .add(usize::from(i))
+                .write(stamp);
+        }
+    }
+
+    /// Puts the restored block into the batch, unless it has changed.
+    pub(super) fn fill_restored(&mut self, filling: &mut Filling, part: u32) -> bool {
+        let slot = self.leaf_slot(part);
+        let (first, [expect, stamp]) = (self.parts[part].first, self.parts[part].restore);
+        let now = stamp_of(&self.leaves.entries(slot)[usize::from(first)]);
+        if now != expect {
+            self.parts[part].error = Some(StoreError::Changed);
+            return true;
+        }
+        // An older version replaces a newer one only if that is dropped before, at recovery as well.
+        let drops = now.version > stamp.version || stamp.holds() == Holds::Nothing;
+        let entries = u32::from(drops) + 1;
+        let needs_data = stamp.holds() == Holds::Data;
+        if !filling.writer.has_room_for(entries) || (needs_data && !self.can_fill(filling)) {
+            return false;
+        }
+        if needs_data && !self.is_as_stamped(part, stamp.crc) {
+            self.parts[part].error = Some(StoreError::Mismatch);
+            return true;
+        }
+        if drops {
+            self.fill_unmapping(filling, part, entry_kind::DROP);
+        }
+        self.parts[part].version = stamp.version;
+        match stamp.holds() {
+            Holds::Data => {
+                let filled = self.fill_block(filling, part, 0, true);
+                assert!(filled, "there was room for it");
+                let items = &self.batches[filling.batch].items;
+                if items.last().is_none_or(|item| item.crc != stamp.crc) {
+                    // It changed between two looks: what is stored has its own checksum, and the submitter is told.
+                    self.parts[part].error = Some(StoreError::Mismatch);
+                }
+            }
+            Holds::Zeroes => self.fill_unmapping(filling, part, entry_kind::ZERO),
+            Holds::Nothing => self.fill_unmapping(filling, part, entry_kind::UNMAP),
+        }
+        true
+    }
+
+    /// Whether a block can be put into the batch now.
+    fn can_fill(&mut self, filling: &mut Filling) -> bool {
+        if filling.budget == 0 {
+            return false;
+        }
+        let Some(unit) = self.next_unit(filling) else {
+            return false;
+        };
+        // Back to where it was taken from, for `fill_block` to take.
+        filling.units.start = unit;
+        filling.units.len += 1;
+        true
+    }
+
+    fn is_as_stamped(&self, part: u32, crc: u32) -> bool {
+        let mut block = [0; UNIT_BYTES];
+        let op = &self.ops[self.parts[part].op];
+        // SAFETY: the submitter keeps the memory valid until the completion.
+        unsafe { crate::store::iov::copy_from(&op.iovs, 0, &mut block) };
+        crate::checksum::crc32c(&block) == crc
+    }
+
+    fn fill_unmapping(&mut self, filling: &mut Filling, part: u32, kind: u32) {
+        let p = &self.parts[part];
+        let first = p.first;
+        let version = match kind {
+            entry_kind::DROP => u64::MAX,
+            _ => p.version,
+        };
+        let entry = BatchEntry {
+            layer: p.layer,
+            version,
+            chunk: p.chunk,
+            unit: 0,
+            block: u16::from(p.leaf) * LEAF_BLOCKS as u16 + first,
+            count: 1,
+            kind,
+        };
+        self.push_entry(filling, entry);
+        self.batches[filling.batch].items.push(Item {
+            part,
+            first,
+            count: 1,
+            unit: 0,
+            crc: 0,
+            kind,
+        });
+    }
+}
+
+fn stamp_of(entry: &MapEntry) -> BlockStamp {
+    let holds = match entry.unit {
+        UNIT_UNMAPPED => Holds::Nothing,
+        UNIT_ZERO => Holds::Zeroes,
+        _ => Holds::Data,
+    };
+    BlockStamp {
+        version: entry.version,
+        crc: if holds == Holds::Data { entry.crc } else { 0 },
+        holds: holds as u32,
+    }
+}

@@ -1,0 +1,372 @@
+//! Telling what blocks are, and making them what another replica has.
+
+use fabric::checksum::crc32c;
+use fabric::store::api::{
+    BlockStamp, Holds, LayerId, OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
+    Version,
+};
+use fabric::store::device::BLOCK_BYTES;
+
+use crate::factory::{self, Core};
+use crate::rig::{SMALL_DISK, small_params};
+use crate::sim_disk::{CrashKind, IoKind, SimDisk};
+
+const LAYER: LayerId = LayerId(1);
+const CHUNK: u32 = 3;
+
+type Block = [u8; BLOCK_BYTES];
+
+/// A shard on a disk, driven one operation at a time.
+struct Shard {
+    disk: SimDisk,
+    core: Core,
+    /// The disk as it was when each write was handed out, once switched on.
+    before_writes: Option<Vec<SimDisk>>,
+}
+
+impl Shard {
+    fn new(seed: u64) -> Self {
+        let mut disk = SimDisk::new(SMALL_DISK, seed);
+        factory::format(&mut disk).unwrap();
+        Self::open(disk)
+    }
+
+    fn open(mut disk: SimDisk) -> Self {
+        let (mut cores, _) = factory::open(&mut disk, &small_params(), 1).unwrap();
+        let core = cores.remove(0);
+        let before_writes = None;
+        Self {
+            disk,
+            core,
+            before_writes,
+        }
+    }
+
+    fn crashed(&self, kind: CrashKind, seed: u64) -> Self {
+        Self::open(self.disk.crash(kind, seed))
+    }
+
+    fn submit(&mut self, id: u64, op: StoreOp<'_>) {
+        // SAFETY: the callers keep the buffers until they have run the operation.
+        let submitted = unsafe { self.core.submit(OpId(id), op) };
+        assert_eq!(submitted, Submitted::Accepted);
+    }
+
+    /// Runs until everything submitted is done.
+    fn run(&mut self) -> Vec<(u64, StoreResult)> {
+        let mut done = Vec::new();
+        loop {
+            while let Some(action) = self.core.poll_action() {
+                let before = self.disk.clone();
+                let kind = self.disk.submit(0, action);
+                if let (IoKind::Write, Some(all)) = (kind, &mut self.before_writes) {
+                    all.push(before);
+                }
+            }
+            while let Some((id, result)) = self.core.poll_completion() {
+                done.push((id.0, result));
+            }
+            match self.disk.complete_any() {
+                Some((key, result)) => self.core.on_device(key.id, result),
+                None if self.core.in_flight() == 0 => return done,
+                None => assert!(self.core.device_in_flight() == 0, "stuck"),
+            }
+        }
+    }
+
+    fn one(&mut self, op: StoreOp<'_>) -> StoreResult {
+        self.submit(7, op);
+        let done = self.run();
+        assert_eq!(done.len(), 1);
+        done[0].1
+    }
+
+    fn write(&mut self, block: u32, version: u64, content: &Block) {
+        let iovecs = [iovec(content)];
+        let op = write_op(block, version, &iovecs);
+        self.one(op).unwrap();
+    }
+
+    fn flush(&mut self) {
+        self.one(StoreOp::Flush).unwrap();
+    }
+
+    fn read(&mut self, block: u32) -> Block {
+        let mut content = [0xee; BLOCK_BYTES];
+        let iovecs = [iovec_mut(&mut content)];
+        self.one(StoreOp::Read {
+            layers: &[LAYER],
+            chunk: CHUNK,
+            offset: block * BLOCK_BYTES as u32,
+            iovecs: &iovecs,
+        })
+        .unwrap();
+        content
+    }
+
+    fn inspect(&mut self, block: u32, count: usize) -> Vec<BlockStamp> {
+        let mut stamps = vec![
+            BlockStamp {
+                version: 9,
+                crc: 9,
+                holds: 9
+            };
+            count
+        ];
+        let iovecs = [libc::iovec {
+            iov_base: stamps.as_mut_ptr().cast(),
+            iov_len: size_of_val(stamps.as_slice()),
+        }];
+        self.one(StoreOp::Inspect {
+            layer: LAYER,
+            chunk: CHUNK,
+            block,
+            iovecs: &iovecs,
+        })
+        .unwrap();
+        stamps
+    }
+
+    fn restore(
+        &mut self,
+        block: u32,
+        expect: BlockStamp,
+        stamp: BlockStamp,
+        content: Option<&Block>,
+    ) -> StoreResult {
+        let iovecs: Vec<_> = content.into_iter().map(iovec).collect();
+        self.one(StoreOp::Restore {
+            layer: LAYER,
+            chunk: CHUNK,
+            block,
+            expect,
+            stamp,
+            iovecs: &iovecs,
+        })
+    }
+}
+
+fn iovec(content: &Block) -> libc::iovec {
+    libc::iovec {
+        iov_base: content.as_ptr().cast_mut().cast(),
+        iov_len: BLOCK_BYTES,
+    }
+}
+
+fn iovec_mut(content: &mut Block) -> libc::iovec {
+    libc::iovec {
+        iov_base: content.as_mut_ptr().cast(),
+        iov_len: BLOCK_BYTES,
+    }
+}
+
+fn write_op(block: u32, version: u64, iovecs: &[libc::iovec]) -> StoreOp<'_> {
+    StoreOp::Write {
+        layers: &[LAYER],
+        chunk: CHUNK,
+        offset: block * BLOCK_BYTES as u32,
+        iovecs,
+        version: Version(version),
+        fua: false,
+    }
+}
+
+fn data(version: u64, content: &Block) -> BlockStamp {
+    BlockStamp {
+        version,
+        crc: crc32c(content),
+        holds: Holds::Data as u32,
+    }
+}
+
+fn nothing(version: u64) -> BlockStamp {
+    BlockStamp {
+        version,
+        ..BlockStamp::default()
+    }
+}
+
+const A: Block = [0xa1; BLOCK_BYTES];
+const B: Block = [0xb2; BLOCK_BYTES];
+const ZEROES: Block = [0; BLOCK_BYTES];
+
+#[test]
+fn blocks_tell_their_version_and_checksum() {
+    let mut shard = Shard::new(1);
+    assert_eq!(shard.inspect(0, 256), vec![nothing(0); 256]);
+    shard.write(5, 12, &A);
+    shard.write(255, 13, &B);
+    let stamps = shard.inspect(0, 256);
+    assert_eq!(stamps[5], data(12, &A));
+    assert_eq!(stamps[255], data(13, &B));
+    assert!(
+        (0..255)
+            .filter(|&i| i != 5)
+            .all(|i| stamps[i] == nothing(0))
+    );
+    // Also from the device, and of a part of a page.
+    let mut again = shard.crashed(CrashKind::Process, 1);
+    assert_eq!(again.inspect(4, 2), [nothing(0), data(12, &A)]);
+    let chunks: Vec<_> =
+        std::iter::successors(again.core.next_chunk(0), |c| again.core.next_chunk(c.2)).collect();
+    assert_eq!(chunks.len(), 1);
+    assert_eq!((chunks[0].0, chunks[0].1), (LAYER, CHUNK));
+}
+
+#[test]
+fn an_inspection_waits_for_the_writes_before_it() {
+    let mut shard = Shard::new(2);
+    shard.write(0, 1, &A);
+    let iovecs = [iovec(&B)];
+    shard.submit(1, write_op(0, 2, &iovecs));
+    let mut stamp = [nothing(77)];
+    let out = [libc::iovec {
+        iov_base: stamp.as_mut_ptr().cast(),
+        iov_len: size_of::<BlockStamp>(),
+    }];
+    shard.submit(
+        2,
+        StoreOp::Inspect {
+            layer: LAYER,
+            chunk: CHUNK,
+            block: 0,
+            iovecs: &out,
+        },
+    );
+    assert!(shard.run().iter().all(|(_, result)| result.is_ok()));
+    assert_eq!(stamp, [data(2, &B)]);
+}
+
+#[test]
+fn malformed_requests_are_refused() {
+    let mut shard = Shard::new(3);
+    let mut stamps = [nothing(0); 4];
+    let mut out = |bytes: usize, shift: usize| libc::iovec {
+        iov_base: stamps.as_mut_ptr().cast::<u8>().wrapping_add(shift).cast(),
+        iov_len: bytes,
+    };
+    for (block, iovecs) in [
+        (254, vec![out(64, 0)]),
+        (0, vec![out(15, 0)]),
+        (0, vec![out(16, 4)]),
+        (0, vec![]),
+        (0, vec![out(16, 0), out(16, 16)]),
+        (1024, vec![out(16, 0)]),
+        (u32::MAX, vec![out(16, 0)]),
+    ] {
+        let inspected = shard.one(StoreOp::Inspect {
+            layer: LAYER,
+            chunk: CHUNK,
+            block,
+            iovecs: &iovecs,
+        });
+        assert_eq!(inspected, Err(StoreError::OutOfRange), "block {block}");
+    }
+    let missing = shard.restore(0, nothing(0), data(1, &A), None);
+    assert_eq!(missing, Err(StoreError::OutOfRange));
+    let surplus = shard.restore(0, nothing(0), nothing(1), Some(&A));
+    assert_eq!(surplus, Err(StoreError::OutOfRange));
+    let outside = shard.restore(1024, nothing(0), nothing(1), None);
+    assert_eq!(outside, Err(StoreError::OutOfRange));
+}
+
+#[test]
+fn a_block_is_restored_only_if_it_is_as_expected_and_the_data_fit() {
+    let mut shard = Shard::new(4);
+    shard.write(9, 20, &A);
+    let wrong = shard.restore(9, data(19, &A), data(30, &B), Some(&B));
+    assert_eq!(wrong, Err(StoreError::Changed));
+    let damaged = shard.restore(9, data(20, &A), data(30, &A), Some(&B));
+    assert_eq!(damaged, Err(StoreError::Mismatch));
+    assert_eq!(shard.inspect(9, 1), [data(20, &A)]);
+    assert_eq!(shard.read(9), A);
+    shard
+        .restore(9, data(20, &A), data(30, &B), Some(&B))
+        .unwrap();
+    assert_eq!(shard.inspect(9, 1), [data(30, &B)]);
+    assert_eq!(shard.read(9), B);
+}
+
+#[test]
+fn a_guests_write_under_way_wins_over_a_restoration() {
+    let mut shard = Shard::new(5);
+    shard.write(0, 10, &A);
+    let (old, new) = ([iovec(&A)], [iovec(&B)]);
+    shard.submit(1, write_op(0, 11, &new));
+    shard.submit(
+        2,
+        StoreOp::Restore {
+            layer: LAYER,
+            chunk: CHUNK,
+            block: 0,
+            expect: data(10, &A),
+            stamp: data(5, &A),
+            iovecs: &old,
+        },
+    );
+    let mut done = shard.run();
+    done.sort_by_key(|(id, _)| *id);
+    assert_eq!(done, [(1, Ok(())), (2, Err(StoreError::Changed))]);
+    assert_eq!(shard.read(0), B);
+}
+
+/// Restores three blocks to older states: other data, nothing, zeroes. Returns what they are before and after.
+fn turn_back(shard: &mut Shard) -> [Vec<BlockStamp>; 2] {
+    for block in 0..3 {
+        shard.write(block, 100 + u64::from(block), &B);
+    }
+    shard.flush();
+    let before = shard.inspect(0, 3);
+    let zeroes = BlockStamp {
+        version: 8,
+        crc: 0,
+        holds: Holds::Zeroes as u32,
+    };
+    let after = vec![data(50, &A), nothing(7), zeroes];
+    shard.before_writes = Some(Vec::new());
+    shard.restore(0, before[0], after[0], Some(&A)).unwrap();
+    shard.restore(1, before[1], after[1], None).unwrap();
+    shard.restore(2, before[2], after[2], None).unwrap();
+    [before, after]
+}
+
+#[test]
+fn an_older_state_replaces_a_newer_one_for_good() {
+    let mut shard = Shard::new(6);
+    let [_, after] = turn_back(&mut shard);
+    assert_eq!(shard.inspect(0, 3), after);
+    shard.flush();
+    for kind in [CrashKind::Process, CrashKind::Power] {
+        let mut found = shard.crashed(kind, 6);
+        assert_eq!(found.inspect(0, 3), after, "{kind:?}");
+        let content = [found.read(0), found.read(1), found.read(2)];
+        assert!(content == [A, ZEROES, ZEROES]);
+        found.one(StoreOp::Checkpoint { clean: true }).unwrap();
+        let mut found = found.crashed(CrashKind::Power, 7);
+        assert_eq!(found.inspect(0, 3), after, "after a checkpoint");
+        // Writes that are newer than what is there now are taken.
+        found.write(0, 51, &B);
+        assert_eq!(found.read(0), B);
+    }
+}
+
+#[test]
+fn a_crash_while_restoring_leaves_the_old_the_new_or_nothing() {
+    let mut shard = Shard::new(8);
+    let [before, after] = turn_back(&mut shard);
+    let disks = shard.before_writes.take().unwrap();
+    assert!(disks.len() >= 3);
+    for (nth, disk) in disks.iter().enumerate() {
+        for seed in 0..8 {
+            let kind = [CrashKind::Process, CrashKind::Power][seed as usize % 2];
+            let mut found = Shard::open(disk.crash(kind, seed));
+            for (block, stamp) in found.inspect(0, 3).into_iter().enumerate() {
+                // Dropped, and the data that were to follow did not get there.
+                let torn = stamp.holds() == Holds::Nothing;
+                let known = stamp == before[block] || stamp == after[block] || torn;
+                assert!(known, "write {nth}, block {block}: {stamp:?}");
+                found.read(block as u32);
+            }
+        }
+    }
+}
