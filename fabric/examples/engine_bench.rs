@@ -3,7 +3,8 @@
 //! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [OPTION...]`; FILE is created (and removed).
 //! Options: `size=MIB`, `threads=N` (each with an engine of its own, on the same volume), `depth=N` (of each thread;
 //! else 1, 32 and 128 in turn), `runs=N` (the median by requests per second is shown), `seconds=N` (of a run), `spin`
-//! (threads poll instead of sleeping).
+//! (threads poll instead of sleeping), `clean` (after the random loads: 1 MiB in order while the volume is scattered, and
+//! once the cleaner has put it in order; else the cleaner is off).
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -32,12 +33,13 @@ struct Options {
     runs: usize,
     run: Duration,
     spin: bool,
+    clean: bool,
 }
 
 impl Options {
     fn parse() -> Result<Self, Box<dyn Error>> {
         let mut args = std::env::args().skip(1);
-        let usage = "usage: engine_bench null | FILE [size=MIB] [threads=N] [depth=N] [runs=N] [seconds=N] [spin]";
+        let usage = "usage: engine_bench null | FILE [size=MIB] [threads=N] [depth=N] [runs=N] [seconds=N] [spin] [clean]";
         let mut options = Self {
             target: args.next().ok_or(usage)?,
             size_bytes: 4096 << 20,
@@ -46,10 +48,12 @@ impl Options {
             runs: 1,
             run: Duration::from_secs(4),
             spin: false,
+            clean: false,
         };
         for arg in args {
             match arg.split_once('=') {
                 None if arg == "spin" => options.spin = true,
+                None if arg == "clean" => options.clean = true,
                 Some(("size", n)) => options.size_bytes = n.parse::<u64>()? << 20,
                 Some(("threads", n)) => options.threads = n.parse()?,
                 Some(("depth", n)) => options.depths = vec![n.parse()?],
@@ -74,6 +78,8 @@ impl Options {
         };
         let mut config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], store);
         config.scrub.enabled = false;
+        config.clean.enabled = self.clean;
+        config.clean.start_after_seconds = 0;
         config
     }
 }
@@ -118,6 +124,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
+    if options.clean && !null {
+        in_order(&fabric, &volume, "scattered")?;
+        settle(&fabric);
+        in_order(&fabric, &volume, "settled")?;
+    }
     drop(volume);
     fabric.close()?;
     if !null {
@@ -154,6 +165,53 @@ fn fill(fabric: &Fabric, volume: &VolumeHandle) -> Result<(), Box<dyn Error>> {
         mib / start.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+/// Reads a volume in order, and writes a quarter of it in order.
+fn in_order(fabric: &Fabric, volume: &VolumeHandle, what: &str) -> Result<(), Box<dyn Error>> {
+    let mut io = fabric.volume_io(volume)?;
+    let mut data = vec![0x5a; 8 << 20];
+    let start = Instant::now();
+    for offset in (0..io.size_bytes()).step_by(data.len()) {
+        io.read_at(offset, &mut data)?;
+    }
+    let read = io.size_bytes() as f64 / start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    for offset in (0..io.size_bytes() / 4).step_by(data.len()) {
+        io.write_at(offset, &data)?;
+    }
+    let written = io.size_bytes() as f64 / 4.0 / start.elapsed().as_secs_f64();
+    let mib = f64::from(1 << 20);
+    println!(
+        "{what}: read {:.0} MiB/s, written {:.0} MiB/s",
+        read / mib,
+        written / mib
+    );
+    Ok(())
+}
+
+/// Waits until the cleaner moves nothing more.
+fn settle(fabric: &Fabric) {
+    let sum = |f: fn(&StoreMetrics) -> u64| {
+        let devices = fabric.devices();
+        devices.iter().flat_map(|d| &d.shards).map(f).sum::<u64>()
+    };
+    let start = Instant::now();
+    let (mut moved, mut since) = (0, Instant::now());
+    while since.elapsed() < Duration::from_secs(3) {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = sum(|m| m.moved_bytes);
+        if now != moved {
+            (moved, since) = (now, Instant::now());
+        }
+    }
+    println!(
+        "settled after {:.1} s, {} MiB moved, {} map pages left, {} checkpoints",
+        (since - start).as_secs_f64(),
+        moved >> 20,
+        sum(|m| m.leaves_to_clean),
+        sum(|m| m.checkpoints),
+    );
 }
 
 fn cpu_time() -> Duration {

@@ -19,6 +19,7 @@ use crate::net::mem::MemTransport;
 use crate::proto::ids::LayerId;
 use crate::proto::{Epoch, Generation, NodeId};
 
+mod clean;
 pub mod config;
 mod control;
 mod mailbox;
@@ -31,7 +32,9 @@ mod store_port;
 mod stores;
 pub mod volume_io;
 
-pub use config::{DeviceConfig, FabricConfig, FabricError, Missing, ScrubConfig, StoreKind};
+pub use config::{
+    CleanConfig, DeviceConfig, FabricConfig, FabricError, Missing, ScrubConfig, StoreKind,
+};
 pub use control::DeviceStatus;
 pub use scrub::ScrubStatus;
 pub use shared::VOLUME_BYTES_MAX;
@@ -78,7 +81,7 @@ impl Fabric {
             return Err(FabricError::NoDevice);
         }
         let stores = Arc::new(stores::Stores::new(stores)?);
-        let control = Control::start(Arc::clone(&stores), config.scrub)?;
+        let control = Control::start(Arc::clone(&stores), (config.scrub, config.clean))?;
         Ok(Self {
             shared: Arc::new(Shared::new(config, Some(stores))),
             control: Some(Arc::new(control)),

@@ -7,6 +7,8 @@
 mod bit_flip;
 #[path = "store/buffer.rs"]
 mod buffer;
+#[path = "store/clean.rs"]
+mod clean;
 #[path = "store/compare.rs"]
 mod compare;
 #[path = "store/crash.rs"]

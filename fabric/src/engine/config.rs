@@ -67,6 +67,31 @@ impl Default for ScrubConfig {
     }
 }
 
+/// How eagerly scattered data are put in order in the background.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CleanConfig {
+    /// Off if false.
+    pub enabled: bool,
+    /// Bytes per second and device that are moved while guests are at work. A step moves up to 1 MiB, so less is bursty.
+    pub bytes_per_second: u64,
+    /// The same while they are not.
+    pub idle_bytes_per_second: u64,
+    /// Rest before the first pass: a node that starts has other things to do.
+    pub start_after_seconds: u64,
+}
+
+impl Default for CleanConfig {
+    /// On: 16 MiB/s beside guests at work, 512 MiB/s else.
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            bytes_per_second: 16 << 20,
+            idle_bytes_per_second: 512 << 20,
+            start_after_seconds: 5,
+        }
+    }
+}
+
 /// What a fabric is opened with.
 #[derive(Debug, Clone)]
 pub struct FabricConfig {
@@ -82,6 +107,8 @@ pub struct FabricConfig {
     pub params: CoreParams,
     /// Background verification.
     pub scrub: ScrubConfig,
+    /// Background ordering.
+    pub clean: CleanConfig,
 }
 
 impl FabricConfig {
@@ -99,6 +126,7 @@ impl FabricConfig {
             store,
             params: CoreParams::default(),
             scrub: ScrubConfig::default(),
+            clean: CleanConfig::default(),
         }
     }
 }

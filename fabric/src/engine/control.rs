@@ -5,7 +5,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::config::{FabricError, ScrubConfig};
+use super::config::{CleanConfig, FabricError, ScrubConfig};
 use super::maintenance::{COMMANDS_MAX, Command, Maintenance};
 use super::scrub::ScrubStatus;
 use super::stores::{MAINTENANCE_LANE, Stores};
@@ -48,13 +48,16 @@ pub struct Control {
 
 impl Control {
     /// Starts the thread.
-    pub fn start(stores: Arc<Stores>, scrub: ScrubConfig) -> Result<Self, FabricError> {
+    pub fn start(
+        stores: Arc<Stores>,
+        paces: (ScrubConfig, CleanConfig),
+    ) -> Result<Self, FabricError> {
         let (commands, receiver) = sync_channel(COMMANDS_MAX);
         let status = Arc::new(Mutex::new(vec![
             ScrubStatus::default();
             stores.devices.len()
         ]));
-        let state = Maintenance::new(Arc::clone(&stores), receiver, scrub, Arc::clone(&status))?;
+        let state = Maintenance::new(Arc::clone(&stores), receiver, paces, Arc::clone(&status))?;
         let thread = std::thread::Builder::new()
             .name("maintenance".into())
             .spawn(move || {

@@ -1,4 +1,4 @@
-//! The maintenance thread: fences, dropped layers, checkpoints and scrubbing, away from the data threads.
+//! The maintenance thread: fences, dropped layers, checkpoints, scrubbing and cleaning, away from the data threads.
 //!
 //! It has a ring of its own. What it asks of a shard is planned under the shard's lock as everything else; device
 //! requests that a shard wants meanwhile are executed by whichever thread asks next.
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::config::ScrubConfig;
+use super::clean::Cleaner;
+use super::config::{CleanConfig, ScrubConfig};
 use super::scrub::{ScrubStatus, Scrubber};
 use super::stores::{Event, Hands, MAINTENANCE_LANE, Stores, name_of, op_id};
 use crate::proto::ids::LayerId;
@@ -81,6 +82,7 @@ pub struct Maintenance {
     jobs: Vec<(u64, Job)>,
     next_job: u64,
     scrubber: Scrubber,
+    cleaner: Cleaner,
     next_tick: Instant,
 }
 
@@ -89,13 +91,14 @@ impl Maintenance {
     pub fn new(
         stores: Arc<Stores>,
         commands: Receiver<Command>,
-        scrub: ScrubConfig,
+        (scrub, clean): (ScrubConfig, CleanConfig),
         status: Arc<Mutex<Vec<ScrubStatus>>>,
     ) -> Result<Self, super::FabricError> {
         let now = Instant::now();
         Ok(Self {
             hands: Hands::new(&stores, MAINTENANCE_LANE)?,
             scrubber: Scrubber::new(&stores, scrub, status, now),
+            cleaner: Cleaner::new(&stores, clean, now),
             stores,
             commands,
             pending: VecDeque::new(),
@@ -140,6 +143,9 @@ impl Maintenance {
                 (shards, JobOp::DropLayer(layer), reply)
             }
             Command::Checkpoint { clean, reply } => {
+                if clean {
+                    self.cleaner.stop();
+                }
                 let shards = 0..self.stores.shards.len() as u32;
                 (shards, JobOp::Checkpoint { clean }, reply)
             }
@@ -156,7 +162,7 @@ impl Maintenance {
         self.pending.extend(shards.map(|shard| (shard, op, name)));
     }
 
-    /// One round: device outcomes, new operations, scrubbing.
+    /// One round: device outcomes, new operations, scrubbing and cleaning.
     fn turn(&mut self) {
         let now = Instant::now();
         self.hands.collect(&self.stores);
@@ -180,6 +186,9 @@ impl Maintenance {
             self.look_after(shard, tick, woken);
         }
         self.scrubber.turn(&self.stores, &mut self.hands, now);
+        for (device, found) in self.cleaner.turn(&self.stores, &mut self.hands, now) {
+            self.scrubber.report(&self.stores, device, found);
+        }
         self.hands.send(&self.stores);
         self.finish_jobs();
     }
@@ -240,8 +249,8 @@ impl Maintenance {
 
     fn sleep(&mut self) {
         let mut until = self.next_tick;
-        if let Some(due) = self.scrubber.due() {
-            until = until.min(due);
+        for due in [self.scrubber.due(), self.cleaner.due()] {
+            until = due.map_or(until, |due| until.min(due));
         }
         let left = until.saturating_duration_since(Instant::now());
         let timeout = rustix::time::Timespec {

@@ -134,6 +134,14 @@ impl Scrubber {
         status.running = !pass_done;
         status.passes += u64::from(pass_done);
         status.blocks = blocks;
+        drop(all);
+        self.report(stores, device, found);
+    }
+
+    /// Takes bad blocks in, whoever found them.
+    pub fn report(&self, stores: &Stores, device: usize, found: Vec<ScrubFinding>) {
+        let mut all = self.status.lock().expect("no panic under this lock");
+        let status = &mut all[device];
         for finding in found {
             tracing::error!(
                 device = %stores.devices[device].file.path().display(),
@@ -141,7 +149,7 @@ impl Scrubber {
                 chunk = finding.chunk,
                 block = finding.block,
                 device_offset = finding.device_offset,
-                "scrub found a bad block; restore it from a backup, and replace the device if more follow"
+                "found a bad block; restore it from a backup, and replace the device if more follow"
             );
             status.bad_blocks += 1;
             if status.findings.len() < FINDINGS_MAX && !status.findings.contains(&finding) {

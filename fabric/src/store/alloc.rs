@@ -7,6 +7,10 @@
 use super::bitmap::Bitmap;
 use super::format::{BITMAP_PAGE_BITS, Geometry, REGION_UNITS};
 
+mod regions;
+
+pub use regions::FreeSpace;
+
 /// Regions looked at for a good one before any is taken.
 const REGION_SEARCH_MAX: u32 = 1024;
 
@@ -28,6 +32,10 @@ pub struct Allocator {
     region_free: Vec<u16>,
     /// Regions of live windows: taken by others only when nothing else is left.
     in_window: Bitmap,
+    /// Regions that the cleaner empties: nothing new goes there while there is another place.
+    victims: Bitmap,
+    /// Regions that are free from end to end.
+    empty_regions: u32,
     free_units: u32,
     /// Bitmap pages that changed since they were written.
     dirty_pages: Bitmap,
@@ -37,6 +45,10 @@ pub struct Allocator {
     frozen: Vec<Run>,
     quarantined_units: u64,
     cursor: u32,
+    page_cursor: u32,
+    /// Where the cleaner's next data go: what is left of a region that was empty.
+    stream: Run,
+    hole_cursor: u32,
     window_cursor: u32,
     first: u32,
     end: u32,
@@ -62,17 +74,26 @@ impl Allocator {
             .map(|r| busy.count_clear(r * REGION_UNITS, (r + 1) * REGION_UNITS) as u16)
             .collect();
         let free_units = region_free.iter().map(|&n| u32::from(n)).sum();
+        let empty = region_free
+            .iter()
+            .filter(|&&n| u32::from(n) == REGION_UNITS);
+        let empty_regions = empty.count() as u32;
         Self {
             committed,
             busy,
             region_free,
             in_window: Bitmap::new(regions),
+            victims: Bitmap::new(regions),
+            empty_regions,
             free_units,
             dirty_pages: Bitmap::new(geo.bitmap_pages()),
             quarantine: Vec::new(),
             frozen: Vec::new(),
             quarantined_units: 0,
             cursor: 0,
+            page_cursor: 0,
+            stream: Run { start: 0, len: 0 },
+            hole_cursor: 0,
             window_cursor: 0,
             first,
             end,
@@ -125,18 +146,26 @@ impl Allocator {
     fn take(&mut self, run: Run) {
         for unit in run.start..run.start + run.len {
             assert!(self.busy.set(unit), "unit handed out twice");
-            self.region_free[(unit / REGION_UNITS) as usize] -= 1;
+            self.one_less(unit);
         }
-        self.free_units -= run.len;
     }
 
     /// Makes units free again that were handed out and never written.
     pub fn give_back(&mut self, run: Run) {
         for unit in run.start..run.start + run.len {
             assert!(self.busy.clear(unit), "unit freed twice");
-            self.region_free[(unit / REGION_UNITS) as usize] += 1;
+            let free = &mut self.region_free[(unit / REGION_UNITS) as usize];
+            *free += 1;
+            self.empty_regions += u32::from(u32::from(*free) == REGION_UNITS);
         }
         self.free_units += run.len;
+    }
+
+    fn one_less(&mut self, unit: u32) {
+        let free = &mut self.region_free[(unit / REGION_UNITS) as usize];
+        self.empty_regions -= u32::from(u32::from(*free) == REGION_UNITS);
+        *free -= 1;
+        self.free_units -= 1;
     }
 
     /// Hands out the first free run within `from..to`, at most `max` long.
@@ -145,30 +174,6 @@ impl Allocator {
         let run = Run { start, len };
         self.take(run);
         Some(run)
-    }
-
-    /// Hands out a run of at most `max` units, preferably that long and outside the windows.
-    pub fn take_run(&mut self, max: u32) -> Option<Run> {
-        if self.free_units == 0 {
-            return None;
-        }
-        let regions = self.region_free.len() as u32;
-        let want = max.min(REGION_UNITS / 4) as u16;
-        let at = |i: u32| (self.cursor + i) % regions;
-        let good = |r: u32| self.region_free[r as usize] >= want && !self.in_window.get(r);
-        let found = (0..regions.min(REGION_SEARCH_MAX))
-            .map(at)
-            .find(|&r| good(r));
-        let outside = |r: u32| self.region_free[r as usize] > 0 && !self.in_window.get(r);
-        let found = found.or_else(|| (0..regions).map(at).find(|&r| outside(r)));
-        let region = found.or_else(|| {
-            (0..regions)
-                .map(at)
-                .find(|&r| self.region_free[r as usize] > 0)
-        })?;
-        self.cursor = region;
-        let from = region * REGION_UNITS;
-        self.take_between(from, from + REGION_UNITS, max)
     }
 
     /// The map now refers to `unit`.
@@ -237,8 +242,7 @@ impl Allocator {
     /// Recovery found `unit` in use (by a log header or a block it maps).
     pub fn claim(&mut self, unit: u32) {
         if self.busy.set(unit) {
-            self.region_free[(unit / REGION_UNITS) as usize] -= 1;
-            self.free_units -= 1;
+            self.one_less(unit);
         }
     }
 
@@ -269,7 +273,7 @@ impl Allocator {
         let regions = self.region_free.len() as u32;
         let mut by_free = [0u32; REGION_UNITS as usize + 1];
         for region in 0..regions {
-            if !self.in_window.get(region) {
+            if !self.in_window.get(region) && !self.victims.get(region) {
                 by_free[self.region_free[region as usize] as usize] += 1;
             }
         }
@@ -286,7 +290,8 @@ impl Allocator {
             if out.len() == count {
                 break;
             }
-            if free < floor || self.in_window.get(region) || (free == floor && at_floor == 0) {
+            let taken = self.in_window.get(region) || self.victims.get(region);
+            if free < floor || taken || (free == floor && at_floor == 0) {
                 continue;
             }
             at_floor -= u32::from(free == floor);
@@ -331,6 +336,7 @@ impl Allocator {
             + self.busy.ram_bytes()
             + self.region_free.len() as u64 * 2
             + self.in_window.ram_bytes()
+            + self.victims.ram_bytes()
     }
 
     /// RAM held by the quarantine.

@@ -479,6 +479,17 @@ pub enum ScrubStep {
     PassDone,
 }
 
+/// State of the cleaner after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CleanStep {
+    /// Work was queued (`poll_action` hands it out); step again at leisure.
+    Working,
+    /// An earlier step is still at work, or a checkpoint is waited for; step again later.
+    Busy,
+    /// Nothing is worth doing now: step again after a rest, which lets what was just written come to rest, too.
+    Settled,
+}
+
 /// One shard of a store. See the module for the order of calls.
 pub trait StoreCore: Send {
     /// Takes an operation.
@@ -555,7 +566,10 @@ pub trait StoreCore: Send {
     /// Lets the scrubber queue its next reads: the mapped blocks of one map page (at most 1 MiB).
     fn scrub_step(&mut self) -> ScrubStep;
 
-    /// Next bad block found.
+    /// Lets the cleaner look at the next map page, and move what it maps (at most 1 MiB) if that is worth while.
+    fn clean_step(&mut self) -> CleanStep;
+
+    /// Next bad block found, by the scrubber or the cleaner.
     fn poll_finding(&mut self) -> Option<ScrubFinding>;
 
     /// Counters and memory use.

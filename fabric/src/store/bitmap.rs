@@ -88,6 +88,35 @@ impl Bitmap {
         Some((start, end - start))
     }
 
+    /// Longest run of clear bits in `from..from + 256`, the first of those; its length is cut at `max`. `from` is a multiple
+    /// of 64.
+    #[must_use]
+    pub fn longest_clear_run(&self, from: u32, max: u32) -> (u32, u32) {
+        let first = from as usize / 64;
+        let mut ends: [u64; 4] =
+            std::array::from_fn(|i| self.words.get(first + i).map_or(0, |word| !word));
+        if ends == [0; 4] || max == 0 {
+            return (from, 0);
+        }
+        // After n rounds a bit stands for n + 1 clear bits of which it is the last.
+        let mut len = 1;
+        while len < max {
+            let mut next = [0; 4];
+            for i in 0..4 {
+                let carry = if i == 0 { 0 } else { ends[i - 1] >> 63 };
+                next[i] = ends[i] & (ends[i] << 1 | carry);
+            }
+            if next == [0; 4] {
+                break;
+            }
+            ends = next;
+            len += 1;
+        }
+        let word = ends.iter().position(|&w| w != 0).unwrap_or(0);
+        let end = from + word as u32 * 64 + ends[word].trailing_zeros();
+        (end + 1 - len, len)
+    }
+
     /// The bits of words `first_word..` as bytes, for writing; at most `out.len()` bytes, the rest zero.
     pub fn write_bytes(&self, first_word: usize, out: &mut [u8]) {
         out.fill(0);
@@ -132,5 +161,24 @@ mod tests {
         assert_eq!(bits.count_clear(61, 66), 5);
         assert!(bits.clear(299) && !bits.clear(299));
         assert_eq!(bits.clear_run(200, 300, 5), Some((299, 1)));
+    }
+
+    #[test]
+    fn the_longest_run_of_a_region_is_found_wherever_it_lies() {
+        let mut bits = Bitmap::new(512);
+        assert_eq!(bits.longest_clear_run(256, 300), (256, 256));
+        assert_eq!(bits.longest_clear_run(256, 10), (256, 10));
+        for i in (256..300).chain(310..312).chain(400..512) {
+            bits.set(i);
+        }
+        assert_eq!(bits.longest_clear_run(256, 256), (312, 88));
+        assert_eq!(bits.longest_clear_run(256, 5), (300, 5));
+        (312..400).for_each(|i| _ = bits.set(i));
+        assert_eq!(bits.longest_clear_run(256, 256), (300, 10));
+        (300..310).for_each(|i| _ = bits.set(i));
+        assert_eq!(bits.longest_clear_run(256, 256).1, 0);
+        bits.clear(511);
+        assert_eq!(bits.longest_clear_run(256, 256), (511, 1));
+        assert_eq!(bits.longest_clear_run(0, 256), (0, 256));
     }
 }

@@ -13,8 +13,10 @@
 
 mod applied;
 mod checkpoint;
+mod clean;
 mod fill;
 mod flush;
+mod haul;
 mod leaves;
 mod ops;
 mod read;
@@ -32,8 +34,8 @@ use std::collections::VecDeque;
 
 use super::alloc::Allocator;
 use super::api::{
-    BufferRange, CoreParams, Fence, FlushMark, LayerId, OpId, ScrubFinding, ScrubStep, Space,
-    StoreCore, StoreError, StoreOp, StoreResult, Submitted,
+    BufferRange, CleanStep, CoreParams, Fence, FlushMark, LayerId, OpId, ScrubFinding, ScrubStep,
+    Space, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
 };
 use super::arena::Arena;
 use super::device::{DeviceAction, IoId, IoVecs};
@@ -60,7 +62,7 @@ const IOS_MAX: usize = 1536;
 const LOG_IOS_RESERVED: usize = 512;
 /// Buffers of a shard at least: checkpoint buffers, a few log batches and reads.
 const ARENA_BLOCKS_MIN: u64 = 1024;
-/// Parts beyond those of the operations: scrubbing and dropping layers.
+/// Parts beyond those of the operations: scrubbing, cleaning and dropping layers.
 const INTERNAL_PARTS: u32 = 32;
 /// Parts of one operation at most: the leaves of a chunk.
 const OP_PARTS_MAX: usize = 4;
@@ -106,6 +108,7 @@ pub struct ShardCore {
     bitmap_dir_ptrs: [Ptr; BITMAP_DIRS_MAX],
     dropping: VecDeque<Dropping>,
     scrub: scrub::Scrub,
+    clean: clean::Clean,
     findings: VecDeque<ScrubFinding>,
     /// Reads in flight by the parity of the quarantine generation they began in.
     readers: [u32; 2],
@@ -163,6 +166,8 @@ impl ShardCore {
             bitmap_dir_ptrs,
             ..
         } = loaded;
+        let used = alloc.total_units() - alloc.free_units();
+        let clean = clean::Clean::new(table.slots(), used);
         let leaves = leaf_slots(params, loaded.shards);
         let leaves = leaves.max(loaded.leaves_needed.saturating_add(LEAVES_MIN));
         let blocks = params.buffer_bytes / u64::from(loaded.shards) / UNIT_BYTES as u64;
@@ -205,6 +210,7 @@ impl ShardCore {
             bitmap_dir_ptrs,
             dropping: VecDeque::new(),
             scrub: scrub::Scrub::default(),
+            clean,
             findings: VecDeque::new(),
             readers: [0; 2],
             generation: 0,
@@ -281,6 +287,8 @@ impl ShardCore {
             PartState::Retry => self.issue_retries(part),
             PartState::Fetch => self.issue_fetches(part),
             PartState::Acquire => self.step_acquire(part),
+            PartState::Survey => self.step_survey(part),
+            PartState::Haul => self.issue_hauls(part),
         }
     }
 
@@ -372,7 +380,7 @@ impl ShardCore {
             leaf_cache: self.leaves.ram_bytes(),
             leaves: self.leaves.filled_bytes(),
             buffers: self.arena.buf().len() as u64,
-            tables: tables as u64 + self.alloc.quarantine_ram_bytes(),
+            tables: tables as u64 + self.alloc.quarantine_ram_bytes() + self.clean.ram_bytes(),
         }
     }
 
@@ -401,6 +409,12 @@ impl ShardCore {
                 second,
             } => self.on_fetch(io, part, which, second, told),
             IoKind::Leaf { slot } => self.on_leaf(io, slot, told),
+            IoKind::Haul {
+                part,
+                first,
+                count,
+                second,
+            } => self.on_haul(io, part, (first, count), second, told),
             IoKind::Log { batch } => self.on_log_write(io, batch, result),
             IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
             IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
@@ -513,6 +527,10 @@ impl StoreCore for ShardCore {
         self.step_scrub()
     }
 
+    fn clean_step(&mut self) -> CleanStep {
+        self.step_clean()
+    }
+
     fn poll_finding(&mut self) -> Option<ScrubFinding> {
         self.findings.pop_front()
     }
@@ -523,6 +541,7 @@ impl StoreCore for ShardCore {
             chunks: u64::from(self.table.len()),
             dirty_leaves: u64::from(self.leaves.dirty()),
             quarantined_units: self.alloc.quarantined_units(),
+            leaves_to_clean: self.clean.leaves_left(),
             ..self.counters
         }
     }

@@ -66,6 +66,12 @@ pub struct StoreMetrics {
     pub leaf_misses: u64,
     /// Blocks read by the scrubber.
     pub scrubbed_blocks: u64,
+    /// Bytes that the cleaner moved.
+    pub moved_bytes: u64,
+    /// Map pages that the cleaner has looked at.
+    pub cleaned_leaves: u64,
+    /// Map pages whose data changed since the cleaner looked at them, or wait for room to be put in order.
+    pub leaves_to_clean: u64,
     /// Reads whose first checksum failed.
     pub checksum_retries: u64,
     /// Checksum failures that remained.

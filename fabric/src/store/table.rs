@@ -206,6 +206,17 @@ impl Table {
         self.dirty_count
     }
 
+    /// Has the next checkpoint write the table pages and directories that lie where `is_there` says anew.
+    pub fn rewrite_pages(&mut self, is_there: impl Fn(u32) -> bool) {
+        for page in 0..self.page_ptrs.len() as u32 {
+            let dir = self.dir_ptrs.get(page as usize / DIR_PTRS);
+            let of_dir = page % DIR_PTRS as u32 == 0 && dir.is_some_and(|dir| is_there(dir.unit));
+            if is_there(self.page_ptrs[page as usize].unit) || of_dir {
+                self.touch(page * PAGE_RECORDS as u32);
+            }
+        }
+    }
+
     /// Next dirty table page at or after `from`; it counts as clean from now on.
     pub fn next_dirty_page(&mut self, from: u32) -> Option<u32> {
         let page = self

@@ -56,6 +56,17 @@ impl Rig {
         self.run_raw(op).map(|()| buffer.bytes().to_vec())
     }
 
+    /// Where on the device the current content of a block lies.
+    pub fn device_offset(&mut self, spot: Spot) -> u64 {
+        let content = self.read_raw(spot, 1).expect("an intact block can be read");
+        let mut places = self.now.disk.written_blocks().into_iter().filter(|at| {
+            let mut bytes = vec![0; BLOCK_BYTES];
+            self.now.disk.peek(at * BLOCK_BYTES as u64, &mut bytes);
+            bytes == content
+        });
+        places.next().expect("the content is on the device") * BLOCK_BYTES as u64
+    }
+
     /// Runs an operation on an idle store, without the model.
     pub fn run_raw(&mut self, op: StoreOp<'_>) -> StoreResult {
         let shard = match op {

@@ -105,6 +105,8 @@ pub fn apply(rig: &mut Rig, op: Op) {
 
 /// Fills the layer below [`CHILD`].
 pub fn prologue(rig: &mut Rig) {
+    // Whatever a history shows, it shows beside the cleaner.
+    rig.now.cleaning = true;
     for chunk in CHUNKS {
         for (first, count) in HOT {
             rig.write(Range::blocks(BASE, chunk, first, count / 2), false);

@@ -6,8 +6,8 @@ mod flush;
 use std::collections::BTreeMap;
 
 use fabric::store::api::{
-    CoreParams, Fence, LayerId, OpId, RecoveryReport, StoreCore, StoreError, StoreOp, StoreResult,
-    Submitted, Version, shard_of,
+    CleanStep, CoreParams, Fence, LayerId, OpId, RecoveryReport, StoreCore, StoreError, StoreOp,
+    StoreResult, Submitted, Version, shard_of,
 };
 use fabric::store::metrics::StoreMetrics;
 use rand::Rng;
@@ -24,6 +24,8 @@ use crate::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 pub const TURNS_MAX: usize = 2_000_000;
 /// The pseudo shard of flushes that the rig makes for all shards.
 const RIG_SHARD: usize = usize::MAX;
+/// How often the cleaner takes a step between others.
+const CLEANING: f64 = 0.3;
 
 /// A small store: everything happens often.
 pub const SMALL_DISK: u64 = 12 << 20;
@@ -79,6 +81,8 @@ pub struct Done {
 pub struct Moment {
     pub disk: SimDisk,
     pub model: Model,
+    /// Now and then the cleaner takes a step.
+    pub cleaning: bool,
     /// Per layer the fence that was acknowledged, and the one asked for.
     pub fences: BTreeMap<LayerId, [Fence; 2]>,
     tag: u32,
@@ -118,6 +122,7 @@ impl Moment {
         Self {
             disk,
             model: Model::default(),
+            cleaning: false,
             fences: BTreeMap::new(),
             tag: 0,
             sequence: 0,
@@ -477,8 +482,20 @@ impl Rig {
         }
     }
 
+    /// Lets the cleaners take a step; true once all are settled.
+    pub fn clean_step(&mut self) -> bool {
+        let mut settled = true;
+        for core in &mut self.cores {
+            settled &= core.clean_step() == CleanStep::Settled;
+        }
+        settled
+    }
+
     /// One turn: requests out, one of them done, operations finished. False when nothing moved.
     pub fn step(&mut self) -> bool {
+        if self.now.cleaning && self.rng.random_bool(CLEANING) {
+            self.clean_step();
+        }
         let mut moved = self.pump();
         if let Some(outcome) = self.now.disk.complete_any() {
             self.deliver(outcome);

@@ -36,17 +36,6 @@ fn scrub_pass(rig: &mut Rig) -> Vec<ScrubFinding> {
     panic!("a pass has no end");
 }
 
-/// Where on the device the current content of a block lies.
-fn device_offset(rig: &mut Rig, spot: Spot) -> u64 {
-    let content = rig.read_raw(spot, 1).expect("an intact block can be read");
-    let mut places = rig.now.disk.written_blocks().into_iter().filter(|at| {
-        let mut bytes = vec![0; BLOCK_BYTES];
-        rig.now.disk.peek(at * BLOCK_BYTES as u64, &mut bytes);
-        bytes == content
-    });
-    places.next().expect("the content is on the device") * BLOCK_BYTES as u64
-}
-
 #[test]
 fn scrub_reports_flipped_data_and_where_it_is() {
     for_each_seed(3, |seed| {
@@ -68,7 +57,7 @@ fn scrub_reports_flipped_data_and_where_it_is() {
             if damaged.iter().any(|(b, _)| *b == block) {
                 continue;
             }
-            let at = device_offset(&mut rig, spot);
+            let at = rig.device_offset(spot);
             let byte = at + rng.random_range(0..BLOCK_BYTES as u64);
             rig.now.disk.flip_bit(byte, rng.random_range(0..8));
             damaged.insert((block, at));

@@ -5,7 +5,7 @@ use super::super::api::StoreError;
 use super::super::format::{MapEntry, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
 use super::squeeze::is_no_space;
 use super::write::Item;
-use super::{OpKind, ShardCore};
+use super::{OpKind, PartKind, ShardCore};
 
 impl ShardCore {
     pub(super) fn on_log_write(&mut self, io: u32, batch: u32, result: Result<(), i32>) {
@@ -55,6 +55,10 @@ impl ShardCore {
                 self.fail(errno);
                 for &part in &self.batches[slot].parts {
                     let p = &self.parts[part];
+                    if p.kind == PartKind::Move {
+                        // What was to be moved is still where it was.
+                        continue;
+                    }
                     self.poisoned.push((p.layer, p.chunk, p.start, p.end));
                 }
                 Some(StoreError::Device(errno))
@@ -94,8 +98,12 @@ impl ShardCore {
                 }
             }
             entry_kind::FENCE_DROP => self.table.drop_fence(super::LayerId(layer)),
+            entry_kind::DATA if self.parts[item.part].kind == PartKind::Move => {
+                self.apply_move(item);
+            }
             entry_kind::DATA => {
                 let slot = self.leaf_slot(item.part);
+                self.note_change(item.part, 1, true);
                 let entry = MapEntry {
                     unit: item.unit,
                     crc: item.crc,
@@ -105,6 +113,7 @@ impl ShardCore {
             }
             _ => {
                 let slot = self.leaf_slot(item.part);
+                self.note_change(item.part, item.count, false);
                 for block in item.first..item.first + item.count {
                     self.zero_entry(slot, block, item.kind, version);
                 }

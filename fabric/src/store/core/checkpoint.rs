@@ -128,6 +128,11 @@ impl Checkpoint {
         !self.running.is_empty() || !self.requested.is_empty()
     }
 
+    /// Whether somebody promised to write no more.
+    pub(super) fn is_closing(&self) -> bool {
+        self.requested_clean || (self.running_clean && self.is_running())
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.phase != Phase::Idle
     }

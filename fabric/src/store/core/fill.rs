@@ -26,7 +26,9 @@ pub(super) struct Filling {
 impl ShardCore {
     /// Puts as much of the part as possible into the batch; `false` when the batch is full before the part is done.
     pub(super) fn fill_from(&mut self, filling: &mut Filling, part: u32) -> bool {
-        let too_large = filling.inline && self.blocks_left(part) >= LARGE_BLOCKS;
+        // What is moved has a batch of its own.
+        let moves = self.parts[part].kind == PartKind::Move;
+        let too_large = filling.inline && (moves || self.blocks_left(part) >= LARGE_BLOCKS);
         if too_large || filling.parts == 0 {
             return false;
         }
@@ -36,7 +38,8 @@ impl ShardCore {
             PartKind::Restore => self.fill_restored(filling, part),
             PartKind::Zero | PartKind::Drop => self.fill_zeroes(filling, part),
             PartKind::Fence | PartKind::FenceDrop => self.fill_fence(filling, part),
-            PartKind::Read | PartKind::Scrub | PartKind::Inspect => {
+            PartKind::Move => self.fill_moves(filling, part),
+            PartKind::Read | PartKind::Scrub | PartKind::Inspect | PartKind::Survey => {
                 unreachable!("reads are not logged")
             }
         };
@@ -239,7 +242,19 @@ impl ShardCore {
         filling
             .writer
             .push_data(self.arena.buf_mut().blocks_mut(header, 1), &data);
+        self.push_block(filling, (part, first), (unit, crc));
+        true
+    }
+
+    /// The batch's next buffer block goes to `unit`, as block `first` of the part's leaf.
+    pub(super) fn push_block(
+        &mut self,
+        filling: &mut Filling,
+        (part, first): (u32, u16),
+        (unit, crc): (u32, u32),
+    ) {
         let batch = &mut self.batches[filling.batch];
+        let buffer = batch.buffer + filling.used;
         batch.items.push(Item {
             part,
             first,
@@ -256,7 +271,6 @@ impl ShardCore {
         }
         filling.used += 1;
         filling.budget -= 1;
-        true
     }
 
     pub(super) fn next_unit(&mut self, filling: &mut Filling) -> Option<u32> {

@@ -178,7 +178,7 @@ impl ShardCore {
     pub(super) fn fail_part(&mut self, part: u32, error: StoreError) {
         self.parts[part].error.get_or_insert(error);
         if let (
-            PartKind::Scrub,
+            PartKind::Scrub | PartKind::Survey | PartKind::Move,
             StoreError::Corrupt {
                 layer,
                 chunk,

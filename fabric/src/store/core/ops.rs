@@ -272,7 +272,9 @@ impl ShardCore {
             | PartKind::Zero
             | PartKind::Drop
             | PartKind::Inspect
-            | PartKind::Restore => PartState::Acquire,
+            | PartKind::Restore
+            | PartKind::Move => PartState::Acquire,
+            PartKind::Survey => PartState::Survey,
             PartKind::Fence | PartKind::FenceDrop => PartState::Logging,
         };
         if part.state == PartState::Resolve {
@@ -303,7 +305,10 @@ impl ShardCore {
             let overlap = other.leaf == part.leaf
                 && other.first < part.first + part.count
                 && part.first < other.first + other.count;
-            if is_writer(other.kind) && other.seq < part.seq && overlap {
+            // Before and after a move a block reads the same: its readers need not wait.
+            let harmless = other.kind == PartKind::Move
+                && matches!(part.kind, PartKind::Read | PartKind::Inspect);
+            if is_writer(other.kind) && other.seq < part.seq && overlap && !harmless {
                 return true;
             }
             at = other.hazard_next;
@@ -387,6 +392,7 @@ impl ShardCore {
         self.parts.give_back(slot);
         match kind {
             PartKind::Scrub => self.scrub.busy = false,
+            PartKind::Survey | PartKind::Move => self.end_cleaning(),
             PartKind::Drop | PartKind::FenceDrop => self.on_drop_part(op, error),
             _ => self.on_op_part(op, error),
         }
@@ -523,7 +529,7 @@ fn weight(error: Option<StoreError>) -> u8 {
 pub(super) fn is_writer(kind: PartKind) -> bool {
     matches!(
         kind,
-        PartKind::Write | PartKind::Zero | PartKind::Drop | PartKind::Restore
+        PartKind::Write | PartKind::Zero | PartKind::Drop | PartKind::Restore | PartKind::Move
     )
 }
 

@@ -4,6 +4,9 @@ use super::super::api::StoreError;
 use super::super::table::NONE;
 use super::{PartKind, ShardCore};
 
+/// The cleaner leaves one in so many units free.
+const SPARE_SHARE: u32 = 64;
+
 /// What a batch may use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
@@ -37,6 +40,9 @@ impl ShardCore {
     /// for a checkpoint, or was refused.
     pub(super) fn room_for(&mut self, want: Room) -> Option<Room> {
         let head = self.ready[0];
+        if self.parts[head].kind == PartKind::Move {
+            return self.room_for_move(want);
+        }
         // Discards may use most of the reserve: they are the way out of a full store.
         let spare = match self.parts[head].kind {
             PartKind::Write | PartKind::Restore => self.reserve_units(),
@@ -59,12 +65,40 @@ impl ShardCore {
             }
             _ => {}
         }
+        if self.yield_room() {
+            return self.room_for(want);
+        }
         if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
             self.ckpt.want();
         } else if self.batches.in_use() == 0 {
             self.refuse_head(StoreError::NoSpace);
         }
         None
+    }
+
+    /// As [`room_for`](Self::room_for) for what the cleaner moves, which has its place already: only a header is wanted.
+    /// It never waits.
+    fn room_for_move(&mut self, want: Room) -> Option<Room> {
+        let dirty = self.leaves.dirty() + self.pending_leaves + 1;
+        let least = self.reserve_units() + 2 + self.checkpoint_units(dirty);
+        if self.alloc.free_units() >= least {
+            return Some(want);
+        }
+        self.refuse_head(StoreError::NoSpace);
+        None
+    }
+
+    /// Units that the cleaner may take: it leaves twice what writes leave, and a share of the shard.
+    pub(super) fn spare_units(&self) -> u32 {
+        let dirty = self.leaves.dirty() + self.pending_leaves + 1;
+        let least = 2 * self.reserve_units() + self.checkpoint_units(dirty);
+        let share = self.geo.units / SPARE_SHARE;
+        self.alloc.free_units().saturating_sub(least + share)
+    }
+
+    /// Whether the cleaner may take so many.
+    pub(super) fn spares(&self, units: u32) -> bool {
+        self.spare_units() >= units
     }
 
     /// Ends the part at the head of the log's queue with an error, once what it has in batches is done.

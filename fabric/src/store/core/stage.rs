@@ -41,7 +41,7 @@ impl ShardCore {
             let Some(io) = self.take_io(false) else {
                 return;
             };
-            let Some(units) = self.alloc.take_run(left.min(CHECKPOINT_IO_BLOCKS)) else {
+            let Some(units) = self.alloc.take_pages(left.min(CHECKPOINT_IO_BLOCKS)) else {
                 self.ios.give_back(io);
                 self.fail(libc::ENOSPC);
                 return;

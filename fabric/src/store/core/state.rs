@@ -48,6 +48,10 @@ pub(super) enum PartKind {
     Scrub,
     Inspect,
     Restore,
+    /// Looks at a leaf, and reads what the cleaner will move.
+    Survey,
+    /// Logs it in its new place.
+    Move,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,6 +67,10 @@ pub(super) enum PartState {
     Retry,
     /// The old content of partly covered blocks is being fetched.
     Fetch,
+    /// The leaf to be looked at is wanted.
+    Survey,
+    /// What is to be moved is being read.
+    Haul,
     /// The leaf to be changed is wanted.
     Acquire,
     /// In the queue for a log batch, or in one.
@@ -205,6 +213,13 @@ pub(super) enum IoKind {
     },
     Leaf {
         slot: u32,
+    },
+    /// Blocks of a leaf into the cleaner's buffer.
+    Haul {
+        part: u32,
+        first: u16,
+        count: u16,
+        second: bool,
     },
     Log {
         batch: u32,

@@ -85,7 +85,9 @@ impl ShardCore {
             LeafWish::Absent => {
                 let single =
                     self.parts[part].op == NONE || self.ops[self.parts[part].op].layer_count <= 1;
-                if kind == PartKind::Drop || (kind == PartKind::Zero && single) {
+                // What was to be moved is gone with its leaf.
+                let nothing = matches!(kind, PartKind::Drop | PartKind::Move);
+                if nothing || (kind == PartKind::Zero && single) {
                     self.finish_part(part);
                     return true;
                 }
@@ -182,6 +184,7 @@ impl ShardCore {
             PartKind::Write => u32::from(p.count) - p.cursor,
             PartKind::Restore => u32::from(p.restore[1].holds() == Holds::Data),
             PartKind::Zero => p.old.iter().flatten().count() as u32,
+            PartKind::Move => self.clean.blocks_left(p.cursor),
             _ => 0,
         }
     }
@@ -198,6 +201,9 @@ impl ShardCore {
             let blocks = self.blocks_left(part);
             // Discards may use the reserve, writes behind them may not.
             if takes_room(self.parts[part].kind) != writes {
+                break;
+            }
+            if inline && self.parts[part].kind == PartKind::Move {
                 break;
             }
             if want.blocks >= BATCH_BLOCKS_MAX || (inline && blocks >= LARGE_BLOCKS) {
@@ -224,7 +230,8 @@ impl ShardCore {
             self.ckpt.want();
             return false;
         }
-        let inline = self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
+        let moves = self.parts[self.ready[0]].kind == PartKind::Move;
+        let inline = !moves && self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
         let want = self.batch_wish(inline);
         let before = self.ready.len();
         let Some(room) = self.room_for(want) else {
@@ -315,7 +322,14 @@ impl ShardCore {
         writer.finish(self.arena.buf_mut().blocks_mut(buffer, 1), header);
         self.counters.log_batches += 1;
         self.counters.log_blocks += u64::from(used - 1);
-        self.counters.write_op_bytes += u64::from(used - 1) * UNIT_BYTES as u64;
+        let first = self.batches[slot].items.first();
+        let moves = first.is_some_and(|item| self.parts[item.part].kind == PartKind::Move);
+        let bytes = u64::from(used - 1) * UNIT_BYTES as u64;
+        if moves {
+            self.counters.moved_bytes += bytes;
+        } else {
+            self.counters.write_op_bytes += bytes;
+        }
         let spans = std::mem::take(&mut self.batches[slot].spans);
         self.batches[slot].ios = spans.len() as u32;
         if !self.batches[slot].items.is_empty() {
