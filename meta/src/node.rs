@@ -94,6 +94,12 @@ pub struct MetaNode {
 }
 
 impl MetaNode {
+    /// Whether there are metadata in `dir` already.
+    #[must_use]
+    pub fn exists(dir: &Path) -> bool {
+        Db::exists(dir)
+    }
+
     /// Opens the metadata in `dir`, makes them at the first start, and begins to serve.
     ///
     /// The only node of a cluster is ready when this returns. One of several may still lack a leader: its clients wait.

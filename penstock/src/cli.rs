@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use vhost_backend::blk::MAX_QUEUES;
 
 use crate::config::{DeviceSpec, Poll, Preallocation, StoreKind};
 use crate::size::{NewSize, Size};
@@ -224,7 +225,7 @@ pub enum AttachCommand {
         #[arg(long, value_name = "PATH")]
         socket: PathBuf,
         /// Virtqueues to offer
-        #[arg(long, value_name = "N", default_value_t = crate::api::types::queues_default())]
+        #[arg(long, value_name = "N", default_value_t = crate::api::types::queues_default(), value_parser = queues())]
         queues: u16,
         /// Let guests only read
         #[arg(long)]
@@ -285,11 +286,16 @@ pub struct BackendProgramArgs {
     #[arg(long)]
     pub read_only: bool,
     /// Virtqueues to offer
-    #[arg(long, value_name = "N", default_value_t = crate::api::types::queues_default())]
+    #[arg(long, value_name = "N", default_value_t = crate::api::types::queues_default(), value_parser = queues())]
     pub queues: u16,
     /// How the node runs
     #[command(flatten)]
     pub node: NodeArgs,
+}
+
+/// How many queues a disk may have.
+fn queues() -> clap::builder::RangedI64ValueParser<u16> {
+    clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES))
 }
 
 #[cfg(test)]

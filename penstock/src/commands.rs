@@ -40,7 +40,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Volume(verb) => volume::run(verb, &client, json).await?,
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,
         Command::Attachments(_) => listing::attachments(&client, json).await?,
-        Command::Detach { target, yes } => attach::detach(&target, yes, &client).await?,
+        Command::Detach { target, yes } => attach::detach(&target, yes, &client, json).await?,
         Command::Device(_) => listing::devices(&client, json).await?,
         Command::Pool(_) => listing::pools(&client, json).await?,
         Command::Libvirt(LibvirtCommand::DiskXml { name, target }) => {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use fabric::store::recovery::DEVICE_BYTES_MIN;
 use serde::Deserialize;
 use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 
@@ -249,6 +250,10 @@ pub fn settle(file: File) -> Result<Config> {
     if let Some(pin) = &file.pin {
         check_pin(pin)?;
     }
+    let sizes = file.devices.iter().flatten().filter_map(DeviceSpec::size);
+    for size in sizes.chain(file.device_size) {
+        check_device_size(size)?;
+    }
     let socket_access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref())?;
     Ok(Config {
         admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
@@ -289,6 +294,31 @@ pub fn default_data_dir() -> Result<PathBuf> {
                 "name one with --data DIR",
             )
         })
+}
+
+fn check_device_size(size: Size) -> Result<()> {
+    if size.0 >= DEVICE_BYTES_MIN {
+        return Ok(());
+    }
+    let least = Size(DEVICE_BYTES_MIN.next_multiple_of(1 << 20));
+    Err(Failure::invalid(
+        format!("a device of {size} is too small"),
+        format!("make it {least} at least"),
+    ))
+}
+
+/// Whether a socket can be made there, as far as the path alone tells: found out before anything is.
+pub fn check_admin_socket(path: &Path) -> Result<()> {
+    if rustix::net::SocketAddrUnix::new(path).is_ok() {
+        return Ok(());
+    }
+    Err(Failure::invalid(
+        format!(
+            "the path of admin socket {} is too long: the kernel allows 107 bytes",
+            path.display()
+        ),
+        "choose a data directory with a shorter path, or set admin_socket to a shorter one",
+    ))
 }
 
 fn threads_default() -> usize {

@@ -14,6 +14,7 @@ mod storage;
 pub mod transfer;
 mod volumes;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +48,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
         None => config::File::default(),
     };
     let config = config::settle(merge(file, args.node, data))?;
+    config::check_admin_socket(&config.admin_socket)?;
     prepare_process();
     runtime()?.block_on(serve(config))
 }
@@ -71,8 +73,11 @@ pub fn merge(mut file: config::File, args: NodeArgs, data: Option<PathBuf>) -> c
 pub fn prepare_process() {
     let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_ENV)
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(LOG_DEFAULT));
+    let colours = std::io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(colours)
         .with_writer(std::io::stderr)
         .init();
     limits::raise_open_files();

@@ -64,6 +64,12 @@ pub(super) fn next_state_family(current: &str) -> Result<String, DbError> {
 }
 
 impl Db {
+    /// Whether there is a database in `dir`, be it a damaged one.
+    pub(crate) fn exists(dir: &Path) -> bool {
+        let mut entries = std::fs::read_dir(dir.join("db")).into_iter().flatten();
+        entries.next().is_some()
+    }
+
     /// Opens or makes the database in `dir`. The receiver learns when it is closed again.
     ///
     /// # Errors

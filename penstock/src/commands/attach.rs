@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use hyper::Method;
+use serde::Serialize;
 
 use crate::api::client::{Client, encode};
 use crate::api::types::{Attach, Attachment, AttachmentState};
@@ -40,8 +41,15 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
     Ok(())
 }
 
+/// What `penstock detach --json` prints.
+#[derive(Serialize)]
+struct Detached<'a> {
+    volume: &'a str,
+    socket: &'a str,
+}
+
 /// `penstock detach`.
-pub async fn detach(target: &str, yes: bool, client: &Client) -> Result<()> {
+pub async fn detach(target: &str, yes: bool, client: &Client, json: bool) -> Result<()> {
     // A relative socket path means what it means in this directory, not in the daemon's.
     let target = if target.contains('/') {
         absolute(Path::new(target))?
@@ -49,9 +57,8 @@ pub async fn detach(target: &str, yes: bool, client: &Client) -> Result<()> {
         target.to_owned()
     };
     let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
-    let in_use = |a: &&Attachment| {
-        (a.socket == target || a.volume == target) && a.state == AttachmentState::Connected
-    };
+    let meant = |a: &&Attachment| a.socket == target || a.volume == target;
+    let in_use = |a: &&Attachment| meant(a) && a.state == AttachmentState::Connected;
     let connected = attachments.iter().find(in_use);
     if let Some(a) = connected {
         ask::confirm(&format!("detach {}, which a guest is using", a.socket), yes)?;
@@ -63,6 +70,10 @@ pub async fn detach(target: &str, yes: bool, client: &Client) -> Result<()> {
             encode(&target)
         ))
         .await?;
+    if let Some(a) = attachments.iter().find(meant).filter(|_| json) {
+        let (volume, socket) = (&a.volume, &a.socket);
+        return print_json(&Detached { volume, socket });
+    }
     eprintln!("penstock: detached {target}");
     Ok(())
 }

@@ -18,7 +18,7 @@ pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()>
         VolumeCommand::List => listing::volumes(client, json).await,
         VolumeCommand::Show { name } => listing::volume(&show(client, &name).await?, json),
         VolumeCommand::Resize { name, size, yes } => resize(client, json, &name, size, yes).await,
-        VolumeCommand::Delete { name, yes } => delete(client, &name, yes).await,
+        VolumeCommand::Delete { name, yes } => delete(client, json, &name, yes).await,
         VolumeCommand::Import {
             name,
             file,
@@ -101,7 +101,7 @@ async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: boo
     told(&volume, json, "resized")
 }
 
-async fn delete(client: &Client, name: &str, yes: bool) -> Result<()> {
+async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()> {
     // Asking about a volume that does not exist would be silly.
     let volume = show(client, name).await?;
     ask::confirm(
@@ -112,6 +112,9 @@ async fn delete(client: &Client, name: &str, yes: bool) -> Result<()> {
         yes,
     )?;
     client.delete(&path_of(name)).await?;
+    if json {
+        return print_json(&volume);
+    }
     eprintln!("penstock: volume {name} deleted");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
@@ -177,7 +178,11 @@ impl Target {
         };
         let mut part = std::ffi::OsString::from(".");
         part.push(name);
-        part.push(format!(".part-{}", std::process::id()));
+        part.push(".part-");
+        if !device {
+            remove_stale(&path, &part);
+        }
+        part.push(std::process::id().to_string());
         Ok(Target {
             part: (!device).then(|| path.with_file_name(part)),
             path,
@@ -256,6 +261,30 @@ impl Drop for Target {
             let _ = std::fs::remove_file(part);
         }
     }
+}
+
+/// Removes what exports into `path` left behind that were killed: files whose name is `prefix` and the number of a process
+/// that is no more. That one cannot be removed is no reason not to export.
+fn remove_stale(path: &Path, prefix: &std::ffi::OsStr) {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let Ok(entries) = std::fs::read_dir(dir.unwrap_or(Path::new("."))) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let number = name.as_bytes().strip_prefix(prefix.as_bytes());
+        let pid = number.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
+        if pid.is_some_and(is_dead) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn is_dead(pid: i32) -> bool {
+    let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| pid > 0) else {
+        return false;
+    };
+    rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
 }
 
 fn exists(path: &Path) -> Failure {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use hyper::body::Bytes;
@@ -48,7 +49,8 @@ pub async fn run(
         .unwrap_or_default();
     let url = format!(
         "{url}/data?size_bytes={size_bytes}&replace={}{pool}",
-        existing.is_some()
+        // Whoever says --yes means whatever has that name by then.
+        yes || existing.is_some()
     );
     upload(client, &url, source, size_bytes).await
 }
@@ -137,13 +139,8 @@ fn open(path: &Path, format: Option<ImageFormat>, data_dir: &Path) -> Result<Sou
     // An absolute path is never taken for a protocol (`nbd:…`) or an option by qemu-img.
     let path = std::fs::canonicalize(path).context(|| format!("open image {}", path.display()))?;
     let shown = path.display().to_string();
+    refuse_no_image(&path)?;
     let file = File::open(&path).context(|| format!("open image {shown}"))?;
-    if file.metadata().is_ok_and(|m| m.is_dir()) {
-        return Err(Failure::invalid(
-            format!("image {shown} is a directory"),
-            "name an image file",
-        ));
-    }
     let format = match format {
         Some(ImageFormat::Raw) => "raw".to_owned(),
         Some(ImageFormat::Qcow2) => "qcow2".to_owned(),
@@ -167,6 +164,29 @@ fn open(path: &Path, format: Option<ImageFormat>, data_dir: &Path) -> Result<Sou
     }
 }
 
+/// Before it is opened: opening a FIFO waits for a writer, and what has no size has no end.
+fn refuse_no_image(path: &Path) -> Result<()> {
+    let shown = path.display();
+    let found = std::fs::metadata(path).context(|| format!("open image {shown}"))?;
+    let kind = found.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    }
+    let what = if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_char_device() {
+        "a character device"
+    } else {
+        "a socket"
+    };
+    Err(Failure::invalid(
+        format!("image {shown} is {what}"),
+        "name an image file or a block device",
+    ))
+}
+
 fn check_not_empty(source: &Source) -> Result<()> {
     if source.bytes == 0 {
         return Err(Failure::invalid(
@@ -180,6 +200,7 @@ fn check_not_empty(source: &Source) -> Result<()> {
 fn convert(path: PathBuf, data_dir: &Path, shown: String) -> Result<Source> {
     let info = qemu_img::info(&path, Some("qcow2"))?;
     info.check_standalone(&path)?;
+    qemu_img::check(&path, "qcow2")?;
     let needed = qemu_img::data_bytes(&path, "qcow2")?;
     let temporary = std::env::temp_dir();
     let (file, dir) = match qemu_img::unnamed_file(data_dir) {

@@ -44,6 +44,8 @@ struct SpecificData {
 struct MapEntry {
     length: u64,
     zero: bool,
+    /// Where in the file it is; compressed clusters have none.
+    offset: Option<u64>,
 }
 
 /// Asks about an image.
@@ -92,7 +94,36 @@ impl Info {
     }
 }
 
-/// Bytes of an image that are not known to be zero: what its raw form takes on disk.
+/// `qemu-img check`: the image is damaged.
+const CHECK_CORRUPT: i32 = 2;
+/// `qemu-img check`: clusters that nobody uses, which harms nothing.
+const CHECK_LEAKS: i32 = 3;
+
+/// Refuses a damaged image. qemu-img would read what it lacks, of one that was cut off for example, as zeroes.
+pub fn check(path: &Path, format: &str) -> Result<()> {
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(["check", "-q", "--force-share", "-f", format])
+        .arg(path);
+    let output = output(&mut command)?;
+    match output.status.code() {
+        Some(0 | CHECK_LEAKS) => Ok(()),
+        Some(CHECK_CORRUPT) => Err(damaged(path)),
+        _ => Err(told_by(&output, path)),
+    }
+}
+
+fn damaged(path: &Path) -> Failure {
+    let shown = path.display();
+    Failure::new(
+        Kind::Failed,
+        format!("image {shown} is damaged or was cut off: it refers to data that it does not hold"),
+        format!("get it again; `qemu-img check {shown}` tells more"),
+    )
+}
+
+/// Bytes of an image that are not known to be zero: what its raw form takes on disk. An image of which some lie behind its
+/// end is refused: `check` overlooks less than a cluster.
 pub fn data_bytes(path: &Path, format: &str) -> Result<u64> {
     let mut command = Command::new(PROGRAM);
     command
@@ -105,11 +136,16 @@ pub fn data_bytes(path: &Path, format: &str) -> Result<u64> {
             format!("cannot understand `qemu-img map {}`: {e}", path.display()),
         )
     })?;
-    Ok(map
-        .iter()
-        .filter(|entry| !entry.zero)
-        .map(|entry| entry.length)
-        .sum())
+    let file_bytes = std::fs::metadata(path)
+        .context(|| format!("look at {}", path.display()))?
+        .len();
+    let data = || map.iter().filter(|entry| !entry.zero);
+    let end = data().filter_map(|entry| entry.offset?.checked_add(entry.length));
+    // A block device tells no length here.
+    if file_bytes > 0 && end.max().is_some_and(|end| end > file_bytes) {
+        return Err(damaged(path));
+    }
+    Ok(data().map(|entry| entry.length).sum())
 }
 
 /// Writes the raw form of an image into `target`, an empty sparse file of the right size.
@@ -157,25 +193,30 @@ fn path_of(file: &File) -> PathBuf {
     ))
 }
 
+fn output(command: &mut Command) -> Result<Output> {
+    match command.stdin(Stdio::null()).output() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Failure::new(
+            Kind::Failed,
+            "qemu-img is not installed",
+            "run `apt-get install qemu-utils`, or for a raw image say --format raw",
+        )),
+        other => other.context(|| "run qemu-img".into()),
+    }
+}
+
 fn run(command: &mut Command, about: &Path) -> Result<Output> {
-    let output = command.stdin(Stdio::null()).output();
-    let output = match output {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return Err(Failure::new(
-                Kind::Failed,
-                "qemu-img is not installed",
-                "run `apt-get install qemu-utils`, or for a raw image say --format raw",
-            ));
-        }
-        other => other.context(|| "run qemu-img".into())?,
-    };
+    let output = output(command)?;
     if output.status.success() {
         return Ok(output);
     }
+    Err(told_by(&output, about))
+}
+
+fn told_by(output: &Output, about: &Path) -> Failure {
     let told = String::from_utf8_lossy(&output.stderr);
     let told = told.trim().trim_start_matches("qemu-img: ");
-    Err(Failure::plain(
+    Failure::plain(
         Kind::Failed,
         format!("qemu-img failed on {}: {told}", about.display()),
-    ))
+    )
 }

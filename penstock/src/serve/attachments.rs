@@ -91,6 +91,7 @@ impl Node {
             .get_volume(&request.volume)
             .await
             .map_err(meta_failure)?;
+        live.refuse_replaced(&volume)?;
         if volume.stale_tail_end_bytes.is_some() && !live.volumes.contains_key(&volume.id) {
             self.drop_stale_tail(&mut live, &volume).await?;
         }

@@ -11,7 +11,7 @@ use crate::config::{self, Config};
 use crate::failure::{Context, Failure, Kind, Result};
 
 use vhost_backend::blk::BlkOptions;
-use vhost_backend::session::socket::Endpoint;
+use vhost_backend::session::socket::{Endpoint, SocketError};
 
 use super::attachments::{device, socket_failure};
 use super::node::{Node, Purpose, meta_failure};
@@ -45,7 +45,14 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
         .clone()
         .ok_or_else(|| Failure::invalid("vhost-user-blk needs a volume", "add --volume NAME"))?;
     let socket = match (args.socket_path, args.fd) {
-        (Some(path), _) => Socket::Path(std::path::absolute(&path).unwrap_or(path)),
+        (Some(path), _) => {
+            let path = std::path::absolute(&path).unwrap_or(path);
+            // Found out before anything is made.
+            if rustix::net::SocketAddrUnix::new(&path).is_err() {
+                return Err(socket_failure(&SocketError::TooLong(path)));
+            }
+            Socket::Path(path)
+        }
         (None, Some(fd)) => Socket::Fd(inherited(fd)?),
         (None, None) => {
             return Err(Failure::invalid(

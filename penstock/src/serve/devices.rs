@@ -39,6 +39,32 @@ enum Content {
     Store(Uuid),
 }
 
+/// Refuses devices that hold data while the metadata, which say what is whose, are not there. Made anew they would be those of
+/// another cluster, and the device would be blamed for that. `default` is the path of the default device.
+pub fn refuse_without_metadata(config: &Config, default: PathBuf, meta_dir: &Path) -> Result<()> {
+    let default = DeviceSpec::Path(default);
+    let specs = match config.devices.as_slice() {
+        [] => std::slice::from_ref(&default),
+        specs => specs,
+    };
+    for path in specs.iter().map(DeviceSpec::path).filter(|p| p.exists()) {
+        let mut file = DeviceFile::open(path).map_err(|e| fabric_failure(e.into()))?;
+        if read_label(&mut file).is_ok() {
+            return Err(Failure::new(
+                Kind::NotFound,
+                format!(
+                    "there are no metadata in {}, and device {} holds data: without them nobody knows of which volumes",
+                    meta_dir.display(),
+                    path.display()
+                ),
+                "bring the metadata directory back, from a backup for example; to begin anew without those data choose \
+                 another data directory and other devices",
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// What the fabric is to open, or to make. `known` is what meta knows of this node. Writes nothing.
 pub fn settle(
     config: &Config,
@@ -124,6 +150,18 @@ fn refuse_missing(named: &[Named], known: &[meta::Device]) -> Result<()> {
                 "name it again, with --device {shown} or in the configuration's devices; to begin anew without those \
                  data choose another data directory"
             ),
+        )
+    } else if named
+        .iter()
+        .any(|named| named.path == path && matches!(named.content, Content::Unlabelled))
+    {
+        Failure::new(
+            Kind::NotFound,
+            format!(
+                "device {shown} is blank or was wiped: it has no Penstock label, and it held data of this node's volumes"
+            ),
+            "bring the right disk or file back, or name the path where it is now; to begin anew without those data \
+             choose another data directory",
         )
     } else {
         Failure::new(

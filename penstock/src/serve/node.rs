@@ -1,7 +1,7 @@
 //! One node: meta, storage, data threads and attachments, put together. What the admin API asks for is done here and
 //! in its neighbours `volumes`, `attachments` and `transfer`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,10 @@ use crate::failure::{Failure, Kind, Result};
 
 use super::attachments::Served;
 use super::datadir::DataDir;
+use super::devices;
 use super::leftovers::Leftovers;
 use super::limits;
-use super::storage::{Storage, Threads};
+use super::storage::{Storage, Threads, blocking};
 use super::volumes::OpenVolume;
 
 /// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in all.
@@ -61,6 +62,8 @@ pub struct Live {
     pub volumes: BTreeMap<VolumeId, OpenVolume>,
     /// Attachments, as many as meta has for this node.
     pub attachments: BTreeMap<AttachmentId, Served>,
+    /// Volumes that an import is going to replace.
+    pub replaced: BTreeSet<VolumeId>,
 }
 
 impl Node {
@@ -73,6 +76,10 @@ impl Node {
             // Volumes that drop everything must never be taken for real ones, nor the other way round.
             StoreKind::Null => data.path().join("meta-null"),
         };
+        if config.store == StoreKind::File && !MetaNode::exists(&meta_dir) {
+            let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
+            blocking(move || devices::refuse_without_metadata(&config, default, &dir)).await?;
+        }
         let opened = MetaNode::open(meta_dir, MetaConfig::embedded(node_name())).await;
         let meta_node = opened.map_err(|e| Failure::plain(Kind::Failed, e))?;
         let meta = meta_node.meta();

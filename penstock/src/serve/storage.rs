@@ -293,7 +293,7 @@ pub fn free_bytes(dir: &Path) -> Result<u64> {
 }
 
 /// Runs what waits for devices beside the control plane's own threads.
-async fn blocking<T: Send + 'static>(
+pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;

@@ -29,7 +29,29 @@ pub async fn import(
     body: Body,
 ) -> Result<Volume> {
     check_name(name)?;
-    check_target(node, &*node.live.lock().await, name, query).await?;
+    let replaced = {
+        let mut live = node.live.lock().await;
+        let target = check_target(node, &live, name, query).await?;
+        if let Some(volume) = &target {
+            live.refuse_replaced(volume)?;
+            live.replaced.insert(volume.id);
+        }
+        target
+    };
+    let done = import_beside(node, name, query, body).await;
+    if let Some(volume) = replaced {
+        node.live.lock().await.replaced.remove(&volume.id);
+    }
+    done
+}
+
+/// Fills a volume of its own, and gives it the name.
+async fn import_beside(
+    node: &Arc<Node>,
+    name: &str,
+    query: &ImportQuery,
+    body: Body,
+) -> Result<Volume> {
     let part_name = format!("{IMPORT_PREFIX}{}", uuid::Uuid::new_v4().simple());
     let spec = VolumeSpec {
         pool: query.pool.clone(),
@@ -47,14 +69,19 @@ pub async fn import(
     done
 }
 
-/// Whether volume `name` may be made, or replaced.
-async fn check_target(node: &Node, live: &Live, name: &str, query: &ImportQuery) -> Result<()> {
+/// Whether volume `name` may be made, or replaced; what would be replaced.
+async fn check_target(
+    node: &Node,
+    live: &Live,
+    name: &str,
+    query: &ImportQuery,
+) -> Result<Option<meta::Volume>> {
     let existing = match node.volume(name).await {
         Ok(volume) => volume,
-        Err(failure) if failure.kind == Kind::NotFound => return Ok(()),
+        Err(failure) if failure.kind == Kind::NotFound => return Ok(None),
         Err(failure) => return Err(failure),
     };
-    let id = node.meta.get_volume(name).await.map_err(meta_failure)?.id;
+    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
     if let Some(socket) = existing.attached.first() {
         return Err(Failure::new(
             Kind::Conflict,
@@ -66,14 +93,14 @@ async fn check_target(node: &Node, live: &Live, name: &str, query: &ImportQuery)
         return Err(Failure::new(
             Kind::Conflict,
             format!("volume '{name}' exists"),
-            "choose another name, or allow it to be replaced",
+            "choose another name, or let it be replaced with --yes",
         ));
     }
     // An export that runs would go on with zeroes.
-    if live.volumes.contains_key(&id) {
+    if live.volumes.contains_key(&volume.id) {
         return Err(copied(name));
     }
-    Ok(())
+    Ok(Some(volume))
 }
 
 async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: Body) -> Result<()> {

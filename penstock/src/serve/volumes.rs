@@ -71,6 +71,7 @@ impl Node {
     pub async fn volume_resize(&self, name: &str, request: &VolumeResize) -> Result<Volume> {
         let mut live = self.live.lock().await;
         let before = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        live.refuse_replaced(&before)?;
         let attached = self.shown(before.clone()).await?.attached;
         if let (true, Some(socket)) = (request.size_bytes < before.size_bytes, attached.first()) {
             return Err(Failure::new(
@@ -106,6 +107,7 @@ impl Node {
     pub async fn volume_delete(&self, name: &str) -> Result<()> {
         let live = self.live.lock().await;
         let volume = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        live.refuse_replaced(&volume)?;
         if live.volumes.contains_key(&volume.id) {
             // Attachments are meta's to refuse; what else keeps a volume open is a copy.
             let attached = self.shown(volume.clone()).await?.attached;
@@ -204,6 +206,20 @@ impl Node {
             // A lease that is not given back only costs a generation.
             let _ = self.meta.release_lease(id, NODE, open.generation).await;
         }
+    }
+}
+
+impl Live {
+    /// What is done to a volume while an import replaces it would be undone, or be done to the wrong content.
+    pub(super) fn refuse_replaced(&self, volume: &meta::Volume) -> Result<()> {
+        if !self.replaced.contains(&volume.id) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Kind::Conflict,
+            format!("volume '{}' is being replaced by an import", volume.name),
+            "wait until the import is done, or stop it",
+        ))
     }
 }
 

@@ -16,6 +16,9 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         &["status", "--api", "https://elsewhere:1"],
         &["volume", "resize", "a", "+"],
         &["vhost-user-blk", "--socket-path", "/x", "--fd", "3"],
+        &["serve", "--data", "/nonexistent/d", "--device-size", "0"],
+        &["serve", "--data", "/nonexistent/d", "--device-size", "1K"],
+        &["serve", "--data", "/nonexistent/d", "--device", "/x:1M"],
     ] {
         one_error(&run(args), 2);
     }
@@ -24,6 +27,101 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         told.contains("unknown size suffix 'X'; use K, M, G, T or P"),
         "{told}"
     );
+}
+
+#[test]
+fn the_limits_of_queues_and_sizes_are_told() {
+    for queues in ["0", "257", "70000"] {
+        let socket = ["attach", "volume", "a", "--socket", "/x", "--queues"];
+        let told = one_error(&run(&[&socket[..], &[queues]].concat()), 2);
+        assert!(told.contains("1..=256"), "{told}");
+        let program = ["vhost-user-blk", "--socket-path", "/x", "--queues", queues];
+        assert!(one_error(&run(&program), 2).contains("1..=256"));
+    }
+    let dir = temp();
+    let (data, config) = (dir.path().join("data"), dir.path().join("p.toml"));
+    let args = ["serve", "--data", text(&data), "--device-size", "1K"];
+    let told = one_error(&run(&args), 2);
+    assert!(
+        told.contains("1K is too small") && told.contains("4M"),
+        "{told}"
+    );
+    fs::write(&config, "devices = [{ path = \"/x\", size = \"2M\" }]").unwrap();
+    let args = ["serve", "--data", text(&data), "--config", text(&config)];
+    assert!(one_error(&run(&args), 2).contains("2M is too small"));
+    assert!(!data.exists());
+
+    let daemon = Daemon::start_with(
+        &data,
+        &[
+            "--device",
+            &format!("{}:4M", text(&dir.path().join("least"))),
+        ],
+    );
+    daemon.ok(&["volume", "create", "a", "1M"]);
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&[
+        "attach",
+        "volume",
+        "a",
+        "--socket",
+        text(&socket),
+        "--queues",
+        "256",
+    ]);
+}
+
+#[test]
+fn a_socket_path_that_is_too_long_is_told_before_anything_is_made() {
+    let dir = temp();
+    let data = dir.path().join("d".repeat(100));
+    let told = one_error(&serve(&data), 2);
+    assert!(
+        told.contains("too long") && told.contains("admin_socket"),
+        "{told}"
+    );
+    assert!(!data.exists());
+    let socket = dir.path().join("s".repeat(110));
+    let data = dir.path().join("data");
+    let args = [
+        "vhost-user-blk",
+        "--volume",
+        "a",
+        "--socket-path",
+        text(&socket),
+        "--data",
+        text(&data),
+    ];
+    let told = one_error(&run(&args), 2);
+    assert!(told.contains("too long"), "{told}");
+    assert!(!data.exists());
+}
+
+#[test]
+fn no_colours_go_where_there_is_no_terminal() {
+    let dir = temp();
+    let mut command = penstock();
+    command.env("PENSTOCK_LOG", "info");
+    let daemon = Daemon::start_by(command, dir.path(), &[]);
+    assert!(daemon.said.len() > 2, "{:#?}", daemon.said);
+    let coloured = daemon.said.iter().find(|line| line.contains('\x1b'));
+    assert_eq!(coloured, None);
+}
+
+#[test]
+fn what_is_deleted_and_detached_is_told_as_json() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    let detached = daemon.json(&["detach", "a"]);
+    assert_eq!(
+        detached,
+        serde_json::json!({ "volume": "a", "socket": text(&socket) })
+    );
+    let shown = daemon.json(&["volume", "show", "a"]);
+    assert_eq!(daemon.json(&["volume", "delete", "a", "--yes"]), shown);
 }
 
 #[test]

@@ -86,6 +86,23 @@ fn an_import_that_ends_during_an_export_is_refused_and_the_export_is_whole() {
     import.read_exact(&mut go_on).unwrap();
     assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
     chunk(&mut import, &[record(0, 4096, 1), vec![9; 4096]].concat());
+    // What is to be replaced is left alone until then.
+    let socket = dir.path().join("a.sock");
+    for args in [
+        &["volume", "delete", "a", "--yes"][..],
+        &["attach", "volume", "a", "--socket", text(&socket)],
+        &["volume", "resize", "a", "64M"],
+        &[
+            "volume",
+            "import",
+            "a",
+            text(&dir.path().join("full.raw")),
+            "--yes",
+        ],
+    ] {
+        let told = daemon.refused(args);
+        assert!(told.contains("replaced by an import"), "{args:?}: {told}");
+    }
     let running = export(&daemon);
     chunk(&mut import, &record(8192, 0, 2));
     import.write_all(b"0\r\n\r\n").unwrap();
@@ -105,6 +122,43 @@ fn an_import_that_ends_during_an_export_is_refused_and_the_export_is_whole() {
         exported.windows(end.len()).any(|window| window == end),
         "no end record"
     );
+    // The import is over.
+    daemon.ok(&["volume", "delete", "a", "--yes"]);
+}
+
+#[test]
+fn a_volume_that_appears_before_an_import_begins_is_replaced_only_if_that_was_allowed() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let sevens = dir.path().join("sevens.raw");
+    fs::write(&sevens, [7; 8192]).unwrap();
+    for (options, replaced) in [(&[][..], false), (&["--yes"], true)] {
+        // A qemu-img that makes the volume while the image is looked at.
+        let program = dir.path().join("qemu-img");
+        let script = format!(
+            "#!/bin/sh\n{} volume create a 1M --data {} >&2\necho '{{\"format\": \"raw\", \"virtual-size\": 8192}}'\n",
+            env!("CARGO_BIN_EXE_penstock"),
+            text(daemon.data()),
+        );
+        fs::write(&program, script).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&program, mode).unwrap();
+        let path = format!("{}:{}", text(dir.path()), std::env::var("PATH").unwrap());
+        let args = [&["volume", "import", "a", text(&sevens)], options].concat();
+        let import = daemon.command(&args).env("PATH", path).output().unwrap();
+        if replaced {
+            let told = String::from_utf8_lossy(&import.stderr);
+            assert!(import.status.success(), "{told}");
+        } else {
+            let told = String::from_utf8_lossy(&import.stderr);
+            assert_eq!(import.status.code(), Some(1));
+            assert!(
+                told.contains("'a' exists") && told.contains("--yes"),
+                "{told}"
+            );
+        }
+        daemon.ok(&["volume", "delete", "a", "--yes"]);
+    }
 }
 
 #[test]
