@@ -6,9 +6,13 @@
 
 pub mod client;
 pub mod fence;
+pub mod groups;
 pub mod membership;
 pub mod replica;
+pub mod resync;
 pub mod segments;
+pub mod settle;
 pub mod slab;
+pub mod unresolved;
 pub mod volume;
 pub mod watermark;

@@ -41,12 +41,18 @@ mod order;
 mod reference;
 #[path = "store/replicate.rs"]
 mod replicate;
+#[path = "store/resync.rs"]
+mod resync;
 #[path = "store/rig.rs"]
 mod rig;
 #[path = "store/scrub.rs"]
 mod scrub;
 #[path = "store/seeds.rs"]
 mod seeds;
+#[path = "store/settle.rs"]
+mod settle;
+#[path = "store/shard.rs"]
+mod shard;
 #[path = "store/sim_disk.rs"]
 mod sim_disk;
 #[path = "store/space_map.rs"]

@@ -5,9 +5,16 @@
 
 use std::sync::Arc;
 
+use zerocopy::IntoBytes;
+
 use super::fence::{FenceCache, Fences};
+use super::groups::Groups;
 use super::slab::{Key, Slab};
-use crate::proto::{Incarnation, Refusal, Reply, Request, RequestId};
+use super::unresolved::{self, Unresolved};
+use crate::proto::ids::LayerId;
+use crate::proto::message::UnresolvedEntry;
+use crate::proto::{Command, Generation, Incarnation, Refusal, Reply, Request, RequestId};
+use crate::store::device::IoVecs;
 
 /// Names a store operation between [`StorePort::submit`] and [`Replica::on_store`].
 pub type StoreKey = Key;
@@ -57,6 +64,19 @@ pub struct PeerId(pub u32);
 struct Held {
     peer: PeerId,
     id: RequestId,
+    /// Of a fence: the layer, the lease, and where the list of unresolved writes goes.
+    fence: Option<(LayerId, Generation, IoVecs)>,
+}
+
+/// What a replica that has peers shares with the node's other data threads.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// Which groups this node is a member of.
+    pub groups: Arc<Groups>,
+    /// The unresolved writes, one share for each data thread.
+    pub unresolved: Arc<[Arc<Unresolved>]>,
+    /// This thread's share.
+    pub lane: usize,
 }
 
 /// What [`Replica::on_request`] did.
@@ -75,6 +95,8 @@ pub struct Replica {
     incarnation: Incarnation,
     fences: FenceCache,
     held: Slab<Held>,
+    /// `None`: the node is alone.
+    peers: Option<Peers>,
 }
 
 impl Replica {
@@ -83,12 +105,21 @@ impl Replica {
         let empty = Held {
             peer: PeerId(0),
             id: RequestId(0),
+            fence: None,
         };
         Self {
             incarnation,
             fences: FenceCache::new(fences),
             held: Slab::new(slots, || empty),
+            peers: None,
         }
+    }
+
+    /// One of several replicas.
+    #[must_use]
+    pub fn with_peers(mut self, peers: Peers) -> Self {
+        self.peers = Some(peers);
+        self
     }
 
     /// A request came from `peer`.
@@ -99,9 +130,11 @@ impl Replica {
         request: &Request,
         store: &mut P,
     ) -> Handled {
-        let fence = self.fences.of(request.command.layer());
-        if let Err(refusal) = fence.admit(request) {
+        if let Err(refusal) = self.admit(request) {
             return Handled::Replied(self.reply(request.id, Err(refusal)));
+        }
+        if let Command::Join = request.command {
+            return Handled::Replied(self.reply(request.id, Ok(())));
         }
         if store.answers_in_place() {
             // No slot is taken: nobody will name this key.
@@ -118,8 +151,12 @@ impl Replica {
                 Handled::Replied(self.reply(request.id, outcome(result)))
             }
             None => {
-                let id = request.id;
-                self.held[slot] = Held { peer, id };
+                let (id, generation) = (request.id, request.generation);
+                let fence = match request.command {
+                    Command::Fence { layer, buffers, .. } => Some((layer, generation, buffers)),
+                    _ => None,
+                };
+                self.held[slot] = Held { peer, id, fence };
                 Handled::Held
             }
         }
@@ -133,9 +170,47 @@ impl Replica {
         result: Result<(), StoreFailure>,
     ) -> Option<(PeerId, Reply)> {
         let slot = self.held.find(key)?;
-        let Held { peer, id } = self.held[slot];
+        let Held { peer, id, fence } = self.held[slot];
         self.held.give_back(slot);
+        if let (Some((layer, generation, buffers)), Ok(())) = (fence, result) {
+            self.tell_unresolved(layer, generation, &buffers);
+        }
         Some((peer, self.reply(id, outcome(result))))
+    }
+
+    /// Checks the fences, and notes what a write is about to change.
+    #[inline]
+    fn admit(&mut self, request: &Request) -> Result<(), Refusal> {
+        if let Some(layer) = request.command.layer() {
+            self.fences.of(layer).admit(request)?;
+        }
+        if let Some(peers) = &self.peers {
+            peers.admit(request)?;
+        }
+        if let Command::Fence { layer, .. } = request.command {
+            // In memory first: no write slips in between.
+            self.fences
+                .of(layer)
+                .raise(request.generation, request.epoch);
+        }
+        Ok(())
+    }
+
+    /// Fills the list that a fence asks for.
+    fn tell_unresolved(&self, layer: LayerId, generation: Generation, buffers: &IoVecs) {
+        let entry = size_of::<UnresolvedEntry>();
+        // SAFETY: the transport keeps the list and its memory until the reply.
+        let buffer = unsafe { buffers.first_mut() };
+        let room = buffer.len() / entry;
+        let list = match &self.peers {
+            // The last one ends the list.
+            Some(peers) => unresolved::list(&peers.unresolved, layer, generation, room - 1),
+            None => Vec::new(),
+        };
+        buffer.fill(0);
+        for (place, entry) in buffer.chunks_exact_mut(entry).zip(&list) {
+            place.copy_from_slice(entry.as_bytes());
+        }
     }
 
     /// This start of the replica.
@@ -155,6 +230,23 @@ impl Replica {
             incarnation: self.incarnation,
             result,
         }
+    }
+}
+
+impl Peers {
+    #[inline]
+    fn admit(&self, request: &Request) -> Result<(), Refusal> {
+        self.groups.admit(request)?;
+        match request.command {
+            Command::Write { .. } | Command::Zero { .. } => {
+                self.groups.note(request);
+                self.unresolved[self.lane].note(request);
+            }
+            Command::Restore { .. } => self.groups.note(request),
+            Command::Join => self.groups.join(request.pg, request.epoch),
+            _ => {}
+        }
+        Ok(())
     }
 }
 

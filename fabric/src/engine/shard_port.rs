@@ -107,7 +107,8 @@ impl ShardPort {
     /// Queues a request; [`kick`](Self::kick) hands it to its shard.
     #[inline]
     pub fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
-        let Some(home) = self.home_of(request.command.layer()) else {
+        let home = request.command.layer().and_then(|l| self.home_of(l));
+        let Some(home) = home else {
             return Some(Err(StoreFailure::Invalid));
         };
         let index = key.index();
@@ -117,7 +118,13 @@ impl ShardPort {
         let chunk = match request.command {
             Command::Read { chunk, .. }
             | Command::Write { chunk, .. }
-            | Command::Zero { chunk, .. } => chunk,
+            | Command::Zero { chunk, .. }
+            | Command::Inspect { chunk, .. }
+            | Command::Restore { chunk, .. } => chunk,
+            // They concern all shards, and no transport of this engine brings them: it has no peers.
+            Command::ListChunks { .. } | Command::Fence { .. } | Command::Join => {
+                return Some(Err(StoreFailure::Invalid));
+            }
             Command::Flush { .. } => {
                 let waiting = &mut self.flushes[home as usize].waiting;
                 waiting.push(&mut self.slots, index);
@@ -293,7 +300,7 @@ fn submit_one(
     slot: &Slot,
 ) -> Result<Submitted, Refusal> {
     let request = &slot.request;
-    let layers = [request.command.layer()];
+    let layers = [request.command.layer().unwrap_or(LayerId(0))];
     fences.of(layers[0]).admit(request)?;
     let version = || Version::of(request.generation, request.sequence);
     let op = match &request.command {
@@ -335,8 +342,36 @@ fn submit_one(
             version: version(),
             fua: *fua,
         },
-        // Flushes go to the device, not to a shard.
-        Command::Flush { .. } => StoreOp::Flush,
+        Command::Inspect {
+            chunk,
+            block,
+            buffers,
+            ..
+        } => StoreOp::Inspect {
+            layer: chunk.layer,
+            chunk: chunk.index,
+            block: *block,
+            iovecs: slice_of(buffers),
+        },
+        Command::Restore {
+            chunk,
+            block,
+            stamps: [expect, stamp],
+            buffers,
+            len,
+        } => StoreOp::Restore {
+            layer: chunk.layer,
+            chunk: chunk.index,
+            block: *block,
+            expect: *expect,
+            stamp: *stamp,
+            iovecs: if *len > 0 { slice_of(buffers) } else { &[] },
+        },
+        // These go to the device, to all shards or to none.
+        Command::Flush { .. }
+        | Command::ListChunks { .. }
+        | Command::Fence { .. }
+        | Command::Join => unreachable!("never queued for a shard"),
     };
     // SAFETY: the submitter of the guest request keeps its buffers until the completion.
     Ok(unsafe { state.core.submit(op_id(lane, slot.key.0), op) })

@@ -1,6 +1,9 @@
 //! Requests and replies as the cores see them.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use super::ids::{ChunkKey, Epoch, Generation, Incarnation, LayerId, PgId, Sequence};
+pub use crate::store::api::BlockStamp;
 use crate::store::device::IoVecs;
 
 /// Pairs a reply with its request. Never reused while a reply may be on its way: the upper half counts the uses of a
@@ -51,22 +54,158 @@ pub enum Command {
         /// The layer whose writes are meant; a replica may flush more.
         layer: LayerId,
     },
+    /// Tell what some blocks of one map page are: fill `buffers`, one piece of memory, with a [`BlockStamp`] each.
+    Inspect {
+        /// The chunk.
+        chunk: ChunkKey,
+        /// First block inside the chunk.
+        block: u32,
+        /// Destination.
+        buffers: IoVecs,
+        /// Its bytes: 16 for each block.
+        len: u32,
+    },
+    /// Make a block what another replica has, if it is as expected.
+    Restore {
+        /// The chunk.
+        chunk: ChunkKey,
+        /// Block inside the chunk.
+        block: u32,
+        /// What is there now, and what shall be.
+        stamps: [BlockStamp; 2],
+        /// Its data, 4096 bytes; none if it shall hold none.
+        buffers: IoVecs,
+        /// Bytes in all.
+        len: u32,
+    },
+    /// Fill `buffers`, one piece of memory, with [`ChunkEntry`]s of the placement group's chunks, from a cursor on. The last
+    /// entry says where to go on.
+    ListChunks {
+        /// 0, or the cursor of the last answer's last entry.
+        cursor: u64,
+        /// Destination.
+        buffers: IoVecs,
+        /// Its bytes: 24 for each entry.
+        len: u32,
+    },
+    /// Refuse the layer's writes of older leases from now on, durably, and fill `buffers`, one piece of memory, with the
+    /// writes that may be unresolved, an [`UnresolvedEntry`] each. An entry without blocks ends the list.
+    Fence {
+        /// The layer.
+        layer: LayerId,
+        /// Destination.
+        buffers: IoVecs,
+        /// Its bytes: 24 for each entry.
+        len: u32,
+    },
+    /// Refuse requests of older maps for this placement group from now on.
+    Join,
+}
+
+/// A chunk in the answer to [`Command::ListChunks`]. 24 bytes, little-endian in memory.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct ChunkEntry {
+    /// Layer.
+    pub layer: u64,
+    /// Where the list goes on behind this entry.
+    pub cursor: u64,
+    /// Chunk index.
+    pub chunk: u32,
+    /// One of [`chunk_entry`].
+    pub kind: u32,
+}
+
+/// Values of [`ChunkEntry::kind`].
+pub mod chunk_entry {
+    /// A chunk.
+    pub const CHUNK: u32 = 0;
+    /// No chunk: ask again from its cursor.
+    pub const MORE: u32 = 1;
+    /// No chunk: there are no more.
+    pub const END: u32 = 2;
+}
+
+/// Blocks that an unresolved write touched, in the answer to [`Command::Fence`]. 24 bytes, little-endian in memory.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct UnresolvedEntry {
+    /// Newest version among them.
+    pub version: u64,
+    /// Chunk index.
+    pub chunk: u32,
+    /// First block.
+    pub block: u32,
+    /// Blocks; 0 ends the list.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl UnresolvedEntry {
+    /// Stands for every block of the layer.
+    pub const EVERYTHING: Self = Self {
+        version: u64::MAX,
+        chunk: u32::MAX,
+        block: 0,
+        count: 1,
+        reserved: 0,
+    };
 }
 
 impl Command {
-    /// The layer that the command touches.
-    pub fn layer(&self) -> LayerId {
+    /// The layer that the command touches, if it is about one.
+    #[inline]
+    pub fn layer(&self) -> Option<LayerId> {
         match self {
-            Self::Read { chunk, .. } | Self::Write { chunk, .. } | Self::Zero { chunk, .. } => {
-                chunk.layer
-            }
-            Self::Flush { layer } => *layer,
+            Self::Read { chunk, .. }
+            | Self::Write { chunk, .. }
+            | Self::Zero { chunk, .. }
+            | Self::Inspect { chunk, .. }
+            | Self::Restore { chunk, .. } => Some(chunk.layer),
+            Self::Flush { layer } | Self::Fence { layer, .. } => Some(*layer),
+            Self::ListChunks { .. } | Self::Join => None,
         }
     }
 
-    /// True if the command changes data.
+    /// A restoration with the stamps that were read from the wire; any other command stays as it is.
+    #[must_use]
+    pub fn with_stamps(self, read: [BlockStamp; 2]) -> Self {
+        match self {
+            Self::Restore {
+                chunk,
+                block,
+                buffers,
+                len,
+                ..
+            } => Self::Restore {
+                chunk,
+                block,
+                stamps: read,
+                buffers,
+                len,
+            },
+            other => other,
+        }
+    }
+
+    /// True if the command changes data or who may.
+    #[inline]
     pub fn mutates(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::Flush { .. })
+        match self {
+            Self::Write { .. } | Self::Zero { .. } | Self::Restore { .. } | Self::Fence { .. } => {
+                true
+            }
+            Self::Read { .. }
+            | Self::Flush { .. }
+            | Self::Inspect { .. }
+            | Self::ListChunks { .. }
+            | Self::Join => false,
+        }
     }
 }
 
@@ -109,6 +248,8 @@ pub enum Refusal {
     StaleGeneration(Generation),
     /// The map is older than the one persisted.
     StaleEpoch(Epoch),
+    /// The request's map is newer than the replica's, which knows this one: ask again soon.
+    Behind(Epoch),
     /// The write is to be sent again under a version drawn now: the replica asks for a newer one where it holds nothing, so it
     /// cannot tell that this write was overwritten. Its other blocks may have been stored.
     Renumber,

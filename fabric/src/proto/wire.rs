@@ -13,13 +13,18 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::ids::{ChunkKey, Epoch, Generation, Incarnation, LayerId, PgId, Sequence};
-use super::message::{Command, Refusal, Reply, Request, RequestId};
+use super::message::{BlockStamp, Command, Refusal, Reply, Request, RequestId};
 use crate::store::device::{BLOCK_BYTES, IoVecs};
 
 /// First bytes of every header.
 pub const MAGIC: [u8; 4] = *b"PSTK";
 /// Version of this format; another one is refused.
 pub const VERSION: u8 = 1;
+
+/// The two stamps that the data of a `RESTORE` begin with.
+pub const STAMPS_BYTES: u32 = 2 * size_of::<BlockStamp>() as u32;
+/// Longest list that a request may ask for.
+pub const LIST_BYTES_MAX: u32 = 64 << 10;
 
 /// Bit of [`RequestHeader::flags`]: a write or zero is durable before its reply.
 pub const FLAG_FUA: u16 = 1;
@@ -34,6 +39,16 @@ pub mod kind {
     pub const ZERO: u8 = 3;
     /// `Command::Flush`
     pub const FLUSH: u8 = 4;
+    /// `Command::Inspect`; the header's offset is the block.
+    pub const INSPECT: u8 = 5;
+    /// `Command::Restore`; the header's offset is the block. The data begin with the two stamps, 32 bytes.
+    pub const RESTORE: u8 = 6;
+    /// `Command::ListChunks`; the cursor takes the place of the layer.
+    pub const LIST_CHUNKS: u8 = 7;
+    /// `Command::Fence`
+    pub const FENCE: u8 = 8;
+    /// `Command::Join`
+    pub const JOIN: u8 = 9;
 }
 
 /// Values of [`ReplyHeader::status`]; `detail` carries what is named in brackets.
@@ -58,6 +73,8 @@ pub mod status {
     pub const CHANGED: u16 = 8;
     /// `Refusal::Mismatch`
     pub const MISMATCH: u16 = 9;
+    /// `Refusal::Behind` [the replica's epoch]
+    pub const BEHIND: u16 = 10;
 }
 
 /// Head of a request.
@@ -211,11 +228,24 @@ impl RequestHeader {
                 (kind::ZERO, chunk.index, offset, len, flags)
             }
             Command::Flush { .. } => (kind::FLUSH, 0, 0, 0, 0),
+            Command::Inspect {
+                chunk, block, len, ..
+            } => (kind::INSPECT, chunk.index, block, len, 0),
+            Command::Restore {
+                chunk, block, len, ..
+            } => (kind::RESTORE, chunk.index, block, STAMPS_BYTES + len, 0),
+            Command::ListChunks { len, .. } => (kind::LIST_CHUNKS, 0, 0, len, 0),
+            Command::Fence { len, .. } => (kind::FENCE, 0, 0, len, 0),
+            Command::Join => (kind::JOIN, 0, 0, 0, 0),
         };
         let crc_count = if kind == kind::WRITE {
             blocks_touched(offset, len)
         } else {
             0
+        };
+        let layer = match request.command {
+            Command::ListChunks { cursor, .. } => cursor,
+            command => command.layer().map_or(0, |layer| layer.0),
         };
         Self {
             magic: MAGIC,
@@ -228,7 +258,7 @@ impl RequestHeader {
             generation: request.generation.0.into(),
             sequence: request.sequence.0.into(),
             watermark: request.watermark.0.into(),
-            layer: request.command.layer().0.into(),
+            layer: layer.into(),
             chunk: chunk.into(),
             offset: offset.into(),
             len: len.into(),
@@ -245,7 +275,8 @@ impl RequestHeader {
 
     /// The request, its data in `buffers` (ignored by commands that have none).
     ///
-    /// Every field is checked: `buffers` must have been sized by this header's own `len`.
+    /// Every field is checked: `buffers` must have been sized by this header's own `len`. Of a `RESTORE` they are what follows
+    /// the stamps, which the caller puts in with [`Command::with_stamps`].
     pub fn decode(&self, buffers: IoVecs) -> Result<Request, WireError> {
         let (offset, len) = (self.offset.get(), self.len.get());
         let chunk = ChunkKey {
@@ -265,7 +296,16 @@ impl RequestHeader {
         if self.crc_count.get() != crcs {
             return Err(WireError::Field("crc_count"));
         }
-        if u64::from(offset) + u64::from(len) > super::ids::CHUNK_BYTES {
+        let within = match self.kind {
+            kind::READ | kind::WRITE | kind::ZERO => {
+                u64::from(offset) + u64::from(len) <= super::ids::CHUNK_BYTES
+            }
+            // The offset is a block, and the length one of a list.
+            kind::INSPECT | kind::LIST_CHUNKS | kind::FENCE => len <= LIST_BYTES_MAX,
+            kind::RESTORE => [STAMPS_BYTES, STAMPS_BYTES + BLOCK_BYTES as u32].contains(&len),
+            _ => len == 0,
+        };
+        if !within {
             return Err(WireError::Field("len"));
         }
         if self.sequence.get() > Sequence::MAX.0 {
@@ -292,6 +332,30 @@ impl RequestHeader {
                 fua,
             },
             kind::FLUSH => Command::Flush { layer: chunk.layer },
+            kind::INSPECT => Command::Inspect {
+                chunk,
+                block: offset,
+                buffers,
+                len,
+            },
+            kind::RESTORE => Command::Restore {
+                chunk,
+                block: offset,
+                stamps: [BlockStamp::default(); 2],
+                buffers,
+                len: len - STAMPS_BYTES,
+            },
+            kind::LIST_CHUNKS => Command::ListChunks {
+                cursor: chunk.layer.0,
+                buffers,
+                len,
+            },
+            kind::FENCE => Command::Fence {
+                layer: chunk.layer,
+                buffers,
+                len,
+            },
+            kind::JOIN => Command::Join,
             _ => return Err(WireError::Field("kind")),
         };
         Ok(Request {
@@ -314,6 +378,7 @@ impl ReplyHeader {
             Err(Refusal::StaleGeneration(g)) => (status::STALE_GENERATION, g.0),
             Err(Refusal::StaleEpoch(e)) => (status::STALE_EPOCH, e.0),
             Err(Refusal::Renumber) => (status::RENUMBER, 0),
+            Err(Refusal::Behind(e)) => (status::BEHIND, e.0),
             Err(Refusal::Changed) => (status::CHANGED, 0),
             Err(Refusal::Mismatch) => (status::MISMATCH, 0),
             Err(Refusal::NoSpace) => (status::NO_SPACE, 0),
@@ -350,6 +415,7 @@ impl ReplyHeader {
             status::STALE_GENERATION => Err(Refusal::StaleGeneration(Generation(detail))),
             status::STALE_EPOCH => Err(Refusal::StaleEpoch(Epoch(detail))),
             status::RENUMBER => Err(Refusal::Renumber),
+            status::BEHIND => Err(Refusal::Behind(Epoch(detail))),
             status::CHANGED => Err(Refusal::Changed),
             status::MISMATCH => Err(Refusal::Mismatch),
             status::NO_SPACE => Err(Refusal::NoSpace),

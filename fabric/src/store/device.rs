@@ -66,6 +66,18 @@ pub struct IoVecs {
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
+    /// The first piece of memory.
+    ///
+    /// # Safety
+    /// The list is not empty and valid, as is the memory, which nobody else uses meanwhile.
+    pub unsafe fn first_mut<'a>(&self) -> &'a mut [u8] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let iov = &*self.ptr;
+            std::slice::from_raw_parts_mut(iov.iov_base.cast(), iov.iov_len)
+        }
+    }
+
     /// Appends the CRC32C of each block of what the list names.
     ///
     /// # Safety

@@ -192,7 +192,7 @@ fn weight(refusal: Refusal) -> u8 {
         Refusal::StaleGeneration(_) => 7,
         Refusal::StaleEpoch(_) => 6,
         Refusal::Renumber => 5,
-        Refusal::Changed | Refusal::Mismatch => 1,
+        Refusal::Behind(_) | Refusal::Changed | Refusal::Mismatch => 1,
         Refusal::NoSpace => 4,
         Refusal::Device(_) => 3,
         Refusal::Corrupt => 2,
@@ -210,7 +210,7 @@ fn error_of(refusal: Refusal) -> IoError {
         // The client numbers anew instead of passing it on.
         Refusal::Renumber => IoError::Device(libc::EIO),
         // Answers to what a client does not ask; and data that no replica got whole.
-        Refusal::Changed | Refusal::Mismatch => IoError::Device(libc::EIO),
+        Refusal::Behind(_) | Refusal::Changed | Refusal::Mismatch => IoError::Device(libc::EIO),
         Refusal::Invalid => IoError::OutOfRange,
         Refusal::Unreachable => IoError::Device(libc::EHOSTUNREACH),
     }

@@ -1,0 +1,405 @@
+//! The machine that brings a returning replica up to date: it compares this node's replica of a placement group with that of
+//! an in-sync source, map page by map page, and takes over what differs. See `docs/decisions/0004-replication.md`.
+//!
+//! Events in: [`Resync::on_reply`] (the source's answers) and [`Resync::on_local`] (this node's store). Actions out:
+//! [`Resync::poll`]. Pages are compared by a fixed number of workers, each with memory of its own; what the shell allows at
+//! a time is its throttle. The same chunks are listed on both sides, for what this side has in excess has to go, too.
+
+mod worker;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::groups::{Groups, LEAF_BLOCKS, LeafKey};
+use super::replica::StoreFailure;
+use crate::proto::ids::{ChunkKey, LayerId};
+use crate::proto::message::{ChunkEntry, chunk_entry};
+use crate::proto::{Command, Epoch, NodeId, PgId, Refusal};
+use crate::store::device::IoVecs;
+use worker::{Side, Step, Worker};
+
+/// Pages compared at a time.
+pub const WORKERS: usize = 4;
+/// Entries of one list of chunks.
+const LIST_ENTRIES: usize = 256;
+/// Map pages of a chunk.
+const LEAVES: u32 = 4;
+/// How often a page is compared anew because it changed meanwhile. A guest that overwrites one block without pause may bring
+/// that about; then the round fails, and another begins.
+const TRIES_MAX: u32 = 1000;
+
+/// Names a request of this machine in [`Action`] and the answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Call(pub u32);
+
+/// What the shell is to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Send the command to the source, for the group and under the newest map that this node knows.
+    Ask(Call, Command),
+    /// Execute the command on this node's own store, past its fences.
+    Local(Call, Command),
+    /// Everything agrees and is durable here: ask meta to promote.
+    Promote,
+    /// The round is over in vain.
+    Failed(Why),
+}
+
+/// Why a round failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The source refused, or is lost: another one may do.
+    Source(Refusal),
+    /// This node's store failed.
+    Store(StoreFailure),
+    /// A page would not hold still.
+    Busy,
+}
+
+/// How far a round is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Map pages compared.
+    pub leaves: u64,
+    /// Blocks taken over from the source.
+    pub blocks: u64,
+    /// Blocks that only this side had, which are gone.
+    pub dropped: u64,
+}
+
+/// Where the chunks of one side are being listed.
+#[derive(Debug)]
+struct Listing {
+    cursor: u64,
+    asked: bool,
+    ended: bool,
+    /// Memory that the answer is written to.
+    page: Box<Page>,
+}
+
+#[derive(Debug)]
+struct Page {
+    entries: [ChunkEntry; LIST_ENTRIES],
+    iov: libc::iovec,
+}
+
+impl Listing {
+    fn new() -> Self {
+        let empty = libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        let mut page = Box::new(Page {
+            entries: [ChunkEntry::default(); LIST_ENTRIES],
+            iov: empty,
+        });
+        page.iov = libc::iovec {
+            iov_base: page.entries.as_mut_ptr().cast(),
+            iov_len: size_of_val(&page.entries),
+        };
+        Self {
+            cursor: 0,
+            asked: false,
+            ended: false,
+            page,
+        }
+    }
+
+    fn command(&mut self) -> Command {
+        self.asked = true;
+        Command::ListChunks {
+            cursor: self.cursor,
+            buffers: IoVecs {
+                ptr: &raw const self.page.iov,
+                len: 1,
+            },
+            len: size_of_val(&self.page.entries) as u32,
+        }
+    }
+
+    /// Takes the answer in.
+    fn take(&mut self, into: &mut VecDeque<ChunkKey>, seen: &mut BTreeSet<ChunkKey>) {
+        self.asked = false;
+        // Read as bytes: what a peer wrote is any bytes.
+        let bytes = self.page.entries.as_bytes();
+        for bytes in bytes.chunks_exact(size_of::<ChunkEntry>()) {
+            let Ok(entry) = ChunkEntry::read_from_bytes(bytes) else {
+                break;
+            };
+            self.cursor = entry.cursor;
+            match entry.kind {
+                chunk_entry::CHUNK => {
+                    let chunk = ChunkKey {
+                        layer: LayerId(entry.layer),
+                        index: entry.chunk,
+                    };
+                    if seen.insert(chunk) {
+                        into.push_back(chunk);
+                    }
+                }
+                chunk_entry::MORE => return,
+                _ => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What a call was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Join,
+    ListSource,
+    ListLocal,
+    Worker(u32),
+    Flush,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Join,
+    Compare,
+    Flush,
+    Over,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Resync {
+    pg: PgId,
+    since: Epoch,
+    source: NodeId,
+    phase: Phase,
+    /// The source's chunks, then this side's.
+    listings: [Listing; 2],
+    chunks: VecDeque<ChunkKey>,
+    /// Those that the source has listed: they need not be compared once more when this side lists them.
+    seen: BTreeSet<ChunkKey>,
+    leaf: u32,
+    workers: Vec<Worker>,
+    calls: Vec<(Call, Purpose)>,
+    next_call: u32,
+    actions: VecDeque<Action>,
+    progress: Progress,
+}
+
+impl Resync {
+    /// A round for this node's replica of `pg`, which is syncing since `since`; `source` is in sync.
+    #[must_use]
+    pub fn new(pg: PgId, since: Epoch, source: NodeId) -> Self {
+        let mut round = Self {
+            pg,
+            since,
+            source,
+            phase: Phase::Join,
+            listings: [Listing::new(), Listing::new()],
+            chunks: VecDeque::new(),
+            seen: BTreeSet::new(),
+            leaf: 0,
+            workers: (0..WORKERS).map(|_| Worker::new()).collect(),
+            calls: Vec::new(),
+            next_call: 0,
+            actions: VecDeque::new(),
+            progress: Progress::default(),
+        };
+        // From now on every write reaches this replica, or is refused by the source.
+        round.ask(Purpose::Join, Command::Join);
+        round
+    }
+
+    /// The group.
+    pub fn pg(&self) -> PgId {
+        self.pg
+    }
+
+    /// The epoch at which this replica became syncing: the promotion is for this round only.
+    pub fn since(&self) -> Epoch {
+        self.since
+    }
+
+    /// Who is compared with.
+    pub fn source(&self) -> NodeId {
+        self.source
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// Whether it has ended, well or not.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// Next thing to do.
+    pub fn poll(&mut self, groups: &Groups) -> Option<Action> {
+        if self.actions.is_empty() {
+            self.go_on(groups);
+        }
+        self.actions.pop_front()
+    }
+
+    /// The source answered. Answers to calls of an earlier life are ignored.
+    pub fn on_reply(&mut self, call: Call, result: Result<(), Refusal>, groups: &Groups) {
+        let Some(purpose) = self.end_call(call) else {
+            return;
+        };
+        if self.is_over() {
+            return;
+        }
+        match (purpose, result) {
+            (Purpose::Worker(worker), result) => self.step(worker, result, groups),
+            (_, Err(Refusal::Behind(_))) => {
+                // The source does not know this replica's map yet; it will within moments.
+                self.fail(Why::Source(Refusal::Behind(self.since)));
+            }
+            (_, Err(refusal)) => self.fail(Why::Source(refusal)),
+            (Purpose::Join, Ok(())) => self.phase = Phase::Compare,
+            (Purpose::ListSource, Ok(())) => {
+                self.listings[0].take(&mut self.chunks, &mut self.seen)
+            }
+            (Purpose::ListLocal | Purpose::Flush, Ok(())) => {}
+        }
+    }
+
+    /// This node's store is done with a call.
+    pub fn on_local(&mut self, call: Call, result: Result<(), StoreFailure>, groups: &Groups) {
+        let Some(purpose) = self.end_call(call) else {
+            return;
+        };
+        if self.is_over() {
+            return;
+        }
+        match (purpose, result) {
+            (Purpose::Worker(worker), Ok(())) => self.step(worker, Ok(()), groups),
+            (Purpose::Worker(worker), Err(StoreFailure::Changed)) => {
+                self.step(worker, Err(Refusal::Changed), groups);
+            }
+            (Purpose::Worker(worker), Err(StoreFailure::Mismatch)) => {
+                self.step(worker, Err(Refusal::Mismatch), groups);
+            }
+            (_, Err(failure)) => self.fail(Why::Store(failure)),
+            (Purpose::ListLocal, Ok(())) => self.listings[1].take(&mut self.chunks, &mut self.seen),
+            (Purpose::Flush, Ok(())) => {
+                self.phase = Phase::Over;
+                self.actions.push_back(Action::Promote);
+            }
+            (Purpose::Join | Purpose::ListSource, Ok(())) => {}
+        }
+    }
+
+    fn go_on(&mut self, groups: &Groups) {
+        if self.phase != Phase::Compare {
+            return;
+        }
+        for worker in 0..self.workers.len() as u32 {
+            if !self.workers[worker as usize].is_idle() {
+                continue;
+            }
+            let Some(leaf) = self.next_leaf() else {
+                break;
+            };
+            self.workers[worker as usize].begin(leaf);
+            self.step(worker, Ok(()), groups);
+        }
+        let listed = self.listings.iter().all(|listing| listing.ended);
+        let idle = self.workers.iter().all(Worker::is_idle);
+        if listed && idle && self.chunks.is_empty() && self.phase == Phase::Compare {
+            self.phase = Phase::Flush;
+            let layer = LayerId(0);
+            self.local(Purpose::Flush, Command::Flush { layer });
+        }
+    }
+
+    /// The next page to compare; asks for more chunks when there are few.
+    fn next_leaf(&mut self) -> Option<LeafKey> {
+        if self.chunks.is_empty() {
+            self.list_more();
+        }
+        let chunk = *self.chunks.front()?;
+        let leaf = LeafKey {
+            layer: chunk.layer,
+            chunk: chunk.index,
+            leaf: self.leaf,
+        };
+        self.leaf += 1;
+        if self.leaf == LEAVES {
+            self.leaf = 0;
+            self.chunks.pop_front();
+        }
+        Some(leaf)
+    }
+
+    fn list_more(&mut self) {
+        let [source, here] = &mut self.listings;
+        if !source.ended {
+            if !source.asked {
+                let command = source.command();
+                self.ask(Purpose::ListSource, command);
+            }
+        } else if !here.ended && !here.asked {
+            let command = here.command();
+            self.local(Purpose::ListLocal, command);
+        }
+    }
+
+    /// A worker has what it waited for.
+    fn step(&mut self, worker: u32, result: Result<(), Refusal>, groups: &Groups) {
+        let state = &mut self.workers[worker as usize];
+        let fresh = groups.get(self.pg).map_or([0; 4], |g| match state.leaf() {
+            Some(leaf) => g.fresh(leaf),
+            None => [0; 4],
+        });
+        match state.step(result, &fresh, &mut self.progress) {
+            Step::Do(commands) => {
+                for (side, command) in commands {
+                    match side {
+                        Side::Source => self.ask(Purpose::Worker(worker), command),
+                        Side::Here => self.local(Purpose::Worker(worker), command),
+                    }
+                }
+            }
+            Step::Wait | Step::Done => {}
+            Step::Failed(why) => self.fail(why),
+        }
+    }
+
+    fn fail(&mut self, why: Why) {
+        self.phase = Phase::Over;
+        self.actions.clear();
+        self.actions.push_back(Action::Failed(why));
+    }
+
+    fn ask(&mut self, purpose: Purpose, command: Command) {
+        let call = self.begin_call(purpose);
+        self.actions.push_back(Action::Ask(call, command));
+    }
+
+    fn local(&mut self, purpose: Purpose, command: Command) {
+        let call = self.begin_call(purpose);
+        self.actions.push_back(Action::Local(call, command));
+    }
+
+    fn begin_call(&mut self, purpose: Purpose) -> Call {
+        let call = Call(self.next_call);
+        self.next_call = self.next_call.wrapping_add(1);
+        self.calls.push((call, purpose));
+        call
+    }
+
+    fn end_call(&mut self, call: Call) -> Option<Purpose> {
+        let at = self.calls.iter().position(|(c, _)| *c == call)?;
+        Some(self.calls.swap_remove(at).1)
+    }
+
+    /// Calls whose answers are due: until they are, the machine's memory is in use.
+    pub fn calls_due(&self) -> usize {
+        self.calls.len()
+    }
+}
+
+const _: () = assert!(LEAF_BLOCKS as u64 * LEAVES as u64 * 4096 == crate::proto::ids::CHUNK_BYTES);

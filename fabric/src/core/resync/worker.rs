@@ -1,0 +1,305 @@
+//! One worker of a round: compares a map page and takes over what differs, then the next one.
+
+use super::{Progress, TRIES_MAX, Why};
+use crate::checksum::crc32c;
+use crate::core::groups::{LEAF_BLOCKS, LeafKey};
+use crate::proto::ids::ChunkKey;
+use crate::proto::message::BlockStamp;
+use crate::proto::{Command, Refusal};
+use crate::store::api::Holds;
+use crate::store::device::{BLOCK_BYTES, IoVecs};
+
+/// Blocks read from the source at a time.
+pub const RUN_BLOCKS: usize = 16;
+
+const BLOCKS: usize = LEAF_BLOCKS as usize;
+
+/// Who executes a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The source.
+    Source,
+    /// This node's store.
+    Here,
+}
+
+/// What follows a worker's step.
+#[derive(Debug)]
+pub enum Step {
+    /// Have these executed; each is answered by another step.
+    Do(Vec<(Side, Command)>),
+    /// More answers are due.
+    Wait,
+    /// The page agrees.
+    Done,
+    /// The round is over.
+    Failed(Why),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Begun,
+    Inspecting,
+    /// The run `first..end` is read from the source.
+    Reading {
+        first: usize,
+        end: usize,
+    },
+    /// The blocks of a run that ends at `end` are stored here.
+    Restoring {
+        end: usize,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(4096))]
+struct Block([u8; BLOCK_BYTES]);
+
+/// Memory that requests in flight point into.
+#[derive(Debug)]
+struct Memory {
+    source: [BlockStamp; BLOCKS],
+    here: [BlockStamp; BLOCKS],
+    blocks: [Block; RUN_BLOCKS],
+    stamps_iovs: [libc::iovec; 2],
+    run_iov: libc::iovec,
+    block_iovs: [libc::iovec; RUN_BLOCKS],
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Worker {
+    state: State,
+    leaf: Option<LeafKey>,
+    memory: Box<Memory>,
+    /// Answers due.
+    waiting: u32,
+    /// The page changed while it was being compared.
+    again: bool,
+    tries: u32,
+    refused: Option<Refusal>,
+}
+
+// SAFETY: the iovecs point into memory that the worker owns.
+unsafe impl Send for Worker {}
+
+const NO_IOV: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+impl Worker {
+    pub fn new() -> Self {
+        let memory = Box::new(Memory {
+            source: [BlockStamp::default(); BLOCKS],
+            here: [BlockStamp::default(); BLOCKS],
+            blocks: [Block([0; BLOCK_BYTES]); RUN_BLOCKS],
+            stamps_iovs: [NO_IOV; 2],
+            run_iov: NO_IOV,
+            block_iovs: [NO_IOV; RUN_BLOCKS],
+        });
+        Self {
+            state: State::Idle,
+            leaf: None,
+            memory,
+            waiting: 0,
+            again: false,
+            tries: 0,
+            refused: None,
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Idle
+    }
+
+    /// The page it is at.
+    pub fn leaf(&self) -> Option<LeafKey> {
+        self.leaf
+    }
+
+    /// Takes a page on; the first [`step`](Self::step) follows.
+    pub fn begin(&mut self, leaf: LeafKey) {
+        self.leaf = Some(leaf);
+        self.state = State::Begun;
+        self.tries = 0;
+    }
+
+    /// An answer is there (or the page was just begun). `fresh` are the blocks that were written here in this round.
+    pub fn step(
+        &mut self,
+        result: Result<(), Refusal>,
+        fresh: &[u64; 4],
+        progress: &mut Progress,
+    ) -> Step {
+        match result {
+            Ok(()) => {}
+            Err(Refusal::Changed | Refusal::Mismatch) => self.again = true,
+            Err(refusal) => self.refused = self.refused.or(Some(refusal)),
+        }
+        self.waiting = self.waiting.saturating_sub(1);
+        if self.waiting > 0 {
+            return Step::Wait;
+        }
+        if let Some(refusal) = self.refused {
+            return Step::Failed(Why::Source(refusal));
+        }
+        match self.state {
+            State::Idle => Step::Done,
+            State::Begun => self.inspect(),
+            State::Inspecting => {
+                progress.leaves += u64::from(self.tries == 0);
+                self.go_on(0, fresh, progress)
+            }
+            State::Reading { first, end } => {
+                if self.again || !self.is_as_inspected(first, end) {
+                    return self.try_again();
+                }
+                self.restore(first, end, progress)
+            }
+            State::Restoring { .. } if self.again => self.try_again(),
+            State::Restoring { end } => self.go_on(end, fresh, progress),
+        }
+    }
+
+    fn chunk(&self) -> ChunkKey {
+        let leaf = self.leaf.expect("a page is being compared");
+        ChunkKey {
+            layer: leaf.layer,
+            index: leaf.chunk,
+        }
+    }
+
+    /// First block of the page within the chunk.
+    fn base(&self) -> u32 {
+        self.leaf.expect("a page is being compared").leaf * LEAF_BLOCKS
+    }
+
+    fn send(&mut self, commands: Vec<(Side, Command)>) -> Step {
+        self.waiting = commands.len() as u32;
+        Step::Do(commands)
+    }
+
+    fn try_again(&mut self) -> Step {
+        self.tries += 1;
+        if self.tries >= TRIES_MAX {
+            return Step::Failed(Why::Busy);
+        }
+        self.inspect()
+    }
+
+    fn inspect(&mut self) -> Step {
+        self.again = false;
+        self.state = State::Inspecting;
+        let len = size_of::<[BlockStamp; BLOCKS]>();
+        let memory = &mut *self.memory;
+        let places = [
+            memory.source.as_mut_ptr().cast(),
+            memory.here.as_mut_ptr().cast(),
+        ];
+        for (iov, iov_base) in memory.stamps_iovs.iter_mut().zip(places) {
+            *iov = libc::iovec {
+                iov_base,
+                iov_len: len,
+            };
+        }
+        let command = |which: usize| Command::Inspect {
+            chunk: self.chunk(),
+            block: self.base(),
+            buffers: IoVecs {
+                ptr: &raw const self.memory.stamps_iovs[which],
+                len: 1,
+            },
+            len: len as u32,
+        };
+        let commands = vec![(Side::Source, command(0)), (Side::Here, command(1))];
+        self.send(commands)
+    }
+
+    /// Whether block `i` is to be taken over: it differs, and not because a guest is just writing it.
+    fn differs(&self, i: usize, fresh: &[u64; 4]) -> bool {
+        let is_fresh = fresh[i / 64] & 1 << (i % 64) != 0;
+        !is_fresh && !self.memory.source[i].agrees_with(&self.memory.here[i])
+    }
+
+    /// Takes over the next run of blocks from `at` on.
+    fn go_on(&mut self, at: usize, fresh: &[u64; 4], progress: &mut Progress) -> Step {
+        let Some(first) = (at..BLOCKS).find(|&i| self.differs(i, fresh)) else {
+            self.state = State::Idle;
+            self.leaf = None;
+            return Step::Done;
+        };
+        let is_data = |i: usize| self.memory.source[i].holds() == Holds::Data;
+        let most = BLOCKS.min(first + RUN_BLOCKS);
+        let alike = |&i: &usize| self.differs(i, fresh) && is_data(i) == is_data(first);
+        let end = first + (first..most).take_while(alike).count();
+        if !is_data(first) {
+            return self.restore(first, end, progress);
+        }
+        self.state = State::Reading { first, end };
+        let len = (end - first) * BLOCK_BYTES;
+        self.memory.run_iov = libc::iovec {
+            iov_base: self.memory.blocks.as_mut_ptr().cast(),
+            iov_len: len,
+        };
+        let read = Command::Read {
+            chunk: self.chunk(),
+            offset: (self.base() + first as u32) * BLOCK_BYTES as u32,
+            buffers: IoVecs {
+                ptr: &raw const self.memory.run_iov,
+                len: 1,
+            },
+            len: len as u32,
+        };
+        self.send(vec![(Side::Source, read)])
+    }
+
+    /// Whether the source sent what it told before.
+    fn is_as_inspected(&self, first: usize, end: usize) -> bool {
+        let stamps = &self.memory.source[first..end];
+        let blocks = self.memory.blocks.iter();
+        stamps
+            .iter()
+            .zip(blocks)
+            .all(|(s, b)| crc32c(&b.0) == s.crc)
+    }
+
+    fn restore(&mut self, first: usize, end: usize, progress: &mut Progress) -> Step {
+        self.state = State::Restoring { end };
+        let mut commands = Vec::with_capacity(end - first);
+        for (nth, i) in (first..end).enumerate() {
+            let memory = &mut *self.memory;
+            let (source, here) = (memory.source[i], memory.here[i]);
+            let is_data = source.holds() == Holds::Data;
+            let len = if is_data { BLOCK_BYTES } else { 0 };
+            memory.block_iovs[nth] = libc::iovec {
+                iov_base: memory.blocks[nth].0.as_mut_ptr().cast(),
+                iov_len: len,
+            };
+            progress.blocks += 1;
+            progress.dropped += u64::from(here.version > source.version);
+            if here.version == source.version && here.crc != source.crc && is_data {
+                tracing::error!(
+                    block = self.base() + i as u32,
+                    chunk = ?self.chunk(),
+                    "two replicas hold different data under one version; the source's are taken"
+                );
+            }
+            commands.push((
+                Side::Here,
+                Command::Restore {
+                    chunk: self.chunk(),
+                    block: self.base() + i as u32,
+                    stamps: [here, source],
+                    buffers: IoVecs {
+                        ptr: &raw const self.memory.block_iovs[nth],
+                        len: 1,
+                    },
+                    len: len as u32,
+                },
+            ));
+        }
+        self.send(commands)
+    }
+}

@@ -1,0 +1,552 @@
+//! The machine that a new lease runs before its first I/O: it fences the old holder out, and makes all replicas agree on
+//! the writes that the old holder may have left on some of them only. See `docs/decisions/0004-replication.md`.
+//!
+//! Events in: [`Settle::on_reply`], [`Settle::on_map`], [`Settle::on_tick`]. Actions out: [`Settle::poll`].
+//!
+//! Blocks become what the in-sync replica with the newest version has. A syncing replica never decides: it may hold what
+//! nobody acknowledged, from before it left. Whatever goes wrong with a replica, it is reported, and with the next map
+//! everything begins anew; that is safe, since each step may be done any number of times.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::groups::{LEAF_BLOCKS, LeafKey};
+use super::membership::{REPLICAS_MAX, ReplicaSet, Standing};
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
+use crate::proto::message::{BlockStamp, UnresolvedEntry};
+use crate::proto::{Command, Epoch, NodeId, PgId, Refusal};
+use crate::store::api::Holds;
+use crate::store::device::{BLOCK_BYTES, IoVecs};
+
+/// Entries of one replica's list of unresolved writes.
+const LIST_ENTRIES: usize = 2048;
+const BLOCKS: usize = LEAF_BLOCKS as usize;
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32;
+
+/// Names a request of this machine in [`Action`] and the answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Call(pub u32);
+
+/// What the shell is to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Send the command under the new lease. `pg` and `epoch` are those of the request; a fence concerns no group.
+    Ask {
+        /// Names the answer.
+        call: Call,
+        /// To whom.
+        node: NodeId,
+        /// For which group.
+        pg: PgId,
+        /// Under which map.
+        epoch: Epoch,
+        /// What.
+        command: Command,
+    },
+    /// Ask meta for a map without this replica; once per map and replica.
+    ReportFailed {
+        /// Group.
+        pg: PgId,
+        /// Replica.
+        node: NodeId,
+        /// Map under which it failed.
+        epoch: Epoch,
+    },
+    /// The volume can be used.
+    Done,
+    /// A newer lease exists: this one is worth nothing.
+    Fenced,
+}
+
+/// Which of the layer's chunks lie in which group.
+pub trait PlaceOf {
+    /// Index of the chunk's set among those the machine was given.
+    fn set_of(&self, chunk: ChunkKey) -> usize;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Fence(NodeId),
+    Inspect(usize),
+    Read(usize),
+    Restore(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Fence,
+    Blocks,
+    /// For a newer map.
+    AwaitMap,
+    /// For a moment: a replica does not know the map yet.
+    AwaitTick,
+    Over,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(4096))]
+struct Block([u8; BLOCK_BYTES]);
+
+/// Memory that requests in flight point into.
+#[derive(Debug)]
+struct Memory {
+    stamps: [[BlockStamp; BLOCKS]; REPLICAS_MAX],
+    stamps_iovs: [libc::iovec; REPLICAS_MAX],
+    block: Block,
+    block_iov: libc::iovec,
+}
+
+/// A list of unresolved writes on its way.
+#[derive(Debug)]
+struct List {
+    entries: Box<[UnresolvedEntry]>,
+    iov: Box<libc::iovec>,
+}
+
+impl List {
+    fn new() -> Self {
+        let mut entries = vec![UnresolvedEntry::default(); LIST_ENTRIES].into_boxed_slice();
+        let iov = Box::new(libc::iovec {
+            iov_base: entries.as_mut_ptr().cast(),
+            iov_len: size_of_val(&*entries),
+        });
+        Self { entries, iov }
+    }
+
+    fn command(&self, layer: LayerId) -> Command {
+        Command::Fence {
+            layer,
+            buffers: IoVecs {
+                ptr: &raw const *self.iov,
+                len: 1,
+            },
+            len: self.iov.iov_len as u32,
+        }
+    }
+}
+
+/// The page whose blocks are being settled.
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    set: usize,
+    leaf: LeafKey,
+    /// Blocks within the page.
+    first: usize,
+    end: usize,
+    at: usize,
+    winner: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Settle {
+    layer: LayerId,
+    size_bytes: u64,
+    sets: Vec<ReplicaSet>,
+    /// The newest of the sets': that of the fence, so no request may be under an older one.
+    epoch: Epoch,
+    phase: Phase,
+    lists: BTreeMap<NodeId, List>,
+    /// Pages to be settled, with a range of blocks.
+    pages: VecDeque<(LeafKey, usize, usize)>,
+    current: Option<Current>,
+    memory: Box<Memory>,
+    calls: Vec<(Call, Purpose)>,
+    next_call: u32,
+    again: bool,
+    reported: BTreeSet<(PgId, NodeId, Epoch)>,
+    actions: VecDeque<Action>,
+    settled: u64,
+}
+
+// SAFETY: the iovecs point into memory that the machine owns.
+unsafe impl Send for Settle {}
+
+const NO_IOV: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+impl Settle {
+    /// For the layer of a volume of this size, whose chunks lie in these sets.
+    #[must_use]
+    pub fn new(layer: LayerId, size_bytes: u64, sets: Vec<ReplicaSet>) -> Self {
+        let memory = Box::new(Memory {
+            stamps: [[BlockStamp::default(); BLOCKS]; REPLICAS_MAX],
+            stamps_iovs: [NO_IOV; REPLICAS_MAX],
+            block: Block([0; BLOCK_BYTES]),
+            block_iov: NO_IOV,
+        });
+        let mut machine = Self {
+            layer,
+            size_bytes,
+            sets,
+            epoch: Epoch(0),
+            phase: Phase::Fence,
+            lists: BTreeMap::new(),
+            pages: VecDeque::new(),
+            current: None,
+            memory,
+            calls: Vec::new(),
+            next_call: 0,
+            again: false,
+            reported: BTreeSet::new(),
+            actions: VecDeque::new(),
+            settled: 0,
+        };
+        machine.start();
+        machine
+    }
+
+    /// Next thing to do.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Whether it has ended, well or not.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// Calls whose answers are due: until they are, the machine's memory is in use.
+    pub fn calls_due(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Blocks that were made to agree.
+    pub fn settled_blocks(&self) -> u64 {
+        self.settled
+    }
+
+    /// A replica answered, or is lost ([`Refusal::Unreachable`]).
+    pub fn on_reply(&mut self, call: Call, result: Result<(), Refusal>, places: &dyn PlaceOf) {
+        let Some(at) = self.calls.iter().position(|(c, _)| *c == call) else {
+            return;
+        };
+        let (_, purpose) = self.calls.swap_remove(at);
+        match self.phase {
+            Phase::Over => return,
+            // Answers to what was asked before: with the last of them everything begins anew.
+            Phase::AwaitMap | Phase::AwaitTick => return,
+            Phase::Fence | Phase::Blocks => {}
+        }
+        match result {
+            Ok(()) => {}
+            Err(Refusal::Changed | Refusal::Mismatch) => self.again = true,
+            Err(Refusal::StaleGeneration(_)) => {
+                self.phase = Phase::Over;
+                self.actions.push_back(Action::Fenced);
+                return;
+            }
+            Err(Refusal::Behind(_)) => {
+                self.phase = Phase::AwaitTick;
+                return;
+            }
+            Err(Refusal::StaleEpoch(_)) => {
+                self.phase = Phase::AwaitMap;
+                return;
+            }
+            Err(_) => {
+                self.report(purpose);
+                self.phase = Phase::AwaitMap;
+                return;
+            }
+        }
+        if self.calls.is_empty() {
+            self.go_on(purpose, places);
+        }
+    }
+
+    /// Newer sets, in the same order. Everything begins anew if one of them changed.
+    pub fn on_map(&mut self, sets: &[ReplicaSet]) {
+        if self.is_over() {
+            return;
+        }
+        let newer = |(new, old): (&ReplicaSet, &ReplicaSet)| new.epoch() > old.epoch();
+        if sets.iter().zip(&self.sets).any(newer) {
+            self.sets = sets.to_vec();
+            self.phase = Phase::AwaitTick;
+        }
+    }
+
+    /// Some milliseconds have passed: tries again what could not be done.
+    pub fn on_tick(&mut self) {
+        if self.phase == Phase::AwaitTick && self.calls.is_empty() {
+            self.start();
+        }
+    }
+
+    /// Fences everybody who takes writes.
+    fn start(&mut self) {
+        self.phase = Phase::Fence;
+        self.pages.clear();
+        self.current = None;
+        self.again = false;
+        self.lists.clear();
+        let newest = self.sets.iter().map(ReplicaSet::epoch).max();
+        self.epoch = newest.unwrap_or_default();
+        let nodes: BTreeSet<NodeId> = self
+            .sets
+            .iter()
+            .flat_map(|set| set.receiving().iter().map(|i| set.members()[i].node))
+            .collect();
+        if self.sets.iter().any(|set| set.in_sync().is_empty()) {
+            self.phase = Phase::AwaitMap;
+            return;
+        }
+        for node in nodes {
+            let list = self.lists.entry(node).or_insert_with(List::new);
+            let command = list.command(self.layer);
+            self.ask(Purpose::Fence(node), node, PgId(0), command);
+        }
+    }
+
+    /// Every answer to the last questions is there.
+    fn go_on(&mut self, last: Purpose, places: &dyn PlaceOf) {
+        match last {
+            Purpose::Fence(_) => {
+                self.gather();
+                self.phase = Phase::Blocks;
+                self.next_page(places);
+            }
+            Purpose::Inspect(_) => self.settle_next(places),
+            Purpose::Read(_) => self.restore(),
+            Purpose::Restore(_) if self.again => self.inspect(),
+            Purpose::Restore(_) => {
+                self.settled += 1;
+                if let Some(current) = &mut self.current {
+                    current.at += 1;
+                }
+                self.settle_next(places);
+            }
+        }
+    }
+
+    /// Turns the lists into pages.
+    fn gather(&mut self) {
+        let mut pages: BTreeMap<LeafKey, (usize, usize)> = BTreeMap::new();
+        let layer = self.layer;
+        let mut add = |chunk: u32, first: u32, end: u32| {
+            for leaf in first / LEAF_BLOCKS..end.div_ceil(LEAF_BLOCKS) {
+                let base = leaf * LEAF_BLOCKS;
+                let from = first.max(base) - base;
+                let to = end.min(base + LEAF_BLOCKS) - base;
+                let page = pages.entry(LeafKey { layer, chunk, leaf });
+                let range = page.or_insert((from as usize, to as usize));
+                *range = (range.0.min(from as usize), range.1.max(to as usize));
+            }
+        };
+        for list in self.lists.values() {
+            // Read as bytes: what a peer wrote is any bytes.
+            let bytes = list.entries.as_bytes();
+            for bytes in bytes.chunks_exact(size_of::<UnresolvedEntry>()) {
+                let Ok(entry) = UnresolvedEntry::read_from_bytes(bytes) else {
+                    break;
+                };
+                if entry.count == 0 {
+                    break;
+                }
+                if entry == UnresolvedEntry::EVERYTHING {
+                    let chunks = self.size_bytes.div_ceil(CHUNK_BYTES) as u32;
+                    (0..chunks).for_each(|chunk| add(chunk, 0, CHUNK_BLOCKS));
+                    break;
+                }
+                let end = entry.block.saturating_add(entry.count).min(CHUNK_BLOCKS);
+                if entry.block < end {
+                    add(entry.chunk, entry.block, end);
+                }
+            }
+        }
+        self.lists.clear();
+        let page = |(leaf, (first, end))| (leaf, first, end);
+        self.pages = pages.into_iter().map(page).collect();
+    }
+
+    fn next_page(&mut self, places: &dyn PlaceOf) {
+        let Some((leaf, first, end)) = self.pages.pop_front() else {
+            self.phase = Phase::Over;
+            self.actions.push_back(Action::Done);
+            return;
+        };
+        let chunk = ChunkKey {
+            layer: leaf.layer,
+            index: leaf.chunk,
+        };
+        self.current = Some(Current {
+            set: places.set_of(chunk),
+            leaf,
+            first,
+            end,
+            at: first,
+            winner: 0,
+        });
+        self.inspect();
+    }
+
+    fn current(&self) -> Current {
+        self.current.expect("a page is being settled")
+    }
+
+    fn chunk(&self) -> ChunkKey {
+        let leaf = self.current().leaf;
+        ChunkKey {
+            layer: leaf.layer,
+            index: leaf.chunk,
+        }
+    }
+
+    /// Asks everybody who takes writes what the blocks are.
+    fn inspect(&mut self) {
+        self.again = false;
+        let current = self.current();
+        if let Some(current) = &mut self.current {
+            current.at = current.first;
+        }
+        let blocks = current.end - current.first;
+        let set = &self.sets[current.set];
+        for member in set.receiving().iter() {
+            let len = blocks * size_of::<BlockStamp>();
+            let place = &mut self.memory.stamps[member][current.first..];
+            self.memory.stamps_iovs[member] = libc::iovec {
+                iov_base: place.as_mut_ptr().cast(),
+                iov_len: len,
+            };
+            let command = Command::Inspect {
+                chunk: self.chunk(),
+                block: current.leaf.leaf * LEAF_BLOCKS + current.first as u32,
+                buffers: IoVecs {
+                    ptr: &raw const self.memory.stamps_iovs[member],
+                    len: 1,
+                },
+                len: len as u32,
+            };
+            self.ask_member(Purpose::Inspect(member), member, command);
+        }
+    }
+
+    /// Goes to the next block on which they do not agree.
+    fn settle_next(&mut self, places: &dyn PlaceOf) {
+        let current = self.current();
+        let set = &self.sets[current.set];
+        let stamps = &self.memory.stamps;
+        let receiving = set.receiving();
+        let disagree = |&block: &usize| {
+            let first = receiving.iter().next().expect("somebody takes writes");
+            let agrees = |m: usize| stamps[m][block].agrees_with(&stamps[first][block]);
+            !receiving.iter().all(agrees)
+        };
+        let Some(at) = (current.at..current.end).find(disagree) else {
+            self.current = None;
+            self.next_page(places);
+            return;
+        };
+        let in_sync = |&m: &usize| set.members()[m].standing == Standing::InSync;
+        let winner = receiving
+            .iter()
+            .filter(in_sync)
+            .max_by_key(|&m| (stamps[m][at].version, std::cmp::Reverse(m)))
+            .expect("a set without in-sync members is not settled");
+        let stamp = stamps[winner][at];
+        self.current = Some(Current {
+            at,
+            winner,
+            ..current
+        });
+        if stamp.holds() != Holds::Data {
+            self.restore();
+            return;
+        }
+        self.memory.block_iov = libc::iovec {
+            iov_base: self.memory.block.0.as_mut_ptr().cast(),
+            iov_len: BLOCK_BYTES,
+        };
+        let command = Command::Read {
+            chunk: self.chunk(),
+            offset: (current.leaf.leaf * LEAF_BLOCKS + at as u32) * BLOCK_BYTES as u32,
+            buffers: IoVecs {
+                ptr: &raw const self.memory.block_iov,
+                len: 1,
+            },
+            len: BLOCK_BYTES as u32,
+        };
+        self.ask_member(Purpose::Read(winner), winner, command);
+    }
+
+    /// Makes the others' block what the winner's is.
+    fn restore(&mut self) {
+        let Current {
+            set,
+            leaf,
+            at,
+            winner,
+            ..
+        } = self.current();
+        let stamp = self.memory.stamps[winner][at];
+        let is_data = stamp.holds() == Holds::Data;
+        for member in self.sets[set].receiving().iter() {
+            let theirs = self.memory.stamps[member][at];
+            if theirs.agrees_with(&stamp) {
+                continue;
+            }
+            let command = Command::Restore {
+                chunk: self.chunk(),
+                block: leaf.leaf * LEAF_BLOCKS + at as u32,
+                stamps: [theirs, stamp],
+                buffers: IoVecs {
+                    ptr: &raw const self.memory.block_iov,
+                    len: u32::from(is_data),
+                },
+                len: if is_data { BLOCK_BYTES as u32 } else { 0 },
+            };
+            self.ask_member(Purpose::Restore(member), member, command);
+        }
+        debug_assert!(!self.calls.is_empty(), "somebody disagreed");
+    }
+
+    fn ask_member(&mut self, purpose: Purpose, member: usize, command: Command) {
+        let set = &self.sets[self.current().set];
+        let (node, pg) = (set.members()[member].node, set.pg());
+        self.ask(purpose, node, pg, command);
+    }
+
+    fn ask(&mut self, purpose: Purpose, node: NodeId, pg: PgId, command: Command) {
+        let call = Call(self.next_call);
+        self.next_call = self.next_call.wrapping_add(1);
+        self.calls.push((call, purpose));
+        self.actions.push_back(Action::Ask {
+            call,
+            node,
+            pg,
+            epoch: self.epoch,
+            command,
+        });
+    }
+
+    /// Says of whom an answer is missing.
+    fn report(&mut self, purpose: Purpose) {
+        let failed: Vec<(PgId, NodeId, Epoch)> = match purpose {
+            Purpose::Fence(node) => self
+                .sets
+                .iter()
+                .filter(|set| {
+                    set.receiving()
+                        .iter()
+                        .any(|m| set.members()[m].node == node)
+                })
+                .map(|set| (set.pg(), node, set.epoch()))
+                .collect(),
+            Purpose::Inspect(member) | Purpose::Read(member) | Purpose::Restore(member) => {
+                let set = &self.sets[self.current().set];
+                vec![(set.pg(), set.members()[member].node, set.epoch())]
+            }
+        };
+        for (pg, node, epoch) in failed {
+            if self.reported.insert((pg, node, epoch)) {
+                self.actions
+                    .push_back(Action::ReportFailed { pg, node, epoch });
+            }
+        }
+    }
+}

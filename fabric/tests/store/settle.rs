@@ -1,0 +1,284 @@
+//! A new lease makes three stores agree on what the old one left behind.
+
+use std::sync::Arc;
+
+use fabric::core::fence::Fences;
+use fabric::core::groups::Groups;
+use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::core::replica::{Handled, PeerId, Peers, Replica, StoreFailure, StoreKey, StorePort};
+use fabric::core::settle::{Action, Call, PlaceOf, Settle};
+use fabric::core::unresolved::Unresolved;
+use fabric::proto::ids::ChunkKey;
+use fabric::proto::{
+    Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
+};
+use fabric::store::api::Version;
+use fabric::store::device::{BLOCK_BYTES, IoVecs};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::seeds::{self, for_each_seed};
+use crate::shard::{Block, CHUNK, LAYER, Shard, iovec};
+
+const PG: PgId = PgId(0);
+
+struct OnePlace;
+
+impl PlaceOf for OnePlace {
+    fn set_of(&self, _: ChunkKey) -> usize {
+        0
+    }
+}
+
+/// A store that answers in place, but for fences: those it keeps.
+struct Port<'a>(&'a mut Shard, Option<StoreKey>);
+
+impl StorePort for Port<'_> {
+    fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
+        let version = Version::of(request.generation, request.sequence);
+        if let Command::Fence { .. } = request.command {
+            self.1 = Some(key);
+            return None;
+        }
+        let done = self.0.execute(&request.command, version);
+        Some(done.map_err(|error| match error {
+            fabric::store::api::StoreError::Changed => StoreFailure::Changed,
+            fabric::store::api::StoreError::Stale { .. } => StoreFailure::Stale,
+            _ => StoreFailure::Device(libc::EIO),
+        }))
+    }
+}
+
+struct Node {
+    replica: Replica,
+    shard: Shard,
+    groups: Arc<Groups>,
+}
+
+impl Node {
+    fn new(seed: u64, standing: Standing) -> Self {
+        let groups = Arc::new(Groups::default());
+        groups.set(PG, standing, Epoch(1));
+        groups.applied(Epoch(1));
+        let peers = Peers {
+            groups: Arc::clone(&groups),
+            unresolved: Arc::new([Arc::new(Unresolved::default())]),
+            lane: 0,
+        };
+        let replica = Replica::new(Incarnation(1), Arc::new(Fences::default()), 16);
+        Self {
+            replica: replica.with_peers(peers),
+            shard: Shard::new(seed),
+            groups,
+        }
+    }
+
+    fn request(&mut self, request: &Request) -> Result<(), Refusal> {
+        let mut port = Port(&mut self.shard, None);
+        match self.replica.on_request(PeerId(1), request, &mut port) {
+            Handled::Replied(reply) => reply.result,
+            Handled::Held => {
+                let key = port.1.expect("only fences are held");
+                let (_, reply) = self.replica.on_store(key, Ok(())).expect("it is held");
+                reply.result
+            }
+            Handled::Full => panic!("one request at a time"),
+        }
+    }
+}
+
+fn content(version: u64) -> Block {
+    let mut block = [0x11; BLOCK_BYTES];
+    block[..8].copy_from_slice(&version.to_le_bytes());
+    block
+}
+
+fn write(block: u32, sequence: u64, watermark: u64, iov: &libc::iovec) -> Request {
+    Request {
+        id: RequestId(1),
+        pg: PG,
+        epoch: Epoch(1),
+        generation: Generation(1),
+        sequence: Sequence(sequence),
+        watermark: Sequence(watermark),
+        command: Command::Write {
+            chunk: ChunkKey {
+                layer: LAYER,
+                index: CHUNK,
+            },
+            offset: block * BLOCK_BYTES as u32,
+            buffers: IoVecs { ptr: iov, len: 1 },
+            len: BLOCK_BYTES as u32,
+            fua: false,
+        },
+    }
+}
+
+fn set(epoch: u64, standings: &[Standing]) -> ReplicaSet {
+    let members = standings.iter().zip(1..).map(|(&standing, node)| Member {
+        node: NodeId(node),
+        incarnation: Incarnation(1),
+        standing,
+    });
+    ReplicaSet::new(PG, Epoch(epoch), 1, members.collect())
+}
+
+/// Runs the machine against the nodes; `dead` do not answer and leave the map when reported.
+fn settle(
+    nodes: &mut [Node],
+    standings: &[Standing],
+    dead: &[usize],
+    rng: &mut ChaCha8Rng,
+) -> Settle {
+    let mut standings = standings.to_vec();
+    let mut epoch = 1;
+    let mut machine = Settle::new(LAYER, 64 << 20, vec![set(epoch, &standings)]);
+    let mut asked: Vec<(Call, usize, Request)> = Vec::new();
+    for _ in 0..10_000 {
+        while let Some(action) = machine.poll() {
+            match action {
+                Action::Ask {
+                    call,
+                    node,
+                    pg,
+                    epoch,
+                    command,
+                } => asked.push((
+                    call,
+                    node.0 as usize - 1,
+                    Request {
+                        id: RequestId(0),
+                        pg,
+                        epoch,
+                        generation: Generation(2),
+                        sequence: Sequence(0),
+                        watermark: Sequence(0),
+                        command,
+                    },
+                )),
+                Action::ReportFailed { node, .. } => {
+                    standings[node.0 as usize - 1] = Standing::Out;
+                    epoch += 1;
+                    for node in nodes.iter_mut() {
+                        node.groups.applied(Epoch(epoch));
+                    }
+                    machine.on_map(&[set(epoch, &standings)]);
+                }
+                Action::Done => return machine,
+                Action::Fenced => panic!("there is no newer lease"),
+            }
+        }
+        if asked.is_empty() {
+            machine.on_tick();
+            continue;
+        }
+        let (call, node, request) = asked.swap_remove(rng.random_range(0..asked.len()));
+        let result = match dead.contains(&node) {
+            true => Err(Refusal::Unreachable),
+            false => nodes[node].request(&request),
+        };
+        machine.on_reply(call, result, &OnePlace);
+    }
+    panic!("no end");
+}
+
+/// Writes that reached only some replicas. Returns how many did not reach all.
+fn leave_behind(nodes: &mut [Node], rng: &mut ChaCha8Rng, writes: u64) -> u64 {
+    let mut partial = 0;
+    for sequence in 1..=writes {
+        let data = content(sequence);
+        let iov = iovec(&data);
+        let request = write(rng.random_range(0..300), sequence, 0, &iov);
+        let reached: Vec<bool> = nodes.iter().map(|_| rng.random_bool(0.7)).collect();
+        partial += u64::from(reached.contains(&false));
+        for (node, _) in nodes
+            .iter_mut()
+            .zip(reached)
+            .filter(|(_, reached)| *reached)
+        {
+            node.request(&request).unwrap();
+        }
+    }
+    partial
+}
+
+fn assert_equal(nodes: &mut [Node], which: &[usize]) {
+    let first = nodes[which[0]].shard.stamps();
+    for &node in &which[1..] {
+        assert_eq!(nodes[node].shard.stamps(), first, "node {node}");
+    }
+}
+
+const IN: Standing = Standing::InSync;
+
+#[test]
+fn after_a_takeover_all_replicas_agree() {
+    for_each_seed(10, |seed| {
+        let mut rng = seeds::rng(seed, 0xf1);
+        let standings = [IN, IN, IN];
+        let mut nodes = standings.map(|s| Node::new(seed, s));
+        assert!(leave_behind(&mut nodes, &mut rng, 40) > 0);
+        let machine = settle(&mut nodes, &standings, &[], &mut rng);
+        assert!(machine.settled_blocks() > 0);
+        assert_equal(&mut nodes, &[0, 1, 2]);
+        // The old holder's late write is refused.
+        let data = content(99);
+        let iov = iovec(&data);
+        for node in &mut nodes {
+            let late = node.request(&write(0, 99, 0, &iov));
+            assert_eq!(late, Err(Refusal::StaleGeneration(Generation(2))));
+        }
+    });
+}
+
+#[test]
+fn a_syncing_replica_is_settled_and_does_not_decide() {
+    for_each_seed(10, |seed| {
+        let mut rng = seeds::rng(seed, 0xf2);
+        let standings = [IN, IN, Standing::Syncing];
+        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let data = content(500);
+        let iov = iovec(&data);
+        // Newer than anything, and on the syncing replica only.
+        nodes[2].request(&write(7, 500, 0, &iov)).unwrap();
+        leave_behind(&mut nodes, &mut rng, 40);
+        settle(&mut nodes, &standings, &[], &mut rng);
+        assert_equal(&mut nodes, &[0, 1, 2]);
+        let newest = nodes[0]
+            .shard
+            .stamps()
+            .into_iter()
+            .map(|(_, _, s)| s.version)
+            .max();
+        assert!(newest < Some(Version::new(1, 500).0));
+    });
+}
+
+#[test]
+fn a_replica_that_dies_in_between_is_left_out() {
+    for_each_seed(10, |seed| {
+        let mut rng = seeds::rng(seed, 0xf3);
+        let standings = [IN, IN, IN];
+        let mut nodes = standings.map(|s| Node::new(seed, s));
+        leave_behind(&mut nodes, &mut rng, 40);
+        settle(&mut nodes, &standings, &[1], &mut rng);
+        assert_equal(&mut nodes, &[0, 2]);
+    });
+}
+
+#[test]
+fn what_every_replica_has_is_not_looked_at() {
+    let mut rng = seeds::rng(1, 0xf4);
+    let standings = [IN, IN, IN];
+    let mut nodes = standings.map(|s| Node::new(1, s));
+    for sequence in 1..=20 {
+        let data = content(sequence);
+        let iov = iovec(&data);
+        for node in &mut nodes {
+            node.request(&write(sequence as u32, sequence, sequence, &iov))
+                .unwrap();
+        }
+    }
+    let machine = settle(&mut nodes, &standings, &[], &mut rng);
+    assert_eq!(machine.settled_blocks(), 0);
+}

@@ -1,0 +1,316 @@
+//! One shard of a store on a simulated disk, driven one operation at a time.
+
+use fabric::proto::Command;
+use fabric::proto::ids::ChunkKey;
+use fabric::proto::message::{ChunkEntry, chunk_entry};
+use fabric::store::api::{
+    BlockStamp, LayerId, OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted, Version,
+};
+use fabric::store::device::{BLOCK_BYTES, IoVecs};
+use zerocopy::IntoBytes;
+
+use crate::factory::{self, Core};
+use crate::rig::{SMALL_DISK, small_params};
+use crate::sim_disk::{CrashKind, IoKind, SimDisk};
+
+pub const LAYER: LayerId = LayerId(1);
+pub const CHUNK: u32 = 3;
+
+pub type Block = [u8; BLOCK_BYTES];
+
+/// A shard on a disk, driven one operation at a time.
+pub struct Shard {
+    pub disk: SimDisk,
+    pub core: Core,
+    /// The disk as it was when each write was handed out, once switched on.
+    pub before_writes: Option<Vec<SimDisk>>,
+}
+
+impl Shard {
+    pub fn new(seed: u64) -> Self {
+        let mut disk = SimDisk::new(SMALL_DISK, seed);
+        factory::format(&mut disk).unwrap();
+        Self::open(disk)
+    }
+
+    pub fn open(mut disk: SimDisk) -> Self {
+        let (mut cores, _) = factory::open(&mut disk, &small_params(), 1).unwrap();
+        let core = cores.remove(0);
+        let before_writes = None;
+        Self {
+            disk,
+            core,
+            before_writes,
+        }
+    }
+
+    pub fn crashed(&self, kind: CrashKind, seed: u64) -> Self {
+        Self::open(self.disk.crash(kind, seed))
+    }
+
+    pub fn submit(&mut self, id: u64, op: StoreOp<'_>) {
+        // SAFETY: the callers keep the buffers until they have run the operation.
+        let submitted = unsafe { self.core.submit(OpId(id), op) };
+        assert_eq!(submitted, Submitted::Accepted);
+    }
+
+    /// Runs until everything submitted is done.
+    pub fn run(&mut self) -> Vec<(u64, StoreResult)> {
+        let mut done = Vec::new();
+        loop {
+            while let Some(action) = self.core.poll_action() {
+                let before = self.disk.clone();
+                let kind = self.disk.submit(0, action);
+                if let (IoKind::Write, Some(all)) = (kind, &mut self.before_writes) {
+                    all.push(before);
+                }
+            }
+            while let Some((id, result)) = self.core.poll_completion() {
+                done.push((id.0, result));
+            }
+            match self.disk.complete_any() {
+                Some((key, result)) => self.core.on_device(key.id, result),
+                None if self.core.in_flight() == 0 => return done,
+                None => assert!(self.core.device_in_flight() == 0, "stuck"),
+            }
+        }
+    }
+
+    pub fn one(&mut self, op: StoreOp<'_>) -> StoreResult {
+        self.submit(7, op);
+        let done = self.run();
+        assert_eq!(done.len(), 1);
+        done[0].1
+    }
+
+    pub fn write(&mut self, block: u32, version: u64, content: &Block) {
+        let iovecs = [iovec(content)];
+        let op = write_op(block, version, &iovecs);
+        self.one(op).unwrap();
+    }
+
+    pub fn flush(&mut self) {
+        self.one(StoreOp::Flush).unwrap();
+    }
+
+    pub fn read(&mut self, block: u32) -> Block {
+        let mut content = [0xee; BLOCK_BYTES];
+        let iovecs = [iovec_mut(&mut content)];
+        self.one(StoreOp::Read {
+            layers: &[LAYER],
+            chunk: CHUNK,
+            offset: block * BLOCK_BYTES as u32,
+            iovecs: &iovecs,
+        })
+        .unwrap();
+        content
+    }
+
+    pub fn inspect(&mut self, block: u32, count: usize) -> Vec<BlockStamp> {
+        self.inspect_chunk(CHUNK, block, count)
+    }
+
+    fn inspect_chunk(&mut self, chunk: u32, block: u32, count: usize) -> Vec<BlockStamp> {
+        let mut stamps = vec![
+            BlockStamp {
+                version: 9,
+                crc: 9,
+                holds: 9
+            };
+            count
+        ];
+        let iovecs = [libc::iovec {
+            iov_base: stamps.as_mut_ptr().cast(),
+            iov_len: size_of_val(stamps.as_slice()),
+        }];
+        self.one(StoreOp::Inspect {
+            layer: LAYER,
+            chunk,
+            block,
+            iovecs: &iovecs,
+        })
+        .unwrap();
+        stamps
+    }
+
+    pub fn restore(
+        &mut self,
+        block: u32,
+        expect: BlockStamp,
+        stamp: BlockStamp,
+        content: Option<&Block>,
+    ) -> StoreResult {
+        let iovecs: Vec<_> = content.into_iter().map(iovec).collect();
+        self.one(StoreOp::Restore {
+            layer: LAYER,
+            chunk: CHUNK,
+            block,
+            expect,
+            stamp,
+            iovecs: &iovecs,
+        })
+    }
+}
+
+pub fn iovec(content: &Block) -> libc::iovec {
+    libc::iovec {
+        iov_base: content.as_ptr().cast_mut().cast(),
+        iov_len: BLOCK_BYTES,
+    }
+}
+
+pub fn iovec_mut(content: &mut Block) -> libc::iovec {
+    libc::iovec {
+        iov_base: content.as_mut_ptr().cast(),
+        iov_len: BLOCK_BYTES,
+    }
+}
+
+pub fn write_op(block: u32, version: u64, iovecs: &[libc::iovec]) -> StoreOp<'_> {
+    StoreOp::Write {
+        layers: &[LAYER],
+        chunk: CHUNK,
+        offset: block * BLOCK_BYTES as u32,
+        iovecs,
+        version: Version(version),
+        fua: false,
+    }
+}
+
+impl Shard {
+    /// Executes a command of the replication protocol, past all fences.
+    pub fn execute(&mut self, command: &Command, version: Version) -> StoreResult {
+        let layers = [command.layer().unwrap_or(LAYER)];
+        match *command {
+            Command::Read {
+                chunk,
+                offset,
+                buffers,
+                ..
+            } => self.one(StoreOp::Read {
+                layers: &layers,
+                chunk: chunk.index,
+                offset,
+                iovecs: slice_of(&buffers),
+            }),
+            Command::Write {
+                chunk,
+                offset,
+                buffers,
+                fua,
+                ..
+            } => self.one(StoreOp::Write {
+                layers: &layers,
+                chunk: chunk.index,
+                offset,
+                iovecs: slice_of(&buffers),
+                version,
+                fua,
+            }),
+            Command::Inspect {
+                chunk,
+                block,
+                buffers,
+                ..
+            } => self.one(StoreOp::Inspect {
+                layer: chunk.layer,
+                chunk: chunk.index,
+                block,
+                iovecs: slice_of(&buffers),
+            }),
+            Command::Restore {
+                chunk,
+                block,
+                stamps: [expect, stamp],
+                buffers,
+                len,
+            } => self.one(StoreOp::Restore {
+                layer: chunk.layer,
+                chunk: chunk.index,
+                block,
+                expect,
+                stamp,
+                iovecs: if len > 0 { slice_of(&buffers) } else { &[] },
+            }),
+            Command::ListChunks {
+                cursor, buffers, ..
+            } => {
+                self.list_chunks(cursor, &buffers);
+                Ok(())
+            }
+            Command::Flush { .. } => self.one(StoreOp::Flush),
+            _ => Err(StoreError::OutOfRange),
+        }
+    }
+
+    fn list_chunks(&self, cursor: u64, buffers: &IoVecs) {
+        // SAFETY: the machine keeps the list and its memory.
+        let out = unsafe { buffers.first_mut() };
+        let mut cursor = cursor as u32;
+        let mut entries = out.chunks_exact_mut(size_of::<ChunkEntry>()).peekable();
+        while let Some(place) = entries.next() {
+            let last = entries.peek().is_none();
+            let next = self.core.next_chunk(cursor).filter(|_| !last);
+            let entry = match next {
+                Some((layer, chunk, behind)) => {
+                    cursor = behind;
+                    ChunkEntry {
+                        layer: layer.0,
+                        cursor: u64::from(cursor),
+                        chunk,
+                        kind: chunk_entry::CHUNK,
+                    }
+                }
+                None => ChunkEntry {
+                    cursor: u64::from(cursor),
+                    kind: if last {
+                        chunk_entry::MORE
+                    } else {
+                        chunk_entry::END
+                    },
+                    ..ChunkEntry::default()
+                },
+            };
+            place.copy_from_slice(entry.as_bytes());
+            if next.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Where on the disk the block lies.
+    pub fn find(&self, content: &Block) -> u64 {
+        let mut block = [0; BLOCK_BYTES];
+        let offsets = self.disk.written_blocks().into_iter();
+        let mut offsets = offsets.map(|block| block * BLOCK_BYTES as u64);
+        let there = offsets.find(|&offset| {
+            self.disk.peek(offset, &mut block);
+            block == *content
+        });
+        there.expect("it is on the disk")
+    }
+
+    /// What the layer holds, block by block where there is anything.
+    pub fn stamps(&mut self) -> Vec<(ChunkKey, u32, BlockStamp)> {
+        let mut chunks: Vec<_> =
+            std::iter::successors(self.core.next_chunk(0), |c| self.core.next_chunk(c.2))
+                .map(|(layer, index, _)| ChunkKey { layer, index })
+                .collect();
+        chunks.sort_unstable();
+        let mut found = Vec::new();
+        for chunk in chunks {
+            for leaf in 0..4 {
+                let stamps = self.inspect_chunk(chunk.index, leaf * 256, 256);
+                let mapped = stamps.into_iter().zip(leaf * 256..);
+                let mapped = mapped.filter(|(s, _)| s.holds != 0);
+                found.extend(mapped.map(|(s, block)| (chunk, block, s)));
+            }
+        }
+        found
+    }
+}
+
+fn slice_of(iovecs: &IoVecs) -> &[libc::iovec] {
+    // SAFETY: the machine keeps the list until the answer.
+    unsafe { std::slice::from_raw_parts(iovecs.ptr, iovecs.len as usize) }
+}
