@@ -1,3 +1,4 @@
 //! How requests reach replicas, behind [`crate::core::client::Transport`].
 
 pub mod mem;
+pub mod tcp;

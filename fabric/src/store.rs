@@ -12,7 +12,7 @@ pub mod device;
 pub mod error;
 pub mod file;
 pub mod format;
-mod iov;
+pub(crate) mod iov;
 mod leaf;
 mod log;
 pub mod metrics;

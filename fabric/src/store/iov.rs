@@ -38,6 +38,11 @@ impl IovCursor {
         }
     }
 
+    /// Moves behind the next `len` bytes.
+    pub fn skip(&mut self, iovs: &[libc::iovec], len: usize) {
+        self.walk(iovs, len, |_, _| ());
+    }
+
     /// Appends the next `len` bytes to another list, joined with its last element where they follow it in memory.
     pub fn slice(&mut self, iovs: &[libc::iovec], len: usize, out: &mut Vec<libc::iovec>) {
         self.walk(iovs, len, |ptr, span| {

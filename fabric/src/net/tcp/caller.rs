@@ -1,0 +1,236 @@
+//! The end of a connection that asks: requests out, replies in, without the socket.
+//!
+//! Every request that was sent is answered once: by [`Caller::poll`], or by the loss of the connection, of which the owner tells the client.
+
+use super::frame::{FrameError, Kind, Message};
+use super::handshake::Agreed;
+use super::queue::SendQueue;
+use super::reader::{NOWHERE, Progress, Reader};
+use super::shape::{self, Shape};
+use crate::core::slab::{Key, Slab};
+use crate::proto::wire::{ReplyHeader, WireError};
+use crate::proto::{Incarnation, Refusal, Reply, Request, RequestId};
+use crate::store::device::IoVecs;
+
+/// Ticks without a byte, with requests unanswered, after which the peer counts as lost. It gives a sign of life in between
+/// if a request takes long ([`super::responder`]).
+pub const QUIET_TICKS_MAX: u32 = 8;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The bytes are no frames.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A message's header is impossible.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The frames are good, but not what this end may be sent now.
+    #[error("the peer does not follow the protocol: {0}")]
+    Protocol(&'static str),
+    /// TLS failed.
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The socket failed.
+    #[error(transparent)]
+    Socket(#[from] std::io::Error),
+    /// The peer closed the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// No byte for too long.
+    #[error("the peer does not answer")]
+    Silent,
+}
+
+/// A request that was sent.
+#[derive(Clone, Copy)]
+struct Flight {
+    id: RequestId,
+    destination: IoVecs,
+    room: u32,
+    exact: bool,
+    cost: u32,
+    skip: u16,
+    /// Where in the bytes sent it ends: a reply that comes before that is a lie, and its memory still in use.
+    end: u64,
+}
+
+// SAFETY: the list describes memory that the client keeps valid until the answer, on whatever thread.
+unsafe impl Send for Flight {}
+
+/// The machine.
+pub struct Caller {
+    reader: Reader,
+    queue: SendQueue,
+    flights: Slab<Flight>,
+    bytes_left: u32,
+    incarnation: Incarnation,
+    quiet_ticks: u32,
+}
+
+impl Caller {
+    /// For a connection that was agreed so.
+    pub fn new(agreed: &Agreed) -> Self {
+        let empty = Flight {
+            id: RequestId(0),
+            destination: NOWHERE,
+            room: 0,
+            exact: true,
+            cost: 0,
+            skip: 0,
+            end: 0,
+        };
+        let requests = agreed.credit_requests.min(super::hello::CREDIT_REQUESTS);
+        Self {
+            reader: Reader::new(agreed.receive_key),
+            queue: SendQueue::new(agreed.send_key),
+            flights: Slab::new(requests, || empty),
+            bytes_left: agreed.credit_bytes,
+            incarnation: agreed.incarnation,
+            quiet_ticks: 0,
+        }
+    }
+
+    /// The start of the peer that answers here.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Whether the credits allow a request of this shape now.
+    #[inline]
+    pub fn has_credit(&self, shape: &Shape) -> bool {
+        self.flights.free() > 0 && shape.cost() <= self.bytes_left
+    }
+
+    /// Requests without an answer.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.flights.taken()
+    }
+
+    /// Queues a request, with the CRC of each block of its payload.
+    ///
+    /// # Panics
+    /// If there is [no credit](Self::has_credit).
+    ///
+    /// # Safety
+    /// Its buffers stay valid until the answer, or until this machine is dropped.
+    pub unsafe fn send(&mut self, request: &Request, shape: &Shape, crcs: &[u32]) {
+        assert!(shape.cost() <= self.bytes_left, "no credit");
+        let slot = self.flights.take().expect("the caller asked for credit");
+        self.bytes_left -= shape.cost();
+        if self.flights.taken() == 1 {
+            // It is silent from now on only.
+            self.quiet_ticks = 0;
+        }
+        let mut room = [0; shape::REQUEST_BYTES_MAX];
+        let message = Message {
+            kind: Kind::Request,
+            pair: self.flights.key(slot).0,
+            header: shape::encode(request, &mut room),
+            crcs,
+            payload_len: shape.payload_len,
+            room: shape.room,
+            skip: shape.skip,
+        };
+        // SAFETY: the caller's promise, and until its answer is taken a request is out (see `end`).
+        let end = unsafe { self.queue.push(&message, shape.payload) };
+        self.flights[slot] = Flight {
+            id: request.id,
+            destination: shape.destination.unwrap_or(NOWHERE),
+            room: shape.room,
+            exact: shape.exact,
+            cost: shape.cost(),
+            skip: shape.skip,
+            end,
+        };
+    }
+
+    /// What is to be sent.
+    pub fn queue(&mut self) -> &mut SendQueue {
+        &mut self.queue
+    }
+
+    /// What receives.
+    pub fn reader(&mut self) -> &mut Reader {
+        &mut self.reader
+    }
+
+    /// Bytes came.
+    pub fn heard(&mut self) {
+        self.quiet_ticks = 0;
+    }
+
+    /// Time passes.
+    pub fn tick(&mut self) -> Result<(), LinkError> {
+        if self.flights.taken() == 0 {
+            return Ok(());
+        }
+        self.quiet_ticks += 1;
+        match self.quiet_ticks > QUIET_TICKS_MAX {
+            true => Err(LinkError::Silent),
+            false => Ok(()),
+        }
+    }
+
+    /// The next answer that is complete. A payload that does not match its checksums makes it `Refusal::Mismatch`.
+    pub fn poll(&mut self) -> Result<Option<Reply>, LinkError> {
+        loop {
+            match self.reader.progress()? {
+                Progress::Bytes => return Ok(None),
+                Progress::Head => self.place()?,
+                Progress::Frame { intact } => return self.take(intact).map(Some),
+            }
+        }
+    }
+
+    /// Finds the place of a reply's payload.
+    fn place(&mut self) -> Result<(), LinkError> {
+        let head = self.reader.head();
+        match head.kind {
+            Kind::Alive => return Ok(self.reader.skip_bare()?),
+            Kind::Reply => {}
+            Kind::Request => return Err(LinkError::Protocol("a request where replies go")),
+        }
+        let slot = self.flights.find(Key(head.pair));
+        let slot = slot.ok_or(LinkError::Protocol("a reply to nothing"))?;
+        let flight = &self.flights[slot];
+        if self.queue.sent() < flight.end {
+            return Err(LinkError::Protocol("a reply to a request that is not sent"));
+        }
+        let reply = ReplyHeader::parse(self.reader.header())?;
+        if reply.request.get() != flight.id.0 {
+            return Err(LinkError::Protocol("a reply to another request"));
+        }
+        let done = reply.decode()?.result.is_ok();
+        let fits = match (done, flight.exact) {
+            (false, _) => head.payload_len == 0,
+            (true, true) => head.payload_len == flight.room,
+            (true, false) => head.payload_len <= flight.room,
+        };
+        if !fits || (head.payload_len > 0 && head.skip != flight.skip) {
+            return Err(LinkError::Protocol("a reply of another length"));
+        }
+        // SAFETY: the promise made to `send`: the list holds `room` bytes and lives until the answer.
+        unsafe { self.reader.take_payload(flight.destination) };
+        Ok(())
+    }
+
+    fn take(&mut self, intact: bool) -> Result<Reply, LinkError> {
+        let slot = self.flights.find(Key(self.reader.head().pair));
+        let slot = slot.expect("it was there when the head came");
+        let mut reply = ReplyHeader::parse(self.reader.header())?.decode()?;
+        if !intact {
+            reply.result = Err(Refusal::Mismatch);
+        }
+        self.reader.finish();
+        self.bytes_left += self.flights[slot].cost;
+        self.flights.give_back(slot);
+        Ok(reply)
+    }
+}
+
+/// The shape of a request, for [`Caller::has_credit`] and [`Caller::send`].
+pub fn shape_of(request: &Request) -> Shape {
+    shape::of(&request.command)
+}
