@@ -8,6 +8,7 @@ pub mod client;
 pub mod fence;
 pub mod groups;
 pub mod membership;
+pub mod overlap;
 pub mod replica;
 pub mod resync;
 pub mod segments;

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::membership::{Members, REPLICAS_MAX, ReplicaSet};
 use super::segments::{Cutter, NoRoom, SegmentPool, Segments};
@@ -18,10 +19,12 @@ use crate::proto::{Command, Epoch, NodeId, PgId, Refusal, Reply, Request, Reques
 use crate::store::device::IoVecs;
 
 mod fences;
+mod held;
 mod in_place;
 mod ios;
 mod piece;
 
+use held::Held;
 use ios::{GuestIo, LocalVolume, NO_IO, NONE};
 use piece::{Next, Piece};
 
@@ -30,6 +33,9 @@ pub const IOS_MAX: u32 = 4096;
 
 /// Pieces in flight per data thread. A request that needs more than are free is answered busy.
 pub const PIECES_MAX: u32 = 6144;
+
+/// How often [`Client::on_tick`] is called while something waits for it.
+pub const TICK: Duration = Duration::from_millis(1);
 
 /// Largest read or write; a longer one is refused as out of range. Far above what guests send (1 to 4 MiB).
 pub const TRANSFER_BYTES_MAX: u64 = 64 << 20;
@@ -85,6 +91,12 @@ pub struct Client {
     groups: Vec<Group>,
     volumes: Vec<Option<LocalVolume>>,
     actions: VecDeque<ClientAction>,
+    /// Some set has more than one member.
+    replicated: bool,
+    /// Some pieces wait for a tick.
+    retrying: bool,
+    /// Requests that wait for others that overlap them.
+    held: VecDeque<Held>,
 }
 
 fn changes_data(op: Op) -> bool {
@@ -99,6 +111,7 @@ impl Client {
             "a client has 1 to 65535 replica sets"
         );
         let actions = VecDeque::with_capacity(sets.len() * REPLICAS_MAX);
+        let replicated = sets.iter().any(|set| set.members().len() > 1);
         Self {
             lane,
             ios: Slab::new(IOS_MAX, || NO_IO),
@@ -114,6 +127,9 @@ impl Client {
                 .collect(),
             volumes: Vec::new(),
             actions,
+            replicated,
+            retrying: false,
+            held: VecDeque::new(),
         }
     }
 
@@ -162,9 +178,10 @@ impl Client {
             volume.count(self.lane, Finished::Error);
             return Submit::Done(Err(IoError::Fenced));
         };
+        let entered = self.enter(io);
         match request.op {
             Op::Read | Op::Write { .. } => {
-                match self.send_data(io, volume, request, transport) {
+                match self.send_data(io, volume, request, entered, transport) {
                     Ok(()) => {}
                     Err(NoRoom::Busy) => {
                         // Nothing of it was sent: the version it drew is simply never used.
@@ -174,9 +191,10 @@ impl Client {
                     Err(NoRoom::Malformed) => self.ios[io].error = Some(IoError::OutOfRange),
                 }
             }
-            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => self.pump(io, transport),
+            Op::Flush | Op::Discard | Op::WriteZeroes { .. } if entered => self.pump(io, transport),
+            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => self.hold(io, Vec::new()),
         }
-        if self.ios[io].open > 0 {
+        if self.ios[io].open > 0 || (!entered && self.ios[io].error.is_none()) {
             return Submit::Pending;
         }
         self.count_finished(io);
@@ -243,13 +261,18 @@ impl Client {
         if set.epoch() <= self.groups[at].set.epoch() {
             return;
         }
+        let renewed = renewed(&self.groups[at].set, &set);
+        self.replicated |= set.members().len() > 1;
         self.groups[at].set = set;
         self.groups[at].reported = Members::NONE;
         for piece in 0..self.pieces.capacity() {
+            if self.pieces.is_taken(piece) && usize::from(self.pieces[piece].group) == at {
+                self.pieces[piece].renew(renewed);
+            }
             let slot = &self.pieces[piece];
-            let parked = self.pieces.is_taken(piece) && slot.waiting.is_empty();
+            let parked = self.pieces.is_taken(piece) && slot.begun && slot.waiting.is_empty();
             if parked && usize::from(slot.group) == at {
-                self.pieces[piece].ask_failed_again();
+                self.ask_again(piece);
                 self.go_on(piece, transport, done);
             }
         }
@@ -262,6 +285,7 @@ impl Client {
         io: u32,
         volume: &VolumeState,
         request: &io::Request<'_>,
+        entered: bool,
         transport: &mut T,
     ) -> Result<(), NoRoom> {
         let mut cut = [NONE; DATA_PIECES_MAX];
@@ -293,6 +317,10 @@ impl Client {
                 self.free_piece(piece);
             }
             return Err(no_room);
+        }
+        if !entered {
+            self.hold(io, cut[..count].to_vec());
+            return Ok(());
         }
         for &piece in &cut[..count] {
             self.start(piece, io, transport);
@@ -354,6 +382,7 @@ impl Client {
     #[inline]
     fn start<T: Transport>(&mut self, piece: u32, io: u32, transport: &mut T) {
         self.ios[io].open += 1;
+        self.pieces[piece].begun = true;
         self.refresh_fences(piece);
         if let Some(result) = self.drive(piece, transport) {
             self.end_piece(piece, result);
@@ -406,6 +435,14 @@ impl Client {
         if self.ios[io].cursor < self.ios[io].end {
             self.pump(io, transport);
         }
+        self.report_if_done(io, done);
+        if !self.held.is_empty() {
+            self.release_held(transport, done);
+        }
+    }
+
+    #[inline]
+    fn report_if_done(&mut self, io: u32, done: &mut dyn FnMut(Tag, IoResult)) {
         if self.ios[io].open == 0 {
             let tag = self.ios[io].tag;
             self.count_finished(io);
@@ -438,6 +475,15 @@ impl Client {
                         return Some(Err(IoError::Device(libc::EIO)));
                     }
                     self.pieces[piece].forget_answers();
+                }
+                Next::Retry => {
+                    self.retrying = true;
+                    return None;
+                }
+                Next::Fail { refusal, others } => {
+                    self.pieces[piece].condemn(refusal);
+                    self.report(piece, others);
+                    return None;
                 }
                 Next::Park { failed } => {
                     self.report(piece, failed);
@@ -491,6 +537,17 @@ impl Client {
         self.segments.clear(&mut self.pieces[piece].segments);
         self.pieces.give_back(piece);
     }
+}
+
+/// Members that began anew between two maps.
+fn renewed(old: &ReplicaSet, new: &ReplicaSet) -> Members {
+    let mut renewed = Members::NONE;
+    for (index, (old, new)) in old.members().iter().zip(new.members()).enumerate() {
+        if new.incarnation != old.incarnation || new.since > old.since {
+            renewed.insert(index);
+        }
+    }
+    renewed
 }
 
 /// Which of `groups` holds a chunk.

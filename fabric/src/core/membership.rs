@@ -106,6 +106,9 @@ pub struct Member {
     pub incarnation: Incarnation,
     /// Its standing.
     pub standing: Standing,
+    /// Epoch since which it has been sent every write (or nothing, if it is out). What it answered to requests of older maps
+    /// says nothing about what it holds now.
+    pub since: Epoch,
 }
 
 /// The replicas of a placement group. A member keeps its index for as long as the group exists.
@@ -164,6 +167,7 @@ impl ReplicaSet {
             node,
             incarnation,
             standing,
+            since: epoch,
         };
         Self::new(pg, epoch, 1, vec![member])
     }

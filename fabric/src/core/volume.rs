@@ -1,7 +1,9 @@
 //! What all data threads share about one open volume.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::overlap::Overlap;
 use super::watermark::{LANES_MAX, Watermark};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::{Epoch, Generation};
@@ -92,6 +94,8 @@ pub struct VolumeState {
     epoch: AtomicU64,
     read_only: AtomicBool,
     durable_writes: AtomicBool,
+    /// Requests in flight, if the volume is replicated.
+    pub(super) overlap: OnceLock<Overlap>,
     /// Draws write versions; holds the generation.
     pub(super) watermark: Watermark,
     counters: Box<[LaneCounters]>,
@@ -108,6 +112,7 @@ impl VolumeState {
             epoch: AtomicU64::new(params.epoch.0),
             read_only: AtomicBool::new(params.read_only),
             durable_writes: AtomicBool::new(params.durability == Durability::Write),
+            overlap: OnceLock::new(),
             watermark: Watermark::new(params.generation, LANES_MAX),
             counters: (0..LANES_MAX).map(|_| LaneCounters::default()).collect(),
         }

@@ -119,6 +119,7 @@ fn set(epoch: u64, standings: &[Standing]) -> ReplicaSet {
         node: NodeId(node),
         incarnation: Incarnation(1),
         standing,
+        since: Epoch(1),
     });
     ReplicaSet::new(PG, Epoch(epoch), 1, members.collect())
 }

@@ -46,6 +46,19 @@ impl Client {
         newer
     }
 
+    /// Prepares a piece that waited for going on: under the present lease and map, asking whoever failed once more. Under a
+    /// newer lease it is another write, and everybody is asked.
+    pub(super) fn ask_again(&mut self, piece: u32) {
+        let version = self.pieces[piece].request.sequence;
+        let generation = self.pieces[piece].request.generation;
+        self.pieces[piece].ask_failed_again();
+        self.refresh_fences(piece);
+        let request = &self.pieces[piece].request;
+        if (request.generation, request.sequence) != (generation, version) {
+            self.pieces[piece].forget_answers();
+        }
+    }
+
     /// Numbers a piece's write anew; false if it has been often enough, or the lease has no number left.
     #[cold]
     pub(super) fn renumber(&mut self, piece: u32) -> bool {

@@ -20,7 +20,10 @@ pub(super) struct GuestIo {
     pub(super) volume: u32,
     pub(super) version: Version,
     pub(super) fua: bool,
+    pub(super) offset: u64,
     pub(super) len: u64,
+    /// It keeps others that overlap it away.
+    pub(super) entered: bool,
     /// Range requests: what is not cut into pieces yet. A flush counts groups.
     pub(super) cursor: u64,
     pub(super) end: u64,
@@ -38,7 +41,9 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     volume: 0,
     version: Version(0),
     fua: false,
+    offset: 0,
     len: 0,
+    entered: false,
     cursor: 0,
     end: 0,
     open: 0,
@@ -98,7 +103,9 @@ impl Client {
             volume: volume.slot(),
             version,
             fua: mutates && (asks || durable),
+            offset: request.offset,
             len: request.len,
+            entered: false,
             cursor,
             end,
             open: 0,
@@ -125,6 +132,7 @@ impl Client {
     /// Ends a guest request: frees its slot and settles its version.
     #[inline]
     pub(super) fn close_io(&mut self, io: u32) -> IoResult {
+        self.leave(io);
         let state = self.ios[io];
         let local = self.volumes[state.volume as usize]
             .as_mut()

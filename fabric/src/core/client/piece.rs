@@ -11,12 +11,21 @@ pub(super) struct Piece {
     pub(super) group: u16,
     pub(super) request: Request,
     pub(super) segments: Segments,
+    /// Not held back any more.
+    pub(super) begun: bool,
     /// Asked, not answered.
     pub(super) waiting: Members,
     /// Asked since the piece began.
     asked: Members,
     /// Answered: done.
     done: Members,
+    /// Asked under a map that has changed for them since: what they answer says nothing, and they are asked again.
+    void: Members,
+    /// Somebody is to be asked again in a moment, or by a newer map.
+    retry: bool,
+    /// All in-sync replicas refused, some perhaps after having stored a part: the guest is told when one replica is left,
+    /// which the others are then made equal to.
+    verdict: Option<Refusal>,
     /// Why another one did not do it; the worst so far.
     refusal: Option<Refusal>,
     /// At least one did not answer, so whether it has the write is unknown.
@@ -41,6 +50,15 @@ pub(super) enum Next {
     },
     /// Number the write anew and ask all again.
     Renumber,
+    /// Ask again at the next tick.
+    Retry,
+    /// The guest is told so once the map has none of these, which may hold a part of the write.
+    Fail {
+        /// Why.
+        refusal: Refusal,
+        /// All but one of those that were sent it.
+        others: Members,
+    },
     /// Wait for a map without the failed members.
     Park {
         /// In-sync members that failed.
@@ -55,9 +73,13 @@ impl Piece {
             group: 0,
             request: Request::NOTHING,
             segments: Segments::new(),
+            begun: false,
             waiting: Members::NONE,
             asked: Members::NONE,
             done: Members::NONE,
+            void: Members::NONE,
+            retry: false,
+            verdict: None,
             refusal: None,
             unreachable: false,
             renumbered: 0,
@@ -71,7 +93,10 @@ impl Piece {
         self.group = group;
         self.request = request;
         self.renumbered = 0;
+        self.begun = false;
         self.waiting = Members::NONE;
+        self.void = Members::NONE;
+        self.verdict = None;
         self.forget_answers();
     }
 
@@ -82,6 +107,19 @@ impl Piece {
         self.done = Members::NONE;
         self.refusal = None;
         self.unreachable = false;
+        self.retry = false;
+    }
+
+    /// A newer map says that these members began anew: nothing they answered before counts.
+    pub(super) fn renew(&mut self, members: Members) {
+        self.done = self.done.without(members);
+        self.asked = self.asked.without(members);
+        self.void = self.void.or(self.waiting.and(members));
+    }
+
+    /// Whether it waits for a tick; if so, it goes on.
+    pub(super) fn take_retry(&mut self) -> bool {
+        std::mem::take(&mut self.retry)
     }
 
     /// A new map: members that failed under the old one are asked again if they still belong. A write that one of
@@ -90,6 +128,12 @@ impl Piece {
         self.asked = self.done;
         self.refusal = None;
         self.unreachable = false;
+        self.retry = false;
+    }
+
+    /// See [`Next::Fail`].
+    pub(super) fn condemn(&mut self, refusal: Refusal) {
+        self.verdict = Some(refusal);
     }
 
     #[inline]
@@ -100,8 +144,16 @@ impl Piece {
 
     #[inline]
     pub(super) fn answered(&mut self, member: usize, result: Result<(), Refusal>) {
+        if self.void.remove(member) {
+            self.asked.remove(member);
+            return;
+        }
         match result {
             Ok(()) => self.done.insert(member),
+            Err(Refusal::Behind(_)) => {
+                self.asked.remove(member);
+                self.retry = true;
+            }
             Err(refusal) => {
                 self.unreachable |= refusal == Refusal::Unreachable;
                 if self
@@ -118,6 +170,7 @@ impl Piece {
     #[inline]
     pub(super) fn next(&self, set: &ReplicaSet) -> Next {
         debug_assert!(self.waiting.is_empty());
+        let alone = set.members().len() == 1;
         match self.refusal {
             Some(Refusal::StaleGeneration(generation)) => {
                 return Next::Renew {
@@ -125,6 +178,8 @@ impl Piece {
                     epoch: Epoch(0),
                 };
             }
+            // Its map is on the way here.
+            Some(Refusal::StaleEpoch(_)) if !alone => return Next::Retry,
             Some(Refusal::StaleEpoch(epoch)) => {
                 return Next::Renew {
                     generation: Generation(0),
@@ -133,6 +188,9 @@ impl Piece {
             }
             Some(Refusal::Renumber) => return Next::Renumber,
             _ => {}
+        }
+        if self.retry {
+            return Next::Retry;
         }
         if matches!(self.request.command, Command::Read { .. }) {
             self.next_of_read(set)
@@ -160,9 +218,13 @@ impl Piece {
         }
     }
 
-    /// Invariant *Shrink before ack*: every replica that the map calls in-sync has it, and they are enough.
+    /// Invariant *Shrink before ack*: every replica that the map calls in-sync has it, and they are enough. Those that are
+    /// syncing must have it, too: what one of them lacks it must never be promoted without.
     #[inline]
     fn next_of_write(&self, set: &ReplicaSet) -> Next {
+        if let Some(refusal) = self.verdict.filter(|_| set.receiving().len() == 1) {
+            return Next::Done(Err(error_of(refusal)));
+        }
         if set.in_sync().len() < set.min_in_sync() {
             return Next::Park {
                 failed: Members::NONE,
@@ -172,14 +234,20 @@ impl Piece {
         if !missing.is_empty() {
             return Next::Send(missing);
         }
-        let failed = set.in_sync().without(self.done);
+        let failed = set.receiving().without(self.done);
         if failed.is_empty() {
             return Next::Done(Ok(()));
         }
+        let in_sync = set.in_sync();
         match self.refusal {
             // All refused for good: there is no smaller set that has it.
-            Some(refusal) if failed == set.in_sync() && !self.unreachable => {
-                Next::Done(Err(error_of(refusal)))
+            Some(refusal) if in_sync.and(self.done).is_empty() && !self.unreachable => {
+                let first = in_sync.iter().next().map_or(Members::NONE, Members::only);
+                let others = set.receiving().without(first);
+                if others.is_empty() || refusal == Refusal::Invalid {
+                    return Next::Done(Err(error_of(refusal)));
+                }
+                Next::Fail { refusal, others }
             }
             _ => Next::Park { failed },
         }

@@ -37,6 +37,7 @@ fn set(epoch: u64, min_in_sync: usize, standings: &[Standing]) -> ReplicaSet {
         node: NodeId(node),
         incarnation: Incarnation(7),
         standing,
+        since: Epoch(1),
     });
     ReplicaSet::new(PgId(0), Epoch(epoch), min_in_sync, members.collect())
 }
@@ -115,6 +116,13 @@ impl Bench {
             });
     }
 
+    fn tick(&mut self) {
+        let done = &mut self.done;
+        self.client.on_tick(&mut self.script, &mut |tag, result| {
+            assert_eq!(done.insert(tag.0, result), None, "reported twice");
+        });
+    }
+
     fn lose(&mut self, node: u64) {
         let done = &mut self.done;
         self.client
@@ -191,7 +199,7 @@ fn below_min_in_sync_writes_wait_and_reads_go_on() {
     let mut bench = Bench::new(set(1, 2, &[IN, OUT, OUT]));
     bench.write(1, 0, 4096);
     assert!(bench.script.sent.is_empty());
-    assert_eq!(bench.submit(2, Op::Read, 0, 4096), Submit::Pending);
+    assert_eq!(bench.submit(2, Op::Read, 1 << 20, 4096), Submit::Pending);
     bench.answer(0, Ok(()));
     assert_eq!(bench.done, BTreeMap::from([(2, Ok(()))]));
     bench.map(set(2, 2, &[IN, IN, OUT]));
@@ -208,6 +216,10 @@ fn a_write_that_all_replicas_refuse_fails_with_the_gravest_reason() {
     bench.write(1, 0, 4096);
     bench.answer(0, Err(Refusal::Device(5)));
     bench.answer(1, Err(Refusal::NoSpace));
+    // Each may have stored a part: one is left, and the other is made equal to it.
+    assert!(bench.done.is_empty());
+    assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
+    bench.map(set(2, 1, &[IN, OUT]));
     assert_eq!(bench.done[&1], Err(IoError::NoSpace));
     assert_eq!(bench.volume.counters().errors, 1);
     bench.assert_idle();
@@ -254,7 +266,13 @@ fn a_stale_lease_or_map_is_retried_only_with_a_newer_one() {
     );
     bench.answer(2, Ok(()));
     bench.answer(3, Err(Refusal::StaleEpoch(Epoch(7))));
-    assert_eq!(bench.done[&1], Err(IoError::Fenced), "ours is 6");
+    assert!(
+        bench.done.is_empty(),
+        "ours is 6, and a newer one is on its way"
+    );
+    bench.map(set(7, 1, &[IN, IN]));
+    bench.answer(4, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
     bench.assert_idle();
 }
 
@@ -314,15 +332,125 @@ fn a_read_asks_one_replica_and_the_next_only_if_that_fails() {
 }
 
 #[test]
-fn a_syncing_replica_gets_writes_but_its_answer_does_not_count() {
+fn a_syncing_replica_that_misses_a_write_leaves_the_map_before_the_write_is_done() {
     let mut bench = Bench::new(set(1, 1, &[IN, SYNCING, OUT]));
     bench.write(1, 0, 4096);
     assert_eq!(bench.nodes(), [1, 2]);
     bench.answer(0, Ok(()));
-    assert!(bench.done.is_empty(), "it may still be reading the buffers");
     bench.answer(1, Err(Refusal::Device(5)));
+    assert!(bench.done.is_empty(), "it may just be promoted");
+    assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
+    bench.map(set(2, 1, &[IN, OUT, OUT]));
     assert_eq!(bench.done[&1], Ok(()));
-    assert_eq!(bench.client.poll_action(), None);
+    bench.assert_idle();
+}
+
+#[test]
+fn a_syncing_replica_is_not_read_and_does_not_make_up_for_one_in_sync() {
+    let mut bench = Bench::new(set(1, 2, &[IN, SYNCING, OUT]));
+    assert_eq!(bench.submit(1, Op::Read, 1 << 20, 4096), Submit::Pending);
+    assert_eq!(bench.nodes(), [1]);
+    bench.write(2, 0, 4096);
+    assert_eq!(bench.nodes(), [1], "one in sync is not enough");
+    bench.answer(0, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+}
+
+#[test]
+fn a_replica_that_does_not_know_the_map_yet_is_asked_again() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.write(1, 0, 4096);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::Behind(Epoch(0))));
+    assert!(bench.done.is_empty() && bench.client.needs_tick());
+    assert_eq!(bench.client.poll_action(), None, "it has not failed");
+    bench.tick();
+    assert_eq!(bench.nodes(), [1, 2, 2]);
+    bench.answer(2, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn an_older_map_is_no_error_when_there_are_several_replicas() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.write(1, 0, 4096);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::StaleEpoch(Epoch(2))));
+    assert!(bench.done.is_empty());
+    bench.map(set(2, 1, &[IN, IN]));
+    assert_eq!(bench.nodes(), [1, 2, 2]);
+    assert_eq!(bench.script.sent[2].1.epoch, Epoch(2));
+    bench.answer(2, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn what_a_replica_answered_before_it_began_anew_does_not_count() {
+    let anew = |epoch: u64, standings: &[Standing]| {
+        let mut members = set(epoch, 1, standings).members().to_vec();
+        members[1].since = Epoch(epoch);
+        ReplicaSet::new(PgId(0), Epoch(epoch), 1, members)
+    };
+    let mut bench = Bench::new(set(1, 1, &[IN, IN, IN]));
+    bench.write(1, 0, 4096);
+    bench.write(2, 4096, 4096);
+    // The first: answered before. The second: on its way.
+    bench.answer(0, Ok(()));
+    bench.answer(1, Ok(()));
+    bench.answer(2, Err(Refusal::Unreachable));
+    bench.map(anew(2, &[IN, SYNCING, IN]));
+    assert_eq!(bench.nodes(), [1, 2, 3, 1, 2, 3, 2, 3]);
+    bench.answer(6, Ok(()));
+    bench.answer(7, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    for nth in 3..6 {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.nodes()[8..], [2], "its answer was to the old map");
+    bench.answer(8, Ok(()));
+    assert_eq!(bench.done[&2], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn stable_reads_a_read_waits_for_an_overlapping_write_and_a_write_for_a_read() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.write(1, 0, 4096);
+    assert_eq!(bench.submit(2, Op::Read, 0, 8192), Submit::Pending);
+    assert_eq!(bench.nodes(), [1, 2], "the read waits");
+    bench.answer(0, Ok(()));
+    assert_eq!(bench.nodes(), [1, 2]);
+    bench.answer(1, Ok(()));
+    assert_eq!(bench.nodes(), [1, 2, 1]);
+    bench.write(3, 4096, 4096);
+    assert_eq!(bench.nodes(), [1, 2, 1], "the write waits");
+    bench.answer(2, Ok(()));
+    assert_eq!(bench.done[&2], Ok(()));
+    assert_eq!(bench.nodes(), [1, 2, 1, 1, 2]);
+    bench.answer(3, Ok(()));
+    bench.answer(4, Ok(()));
+    assert_eq!(bench.done[&3], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_discard_waits_for_everything_else_and_everything_else_for_it() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.write(1, 0, 4096);
+    assert_eq!(bench.submit(2, Op::Discard, CHUNK, 4096), Submit::Pending);
+    assert_eq!(bench.nodes(), [1, 2]);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Ok(()));
+    assert_eq!(bench.nodes(), [1, 2, 1, 2]);
+    assert_eq!(bench.submit(3, Op::Read, 2 * CHUNK, 512), Submit::Pending);
+    assert_eq!(bench.nodes(), [1, 2, 1, 2]);
+    bench.answer(2, Ok(()));
+    bench.answer(3, Ok(()));
+    assert_eq!(bench.done[&2], Ok(()));
+    bench.answer(4, Ok(()));
+    assert_eq!(bench.done[&3], Ok(()));
     bench.assert_idle();
 }
 
@@ -357,7 +485,7 @@ fn no_trust_on_return_the_answer_of_a_restarted_replica_does_not_count() {
 fn losing_a_replica_answers_for_it() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
-    assert_eq!(bench.submit(2, Op::Read, 0, 4096), Submit::Pending);
+    assert_eq!(bench.submit(2, Op::Read, 1 << 20, 4096), Submit::Pending);
     bench.lose(1);
     assert_eq!(bench.nodes(), [1, 2, 1, 2], "the read goes to the other");
     bench.answer(3, Ok(()));

@@ -1,0 +1,187 @@
+//! Keeps requests of a replicated volume apart that touch the same blocks at the same time.
+//!
+//! A write reaches its replicas one after the other. A read beside it might see it on one replica, and the next read, on
+//! another, might not; or the client dies, and the write that was seen is lost. So reads wait for overlapping writes, and
+//! writes for overlapping reads (invariant *Stable reads*). Discards leave no version behind where nothing is mapped, so
+//! that replicas which execute a discard and a write in different order would differ: a discard waits for everything
+//! else on the volume, and everything else for it.
+//!
+//! Blocks share counters by a hash: two that do not overlap may wait for each other, never the reverse.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::watermark::LANES_MAX;
+
+/// Bytes that share a counter whatever the hash.
+const GRANULE_BYTES: u64 = 16 << 10;
+/// Counters of a volume: 64 KiB of them.
+const COUNTERS: usize = 1 << 14;
+/// One writer; below it the readers are counted. A longest request, 64 MiB, may count for one counter several times.
+const WRITER: u32 = 1 << 16;
+const READERS: u32 = WRITER - 1;
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reads.
+    Read,
+    /// Writes data.
+    Write,
+    /// Discards, or writes zeroes.
+    Zero,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Lane {
+    active: AtomicU32,
+}
+
+/// The requests in flight of one volume, shared by its data threads.
+#[derive(Debug)]
+pub struct Overlap {
+    /// Lower half: readers; upper half: writers.
+    counters: Box<[AtomicU32]>,
+    /// Reads and writes in flight.
+    lanes: Box<[Lane]>,
+    zeroes: AtomicU32,
+}
+
+impl Default for Overlap {
+    fn default() -> Self {
+        Self {
+            counters: (0..COUNTERS).map(|_| AtomicU32::new(0)).collect(),
+            lanes: (0..LANES_MAX).map(|_| Lane::default()).collect(),
+            zeroes: AtomicU32::new(0),
+        }
+    }
+}
+
+fn granules(bytes: &Range<u64>) -> impl Iterator<Item = usize> {
+    let (first, end) = (
+        bytes.start / GRANULE_BYTES,
+        bytes.end.div_ceil(GRANULE_BYTES),
+    );
+    (first..end).map(|granule| (granule.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize)
+}
+
+const _: () = assert!(COUNTERS == 1 << (64 - 50));
+
+impl Overlap {
+    /// Lets the request of `lane` begin; false if it has to wait, and try again.
+    ///
+    /// Whoever comes says so before it looks whether somebody else did: of two that come at once at least one sees the
+    /// other.
+    #[must_use]
+    pub fn enter(&self, lane: usize, access: Access, bytes: &Range<u64>) -> bool {
+        if access == Access::Zero {
+            self.zeroes.fetch_add(1, Ordering::SeqCst);
+            let active = self
+                .lanes
+                .iter()
+                .any(|l| l.active.load(Ordering::SeqCst) > 0);
+            if active {
+                self.zeroes.fetch_sub(1, Ordering::SeqCst);
+            }
+            return !active;
+        }
+        self.lanes[lane].active.fetch_add(1, Ordering::SeqCst);
+        if self.zeroes.load(Ordering::SeqCst) > 0 {
+            self.lanes[lane].active.fetch_sub(1, Ordering::SeqCst);
+            return false;
+        }
+        let (mark, conflict) = match access {
+            Access::Read => (1, !READERS),
+            _ => (WRITER, READERS),
+        };
+        let mut met = false;
+        for granule in granules(bytes) {
+            met |= self.counters[granule].fetch_add(mark, Ordering::SeqCst) & conflict != 0;
+        }
+        if met {
+            self.leave(lane, access, bytes);
+        }
+        !met
+    }
+
+    /// A request that entered is over.
+    pub fn leave(&self, lane: usize, access: Access, bytes: &Range<u64>) {
+        let mark = match access {
+            Access::Zero => {
+                self.zeroes.fetch_sub(1, Ordering::SeqCst);
+                return;
+            }
+            Access::Read => 1,
+            Access::Write => WRITER,
+        };
+        for granule in granules(bytes) {
+            self.counters[granule].fetch_sub(mark, Ordering::SeqCst);
+        }
+        self.lanes[lane].active.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Range<u64> = 0..4096;
+    const B: Range<u64> = 4096..8192;
+    const FAR: Range<u64> = 1 << 30..(1 << 30) + 4096;
+
+    #[test]
+    fn readers_share_and_a_writer_waits_for_them_and_they_for_it() {
+        let volume = Overlap::default();
+        assert!(volume.enter(0, Access::Read, &A));
+        assert!(volume.enter(1, Access::Read, &B));
+        assert!(!volume.enter(2, Access::Write, &A));
+        assert!(volume.enter(2, Access::Write, &FAR));
+        volume.leave(0, Access::Read, &A);
+        volume.leave(1, Access::Read, &B);
+        assert!(volume.enter(2, Access::Write, &A));
+        assert!(!volume.enter(0, Access::Read, &A));
+        volume.leave(2, Access::Write, &A);
+        assert!(volume.enter(0, Access::Read, &A));
+    }
+
+    #[test]
+    fn writers_do_not_wait_for_each_other() {
+        let volume = Overlap::default();
+        assert!(volume.enter(0, Access::Write, &A));
+        assert!(volume.enter(1, Access::Write, &A));
+        volume.leave(0, Access::Write, &A);
+        assert!(!volume.enter(0, Access::Read, &A));
+        volume.leave(1, Access::Write, &A);
+        assert!(volume.enter(0, Access::Read, &A));
+    }
+
+    #[test]
+    fn a_discard_is_alone() {
+        let volume = Overlap::default();
+        assert!(volume.enter(0, Access::Write, &A));
+        assert!(!volume.enter(1, Access::Zero, &FAR));
+        volume.leave(0, Access::Write, &A);
+        assert!(volume.enter(1, Access::Zero, &FAR));
+        assert!(volume.enter(0, Access::Zero, &A));
+        assert!(!volume.enter(0, Access::Read, &A));
+        volume.leave(1, Access::Zero, &FAR);
+        volume.leave(0, Access::Zero, &A);
+        assert!(volume.enter(0, Access::Read, &A));
+    }
+
+    #[test]
+    fn the_longest_request_enters_and_leaves_without_a_trace() {
+        let volume = Overlap::default();
+        let all = 0..64 << 20;
+        assert!(volume.enter(0, Access::Write, &all));
+        volume.leave(0, Access::Write, &all);
+        assert!(
+            volume
+                .counters
+                .iter()
+                .all(|c| c.load(Ordering::SeqCst) == 0)
+        );
+        assert!(volume.enter(3, Access::Zero, &A));
+    }
+}
