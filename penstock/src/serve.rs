@@ -21,6 +21,10 @@ use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::api::server;
 use crate::cli::{NodeArgs, ServeArgs};
@@ -71,14 +75,17 @@ pub fn merge(mut file: config::File, args: NodeArgs, data: Option<PathBuf>) -> c
 /// Logging, limits and privileges, and a umask that keeps everyone else out of what this process creates. Called before
 /// there are other threads, which inherit all of it.
 pub fn prepare_process() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_ENV)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(LOG_DEFAULT));
+    let asked = std::env::var(LOG_ENV).ok().filter(|text| !text.is_empty());
+    let filter: Targets = asked
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| LOG_DEFAULT.parse().expect("the default is a filter"));
     let colours = std::io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_ansi(colours)
-        .with_writer(std::io::stderr)
+        .with_writer(std::io::stderr);
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
         .init();
     limits::raise_open_files();
     limits::drop_privileges();

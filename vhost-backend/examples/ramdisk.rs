@@ -18,6 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 use vhost_backend::blk::{BlkDevice, BlkOptions};
 use vhost_backend::data_thread::{ThreadOptions, Threads};
 use vhost_backend::session::Attachment;
@@ -129,10 +133,11 @@ impl Engine for Inline {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let filter = tracing_subscriber::EnvFilter::from_default_env();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
+    let asked = std::env::var("RUST_LOG").unwrap_or_else(|_| "error".to_owned());
+    let filter: Targets = asked.parse()?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
         .init();
     let mut args = std::env::args().skip(1);
     let mut next = || args.next().ok_or(USAGE);

@@ -31,14 +31,12 @@ pub fn cargo() -> Result<Command> {
     Ok(command)
 }
 
-/// Builds binaries of the workspace's packages.
-pub fn build(packages: &[&str]) -> Result<()> {
-    let mut command = cargo()?;
-    command.arg("build");
-    for package in packages {
-        command.args(["--package", package]);
-    }
-    check(&mut command)
+/// Builds the workspace's binaries, of the very crates that the tests are built of, so that nothing is compiled twice. For
+/// that all packages are built at once, which settles the features of what they depend on, and with the feature that the
+/// tests enable; it adds modules which the binaries do not use.
+pub fn build() -> Result<()> {
+    let features = "vhost-backend/fuzzing";
+    check(cargo()?.args(["build", "--workspace", "--bins", "--features", features]))
 }
 
 /// The built binary called `name`.

@@ -20,8 +20,7 @@ pub fn test(args: &[OsString]) -> Result<()> {
             .args(["test", "--workspace"])
             .env("RUST_TEST_THREADS", "1");
     }
-    // Whole-system tests run the binary, which Cargo builds beside the tests of its own package. It is not built on its
-    // own before: the tests enable features of the crates below, and everything would be compiled twice.
+    // Whole-system tests run the binary, which Cargo builds beside the tests of its own package.
     check(
         command
             .args(args)
@@ -31,7 +30,7 @@ pub fn test(args: &[OsString]) -> Result<()> {
 
 /// Builds and runs the benchmarks.
 pub fn bench(args: &[OsString]) -> Result<()> {
-    build(&["penstock", "bench"])?;
+    build()?;
     let mut command = std::process::Command::new(binary("penstock-bench")?);
     check(
         command

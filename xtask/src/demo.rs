@@ -32,7 +32,7 @@ const FIO: &str = "--name=verify --filename=/mnt/fio --size=32M --rw=randwrite -
 pub fn run() -> Result<()> {
     let start = Instant::now();
     say("building penstock (the first time, RocksDB takes some minutes)");
-    build(&["penstock"])?;
+    build()?;
     let mut table = Table::default();
     table.row("build", "penstock", start.elapsed());
 
