@@ -19,9 +19,11 @@ use crate::proto::{Command, Epoch, NodeId, PgId, Refusal, Reply, Request, Reques
 use crate::store::device::IoVecs;
 
 mod fences;
+mod flush;
 mod held;
 mod in_place;
 mod ios;
+mod maps;
 mod piece;
 
 use held::Held;
@@ -93,6 +95,10 @@ pub struct Client {
     actions: VecDeque<ClientAction>,
     /// Some set has more than one member.
     replicated: bool,
+    /// Maps taken up.
+    maps: u64,
+    /// Whether a flush of the group does for others on the same nodes, or is the only one.
+    flushes: Vec<bool>,
     /// Some pieces wait for a tick.
     retrying: bool,
     /// Requests that wait for others that overlap them.
@@ -112,22 +118,25 @@ impl Client {
         );
         let actions = VecDeque::with_capacity(sets.len() * REPLICAS_MAX);
         let replicated = sets.iter().any(|set| set.members().len() > 1);
+        let groups: Vec<Group> = sets
+            .into_iter()
+            .map(|set| Group {
+                set,
+                reported: Members::NONE,
+                in_flight: [0; REPLICAS_MAX],
+            })
+            .collect();
         Self {
             lane,
             ios: Slab::new(IOS_MAX, || NO_IO),
             pieces: Slab::new(PIECES_MAX, Piece::new),
             segments: SegmentPool::new(),
-            groups: sets
-                .into_iter()
-                .map(|set| Group {
-                    set,
-                    reported: Members::NONE,
-                    in_flight: [0; REPLICAS_MAX],
-                })
-                .collect(),
             volumes: Vec::new(),
             actions,
             replicated,
+            maps: 0,
+            flushes: flush::groups_to_flush(&groups),
+            groups,
             retrying: false,
             held: VecDeque::new(),
         }
@@ -248,36 +257,6 @@ impl Client {
         }
     }
 
-    /// A newer map. Parked pieces go on by it; an older one is ignored.
-    pub fn on_map<T: Transport>(
-        &mut self,
-        set: ReplicaSet,
-        transport: &mut T,
-        done: &mut dyn FnMut(Tag, IoResult),
-    ) {
-        let Some(at) = self.groups.iter().position(|g| g.set.pg() == set.pg()) else {
-            return;
-        };
-        if set.epoch() <= self.groups[at].set.epoch() {
-            return;
-        }
-        let renewed = renewed(&self.groups[at].set, &set);
-        self.replicated |= set.members().len() > 1;
-        self.groups[at].set = set;
-        self.groups[at].reported = Members::NONE;
-        for piece in 0..self.pieces.capacity() {
-            if self.pieces.is_taken(piece) && usize::from(self.pieces[piece].group) == at {
-                self.pieces[piece].renew(renewed);
-            }
-            let slot = &self.pieces[piece];
-            let parked = self.pieces.is_taken(piece) && slot.begun && slot.waiting.is_empty();
-            if parked && usize::from(slot.group) == at {
-                self.ask_again(piece);
-                self.go_on(piece, transport, done);
-            }
-        }
-    }
-
     /// Cuts a read or write into pieces and sends them. Nothing was sent on an error.
     #[inline]
     fn send_data<T: Transport>(
@@ -343,7 +322,8 @@ impl Client {
             let at = state.cursor;
             let (group, command, next) = if state.op == Op::Flush {
                 let layer = volume.layer();
-                (at as u16, Command::Flush { layer }, at + 1)
+                let next = self.next_to_flush(&state);
+                (at as u16, Command::Flush { layer }, next)
             } else {
                 let chunk = volume.chunk_at(at).expect("check() bounds the offset");
                 let next = state.end.min(at - at % CHUNK_BYTES + CHUNK_BYTES);
@@ -435,6 +415,9 @@ impl Client {
         if self.ios[io].cursor < self.ios[io].end {
             self.pump(io, transport);
         }
+        if self.flush_each_group(io) {
+            self.pump(io, transport);
+        }
         self.report_if_done(io, done);
         if !self.held.is_empty() {
             self.release_held(transport, done);
@@ -487,6 +470,8 @@ impl Client {
                 }
                 Next::Park { failed } => {
                     self.report(piece, failed);
+                    let io = self.pieces[piece].io;
+                    self.ios[io].failed_somewhere = true;
                     return None;
                 }
             }
@@ -503,19 +488,6 @@ impl Client {
             if let Some(reply) = transport.send(node, &self.pieces[piece].request) {
                 self.record(piece, member, &reply);
             }
-        }
-    }
-
-    /// Asks for a map without these members, once per map.
-    fn report(&mut self, piece: u32, failed: Members) {
-        let group = &mut self.groups[usize::from(self.pieces[piece].group)];
-        for member in failed.without(group.reported).iter() {
-            group.reported.insert(member);
-            self.actions.push_back(ClientAction::ReportFailed {
-                pg: group.set.pg(),
-                node: group.set.members()[member].node,
-                epoch: group.set.epoch(),
-            });
         }
     }
 
@@ -537,17 +509,6 @@ impl Client {
         self.segments.clear(&mut self.pieces[piece].segments);
         self.pieces.give_back(piece);
     }
-}
-
-/// Members that began anew between two maps.
-fn renewed(old: &ReplicaSet, new: &ReplicaSet) -> Members {
-    let mut renewed = Members::NONE;
-    for (index, (old, new)) in old.members().iter().zip(new.members()).enumerate() {
-        if new.incarnation != old.incarnation || new.since > old.since {
-            renewed.insert(index);
-        }
-    }
-    renewed
 }
 
 /// Which of `groups` holds a chunk.

@@ -24,6 +24,10 @@ pub(super) struct GuestIo {
     pub(super) len: u64,
     /// It keeps others that overlap it away.
     pub(super) entered: bool,
+    /// Maps that the client had taken up when it began; of a flush that goes to each group, `EACH_GROUP`.
+    pub(super) maps: u64,
+    /// Some replica did not do it.
+    pub(super) failed_somewhere: bool,
     /// Range requests: what is not cut into pieces yet. A flush counts groups.
     pub(super) cursor: u64,
     pub(super) end: u64,
@@ -44,6 +48,8 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     offset: 0,
     len: 0,
     entered: false,
+    maps: 0,
+    failed_somewhere: false,
     cursor: 0,
     end: 0,
     open: 0,
@@ -106,6 +112,8 @@ impl Client {
             offset: request.offset,
             len: request.len,
             entered: false,
+            maps: self.maps,
+            failed_somewhere: false,
             cursor,
             end,
             open: 0,

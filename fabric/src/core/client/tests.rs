@@ -7,6 +7,7 @@ use crate::core::volume::{Durability, VolumeParams};
 use crate::proto::ids::LayerId;
 use crate::proto::{Generation, Incarnation};
 
+mod flush;
 mod in_place;
 mod property;
 

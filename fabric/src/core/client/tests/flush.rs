@@ -1,0 +1,89 @@
+use super::*;
+
+fn set_of(pg: u64, epoch: u64, members: &[(u64, Standing)]) -> ReplicaSet {
+    let members = members.iter().map(|&(node, standing)| Member {
+        node: NodeId(node),
+        incarnation: Incarnation(7),
+        standing,
+        since: Epoch(1),
+    });
+    ReplicaSet::new(PgId(pg), Epoch(epoch), 1, members.collect())
+}
+
+fn bench(sets: Vec<ReplicaSet>) -> Bench {
+    let mut bench = Bench::new(sets[0].clone());
+    bench.client = Client::new(0, sets);
+    bench
+}
+
+const FIRST: [(u64, Standing); 3] = [(1, IN), (2, IN), (3, IN)];
+const OTHER_ORDER: [(u64, Standing); 3] = [(3, IN), (1, IN), (2, SYNCING)];
+const ELSEWHERE: [(u64, Standing); 3] = [(1, IN), (2, IN), (4, IN)];
+
+#[test]
+fn a_flush_goes_once_to_groups_on_the_same_nodes() {
+    let sets = vec![
+        set_of(0, 1, &FIRST),
+        set_of(1, 1, &OTHER_ORDER),
+        set_of(2, 1, &ELSEWHERE),
+        set_of(3, 1, &FIRST),
+    ];
+    let mut bench = bench(sets);
+    assert_eq!(bench.submit(1, Op::Flush, 0, 0), Submit::Pending);
+    assert_eq!(bench.nodes(), [1, 2, 3, 1, 2, 4]);
+    for nth in 0..6 {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_flush_that_a_replica_failed_is_done_when_every_groups_map_has_left_it_out() {
+    let sets = vec![set_of(0, 1, &FIRST), set_of(1, 1, &FIRST)];
+    let mut bench = bench(sets);
+    assert_eq!(bench.submit(1, Op::Flush, 0, 0), Submit::Pending);
+    assert_eq!(bench.nodes(), [1, 2, 3]);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::Device(5)));
+    bench.answer(2, Ok(()));
+    assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
+    bench.map(set_of(0, 2, &[(1, IN), (2, OUT), (3, IN)]));
+    assert!(bench.done.is_empty(), "the other group still counts on it");
+    assert_eq!(bench.nodes()[3..], [1, 3, 1, 2, 3]);
+    for (nth, result) in [(3, Ok(())), (4, Ok(())), (5, Ok(()))] {
+        bench.answer(nth, result);
+    }
+    bench.answer(6, Err(Refusal::Device(5)));
+    bench.answer(7, Ok(()));
+    assert!(bench.done.is_empty());
+    assert_eq!(
+        bench.client.poll_action(),
+        Some(ClientAction::ReportFailed {
+            pg: PgId(1),
+            node: NodeId(2),
+            epoch: Epoch(1),
+        })
+    );
+    bench.map(set_of(1, 3, &[(1, IN), (2, OUT), (3, IN)]));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_flush_during_which_a_map_changed_goes_to_each_group() {
+    let sets = vec![set_of(0, 1, &FIRST), set_of(1, 1, &FIRST)];
+    let mut bench = bench(sets);
+    assert_eq!(bench.submit(1, Op::Flush, 0, 0), Submit::Pending);
+    bench.map(set_of(1, 2, &[(1, IN), (2, IN), (3, OUT)]));
+    for nth in 0..3 {
+        bench.answer(nth, Ok(()));
+    }
+    assert!(bench.done.is_empty());
+    assert_eq!(bench.nodes()[3..], [1, 2, 3, 1, 2]);
+    for nth in 3..8 {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
