@@ -1,7 +1,7 @@
 //! Measures the engine alone, without a guest.
 //!
 //! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [OPTION...]`; FILE is created (and removed).
-//! Options: `size=MIB`, `threads=N` (each with an engine of its own, on the same volume), `depth=N` (of each thread;
+//! Options: `size=MIB`, `volume=MIB` (else a quarter of it), `threads=N` (each with an engine of its own, on the same volume), `depth=N` (of each thread;
 //! else 1, 32 and 128 in turn), `runs=N` (the median by requests per second is shown), `seconds=N` (of a run), `spin`
 //! (threads poll instead of sleeping), `clean` (after the random loads: 1 MiB in order while the volume is scattered, and
 //! once the cleaner has put it in order; else the cleaner is off).
@@ -28,6 +28,7 @@ const BLOCK: usize = 4096;
 struct Options {
     target: String,
     size_bytes: u64,
+    volume_bytes: Option<u64>,
     threads: usize,
     depths: Vec<usize>,
     runs: usize,
@@ -39,10 +40,11 @@ struct Options {
 impl Options {
     fn parse() -> Result<Self, Box<dyn Error>> {
         let mut args = std::env::args().skip(1);
-        let usage = "usage: engine_bench null | FILE [size=MIB] [threads=N] [depth=N] [runs=N] [seconds=N] [spin] [clean]";
+        let usage = "usage: engine_bench null | FILE [size=MIB] [volume=MIB] [threads=N] [depth=N] [runs=N] [seconds=N] [spin] [clean]";
         let mut options = Self {
             target: args.next().ok_or(usage)?,
             size_bytes: 4096 << 20,
+            volume_bytes: None,
             threads: 1,
             depths: vec![1, 32, 128],
             runs: 1,
@@ -55,6 +57,7 @@ impl Options {
                 None if arg == "spin" => options.spin = true,
                 None if arg == "clean" => options.clean = true,
                 Some(("size", n)) => options.size_bytes = n.parse::<u64>()? << 20,
+                Some(("volume", n)) => options.volume_bytes = Some(n.parse::<u64>()? << 20),
                 Some(("threads", n)) => options.threads = n.parse()?,
                 Some(("depth", n)) => options.depths = vec![n.parse()?],
                 Some(("runs", n)) => options.runs = n.parse()?,
@@ -89,7 +92,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fabric = Fabric::open(options.config())?;
     let volume = fabric.open_volume(&VolumeParams {
         layer: LayerId(1),
-        size_bytes: options.size_bytes / 4,
+        size_bytes: options.volume_bytes.unwrap_or(options.size_bytes / 4),
         generation: Generation(1),
         epoch: Epoch(1),
         read_only: false,

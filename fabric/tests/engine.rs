@@ -1,6 +1,7 @@
 //! The production engine on real files: io_uring, direct I/O and the chunk store together.
 
 mod engine {
+    mod cleaning;
     mod devices;
     mod guests;
     mod leases;

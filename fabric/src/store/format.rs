@@ -38,6 +38,10 @@
 //! position, so that no guest can forge one inside its data and no older header is taken for a new one. A batch for
 //! which the file system below a sparse device file had no room is replaced, in its place, by one without entries.
 //!
+//! An entry may repeat what the map has, version and all, at another place: the cleaner has moved the block. Of entries
+//! with the same version the later one holds, so replay needs to know nothing of it; and if a move is cut short, the place
+//! before it still holds the block, for like all that is freed it is not used again before the next checkpoint.
+//!
 //! # Why this order
 //! 1. *A write is acknowledged when all device writes of its batch are done*, in whatever order they reached the
 //!    device: then a header is found by scanning the regions, and everything it names is there. After power loss a

@@ -14,13 +14,17 @@ use crate::driver::{BLOCK_MAX, DEPTH_MAX, Direction, Driver, Load, Order};
 use crate::idle::{self, Idle, Opened};
 use crate::ping_pong::{self, State};
 use crate::usage::cpu_time;
+use settle::Settled;
 
 mod report;
+mod settle;
 
 /// Depths of the 4 KiB loads, for each queue.
 const DEPTHS: [usize; 3] = [1, 32, DEPTH_MAX];
 /// Depth of the 1 MiB loads.
 const SEQUENTIAL_DEPTH: usize = 8;
+/// How long a disk is overwritten at random before a load that wants it scattered.
+const SCATTER: Duration = Duration::from_secs(3);
 /// How long a back end is watched after a load, to see when it gives the core back.
 const AFTER_LOAD: Duration = Duration::from_millis(50);
 
@@ -128,6 +132,7 @@ struct Measured {
     summary: Vec<report::Row>,
     runs: Vec<Run>,
     discarded_runs: usize,
+    settled: Vec<Settled>,
     allocations: Vec<Counted>,
     idle: Option<Idle>,
     open_after_crash: Option<Opened>,
@@ -225,11 +230,14 @@ fn loads() -> Vec<Load> {
     // Writing in order first makes every round begin on the same disk.
     let sequential = [Direction::Write, Direction::Read];
     let sequential = sequential.map(|direction| large(direction, Order::Sequential));
-    let scattered = large(Direction::Read, Order::Scattered);
+    // Each of them on a disk that was scattered just before; the settled ones after one another on one that has settled.
+    let scattered = [Order::Scattered, Order::Settled]
+        .iter()
+        .flat_map(|order| [Direction::Read, Direction::Write].map(|d| large(d, *order)));
     sequential
         .into_iter()
         .chain(random)
-        .chain([scattered])
+        .chain(scattered)
         .collect()
 }
 
@@ -258,7 +266,17 @@ fn compare(
                     // Reads must find data, and every round the same layout.
                     Driver::connect(backend.socket(), queues, clock)?.fill()?;
                 }
+                let mut before = None;
                 for load in options.loads() {
+                    let fresh = before.replace(load.order) != Some(load.order);
+                    if load.order == Order::Scattered || (load.order == Order::Settled && fresh) {
+                        scatter(&backend, queues, clock)?;
+                    }
+                    if load.order == Order::Settled && fresh && kind != Kind::Qemu {
+                        let settled = settle::wait(backend.pid()?, kind)?;
+                        say(&settled.to_string());
+                        measured.settled.push(settled);
+                    }
                     match one_run(&backend, queues, &load, options.run_time(), clock, cpus[1])? {
                         Some(figures) => measured
                             .runs
@@ -270,6 +288,18 @@ fn compare(
             }
         }
     }
+    Ok(())
+}
+
+/// Overwrites the disk at random.
+fn scatter(backend: &Backend, queues: u16, clock: Clock) -> Result<()> {
+    let load = Load {
+        direction: Direction::Write,
+        order: Order::Random,
+        block: 4096,
+        depth: DEPTH_MAX,
+    };
+    Driver::connect(backend.socket(), queues, clock)?.run(&load, SCATTER)?;
     Ok(())
 }
 

@@ -45,6 +45,8 @@ pub enum Order {
     Sequential,
     /// One after the other, on a disk that was overwritten at random since it was last written in order.
     Scattered,
+    /// Likewise, once the back end has put it in order in the background.
+    Settled,
 }
 
 /// What to do to a disk.
@@ -67,6 +69,7 @@ impl Load {
             Order::Random => "random",
             Order::Sequential => "sequential",
             Order::Scattered => "scattered sequential",
+            Order::Settled => "settled sequential",
         };
         let direction = match self.direction {
             Direction::Read => "read",
@@ -279,7 +282,9 @@ impl Driver {
     fn submit(&mut self, progress: &mut Progress, lane: &mut Lane, index: usize, slot: usize) {
         let load = progress.load;
         let block = match load.order {
-            Order::Sequential | Order::Scattered => progress.submitted % progress.blocks,
+            Order::Sequential | Order::Scattered | Order::Settled => {
+                progress.submitted % progress.blocks
+            }
             Order::Random => self.random() % progress.blocks,
         };
         let offset = block * load.block as u64;

@@ -268,14 +268,15 @@ impl Allocator {
         self.victims.get(unit / REGION_UNITS)
     }
 
-    /// The cleaner has done with them; returns how many there were.
-    pub fn forget_victims(&mut self) -> u32 {
-        let (mut from, mut count) = (0, 0);
+    /// The cleaner has done with them; returns how many there were, and how many of them are empty.
+    pub fn forget_victims(&mut self) -> (u32, u32) {
+        let (mut from, mut count, mut empty) = (0, 0, 0);
         while let Some(region) = self.victims.find(true, from, self.regions()) {
             self.victims.clear(region);
             from = region + 1;
             count += 1;
+            empty += u32::from(self.free_of(region) == REGION_UNITS);
         }
-        count
+        (count, empty)
     }
 }

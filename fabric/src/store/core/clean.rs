@@ -46,6 +46,8 @@ const KEEP_SHARE: u32 = 64;
 const KEEP_MIN: u32 = 2;
 /// A sweep that made less than one in so many of its victims empty was in vain.
 const GAIN_SHARE: u32 = 4;
+/// With more than one in so many free units waiting for a checkpoint, that comes first.
+const QUARANTINE_SHARE: u64 = 4;
 /// With less than one in so many units free, cleaning would take from guests what it hopes to give them.
 const FREE_SHARE_MIN: u32 = 32;
 /// After a sweep in vain, guests have to change one in so many units before the next.
@@ -91,15 +93,15 @@ pub(super) struct Clean {
     leaf: usize,
     /// A part is under way.
     pub(super) busy: bool,
-    /// Empty regions that this sweep may still fill, and units that it moved to such.
+    /// Empty regions that this sweep may still fill, and units that it moved out of victims to such.
     place: u32,
-    streamed: u32,
+    evicted: u32,
     /// Moves of this sweep.
     moves: u32,
+    /// What was moved, or freed by guests, before the last sweep is free.
+    released: bool,
     /// `changes`, waiting leaves and empty regions when victims were last chosen for want of room.
     evacuated_at: Option<(u64, u32, u32)>,
-    /// Empty regions before the last victims were chosen.
-    empty_before: u32,
     credit: u64,
     /// Blocks that guests changed, and how many of them there must be before victims are chosen again.
     changes: u64,
@@ -126,6 +128,8 @@ pub(super) struct Job {
     pub(super) retry: Vec<u16>,
     /// Its page was not in the cache.
     pub(super) loaded: bool,
+    /// Guests are at it: only what lies in victims is moved.
+    hot: bool,
 }
 
 /// How a leaf's blocks lie.
@@ -150,10 +154,10 @@ impl Clean {
             leaf: 0,
             busy: false,
             place: 0,
-            streamed: 0,
+            evicted: 0,
             moves: 0,
+            released: false,
             evacuated_at: None,
-            empty_before: 0,
             credit: u64::from(used_units) * CREDIT_AT_START,
             changes: 0,
             wake_at: 0,
@@ -308,15 +312,19 @@ impl ShardCore {
         let space = self.alloc.free_space();
         self.clean.looked_at = Some(now);
         self.clean.place = space.empty.saturating_sub(self.keep_empty());
-        (self.clean.moves, self.clean.streamed) = (0, 0);
+        (self.clean.moves, self.clean.evicted) = (0, 0);
         (self.clean.rec, self.clean.leaf) = (0, 0);
         let place = self.clean.place > 0;
         let wants_room = !place && self.clean.waiting > 0;
+        let released = std::mem::take(&mut self.clean.released);
+        let rested = self.clean.changes >= self.clean.wake_at;
+        if wants_room && rested && !released && self.is_much_quarantined() {
+            // What the next checkpoint frees may be room enough.
+            return self.await_checkpoint(false);
+        }
         let evacuate =
             (wants_room || self.is_scattered(space)) && self.choose_victims(space, wants_room);
-        if evacuate {
-            self.clean.empty_before = space.empty;
-        } else if self.clean.changed == 0 && !(place && self.clean.waiting > 0) {
+        if !evacuate && self.clean.changed == 0 && !(place && self.clean.waiting > 0) {
             self.settle_cleaner();
             return CleanStep::Settled;
         }
@@ -327,8 +335,12 @@ impl ShardCore {
     /// Whether most free space lies in regions that are partly used. What a checkpoint will free may still change that.
     fn is_scattered(&self, space: FreeSpace) -> bool {
         let empty_units = space.empty * REGION_UNITS;
-        let soon = self.alloc.quarantined_units() * 4 > u64::from(self.alloc.free_units());
-        !soon && space.scattered_units > empty_units.max(VICTIMS_MIN * REGION_UNITS)
+        !self.is_much_quarantined()
+            && space.scattered_units > empty_units.max(VICTIMS_MIN * REGION_UNITS)
+    }
+
+    fn is_much_quarantined(&self) -> bool {
+        self.alloc.quarantined_units() * QUARANTINE_SHARE > u64::from(self.alloc.free_units())
     }
 
     /// Chooses regions to be emptied; `false` if none is worth it.
@@ -418,8 +430,12 @@ impl ShardCore {
         }
         let changed = clean.clear(rec, leaf, CHANGED);
         let waits = clean.clear(rec, leaf, WAITS);
+        clean.job.hot = hot;
         if hot && changed {
             clean.set(rec, leaf, CHANGED);
+        }
+        if hot && waits {
+            clean.set(rec, leaf, WAITS);
         }
         changed || waits || evacuate
     }
@@ -427,12 +443,7 @@ impl ShardCore {
     fn end_sweep(&mut self, evacuate: bool) -> CleanStep {
         let moved = self.clean.moves > 0;
         if evacuate || (moved && self.clean.waiting > 0) {
-            let checkpoint = self.ckpt.number() + 1 + u64::from(self.ckpt.is_running());
-            self.clean.state = State::Release {
-                checkpoint,
-                evacuated: evacuate,
-            };
-            return CleanStep::Working;
+            return self.await_checkpoint(evacuate);
         }
         self.clean.state = State::Settled;
         if moved {
@@ -442,20 +453,33 @@ impl ShardCore {
         }
     }
 
+    /// Waits for the checkpoint that frees all that was moved away until now.
+    fn await_checkpoint(&mut self, evacuated: bool) -> CleanStep {
+        let checkpoint = self.ckpt.number() + 1 + u64::from(self.ckpt.is_running());
+        self.clean.state = State::Release {
+            checkpoint,
+            evacuated,
+        };
+        CleanStep::Working
+    }
+
     fn await_release(&mut self, checkpoint: u64, evacuated: bool) -> CleanStep {
-        if self.ckpt.number() < checkpoint || self.ckpt.is_running() {
+        // Durable, it frees units only when nobody reads them; the next one begins after that.
+        let durable = self.ckpt.number();
+        if durable < checkpoint || (durable == checkpoint && self.ckpt.is_running()) {
             self.ckpt.want();
             return CleanStep::Busy;
         }
         if evacuated {
-            let victims = self.alloc.forget_victims();
-            let empty = self.alloc.free_space().empty + self.clean.streamed / REGION_UNITS;
-            let gained = empty.saturating_sub(self.clean.empty_before);
+            // What guests took of other empty regions meanwhile says nothing of the sweep.
+            let (victims, emptied) = self.alloc.forget_victims();
+            let gained = emptied.saturating_sub(self.clean.evicted / REGION_UNITS);
             if gained * GAIN_SHARE < victims {
                 self.rest();
             }
         }
         self.clean.looked_at = None;
+        self.clean.released = true;
         self.clean.state = State::Settled;
         CleanStep::Working
     }
@@ -475,7 +499,7 @@ impl ShardCore {
             // Dirty, it goes elsewhere with the checkpoint that ends the sweep.
             self.leaves.entries_mut(slot);
         }
-        if shape.breaks >= BREAKS_MIN {
+        if shape.breaks >= BREAKS_MIN && !self.clean.job.hot {
             if self.make_room(shape.movable, true) {
                 self.choose(|_, _| true);
                 return true;
@@ -517,7 +541,7 @@ impl ShardCore {
         match begun {
             Some(regions) => {
                 clean.place -= regions;
-                clean.streamed += units;
+                clean.evicted += if whole { 0 } else { units };
             }
             None => {
                 clean.place = 0;

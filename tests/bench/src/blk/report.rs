@@ -88,6 +88,9 @@ pub(super) fn print(measured: &Measured) {
         "runs discarded because the cores' distance flipped: {}",
         measured.discarded_runs
     );
+    for settled in &measured.settled {
+        println!("{settled}");
+    }
     for counted in &measured.allocations {
         println!(
             "allocations, {:?} store, {}: {} in {} requests ({:.5} for each)",
