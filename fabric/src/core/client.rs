@@ -20,14 +20,18 @@ use crate::store::device::IoVecs;
 
 mod fences;
 mod flush;
+mod hedge;
 mod held;
 mod in_place;
 mod ios;
+mod latency;
 mod maps;
 mod piece;
 
+use hedge::Sent;
 use held::Held;
 use ios::{GuestIo, LocalVolume, NO_IO, NONE};
+use latency::Latency;
 use piece::{Next, Piece};
 
 /// Guest requests in flight per data thread; more are answered busy.
@@ -56,6 +60,13 @@ pub trait Transport {
     /// many as the client has pieces. Until the answer it may use the buffers, after it never.
     fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply>;
 
+    /// Gives a read up that another replica has answered meanwhile. True: its buffers are not touched any more, and no answer
+    /// comes. False: the answer comes as usual.
+    #[inline]
+    fn abandon(&mut self, _node: NodeId, _id: RequestId) -> bool {
+        false
+    }
+
     /// True if every request is answered by `send` itself, so that its buffer list need not outlive the call.
     #[inline]
     fn answers_in_place(&self) -> bool {
@@ -73,6 +84,15 @@ pub enum ClientAction {
         /// Replica.
         node: NodeId,
         /// Map under which it failed.
+        epoch: Epoch,
+    },
+    /// Take this replica out until it is faster: it answers, and every write waits for it.
+    ReportSlow {
+        /// Group.
+        pg: PgId,
+        /// Replica.
+        node: NodeId,
+        /// Map under which it was slow.
         epoch: Epoch,
     },
 }
@@ -103,6 +123,12 @@ pub struct Client {
     retrying: bool,
     /// Requests that wait for others that overlap them.
     held: VecDeque<Held>,
+    /// What the shell said last.
+    now_us: u64,
+    latency: Latency,
+    /// Reads sent to one replica, oldest first; some may have been answered.
+    sent: VecDeque<Sent>,
+    hedged_reads: u64,
 }
 
 fn changes_data(op: Op) -> bool {
@@ -139,6 +165,10 @@ impl Client {
             groups,
             retrying: false,
             held: VecDeque::new(),
+            now_us: 0,
+            latency: Latency::default(),
+            sent: VecDeque::new(),
+            hedged_reads: 0,
         }
     }
 
@@ -226,7 +256,14 @@ impl Client {
         let Some(member) = group.set.index_of(node) else {
             return;
         };
-        if self.record(piece, member, reply) && self.pieces[piece].waiting.is_empty() {
+        if !self.record(piece, member, reply) {
+            return;
+        }
+        if reply.result.is_ok() {
+            self.note_answered(piece, node);
+        }
+        self.drop_slower(piece, transport);
+        if self.pieces[piece].waiting.is_empty() {
             self.go_on(piece, transport, done);
         }
     }
@@ -481,6 +518,7 @@ impl Client {
     #[inline]
     fn dispatch<T: Transport>(&mut self, piece: u32, to: Members, transport: &mut T) {
         self.pieces[piece].sending(to);
+        self.note_sent(piece, to);
         let group = usize::from(self.pieces[piece].group);
         for member in to.iter() {
             self.groups[group].in_flight[member] += 1;

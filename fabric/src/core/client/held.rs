@@ -109,11 +109,13 @@ impl Client {
             }
         }
         self.release_held(transport, done);
+        self.hedge(transport, done);
+        self.report_grey();
     }
 
     /// Whether something waits for the next tick.
     #[inline]
     pub fn needs_tick(&self) -> bool {
-        self.retrying || !self.held.is_empty()
+        self.retrying || !self.held.is_empty() || !self.sent.is_empty()
     }
 }

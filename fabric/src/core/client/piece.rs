@@ -13,6 +13,10 @@ pub(super) struct Piece {
     pub(super) segments: Segments,
     /// Not held back any more.
     pub(super) begun: bool,
+    /// When it was sent last.
+    pub(super) sent_us: u64,
+    /// A read that two replicas were asked for at once.
+    pub(super) hedged: bool,
     /// Asked, not answered.
     pub(super) waiting: Members,
     /// Asked since the piece began.
@@ -74,6 +78,8 @@ impl Piece {
             request: Request::NOTHING,
             segments: Segments::new(),
             begun: false,
+            sent_us: 0,
+            hedged: false,
             waiting: Members::NONE,
             asked: Members::NONE,
             done: Members::NONE,
@@ -94,6 +100,7 @@ impl Piece {
         self.request = request;
         self.renumbered = 0;
         self.begun = false;
+        self.hedged = false;
         self.waiting = Members::NONE;
         self.void = Members::NONE;
         self.verdict = None;
@@ -129,6 +136,18 @@ impl Piece {
         self.refusal = None;
         self.unreachable = false;
         self.retry = false;
+    }
+
+    /// Asked since it began.
+    #[inline]
+    pub(super) fn asked(&self) -> Members {
+        self.asked
+    }
+
+    /// Somebody did it.
+    #[inline]
+    pub(super) fn has_answer(&self) -> bool {
+        !self.done.is_empty()
     }
 
     /// See [`Next::Fail`].

@@ -8,6 +8,7 @@ use crate::proto::ids::LayerId;
 use crate::proto::{Generation, Incarnation};
 
 mod flush;
+mod hedge;
 mod in_place;
 mod property;
 
@@ -17,12 +18,22 @@ const CHUNK: u64 = CHUNK_BYTES;
 #[derive(Default)]
 struct Script {
     sent: Vec<(NodeId, Request)>,
+    /// Reads may be given up.
+    abandons: bool,
+    abandoned: Vec<NodeId>,
 }
 
 impl Transport for Script {
     fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
         self.sent.push((node, *request));
         None
+    }
+
+    fn abandon(&mut self, node: NodeId, _: RequestId) -> bool {
+        if self.abandons {
+            self.abandoned.push(node);
+        }
+        self.abandons
     }
 }
 

@@ -1,0 +1,97 @@
+use super::*;
+
+fn at(bench: &mut Bench, ms: u64) {
+    bench.client.set_now_us(ms * 1000);
+    bench.tick();
+}
+
+#[test]
+fn a_read_that_takes_long_is_asked_of_another_replica_whose_answer_counts() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN, SYNCING]));
+    bench.script.abandons = true;
+    assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+    at(&mut bench, 1);
+    assert_eq!(bench.nodes(), [1], "not yet");
+    at(&mut bench, 10);
+    assert_eq!(bench.nodes(), [1, 2]);
+    at(&mut bench, 50);
+    assert_eq!(bench.nodes(), [1, 2], "a syncing replica is not read");
+    bench.answer(1, Ok(()));
+    assert_eq!(bench.script.abandoned, [NodeId(1)]);
+    assert_eq!(bench.done[&1], Ok(()));
+    assert_eq!(bench.client.hedged_reads(), 1);
+    // The answer that nobody waits for any more.
+    bench.answer(0, Ok(()));
+    bench.assert_idle();
+    assert!(!bench.client.needs_tick());
+}
+
+#[test]
+fn a_read_that_cannot_be_given_up_is_over_when_both_have_answered() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+    at(&mut bench, 10);
+    bench.answer(1, Ok(()));
+    assert!(
+        bench.done.is_empty(),
+        "the first may still be filling the buffer"
+    );
+    bench.answer(0, Err(Refusal::Corrupt));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn of_two_that_are_asked_one_may_fail() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.script.abandons = true;
+    assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+    at(&mut bench, 10);
+    bench.answer(1, Err(Refusal::Corrupt));
+    assert!(bench.done.is_empty());
+    bench.answer(0, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn reads_that_are_answered_in_time_are_not_doubled() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    for tag in 0..20 {
+        assert_eq!(bench.submit(tag, Op::Read, 0, 4096), Submit::Pending);
+        at(&mut bench, 10 * tag);
+        bench.answer(tag as usize, Ok(()));
+        at(&mut bench, 10 * tag + 9);
+    }
+    assert_eq!(bench.client.hedged_reads(), 0);
+    bench.assert_idle();
+}
+
+#[test]
+fn a_replica_that_is_far_slower_than_the_others_is_reported_unless_it_is_needed() {
+    for (min_in_sync, expected) in [(2, 1), (3, 0)] {
+        let mut bench = Bench::new(set(1, min_in_sync, &[IN, IN, IN]));
+        for round in 0..200u64 {
+            let start = round * 50_000;
+            bench.client.set_now_us(start);
+            bench.write(round, 0, 4096);
+            let first = 3 * round as usize;
+            bench.client.set_now_us(start + 500);
+            bench.answer(first, Ok(()));
+            bench.answer(first + 1, Ok(()));
+            bench.client.set_now_us(start + 45_000);
+            bench.answer(first + 2, Ok(()));
+            bench.tick();
+        }
+        let slow: Vec<_> = std::iter::from_fn(|| bench.client.poll_action()).collect();
+        assert_eq!(slow.len(), expected, "{slow:?}");
+        if let Some(slow) = slow.first() {
+            let is_it = ClientAction::ReportSlow {
+                pg: PgId(0),
+                node: NodeId(3),
+                epoch: Epoch(1),
+            };
+            assert_eq!(*slow, is_it);
+        }
+    }
+}
