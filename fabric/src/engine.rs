@@ -4,6 +4,8 @@
 //! opened once and its [`VolumeHandle`] given to every thread that serves it.
 
 use std::cell::Cell;
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,11 +13,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::core::client::{Client, PIECES_MAX};
+use crate::core::client::{Client, ClientAction};
+use crate::core::membership::ReplicaSet;
 use crate::core::replica::Replica;
 use crate::core::volume::{Durability, VolumeCounters, VolumeParams, VolumeState};
 use crate::io::{Engine, IoResult, Request, Submit, Tag, Volume};
 use crate::net::mem::MemTransport;
+use crate::net::tcp::control::Network;
 use crate::proto::ids::LayerId;
 use crate::proto::{Epoch, Generation, NodeId};
 
@@ -30,6 +34,7 @@ mod shard_port;
 mod shared;
 mod store_port;
 mod stores;
+mod transport;
 pub mod volume_io;
 
 pub use config::{
@@ -44,6 +49,8 @@ pub use volume_io::VolumeIo;
 use control::Control;
 use shared::Shared;
 use store_port::StorePorts;
+use stores::HELD_MAX;
+use transport::{NodeTransport, Told};
 
 /// The fabric of this node. Clones share it. Blocking calls: not for a data thread, and from async code through a
 /// blocking task.
@@ -63,8 +70,9 @@ impl Fabric {
                     node = config.node.0,
                     "null store: WRITES ARE DROPPED and reads return garbage; for benchmarks only"
                 );
+                let network = start_network(&config)?;
                 Ok(Self {
-                    shared: Arc::new(Shared::new(config, None)),
+                    shared: Arc::new(Shared::new(config, None, network)),
                     control: None,
                 })
             }
@@ -82,25 +90,56 @@ impl Fabric {
         }
         let stores = Arc::new(stores::Stores::new(stores)?);
         let control = Control::start(Arc::clone(&stores), (config.scrub, config.clean))?;
+        let network = start_network(&config)?;
         Ok(Self {
-            shared: Arc::new(Shared::new(config, Some(stores))),
+            shared: Arc::new(Shared::new(config, Some(stores), network)),
             control: Some(Arc::new(control)),
         })
     }
 
-    /// An engine for one more data thread.
+    /// An engine for one more data thread, which answers other nodes, too: it is to be reaped also while it has no guests.
     pub fn engine(&self) -> Result<FabricEngine, FabricError> {
+        self.engine_that(true)
+    }
+
+    /// An engine that may be left alone between its own requests.
+    pub(crate) fn idle_engine(&self) -> Result<FabricEngine, FabricError> {
+        self.engine_that(false)
+    }
+
+    fn engine_that(&self, serves: bool) -> Result<FabricEngine, FabricError> {
         let lane = self.shared.take_lane()?;
         let config = &self.shared.config;
         let fences = Arc::clone(&self.shared.fences);
-        let replica = Replica::new(config.incarnation, fences, PIECES_MAX);
-        let client = Client::new(lane.index(), vec![self.shared.replica_set()]);
-        let ports = StorePorts::new(&self.shared, lane)?;
-        Ok(FabricEngine {
-            client,
-            transport: MemTransport::new(replica, ports),
-            node: config.node,
-        })
+        let replica = Replica::new(config.incarnation, fences, HELD_MAX);
+        let index = lane.index();
+        let client = Client::new(index, self.shared.replica_sets());
+        let local = MemTransport::new(replica, StorePorts::new(&self.shared, lane)?);
+        let transport = match &self.shared.network {
+            None => NodeTransport::alone(config.node, local),
+            Some(network) => {
+                let control = Arc::clone(network.control());
+                NodeTransport::connected(config.node, local, control, index, serves)?
+            }
+        };
+        Ok(FabricEngine { client, transport })
+    }
+
+    /// Where other nodes reach this one; `None` if it is configured without a network.
+    pub fn address(&self) -> Option<SocketAddr> {
+        Some(self.shared.network.as_ref()?.address())
+    }
+
+    /// Tells where the other nodes are. One that is left out is not connected to again.
+    pub fn set_peers(&self, peers: HashMap<NodeId, SocketAddr>) {
+        if let Some(network) = &self.shared.network {
+            network.set_peers(peers);
+        }
+    }
+
+    /// Which nodes replicate, for engines made from now on. Until it is told, this node is the only replica.
+    pub fn set_replica_sets(&self, sets: Vec<ReplicaSet>) {
+        self.shared.set_replica_sets(sets);
     }
 
     /// Opens a volume under a lease, creating its layer if the node does not know it. From now on writes of older
@@ -272,8 +311,7 @@ impl Volume for VolumeHandle {
 /// The engine of one data thread.
 pub struct FabricEngine {
     client: Client,
-    transport: MemTransport<StorePorts>,
-    node: NodeId,
+    transport: NodeTransport,
 }
 
 impl Engine for FabricEngine {
@@ -287,7 +325,7 @@ impl Engine for FabricEngine {
 
     #[inline]
     fn kick(&mut self) {
-        self.transport.store().kick();
+        self.transport.kick();
     }
 
     #[inline]
@@ -297,14 +335,22 @@ impl Engine for FabricEngine {
             reported.set(reported.get() + 1);
             done(tag, result);
         };
-        let mut more = self.transport.store().reap();
+        let mut more = self.transport.reap();
+        if self.transport.tick(self.client.needs_tick()) {
+            self.client.on_tick(&mut self.transport, &mut count);
+            self.transport.kick();
+        }
         loop {
             let mut answered = false;
-            while let Some((key, result)) = self.transport.store().next_completion() {
-                answered = true;
-                if let Some(reply) = self.transport.on_store(key, result) {
-                    self.client
-                        .on_reply(self.node, &reply, &mut self.transport, &mut count);
+            while let Some(told) = self.transport.next(&mut answered) {
+                match told {
+                    Told::Reply(node, reply) => {
+                        self.client
+                            .on_reply(node, &reply, &mut self.transport, &mut count);
+                    }
+                    Told::Lost(node) => {
+                        self.client.on_lost(node, &mut self.transport, &mut count);
+                    }
                 }
             }
             if !answered {
@@ -312,14 +358,16 @@ impl Engine for FabricEngine {
                 if !more || reported.get() > 0 {
                     break;
                 }
-                more = self.transport.store().reap();
+                more = self.transport.reap();
                 continue;
             }
             // An answer may have made the client send the next piece of a range, and nobody else kicks for that one.
             // What is answered in place is looked at here, too: no descriptor would tell of it. The turns end with the
             // ranges in flight.
-            self.transport.store().kick();
+            self.transport.kick();
         }
+        // What came just now may have made a request wait for the next tick.
+        self.transport.tick(self.client.needs_tick());
         reported.get()
     }
 
@@ -330,19 +378,40 @@ impl Engine for FabricEngine {
 
     #[inline]
     fn must_reap(&self) -> bool {
-        self.client.in_flight() > 0 || self.transport.store_ref().awaits_devices()
+        self.client.in_flight() > 0 || self.transport.must_reap()
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.transport.store_ref().wait_fd()
+        self.transport.wait_fd()
     }
 }
 
 impl FabricEngine {
     /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now on.
     pub(crate) fn settle(&mut self) {
-        self.transport.store().settle();
+        self.transport.local.store().settle();
     }
+
+    /// Goes on with a newer map; what waited for it is finished, or sent again.
+    pub fn set_map(&mut self, set: ReplicaSet, done: &mut dyn FnMut(Tag, IoResult)) {
+        self.client.on_map(set, &mut self.transport, done);
+        self.transport.kick();
+    }
+
+    /// Next thing to be asked of the control plane.
+    pub fn next_action(&mut self) -> Option<ClientAction> {
+        self.client.poll_action()
+    }
+}
+
+fn start_network(config: &FabricConfig) -> Result<Option<Network>, FabricError> {
+    let Some(net) = &config.net else {
+        return Ok(None);
+    };
+    let network = Network::start(net, config.cluster, config.node, config.incarnation);
+    network
+        .map(Some)
+        .map_err(FabricError::os("listen for other nodes"))
 }
 
 /// How long dropping an engine waits for its requests, whose buffers are in use until they end.
@@ -357,16 +426,18 @@ const DROP_POLL: rustix::time::Timespec = rustix::time::Timespec {
 impl Drop for FabricEngine {
     fn drop(&mut self) {
         let start = Instant::now();
-        while self.in_flight() > 0 {
+        self.transport.stop_serving();
+        while self.in_flight() > 0 || self.transport.serving() > 0 {
             self.kick();
             if self.reap(&mut |_, _| ()) > 0 {
                 continue;
             }
             if start.elapsed() > DROP_WAIT {
                 tracing::error!(
-                    requests = self.in_flight(),
-                    "data thread ends with requests that the devices never answered"
+                    requests = self.in_flight() + self.transport.serving(),
+                    "data thread ends with requests that were never answered"
                 );
+                self.transport.abandon();
                 return;
             }
             let fd = self.wait_fd();

@@ -113,7 +113,8 @@ pub trait Engine: Send {
     fn kick(&mut self);
 
     /// Reports finished requests, at most a bounded number per call; returns how many.
-    /// Never blocks and, with nothing to report, makes no system call.
+    /// Never blocks and, with nothing to report, makes no system call, except that an engine with connections asks for those that
+    /// are readable.
     fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize;
 
     /// Number of requests accepted and not yet reported.

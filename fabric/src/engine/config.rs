@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::net::tcp::control::NetConfig;
 use crate::proto::ids::LayerId;
 use crate::proto::{Epoch, Generation, Incarnation, NodeId};
 use crate::store::api::{CoreParams, StoreError};
@@ -109,6 +110,8 @@ pub struct FabricConfig {
     pub scrub: ScrubConfig,
     /// Background ordering.
     pub clean: CleanConfig,
+    /// The way to other nodes, if there are any.
+    pub net: Option<NetConfig>,
 }
 
 impl FabricConfig {
@@ -127,6 +130,7 @@ impl FabricConfig {
             params: CoreParams::default(),
             scrub: ScrubConfig::default(),
             clean: CleanConfig::default(),
+            net: None,
         }
     }
 }

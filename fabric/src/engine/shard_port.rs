@@ -9,8 +9,7 @@ use std::sync::Arc;
 use self::flush::DeviceFlush;
 use super::config::FabricError;
 use super::shared::Lane;
-use super::stores::{Event, Hands, ShardState, Stores, name_of, op_id};
-use crate::core::client::PIECES_MAX;
+use super::stores::{Event, HELD_MAX, Hands, ShardState, Stores, name_of, op_id};
 use crate::core::fence::{FenceCache, Fences};
 use crate::core::replica::{StoreFailure, StoreKey};
 use crate::proto::ids::{LayerId, Version};
@@ -71,7 +70,7 @@ impl ShardPort {
         Ok(Self {
             fences: FenceCache::new(fences),
             hands,
-            slots: (0..PIECES_MAX).map(slot).collect(),
+            slots: (0..HELD_MAX).map(slot).collect(),
             queues: vec![EMPTY; stores.shards.len()].into(),
             queued: 0,
             flushes: stores

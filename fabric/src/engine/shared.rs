@@ -9,6 +9,7 @@ use crate::core::membership::ReplicaSet;
 use crate::core::volume::VolumeParams;
 use crate::core::watermark::LANES_MAX;
 use crate::io::SECTOR_BYTES;
+use crate::net::tcp::control::Network;
 use crate::proto::ids::CHUNK_BYTES;
 use crate::proto::{Epoch, Generation, PgId};
 
@@ -84,13 +85,23 @@ pub struct Shared {
     /// `None` with a null store.
     pub stores: Option<Arc<Stores>>,
     pub fences: Arc<Fences>,
+    /// `None`: the node is alone.
+    pub network: Option<Network>,
+    replica_sets: Mutex<Vec<ReplicaSet>>,
     lanes: Arc<Numbers>,
     volume_slots: Arc<Numbers>,
 }
 
 impl Shared {
-    pub fn new(config: FabricConfig, stores: Option<Arc<Stores>>) -> Self {
+    pub fn new(
+        config: FabricConfig,
+        stores: Option<Arc<Stores>>,
+        network: Option<Network>,
+    ) -> Self {
+        let alone = ReplicaSet::single(PgId(0), Epoch(0), config.node, config.incarnation);
         Self {
+            network,
+            replica_sets: Mutex::new(vec![alone]),
             config,
             stores,
             fences: Arc::new(Fences::default()),
@@ -118,9 +129,14 @@ impl Shared {
             .ok_or(FabricError::TooManyVolumes(VOLUMES_MAX))
     }
 
-    /// The embedded default: one group, this node its only replica.
-    pub fn replica_set(&self) -> ReplicaSet {
-        ReplicaSet::single(PgId(0), Epoch(0), self.config.node, self.config.incarnation)
+    /// Who replicates. The embedded default: one group, this node its only replica.
+    pub fn replica_sets(&self) -> Vec<ReplicaSet> {
+        let sets = self.replica_sets.lock().expect("no panic under this lock");
+        sets.clone()
+    }
+
+    pub fn set_replica_sets(&self, sets: Vec<ReplicaSet>) {
+        *self.replica_sets.lock().expect("no panic under this lock") = sets;
     }
 
     pub fn check_volume(&self, params: &VolumeParams) -> Result<(), FabricError> {

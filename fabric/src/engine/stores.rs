@@ -11,10 +11,14 @@ use super::config::FabricError;
 use super::mailbox::Mailbox;
 use crate::core::client::PIECES_MAX;
 use crate::core::watermark::LANES_MAX;
+use crate::net::tcp::serving::SERVINGS_MAX;
 use crate::proto::ids::LayerId;
 use crate::store::api::{DeviceLabel, OpId, RecoveryReport, StoreCore, StoreResult, shard_of};
 use crate::store::file::DeviceFile;
 use crate::store::uring::{DEPTH, Finished, Owner, Uring};
+
+/// Operations that a data thread has in its replica at once: what its client has in flight, and what other nodes ask.
+pub const HELD_MAX: u32 = PIECES_MAX + SERVINGS_MAX;
 
 /// Most devices of a node; one more is refused. With at most 8 shards each, a shard set fits a `u128`.
 pub const DEVICES_MAX: usize = 16;
@@ -119,7 +123,7 @@ impl Stores {
             return Err(FabricError::TooManyDevices(DEVICES_MAX));
         }
         let mailboxes: Result<_, _> = (0..=MAINTENANCE_LANE)
-            .map(|_| Mailbox::new(PIECES_MAX as usize))
+            .map(|_| Mailbox::new(HELD_MAX as usize))
             .collect();
         Ok(Self {
             devices: devices.into(),
@@ -263,8 +267,8 @@ impl Hands {
             lane,
             uring,
             epoll,
-            mine: std::collections::VecDeque::with_capacity(PIECES_MAX as usize),
-            others: Vec::with_capacity(PIECES_MAX as usize),
+            mine: std::collections::VecDeque::with_capacity(HELD_MAX as usize),
+            others: Vec::with_capacity(HELD_MAX as usize),
             wake: 0,
             starved: 0,
             closing: false,

@@ -22,7 +22,7 @@ impl VolumeIo {
     /// Takes an engine (one of the bounded number of lanes) until it is dropped.
     pub fn new(fabric: &Fabric, volume: &VolumeHandle) -> Result<Self, FabricError> {
         Ok(Self {
-            engine: fabric.engine()?,
+            engine: fabric.idle_engine()?,
             volume: volume.clone(),
         })
     }

@@ -4,8 +4,8 @@ use crate::core::client::Transport;
 use crate::core::replica::{Handled, PeerId, Replica, StoreFailure, StoreKey, StorePort};
 use crate::proto::{NodeId, Refusal, Reply, Request};
 
-/// The only peer of a replica reached by a call.
-const LOCAL: PeerId = PeerId(0);
+/// The peer that reaches the replica by a call.
+pub const LOCAL: PeerId = PeerId(0);
 
 /// Direct calls into one replica and its store.
 pub struct MemTransport<P> {
@@ -30,11 +30,29 @@ impl<P: StorePort> MemTransport<P> {
         &self.store
     }
 
-    /// The store finished an operation: the reply that comes of it.
+    /// The store finished an operation: the reply that comes of it, and to whom ([`LOCAL`] or a peer).
     #[inline]
-    pub fn on_store(&mut self, key: StoreKey, result: Result<(), StoreFailure>) -> Option<Reply> {
-        let (_, reply) = self.replica.on_store(key, result)?;
-        Some(reply)
+    pub fn on_store(
+        &mut self,
+        key: StoreKey,
+        result: Result<(), StoreFailure>,
+    ) -> Option<(PeerId, Reply)> {
+        self.replica.on_store(key, result)
+    }
+
+    /// A request of a peer that another transport brought. `None`: the answer comes from [`on_store`](Self::on_store).
+    pub fn request_of(&mut self, peer: PeerId, request: &Request) -> Option<Reply> {
+        match self.replica.on_request(peer, request, &mut self.store) {
+            Handled::Replied(reply) => Some(reply),
+            Handled::Held => None,
+            // The replica has as many slots as its only client has pieces and its peers have requests; were it ever full, an error is
+            // better than a request that nobody answers.
+            Handled::Full => Some(Reply {
+                id: request.id,
+                incarnation: self.replica.incarnation(),
+                result: Err(Refusal::Device(libc::ENOBUFS)),
+            }),
+        }
     }
 }
 
@@ -46,16 +64,6 @@ impl<P: StorePort> Transport for MemTransport<P> {
 
     #[inline]
     fn send(&mut self, _node: NodeId, request: &Request) -> Option<Reply> {
-        match self.replica.on_request(LOCAL, request, &mut self.store) {
-            Handled::Replied(reply) => Some(reply),
-            Handled::Held => None,
-            // The replica has as many slots as its only client has pieces; were it ever full, an error is better
-            // than a request that nobody answers.
-            Handled::Full => Some(Reply {
-                id: request.id,
-                incarnation: self.replica.incarnation(),
-                result: Err(Refusal::Device(libc::ENOBUFS)),
-            }),
-        }
+        self.request_of(LOCAL, request)
     }
 }

@@ -2,21 +2,29 @@
 //!
 //! The protocol is a set of machines without sockets: [`handshake`] makes of a fresh connection one that carries [`frame`]s,
 //! [`caller`] and [`responder`] are its two ends. A connection has a direction: who connected asks, who was connected to answers.
+//!
+//! One thread of the node, the [`connector`], makes connections; each then belongs to one data thread's [`lane`] for good.
 
 pub mod backoff;
 pub mod caller;
+pub mod connector;
+pub mod control;
 pub mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod handshake;
 pub mod hello;
 pub mod identity;
+pub mod lane;
+pub mod mail;
 pub mod pool;
 pub mod queue;
 pub mod reader;
 pub mod responder;
+pub mod serving;
 pub mod session;
 pub mod shape;
+pub mod socket;
 
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::{EMPTY, NONE, Queue, ShardPort};
-use crate::core::client::PIECES_MAX;
-use crate::engine::stores::op_id;
+use crate::engine::stores::{HELD_MAX, op_id};
 use crate::store::api::{FlushMark, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
 
 /// Bits of a step's name below its number: they say which device's it is. No request's key has such an index.
@@ -55,7 +54,7 @@ impl DeviceFlush {
 
     /// Of the running step's operations, among those of this thread.
     fn name(&self, device: usize) -> u64 {
-        self.number << INDEX_BITS | (u64::from(PIECES_MAX) + device as u64)
+        self.number << INDEX_BITS | (u64::from(HELD_MAX) + device as u64)
     }
 
     fn op(&self) -> StoreOp<'static> {
@@ -133,7 +132,7 @@ impl ShardPort {
     #[cold]
     pub(super) fn on_flush_step(&mut self, name: u64, result: StoreResult) {
         debug_assert!(result.is_ok(), "steps of a flush do not fail");
-        let device = (name & u64::from(u32::MAX)) as usize - PIECES_MAX as usize;
+        let device = (name & u64::from(u32::MAX)) as usize - HELD_MAX as usize;
         let flush = &mut self.flushes[device];
         if flush.due == 0 || flush.name(device) != name {
             return;

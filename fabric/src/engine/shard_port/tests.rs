@@ -44,7 +44,7 @@ impl Rig {
         // The null device has no fsync.
         open[0].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
         let stores = Arc::new(Stores::new(open).unwrap());
-        let shared = Shared::new(config, Some(Arc::clone(&stores)));
+        let shared = Shared::new(config, Some(Arc::clone(&stores)), None);
         let port = || {
             let lane = shared.take_lane().unwrap();
             ShardPort::new(Arc::clone(&stores), Arc::clone(&shared.fences), lane).unwrap()

@@ -1,0 +1,230 @@
+//! The way to replicas: a call for the one of this node, connections for all others.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::config::FabricError;
+use super::store_port::StorePorts;
+use crate::core::client::{TICK, Transport};
+use crate::core::replica::PeerId;
+use crate::net::mem::{LOCAL, MemTransport};
+use crate::net::tcp::control::Control;
+use crate::net::tcp::lane::{Event, Lane};
+use crate::proto::{NodeId, Reply, Request};
+
+/// What the engine passes on to its client.
+#[derive(Debug, Clone, Copy)]
+pub enum Told {
+    /// A replica answered.
+    Reply(NodeId, Reply),
+    /// A replica is lost.
+    Lost(NodeId),
+}
+
+/// All ways of one data thread.
+pub struct NodeTransport {
+    node: NodeId,
+    /// Before `remote`: what its store works on last may lie in memory of requests that came from there.
+    pub local: MemTransport<StorePorts>,
+    remote: Option<Box<Remote>>,
+}
+
+/// The part of a node that has peers.
+struct Remote {
+    lane: Lane,
+    /// Readable when the store, the lane or the timer has something.
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    armed: bool,
+}
+
+impl NodeTransport {
+    /// For a node without peers.
+    pub fn alone(node: NodeId, local: MemTransport<StorePorts>) -> Self {
+        let remote = None;
+        Self {
+            node,
+            local,
+            remote,
+        }
+    }
+
+    /// With connections of its own. One that `serves` answers other nodes, too.
+    pub fn connected(
+        node: NodeId,
+        local: MemTransport<StorePorts>,
+        control: Arc<Control>,
+        lane: usize,
+        serves: bool,
+    ) -> Result<Self, FabricError> {
+        let lane = Lane::new(control, lane, serves).map_err(FabricError::os("set up a lane"))?;
+        let what = "watch a descriptor";
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(FabricError::os(what))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(FabricError::os("create a timer"))?;
+        for fd in [local.store_ref().wait_fd(), lane.wait_fd(), timer.as_fd()] {
+            epoll::add(&epoll, fd, EventData::new_u64(0), EventFlags::IN)
+                .map_err(FabricError::os(what))?;
+        }
+        let armed = false;
+        Ok(Self {
+            node,
+            local,
+            remote: Some(Box::new(Remote {
+                lane,
+                epoll,
+                timer,
+                armed,
+            })),
+        })
+    }
+
+    /// Readable when there is something to take in.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        match &self.remote {
+            Some(remote) => remote.epoll.as_fd(),
+            None => self.local.store_ref().wait_fd(),
+        }
+    }
+
+    /// Hands everything to devices and sockets.
+    #[inline]
+    pub fn kick(&mut self) {
+        self.local.store().kick();
+        if let Some(remote) = &mut self.remote {
+            remote.lane.kick();
+        }
+    }
+
+    /// Whether there may be something to take in although the client awaits nothing.
+    #[inline]
+    pub fn must_reap(&self) -> bool {
+        self.local.store_ref().awaits_devices()
+            || self.remote.as_ref().is_some_and(|r| r.lane.is_active())
+    }
+
+    /// Takes in what came; tells whether there is more of it.
+    #[inline]
+    pub fn reap(&mut self) -> bool {
+        if let Some(remote) = &mut self.remote {
+            remote.lane.poll();
+        }
+        self.local.store().reap()
+    }
+
+    /// Next thing for the client. What concerns other nodes' requests is done on the way, and counted in `work`.
+    #[inline]
+    pub fn next(&mut self, work: &mut bool) -> Option<Told> {
+        while let Some((key, result)) = self.local.store().next_completion() {
+            *work = true;
+            match self.local.on_store(key, result) {
+                Some((LOCAL, reply)) => return Some(Told::Reply(self.node, reply)),
+                Some((_, reply)) => self.answer(&reply),
+                None => {}
+            }
+        }
+        loop {
+            let event = self.remote.as_mut()?.lane.next_event()?;
+            *work = true;
+            match event {
+                Event::Reply(node, reply) => return Some(Told::Reply(node, reply)),
+                Event::Lost(node) => return Some(Told::Lost(node)),
+                Event::Request(peer, request) => self.serve(peer, &request),
+            }
+        }
+    }
+
+    fn serve(&mut self, peer: PeerId, request: &Request) {
+        if let Some(reply) = self.local.request_of(peer, request) {
+            self.answer(&reply);
+        }
+    }
+
+    fn answer(&mut self, reply: &Reply) {
+        if let Some(remote) = &mut self.remote {
+            remote.lane.reply(reply);
+        }
+    }
+
+    /// Wakes the thread in a moment, if the client wants to be told that time passed; true if that is now.
+    #[inline]
+    pub fn tick(&mut self, needed: bool) -> bool {
+        match &mut self.remote {
+            Some(remote) if needed || remote.armed => remote.tick(needed),
+            _ => false,
+        }
+    }
+
+    /// Requests of other nodes that are being executed.
+    pub fn serving(&self) -> usize {
+        self.remote.as_ref().map_or(0, |r| r.lane.serving())
+    }
+
+    /// Takes no more requests of other nodes.
+    pub fn stop_serving(&mut self) {
+        if let Some(remote) = &mut self.remote {
+            remote.lane.stop_serving();
+        }
+    }
+
+    /// Leaves the memory of other nodes' requests to a store that never answered them.
+    pub fn abandon(&mut self) {
+        if let Some(remote) = self.remote.take() {
+            Box::leak(remote);
+        }
+    }
+}
+
+impl Remote {
+    #[cold]
+    fn tick(&mut self, needed: bool) -> bool {
+        let mut count = [0u8; 8];
+        let due = self.armed && rustix::io::read(&self.timer, &mut count).is_ok();
+        if due {
+            self.armed = false;
+        }
+        if needed && !self.armed {
+            let zero = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let spec = Itimerspec {
+                it_interval: zero,
+                it_value: Timespec {
+                    tv_nsec: i64::from(TICK.subsec_nanos()),
+                    ..zero
+                },
+            };
+            match timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
+                Ok(_) => self.armed = true,
+                Err(error) => tracing::error!(%error, "cannot set a timer; requests may wait"),
+            }
+        }
+        due
+    }
+}
+
+impl Transport for NodeTransport {
+    #[inline]
+    fn answers_in_place(&self) -> bool {
+        self.remote.is_none() && self.local.answers_in_place()
+    }
+
+    #[inline]
+    fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
+        if node == self.node {
+            return self.local.send(node, request);
+        }
+        match &mut self.remote {
+            Some(remote) => remote.lane.send(node, request),
+            None => Some(crate::net::tcp::lane::unreachable(request)),
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! The thread that makes connections: it listens, dials, shakes hands and repeats what failed, and hands what is ready to a data thread.
+//!
+//! One listener for the node, not one per data thread (`SO_REUSEPORT`): the kernel would deal connections by a hash, and a cluster has few, so that one
+//! thread could get all and another none. Here the thread that serves fewest gets the next. And signatures, a millisecond of them for each
+//! connection, do not hold up guests.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::time::Timespec;
+
+use super::backoff::Backoff;
+use super::control::{Control, Wish};
+use super::handshake::{Established, Handshake, HandshakeError};
+use super::mail::{Letter, Mail};
+use crate::proto::NodeId;
+
+/// Connections of other nodes that may be shaking hands at once; further ones are closed.
+const ACCEPTS_MAX: usize = 64;
+
+/// Connections of other nodes that a data thread serves; with all of them full further ones are closed.
+const SERVED_MAX: u32 = 1024;
+
+/// Longest time from connecting, or being connected to, until all is agreed.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Bytes read at once during a handshake.
+const READ_BYTES: usize = 4096;
+
+/// Without traffic: when the kernel asks whether the peer is there, how often, and when it gives up.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// With unacknowledged data: when the kernel gives up.
+const USER_TIMEOUT_MS: u32 = 10_000;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("no answer in time")]
+    Time,
+    #[error("the node has no address")]
+    Unknown,
+}
+
+/// A connection that is being made.
+struct Pending {
+    fd: OwnedFd,
+    /// Not connected yet.
+    connecting: bool,
+    handshake: Handshake,
+    deadline: Instant,
+}
+
+enum Attempt {
+    /// The next one is due then.
+    At(Instant),
+    Now(Box<Pending>),
+}
+
+struct Dial {
+    lane: usize,
+    node: NodeId,
+    backoff: Backoff,
+    attempt: Attempt,
+}
+
+struct Thread {
+    mail: Arc<Mail>,
+    serves: bool,
+}
+
+/// The thread.
+pub struct Connector {
+    control: Arc<Control>,
+    listener: TcpListener,
+    threads: HashMap<usize, Thread>,
+    dials: Vec<Dial>,
+    accepts: Vec<Pending>,
+}
+
+impl Connector {
+    /// With a listener that does not block.
+    pub fn new(control: Arc<Control>, listener: TcpListener) -> Self {
+        Self {
+            control,
+            listener,
+            threads: HashMap::new(),
+            dials: Vec::new(),
+            accepts: Vec::new(),
+        }
+    }
+
+    /// Runs until it is told to stop.
+    pub fn run(mut self) {
+        loop {
+            self.control.bell.hear();
+            while let Some(wish) = self.control.next_wish() {
+                match wish {
+                    Wish::Register { lane, mail, serves } => {
+                        self.threads.insert(lane, Thread { mail, serves });
+                    }
+                    Wish::Unregister { lane } => {
+                        self.threads.remove(&lane);
+                        self.dials.retain(|dial| dial.lane != lane);
+                    }
+                    Wish::Dial { lane, node, failed } => self.dial(lane, node, failed),
+                    Wish::Stop => return,
+                }
+            }
+            self.accept();
+            self.advance_dials();
+            self.advance_accepts();
+            self.wait();
+        }
+    }
+
+    fn dial(&mut self, lane: usize, node: NodeId, failed: bool) {
+        if self.dials.iter().any(|d| d.lane == lane && d.node == node) {
+            return;
+        }
+        let mut backoff = Backoff::default();
+        let now = Instant::now();
+        let at = match failed {
+            true => now + backoff.failed(self.control.random()),
+            false => now,
+        };
+        self.dials.push(Dial {
+            lane,
+            node,
+            backoff,
+            attempt: Attempt::At(at),
+        });
+    }
+
+    fn advance_dials(&mut self) {
+        let mut at = 0;
+        while at < self.dials.len() {
+            let dial = &mut self.dials[at];
+            let Some(thread) = self.threads.get(&dial.lane) else {
+                self.dials.swap_remove(at);
+                continue;
+            };
+            match dial.advance(&self.control) {
+                Ok(None) => at += 1,
+                Ok(Some((fd, established))) => {
+                    tracing::info!(node = %dial.node, wire = ?established.agreed.wire, "connected");
+                    thread
+                        .mail
+                        .post(Letter::Connected(dial.node, fd, established));
+                    self.dials.swap_remove(at);
+                }
+                Err(error) => {
+                    let failures = dial.backoff.failures();
+                    let pause = dial.backoff.failed(self.control.random());
+                    dial.attempt = Attempt::At(Instant::now() + pause);
+                    let node = dial.node;
+                    // Once for each time that it was good before; then it is known.
+                    if failures == 0 {
+                        tracing::warn!(%node, %error, "cannot connect, trying on");
+                    } else {
+                        tracing::debug!(%node, %error, failures, "cannot connect");
+                    }
+                    if let ConnectError::Unknown = error {
+                        thread.mail.post(Letter::Unknown(node));
+                        self.dials.swap_remove(at);
+                    } else {
+                        thread.mail.post(Letter::Unreachable(node));
+                        at += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, address)) => self.accepted(stream, address),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    // One that was reset meanwhile, or no descriptor left.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accepted(&mut self, stream: std::net::TcpStream, address: SocketAddr) {
+        if self.accepts.len() >= ACCEPTS_MAX {
+            tracing::warn!(%address, "too many connections at once, one is closed");
+            return;
+        }
+        let begin = || -> Result<Pending, ConnectError> {
+            stream.set_nonblocking(true)?;
+            let hello = self.control.hello(NodeId(0))?;
+            Ok(Pending {
+                handshake: Handshake::accept(&self.control.identity, hello)?,
+                fd: stream.into(),
+                connecting: false,
+                deadline: Instant::now() + HANDSHAKE_TIME_MAX,
+            })
+        };
+        match begin() {
+            Ok(pending) => self.accepts.push(pending),
+            Err(error) => tracing::warn!(%address, %error, "cannot take a connection"),
+        }
+    }
+
+    fn advance_accepts(&mut self) {
+        let mut at = 0;
+        while at < self.accepts.len() {
+            match self.accepts[at].advance() {
+                Ok(false) => {
+                    at += 1;
+                    continue;
+                }
+                Ok(true) => {
+                    let done = self.accepts.swap_remove(at);
+                    self.hand_over(done);
+                }
+                Err(error) => {
+                    let peer = self.accepts.swap_remove(at);
+                    let address = rustix::net::getpeername(&peer.fd).ok();
+                    tracing::warn!(?address, %error, "a connection was refused");
+                }
+            }
+        }
+    }
+
+    /// Gives an accepted connection to the thread that serves fewest.
+    fn hand_over(&self, done: Pending) {
+        let threads = self.threads.values().filter(|thread| thread.serves);
+        let load = |thread: &&Thread| thread.mail.served.load(Ordering::Acquire);
+        let Some(thread) = threads.min_by_key(load).filter(|t| load(t) < SERVED_MAX) else {
+            tracing::warn!("no data thread for a connection, it is closed");
+            return;
+        };
+        let (fd, established) = done.finish();
+        tracing::info!(node = %established.agreed.peer, wire = ?established.agreed.wire, "serving");
+        thread.mail.served.fetch_add(1, Ordering::AcqRel);
+        thread.mail.post(Letter::Accepted(fd, established));
+    }
+
+    /// Sleeps until there is something to do.
+    fn wait(&self) {
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.control.bell.fd(), PollFlags::IN),
+            PollFd::new(&self.listener, PollFlags::IN),
+        ];
+        let mut next: Option<Instant> = None;
+        let mut until = |at: Instant| next = Some(next.map_or(at, |known| known.min(at)));
+        let dials = self.dials.iter().filter_map(|dial| match &dial.attempt {
+            Attempt::At(at) => {
+                until(*at);
+                None
+            }
+            Attempt::Now(pending) => Some(&**pending),
+        });
+        let dials: Vec<_> = dials.collect();
+        for pending in dials.into_iter().chain(&self.accepts) {
+            until(pending.deadline);
+            fds.push(PollFd::new(&pending.fd, pending.interest()));
+        }
+        let timeout = next.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.map(|left| Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        // Interrupted or not, the next turn looks.
+        let _ = poll(&mut fds, timeout.as_ref());
+    }
+}
+
+impl Dial {
+    fn advance(
+        &mut self,
+        control: &Control,
+    ) -> Result<Option<(OwnedFd, Box<Established>)>, ConnectError> {
+        if let Attempt::At(at) = self.attempt {
+            if at > Instant::now() {
+                return Ok(None);
+            }
+            let address = control.address_of(self.node).ok_or(ConnectError::Unknown)?;
+            let hello = control.hello(self.node)?;
+            let handshake = Handshake::connect(&control.identity, hello)?;
+            self.attempt = Attempt::Now(Box::new(Pending {
+                fd: connect(address)?,
+                connecting: true,
+                handshake,
+                deadline: Instant::now() + HANDSHAKE_TIME_MAX,
+            }));
+        }
+        let Attempt::Now(pending) = &mut self.attempt else {
+            return Ok(None);
+        };
+        if !pending.advance()? {
+            return Ok(None);
+        }
+        let none = Attempt::At(Instant::now());
+        match std::mem::replace(&mut self.attempt, none) {
+            Attempt::Now(done) => Ok(Some(done.finish())),
+            Attempt::At(_) => Ok(None),
+        }
+    }
+}
+
+impl Pending {
+    fn interest(&self) -> PollFlags {
+        match self.connecting || !self.handshake.outgoing().is_empty() {
+            true => PollFlags::OUT | PollFlags::IN,
+            false => PollFlags::IN,
+        }
+    }
+
+    fn finish(self) -> (OwnedFd, Box<Established>) {
+        (self.fd, Box::new(self.handshake.finish()))
+    }
+
+    /// Goes as far as it can; true when all is agreed.
+    fn advance(&mut self) -> Result<bool, ConnectError> {
+        let outcome = self.exchange();
+        if outcome.is_err() {
+            // What tells the peer the reason, if the socket takes it.
+            let _ = self.send();
+        }
+        match outcome? {
+            true => {
+                tune(&self.fd)?;
+                Ok(true)
+            }
+            false if Instant::now() >= self.deadline => Err(ConnectError::Time),
+            false => Ok(false),
+        }
+    }
+
+    fn exchange(&mut self) -> Result<bool, ConnectError> {
+        if self.connecting {
+            match connected(&self.fd)? {
+                true => self.connecting = false,
+                false => return Ok(false),
+            }
+        }
+        loop {
+            let sent_all = self.send()?;
+            if let (Some(refused), true) = (self.handshake.refused(), sent_all) {
+                return Err(HandshakeError::from(refused).into());
+            }
+            if self.handshake.is_done() {
+                return Ok(true);
+            }
+            let mut bytes = [0; READ_BYTES];
+            match rustix::net::recv(&self.fd, &mut bytes[..], rustix::net::RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(ConnectError::Closed),
+                Ok((_, got)) => self.handshake.received(&bytes[..got])?,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+    }
+
+    /// True if all is sent.
+    fn send(&mut self) -> Result<bool, ConnectError> {
+        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+        while !self.handshake.outgoing().is_empty() {
+            match rustix::net::send(&self.fd, self.handshake.outgoing(), flags) {
+                Ok(bytes) => self.handshake.sent(bytes),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn connect(address: SocketAddr) -> Result<OwnedFd, ConnectError> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+        .map_err(io::Error::from)?;
+    match rustix::net::connect(&fd, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(fd),
+        Err(error) => Err(io::Error::from(error).into()),
+    }
+}
+
+/// Whether a socket that was connecting is connected.
+fn connected(fd: &OwnedFd) -> Result<bool, ConnectError> {
+    let zero = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT)];
+    if poll(&mut fds, Some(&zero)).map_err(io::Error::from)? == 0 {
+        return Ok(false);
+    }
+    let outcome = sockopt::socket_error(fd).map_err(io::Error::from)?;
+    outcome.map_err(io::Error::from)?;
+    Ok(true)
+}
+
+fn tune(fd: &OwnedFd) -> Result<(), ConnectError> {
+    let set = || -> rustix::io::Result<()> {
+        sockopt::set_tcp_nodelay(fd, true)?;
+        sockopt::set_socket_keepalive(fd, true)?;
+        sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(fd, KEEPALIVE_EVERY)?;
+        sockopt::set_tcp_keepcnt(fd, KEEPALIVE_PROBES)?;
+        sockopt::set_tcp_user_timeout(fd, USER_TIMEOUT_MS)
+    };
+    Ok(set().map_err(io::Error::from)?)
+}

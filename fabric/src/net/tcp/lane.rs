@@ -1,0 +1,765 @@
+//! The connections of one data thread: those to its peers, on which it asks, and those handed to it, on which it answers. A request never
+//! changes threads.
+//!
+//! A turn: [`Lane::send`] and [`Lane::reply`] queue, [`Lane::kick`] writes each connection's queue at once, [`Lane::poll`] takes in what came,
+//! and [`Lane::next_event`] tells of it.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::caller::{Caller, LinkError, shape_of};
+use super::control::{Control, Wish};
+use super::handshake::Established;
+use super::mail::{Letter, Mail};
+use super::pool::{POOL_BYTES, Pool};
+use super::responder::{Answer, Asked, Responder};
+use super::serving::{Serving, Servings};
+use super::shape::{self, Shape};
+use super::socket::Socket;
+use crate::core::client::PIECES_MAX;
+use crate::core::replica::PeerId;
+use crate::core::slab::{Key, Slab};
+use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
+
+/// Connections of a data thread; one more is closed at once.
+const LINKS_MAX: u32 = 2048;
+
+/// How often time is looked at while there are connections. The machines count in these.
+const TICK_MS: i64 = 250;
+
+/// Times that a connection is read before others have their turn.
+const READS_MAX: usize = 16;
+
+/// Rounds of a poll; with more to do it rings its own bell and returns.
+const ROUNDS_MAX: usize = 16;
+
+/// Events taken from one wait.
+const WAIT_EVENTS: usize = 64;
+
+/// Event data of what is no connection: the mail's bell and the timer.
+const MAIL: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+/// What happened.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// A replica answered.
+    Reply(NodeId, Reply),
+    /// A replica is lost: it will answer nothing that was sent before.
+    Lost(NodeId),
+    /// A node asks. The answer is due by [`Lane::reply`] under the request's id.
+    Request(PeerId, Request),
+}
+
+enum End {
+    Caller(NodeId, Caller),
+    Responder(Responder<u32>),
+}
+
+struct Link {
+    socket: Socket,
+    end: End,
+    /// The request that is being received.
+    receiving: Option<u32>,
+    /// Waits for memory, and is not read meanwhile.
+    stalled: bool,
+    /// Has something to send that was not tried to be sent.
+    dirty: bool,
+    /// The socket is full.
+    blocked: bool,
+}
+
+enum Road {
+    /// Never tried, or quietly closed.
+    None,
+    /// Being tried for the first time since it was last good.
+    Dialing,
+    /// Open.
+    Up(u32),
+    /// Failed; being tried in the background.
+    Down,
+}
+
+/// A request for which there is no credit, or no connection yet.
+struct Waiting {
+    request: Request,
+    shape: Shape,
+    crcs: Box<[u32]>,
+}
+
+struct Peer {
+    road: Road,
+    /// Bounded by what a client has in flight.
+    waiting: VecDeque<Waiting>,
+}
+
+/// Where the CRCs of a request were taken last: for all replicas of a write they are taken once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Summed {
+    id: u64,
+    list: usize,
+    memory: usize,
+}
+
+/// See the module.
+pub struct Lane {
+    index: usize,
+    mail: Arc<Mail>,
+    control: Arc<Control>,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    ready: Vec<epoll::Event>,
+    links: Slab<Option<Box<Link>>>,
+    peers: HashMap<NodeId, Peer>,
+    dirty: Vec<u32>,
+    stalled: VecDeque<Key>,
+    servings: Servings,
+    events: VecDeque<Event>,
+    crcs: Vec<u32>,
+    summed: Option<Summed>,
+}
+
+// SAFETY: requests name memory that their submitters keep valid on whatever thread.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    /// The lane of the data thread of this number. One that `serves` is handed connections of other nodes, and must be polled as long as it lives.
+    pub fn new(control: Arc<Control>, index: usize, serves: bool) -> std::io::Result<Self> {
+        let mail = Arc::new(Mail::new()?);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        epoll::add(
+            &epoll,
+            mail.bell.fd(),
+            EventData::new_u64(MAIL),
+            EventFlags::IN,
+        )?;
+        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
+        control.wish(Wish::Register {
+            lane: index,
+            mail: Arc::clone(&mail),
+            serves,
+        });
+        Ok(Self {
+            index,
+            mail,
+            control,
+            epoll,
+            timer,
+            ready: Vec::with_capacity(WAIT_EVENTS),
+            links: Slab::new(LINKS_MAX, || None),
+            peers: HashMap::new(),
+            dirty: Vec::new(),
+            stalled: VecDeque::new(),
+            servings: Servings::new(Pool::new(POOL_BYTES)),
+            events: VecDeque::new(),
+            crcs: Vec::new(),
+            summed: None,
+        })
+    }
+
+    /// Readable when [`poll`](Self::poll) has something to do.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Whether `poll` has to be called.
+    #[inline]
+    pub fn is_active(&self) -> bool {
+        self.links.taken() > 0 || self.mail.bell.is_rung() || !self.events.is_empty()
+    }
+
+    /// Requests of other nodes that were handed out and not answered; the store may be using their memory.
+    pub fn serving(&self) -> usize {
+        self.servings.asked()
+    }
+
+    /// Sends a request to a node. `Some`: it cannot be reached. Else an event tells of the answer, or of the loss.
+    pub fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
+        let shape = shape_of(request);
+        self.sum(request, &shape);
+        let peer = self.peers.entry(node).or_insert_with(|| Peer {
+            road: Road::None,
+            waiting: VecDeque::new(),
+        });
+        match peer.road {
+            Road::Down => return Some(unreachable(request)),
+            Road::Up(index) if peer.waiting.is_empty() => {
+                let link = self.links[index].as_deref_mut().expect("up means linked");
+                if let End::Caller(_, caller) = &mut link.end {
+                    if caller.has_credit(&shape) {
+                        // SAFETY: the client keeps the buffers until the answer or the loss.
+                        unsafe { caller.send(request, &shape, &self.crcs) };
+                        self.mark(index);
+                        return None;
+                    }
+                }
+            }
+            Road::Up(_) | Road::Dialing => {}
+            Road::None if !self.control.knows(node) => return Some(unreachable(request)),
+            Road::None => {
+                peer.road = Road::Dialing;
+                self.control.wish(Wish::Dial {
+                    lane: self.index,
+                    node,
+                    failed: false,
+                });
+            }
+        }
+        if peer.waiting.len() >= PIECES_MAX as usize {
+            return Some(unreachable(request));
+        }
+        peer.waiting.push_back(Waiting {
+            request: *request,
+            shape,
+            crcs: self.crcs.as_slice().into(),
+        });
+        None
+    }
+
+    /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest may change its buffer
+    /// meanwhile, and all replicas are to take the same bytes or none.
+    fn sum(&mut self, request: &Request, shape: &Shape) {
+        let Some(list) = shape.payload.filter(|_| shape.payload_len > 0) else {
+            self.crcs.clear();
+            self.summed = None;
+            return;
+        };
+        // SAFETY: the list has an element, for the payload has bytes; it is valid until the answer.
+        let memory = unsafe { (*list.ptr).iov_base }.addr();
+        let now = Summed {
+            id: request.id.0,
+            list: list.ptr.addr(),
+            memory,
+        };
+        if self.summed != Some(now) {
+            // SAFETY: the list and the memory are valid until the answer.
+            unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut self.crcs) };
+            self.summed = Some(now);
+        }
+    }
+
+    /// Answers a request that an event told of.
+    pub fn reply(&mut self, reply: &Reply) {
+        let Some(slot) = self.servings.find(Key(reply.id.0)) else {
+            return;
+        };
+        self.servings.answered(slot);
+        let Serving {
+            link,
+            pair,
+            cost,
+            id,
+            skip,
+            room,
+            ..
+        } = self.servings[slot];
+        let Some(index) = self.links.find(link) else {
+            // Whoever asked is gone.
+            self.servings.free(slot);
+            return;
+        };
+        let mut answer = Answer {
+            pair,
+            cost,
+            payload: None,
+            payload_len: 0,
+            skip,
+            crcs: &[],
+        };
+        if reply.result.is_ok() && room > 0 {
+            let list = self.servings.list(slot);
+            // SAFETY: the serving holds the list and its memory until the reply is out.
+            unsafe { shape::sums(&list, skip, room, &mut self.crcs) };
+            self.summed = None;
+            answer.payload = Some(list);
+            answer.payload_len = room;
+            answer.crcs = &self.crcs;
+        }
+        let reply = Reply { id, ..*reply };
+        if let Some(Link {
+            end: End::Responder(responder),
+            ..
+        }) = self.links[index].as_deref_mut()
+        {
+            // SAFETY: as above.
+            unsafe { responder.reply(&reply, &answer, slot) };
+            self.mark(index);
+        }
+    }
+
+    /// Notes that a connection has something to send.
+    #[inline]
+    fn mark(&mut self, index: u32) {
+        let link = self.links[index].as_deref_mut().expect("it is linked");
+        if !link.dirty {
+            link.dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    /// Sends what was queued.
+    #[inline]
+    pub fn kick(&mut self) {
+        self.summed = None;
+        while let Some(index) = self.dirty.pop() {
+            let Some(link) = self.links[index].as_deref_mut() else {
+                continue;
+            };
+            link.dirty = false;
+            if let Err(error) = self.flush(index) {
+                self.lose(index, &error);
+            }
+        }
+        if self.servings.has_freed() && !self.stalled.is_empty() {
+            self.mail.bell.ring();
+        }
+    }
+
+    /// Writes a connection's queue, and takes back what the replies that are out held.
+    fn flush(&mut self, index: u32) -> Result<(), LinkError> {
+        let link = self.links[index].as_deref_mut().expect("it is linked");
+        let all = match &mut link.end {
+            End::Caller(_, caller) => link.socket.send(caller.queue())?,
+            End::Responder(responder) => link.socket.send(responder.queue())?,
+        };
+        if all == link.blocked {
+            link.blocked = !all;
+            self.watch(index);
+        }
+        self.release_sent(index);
+        Ok(())
+    }
+
+    fn release_sent(&mut self, index: u32) {
+        let link = self.links[index].as_deref_mut().expect("it is linked");
+        if let End::Responder(responder) = &mut link.end {
+            while let Some(slot) = responder.next_sent() {
+                self.servings.free(slot);
+            }
+        }
+    }
+
+    /// Tells epoll what a connection waits for.
+    fn watch(&mut self, index: u32) {
+        let link = self.links[index].as_deref().expect("it is linked");
+        let mut flags = EventFlags::empty();
+        if !link.stalled {
+            flags |= EventFlags::IN;
+        }
+        if link.blocked {
+            flags |= EventFlags::OUT;
+        }
+        let data = EventData::new_u64(self.links.key(index).0);
+        if let Err(error) = epoll::modify(&self.epoll, link.socket.fd(), data, flags) {
+            tracing::error!(%error, "cannot watch a connection");
+        }
+    }
+
+    /// Takes in what came. Nothing is done while there are events to tell of: a node that comes back is never used before its loss is
+    /// known.
+    pub fn poll(&mut self) {
+        if !self.events.is_empty() {
+            return;
+        }
+        for _ in 0..ROUNDS_MAX {
+            if !self.poll_once() {
+                return;
+            }
+        }
+        self.mail.bell.ring();
+    }
+
+    /// One round; false if there was nothing.
+    fn poll_once(&mut self) -> bool {
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        let zero = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let waited = epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut ready),
+            Some(&zero),
+        );
+        if waited.is_err() {
+            ready.clear();
+        }
+        let mut ticked = false;
+        for event in &ready {
+            match event.data.u64() {
+                MAIL => self.open_mail(),
+                TIMER => ticked = true,
+                key => {
+                    if let Some(index) = self.links.find(Key(key)) {
+                        self.serve(index, event.flags);
+                    }
+                }
+            }
+        }
+        // Last: a thread that was away itself has first looked at what came meanwhile.
+        if ticked {
+            self.tick();
+        }
+        self.resume_stalled();
+        self.kick();
+        let busy = !ready.is_empty();
+        self.ready = ready;
+        busy
+    }
+
+    /// Next thing that happened.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn open_mail(&mut self) {
+        for letter in self.mail.open() {
+            match letter {
+                Letter::Connected(node, fd, established) => self.connected(node, fd, *established),
+                Letter::Accepted(fd, established) => {
+                    let responder = Responder::new(&established.agreed);
+                    if self
+                        .link(fd, *established, End::Responder(responder))
+                        .is_none()
+                    {
+                        self.mail.served.fetch_sub(1, Ordering::AcqRel);
+                    }
+                }
+                Letter::Unreachable(node) => self.unreachable(node, Road::Down),
+                Letter::Unknown(node) => self.unreachable(node, Road::None),
+            }
+        }
+    }
+
+    fn connected(&mut self, node: NodeId, fd: OwnedFd, established: Established) {
+        let caller = Caller::new(&established.agreed);
+        let Some(peer) = self.peers.get(&node) else {
+            return;
+        };
+        if let Road::Up(_) = peer.road {
+            return;
+        }
+        match self.link(fd, established, End::Caller(node, caller)) {
+            Some(index) => {
+                self.peers.get_mut(&node).expect("looked up above").road = Road::Up(index);
+                self.send_waiting(node);
+            }
+            None => self.unreachable(node, Road::None),
+        }
+    }
+
+    fn unreachable(&mut self, node: NodeId, road: Road) {
+        if let Some(peer) = self.peers.get_mut(&node) {
+            if let Road::Up(_) = peer.road {
+                return;
+            }
+            peer.road = road;
+            if !peer.waiting.is_empty() {
+                peer.waiting.clear();
+                self.events.push_back(Event::Lost(node));
+            }
+        }
+    }
+
+    fn link(&mut self, fd: OwnedFd, established: Established, mut end: End) -> Option<u32> {
+        let index = self.links.take()?;
+        let Established { session, rest, .. } = established;
+        let plain = session.is_none();
+        if plain {
+            match &mut end {
+                End::Caller(_, caller) => caller.reader().push(&rest),
+                End::Responder(responder) => responder.reader().push(&rest),
+            }
+        }
+        let socket = Socket::new(fd, session, if plain { &[] } else { &rest });
+        let data = EventData::new_u64(self.links.key(index).0);
+        if let Err(error) = epoll::add(&self.epoll, socket.fd(), data, EventFlags::IN) {
+            tracing::error!(%error, "cannot watch a connection");
+            self.links.give_back(index);
+            return None;
+        }
+        if self.links.taken() == 1 {
+            self.set_timer(TICK_MS);
+        }
+        self.links[index] = Some(Box::new(Link {
+            socket,
+            end,
+            receiving: None,
+            stalled: false,
+            dirty: false,
+            blocked: false,
+        }));
+        // What came along with the handshake tells of itself no more.
+        self.serve(index, EventFlags::IN);
+        self.links[index].is_some().then_some(index)
+    }
+
+    fn set_timer(&self, every_ms: i64) {
+        let every = Timespec {
+            tv_sec: 0,
+            tv_nsec: every_ms * 1_000_000,
+        };
+        let spec = Itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
+            tracing::error!(%error, "cannot set a timer; lost peers will not be noticed");
+        }
+    }
+
+    /// A connection has something to be read, or room to be written to.
+    fn serve(&mut self, index: u32, flags: EventFlags) {
+        let outcome = self
+            .read(index)
+            .and_then(|()| match flags.contains(EventFlags::OUT) {
+                true => self.flush(index),
+                false => Ok(()),
+            });
+        if let Err(error) = outcome {
+            self.lose(index, &error);
+        }
+    }
+
+    fn read(&mut self, index: u32) -> Result<(), LinkError> {
+        for _ in 0..READS_MAX {
+            // First what is there: it may have waited for memory.
+            self.take_frames(index)?;
+            let link = self.links[index].as_deref_mut().expect("it is linked");
+            if link.stalled {
+                return Ok(());
+            }
+            let more = match &mut link.end {
+                End::Caller(_, caller) => {
+                    let more = link.socket.receive(caller.reader())?;
+                    if more {
+                        caller.heard();
+                    }
+                    more
+                }
+                End::Responder(responder) => link.socket.receive(responder.reader())?,
+            };
+            if !more {
+                return Ok(());
+            }
+        }
+        self.take_frames(index)?;
+        // Under TLS what was read from the socket tells of itself no more.
+        self.mail.bell.ring();
+        self.again(index);
+        Ok(())
+    }
+
+    /// Has a connection looked at again although its socket may have nothing.
+    fn again(&mut self, index: u32) {
+        let key = self.links.key(index);
+        if !self.stalled.contains(&key) {
+            self.stalled.push_back(key);
+        }
+    }
+
+    fn take_frames(&mut self, index: u32) -> Result<(), LinkError> {
+        let link = self.links[index].as_deref_mut().expect("it is linked");
+        match &mut link.end {
+            End::Caller(node, caller) => {
+                let node = *node;
+                let mut answered = false;
+                while let Some(reply) = caller.poll()? {
+                    answered = true;
+                    self.events.push_back(Event::Reply(node, reply));
+                }
+                if answered {
+                    self.send_waiting(node);
+                }
+                Ok(())
+            }
+            End::Responder(_) => self.take_requests(index),
+        }
+    }
+
+    fn send_waiting(&mut self, node: NodeId) {
+        let Some(peer) = self.peers.get_mut(&node) else {
+            return;
+        };
+        let Road::Up(index) = peer.road else {
+            return;
+        };
+        let Some(link) = self.links[index].as_deref_mut() else {
+            return;
+        };
+        let End::Caller(_, caller) = &mut link.end else {
+            return;
+        };
+        let mut sent = false;
+        while let Some(next) = peer.waiting.front() {
+            if !caller.has_credit(&next.shape) {
+                break;
+            }
+            // SAFETY: the client keeps the buffers until the answer or the loss.
+            unsafe { caller.send(&next.request, &next.shape, &next.crcs) };
+            peer.waiting.pop_front();
+            sent = true;
+        }
+        if sent {
+            self.mark(index);
+        }
+    }
+
+    fn take_requests(&mut self, index: u32) -> Result<(), LinkError> {
+        loop {
+            let key = self.links.key(index);
+            let link = self.links[index].as_deref_mut().expect("it is linked");
+            let End::Responder(responder) = &mut link.end else {
+                return Ok(());
+            };
+            match responder.poll()? {
+                Asked::Nothing => return Ok(()),
+                Asked::Begins(head) => {
+                    let Some(slot) = self.servings.begin(key, &head, responder.header())? else {
+                        link.stalled = true;
+                        self.watch(index);
+                        self.again(index);
+                        return Ok(());
+                    };
+                    // SAFETY: the serving holds the list and its memory until the reply is out.
+                    unsafe { responder.admit(self.servings.list(slot)) };
+                    link.receiving = Some(slot);
+                }
+                Asked::Complete { intact } => {
+                    let slot = link.receiving.take().expect("a request was admitted");
+                    let request = self.servings.complete(slot, responder.header())?;
+                    responder.begun();
+                    if intact {
+                        let peer = PeerId(index + 1);
+                        self.events.push_back(Event::Request(peer, request));
+                    } else {
+                        self.reply(&Reply {
+                            id: request.id,
+                            incarnation: self.control.incarnation(),
+                            result: Err(Refusal::Mismatch),
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Goes on with connections that waited for memory, or for their turn.
+    fn resume_stalled(&mut self) {
+        if self.stalled.is_empty() {
+            return;
+        }
+        let room = self.servings.take_freed();
+        for _ in 0..self.stalled.len() {
+            let Some(key) = self.stalled.pop_front() else {
+                return;
+            };
+            let Some(index) = self.links.find(key) else {
+                continue;
+            };
+            let link = self.links[index].as_deref_mut().expect("it is linked");
+            if link.stalled {
+                if !room {
+                    self.stalled.push_back(key);
+                    continue;
+                }
+                link.stalled = false;
+                self.watch(index);
+            }
+            self.serve(index, EventFlags::IN);
+        }
+    }
+
+    fn tick(&mut self) {
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.timer, &mut count);
+        for index in 0..self.links.capacity() {
+            if !self.links.is_taken(index) {
+                continue;
+            }
+            let link = self.links[index].as_deref_mut().expect("it is linked");
+            let outcome = match &mut link.end {
+                End::Caller(_, caller) => caller.tick(),
+                End::Responder(responder) => responder.tick(),
+            };
+            match outcome {
+                Ok(()) => self.mark(index),
+                Err(error) => self.lose(index, &error),
+            }
+        }
+    }
+
+    /// A connection is over.
+    fn lose(&mut self, index: u32, error: &LinkError) {
+        let Some(link) = self.links[index].take() else {
+            return;
+        };
+        self.links.give_back(index);
+        if self.links.taken() == 0 {
+            self.set_timer(0);
+        }
+        let receiving = link.receiving;
+        match link.end {
+            End::Caller(node, caller) => {
+                let peer = self.peers.get_mut(&node).expect("a caller has a peer");
+                let idle = caller.in_flight() == 0 && peer.waiting.is_empty();
+                drop(caller);
+                if idle {
+                    tracing::debug!(%node, %error, "connection closed");
+                    peer.road = Road::None;
+                    return;
+                }
+                tracing::warn!(%node, %error, "connection lost with requests in flight");
+                peer.road = Road::Down;
+                peer.waiting.clear();
+                self.events.push_back(Event::Lost(node));
+                self.control.wish(Wish::Dial {
+                    lane: self.index,
+                    node,
+                    failed: true,
+                });
+            }
+            End::Responder(responder) => {
+                tracing::debug!(node = %responder.peer(), %error, "connection closed");
+                self.mail.served.fetch_sub(1, Ordering::AcqRel);
+                for slot in responder.into_held().chain(receiving) {
+                    self.servings.free(slot);
+                }
+            }
+        }
+    }
+
+    /// Takes no more requests of other nodes; those taken over are yet to be answered.
+    pub fn stop_serving(&mut self) {
+        self.control.wish(Wish::Unregister { lane: self.index });
+        for index in 0..self.links.capacity() {
+            let serves = self.links[index]
+                .as_deref()
+                .is_some_and(|link| matches!(link.end, End::Responder(_)));
+            if serves {
+                self.lose(index, &LinkError::Closed);
+            }
+        }
+    }
+}
+
+/// The answer for a node that cannot be reached.
+pub fn unreachable(request: &Request) -> Reply {
+    Reply {
+        id: request.id,
+        incarnation: Incarnation(0),
+        result: Err(Refusal::Unreachable),
+    }
+}

@@ -1,0 +1,324 @@
+//! Nodes of a cluster in one process, each with a data thread that answers the others.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use fabric::core::client::ClientAction;
+use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::core::volume::{Durability, VolumeParams};
+use fabric::engine::{
+    DeviceConfig, Fabric, FabricConfig, FabricEngine, Missing, StoreKind, VolumeHandle,
+};
+use fabric::io::{Engine, IoResult, Op, Request, Submit, Tag};
+use fabric::net::tcp::control::NetConfig;
+use fabric::net::tcp::hello::Wire;
+use fabric::net::tcp::identity::{Identity, node_name};
+use fabric::proto::ids::LayerId;
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
+use fabric::store::file::Allocation;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+pub const CLUSTER: [u8; 16] = [7; 16];
+pub const MIB: u64 = 1 << 20;
+pub const LAYER: LayerId = LayerId(5);
+pub const PG: PgId = PgId(0);
+
+/// A certificate authority.
+pub struct Authority {
+    certificate: String,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    pub fn new() -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap().pem();
+        Self {
+            certificate,
+            issuer: rcgen::Issuer::new(params, key),
+        }
+    }
+
+    /// A certificate and key for a node, in PEM, valid until so long from an hour ago.
+    pub fn certify(&self, node: u64, valid: Duration) -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let names = vec![node_name(NodeId(node))];
+        let mut params = rcgen::CertificateParams::new(names).unwrap();
+        params.not_before = (SystemTime::now() - Duration::from_secs(7200)).into();
+        params.not_after = (SystemTime::now() - Duration::from_secs(3600) + valid).into();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
+        (certificate, key.serialize_pem())
+    }
+
+    /// An identity that trusts `trusted`.
+    pub fn identity(&self, node: u64, trusted: &Self, valid: Duration) -> Identity {
+        let (certificate, key) = self.certify(node, valid);
+        let ca = trusted.certificate.as_bytes();
+        Identity::from_pem(ca, certificate.as_bytes(), key.as_bytes()).unwrap()
+    }
+
+    pub fn good(&self, node: u64) -> Identity {
+        self.identity(node, self, Duration::from_secs(24 * 3600))
+    }
+}
+
+/// A data thread without guests.
+struct Server {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+/// A node.
+pub struct Node {
+    pub fabric: Fabric,
+    pub id: u64,
+    _dir: tempfile::TempDir,
+    server: Option<Server>,
+}
+
+pub fn config(node: u64, path: std::path::PathBuf, identity: Identity, wire: Wire) -> FabricConfig {
+    let device = DeviceConfig {
+        path,
+        missing: Missing::CreateFile {
+            size_bytes: 128 * MIB,
+            allocation: Allocation::Sparse,
+        },
+    };
+    let store = StoreKind::Devices(vec![device]);
+    let mut config = FabricConfig::new(NodeId(node), Incarnation(node * 10), CLUSTER, store);
+    config.scrub.enabled = false;
+    config.clean.enabled = false;
+    config.params.buffer_bytes = 16 << 20;
+    config.params.leaf_cache_bytes = 16 << 20;
+    config.net = Some(NetConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        identity,
+        wire,
+    });
+    config
+}
+
+impl Node {
+    pub fn start(id: u64, identity: Identity, wire: Wire) -> Self {
+        Self::start_as(id, identity, wire, CLUSTER)
+    }
+
+    pub fn start_as(id: u64, identity: Identity, wire: Wire, cluster: [u8; 16]) -> Self {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut config = config(id, dir.path().join("device"), identity, wire);
+        config.cluster = cluster;
+        let fabric = Fabric::open(config).unwrap();
+        fabric.raise_fence(LAYER, Generation(1), Epoch(1)).unwrap();
+        let mut node = Self {
+            fabric,
+            id,
+            _dir: dir,
+            server: None,
+        };
+        node.serve();
+        node
+    }
+
+    /// Starts the thread that answers other nodes.
+    pub fn serve(&mut self) {
+        let mut engine = self.fabric.engine().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Acquire) {
+                engine.kick();
+                engine.reap(&mut |_, _| panic!("it asked nothing"));
+                wait(&engine, 20);
+            }
+        });
+        self.server = Some(Server { stop, thread });
+    }
+
+    /// Its connections end, and nobody answers new ones.
+    pub fn stop_serving(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop.store(true, Ordering::Release);
+            server.thread.join().unwrap();
+        }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.fabric.address().unwrap()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop_serving();
+    }
+}
+
+/// Waits until the engine has something, or some milliseconds.
+pub fn wait(engine: &FabricEngine, milliseconds: i64) {
+    let fd = engine.wait_fd();
+    let timeout = Timespec {
+        tv_sec: 0,
+        tv_nsec: milliseconds * 1_000_000,
+    };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap();
+}
+
+/// Nodes 1, 2, … that know each other.
+pub fn cluster(ca: &Authority, count: u64, wire: Wire) -> Vec<Node> {
+    let nodes: Vec<_> = (1..=count)
+        .map(|id| Node::start(id, ca.good(id), wire))
+        .collect();
+    introduce(&nodes);
+    nodes
+}
+
+pub fn introduce(nodes: &[Node]) {
+    let all: HashMap<_, _> = nodes
+        .iter()
+        .map(|node| (NodeId(node.id), node.address()))
+        .collect();
+    for node in nodes {
+        node.fabric.set_peers(all.clone());
+    }
+}
+
+/// A set of these nodes, all in sync but those in `out`.
+pub fn set_of(nodes: &[u64], out: &[u64], epoch: u64) -> ReplicaSet {
+    let members = nodes
+        .iter()
+        .map(|&node| Member {
+            node: NodeId(node),
+            incarnation: Incarnation(node * 10),
+            standing: match out.contains(&node) {
+                true => Standing::Out,
+                false => Standing::InSync,
+            },
+            since: Epoch(1),
+        })
+        .collect();
+    ReplicaSet::new(PG, Epoch(epoch), 1, members)
+}
+
+/// A data thread with one volume, and guests that wait.
+pub struct Guest {
+    pub engine: FabricEngine,
+    pub volume: VolumeHandle,
+    pub actions: Vec<ClientAction>,
+}
+
+impl Guest {
+    pub fn new(node: &Node, set: ReplicaSet) -> Self {
+        static GENERATION: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(2);
+        let params = VolumeParams {
+            layer: LAYER,
+            size_bytes: 64 * MIB,
+            generation: Generation(GENERATION.fetch_add(1, Ordering::Relaxed)),
+            epoch: Epoch(1),
+            read_only: false,
+            durability: Durability::Flush,
+        };
+        let volume = node.fabric.open_volume(&params).unwrap();
+        node.fabric.set_replica_sets(vec![set]);
+        Self {
+            engine: node.fabric.engine().unwrap(),
+            volume,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Starts a request; its outcome, if it is there at once.
+    pub fn start(&mut self, tag: u64, op: Op, offset: u64, buffer: &mut [u8]) -> Option<IoResult> {
+        let buffers = [libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        }];
+        let request = Request {
+            tag: Tag(tag),
+            op,
+            offset,
+            len: buffer.len() as u64,
+            buffers: if buffer.is_empty() { &[] } else { &buffers },
+        };
+        // SAFETY: whoever starts a request keeps its buffer until it is finished, or until the engine is dropped.
+        match unsafe { self.engine.submit(&self.volume, &request) } {
+            Submit::Done(result) => Some(result),
+            Submit::Busy => panic!("too much at once"),
+            Submit::Pending => {
+                self.engine.kick();
+                None
+            }
+        }
+    }
+
+    /// Goes on for up to so many turns of 10 ms, until `until` is content with what was finished.
+    pub fn turns(
+        &mut self,
+        turns: usize,
+        mut until: impl FnMut(&mut Self, &[(u64, IoResult)]) -> bool,
+    ) {
+        let mut finished = Vec::new();
+        for _ in 0..turns {
+            self.engine
+                .reap(&mut |tag, result| finished.push((tag.0, result)));
+            while let Some(action) = self.engine.next_action() {
+                self.actions.push(action);
+            }
+            if until(self, &finished) {
+                return;
+            }
+            wait(&self.engine, 10);
+        }
+        panic!("not within {turns} turns");
+    }
+
+    pub fn run(&mut self, op: Op, offset: u64, buffer: &mut [u8]) -> IoResult {
+        if let Some(result) = self.start(42, op, offset, buffer) {
+            return result;
+        }
+        let mut outcome = None;
+        self.turns(3000, |_, finished| {
+            outcome = finished.first().map(|(_, result)| *result);
+            outcome.is_some()
+        });
+        outcome.unwrap()
+    }
+
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> IoResult {
+        self.run(Op::Write { fua: false }, offset, &mut bytes.to_vec())
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let mut buffer = vec![0xee; len];
+        self.run(Op::Read, offset, &mut buffer).unwrap();
+        buffer
+    }
+
+    pub fn flush(&mut self) -> IoResult {
+        self.run(Op::Flush, 0, &mut [])
+    }
+
+    pub fn set_map(&mut self, set: ReplicaSet) -> Vec<(u64, IoResult)> {
+        let mut finished = Vec::new();
+        self.engine
+            .set_map(set, &mut |tag, result| finished.push((tag.0, result)));
+        finished
+    }
+}
+
+/// Bytes that differ from block to block.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| (seed.wrapping_mul(31) ^ (at / 512) ^ at.wrapping_mul(7)) as u8)
+        .collect()
+}
+
+pub fn both_wires() -> [Wire; 2] {
+    [Wire::Tls, Wire::Crc]
+}
