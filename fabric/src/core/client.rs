@@ -496,6 +496,7 @@ impl Client {
                     }
                     self.pieces[piece].forget_answers();
                 }
+                Next::Copy => self.pieces[piece].make_private(),
                 Next::Retry => {
                     self.retrying = true;
                     return None;
@@ -545,6 +546,7 @@ impl Client {
     #[inline]
     fn free_piece(&mut self, piece: u32) {
         self.segments.clear(&mut self.pieces[piece].segments);
+        self.pieces[piece].copy = None;
         self.pieces.give_back(piece);
     }
 }

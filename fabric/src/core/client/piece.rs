@@ -4,6 +4,8 @@ use super::Segments;
 use crate::core::membership::{Members, ReplicaSet};
 use crate::io::{IoError, IoResult};
 use crate::proto::{Command, Epoch, Generation, Refusal, Request};
+use crate::store::device::IoVecs;
+use crate::store::iov::copy_from;
 
 /// The part of a guest request that lies in one chunk.
 pub(super) struct Piece {
@@ -11,6 +13,8 @@ pub(super) struct Piece {
     pub(super) group: u16,
     pub(super) request: Request,
     pub(super) segments: Segments,
+    /// What is sent instead of the guest's buffers, which changed while they were sent.
+    pub(super) copy: Option<PrivateCopy>,
     /// Not held back any more.
     pub(super) begun: bool,
     /// When it was sent last.
@@ -54,6 +58,8 @@ pub(super) enum Next {
     },
     /// Number the write anew and ask all again.
     Renumber,
+    /// Send everybody a copy that the guest cannot change.
+    Copy,
     /// Ask again at the next tick.
     Retry,
     /// The guest is told so once the map has none of these, which may hold a part of the write.
@@ -70,13 +76,60 @@ pub(super) enum Next {
     },
 }
 
+/// The data of a write, out of the guest's reach.
+pub(super) struct PrivateCopy {
+    /// Only named by `iov`.
+    _bytes: Box<[u8]>,
+    iov: Box<libc::iovec>,
+}
+
+// SAFETY: the iovec points into memory that the copy owns.
+unsafe impl Send for PrivateCopy {}
+
+impl PrivateCopy {
+    /// Copies what the list names.
+    ///
+    /// # Safety
+    /// The list and the memory are valid. The memory may change meanwhile.
+    unsafe fn of(list: &IoVecs) -> Self {
+        // SAFETY: the caller's promise.
+        let list = unsafe { std::slice::from_raw_parts(list.ptr, list.len as usize) };
+        let len = list.iter().map(|iov| iov.iov_len).sum();
+        let mut bytes = vec![0; len].into_boxed_slice();
+        // SAFETY: the caller's promise; there is room for all of it.
+        unsafe { copy_from(list, 0, &mut bytes) };
+        let iov = Box::new(libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: len,
+        });
+        Self { _bytes: bytes, iov }
+    }
+}
+
 impl Piece {
+    /// From now on sends a copy of the data, to everybody. Without outstanding answers, and while the guest's buffers are
+    /// valid, as they are until the request is done.
+    pub(super) fn make_private(&mut self) {
+        let Command::Write { buffers, .. } = &mut self.request.command else {
+            return;
+        };
+        // SAFETY: the submitter keeps the buffers valid until the request is done; the list is the piece's own.
+        let copy = unsafe { PrivateCopy::of(buffers) };
+        *buffers = IoVecs {
+            ptr: &raw const *copy.iov,
+            len: 1,
+        };
+        self.copy = Some(copy);
+        self.forget_answers();
+    }
+
     pub(super) fn new() -> Self {
         Self {
             io: 0,
             group: 0,
             request: Request::NOTHING,
             segments: Segments::new(),
+            copy: None,
             begun: false,
             sent_us: 0,
             hedged: false,
@@ -99,6 +152,7 @@ impl Piece {
         self.group = group;
         self.request = request;
         self.renumbered = 0;
+        self.copy = None;
         self.begun = false;
         self.hedged = false;
         self.waiting = Members::NONE;
@@ -206,6 +260,7 @@ impl Piece {
                 };
             }
             Some(Refusal::Renumber) => return Next::Renumber,
+            Some(Refusal::Mismatch) if self.copy.is_none() => return Next::Copy,
             _ => {}
         }
         if self.retry {
@@ -279,7 +334,9 @@ fn weight(refusal: Refusal) -> u8 {
         Refusal::StaleGeneration(_) => 7,
         Refusal::StaleEpoch(_) => 6,
         Refusal::Renumber => 5,
-        Refusal::Behind(_) | Refusal::Changed | Refusal::Mismatch => 1,
+        // Once everybody has been sent the same bytes, the others' answers decide.
+        Refusal::Mismatch => 5,
+        Refusal::Behind(_) | Refusal::Changed => 1,
         Refusal::NoSpace => 4,
         Refusal::Device(_) => 3,
         Refusal::Corrupt => 2,

@@ -10,6 +10,7 @@ use crate::proto::{Generation, Incarnation};
 mod flush;
 mod hedge;
 mod in_place;
+mod private_copy;
 mod property;
 
 const CHUNK: u64 = CHUNK_BYTES;
