@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{
@@ -41,7 +42,8 @@ struct Remote {
     /// Readable when the store, the lane or the timer has something.
     epoll: OwnedFd,
     timer: OwnedFd,
-    armed: bool,
+    /// When the timer that was set goes off.
+    due: Option<Instant>,
 }
 
 impl NodeTransport {
@@ -73,7 +75,6 @@ impl NodeTransport {
             epoll::add(&epoll, fd, EventData::new_u64(0), EventFlags::IN)
                 .map_err(FabricError::os(what))?;
         }
-        let armed = false;
         Ok(Self {
             node,
             local,
@@ -81,7 +82,7 @@ impl NodeTransport {
                 lane,
                 epoll,
                 timer,
-                armed,
+                due: None,
             })),
         })
     }
@@ -157,7 +158,7 @@ impl NodeTransport {
     #[inline]
     pub fn tick(&mut self, needed: bool) -> bool {
         match &mut self.remote {
-            Some(remote) if needed || remote.armed => remote.tick(needed),
+            Some(remote) if needed || remote.due.is_some() => remote.tick(needed),
             _ => false,
         }
     }
@@ -183,14 +184,17 @@ impl NodeTransport {
 }
 
 impl Remote {
-    #[cold]
     fn tick(&mut self, needed: bool) -> bool {
-        let mut count = [0u8; 8];
-        let due = self.armed && rustix::io::read(&self.timer, &mut count).is_ok();
+        // The clock spares asking the timer, which is there to wake a thread that sleeps.
+        let now = Instant::now();
+        let due = self.due.is_some_and(|due| due <= now);
         if due {
-            self.armed = false;
+            self.due = None;
+            let mut count = [0u8; 8];
+            // Nothing to read yet: then it wakes the thread once for nothing.
+            let _ = rustix::io::read(&self.timer, &mut count);
         }
-        if needed && !self.armed {
+        if needed && self.due.is_none() {
             let zero = Timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
@@ -203,7 +207,7 @@ impl Remote {
                 },
             };
             match timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
-                Ok(_) => self.armed = true,
+                Ok(_) => self.due = Some(now + TICK),
                 Err(error) => tracing::error!(%error, "cannot set a timer; requests may wait"),
             }
         }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use fabric::io::Op;
+use fabric::io::{Engine, Op};
 use fabric::net::tcp::hello::Wire;
 
 use super::rig::*;
@@ -18,14 +18,14 @@ fn reaches(nodes: &[Node]) -> bool {
     let mut buffer = vec![0; 4096];
     if guest.start(1, Op::Read, 0, &mut buffer).is_none() {
         let mut done = false;
-        guest.turns(1000, |guest, finished| {
+        guest.until(|guest, finished| {
             done = !finished.is_empty();
             done || !guest.actions.is_empty()
         });
         if !done {
             // So that the engine has nothing in flight when it is dropped.
             guest.set_map(set_of(&[1, 2], &[2], 2));
-            guest.turns(100, |_, finished| !finished.is_empty());
+            guest.until(|_, finished| !finished.is_empty());
         }
         return done;
     }
@@ -102,7 +102,66 @@ fn strangers_at_the_door_change_nothing_for_others() {
     for n in 0..50 {
         assert_eq!(guest.read(0, 4096), pattern(1, 4096), "{n}");
     }
+    // Nor do they keep out those who come later.
+    let mut later = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
+    assert_eq!(later.read(0, 4096), pattern(1, 4096));
     drop(silent);
+}
+
+#[test]
+fn data_are_readable_on_the_wire_only_if_both_nodes_are_set_so() {
+    let ca = Authority::new();
+    for (one, two) in [
+        (Wire::Tls, Wire::Tls),
+        (Wire::Crc, Wire::Tls),
+        (Wire::Crc, Wire::Crc),
+    ] {
+        let nodes = [
+            Node::start(1, ca.good(1), one),
+            Node::start(2, ca.good(2), two),
+        ];
+        let relay = Relay::start(nodes[1].address(), usize::MAX, Then::Cut);
+        nodes[0]
+            .fabric
+            .set_peers([(fabric::proto::NodeId(2), relay.address)].into());
+        let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
+        let secret = b"a sentence that a guest stores, and that is in no protocol";
+        let mut block = vec![0; 4096];
+        block[1000..1000 + secret.len()].copy_from_slice(secret);
+        guest.write(0, &block).unwrap();
+        assert_eq!(guest.read(0, 4096), block);
+        drop(guest);
+        let seen = relay.seen.lock().unwrap();
+        let plain = seen.windows(secret.len()).filter(|w| w == secret).count();
+        let both_plain = (one, two) == (Wire::Crc, Wire::Crc);
+        assert_eq!(plain, if both_plain { 2 } else { 0 });
+    }
+}
+
+/// A slow reader: it asks for a lot, and then its node stops reading for a while.
+#[test]
+fn a_peer_that_reads_slowly_holds_up_only_itself() {
+    let ca = Authority::new();
+    let nodes = cluster(&ca, 3, Wire::Crc);
+    let set = || set_of(&[1, 2, 3], &[1, 3], 1);
+    let mut slow = Guest::new(&nodes[0], set());
+    slow.write(0, &pattern(1, 1 << 20)).unwrap();
+    let mut buffers = vec![vec![0u8; 1 << 20]; 64];
+    for (n, buffer) in buffers.iter_mut().enumerate() {
+        assert!(slow.start(n as u64, Op::Read, 0, buffer).is_none());
+    }
+    // It is not reaped, so it does not read; another one is served all the same.
+    let mut quick = Guest::new(&nodes[2], set());
+    for _ in 0..20 {
+        assert_eq!(quick.read(0, 1 << 20), pattern(1, 1 << 20));
+    }
+    slow.until(|guest, finished| {
+        assert!(finished.iter().all(|(_, result)| result.is_ok()));
+        guest.engine.in_flight() == 0
+    });
+    for buffer in &buffers {
+        assert_eq!(*buffer, pattern(1, 1 << 20));
+    }
 }
 
 #[test]
@@ -132,17 +191,19 @@ fn a_peer_that_takes_the_connection_and_says_nothing_counts_as_unreachable() {
     let mut guest = Guest::new(&node, set_of(&[1, 2], &[1], 1));
     let mut buffer = vec![0; 4096];
     assert!(guest.start(1, Op::Read, 0, &mut buffer).is_none());
-    guest.turns(1000, |guest, finished| {
+    guest.until(|guest, finished| {
         assert!(finished.is_empty());
         !guest.actions.is_empty()
     });
     guest.set_map(set_of(&[1, 2], &[2], 2));
-    guest.turns(100, |_, finished| !finished.is_empty());
+    guest.until(|_, finished| !finished.is_empty());
 }
 
 /// A wire between two nodes that cuts after some bytes, or goes dead.
 struct Relay {
     address: std::net::SocketAddr,
+    /// What it carried, if it was to carry without end.
+    seen: std::sync::Arc<std::sync::Mutex<Vec<u8>>>,
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -163,6 +224,8 @@ impl Relay {
         let address = listener.local_addr().unwrap();
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let stopped = std::sync::Arc::clone(&stop);
+        let seen: std::sync::Arc<std::sync::Mutex<Vec<u8>>> = std::sync::Arc::default();
+        let seen_there = std::sync::Arc::clone(&seen);
         let thread = std::thread::spawn(move || {
             let mut left = Some(limit);
             let mut pairs: Vec<(TcpStream, TcpStream, Option<usize>)> = Vec::new();
@@ -179,7 +242,9 @@ impl Relay {
                     if *left == Some(0) {
                         return then == Then::Freeze;
                     }
-                    carry(one, two, left, &mut moved) && carry(two, one, left, &mut moved)
+                    let mut seen = seen_there.lock().unwrap();
+                    carry(one, two, left, &mut moved, &mut seen)
+                        && carry(two, one, left, &mut moved, &mut seen)
                 });
                 if !moved {
                     std::thread::sleep(Duration::from_micros(200));
@@ -188,6 +253,7 @@ impl Relay {
         });
         Self {
             address,
+            seen,
             stop,
             thread: Some(thread),
         }
@@ -199,6 +265,7 @@ fn carry(
     to: &mut TcpStream,
     left: &mut Option<usize>,
     moved: &mut bool,
+    seen: &mut Vec<u8>,
 ) -> bool {
     let mut bytes = [0; 16384];
     let most = left.unwrap_or(bytes.len()).min(bytes.len());
@@ -206,6 +273,9 @@ fn carry(
         Ok(0) => most == 0,
         Ok(got) => {
             *moved = true;
+            if left.is_some_and(|left| left > usize::MAX / 2) {
+                seen.extend_from_slice(&bytes[..got]);
+            }
             if let Some(left) = left {
                 *left -= got;
             }
@@ -246,7 +316,7 @@ fn read_through(nodes: &[Node], bytes: &[u8], limit: usize, then: Then) {
         result.unwrap();
         answers += 1;
     }
-    guest.turns(3000, |guest, finished| {
+    guest.until(|guest, finished| {
         let mut more = Vec::new();
         if !guest.actions.is_empty() {
             guest.actions.clear();

@@ -51,7 +51,7 @@ fn many_requests_at_once_are_each_answered_once() {
             assert!(guest.start(n as u64, op, n as u64 * 8192, buffer).is_none());
         }
         let mut answers = vec![0; buffers.len()];
-        guest.turns(3000, |guest, finished| {
+        guest.until(|guest, finished| {
             if guest.engine.in_flight() == 0 {
                 for (tag, result) in finished {
                     assert_eq!(*result, Ok(()));
@@ -83,7 +83,7 @@ fn a_replica_that_dies_is_reported_and_the_write_ends_with_the_next_map() {
                 .is_none()
         );
         // Invariant *Shrink before ack*.
-        guest.turns(500, |guest, finished| {
+        guest.until(|guest, finished| {
             assert!(finished.is_empty());
             !guest.actions.is_empty()
         });
@@ -110,7 +110,7 @@ fn reads_in_flight_to_a_node_that_dies_are_answered_by_another() {
         assert!(guest.start(n as u64, Op::Read, 0, buffer).is_none());
     }
     nodes[1].stop_serving();
-    guest.turns(1000, |guest, finished| {
+    guest.until(|guest, finished| {
         assert!(finished.iter().all(|(_, result)| result.is_ok()));
         guest.engine.in_flight() == 0
     });
@@ -128,12 +128,12 @@ fn a_node_that_comes_back_is_reached_again() {
     nodes[1].stop_serving();
     let mut buffer = vec![0; 4096];
     assert!(guest.start(1, Op::Read, 0, &mut buffer).is_none());
-    guest.turns(500, |guest, _| !guest.actions.is_empty());
+    guest.until(|guest, _| !guest.actions.is_empty());
     nodes[1].serve();
     // It was the only one: the read waits for a map, and is then asked again.
     let mut epoch = 2;
     let mut finished = guest.set_map(set_of(&[1, 2], &[1], epoch));
-    guest.turns(1000, |guest, more| {
+    guest.until(|guest, more| {
         finished.extend_from_slice(more);
         if finished.is_empty() && !guest.actions.is_empty() {
             guest.actions.clear();

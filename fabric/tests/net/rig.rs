@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fabric::core::client::ClientAction;
 use fabric::core::membership::{Member, ReplicaSet, Standing};
@@ -26,6 +26,8 @@ use rustix::time::Timespec;
 pub const CLUSTER: [u8; 16] = [7; 16];
 pub const MIB: u64 = 1 << 20;
 pub const LAYER: LayerId = LayerId(5);
+/// After which a test hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
 pub const PG: PgId = PgId(0);
 
 /// A certificate authority.
@@ -257,14 +259,11 @@ impl Guest {
         }
     }
 
-    /// Goes on for up to so many turns of 10 ms, until `until` is content with what was finished.
-    pub fn turns(
-        &mut self,
-        turns: usize,
-        mut until: impl FnMut(&mut Self, &[(u64, IoResult)]) -> bool,
-    ) {
+    /// Goes on until `until` is content with what was finished.
+    pub fn until(&mut self, mut until: impl FnMut(&mut Self, &[(u64, IoResult)]) -> bool) {
         let mut finished = Vec::new();
-        for _ in 0..turns {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
             self.engine
                 .reap(&mut |tag, result| finished.push((tag.0, result)));
             while let Some(action) = self.engine.next_action() {
@@ -275,7 +274,7 @@ impl Guest {
             }
             wait(&self.engine, 10);
         }
-        panic!("not within {turns} turns");
+        panic!("not within {PATIENCE:?}");
     }
 
     pub fn run(&mut self, op: Op, offset: u64, buffer: &mut [u8]) -> IoResult {
@@ -283,7 +282,7 @@ impl Guest {
             return result;
         }
         let mut outcome = None;
-        self.turns(3000, |_, finished| {
+        self.until(|_, finished| {
             outcome = finished.first().map(|(_, result)| *result);
             outcome.is_some()
         });

@@ -23,7 +23,8 @@ use super::handshake::{Established, Handshake, HandshakeError};
 use super::mail::{Letter, Mail};
 use crate::proto::NodeId;
 
-/// Connections of other nodes that may be shaking hands at once; further ones are closed.
+/// Connections of other nodes that may be shaking hands at once; for a further one the oldest is closed, so that whoever says nothing keeps nobody
+/// out who is quick.
 const ACCEPTS_MAX: usize = 64;
 
 /// Connections of other nodes that a data thread serves; with all of them full further ones are closed.
@@ -204,8 +205,8 @@ impl Connector {
 
     fn accepted(&mut self, stream: std::net::TcpStream, address: SocketAddr) {
         if self.accepts.len() >= ACCEPTS_MAX {
-            tracing::warn!(%address, "too many connections at once, one is closed");
-            return;
+            tracing::debug!(%address, "too many connections at once, the oldest is closed");
+            self.accepts.remove(0);
         }
         let begin = || -> Result<Pending, ConnectError> {
             stream.set_nonblocking(true)?;
@@ -232,13 +233,13 @@ impl Connector {
                     continue;
                 }
                 Ok(true) => {
-                    let done = self.accepts.swap_remove(at);
+                    let done = self.accepts.remove(at);
                     self.hand_over(done);
                 }
                 Err(error) => {
-                    let peer = self.accepts.swap_remove(at);
+                    let peer = self.accepts.remove(at);
                     let address = rustix::net::getpeername(&peer.fd).ok();
-                    tracing::warn!(?address, %error, "a connection was refused");
+                    tracing::info!(?address, %error, "a connection was refused");
                 }
             }
         }

@@ -369,6 +369,8 @@ impl Lane {
     /// known.
     pub fn poll(&mut self) {
         if !self.events.is_empty() {
+            // What is readable meanwhile has told of itself already, and is not to be slept on.
+            self.mail.bell.ring();
             return;
         }
         for _ in 0..ROUNDS_MAX {
@@ -725,6 +727,8 @@ impl Lane {
                 peer.road = Road::Down;
                 peer.waiting.clear();
                 self.events.push_back(Event::Lost(node));
+                // Found while sending, it would else be told only with the next thing that comes.
+                self.mail.bell.ring();
                 self.control.wish(Wish::Dial {
                     lane: self.index,
                     node,
