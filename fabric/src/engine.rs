@@ -336,6 +336,9 @@ impl Engine for FabricEngine {
             done(tag, result);
         };
         let mut more = self.transport.reap();
+        if let Some(now_us) = self.transport.now_us() {
+            self.client.set_now_us(now_us);
+        }
         if self.transport.tick(self.client.needs_tick()) {
             self.client.on_tick(&mut self.transport, &mut count);
             self.transport.kick();

@@ -44,6 +44,8 @@ struct Remote {
     timer: OwnedFd,
     /// When the timer that was set goes off.
     due: Option<Instant>,
+    /// When the clock began.
+    start: Instant,
 }
 
 impl NodeTransport {
@@ -83,6 +85,7 @@ impl NodeTransport {
                 epoll,
                 timer,
                 due: None,
+                start: Instant::now(),
             })),
         })
     }
@@ -161,6 +164,13 @@ impl NodeTransport {
             Some(remote) if needed || remote.due.is_some() => remote.tick(needed),
             _ => false,
         }
+    }
+
+    /// What time it is, if there are other nodes, whose answers are timed.
+    #[inline]
+    pub fn now_us(&self) -> Option<u64> {
+        let remote = self.remote.as_ref()?;
+        Some(remote.start.elapsed().as_micros() as u64)
     }
 
     /// Requests of other nodes that are being executed.
