@@ -23,10 +23,6 @@ mod full;
 mod history;
 #[path = "store/host_full.rs"]
 mod host_full;
-#[path = "store/image.rs"]
-mod image;
-#[path = "store/luck.rs"]
-mod luck;
 #[path = "store/memory.rs"]
 mod memory;
 #[path = "store/model.rs"]
@@ -53,9 +49,9 @@ mod seeds;
 mod settle;
 #[path = "store/shard.rs"]
 mod shard;
-#[path = "store/sim_disk.rs"]
-mod sim_disk;
 #[path = "store/space_map.rs"]
 mod space_map;
 #[path = "store/wrap.rs"]
 mod wrap;
+
+use fabric::testing::sim_disk::{self, image};

@@ -1,18 +1,25 @@
 //! A disk that does what disks may do: requests finish in any order, and after a crash each unflushed write is there,
 //! or not, or in some of its 512-byte sectors.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoId, IoVecs, SyncDevice};
-use rand::Rng;
 use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::image::{Image, SECTOR_BYTES};
-use crate::luck::apply_with_luck;
-use crate::seeds;
+use crate::store::device::{BLOCK_BYTES, DeviceAction, IoId, IoVecs, SyncDevice};
+use image::{Image, SECTOR_BYTES};
+use luck::apply_with_luck;
+
+pub mod image;
+mod luck;
+
+/// The random source of one purpose under one seed.
+fn seeded(seed: u64, purpose: u64) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ purpose)
+}
 
 /// What ends the life of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,25 +31,35 @@ pub enum CrashKind {
 }
 
 /// Who waits for a request, and its name there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IoKey {
+    /// Which shard of the device.
     pub shard: usize,
+    /// The shard's name for it.
     pub id: IoId,
 }
 
 /// What kind of request is under way, for tests that choose which finishes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IoKind {
+    /// A read.
     Read,
+    /// A write.
     Write,
+    /// A flush.
     Flush,
+    /// A discard.
     Discard,
 }
 
+/// Number of [`IoKind`]s.
+const KINDS: usize = 4;
+
+/// Bytes and where they go.
 #[derive(Clone)]
-pub struct WriteRecord {
-    pub offset: u64,
-    pub bytes: Arc<[u8]>,
+struct WriteRecord {
+    offset: u64,
+    bytes: Arc<[u8]>,
 }
 
 #[derive(Clone)]
@@ -86,11 +103,16 @@ impl Request {
 
 /// Requests seen, by kind.
 #[derive(Debug, Clone, Default)]
-pub struct Counts(HashMap<IoKind, u64>);
+pub struct Counts([u64; KINDS]);
 
 impl Counts {
+    /// Of one kind.
     pub fn of(&self, kind: IoKind) -> u64 {
-        self.0.get(&kind).copied().unwrap_or(0)
+        self.0[kind as usize]
+    }
+
+    fn add(&mut self, kind: IoKind) {
+        self.0[kind as usize] += 1;
     }
 }
 
@@ -162,6 +184,7 @@ fn errno_error(errno: i32) -> io::Error {
 }
 
 impl SimDisk {
+    /// A blank disk.
     pub fn new(capacity: u64, seed: u64) -> Self {
         Self {
             capacity,
@@ -177,10 +200,11 @@ impl SimDisk {
             filled: None,
             fuse: None,
             counts: Counts::default(),
-            rng: seeds::rng(seed, 0xd15c),
+            rng: seeded(seed, 0xd15c),
         }
     }
 
+    /// Requests so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -188,6 +212,11 @@ impl SimDisk {
     /// The `nth` request of this kind from now on (0 is the next) fails with `errno`.
     pub fn fail(&mut self, kind: IoKind, nth: u64, errno: i32) {
         self.faults.push((kind, nth, errno));
+    }
+
+    /// Requests that were to fail will not.
+    pub fn forget_faults(&mut self) {
+        self.faults.clear();
     }
 
     /// From now on the host has room for so many blocks that were never written; `None`: for all.
@@ -252,6 +281,7 @@ impl SimDisk {
         self.capacity = capacity;
     }
 
+    /// Damages the content; no reader is told.
     pub fn flip_bit(&mut self, byte: u64, bit: u8) {
         self.current.flip_bit(byte, bit);
         self.durable.flip_bit(byte, bit);
@@ -267,6 +297,7 @@ impl SimDisk {
         self.current.read(offset, buf);
     }
 
+    /// Requests under way.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
@@ -335,7 +366,7 @@ impl SimDisk {
             self.in_flight.iter().all(|(k, _)| *k != key),
             "request name used twice: {key:?}"
         );
-        *self.counts.0.entry(kind).or_default() += 1;
+        self.counts.add(kind);
         self.in_flight.push((key, request));
         kind
     }
@@ -366,6 +397,12 @@ impl SimDisk {
             true
         });
         errno
+    }
+
+    /// Finishes this request, if it is under way.
+    pub fn complete(&mut self, key: IoKey) -> Option<Result<(), i32>> {
+        let at = self.in_flight.iter().position(|(k, _)| *k == key)?;
+        Some(self.complete_at(at).1)
     }
 
     /// Finishes a random request.
@@ -455,14 +492,14 @@ impl SimDisk {
 
     /// The disk as the next process finds it.
     pub fn crash(&self, kind: CrashKind, seed: u64) -> Self {
-        let mut rng = seeds::rng(seed, 0xc4a5);
+        let mut rng = seeded(seed, 0xc4a5);
         let keep = [0.0, 0.1, 0.5, 0.9, 1.0][rng.random_range(0..5)];
         let mut next = self.clone();
         next.in_flight.clear();
         next.faults.clear();
         next.fuse = None;
         next.host_room = None;
-        next.rng = seeds::rng(seed, 0xd15c);
+        next.rng = seeded(seed, 0xd15c);
         let under_way = self
             .in_flight
             .iter()
@@ -506,7 +543,7 @@ impl SyncDevice for SimDisk {
     fn read_at(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.powered()?;
         self.check_range(offset, buf.len() as u64);
-        *self.counts.0.entry(IoKind::Read).or_default() += 1;
+        self.counts.add(IoKind::Read);
         if let Some(errno) = self.fault(IoKind::Read) {
             return Err(errno_error(errno));
         }
@@ -520,7 +557,7 @@ impl SyncDevice for SimDisk {
     fn write_at(&mut self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.powered()?;
         self.check_range(offset, buf.len() as u64);
-        *self.counts.0.entry(IoKind::Write).or_default() += 1;
+        self.counts.add(IoKind::Write);
         let record = WriteRecord {
             offset,
             bytes: buf.into(),
@@ -550,7 +587,7 @@ impl SyncDevice for SimDisk {
 
     fn flush(&mut self) -> io::Result<()> {
         self.powered()?;
-        *self.counts.0.entry(IoKind::Flush).or_default() += 1;
+        self.counts.add(IoKind::Flush);
         if let Some(errno) = self.fault(IoKind::Flush) {
             return Err(errno_error(errno));
         }

@@ -3,8 +3,8 @@
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::image::{Image, SECTOR_BYTES};
-use crate::sim_disk::WriteRecord;
+use super::WriteRecord;
+use super::image::{Image, SECTOR_BYTES};
 
 /// Which sectors of a write survive.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ impl Fate {
 }
 
 /// Applies a write, or some of its sectors, or nothing; tells what it applied.
-pub fn apply_with_luck(
+pub(super) fn apply_with_luck(
     image: &mut Image,
     record: &WriteRecord,
     keep: f64,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric::store::device::BLOCK_BYTES;
+use crate::store::device::BLOCK_BYTES;
 
 /// What a disk writes in one piece.
 pub const SECTOR_BYTES: usize = 512;
@@ -21,6 +21,7 @@ pub struct Image {
 }
 
 impl Image {
+    /// An image of zeroes.
     pub fn new(capacity_bytes: u64) -> Self {
         let groups = (capacity_bytes as usize / BLOCK_BYTES).div_ceil(GROUP_BLOCKS);
         let empty = Arc::new(vec![None; GROUP_BLOCKS]);
@@ -37,6 +38,7 @@ impl Image {
             .map(|(at, _)| at as u64)
     }
 
+    /// Whether the block was ever written.
     pub fn is_written(&self, block: u64) -> bool {
         self.block(block as usize).is_some()
     }
@@ -80,6 +82,7 @@ impl Image {
         }
     }
 
+    /// Damages a byte.
     pub fn flip_bit(&mut self, byte: u64, bit: u8) {
         let at = byte as usize;
         self.block_mut(at / BLOCK_BYTES)[at % BLOCK_BYTES] ^= 1 << bit;
