@@ -38,7 +38,9 @@ pub struct Call(pub u32);
 pub enum Action {
     /// Send the command to the source, for the group and under the newest map that this node knows.
     Ask(Call, Command),
-    /// Execute the command on this node's own store, past its fences.
+    /// Execute the command on this node's own store, past its fences. A [`Command::Restore`] of a block that was noted as
+    /// fresh meanwhile is to be answered [`StoreFailure::Changed`]: whoever hands it to the store looks once more, with
+    /// nothing between this look and the store's taking it.
     Local(Call, Command),
     /// Everything agrees and is durable here: ask meta to promote.
     Promote,

@@ -180,7 +180,9 @@ impl Piece {
 
     /// Whether it waits for a tick; if so, it goes on.
     pub(super) fn take_retry(&mut self) -> bool {
-        std::mem::take(&mut self.retry)
+        // The map that a replica asks for may have come before its answer.
+        let stale = matches!(self.refusal, Some(Refusal::StaleEpoch(_)));
+        std::mem::take(&mut self.retry) || stale
     }
 
     /// A new map: members that failed under the old one are asked again if they still belong. A write that one of

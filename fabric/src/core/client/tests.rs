@@ -12,6 +12,7 @@ mod hedge;
 mod in_place;
 mod private_copy;
 mod property;
+mod stale_map;
 
 const CHUNK: u64 = CHUNK_BYTES;
 

@@ -153,7 +153,10 @@ impl Worker {
                 self.go_on(0, fresh, progress)
             }
             State::Reading { first, end } => {
-                if self.again || !self.is_as_inspected(first, end) {
+                // A discard leaves no version behind where nothing is mapped: only by the notes is it known that the block was
+                // written while it was being read from the source.
+                let written = (first..end).any(|i| is_fresh(i, fresh));
+                if self.again || written || !self.is_as_inspected(first, end) {
                     return self.try_again();
                 }
                 self.restore(first, end, progress)
@@ -219,8 +222,7 @@ impl Worker {
 
     /// Whether block `i` is to be taken over: it differs, and not because a guest is just writing it.
     fn differs(&self, i: usize, fresh: &[u64; 4]) -> bool {
-        let is_fresh = fresh[i / 64] & 1 << (i % 64) != 0;
-        !is_fresh && !self.memory.source[i].agrees_with(&self.memory.here[i])
+        !is_fresh(i, fresh) && !self.memory.source[i].agrees_with(&self.memory.here[i])
     }
 
     /// Takes over the next run of blocks from `at` on.
@@ -303,3 +305,10 @@ impl Worker {
         self.send(commands)
     }
 }
+
+fn is_fresh(i: usize, fresh: &[u64; 4]) -> bool {
+    fresh[i / 64] & 1 << (i % 64) != 0
+}
+
+#[cfg(test)]
+mod tests;
