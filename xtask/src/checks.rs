@@ -1,4 +1,4 @@
-//! `test`, `bench` and `prepush`.
+//! `test`, `bench`, `sim` and `prepush`.
 
 use std::ffi::OsString;
 
@@ -37,6 +37,13 @@ pub fn bench(args: &[OsString]) -> Result<()> {
             .args(args)
             .env(PENSTOCK_BIN_ENV, binary("penstock")?),
     )
+}
+
+/// Builds and runs the simulator.
+pub fn sim(args: &[OsString]) -> Result<()> {
+    check(cargo()?.args(["build", "--package", "sim", "--bins"]))?;
+    let mut command = std::process::Command::new(binary("penstock-sim")?);
+    check(command.args(args))
 }
 
 /// Everything that CI checks, cheapest first.

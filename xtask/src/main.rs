@@ -36,6 +36,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Run whole clusters in one process, from seeds: `sim --seeds 1000 --from 1`; `sim --help` lists the options
+    Sim {
+        /// Options of the simulator
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Check what CI checks: formatting, lints, tests, and licences where cargo-deny is installed
     Prepush,
     /// Install the Debian packages that the other commands need
@@ -56,6 +62,7 @@ fn main() -> Result<()> {
             packages::install()?;
             checks::bench(&args)
         }
+        Command::Sim { args } => checks::sim(&args),
         Command::Prepush => {
             packages::install()?;
             checks::prepush()

@@ -1,0 +1,129 @@
+//! `penstock-sim`: runs clusters from seeds until one goes wrong.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use clap::Parser;
+use sim::{Plan, Sim};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "penstock-sim",
+    about = "Runs the whole cluster in one process from a seed, and checks what its guests see"
+)]
+struct Cli {
+    /// How many seeds
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// Seeds at a time; by default as many as there are processors
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Nothing goes wrong
+    #[arg(long)]
+    healthy: bool,
+    /// Guests write whole blocks only
+    #[arg(long)]
+    blocks: bool,
+    /// Guests' writes may overlap while in flight
+    #[arg(long)]
+    overlaps: bool,
+    /// Print every event (with one seed)
+    #[arg(long)]
+    trace: bool,
+    /// Go on after a failure and count them
+    #[arg(long)]
+    keep_going: bool,
+}
+
+impl Cli {
+    /// The options that decide what a seed runs.
+    fn options(&self) -> String {
+        let all = [
+            (self.healthy, " --healthy"),
+            (self.blocks, " --blocks"),
+            (self.overlaps, " --overlaps"),
+        ];
+        all.iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, name)| *name)
+            .collect()
+    }
+}
+
+fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
+    let draw = |rng: &mut _| {
+        let mut plan = match cli.healthy {
+            true => Plan::draw_healthy(rng),
+            false => Plan::draw(rng),
+        };
+        plan.manners.sectors &= !cli.blocks;
+        plan.manners.overlaps |= cli.overlaps;
+        plan
+    };
+    let ran = catch_unwind(AssertUnwindSafe(|| Sim::drawn(seed, cli.trace, draw).run()));
+    match ran {
+        Ok(Ok(outcome)) => Ok(outcome),
+        Ok(Err(failure)) => Err(failure.to_string()),
+        Err(_) => Err("panic, see above".to_owned()),
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    let cli = Cli::parse();
+    let jobs = cli
+        .jobs
+        .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
+        .unwrap_or(1);
+    let next = AtomicU64::new(cli.from);
+    let stop = AtomicBool::new(false);
+    let failures = Mutex::new(Vec::new());
+    let totals = Mutex::new((0u64, 0u64, 0u64));
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= cli.from + cli.seeds {
+                        return;
+                    }
+                    match run(seed, &cli) {
+                        Ok(outcome) => {
+                            let mut totals = totals.lock().expect("no panic under this lock");
+                            totals.0 += 1;
+                            totals.1 += outcome.ops.0;
+                            totals.2 += outcome.sectors_read;
+                        }
+                        Err(what) => {
+                            eprintln!("seed {seed} failed: {what}");
+                            let options = cli.options();
+                            eprintln!("  again: cargo xtask sim --from {seed} --trace{options}");
+                            let mut failures = failures.lock().expect("no panic under this lock");
+                            failures.push(seed);
+                            stop.fetch_or(!cli.keep_going, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let seconds = start.elapsed().as_secs_f64();
+    let (runs, ops, sectors) = *totals.lock().expect("no panic under this lock");
+    let failures = failures.into_inner().expect("no panic under this lock");
+    println!(
+        "{runs} seeds passed, {} failed; {ops} guest requests, {sectors} sectors compared, {:.0} seeds/s",
+        failures.len(),
+        (runs + failures.len() as u64) as f64 / seconds
+    );
+    if failures.is_empty() {
+        std::process::ExitCode::SUCCESS
+    } else {
+        println!("failed: {failures:?}");
+        std::process::ExitCode::FAILURE
+    }
+}

@@ -1,0 +1,215 @@
+//! What a run is made of. A seed draws one; scenarios write theirs down.
+
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::queue::Span;
+
+/// How long messages take.
+#[derive(Debug, Clone, Copy)]
+pub struct NetPlan {
+    /// The shortest way.
+    pub base: Span,
+    /// At most so much more.
+    pub jitter: Span,
+    /// One of so many messages is late by `spike` (a lost packet that is sent again); 0: none.
+    pub spike_one_in: u32,
+    /// See `spike_one_in`.
+    pub spike: Span,
+    /// One of so many answers arrives twice, the second time late; 0: none.
+    pub double_one_in: u32,
+    /// A request's data leave the guest's memory up to this long after it was sent.
+    pub pickup: Span,
+}
+
+/// How long disks take.
+#[derive(Debug, Clone, Copy)]
+pub struct DiskPlan {
+    /// The shortest request.
+    pub base: Span,
+    /// At most so much more.
+    pub jitter: Span,
+    /// A flush takes so much longer.
+    pub flush: Span,
+}
+
+/// What may go wrong, each as the number of times that it does.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FaultPlan {
+    /// Nodes that faults may hit, drawn anew for each run.
+    pub victims: usize,
+    /// A storage process dies and starts again.
+    pub process_crashes: u32,
+    /// A storage machine loses power, with it what its disk had not flushed.
+    pub power_losses: u32,
+    /// A storage process stops for a while.
+    pub pauses: u32,
+    /// Links are cut, both ways or one way.
+    pub cuts: u32,
+    /// A disk turns slow.
+    pub slow_disks: u32,
+    /// A disk request fails.
+    pub disk_errors: u32,
+    /// Meta's leader is lost for a while.
+    pub leader_losses: u32,
+    /// A connection breaks.
+    pub breaks: u32,
+}
+
+/// How guests behave. All of it is allowed; scenarios that are about something else leave some of it out.
+#[derive(Debug, Clone, Copy)]
+pub struct Manners {
+    /// Writes may begin and end within a block.
+    pub sectors: bool,
+    /// Writes may overlap other ones in flight. No file system does so; a disk may then leave either.
+    pub overlaps: bool,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Storage nodes.
+    pub nodes: usize,
+    /// Hosts.
+    pub hosts: usize,
+    /// Data threads of a host.
+    pub lanes: usize,
+    /// Data threads of a storage process.
+    pub replica_threads: usize,
+    /// Placement groups.
+    pub groups: usize,
+    /// Members of a group.
+    pub replicas: usize,
+    /// Fewest in-sync members that acknowledge a write.
+    pub min_in_sync: usize,
+    /// Volumes; the first is host 0's, the next host 1's, and so on in turn.
+    pub volumes: usize,
+    /// Chunks of each.
+    pub chunks: u64,
+    /// Places of each chunk where guests write.
+    pub spots: u64,
+    /// Bytes of a device.
+    pub device_bytes: u64,
+    /// Requests of each guest.
+    pub ops: u32,
+    /// Requests that a guest has in flight at most.
+    pub depth: usize,
+    /// How guests behave.
+    pub manners: Manners,
+    /// Longest pause of a guest between two requests.
+    pub think: Span,
+    /// Network.
+    pub net: NetPlan,
+    /// Disks.
+    pub disk: DiskPlan,
+    /// Silence after which a host gives a connection up.
+    pub request_timeout: Span,
+    /// What goes wrong.
+    pub faults: FaultPlan,
+}
+
+impl Plan {
+    /// Three nodes, two hosts, a calm network, quick disks, and nothing goes wrong.
+    pub fn calm() -> Self {
+        Self {
+            nodes: 3,
+            hosts: 2,
+            lanes: 2,
+            replica_threads: 2,
+            groups: 2,
+            replicas: 3,
+            min_in_sync: 2,
+            volumes: 2,
+            chunks: 2,
+            spots: 3,
+            device_bytes: 12 << 20,
+            ops: 150,
+            depth: 4,
+            manners: Manners {
+                sectors: true,
+                overlaps: false,
+            },
+            think: Span(300),
+            net: NetPlan {
+                base: Span(20),
+                jitter: Span(60),
+                spike_one_in: 0,
+                spike: Span(0),
+                double_one_in: 0,
+                pickup: Span(0),
+            },
+            disk: DiskPlan {
+                base: Span(50),
+                jitter: Span(100),
+                flush: Span(500),
+            },
+            request_timeout: Span::millis(500),
+            faults: FaultPlan::default(),
+        }
+    }
+
+    /// A cluster and a network of whatever kind, where nothing fails.
+    pub fn draw_healthy(rng: &mut ChaCha8Rng) -> Self {
+        let nodes = [3, 3, 3, 4, 5][rng.random_range(0..5)];
+        let pick = |rng: &mut ChaCha8Rng, from: &[u64]| from[rng.random_range(0..from.len())];
+        let spike_one_in = pick(rng, &[0, 20, 200]) as u32;
+        Self {
+            nodes,
+            hosts: rng.random_range(1..=2),
+            lanes: rng.random_range(1..=3),
+            replica_threads: rng.random_range(1..=2),
+            groups: rng.random_range(1..=3),
+            volumes: rng.random_range(1..=3),
+            chunks: rng.random_range(1..=3),
+            spots: rng.random_range(1..=3),
+            ops: rng.random_range(60..=200),
+            depth: rng.random_range(1..=12),
+            think: Span(pick(rng, &[0, 200, 2000])),
+            net: NetPlan {
+                base: Span(rng.random_range(5..200)),
+                jitter: Span(pick(rng, &[1, 50, 500, 5000])),
+                spike_one_in,
+                spike: Span::millis(rng.random_range(1..200)),
+                double_one_in: pick(rng, &[0, 10, 100]) as u32,
+                pickup: Span(pick(rng, &[0, 20, 500])),
+            },
+            disk: DiskPlan {
+                base: Span(rng.random_range(10..100)),
+                jitter: Span(pick(rng, &[1, 100, 1000])),
+                flush: Span(pick(rng, &[0, 500, 5000])),
+            },
+            // Late packets add up: what is slow here is not dead.
+            request_timeout: Span::seconds(60),
+            ..Self::calm()
+        }
+    }
+
+    /// What a seed runs.
+    pub fn draw(rng: &mut ChaCha8Rng) -> Self {
+        let mut plan = Self::draw_healthy(rng);
+        if rng.random_bool(0.2) {
+            return plan;
+        }
+        plan.request_timeout = Span::millis(rng.random_range(300..2000));
+        let victims = rng.random_range(1..=plan.nodes);
+        let mut few = |chance: f64| {
+            if rng.random_bool(chance) {
+                rng.random_range(1..=2)
+            } else {
+                0
+            }
+        };
+        plan.faults = FaultPlan {
+            victims,
+            process_crashes: few(0.5),
+            power_losses: few(0.3),
+            pauses: few(0.4),
+            cuts: few(0.5),
+            slow_disks: few(0.3),
+            disk_errors: few(0.3),
+            leader_losses: few(0.3),
+            breaks: few(0.4),
+        };
+        plan
+    }
+}

@@ -1,0 +1,435 @@
+//! The machine: takes one event after the other, in an order that the seed decides.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use fabric::proto::ids::LayerId;
+use fabric::proto::{Incarnation, NodeId, PgId};
+use fabric::store::api::shard_of;
+use fabric::testing::sim_disk::{CrashKind, IoKey, SimDisk};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::checker::Checker;
+use crate::host::{Conn, Host};
+use crate::invariants::Ledger;
+use crate::meta_model::{self, MetaModel};
+use crate::node::{self, Answer, Node, Parcel};
+use crate::plan::Plan;
+use crate::queue::{At, Queue, Span};
+use crate::trace::Trace;
+use crate::workload::{self, Guest};
+
+mod calls;
+mod control;
+mod end;
+mod faults;
+mod guests;
+mod net;
+mod nodes;
+
+pub use faults::Fault;
+
+/// Between two looks of an idle data thread at its store.
+const IDLE_EVERY: Span = Span::millis(50);
+/// Between two signs of life to meta.
+const BEAT_EVERY: Span = Span::millis(100);
+/// Between two turns of meta's planner.
+const PLAN_EVERY: Span = Span::millis(20);
+/// Events after which a run counts as one that never ends.
+const EVENTS_MAX: u64 = 3_000_000;
+
+/// Who sends and receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    /// A host.
+    Host(usize),
+    /// A storage node.
+    Node(usize),
+    /// Meta's leader.
+    Meta,
+}
+
+/// What may happen.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A guest's turn.
+    Guest(usize),
+    /// A request's data leave the guest's memory.
+    Pickup { conn: usize, id: u64 },
+    /// A request arrives.
+    Request { conn: usize, parcel: Parcel },
+    /// An answer arrives.
+    Answer { answer: Answer },
+    /// A disk request ends.
+    Disk {
+        node: usize,
+        incarnation: Incarnation,
+        key: IoKey,
+    },
+    /// Has this connection been silent for too long?
+    Watch { conn: usize },
+    /// A data thread tries to connect.
+    Connect {
+        host: usize,
+        life: u64,
+        lane: usize,
+        node: usize,
+    },
+    /// An idle node looks at its store.
+    Idle(usize),
+    /// A node tells meta that it lives.
+    Beat(usize),
+    /// Meta's planner.
+    Plan,
+    /// A command arrives at meta.
+    Command(meta_model::Command),
+    /// Meta has committed it.
+    Commit(meta_model::Command),
+    /// A map arrives at a host.
+    Map {
+        host: usize,
+        life: u64,
+        sets: Vec<fabric::core::membership::ReplicaSet>,
+    },
+    /// A map arrives at a node.
+    NodeMap {
+        node: usize,
+        sets: Vec<fabric::core::membership::ReplicaSet>,
+    },
+    /// A data thread looks again at what waits for a moment.
+    Tick { host: usize, life: u64, lane: usize },
+    /// A call between machines arrives.
+    Call { number: usize, parcel: Parcel },
+    /// Its answer is overdue.
+    CallOver(usize),
+    /// A host repeats what it told meta.
+    Report(usize),
+    /// Something goes wrong, or is mended.
+    Fault(Fault),
+}
+
+/// Why a run failed.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// When.
+    pub at: At,
+    /// What.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {}: {}", self.at, self.what)
+    }
+}
+
+/// What a run did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Shared by all runs of the seed.
+    pub trace: u64,
+    /// Events.
+    pub events: u64,
+    /// Requests of guests that ended well, and with an error.
+    pub ops: (u64, u64),
+    /// Sectors that were read and compared.
+    pub sectors_read: u64,
+    /// Simulated time.
+    pub time: At,
+}
+
+/// See the module.
+pub struct Sim {
+    /// What it is made of.
+    pub plan: Plan,
+    /// Simulated time.
+    pub now: At,
+    pub(crate) rng: ChaCha8Rng,
+    queue: Queue<Event>,
+    pub(crate) trace: Trace,
+    /// Storage nodes.
+    pub nodes: Vec<Node>,
+    /// Hosts.
+    pub hosts: Vec<Host>,
+    /// Guests.
+    pub guests: Vec<Guest>,
+    /// Meta.
+    pub meta: MetaModel,
+    /// What guests saw.
+    pub checker: Checker,
+    conns: Vec<Conn>,
+    calls: Vec<calls::CallState>,
+    /// Links that are cut, by direction, and how often.
+    cuts: BTreeMap<(End, End), u32>,
+    /// Messages on cut links.
+    held: Vec<(End, End, Event)>,
+    /// Until when nobody answers at meta.
+    leaderless_until: At,
+    /// Nothing goes wrong any more.
+    peace: bool,
+    /// Turns of the planner.
+    plans: u64,
+    /// Whether somebody led at the planner's last turn.
+    led: bool,
+    pub(crate) ledger: Ledger,
+    /// Nodes that faults may hit.
+    victims: Vec<usize>,
+    next_name: u64,
+    next_tag: u32,
+    ops: (u64, u64),
+    /// The first thing that went wrong.
+    pub failure: Option<Failure>,
+}
+
+thread_local! {
+    /// Formatting takes longer than many a run.
+    static FORMATTED: std::cell::RefCell<BTreeMap<u64, SimDisk>> = const { std::cell::RefCell::new(BTreeMap::new()) };
+}
+
+fn formatted(bytes: u64) -> SimDisk {
+    FORMATTED.with_borrow_mut(|disks| {
+        let disk = disks.entry(bytes).or_insert_with(|| node::formatted(bytes));
+        disk.clone()
+    })
+}
+
+/// The layer that a volume writes.
+pub fn layer_of(volume: usize) -> LayerId {
+    LayerId(volume as u64 + 1)
+}
+
+/// Which of so many groups holds a chunk of a volume.
+pub fn group_of(volume: usize, chunk: u32, groups: usize) -> PgId {
+    PgId(shard_of(layer_of(volume), chunk, groups) as u64)
+}
+
+impl Sim {
+    /// The run of a seed.
+    pub fn from_seed(seed: u64, print: bool) -> Self {
+        Self::drawn(seed, print, Plan::draw)
+    }
+
+    /// The run of a seed with a plan that is drawn so.
+    pub fn drawn(seed: u64, print: bool, draw: impl FnOnce(&mut ChaCha8Rng) -> Plan) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let plan = draw(&mut rng);
+        let mut sim = Self::new(plan, rng, print);
+        sim.schedule_faults();
+        sim
+    }
+
+    /// A cluster that runs, with guests that begin at once.
+    pub fn new(plan: Plan, mut rng: ChaCha8Rng, print: bool) -> Self {
+        let layers: Vec<LayerId> = (0..plan.volumes).map(layer_of).collect();
+        let disk = formatted(plan.device_bytes);
+        let mut nodes: Vec<Node> = (0..plan.nodes)
+            .map(|n| {
+                Node::new(
+                    NodeId(n as u64),
+                    &disk,
+                    layers.clone(),
+                    plan.groups,
+                    rng.random(),
+                )
+            })
+            .collect();
+        let mut incarnations = Vec::new();
+        for node in &mut nodes {
+            let nonce = rng.random();
+            let started = node.start(plan.replica_threads, nonce);
+            incarnations.push(started.expect("a formatted disk opens"));
+        }
+        let groups = (0..plan.groups)
+            .map(|pg| {
+                let members = (0..plan.replicas).map(|r| (pg + r) % plan.nodes);
+                members
+                    .map(|n| (NodeId(n as u64), incarnations[n]))
+                    .collect()
+            })
+            .collect();
+        let mut sim = Self {
+            meta: MetaModel::new(plan.min_in_sync, groups),
+            trace: Trace::new(print),
+            plan,
+            now: At(0),
+            rng,
+            queue: Queue::default(),
+            nodes,
+            hosts: Vec::new(),
+            guests: Vec::new(),
+            checker: Checker::default(),
+            conns: Vec::new(),
+            calls: Vec::new(),
+            peace: false,
+            plans: 0,
+            cuts: BTreeMap::new(),
+            held: Vec::new(),
+            leaderless_until: At(0),
+            led: true,
+            ledger: Ledger::default(),
+            victims: Vec::new(),
+            next_name: 1,
+            next_tag: 1,
+            ops: (0, 0),
+            failure: None,
+        };
+        sim.begin();
+        sim
+    }
+
+    /// Hosts, volumes, guests and what recurs.
+    fn begin(&mut self) {
+        for _ in 0..self.plan.hosts {
+            self.add_host();
+        }
+        for volume in 0..self.plan.volumes {
+            let added = self
+                .checker
+                .add_volume(self.plan.chunks * workload::CHUNK_SECTORS);
+            assert_eq!(added, volume);
+            let host = volume % self.plan.hosts;
+            self.open_volume(host, volume, fabric::proto::Generation(1));
+            let spots = workload::spots(self.plan.chunks, self.plan.spots, &mut self.rng);
+            self.guests.push(Guest {
+                volume,
+                host,
+                left: self.plan.ops,
+                in_flight: BTreeMap::new(),
+                spots,
+                awake: true,
+            });
+            self.after(Span(0), Event::Guest(volume));
+        }
+        for node in 0..self.plan.nodes {
+            self.after(Span(0), Event::Beat(node));
+            self.after(IDLE_EVERY, Event::Idle(node));
+        }
+        self.after(PLAN_EVERY, Event::Plan);
+        let sets = self.meta.sets();
+        for node in 0..self.plan.nodes {
+            self.on_node_map(node, &sets);
+        }
+    }
+
+    pub(crate) fn after(&mut self, span: Span, event: Event) {
+        self.at(self.now + span, event);
+    }
+
+    pub(crate) fn at(&mut self, at: At, event: Event) {
+        let tie = self.rng.random();
+        self.queue.push(at, tie, event);
+    }
+
+    /// A time between zero and `span`.
+    pub(crate) fn some(&mut self, span: Span) -> Span {
+        Span(self.rng.random_range(0..=span.0))
+    }
+
+    /// Which group holds a chunk of a volume; as the client decides.
+    pub fn group_of(&self, volume: usize, chunk: u32) -> PgId {
+        group_of(volume, chunk, self.plan.groups)
+    }
+
+    /// Remembers the first failure; the run ends with it.
+    pub(crate) fn fail(&mut self, what: impl Into<String>) {
+        if self.failure.is_none() {
+            let (at, what) = (self.now, what.into());
+            self.trace.note(at, &[0xfa11], || format!("FAILURE {what}"));
+            self.failure = Some(Failure { at, what });
+        }
+    }
+
+    /// Takes the next event. False if there is none, or the run has failed.
+    pub fn step(&mut self) -> bool {
+        if self.failure.is_some() {
+            return false;
+        }
+        let Some((at, event)) = self.queue.pop() else {
+            return false;
+        };
+        self.now = at;
+        self.handle(event);
+        self.check_step();
+        if self.trace.events() > EVENTS_MAX {
+            self.fail("the run does not end");
+        }
+        self.failure.is_none()
+    }
+
+    /// Goes on until `done`, or a failure, or the time.
+    pub fn run_until(&mut self, limit: Span, mut done: impl FnMut(&Self) -> bool) -> bool {
+        let end = self.now + limit;
+        while self.failure.is_none() {
+            if done(self) {
+                return true;
+            }
+            if self.queue.next_at().is_none_or(|at| at > end) || !self.step() {
+                break;
+            }
+        }
+        false
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Guest(guest) => self.on_guest(guest),
+            Event::Pickup { conn, id } => self.on_pickup(conn, id),
+            Event::Request { conn, parcel } => self.on_request(conn, parcel),
+            Event::Answer { answer } => self.on_answer(answer),
+            Event::Disk {
+                node,
+                incarnation,
+                key,
+            } => self.on_disk(node, incarnation, key),
+            Event::Watch { conn } => self.on_watch(conn),
+            Event::Connect {
+                host,
+                life,
+                lane,
+                node,
+            } => self.on_connect(host, life, lane, node),
+            Event::Idle(node) => self.on_idle(node),
+            Event::Beat(node) => self.on_beat(node),
+            Event::Plan => self.on_plan(),
+            Event::Command(command) => self.on_command(command),
+            Event::Commit(command) => self.on_commit(command),
+            Event::Map { host, life, sets } => self.on_map(host, life, sets),
+            Event::NodeMap { node, sets } => self.on_node_map(node, &sets),
+            Event::Tick { host, life, lane } => self.on_tick(host, life, lane),
+            Event::Call { number, parcel } => self.on_call(number, parcel),
+            Event::CallOver(number) => {
+                self.end_call(number, Err(fabric::proto::Refusal::Unreachable), None);
+            }
+            Event::Report(host) => self.on_report(host),
+            // Once there is peace, what was to come does not.
+            Event::Fault(fault) if !self.peace || fault.mends() => self.on_fault(fault),
+            Event::Fault(_) => {}
+        }
+    }
+
+    /// Runs to the end: guests, then peace, then the last checks.
+    pub fn run(mut self) -> Result<Outcome, Failure> {
+        self.run_guests();
+        self.heal();
+        self.converge();
+        match self.failure {
+            Some(failure) => Err(failure),
+            None => Ok(Outcome {
+                trace: self.trace.hash() ^ self.rng.random::<u64>(),
+                events: self.trace.events(),
+                ops: self.ops,
+                sectors_read: self.checker.sectors_read,
+                time: self.now,
+            }),
+        }
+    }
+
+    /// What killing a process, or its machine, is called in the trace.
+    pub(crate) fn crash_name(kind: CrashKind) -> &'static str {
+        match kind {
+            CrashKind::Process => "process dies",
+            CrashKind::Power => "loses power",
+        }
+    }
+}

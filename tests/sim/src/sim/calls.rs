@@ -1,0 +1,160 @@
+//! Single calls between machines: what a returning replica asks its source, and a new lease all replicas.
+
+use fabric::core::replica::PeerId;
+use fabric::core::resync;
+use fabric::proto::{
+    Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
+};
+
+use super::{End, Event, Sim};
+use crate::node::memory;
+use crate::node::{Answer, Ask, Parcel};
+use crate::queue::Span;
+
+/// Peers from this number on are calls, those below connections.
+pub(super) const CALLS_FROM: u32 = 1 << 31;
+/// A call without an answer is given up after this time.
+const PATIENCE: Span = Span::millis(500);
+
+/// Who calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// A round of comparison on a node: its group and number, and its name for the call.
+    Round {
+        node: usize,
+        incarnation: Incarnation,
+        round: (PgId, u64),
+        call: resync::Call,
+    },
+}
+
+/// A call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallState {
+    caller: Caller,
+    to: usize,
+    /// The process that it was sent to.
+    incarnation: Option<Incarnation>,
+    open: bool,
+}
+
+impl Caller {
+    fn end(self) -> End {
+        match self {
+            Self::Round { node, .. } => End::Node(node),
+        }
+    }
+}
+
+impl Sim {
+    pub(super) fn ask_source(&mut self, node: usize, incarnation: Incarnation, ask: Ask) {
+        let caller = Caller::Round {
+            node,
+            incarnation,
+            round: ask.round,
+            call: ask.call,
+        };
+        let (pg, epoch, command) = (ask.round.0, ask.epoch, ask.command);
+        self.call(caller, ask.source, pg, epoch, Generation(0), command);
+    }
+
+    pub(super) fn call(
+        &mut self,
+        caller: Caller,
+        to: NodeId,
+        pg: PgId,
+        epoch: Epoch,
+        generation: Generation,
+        command: Command,
+    ) {
+        let number = self.calls.len();
+        let to = to.0 as usize;
+        self.calls.push(CallState {
+            caller,
+            to,
+            incarnation: self.nodes[to].process.as_ref().map(|p| p.incarnation),
+            open: true,
+        });
+        let data = memory::pick_up(command);
+        let numbers = [21, number as u64, to as u64, epoch.0];
+        self.trace.note(self.now, &numbers, || {
+            format!(
+                "{caller:?} asks node {to} by {epoch}: {}",
+                super::net::describe(&command)
+            )
+        });
+        let request = Request {
+            id: RequestId(number as u64),
+            pg,
+            epoch,
+            generation,
+            sequence: Sequence(0),
+            watermark: Sequence(0),
+            command,
+        };
+        let parcel = Parcel { request, data };
+        let (from, to) = (caller.end(), End::Node(to));
+        self.send_control(from, to, Event::Call { number, parcel });
+        self.after(PATIENCE, Event::CallOver(number));
+    }
+
+    /// A call arrives.
+    pub(super) fn on_call(&mut self, number: usize, parcel: Parcel) {
+        let CallState {
+            to, incarnation, ..
+        } = self.calls[number];
+        if !incarnation.is_some_and(|i| self.nodes[to].runs(i)) {
+            return;
+        }
+        if self.nodes[to].paused_until > self.now {
+            self.at(self.nodes[to].paused_until, Event::Call { number, parcel });
+            return;
+        }
+        let peer = PeerId(CALLS_FROM + u32::try_from(number).expect("few calls"));
+        self.with_node(to, |node, wishes| {
+            node.on_request(peer, number, parcel, wishes);
+        });
+    }
+
+    pub(super) fn send_call_answer(&mut self, answer: Answer) {
+        let state = self.calls[(answer.peer.0 - CALLS_FROM) as usize];
+        let (from, to) = (End::Node(state.to), state.caller.end());
+        self.send_control(from, to, Event::Answer { answer });
+    }
+
+    /// The answer to a call arrives.
+    pub(super) fn on_call_answer(&mut self, answer: Answer) {
+        let number = (answer.peer.0 - CALLS_FROM) as usize;
+        let result = answer.reply.result;
+        self.end_call(number, result, answer.data.as_deref());
+    }
+
+    pub(super) fn end_call(
+        &mut self,
+        number: usize,
+        result: Result<(), Refusal>,
+        data: Option<&[u8]>,
+    ) {
+        if !std::mem::replace(&mut self.calls[number].open, false) {
+            return;
+        }
+        match self.calls[number].caller {
+            Caller::Round {
+                node,
+                incarnation,
+                round,
+                call,
+            } => {
+                let numbers = [20, node as u64, number as u64, u64::from(result.is_ok())];
+                self.trace.note(self.now, &numbers, || {
+                    format!("node {node}: round {round:?} hears {call:?} {result:?}")
+                });
+                if self.nodes[node].runs(incarnation) {
+                    self.with_node(node, |node, wishes| {
+                        node.on_round(round, call, result, data, wishes);
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The end of a run: everything is mended, and then everything must come to rest.
+
+use fabric::core::membership::Standing;
+use fabric::proto::PgId;
+use fabric::store::api::StoreCore;
+
+use super::{Fault, Sim, layer_of};
+use crate::queue::Span;
+use crate::workload::CHUNK_SECTORS;
+
+/// Within this time after all is mended, all is well.
+const PATIENCE: Span = Span::seconds(60);
+
+impl Sim {
+    /// Mends everything and waits until every request of every guest is answered.
+    pub fn heal(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.on_fault(Fault::Peace);
+        let done = self.run_until(PATIENCE, |sim| {
+            let mut guests = sim.guests.iter();
+            guests.all(|g| g.left == 0 && g.in_flight.is_empty())
+        });
+        if !done && self.failure.is_none() {
+            let waiting: Vec<usize> = self.guests.iter().map(|g| g.in_flight.len()).collect();
+            let groups = self.meta.groups();
+            self.fail(format!(
+                "all is mended, and guests still wait for {waiting:?} requests; map: {groups:?}"
+            ));
+        }
+    }
+
+    /// All replicas hold the same, and nothing is left over anywhere.
+    pub fn converge(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let all_in_sync = |sim: &Self| {
+            let mut members = sim.meta.groups().iter().flat_map(|g| &g.members);
+            members.all(|m| m.standing == Standing::InSync)
+        };
+        if !self.run_until(PATIENCE, all_in_sync) && self.failure.is_none() {
+            let groups = self.meta.groups();
+            self.fail(format!(
+                "all is mended, and a group stays degraded: {groups:?}"
+            ));
+        }
+        let quiet = self.run_until(PATIENCE, |sim| {
+            sim.nodes.iter().all(crate::node::Node::is_idle)
+        });
+        if !quiet && self.failure.is_none() {
+            self.fail("all is mended, and a store does not come to rest");
+        }
+        self.clients_hold_nothing();
+        for pg in 0..self.plan.groups {
+            self.replicas_agree(PgId(pg as u64));
+        }
+    }
+
+    fn clients_hold_nothing(&mut self) {
+        for host in &self.hosts {
+            for lane in &host.lanes {
+                if lane.client.in_flight() > 0 {
+                    self.fail("a client holds requests that no guest waits for");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads every place where guests wrote from every in-sync member, and compares.
+    fn replicas_agree(&mut self, pg: PgId) {
+        let members = &self.meta.groups()[pg.0 as usize].members;
+        let in_sync: Vec<usize> = members
+            .iter()
+            .filter(|m| m.standing == Standing::InSync)
+            .filter(|m| self.nodes[m.node.0 as usize].runs(m.incarnation))
+            .map(|m| m.node.0 as usize)
+            .collect();
+        for guest in 0..self.guests.len() {
+            let (volume, spots) = (self.guests[guest].volume, self.guests[guest].spots.clone());
+            for first in spots {
+                for (chunk, range) in pieces(first) {
+                    if u64::from(chunk) < self.plan.chunks && self.group_of(volume, chunk) == pg {
+                        self.agree_on(&in_sync, volume, chunk, range);
+                    }
+                }
+            }
+        }
+    }
+
+    fn agree_on(&mut self, nodes: &[usize], volume: usize, chunk: u32, range: (u32, u32)) {
+        let mut first: Option<(usize, Vec<u8>)> = None;
+        for &at in nodes {
+            let node = &mut self.nodes[at];
+            let process = node.process.as_mut().expect("it runs");
+            if process.core().in_flight() > 0 {
+                self.fail(format!(
+                    "node {at} is at work, and nobody asked for anything"
+                ));
+                return;
+            }
+            let bytes = match process.peek(&mut node.disk, layer_of(volume), chunk, range) {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    self.fail(format!(
+                        "node {at} is in sync and cannot read volume {volume} chunk {chunk}: {error}"
+                    ));
+                    return;
+                }
+            };
+            match &first {
+                None => first = Some((at, bytes)),
+                Some((other, others)) if *others != bytes => {
+                    let pairs = others.chunks(512).zip(bytes.chunks(512));
+                    let sector = pairs.take_while(|(a, b)| a == b).count();
+                    let tag = |bytes: &[u8]| {
+                        let word = bytes[sector * 512..].first_chunk();
+                        word.map_or(0, |word| u32::from_le_bytes(*word))
+                    };
+                    let of = u64::from(chunk) * CHUNK_SECTORS + u64::from(range.0) / 512;
+                    self.fail(format!(
+                        "nodes {other} and {at} are in sync and differ: volume {volume} sector {}: tags {} and {}",
+                        of + sector as u64, tag(others), tag(&bytes)
+                    ));
+                    return;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+/// A place where guests write, cut at chunks.
+fn pieces(first: u64) -> impl Iterator<Item = (u32, (u32, u32))> {
+    let end = first + 256;
+    let chunks = first / CHUNK_SECTORS..=(end - 1) / CHUNK_SECTORS;
+    chunks.map(move |chunk| {
+        let base = chunk * CHUNK_SECTORS;
+        let (from, to) = (first.max(base) - base, end.min(base + CHUNK_SECTORS) - base);
+        (
+            chunk as u32,
+            ((from * 512) as u32, ((to - from) * 512) as u32),
+        )
+    })
+}

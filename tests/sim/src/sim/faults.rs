@@ -1,0 +1,185 @@
+//! What goes wrong, and when it is mended.
+
+use fabric::testing::sim_disk::{CrashKind, IoKind};
+use rand::Rng;
+use rand::seq::SliceRandom;
+
+use super::{End, Event, Sim};
+use crate::queue::{At, Span};
+
+/// Something that goes wrong, or is mended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A process, or its machine, dies.
+    Crash(usize, CrashKind),
+    /// It starts again.
+    Start(usize),
+    /// A process stops for a while.
+    Pause(usize, Span),
+    /// A link is cut in one direction.
+    Cut(End, End),
+    /// It is mended.
+    Mend(End, End),
+    /// A disk is so many times slower.
+    Slow(usize, u64),
+    /// A disk request of this kind fails with this errno.
+    DiskError(usize, IoKind, i32),
+    /// Nobody answers at meta for a while.
+    Leaderless(Span),
+    /// A connection to a victim breaks, the nth of those that are open.
+    Break(usize),
+    /// All is mended; see [`Sim::heal`].
+    Peace,
+}
+
+impl Fault {
+    /// Whether it ends something that is wrong.
+    pub fn mends(self) -> bool {
+        matches!(
+            self,
+            Self::Start(_) | Self::Mend(..) | Self::Slow(_, 1) | Self::Peace
+        )
+    }
+}
+
+/// Faults begin within this time.
+const ACTIVE: Span = Span::millis(300);
+
+impl Sim {
+    /// Draws when the plan's faults happen, and to whom.
+    pub(super) fn schedule_faults(&mut self) {
+        let plan = self.plan.faults;
+        let mut nodes: Vec<usize> = (0..self.plan.nodes).collect();
+        nodes.shuffle(&mut self.rng);
+        nodes.truncate(plan.victims);
+        self.victims = nodes;
+        if self.victims.is_empty() {
+            return;
+        }
+        for _ in 0..plan.process_crashes {
+            self.schedule_crash(CrashKind::Process);
+        }
+        for _ in 0..plan.power_losses {
+            self.schedule_crash(CrashKind::Power);
+        }
+        for _ in 0..plan.pauses {
+            let span = Span(self.rng.random_range(1_000..2_000_000));
+            let node = self.any_node();
+            self.schedule(Fault::Pause(node, span));
+        }
+        for _ in 0..plan.cuts {
+            self.schedule_cut();
+        }
+        for _ in 0..plan.slow_disks {
+            let (node, factor) = (self.any_node(), self.rng.random_range(2..200));
+            let at = self.schedule(Fault::Slow(node, factor));
+            let mended = at + self.some(Span::seconds(1));
+            self.at(mended, Event::Fault(Fault::Slow(node, 1)));
+        }
+        for _ in 0..plan.disk_errors {
+            let kinds = [IoKind::Read, IoKind::Write, IoKind::Flush];
+            let kind = kinds[self.rng.random_range(0..3)];
+            let node = self.any_node();
+            self.schedule(Fault::DiskError(node, kind, libc::EIO));
+        }
+        for _ in 0..plan.leader_losses {
+            let span = Span(self.rng.random_range(1_000..3_000_000));
+            self.schedule(Fault::Leaderless(span));
+        }
+        for _ in 0..plan.breaks {
+            let nth = self.rng.random_range(0..64);
+            self.schedule(Fault::Break(nth));
+        }
+    }
+
+    fn any_node(&mut self) -> usize {
+        self.victims[self.rng.random_range(0..self.victims.len())]
+    }
+
+    fn schedule(&mut self, fault: Fault) -> At {
+        let at = self.now + self.some(ACTIVE);
+        self.at(at, Event::Fault(fault));
+        at
+    }
+
+    fn schedule_crash(&mut self, kind: CrashKind) {
+        let node = self.any_node();
+        let at = self.schedule(Fault::Crash(node, kind));
+        let back = at + self.some(Span::seconds(2));
+        self.at(back, Event::Fault(Fault::Start(node)));
+    }
+
+    /// Cuts a node off from a host, from meta, or from all; both ways or one way.
+    fn schedule_cut(&mut self) {
+        let node = End::Node(self.any_node());
+        let mut others = vec![End::Meta];
+        others.extend((0..self.plan.hosts).map(End::Host));
+        if self.rng.random() {
+            let keep = self.rng.random_range(0..others.len());
+            others = vec![others[keep]];
+        }
+        let directions = self.rng.random_range(1..4);
+        let at = self.now + self.some(ACTIVE);
+        let mended = at + self.some(Span::seconds(2));
+        for other in others {
+            let ways = [(node, other), (other, node)];
+            for (bit, (from, to)) in ways.into_iter().enumerate() {
+                if directions & (1 << bit) != 0 {
+                    self.at(at, Event::Fault(Fault::Cut(from, to)));
+                    self.at(mended, Event::Fault(Fault::Mend(from, to)));
+                }
+            }
+        }
+    }
+
+    /// Lets it happen.
+    pub fn on_fault(&mut self, fault: Fault) {
+        self.trace
+            .note(self.now, &[12], || format!("fault: {fault:?}"));
+        match fault {
+            Fault::Crash(node, kind) => self.crash_node(node, kind),
+            Fault::Start(node) => self.start_node(node),
+            Fault::Pause(node, span) => self.pause_node(node, span),
+            Fault::Cut(from, to) => self.cut(from, to),
+            Fault::Mend(from, to) => self.mend(from, to),
+            Fault::Slow(node, factor) => self.nodes[node].slowness = factor,
+            Fault::DiskError(node, kind, errno) => {
+                self.nodes[node].suspect = true;
+                self.nodes[node].disk.fail(kind, 0, errno);
+            }
+            Fault::Leaderless(span) => {
+                self.leaderless_until = self.leaderless_until.max(self.now + span);
+            }
+            Fault::Break(nth) => {
+                let mut open = self.open_conns();
+                open.retain(|&conn| self.victims.contains(&self.conns[conn].node));
+                if !open.is_empty() {
+                    self.break_conn(open[nth % open.len()]);
+                }
+            }
+            Fault::Peace => self.mend_all(),
+        }
+    }
+
+    /// From now on nothing is wrong any more.
+    pub(super) fn mend_all(&mut self) {
+        self.peace = true;
+        let cut: Vec<_> = self.cuts.keys().copied().collect();
+        for (from, to) in cut {
+            while self.cuts.contains_key(&(from, to)) {
+                self.mend(from, to);
+            }
+        }
+        self.leaderless_until = self.now;
+        for node in 0..self.nodes.len() {
+            self.nodes[node].slowness = 1;
+            self.nodes[node].disk.forget_faults();
+            self.nodes[node].paused_until = self.now;
+            if std::mem::take(&mut self.nodes[node].suspect) {
+                // A store that met an error of its device takes no writes until it is opened again.
+                self.crash_node(node, CrashKind::Process);
+            }
+            self.start_node(node);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Hosts and their guests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fabric::core::client::ClientAction;
+use fabric::core::membership::ReplicaSet;
+use fabric::core::volume::{Durability, VolumeParams, VolumeState};
+use fabric::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
+use fabric::proto::Generation;
+use fabric::proto::ids::CHUNK_BYTES;
+
+use super::{Event, Sim, layer_of};
+use crate::checker::{self, tags_of};
+use crate::host::{Host, Lane};
+use crate::queue::Span;
+use crate::workload::{self, GuestOp};
+
+/// A host tells meta again what it has not answered.
+const REPORT_EVERY: Span = Span::millis(50);
+/// How often a data thread looks at what waits for a moment.
+const TICK: Span = Span(fabric::core::client::TICK.as_micros() as u64);
+/// A guest that was told "busy" tries again.
+const BUSY_PAUSE: Span = Span(200);
+
+impl Sim {
+    pub(super) fn add_host(&mut self) {
+        let sets = self.meta.sets();
+        let nodes = self.plan.nodes;
+        let lanes = (0..self.plan.lanes)
+            .map(|lane| Lane::new(lane, sets.clone(), nodes))
+            .collect();
+        let host = self.hosts.len();
+        self.hosts.push(Host {
+            lanes,
+            volumes: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            life: 1,
+        });
+        for lane in 0..self.plan.lanes {
+            for node in 0..nodes {
+                self.connect(host, lane, node);
+            }
+        }
+        self.after(REPORT_EVERY, Event::Report(host));
+    }
+
+    /// Opens a volume on a host that has its lease.
+    pub(super) fn open_volume(&mut self, host: usize, volume: usize, generation: Generation) {
+        let params = VolumeParams {
+            layer: layer_of(volume),
+            size_bytes: self.plan.chunks * CHUNK_BYTES,
+            generation,
+            epoch: self.meta.epoch(),
+            read_only: false,
+            durability: Durability::Flush,
+        };
+        self.next_name += 1;
+        let state = VolumeState::new(self.next_name, volume as u32, &params);
+        self.hosts[host].volumes.insert(volume, Arc::new(state));
+    }
+
+    pub(super) fn on_guest(&mut self, guest: usize) {
+        let state = &mut self.guests[guest];
+        state.awake = false;
+        if state.left == 0 || state.in_flight.len() >= self.plan.depth {
+            return;
+        }
+        let tag = checker::Tag(self.next_tag);
+        self.next_tag += 1;
+        if let Some(op) = workload::draw(&self.guests[guest], &self.plan, tag, &mut self.rng) {
+            self.guests[guest].left -= 1;
+            self.submit(guest, op);
+        }
+        let think = self.some(self.plan.think);
+        self.wake(guest, Span(think.0 + 1));
+    }
+
+    fn wake(&mut self, guest: usize, after: Span) {
+        let state = &mut self.guests[guest];
+        if !state.awake && state.left > 0 && state.in_flight.len() < self.plan.depth {
+            state.awake = true;
+            self.after(after, Event::Guest(guest));
+        }
+    }
+
+    /// Hands a request of a guest to its host's client; its name, unless the client has no room.
+    pub fn submit(&mut self, guest: usize, mut op: GuestOp) -> Option<u64> {
+        let (volume, host) = (self.guests[guest].volume, self.guests[guest].host);
+        let state = Arc::clone(&self.hosts[host].volumes[&volume]);
+        if matches!(op.op, Op::Write { .. }) {
+            checker::fill(&mut op.memory, volume, op.first, op.tag);
+        }
+        let list = op.list(&mut self.rng);
+        self.next_name += 1;
+        let name = self.next_name;
+        let request = io::Request {
+            tag: Tag(name),
+            op: op.op,
+            offset: op.first * SECTOR_BYTES,
+            len: op.sectors * SECTOR_BYTES,
+            buffers: if op.memory.is_empty() { &[] } else { &list },
+        };
+        op.begun = Some(match op.op {
+            Op::Read => self.checker.begin_read(volume),
+            Op::Flush => self.checker.begin_flush(),
+            _ => self
+                .checker
+                .begin_write(volume, op.range(), op.tag, op.zeroes()),
+        });
+        let numbers = [1, volume as u64, op.first, op.sectors, u64::from(op.tag.0)];
+        self.trace.note(self.now, &numbers, || {
+            let (first, end) = (op.first, op.first + op.sectors);
+            format!(
+                "guest {guest} asks #{name} {:?} {first}..{end} tag {} lane {}",
+                op.op, op.tag.0, op.lane
+            )
+        });
+        let lane = op.lane;
+        let thread = &mut self.hosts[host].lanes[lane];
+        thread.client.set_now_us(self.now.0);
+        let outcome = thread.client.submit(&state, &request, &mut thread.wire);
+        self.guests[guest].in_flight.insert(name, op);
+        let mut taken = Some(name);
+        match outcome {
+            Submit::Pending => {}
+            Submit::Done(result) => self.finish(host, Tag(name), result),
+            Submit::Busy => {
+                let op = self.guests[guest].in_flight.remove(&name);
+                let op = op.expect("put there just now");
+                self.abandon(volume, &op);
+                self.guests[guest].left += 1;
+                self.wake(guest, BUSY_PAUSE);
+                taken = None;
+            }
+        }
+        self.after_lane(host, lane);
+        taken
+    }
+
+    /// Nobody will hear the outcome of a request.
+    fn abandon(&mut self, volume: usize, op: &GuestOp) {
+        if op.writes() {
+            self.checker.abandon_write(volume, op.range(), op.tag);
+        } else if op.op == Op::Read {
+            self.checker
+                .abandon_read(volume, op.begun.expect("it was submitted"));
+        }
+    }
+
+    /// Takes what a data thread's client has to say after anything happened to it.
+    pub(super) fn after_lane(&mut self, host: usize, lane: usize) {
+        loop {
+            let thread = &mut self.hosts[host].lanes[lane];
+            let sent = std::mem::take(&mut thread.wire.sent);
+            let done = std::mem::take(&mut thread.done);
+            let actions: Vec<ClientAction> =
+                std::iter::from_fn(|| thread.client.poll_action()).collect();
+            if sent.is_empty() && done.is_empty() && actions.is_empty() {
+                if thread.client.needs_tick() && !thread.ticking {
+                    thread.ticking = true;
+                    let life = self.hosts[host].life;
+                    self.after(TICK, Event::Tick { host, life, lane });
+                }
+                return;
+            }
+            for action in actions {
+                let (ClientAction::ReportFailed { pg, node, epoch }
+                | ClientAction::ReportSlow { pg, node, epoch }) = action;
+                let known = self.hosts[host].reports.entry((pg, node)).or_insert(epoch);
+                *known = epoch.max(*known);
+                self.report(host, pg, node, epoch);
+            }
+            for (node, request) in sent {
+                self.send_request(host, lane, node, request);
+            }
+            for (tag, result) in done {
+                self.finish(host, tag, result);
+            }
+        }
+    }
+
+    pub(super) fn on_tick(&mut self, host: usize, life: u64, lane: usize) {
+        if self.hosts[host].life == life {
+            let thread = &mut self.hosts[host].lanes[lane];
+            thread.ticking = false;
+            thread.client.set_now_us(self.now.0);
+            thread.on_tick();
+            self.after_lane(host, lane);
+        }
+    }
+
+    /// A request of a guest is done.
+    fn finish(&mut self, host: usize, name: Tag, result: IoResult) {
+        let mut of_host = self.guests.iter().enumerate();
+        let found = of_host.find(|(_, g)| g.host == host && g.in_flight.contains_key(&name.0));
+        let Some((guest, _)) = found else {
+            self.fail(format!(
+                "request #{} ended twice, or was never made",
+                name.0
+            ));
+            return;
+        };
+        let volume = self.guests[guest].volume;
+        let op = self.guests[guest].in_flight.remove(&name.0);
+        let op = op.expect("found above");
+        let numbers = [2, name.0, u64::from(result.is_ok())];
+        self.trace.note(self.now, &numbers, || {
+            format!("guest {guest} hears #{} {result:?}", name.0)
+        });
+        match result {
+            Ok(()) => {
+                self.ops.0 += 1;
+                self.learn(volume, &op);
+            }
+            Err(error) => {
+                self.ops.1 += 1;
+                self.abandon(volume, &op);
+                self.check_error(guest, error);
+            }
+        }
+        self.ledger.forget(op.tag.0);
+        let think = self.some(self.plan.think);
+        self.wake(guest, think);
+    }
+
+    fn learn(&mut self, volume: usize, op: &GuestOp) {
+        let begun = op.begun.expect("it was submitted");
+        let verdict = match op.op {
+            Op::Flush => {
+                self.checker.end_flush(volume, begun);
+                Ok(())
+            }
+            Op::Read => {
+                let mut tags = Vec::with_capacity(op.sectors as usize);
+                match tags_of(&op.memory, volume, op.first, &mut tags) {
+                    Ok(()) => self.checker.end_read(volume, begun, op.first, &tags),
+                    Err(sector) => {
+                        self.fail(format!(
+                            "invariant Verified: volume {volume}, sector {sector} shows bytes that nobody wrote there"
+                        ));
+                        return;
+                    }
+                }
+            }
+            _ => {
+                self.check_acknowledged(volume, op);
+                self.checker
+                    .end_write(volume, op.range(), op.tag, op.is_fua())
+            }
+        };
+        if let Err(violation) = verdict {
+            self.fail(violation.to_string());
+        }
+    }
+
+    /// A host passes an error on to its guest only for a reason.
+    fn check_error(&mut self, guest: usize, error: IoError) {
+        let excused = self.plan.faults.disk_errors > 0;
+        if !excused {
+            self.fail(format!(
+                "guest {guest} got {error:?}, and nothing that was done to the cluster explains it"
+            ));
+        }
+    }
+
+    /// A map arrives at a host.
+    pub(super) fn on_map(&mut self, host: usize, life: u64, sets: Vec<ReplicaSet>) {
+        if self.hosts[host].life != life {
+            return;
+        }
+        for set in sets {
+            let (pg, epoch) = (set.pg(), set.epoch());
+            self.hosts[host]
+                .reports
+                .retain(|(of, _), by| *of != pg || *by >= epoch);
+            for state in self.hosts[host].volumes.values() {
+                state.set_epoch(epoch);
+            }
+            for lane in 0..self.hosts[host].lanes.len() {
+                self.hosts[host].lanes[lane].on_map(set.clone());
+                self.after_lane(host, lane);
+            }
+        }
+    }
+
+    /// Tells meta again what it has not acted upon.
+    pub(super) fn on_report(&mut self, host: usize) {
+        let reports = self.hosts[host].reports.clone();
+        for ((pg, node), epoch) in reports {
+            self.report(host, pg, node, epoch);
+        }
+        self.after(REPORT_EVERY, Event::Report(host));
+    }
+
+    /// Runs until every guest is done, or nothing moves any more.
+    pub(super) fn run_guests(&mut self) {
+        self.run_until(Span::seconds(120), |sim| {
+            sim.guests
+                .iter()
+                .all(|g| g.left == 0 && g.in_flight.is_empty())
+        });
+    }
+}

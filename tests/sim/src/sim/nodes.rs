@@ -1,0 +1,150 @@
+//! Storage nodes: what their disks do, and how they die and come back.
+
+use fabric::core::membership::ReplicaSet;
+use fabric::proto::Incarnation;
+use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind};
+use rand::Rng;
+
+use super::calls::CALLS_FROM;
+use super::{Event, Fault, IDLE_EVERY, Sim};
+use crate::node::{Node, Wishes};
+use crate::queue::Span;
+
+/// Between two starts of a process that ends at once.
+const RESTART_PAUSE: Span = Span::millis(50);
+
+impl Sim {
+    /// Lets something happen to a node and does what it then wants.
+    pub(super) fn with_node(&mut self, node: usize, act: impl FnOnce(&mut Node, &mut Wishes)) {
+        let mut wishes = Wishes::default();
+        act(&mut self.nodes[node], &mut wishes);
+        let Some(process) = &mut self.nodes[node].process else {
+            return;
+        };
+        let (incarnation, stored) = (process.incarnation, process.take_stored());
+        for stored in stored {
+            self.check_stored(node, incarnation, &stored);
+        }
+        for (key, kind) in wishes.disk {
+            let span = self.disk_time(node, kind);
+            let event = Event::Disk {
+                node,
+                incarnation,
+                key,
+            };
+            self.after(span, event);
+        }
+        for answer in wishes.answers {
+            if answer.peer.0 >= CALLS_FROM {
+                self.send_call_answer(answer);
+            } else {
+                self.send_answer(answer);
+            }
+        }
+        for ask in wishes.asks {
+            self.ask_source(node, incarnation, ask);
+        }
+    }
+
+    /// A map arrives at a node.
+    pub(super) fn on_node_map(&mut self, node: usize, sets: &[ReplicaSet]) {
+        if self.nodes[node].paused_until > self.now {
+            let sets = sets.to_vec();
+            self.at(self.nodes[node].paused_until, Event::NodeMap { node, sets });
+            return;
+        }
+        self.with_node(node, |node, wishes| node.on_map(sets, wishes));
+    }
+
+    fn disk_time(&mut self, node: usize, kind: IoKind) -> Span {
+        let plan = self.plan.disk;
+        let mut span = plan.base.0 + self.some(plan.jitter).0;
+        if kind == IoKind::Flush {
+            span += plan.flush.0;
+        }
+        Span(span * self.nodes[node].slowness)
+    }
+
+    pub(super) fn on_disk(&mut self, node: usize, incarnation: Incarnation, key: IoKey) {
+        if !self.nodes[node].runs(incarnation) {
+            return;
+        }
+        if self.nodes[node].paused_until > self.now {
+            let event = Event::Disk {
+                node,
+                incarnation,
+                key,
+            };
+            self.at(self.nodes[node].paused_until, event);
+            return;
+        }
+        self.trace.note(self.now, &[6, node as u64, key.id.0], || {
+            format!("node {node}: disk request {} ends", key.id.0)
+        });
+        self.with_node(node, |node, wishes| node.on_disk(key, wishes));
+    }
+
+    pub(super) fn on_idle(&mut self, node: usize) {
+        if self.nodes[node].paused_until <= self.now {
+            self.with_node(node, Node::on_idle);
+            self.ask_promotions(node);
+        }
+        self.after(IDLE_EVERY, Event::Idle(node));
+    }
+
+    /// The process of a node dies.
+    pub fn crash_node(&mut self, node: usize, kind: CrashKind) {
+        if !self.nodes[node].is_up() {
+            return;
+        }
+        let what = Self::crash_name(kind);
+        self.trace
+            .note(self.now, &[7, node as u64, kind as u64], || {
+                format!("node {node}: {what}")
+            });
+        let seed = self.rng.random();
+        self.nodes[node].crash(kind, seed);
+        if kind == CrashKind::Process {
+            // The kernel closes its sockets.
+            self.break_conns_to(node);
+        }
+    }
+
+    /// The process of a node starts again.
+    pub fn start_node(&mut self, node: usize) {
+        if self.nodes[node].is_up() {
+            return;
+        }
+        let nonce = self.rng.random();
+        let threads = self.plan.replica_threads;
+        match self.nodes[node].start(threads, nonce) {
+            Ok(incarnation) => {
+                self.trace
+                    .note(self.now, &[8, node as u64, incarnation.0], || {
+                        format!("node {node}: starts as {incarnation}")
+                    });
+                // Whoever still sends to the process before this one is told so.
+                self.break_conns_to(node);
+            }
+            Err(error) => {
+                let errors = self.nodes[node].failed_starts + 1;
+                self.nodes[node].failed_starts = errors;
+                if errors > self.plan.faults.disk_errors {
+                    self.fail(format!("node {node} does not start: {error}"));
+                    return;
+                }
+                // Whoever looks after services starts it again.
+                self.after(RESTART_PAUSE, Event::Fault(Fault::Start(node)));
+            }
+        }
+    }
+
+    /// The process of a node does nothing for a while.
+    pub fn pause_node(&mut self, node: usize, span: Span) {
+        let until = self.now + span;
+        self.nodes[node].paused_until = self.nodes[node].paused_until.max(until);
+        self.trace.note(self.now, &[9, node as u64, span.0], || {
+            format!("node {node}: stops until {until}")
+        });
+    }
+}
