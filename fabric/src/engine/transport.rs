@@ -17,7 +17,8 @@ use crate::core::replica::PeerId;
 use crate::net::mem::{LOCAL, MemTransport};
 use crate::net::tcp::control::Control;
 use crate::net::tcp::lane::{Event, Lane};
-use crate::proto::{NodeId, Reply, Request};
+use crate::net::tcp::shield::Shield;
+use crate::proto::{NodeId, Refusal, Reply, Request};
 
 /// What the engine passes on to its client.
 #[derive(Debug, Clone, Copy)]
@@ -36,9 +37,13 @@ pub struct NodeTransport {
     remote: Option<Box<Remote>>,
 }
 
+/// The peer that the own replica knows when it is given a copy. Connections are numbered from the other end.
+const COPIED: PeerId = PeerId(u32::MAX);
+
 /// The part of a node that has peers.
 struct Remote {
     lane: Lane,
+    shield: Shield,
     /// Readable when the store, the lane or the timer has something.
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -82,6 +87,7 @@ impl NodeTransport {
             local,
             remote: Some(Box::new(Remote {
                 lane,
+                shield: Shield::new(),
                 epoll,
                 timer,
                 due: None,
@@ -130,6 +136,10 @@ impl NodeTransport {
             *work = true;
             match self.local.on_store(key, result) {
                 Some((LOCAL, reply)) => return Some(Told::Reply(self.node, reply)),
+                Some((COPIED, reply)) => {
+                    let remote = self.remote.as_mut().expect("it made the copy");
+                    return Some(Told::Reply(self.node, remote.shield.finish(&reply)));
+                }
                 Some((_, reply)) => self.answer(&reply),
                 None => {}
             }
@@ -143,6 +153,27 @@ impl NodeTransport {
                 Event::Request(peer, request) => self.serve(peer, &request),
             }
         }
+    }
+
+    /// To the own replica; a write that others may be sent, too, as a copy.
+    #[inline]
+    fn send_here(&mut self, request: &Request) -> Option<Reply> {
+        let Some(remote) = &mut self.remote else {
+            return self.local.send(self.node, request);
+        };
+        // SAFETY: the client keeps the buffers until the answer.
+        let Some(copy) = (unsafe { remote.shield.copy(request) }) else {
+            return self.local.send(self.node, request);
+        };
+        let answer = match remote.lane.matches(request, &copy) {
+            true => self.local.request_of(COPIED, &copy)?,
+            false => Reply {
+                id: copy.id,
+                incarnation: self.local.incarnation(),
+                result: Err(Refusal::Mismatch),
+            },
+        };
+        Some(remote.shield.finish(&answer))
     }
 
     fn serve(&mut self, peer: PeerId, request: &Request) {
@@ -234,7 +265,7 @@ impl Transport for NodeTransport {
     #[inline]
     fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
         if node == self.node {
-            return self.local.send(node, request);
+            return self.send_here(request);
         }
         match &mut self.remote {
             Some(remote) => remote.lane.send(node, request),

@@ -2,7 +2,7 @@
 
 use crate::core::client::Transport;
 use crate::core::replica::{Handled, PeerId, Replica, StoreFailure, StoreKey, StorePort};
-use crate::proto::{NodeId, Refusal, Reply, Request};
+use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
 
 /// The peer that reaches the replica by a call.
 pub const LOCAL: PeerId = PeerId(0);
@@ -38,6 +38,11 @@ impl<P: StorePort> MemTransport<P> {
         result: Result<(), StoreFailure>,
     ) -> Option<(PeerId, Reply)> {
         self.replica.on_store(key, result)
+    }
+
+    /// The start of the replica.
+    pub fn incarnation(&self) -> Incarnation {
+        self.replica.incarnation()
     }
 
     /// A request of a peer that another transport brought. `None`: the answer comes from [`on_store`](Self::on_store).

@@ -24,6 +24,7 @@ pub mod responder;
 pub mod serving;
 pub mod session;
 pub mod shape;
+pub mod shield;
 pub mod socket;
 
 #[cfg(test)]

@@ -175,3 +175,43 @@ fn a_disk_that_is_read_and_written_through_blocking_calls_reaches_its_replicas()
     drop(io);
     assert!(guest.read(0, 4 << 20) == bytes[..4 << 20]);
 }
+
+/// Trap of DESIGN §5: three replicas could store three different blocks.
+#[test]
+fn replicas_are_the_same_though_the_guest_changes_its_buffer_while_it_is_sent() {
+    let ca = Authority::new();
+    let nodes = cluster(&ca, 3, Wire::Crc);
+    let mut guest = Guest::new(&nodes[0], set_of(&[1, 2, 3], &[], 1));
+    // So that there are connections.
+    guest.write(0, &[0; 4096]).unwrap();
+    let mut epoch = 2;
+    for len in [512, 4096, 64 << 10] {
+        let mut buffer = vec![1u8; len];
+        assert_eq!(
+            guest.submit(7, Op::Write { fua: false }, 0, &mut buffer),
+            None
+        );
+        // Its checksums have been taken.
+        buffer.fill(2);
+        guest.engine.kick();
+        // It is stored here, and on its way.
+        buffer.fill(3);
+        guest.until(|_, finished| finished == [(7, Ok(()))]);
+        let mut seen = Vec::new();
+        for node in 1..=3 {
+            let out: Vec<u64> = (1..=3).filter(|&other| other != node).collect();
+            guest.set_map(set_of(&[1, 2, 3], &out, epoch));
+            seen.push(guest.read(0, len));
+            epoch += 1;
+        }
+        assert!(
+            seen[0] == seen[1] && seen[1] == seen[2],
+            "{len}: {} {} {}",
+            seen[0][0],
+            seen[1][0],
+            seen[2][0]
+        );
+        guest.set_map(set_of(&[1, 2, 3], &[], epoch));
+        epoch += 1;
+    }
+}

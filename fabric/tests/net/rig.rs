@@ -237,6 +237,13 @@ impl Guest {
 
     /// Starts a request; its outcome, if it is there at once.
     pub fn start(&mut self, tag: u64, op: Op, offset: u64, buffer: &mut [u8]) -> Option<IoResult> {
+        let outcome = self.submit(tag, op, offset, buffer);
+        self.engine.kick();
+        outcome
+    }
+
+    /// Hands a request over that is yet to be kicked.
+    pub fn submit(&mut self, tag: u64, op: Op, offset: u64, buffer: &mut [u8]) -> Option<IoResult> {
         let buffers = [libc::iovec {
             iov_base: buffer.as_mut_ptr().cast(),
             iov_len: buffer.len(),
@@ -252,10 +259,7 @@ impl Guest {
         match unsafe { self.engine.submit(&self.volume, &request) } {
             Submit::Done(result) => Some(result),
             Submit::Busy => panic!("too much at once"),
-            Submit::Pending => {
-                self.engine.kick();
-                None
-            }
+            Submit::Pending => None,
         }
     }
 

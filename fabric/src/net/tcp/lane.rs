@@ -109,6 +109,20 @@ struct Summed {
     memory: usize,
 }
 
+impl Summed {
+    /// `None` if there is nothing to send.
+    fn of(request: &Request, shape: &Shape) -> Option<Self> {
+        let list = shape.payload.filter(|_| shape.payload_len > 0)?;
+        // SAFETY: the list has an element, for the payload has bytes; it is valid until the answer.
+        let memory = unsafe { (*list.ptr).iov_base }.addr();
+        Some(Self {
+            id: request.id.0,
+            list: list.ptr.addr(),
+            memory,
+        })
+    }
+}
+
 /// See the module.
 pub struct Lane {
     index: usize,
@@ -226,20 +240,32 @@ impl Lane {
         None
     }
 
+    /// Takes the CRCs of a write of which this node's own replica was given a copy, if its others have none yet; false if the copy is not what
+    /// they were sent.
+    pub fn matches(&mut self, request: &Request, copy: &Request) -> bool {
+        let (shape, copied) = (shape_of(request), shape_of(copy));
+        let Some((now, list)) = Summed::of(request, &shape).zip(copied.payload) else {
+            return true;
+        };
+        let mut crcs = Vec::new();
+        let to = match self.summed == Some(now) {
+            true => &mut crcs,
+            false => &mut self.crcs,
+        };
+        // SAFETY: the copy is valid until its answer.
+        unsafe { shape::sums(&list, copied.skip, copied.payload_len, to) };
+        let same = self.summed != Some(now) || crcs == self.crcs;
+        self.summed = Some(now);
+        same
+    }
+
     /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest may change its buffer
     /// meanwhile, and all replicas are to take the same bytes or none.
     fn sum(&mut self, request: &Request, shape: &Shape) {
-        let Some(list) = shape.payload.filter(|_| shape.payload_len > 0) else {
+        let Some((now, list)) = Summed::of(request, shape).zip(shape.payload) else {
             self.crcs.clear();
             self.summed = None;
             return;
-        };
-        // SAFETY: the list has an element, for the payload has bytes; it is valid until the answer.
-        let memory = unsafe { (*list.ptr).iov_base }.addr();
-        let now = Summed {
-            id: request.id.0,
-            list: list.ptr.addr(),
-            memory,
         };
         if self.summed != Some(now) {
             // SAFETY: the list and the memory are valid until the answer.
