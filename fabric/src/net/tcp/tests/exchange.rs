@@ -408,19 +408,8 @@ fn a_slow_store_is_no_lost_peer_and_a_silent_one_is() {
     assert!(matches!(caller.tick(), Err(LinkError::Silent)));
 }
 
-#[test]
-fn requests_of_every_kind_come_over_as_they_are() {
-    let mut memory = vec![1u8; 4096];
-    let list = [libc::iovec {
-        iov_base: memory.as_mut_ptr().cast(),
-        iov_len: 4096,
-    }];
-    let buffers = IoVecs {
-        ptr: list.as_ptr(),
-        len: 1,
-    };
-    let read = request(9, false, 512, &list, 4096);
-    let Command::Read { chunk, .. } = read.command else {
+fn every_command(read: Command, buffers: IoVecs) -> [Command; 10] {
+    let Command::Read { chunk, .. } = read else {
         unreachable!();
     };
     let stamp = |n| BlockStamp {
@@ -430,9 +419,15 @@ fn requests_of_every_kind_come_over_as_they_are() {
     };
     let layer = chunk.layer;
     let (block, len) = (3, 4096);
-    let commands = [
-        read.command,
-        request(9, true, 512, &list, 4096).command,
+    [
+        read,
+        Command::Write {
+            chunk,
+            offset: 512,
+            buffers,
+            len,
+            fua: true,
+        },
         Command::Zero {
             chunk,
             offset: 512,
@@ -471,8 +466,22 @@ fn requests_of_every_kind_come_over_as_they_are() {
             len,
         },
         Command::Join,
-    ];
-    for command in commands {
+    ]
+}
+
+#[test]
+fn requests_of_every_kind_come_over_as_they_are() {
+    let mut memory = vec![1u8; 4096];
+    let list = [libc::iovec {
+        iov_base: memory.as_mut_ptr().cast(),
+        iov_len: 4096,
+    }];
+    let buffers = IoVecs {
+        ptr: list.as_ptr(),
+        len: 1,
+    };
+    let read = request(9, false, 512, &list, 4096);
+    for command in every_command(read.command, buffers) {
         let request = Request { command, ..read };
         let mut room = [0; shape::REQUEST_BYTES_MAX];
         let bytes = shape::encode(&request, &mut room);

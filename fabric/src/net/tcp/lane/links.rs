@@ -1,0 +1,148 @@
+//! How connections come to a lane, and how they leave it.
+
+use super::*;
+
+impl Lane {
+    pub(super) fn open_mail(&mut self) {
+        for letter in self.mail.open() {
+            match letter {
+                Letter::Connected(node, fd, established) => self.connected(node, fd, *established),
+                Letter::Accepted(fd, established) => {
+                    let responder = Responder::new(&established.agreed);
+                    if self
+                        .link(fd, *established, End::Responder(responder))
+                        .is_none()
+                    {
+                        self.mail.served.fetch_sub(1, Ordering::AcqRel);
+                    }
+                }
+                Letter::Unreachable(node) => self.unreachable(node, Road::Down),
+                Letter::Unknown(node) => self.unreachable(node, Road::None),
+            }
+        }
+    }
+
+    pub(super) fn connected(&mut self, node: NodeId, fd: OwnedFd, established: Established) {
+        let caller = Caller::new(&established.agreed);
+        let Some(peer) = self.peers.get(&node) else {
+            return;
+        };
+        if let Road::Up(_) = peer.road {
+            return;
+        }
+        match self.link(fd, established, End::Caller(node, caller)) {
+            Some(index) => {
+                self.peers.get_mut(&node).expect("looked up above").road = Road::Up(index);
+                self.send_waiting(node);
+            }
+            None => self.unreachable(node, Road::None),
+        }
+    }
+
+    pub(super) fn unreachable(&mut self, node: NodeId, road: Road) {
+        if let Some(peer) = self.peers.get_mut(&node) {
+            if let Road::Up(_) = peer.road {
+                return;
+            }
+            peer.road = road;
+            if !peer.waiting.is_empty() {
+                peer.waiting.clear();
+                self.events.push_back(Event::Lost(node));
+            }
+        }
+    }
+
+    pub(super) fn link(
+        &mut self,
+        fd: OwnedFd,
+        established: Established,
+        mut end: End,
+    ) -> Option<u32> {
+        let index = self.links.take()?;
+        let Established { session, rest, .. } = established;
+        let plain = session.is_none();
+        if plain {
+            match &mut end {
+                End::Caller(_, caller) => caller.reader().push(&rest),
+                End::Responder(responder) => responder.reader().push(&rest),
+            }
+        }
+        let socket = Socket::new(fd, session, if plain { &[] } else { &rest });
+        let data = EventData::new_u64(self.links.key(index).0);
+        if let Err(error) = epoll::add(&self.epoll, socket.fd(), data, EventFlags::IN) {
+            tracing::error!(%error, "cannot watch a connection");
+            self.links.give_back(index);
+            return None;
+        }
+        if self.links.taken() == 1 {
+            self.set_timer(TICK_MS);
+        }
+        self.links[index] = Some(Box::new(Link {
+            socket,
+            end,
+            receiving: None,
+            stalled: false,
+            dirty: false,
+            blocked: false,
+        }));
+        // What came along with the handshake tells of itself no more.
+        self.serve(index, EventFlags::IN);
+        self.links[index].is_some().then_some(index)
+    }
+
+    pub(super) fn set_timer(&self, every_ms: i64) {
+        let every = Timespec {
+            tv_sec: 0,
+            tv_nsec: every_ms * 1_000_000,
+        };
+        let spec = Itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
+            tracing::error!(%error, "cannot set a timer; lost peers will not be noticed");
+        }
+    }
+
+    /// A connection is over.
+    pub(super) fn lose(&mut self, index: u32, error: &LinkError) {
+        let Some(link) = self.links[index].take() else {
+            return;
+        };
+        self.links.give_back(index);
+        if self.links.taken() == 0 {
+            self.set_timer(0);
+        }
+        let receiving = link.receiving;
+        match link.end {
+            End::Caller(node, caller) => {
+                let peer = self.peers.get_mut(&node).expect("a caller has a peer");
+                let idle = caller.in_flight() == 0 && peer.waiting.is_empty();
+                drop(caller);
+                if idle {
+                    tracing::debug!(%node, %error, "connection closed");
+                    peer.road = Road::None;
+                    return;
+                }
+                tracing::warn!(%node, %error, "connection lost with requests in flight");
+                peer.road = Road::Down;
+                peer.waiting.clear();
+                self.events.push_back(Event::Lost(node));
+                // Found while sending, it would else be told only with the next thing that comes.
+                self.mail.bell.ring();
+                self.control.wish(Wish::Dial {
+                    lane: self.index,
+                    node,
+                    failed: true,
+                });
+            }
+            End::Responder(responder) => {
+                tracing::debug!(node = %responder.peer(), %error, "connection closed");
+                self.mail.served.fetch_sub(1, Ordering::AcqRel);
+                for slot in responder.into_held().chain(receiving) {
+                    self.servings.free(slot);
+                }
+            }
+        }
+    }
+}
