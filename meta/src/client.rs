@@ -5,21 +5,26 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::command::{
     AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, Outcome, PoolSpec, VolumeSpec,
 };
 use crate::error::MetaError;
-use crate::ids::{AttachmentId, DeviceId, Generation, NodeId, UnixMillis, VolumeId};
+use crate::ids::{
+    AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
+};
+use crate::map::ClusterMap;
 use crate::model::{
-    Attachment, Cluster, Device, DeviceState, Lease, Node, PlacementGroup, Pool, Volume,
-    VolumeState,
+    Attachment, Cluster, Device, DeviceState, Duty, Event, GroupId, Lease, Node, PlacementGroup,
+    Pool, PoolHealth, Volume, VolumeState,
 };
 use crate::node::Core;
 use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
 use crate::state::tables::{
-    ATTACHMENTS, CLUSTER, DEVICES, LEASES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES,
+    ATTACHMENTS, CLUSTER, DEVICES, EVENTS, LEASES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS,
+    VOLUMES,
 };
 
 /// A client of the metadata service. Cheap to clone.
@@ -46,6 +51,7 @@ outcomes! {
     a_volume: Volume -> Volume;
     a_lease: Lease -> Lease;
     an_attachment: Attachment -> Attachment;
+    a_group: Group -> PlacementGroup;
 }
 
 /// The leader runs another version that answers differently.
@@ -58,6 +64,18 @@ fn unexpected(outcome: &Outcome) -> MetaError {
 impl Meta {
     pub(crate) fn new(core: Arc<Core>) -> Self {
         Self { core }
+    }
+
+    /// The node that this client runs on.
+    #[must_use]
+    pub fn node_id(&self) -> NodeId {
+        self.core.id
+    }
+
+    /// This start of that node's process.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.core.incarnation
     }
 
     pub(crate) async fn propose(&self, command: Command) -> Result<Outcome, MetaError> {
@@ -81,14 +99,44 @@ impl Meta {
         Ok(cluster.ok_or(Refusal::from(MapRefusal::NoCluster))?)
     }
 
-    /// Adds a node to the map, or changes its name and roles.
+    /// Adds a node to the map, says that its process started, or changes its name, roles, labels and addresses.
     pub async fn register_node(&self, node: NodeSpec) -> Result<Node, MetaError> {
+        let known = self.core.read(|view| NODES.get(view, &node.id)).await?;
+        let replaces = known.map_or(Incarnation::default(), |node| node.incarnation);
         a_node(
             self.propose(Command::RegisterNode {
                 node,
+                replaces,
                 at: UnixMillis::now(),
             })
             .await?,
+        )
+    }
+
+    /// Says whether a node is to be emptied (`on`) or may hold data again. Its groups move while I/O goes on; it is
+    /// empty once no group has a member there.
+    pub async fn drain_node(&self, node: NodeId, on: bool) -> Result<Node, MetaError> {
+        let duty = if on { Duty::Draining } else { Duty::Active };
+        let at = UnixMillis::now();
+        a_node(
+            self.propose(Command::SetNodeDuty { node, duty, at })
+                .await?,
+        )
+    }
+
+    /// Forgets a node with its devices: one that is up must be empty, one that is down must not be the last to hold
+    /// anything.
+    pub async fn remove_node(&self, node: NodeId) -> Result<Node, MetaError> {
+        let at = UnixMillis::now();
+        a_node(self.propose(Command::RemoveNode { node, at }).await?)
+    }
+
+    /// Says whether a device is to be emptied (`on`) or may hold data again.
+    pub async fn drain_device(&self, device: DeviceId, on: bool) -> Result<Device, MetaError> {
+        let at = UnixMillis::now();
+        a_device(
+            self.propose(Command::DrainDevice { device, on, at })
+                .await?,
         )
     }
 
@@ -99,9 +147,14 @@ impl Meta {
 
     /// Adds a device, or says that it is back, maybe at another path or with another size.
     pub async fn register_device(&self, device: DeviceSpec) -> Result<Device, MetaError> {
+        let incarnation = match device.node == self.core.id {
+            true => self.core.incarnation,
+            false => Incarnation::default(),
+        };
         a_device(
             self.propose(Command::RegisterDevice {
                 device,
+                incarnation,
                 at: UnixMillis::now(),
             })
             .await?,
@@ -114,16 +167,103 @@ impl Meta {
         device: DeviceId,
         state: DeviceState,
     ) -> Result<Device, MetaError> {
+        let at = UnixMillis::now();
         a_device(
-            self.propose(Command::SetDeviceState { device, state })
+            self.propose(Command::SetDeviceState { device, state, at })
                 .await?,
         )
     }
 
     /// Forgets a device that holds no data of volumes.
     pub async fn remove_device(&self, device: DeviceId) -> Result<Device, MetaError> {
-        a_device(self.propose(Command::RemoveDevice { device }).await?)
+        let at = UnixMillis::now();
+        a_device(self.propose(Command::RemoveDevice { device, at }).await?)
     }
+
+    /// Until when this node may serve: from then on it must not, unless a later heartbeat of it was heard. Nothing before
+    /// the first.
+    #[must_use]
+    pub fn heartbeat_valid_until(&self) -> Option<std::time::Instant> {
+        *self.core.valid_until().borrow()
+    }
+
+    /// The same, to wait for changes.
+    #[must_use]
+    pub fn watch_heartbeat(&self) -> watch::Receiver<Option<std::time::Instant>> {
+        self.core.valid_until()
+    }
+
+    /// The cluster map as this node has applied it, which may be behind: whoever is refused for an old epoch waits for a
+    /// newer one with [`Meta::watch_map`].
+    #[must_use]
+    pub fn map(&self) -> Arc<ClusterMap> {
+        Arc::clone(&self.core.map.borrow())
+    }
+
+    /// The same, to wait for changes.
+    #[must_use]
+    pub fn watch_map(&self) -> watch::Receiver<Arc<ClusterMap>> {
+        self.core.map.clone()
+    }
+
+    /// What happened after the event `after` (0: from the oldest that is kept), oldest first, at most `limit`.
+    pub async fn list_events(&self, after: u64, limit: usize) -> Result<Vec<Event>, MetaError> {
+        self.core
+            .read(|view| EVENTS.from(view, &after.saturating_add(1), limit))
+            .await
+    }
+
+    // --- Placement groups
+
+    /// Says that a member failed, from a client whose map has the group at `epoch`. Granted, the group as returned is
+    /// without it (*shrink before ack*). Waits shortly for a sign of life of another replica in sync.
+    pub async fn report_failed(
+        &self,
+        group: GroupId,
+        device: DeviceId,
+        incarnation: Incarnation,
+        epoch: Epoch,
+    ) -> Result<PlacementGroup, MetaError> {
+        a_group(
+            self.propose(Command::ReportFailed {
+                group,
+                device,
+                incarnation,
+                epoch,
+                heard: Vec::new(),
+                at: UnixMillis::now(),
+            })
+            .await?,
+        )
+    }
+
+    /// Says that a syncing member has compared everything in the round that began at epoch `since`.
+    pub async fn promote_member(
+        &self,
+        group: GroupId,
+        device: DeviceId,
+        incarnation: Incarnation,
+        since: Epoch,
+    ) -> Result<PlacementGroup, MetaError> {
+        a_group(
+            self.propose(Command::Promote {
+                group,
+                device,
+                incarnation,
+                since,
+                at: UnixMillis::now(),
+            })
+            .await?,
+        )
+    }
+
+    /// How the placement groups of a pool are, counted.
+    pub async fn pool_health(&self, pool: PoolId) -> Result<PoolHealth, MetaError> {
+        let health = self.core.read(|view| POOL_HEALTH.get(view, &pool)).await?;
+        Ok(health.unwrap_or_default())
+    }
+
+    // --- Devices
 
     /// All devices.
     pub async fn list_devices(&self) -> Result<Vec<Device>, MetaError> {

@@ -8,15 +8,19 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::ids::{AttachmentId, DeviceId, Generation, NodeId, UnixMillis, VolumeId};
+use crate::ids::{
+    AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, UnixMillis, VolumeId,
+};
 use crate::model::{
-    Attachment, AttachmentOptions, Device, DeviceState, Durability, FailureDomain, Lease, Node,
-    Pool, Role, Volume,
+    Attachment, AttachmentOptions, Device, DeviceState, Durability, Duty, FailureDomain, GroupId,
+    Labels, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
 };
 use crate::refusal::Refusal;
 
-/// Placement groups of a pool that does not say how many: enough to spread evenly over a few dozen devices.
-pub const DEFAULT_PLACEMENT_GROUPS: u32 = 256;
+/// Least number of placement groups of a pool that does not say how many. Without a word it gets as many as give each of
+/// its present devices 40 replicas of groups (which spreads them within 2.5 % of their share), rounded up to a power of
+/// two. The number stays, so this leaves room to grow: to 76 devices with three replicas.
+pub const DEFAULT_PLACEMENT_GROUPS: u32 = 1024;
 
 /// A node to be added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +31,38 @@ pub struct NodeSpec {
     pub name: String,
     /// Its roles.
     pub roles: BTreeSet<Role>,
+    /// This start of its process.
+    #[serde(default)]
+    pub incarnation: Incarnation,
+    /// Where it stands.
+    #[serde(default)]
+    pub labels: Labels,
+    /// Where peers reach its metadata service; empty without peers.
+    #[serde(default)]
+    pub control_address: String,
+    /// Where hosts reach its devices; empty if nobody else does.
+    #[serde(default)]
+    pub data_address: String,
+    /// Version of the software that it runs.
+    #[serde(default)]
+    pub version: String,
+}
+
+impl NodeSpec {
+    /// A node with all roles, no labels, no addresses and no incarnation.
+    #[must_use]
+    pub fn new(id: NodeId, name: impl Into<String>) -> Self {
+        Self {
+            id,
+            name: name.into(),
+            roles: Role::all(),
+            incarnation: Incarnation::default(),
+            labels: Labels::default(),
+            control_address: String::new(),
+            data_address: String::new(),
+            version: String::new(),
+        }
+    }
 }
 
 /// A device to be registered. Registering the same `uuid` again updates its node, path, size and state.
@@ -57,7 +93,7 @@ pub struct PoolSpec {
     pub failure_domain: FailureDomain,
     /// Class of the devices used; every class if absent.
     pub device_class: Option<String>,
-    /// Number of placement groups, which stays; [`DEFAULT_PLACEMENT_GROUPS`] if absent.
+    /// Number of placement groups, which stays; at least [`DEFAULT_PLACEMENT_GROUPS`] if absent.
     pub placement_groups: Option<u32>,
 }
 
@@ -150,10 +186,41 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Adds a node, or changes its name and roles.
+    /// Adds a node, says that its process started, or changes its name, roles, labels and addresses.
     RegisterNode {
         /// The node.
         node: NodeSpec,
+        /// The start of its process that this one comes after. If another has registered since, this is an old process's
+        /// word that was held up, and is refused.
+        #[serde(default)]
+        replaces: Incarnation,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Says whether a node is heard of. Proposed by the leader.
+    SetNodeState {
+        /// The node.
+        node: NodeId,
+        /// The start of it that was, or was not, heard of.
+        incarnation: Incarnation,
+        /// What it is now.
+        state: NodeState,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Says whether a node is to be emptied, was away too long, or may hold data.
+    SetNodeDuty {
+        /// The node.
+        node: NodeId,
+        /// What it is to be.
+        duty: Duty,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Forgets a node that holds no data that others do not hold, with its devices and attachments.
+    RemoveNode {
+        /// The node.
+        node: NodeId,
         /// Now.
         at: UnixMillis,
     },
@@ -161,6 +228,9 @@ pub enum Command {
     RegisterDevice {
         /// The device.
         device: DeviceSpec,
+        /// The start of its node that serves it; the present one if none is given.
+        #[serde(default)]
+        incarnation: Incarnation,
         /// Now.
         at: UnixMillis,
     },
@@ -170,11 +240,64 @@ pub enum Command {
         device: DeviceId,
         /// Its new state.
         state: DeviceState,
+        /// Now.
+        #[serde(default)]
+        at: UnixMillis,
+    },
+    /// Says whether a device is to be emptied.
+    DrainDevice {
+        /// The device.
+        device: DeviceId,
+        /// Whether it is.
+        on: bool,
+        /// Now.
+        at: UnixMillis,
     },
     /// Forgets a device that holds no data.
     RemoveDevice {
         /// The device.
         device: DeviceId,
+        /// Now.
+        #[serde(default)]
+        at: UnixMillis,
+    },
+    /// A client says that a member of a group failed it, and wants it taken out before it acknowledges a write.
+    ReportFailed {
+        /// The group.
+        group: GroupId,
+        /// The member.
+        device: DeviceId,
+        /// The start of its process that failed.
+        incarnation: Incarnation,
+        /// Epoch of the group in the map that the client has.
+        epoch: Epoch,
+        /// What the leader has heard of since it got the report.
+        #[serde(default)]
+        heard: Vec<Heard>,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Changes of groups that the leader decided on from what it heard. Each is granted or refused by itself.
+    Regroup {
+        /// The changes.
+        changes: Vec<Change>,
+        /// What the leader has heard of lately.
+        heard: Vec<Heard>,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// A syncing replica says that it has compared everything.
+    Promote {
+        /// The group.
+        group: GroupId,
+        /// The member.
+        device: DeviceId,
+        /// The start of its process.
+        incarnation: Incarnation,
+        /// The round that is completed: [`Member::since`](crate::Member::since).
+        since: Epoch,
+        /// Now.
+        at: UnixMillis,
     },
     /// Makes a pool.
     CreatePool {
@@ -280,6 +403,91 @@ impl Command {
                 | Self::CreateAttachment { .. }
         )
     }
+
+    /// When it was proposed, where it says so.
+    pub(crate) fn at(&self) -> UnixMillis {
+        match self {
+            Self::Bootstrap { at, .. }
+            | Self::RegisterNode { at, .. }
+            | Self::SetNodeState { at, .. }
+            | Self::SetNodeDuty { at, .. }
+            | Self::RemoveNode { at, .. }
+            | Self::RegisterDevice { at, .. }
+            | Self::SetDeviceState { at, .. }
+            | Self::DrainDevice { at, .. }
+            | Self::RemoveDevice { at, .. }
+            | Self::ReportFailed { at, .. }
+            | Self::Regroup { at, .. }
+            | Self::Promote { at, .. }
+            | Self::CreatePool { at, .. }
+            | Self::CreateVolume { at, .. }
+            | Self::GrantLease { at, .. }
+            | Self::CreateAttachment { at, .. } => *at,
+            _ => UnixMillis::default(),
+        }
+    }
+}
+
+/// A start of a node's process that was heard of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// The node.
+    pub node: NodeId,
+    /// The start.
+    pub incarnation: Incarnation,
+}
+
+/// A change of a group's members.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "to", rename_all = "snake_case")]
+pub enum Change {
+    /// A member that is not valid any more goes out, if another in sync was heard of.
+    Demote {
+        /// The group.
+        group: GroupId,
+        /// The member.
+        device: DeviceId,
+        /// The start of its process that is in the map.
+        incarnation: Incarnation,
+    },
+    /// No member in sync is valid: one that has come back is made the authority.
+    Resettle {
+        /// The group.
+        group: GroupId,
+        /// The authority.
+        device: DeviceId,
+        /// The start of its process that serves it now.
+        incarnation: Incarnation,
+        /// Whether those that have not come back have had their grace time.
+        after_grace: bool,
+    },
+    /// A member that is out begins to be synced.
+    StartSync {
+        /// The group.
+        group: GroupId,
+        /// The member.
+        device: DeviceId,
+        /// The start of its process that serves it now.
+        incarnation: Incarnation,
+    },
+    /// Members whose places are taken go, if that may be by now.
+    LetGo {
+        /// The group.
+        group: GroupId,
+    },
+}
+
+impl Change {
+    /// The group that it changes.
+    #[must_use]
+    pub fn group(&self) -> GroupId {
+        match self {
+            Self::Demote { group, .. }
+            | Self::Resettle { group, .. }
+            | Self::StartSync { group, .. }
+            | Self::LetGo { group } => *group,
+        }
+    }
 }
 
 /// What a command brought about.
@@ -290,6 +498,15 @@ pub enum Outcome {
     Done,
     /// The node as it is now.
     Node(Node),
+    /// The placement group as it is now.
+    Group(PlacementGroup),
+    /// What became of several changes.
+    Regrouped {
+        /// How many were granted.
+        granted: usize,
+        /// Why others were not.
+        refused: Vec<Refusal>,
+    },
     /// The device as it is now (or was, when removed).
     Device(Device),
     /// The pool as it is now (or was, when deleted).

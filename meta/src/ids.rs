@@ -64,8 +64,22 @@ counter! {
     Epoch(u64)
 }
 counter! {
+    /// Identity of one start of a node's process: drawn at random by it, never used again. 0 means that none is known.
+    Incarnation(u64)
+}
+counter! {
     /// Wall-clock time of the proposer in milliseconds since 1970. For people to read, never for decisions.
     UnixMillis(u64)
+}
+
+impl Incarnation {
+    /// Of this process: drawn anew by each call, so a process calls it once.
+    #[must_use]
+    pub fn draw() -> Self {
+        // Random bits of a version 4 UUID; its fixed bits lie in the other half.
+        let (_, low) = uuid::Uuid::new_v4().as_u64_pair();
+        Self(low)
+    }
 }
 
 impl Generation {

@@ -14,7 +14,7 @@ use crate::ids::{Generation, VolumeId};
 pub const LEASE_DURATION: Duration = Duration::from_secs(10);
 
 /// Clocks of two nodes may drift apart by one part in this.
-const DRIFT_BOUND: u32 = 100;
+pub(crate) const DRIFT_BOUND: u32 = 100;
 
 /// When each lease was last heard of. One entry per volume whose lease somebody held or wanted on this leader.
 #[derive(Debug, Default)]

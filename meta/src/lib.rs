@@ -19,6 +19,7 @@
 
 pub mod command;
 pub mod ids;
+pub mod map;
 pub mod model;
 pub mod net;
 pub mod refusal;
@@ -30,20 +31,32 @@ mod node;
 mod raft;
 mod state;
 mod storage;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod watch;
 
 pub use client::Meta;
-pub use command::{AttachmentKey, AttachmentSpec, DeviceSpec, NodeSpec, PoolSpec, VolumeSpec};
+pub use command::{
+    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, Heard, NodeSpec, Outcome, PoolSpec,
+    Reply, VolumeSpec,
+};
 pub use error::{MetaError, OpenError};
 pub use ids::{
-    AttachmentId, DeviceId, Epoch, Generation, LayerId, NodeId, PgIndex, PoolId, UnixMillis,
-    VolumeId,
+    AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PgIndex, PoolId,
+    UnixMillis, VolumeId,
 };
 pub use leases::LEASE_DURATION;
+pub use map::ClusterMap;
 pub use model::{
     Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device, DeviceState,
-    Durability, FailureDomain, Lease, Name, Node, PlacementGroup, Pool, Role,
+    Durability, Duty, EVENTS_MAX, Event, FailureDomain, GroupId, Happening, Labels, Lease, Member,
+    Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, Role, Standing,
     VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start};
 pub use raft::RaftTuning;
-pub use refusal::{Refusal, RefusalKind};
+pub use refusal::{GroupRefusal, Refusal, RefusalKind};
+pub use watch::{
+    HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, NODE_DOWN_AFTER, NODE_REPLACE_AFTER, RESETTLE_GRACE,
+    SYNCING_PER_NODE_MAX, Watch,
+};

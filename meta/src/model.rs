@@ -1,18 +1,23 @@
 //! What the cluster knows: the records that the state machine keeps and the clients read.
 
+mod event;
+mod group;
 mod name;
 mod size;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::ids::{
-    AttachmentId, DeviceId, Epoch, Generation, LayerId, NodeId, PgIndex, PoolId, UnixMillis,
-    VolumeId,
+    AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PgIndex, PoolId,
+    UnixMillis, VolumeId,
 };
 
+pub use event::{EVENTS_MAX, Event, Happening};
+pub use group::{GroupId, Member, PlacementGroup, PoolHealth, Standing};
 pub use name::{MAX_NAME_BYTES, Name, NameError};
 pub use size::{MAX_VOLUME_BYTES, SizeError, VOLUME_SIZE_STEP_BYTES, VolumeSize};
 
@@ -52,6 +57,40 @@ impl Role {
     }
 }
 
+/// Where a node stands, for pools whose replicas must be apart.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Labels {
+    /// The machine that it runs on, if that carries several nodes.
+    pub host: Option<String>,
+    /// The rack or room that it stands in.
+    pub rack: Option<String>,
+}
+
+/// Whether a node is heard of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// It sends heartbeats.
+    #[default]
+    Up,
+    /// The metadata leader heard nothing of it for [`crate::NODE_DOWN_AFTER`].
+    Down,
+}
+
+/// Whether a node may hold data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Duty {
+    /// It holds its share.
+    #[default]
+    Active,
+    /// It was away for [`crate::NODE_REPLACE_AFTER`]: its share was given to others. It is active again when it returns.
+    Absent,
+    /// The operator wants it empty.
+    Draining,
+}
+
 /// One machine of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
@@ -61,8 +100,37 @@ pub struct Node {
     pub name: Name,
     /// What it does.
     pub roles: BTreeSet<Role>,
+    /// The start of its process that registered last.
+    #[serde(default)]
+    pub incarnation: Incarnation,
+    /// Whether it is heard of.
+    #[serde(default)]
+    pub state: NodeState,
+    /// Whether it may hold data.
+    #[serde(default)]
+    pub duty: Duty,
+    /// Where it stands.
+    #[serde(default)]
+    pub labels: Labels,
+    /// Where peers reach its metadata service; empty if it has no peers.
+    #[serde(default)]
+    pub control_address: String,
+    /// Where hosts reach its devices; empty if nobody else does.
+    #[serde(default)]
+    pub data_address: String,
+    /// Version of the software that it runs.
+    #[serde(default)]
+    pub version: String,
     /// When it joined.
     pub joined_at: UnixMillis,
+}
+
+impl Node {
+    /// Whether its devices keep the data that they hold.
+    #[must_use]
+    pub fn keeps_data(&self) -> bool {
+        self.duty == Duty::Active && self.roles.contains(&Role::Storage)
+    }
 }
 
 /// Whether a device can hold data.
@@ -94,6 +162,12 @@ pub struct Device {
     pub class: Name,
     /// Whether it can hold data.
     pub state: DeviceState,
+    /// The start of its node that serves it.
+    #[serde(default)]
+    pub incarnation: Incarnation,
+    /// Whether the operator wants it empty.
+    #[serde(default)]
+    pub draining: bool,
     /// When it was registered first.
     pub added_at: UnixMillis,
 }
@@ -107,6 +181,21 @@ pub enum FailureDomain {
     /// Replicas lie on different nodes.
     #[default]
     Node,
+    /// Replicas lie on different hosts, see [`Labels::host`].
+    Host,
+    /// Replicas lie in different racks, see [`Labels::rack`].
+    Rack,
+}
+
+impl fmt::Display for FailureDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Node => "node",
+            Self::Host => "host",
+            Self::Rack => "rack",
+        })
+    }
 }
 
 /// Policy for where the data of its volumes lie.
@@ -136,21 +225,6 @@ impl Pool {
     pub fn placement_group_of(&self, volume: VolumeId, chunk_index: u64) -> PgIndex {
         crate::state::placement::group_of_chunk(volume, chunk_index, self.placement_groups)
     }
-}
-
-/// A share of a pool's chunks with one ordered replica set.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacementGroup {
-    /// The pool it belongs to.
-    pub pool: PoolId,
-    /// Its index within the pool.
-    pub index: PgIndex,
-    /// Devices that hold its chunks, in order of preference. Shorter than the pool's `replicas` while devices lack.
-    pub replicas: Vec<DeviceId>,
-    /// Those of `replicas` that hold every acknowledged write.
-    pub in_sync: BTreeSet<DeviceId>,
-    /// Epoch of its last change.
-    pub epoch: Epoch,
 }
 
 /// When a write is acknowledged to the guest.

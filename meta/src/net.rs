@@ -16,7 +16,7 @@ use openraft::raft::{
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Command, Reply};
-use crate::ids::{Generation, NodeId, VolumeId};
+use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::raft::{LogId, TypeConfig};
 
 pub(crate) use connection::Connections;
@@ -45,6 +45,13 @@ pub enum PeerRequest {
         /// The generation it holds.
         generation: Generation,
     },
+    /// A node lives.
+    Heartbeat {
+        /// The node.
+        node: NodeId,
+        /// The start of its process.
+        incarnation: Incarnation,
+    },
     /// How far must a node have applied to read what is committed now?
     ReadIndex,
 }
@@ -62,8 +69,19 @@ pub enum PeerReply {
     ),
     /// To `Propose` and `RenewLease`.
     Propose(Result<Reply, ProposeError>),
+    /// To `Heartbeat`.
+    Heartbeat(Result<Beat, ProposeError>),
     /// To `ReadIndex`; `None` while nothing is committed.
     ReadIndex(Result<Option<LogId>, ProposeError>),
+}
+
+/// What the leader says to a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    /// Whether this start of the node's process is the one in the map.
+    pub is_known: bool,
+    /// How long ago the leader asked the majority that last confirmed it, in milliseconds: its word is so old.
+    pub confirmed_ago_ms: u64,
 }
 
 /// Why a node could not do what only the leader can.

@@ -1,6 +1,7 @@
 //! A metadata node: opened, made part of a cluster, stopped.
 
 mod core;
+mod vigil;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 use openraft::BasicNode;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use crate::client::Meta;
 use crate::command::{Command, NodeSpec};
 use crate::error::{MetaError, OpenError};
-use crate::ids::{NodeId, UnixMillis};
-use crate::model::Role;
+use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::net::{Connections, NoPeers, PeerReply, PeerRequest, Transport};
 use crate::raft::{Raft, RaftTuning};
 use crate::storage::log::LogStore;
@@ -60,9 +61,9 @@ impl MetaConfig {
     pub fn embedded(name: impl Into<String>) -> Self {
         Self {
             node: NodeSpec {
-                id: NodeId(1),
-                name: name.into(),
-                roles: Role::all(),
+                incarnation: Incarnation::draw(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                ..NodeSpec::new(NodeId(1), name)
             },
             address: String::new(),
             start: Start::NewCluster,
@@ -91,6 +92,28 @@ pub struct MetaNode {
     cluster: Uuid,
     dir: PathBuf,
     closed: oneshot::Receiver<()>,
+    tasks: Tasks,
+}
+
+/// What runs beside the node; ended when it is dropped.
+#[derive(Default)]
+struct Tasks(Vec<JoinHandle<()>>);
+
+impl Tasks {
+    /// Returns when nothing of them runs any more.
+    async fn end(mut self) {
+        for task in std::mem::take(&mut self.0) {
+            task.abort();
+            // It was aborted, or had ended before.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
+    }
 }
 
 impl MetaNode {
@@ -134,17 +157,19 @@ impl MetaNode {
             .await
             .map_err(|error| failed(error.to_string()))?;
         let core = Arc::new(Core::new(
-            config.node.id,
+            &config.node,
             raft,
             db,
             Arc::clone(&config.transport),
         ));
-        let node = Self {
+        let mut node = Self {
             core,
             cluster,
             dir: dir.clone(),
             closed,
+            tasks: Tasks::default(),
         };
+        let spec = config.node.clone();
         let started = tokio::select! {
             started = node.start(config) => started,
             () = node.core.full() => Err(MetaError::NoRoom {
@@ -152,6 +177,12 @@ impl MetaNode {
                 begun: false,
             }),
         };
+        if started.is_ok() {
+            let core = || Arc::clone(&node.core);
+            let watch = tokio::spawn(vigil::watch(core()));
+            let beat = tokio::spawn(vigil::beat(core(), spec));
+            node.tasks.0.extend([watch, beat]);
+        }
         if let Err(source) = started {
             if let Err(error) = node.shutdown().await {
                 tracing::warn!(%error, "cannot close the metadata after a failed start");
@@ -314,8 +345,9 @@ impl MetaNode {
     ///
     /// # Errors
     /// The database could not be settled or closed; nothing acknowledged is lost by that.
-    pub async fn shutdown(self) -> Result<(), MetaError> {
+    pub async fn shutdown(mut self) -> Result<(), MetaError> {
         self.core.give_up_waiting();
+        std::mem::take(&mut self.tasks).end().await;
         let stopped = self.core.raft.shutdown().await;
         if let Err(error) = stopped {
             tracing::warn!(%error, "the metadata service ended abnormally");

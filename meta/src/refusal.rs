@@ -3,13 +3,15 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::ids::{DeviceId, Generation, NodeId, VolumeId};
+use crate::ids::{DeviceId, Generation, Incarnation, NodeId, VolumeId};
 use crate::model::{Name, NameError, SizeError};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 /// Longest path of a device; a longer one is refused.
 pub const MAX_DEVICE_PATH_BYTES: usize = 4095;
+/// Longest address or version of a node; a longer one is refused.
+pub const MAX_ADDRESS_BYTES: usize = 255;
 /// Most request queues of one attachment; more are refused. One per vCPU is the use, and QEMU allows 1024 in theory.
 pub const MAX_QUEUES: u16 = 256;
 /// Most copies of a chunk; a pool with more is refused.
@@ -20,6 +22,10 @@ pub const MAX_PLACEMENT_GROUPS: u32 = 16_384;
 pub const MAX_EXTRA_OPTIONS: usize = 16;
 /// Longest free option, key and value together; a longer one is refused.
 pub const MAX_EXTRA_OPTION_BYTES: usize = 1024;
+
+mod group;
+
+pub use group::GroupRefusal;
 
 /// What kind of refusal: clients map it to their own codes (HTTP status).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +48,9 @@ pub enum Refusal {
     /// About the cluster, a node or a device.
     #[error(transparent)]
     Map(#[from] MapRefusal),
+    /// About a placement group.
+    #[error(transparent)]
+    Group(#[from] GroupRefusal),
     /// About a pool.
     #[error(transparent)]
     Pool(#[from] PoolRefusal),
@@ -85,11 +94,61 @@ pub enum MapRefusal {
         /// Who bears it.
         holder: NodeId,
     },
+    /// An address or version beyond [`MAX_ADDRESS_BYTES`].
+    #[error("node {node}: {text:?}... is too long: give at most {MAX_ADDRESS_BYTES} bytes")]
+    LongAddress {
+        /// The node.
+        node: NodeId,
+        /// Its beginning.
+        text: String,
+    },
     /// A node that is not in the cluster.
     #[error("node {node} is not in the cluster: see `penstock node list`")]
     UnknownNode {
         /// The node.
         node: NodeId,
+    },
+    /// Another start of the node's process has registered.
+    #[error("node {node} runs as start {known:x}, not {claimed:x}: this is an older process's word, or a newer one that \
+         must register", known = .known.0, claimed = .claimed.0)]
+    OtherStart {
+        /// The node.
+        node: NodeId,
+        /// The start that is known.
+        known: Incarnation,
+        /// The one that was named.
+        claimed: Incarnation,
+    },
+    /// The only node.
+    #[error("node {node} is the only one: it stays")]
+    LastNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node that is up and serves guests.
+    #[error("node {node} serves {socket:?}: detach that first, or stop the node")]
+    NodeServes {
+        /// The node.
+        node: NodeId,
+        /// Socket of one of its attachments.
+        socket: String,
+    },
+    /// The others could not hold all replicas.
+    #[error(
+        "without node {node} pool {pool:?} could place {possible} of {replicas} replicas on different {apart}s: add one \
+         first"
+    )]
+    TooFewLeft {
+        /// The node.
+        node: NodeId,
+        /// The pool.
+        pool: String,
+        /// How many replicas the others could hold.
+        possible: usize,
+        /// Replicas of the pool.
+        replicas: u8,
+        /// The pool's failure domain.
+        apart: String,
     },
     /// A device that is not in the cluster.
     #[error("device {device} is not in the cluster: see `penstock device list`")]
@@ -126,7 +185,8 @@ pub enum MapRefusal {
     },
     /// A device that holds data of volumes.
     #[error(
-        "device {device} holds data of volumes in pool {pool:?}: delete or move those volumes first"
+        "device {device} holds data of volumes in pool {pool:?}: drain it first with `penstock node drain`, and wait until \
+         that is done"
     )]
     DeviceInUse {
         /// The device.
@@ -208,7 +268,7 @@ pub enum PoolRefusal {
         available: usize,
         /// The pool's `min_in_sync`.
         needed: u8,
-        /// `device` or `node`.
+        /// `device`, `node`, `host` or `rack`.
         apart: String,
     },
 }
@@ -401,6 +461,7 @@ impl Refusal {
         match self {
             Self::Name(_) => RefusalKind::Invalid,
             Self::Map(refusal) => refusal.kind(),
+            Self::Group(refusal) => refusal.kind(),
             Self::Pool(refusal) => refusal.kind(),
             Self::Volume(refusal) => refusal.kind(),
             Self::Lease(_) => RefusalKind::Conflict,
@@ -412,13 +473,18 @@ impl Refusal {
 impl MapRefusal {
     fn kind(&self) -> RefusalKind {
         match self {
-            Self::NoRole { .. } | Self::BadDevicePath { .. } | Self::EmptyDevice { .. } => {
-                RefusalKind::Invalid
-            }
+            Self::NoRole { .. }
+            | Self::LongAddress { .. }
+            | Self::BadDevicePath { .. }
+            | Self::EmptyDevice { .. } => RefusalKind::Invalid,
             Self::UnknownNode { .. } | Self::UnknownDevice { .. } => RefusalKind::NotFound,
             Self::NoCluster
             | Self::OtherCluster { .. }
             | Self::NodeNameTaken { .. }
+            | Self::OtherStart { .. }
+            | Self::LastNode { .. }
+            | Self::NodeServes { .. }
+            | Self::TooFewLeft { .. }
             | Self::DevicePathTaken { .. }
             | Self::DeviceInUse { .. } => RefusalKind::Conflict,
         }

@@ -8,9 +8,12 @@
 //! them in a `BTreeMap`. A command's writes are collected in a [`Txn`] and kept only if it is granted.
 
 mod attachment;
+mod event;
+pub(crate) mod group;
 mod kv;
 mod lease;
 mod map;
+mod node;
 pub(crate) mod placement;
 mod pool;
 pub(crate) mod tables;
@@ -48,7 +51,10 @@ impl<R: Into<Refusal>> From<R> for Stop {
 /// Only when the records cannot be read, and then nothing is written either.
 pub(crate) fn apply(records: &mut Txn<'_>, command: &Command) -> Result<Reply, ReadError> {
     let mut txn = Txn::over(&*records);
-    let result = run(&mut txn, command);
+    let result = run(&mut txn, command).and_then(|outcome| {
+        event::tell_health(&*records, &mut txn, command.at())?;
+        Ok(outcome)
+    });
     let writes = txn.into_writes();
     match result {
         Ok(outcome) => {
@@ -60,13 +66,53 @@ pub(crate) fn apply(records: &mut Txn<'_>, command: &Command) -> Result<Reply, R
     }
 }
 
+fn run_group(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
+    match command {
+        Command::ReportFailed {
+            group,
+            device,
+            incarnation,
+            epoch,
+            heard,
+            ..
+        } => group::report_failed(txn, *group, *device, *incarnation, *epoch, heard),
+        Command::Regroup { changes, heard, .. } => group::regroup(txn, changes, heard),
+        Command::Promote {
+            group,
+            device,
+            incarnation,
+            since,
+            ..
+        } => group::promote(txn, *group, *device, *incarnation, *since),
+        other => unreachable!("{other:?} is about no group"),
+    }
+}
+
 fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
     match command {
         Command::Bootstrap { cluster, node, at } => map::bootstrap(txn, *cluster, node, *at),
-        Command::RegisterNode { node, at } => map::register_node(txn, node, *at),
-        Command::RegisterDevice { device, at } => map::register_device(txn, device, *at),
-        Command::SetDeviceState { device, state } => map::set_device_state(txn, *device, *state),
-        Command::RemoveDevice { device } => map::remove_device(txn, *device),
+        Command::RegisterNode { node, replaces, at } => node::register(txn, node, *replaces, *at),
+        Command::SetNodeState {
+            node,
+            incarnation,
+            state,
+            at,
+        } => node::set_state(txn, *node, *incarnation, *state, *at),
+        Command::SetNodeDuty { node, duty, at } => node::set_duty(txn, *node, *duty, *at),
+        Command::RemoveNode { node, at } => node::remove(txn, *node, *at),
+        Command::RegisterDevice {
+            device,
+            incarnation,
+            at,
+        } => map::register_device(txn, device, *incarnation, *at),
+        Command::SetDeviceState { device, state, at } => {
+            map::set_device_state(txn, *device, *state, *at)
+        }
+        Command::DrainDevice { device, on, .. } => map::drain_device(txn, *device, *on),
+        Command::RemoveDevice { device, at } => map::remove_device(txn, *device, *at),
+        Command::ReportFailed { .. } | Command::Regroup { .. } | Command::Promote { .. } => {
+            run_group(txn, command)
+        }
         Command::CreatePool { pool, at } => pool::create(txn, pool, *at),
         Command::DeletePool { name } => pool::delete(txn, name),
         Command::CreateVolume { uuid, volume, at } => volume::create(txn, *uuid, volume, *at),

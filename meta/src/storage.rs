@@ -38,6 +38,7 @@ use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
 use crate::ids::NodeId;
+use crate::map::ClusterMap;
 use crate::raft::{LogId, StoredMembership};
 use crate::state::{Read, ReadError, Visit, Writes};
 use room::Room;
@@ -101,6 +102,8 @@ pub(crate) struct Db {
     dir: PathBuf,
     progress: watch::Sender<Progress>,
     room: watch::Sender<Room>,
+    /// The cluster map that the records hold, for whoever follows it.
+    map: watch::Sender<Arc<ClusterMap>>,
     _closed: oneshot::Sender<()>,
 }
 
@@ -127,6 +130,11 @@ impl Db {
         self.rocks
             .cf_handle(name)
             .expect("families are made at open, and the state family while it is named")
+    }
+
+    /// The cluster map as it is applied here, now and from now on.
+    pub(crate) fn map(&self) -> watch::Receiver<Arc<ClusterMap>> {
+        self.map.subscribe()
     }
 
     pub(crate) fn identity(&self) -> Result<Option<Identity>, DbError> {
@@ -179,6 +187,7 @@ impl Db {
             .read()
             .unwrap_or_else(PoisonError::into_inner);
         let family = self.family(&name);
+        let map = self.map.borrow().with(&writes)?;
         let mut batch = WriteBatch::default();
         for (key, value) in writes {
             match value {
@@ -188,6 +197,9 @@ impl Db {
         }
         batch.put_cf(&family, KEY_APPLIED, encode(applied));
         self.write(batch, Sync::No)?;
+        if let Some(map) = map {
+            self.map.send_replace(Arc::new(map));
+        }
         self.progress
             .send_modify(|progress| progress.applied = applied.last.map(|last| last.index));
         Ok(())
@@ -266,8 +278,10 @@ impl Db {
                 detail,
             });
         }
+        let map = ClusterMap::load(&view)?;
         drop(view);
         self.meta_put(KEY_STATE_FAMILY, &next, Sync::Yes)?;
+        self.map.send_replace(Arc::new(map));
         let old = std::mem::replace(&mut *current, next);
         self.progress
             .send_modify(|progress| progress.applied = expected.last.map(|last| last.index));

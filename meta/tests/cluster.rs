@@ -10,8 +10,8 @@ use common::{GIB, device};
 use meta::command::AttachmentKey;
 use meta::net::MemNetwork;
 use meta::{
-    AttachmentOptions, AttachmentSpec, Generation, MetaConfig, MetaError, MetaNode, NodeId,
-    NodeSpec, RaftTuning, Refusal, Role, Start, VolumeSpec,
+    AttachmentOptions, AttachmentSpec, ClusterMap, Generation, MetaConfig, MetaError, MetaNode,
+    NodeId, NodeSpec, NodeState, PoolSpec, RaftTuning, Refusal, Standing, Start, VolumeSpec,
 };
 
 /// Bounds how long a test waits for what must happen; far beyond what it takes.
@@ -27,11 +27,7 @@ fn tuning() -> RaftTuning {
 
 fn config(network: &MemNetwork, id: u64, start: Start, tuning: RaftTuning) -> MetaConfig {
     MetaConfig {
-        node: NodeSpec {
-            id: NodeId(id),
-            name: format!("node{id}"),
-            roles: Role::all(),
-        },
+        node: NodeSpec::new(NodeId(id), format!("node{id}")),
         address: format!("mem:{id}"),
         start,
         tuning,
@@ -70,11 +66,7 @@ impl Cluster {
                 .add_learner(NodeId(id), &format!("mem:{id}"))
                 .await
                 .unwrap();
-            let node = NodeSpec {
-                id: NodeId(id),
-                name: format!("node{id}"),
-                roles: Role::all(),
-            };
+            let node = NodeSpec::new(NodeId(id), format!("node{id}"));
             cluster.nodes[0].meta().register_node(node).await.unwrap();
         }
         cluster.nodes[0]
@@ -393,6 +385,104 @@ async fn an_attachment_of_one_node_is_seen_and_ended_from_another() {
         cluster.nodes[0].meta().list_attachments().await.unwrap(),
         []
     );
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
+    let cluster = Cluster::of_three().await;
+    let (network, meta) = (cluster.network.clone(), cluster.nodes[0].meta());
+    for node in &cluster.nodes[1..] {
+        let id = node.id();
+        let spec = meta::DeviceSpec {
+            node: id,
+            ..device(id.0)
+        };
+        node.meta().register_device(spec).await.unwrap();
+    }
+    let pool = PoolSpec {
+        placement_groups: Some(4),
+        ..PoolSpec::new("safe", 3)
+    };
+    let pool = meta.create_pool(pool).await.unwrap();
+    let volume = VolumeSpec {
+        pool: Some("safe".to_owned()),
+        ..VolumeSpec::new("disk", GIB)
+    };
+    meta.create_volume(volume).await.unwrap();
+
+    let away = cluster.nodes.iter().find(|node| node.id() != NodeId(1));
+    let away = away.unwrap();
+    let mut valid = away.meta().watch_heartbeat();
+    valid.wait_for(Option::is_some).await.unwrap();
+    network.set_cut_off(away.id(), true);
+    let stays = cluster
+        .nodes
+        .iter()
+        .find(|node| node.id() != away.id())
+        .unwrap();
+    let in_sync = |map: &ClusterMap, count: usize| {
+        let mut groups = map.groups().filter(|group| group.pool == pool.id);
+        groups.all(|group| group.in_sync().count() == count)
+    };
+    let mut map = stays.meta().watch_map();
+    let shrunk = tokio::time::timeout(PATIENCE, map.wait_for(|map| in_sync(map, 2)));
+    let shrunk = shrunk
+        .await
+        .expect("it is never taken out")
+        .unwrap()
+        .clone();
+    assert_eq!(shrunk.node(away.id()).unwrap().state, NodeState::Down);
+    let until = away.meta().heartbeat_valid_until().unwrap();
+    let left = until.saturating_duration_since(std::time::Instant::now());
+    assert!(
+        left <= meta::HEARTBEAT_LEASE,
+        "it counts from before it was cut off"
+    );
+
+    network.set_cut_off(away.id(), false);
+    // Whoever syncs is promoted by its replica, which is played here.
+    let wait = async {
+        loop {
+            let seen = map.borrow_and_update().clone();
+            if in_sync(&seen, 3) {
+                return seen;
+            }
+            for group in seen.groups() {
+                for member in &group.members {
+                    if member.standing == Standing::Syncing {
+                        let (group, since) = (group.id(), member.since);
+                        let (device, incarnation) = (member.device, member.incarnation);
+                        // Refused if it was promoted already.
+                        let _ = away
+                            .meta()
+                            .promote_member(group, device, incarnation, since)
+                            .await;
+                    }
+                }
+            }
+            map.changed().await.unwrap();
+        }
+    };
+    let healed = tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("it is never taken in");
+    assert_eq!(healed.node(away.id()).unwrap().state, NodeState::Up);
+    let events = stays.meta().list_events(0, usize::MAX).await.unwrap();
+    let told: Vec<String> = events.iter().map(|event| event.what.to_string()).collect();
+    for text in [
+        format!("node {} is down", away.id()),
+        format!("node {} is up", away.id()),
+        "pool safe: all replicas are in sync".to_owned(),
+    ] {
+        assert!(told.contains(&text), "{text} is not in {told:?}");
+    }
+    let later = stays.meta().list_events(events[1].number, 2).await.unwrap();
+    assert_eq!(later, events[2..4]);
+    let health = stays.meta().pool_health(pool.id).await.unwrap();
+    assert_eq!(health, meta::PoolHealth::default());
     for node in cluster.nodes {
         node.shutdown().await.unwrap();
     }

@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use openraft::BasicNode;
 use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, RaftError};
+use tokio::sync::watch;
 
-use crate::command::{Command, Outcome, Reply};
+use crate::command::{Command, NodeSpec, Outcome, Reply};
 use crate::error::MetaError;
-use crate::ids::{Generation, NodeId, VolumeId};
+use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::leases::LeaseWatch;
-use crate::net::{PeerReply, PeerRequest, ProposeError, Transport, TransportError};
+use crate::map::ClusterMap;
+use crate::net::{Beat, PeerReply, PeerRequest, ProposeError, Transport, TransportError};
+use crate::node::vigil::Vigil;
 use crate::raft::{LogId, Raft};
 use crate::state::tables::{LEASES, VOLUMES};
 use crate::state::{ReadError, check_lease_holder};
@@ -27,11 +30,16 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The heart of a node.
 pub(crate) struct Core {
     pub(crate) id: NodeId,
+    /// This start of the node's process.
+    pub(crate) incarnation: Incarnation,
     pub(crate) raft: Raft,
     /// Absent after shutdown.
     db: RwLock<Option<Arc<Db>>>,
     transport: Arc<dyn Transport>,
     leases: Mutex<LeaseWatch>,
+    pub(super) vigil: Vigil,
+    /// The cluster map as this node has applied it.
+    pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
 }
 
 /// What is asked of the leader.
@@ -41,6 +49,10 @@ enum Ask {
         volume: VolumeId,
         node: NodeId,
         generation: Generation,
+    },
+    Heartbeat {
+        node: NodeId,
+        incarnation: Incarnation,
     },
     ReadIndex,
 }
@@ -58,6 +70,10 @@ impl Ask {
                 node: *node,
                 generation: *generation,
             },
+            Self::Heartbeat { node, incarnation } => PeerRequest::Heartbeat {
+                node: *node,
+                incarnation: *incarnation,
+            },
             Self::ReadIndex => PeerRequest::ReadIndex,
         }
     }
@@ -72,13 +88,21 @@ enum Attempt {
 }
 
 impl Core {
-    pub(crate) fn new(id: NodeId, raft: Raft, db: Arc<Db>, transport: Arc<dyn Transport>) -> Self {
+    pub(crate) fn new(
+        node: &NodeSpec,
+        raft: Raft,
+        db: Arc<Db>,
+        transport: Arc<dyn Transport>,
+    ) -> Self {
         Self {
-            id,
+            id: node.id,
+            incarnation: node.incarnation,
             raft,
+            map: db.map(),
             db: RwLock::new(Some(db)),
             transport,
             leases: Mutex::default(),
+            vigil: Vigil::default(),
         }
     }
 
@@ -186,6 +210,21 @@ impl Core {
         }
     }
 
+    /// Tells the leader that a node lives.
+    pub(super) async fn beat(
+        &self,
+        node: NodeId,
+        incarnation: Incarnation,
+    ) -> Result<Beat, MetaError> {
+        match self
+            .ask_leader(&Ask::Heartbeat { node, incarnation })
+            .await?
+        {
+            PeerReply::Heartbeat(Ok(beat)) => Ok(beat),
+            other => Err(unfit(&other)),
+        }
+    }
+
     /// Runs a function on records that hold everything acknowledged before this call.
     pub(crate) async fn read<T>(
         &self,
@@ -227,15 +266,19 @@ impl Core {
             Some(leader) => self.call(leader, ask.request(), COMMIT_WAIT_MAX).await,
         };
         match answer {
-            Ok(PeerReply::Propose(Err(error)) | PeerReply::ReadIndex(Err(error))) => {
-                error.means(leader)
-            }
+            Ok(
+                PeerReply::Propose(Err(error))
+                | PeerReply::Heartbeat(Err(error))
+                | PeerReply::ReadIndex(Err(error)),
+            ) => error.means(leader),
             Ok(answer) => Attempt::Done(answer),
             Err(TransportError::Unreachable { .. }) => Attempt::Again(None),
             Err(TransportError::Lost { .. }) => match ask {
                 Ask::Propose(_) => Attempt::Failed(MetaError::Interrupted),
                 // Asking again is harmless.
-                Ask::RenewLease { .. } | Ask::ReadIndex => Attempt::Again(None),
+                Ask::RenewLease { .. } | Ask::Heartbeat { .. } | Ask::ReadIndex => {
+                    Attempt::Again(None)
+                }
             },
         }
     }
@@ -295,11 +338,14 @@ impl Core {
                 node,
                 generation,
             } => PeerReply::Propose(self.renew_here(volume, node, generation).await),
+            PeerRequest::Heartbeat { node, incarnation } => {
+                PeerReply::Heartbeat(self.beat_here(node, incarnation))
+            }
             PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
         }
     }
 
-    async fn propose_here(&self, command: Command) -> Result<Reply, ProposeError> {
+    pub(super) async fn propose_here(&self, command: Command) -> Result<Reply, ProposeError> {
         if self
             .db()
             .is_some_and(|db| db.is_full() || command.makes_something_new() && db.is_nearly_full())
@@ -307,6 +353,7 @@ impl Core {
             return Err(self.no_room(false));
         }
         let command = self.judge_lease(command)?;
+        let command = self.find_witness(command).await;
         let released = match command {
             Command::ReleaseLease { volume, .. } | Command::VolumeDataDropped { volume } => {
                 Some(volume)
@@ -399,7 +446,7 @@ impl Core {
         )
     }
 
-    async fn read_index_here(&self) -> Result<Option<LogId>, ProposeError> {
+    pub(super) async fn read_index_here(&self) -> Result<Option<LogId>, ProposeError> {
         let index = tokio::select! {
             index = self.raft.get_read_log_id() => index,
             // Raft stands still meanwhile. Of the only voter whatever was acknowledged is applied.

@@ -86,6 +86,13 @@ impl<'a> Txn<'a> {
         self.writes.extend(writes);
     }
 
+    /// Whether a record whose key begins so was written.
+    pub(crate) fn has_written(&self, prefix: u8) -> bool {
+        let mut from = self.writes.range(vec![prefix]..);
+        from.next()
+            .is_some_and(|(key, _)| key.first() == Some(&prefix))
+    }
+
     pub(crate) fn into_writes(self) -> Writes {
         self.writes
     }

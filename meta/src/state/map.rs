@@ -1,14 +1,17 @@
-//! The cluster itself, its nodes and its devices.
+//! The cluster itself and its devices.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use uuid::Uuid;
 
 use super::tables::{CLUSTER, COUNTERS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES_BY_POOL};
-use super::{Read, ReadError, Stop, Txn, pool};
+use super::{Read, ReadError, Stop, Txn, event, group, node, pool};
 use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec};
-use crate::ids::{DeviceId, Epoch, NodeId, UnixMillis};
-use crate::model::{Cluster, DEFAULT_POOL, Device, DeviceState, Node, Pool};
+use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
+use crate::model::{
+    Cluster, DEFAULT_POOL, Device, DeviceState, Happening, Node, PlacementGroup, Pool,
+};
 use crate::refusal::{MAX_DEVICE_PATH_BYTES, MapRefusal, name};
 
 /// The cluster's record, which is there after bootstrap.
@@ -18,10 +21,23 @@ pub(super) fn cluster(view: &dyn Read) -> Result<Cluster, Stop> {
 
 /// Begins a new version of the cluster map.
 pub(super) fn next_epoch(txn: &mut Txn<'_>) -> Result<Epoch, Stop> {
+    let epoch = Epoch(cluster(txn)?.epoch.0 + 1);
+    set_epoch(txn, epoch)?;
+    Ok(epoch)
+}
+
+/// Makes this the version of the cluster map, unless it is already.
+pub(super) fn set_epoch(txn: &mut Txn<'_>, epoch: Epoch) -> Result<(), Stop> {
     let mut cluster = cluster(txn)?;
-    cluster.epoch.0 += 1;
+    assert!(cluster.epoch <= epoch, "epochs only grow");
+    cluster.epoch = epoch;
     CLUSTER.put(txn, &(), &cluster);
-    Ok(cluster.epoch)
+    Ok(())
+}
+
+pub(super) fn nodes_by_id(view: &dyn Read) -> Result<BTreeMap<NodeId, Node>, ReadError> {
+    let nodes = NODES.all(view)?;
+    Ok(nodes.into_iter().map(|node| (node.id, node)).collect())
 }
 
 /// Takes a number from the counters.
@@ -71,54 +87,27 @@ pub(super) fn bootstrap(
             created_at: at,
         },
     );
-    register_node(txn, node, at)?;
+    node::register(txn, node, Incarnation::default(), at)?;
     pool::create(txn, &PoolSpec::new(DEFAULT_POOL, 1), at)?;
     Ok(Outcome::Done)
-}
-
-pub(super) fn register_node(
-    txn: &mut Txn<'_>,
-    spec: &NodeSpec,
-    at: UnixMillis,
-) -> Result<Outcome, Stop> {
-    cluster(txn)?;
-    let name = name(&spec.name)?;
-    if spec.roles.is_empty() {
-        return Err(MapRefusal::NoRole { node: spec.id }.into());
-    }
-    if let Some(other) = NODES
-        .all(txn)?
-        .into_iter()
-        .find(|other| other.name == name && other.id != spec.id)
-    {
-        return Err(MapRefusal::NodeNameTaken {
-            name: name.into(),
-            holder: other.id,
-        }
-        .into());
-    }
-    let old = NODES.get(txn, &spec.id)?;
-    let joined_at = old.as_ref().map_or(at, |node| node.joined_at);
-    let node = Node {
-        id: spec.id,
-        name,
-        roles: spec.roles.clone(),
-        joined_at,
-    };
-    if old.as_ref() != Some(&node) {
-        NODES.put(txn, &node.id, &node);
-        next_epoch(txn)?;
-    }
-    Ok(Outcome::Node(node))
 }
 
 pub(super) fn register_device(
     txn: &mut Txn<'_>,
     spec: &DeviceSpec,
+    incarnation: Incarnation,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     cluster(txn)?;
-    require_node(txn, spec.node)?;
+    let node = require_node(txn, spec.node)?;
+    if ![Incarnation::default(), node.incarnation].contains(&incarnation) {
+        return Err(MapRefusal::OtherStart {
+            node: node.id,
+            known: node.incarnation,
+            claimed: incarnation,
+        }
+        .into());
+    }
     check_device(spec)?;
     let class = name(&spec.class)?;
     let known = DEVICES.all(txn)?;
@@ -141,13 +130,47 @@ pub(super) fn register_device(
         size_bytes: spec.size_bytes,
         class,
         state: DeviceState::Online,
+        incarnation: node.incarnation,
+        draining: old.is_some_and(|device| device.draining),
         added_at: old.map_or(at, |device| device.added_at),
     };
-    if old != Some(&device) {
-        DEVICES.put(txn, &device.id, &device);
+    if old == Some(&device) {
+        return Ok(Outcome::Device(device));
+    }
+    DEVICES.put(txn, &device.id, &device);
+    if old.is_none() {
+        let (device, node) = (device.id, device.node);
+        event::push(txn, at, Happening::DeviceAdded { device, node })?;
+    }
+    let same_place = |old: &&Device| {
+        (old.node, old.size_bytes, &old.class, old.state)
+            == (device.node, device.size_bytes, &device.class, device.state)
+    };
+    if old.filter(same_place).is_some() {
+        next_epoch(txn)?;
+    } else {
         place_all(txn)?;
     }
+    if old.is_some_and(|old| old.incarnation != device.incarnation || old.node != device.node) {
+        resettle_groups_of(txn, device.id)?;
+    }
     Ok(Outcome::Device(device))
+}
+
+/// A device came back with another start of its node: groups that waited for it alone have an authority now.
+fn resettle_groups_of(txn: &mut Txn<'_>, device: DeviceId) -> Result<(), Stop> {
+    let epoch = cluster(txn)?.epoch;
+    for pool in POOLS.all(txn)? {
+        for old in PLACEMENT_GROUPS.all_below(txn, &pool.id)? {
+            if old.in_sync().all(|member| member.device != device) {
+                continue;
+            }
+            if let Some(new) = group::resettle_complete(txn, &old, epoch)? {
+                group::save(txn, &pool, Some(&old), new, epoch)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn check_device(spec: &DeviceSpec) -> Result<(), MapRefusal> {
@@ -166,17 +189,36 @@ pub(super) fn set_device_state(
     txn: &mut Txn<'_>,
     id: DeviceId,
     state: DeviceState,
+    at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let mut device = require_device(txn, id)?;
     if device.state != state {
         device.state = state;
+        DEVICES.put(txn, &id, &device);
+        if state == DeviceState::Failed {
+            let (device, node) = (id, device.node);
+            event::push(txn, at, Happening::DeviceFailed { device, node })?;
+        }
+        place_all(txn)?;
+    }
+    Ok(Outcome::Device(device))
+}
+
+pub(super) fn drain_device(txn: &mut Txn<'_>, id: DeviceId, on: bool) -> Result<Outcome, Stop> {
+    let mut device = require_device(txn, id)?;
+    if device.draining != on {
+        device.draining = on;
         DEVICES.put(txn, &id, &device);
         place_all(txn)?;
     }
     Ok(Outcome::Device(device))
 }
 
-pub(super) fn remove_device(txn: &mut Txn<'_>, id: DeviceId) -> Result<Outcome, Stop> {
+pub(super) fn remove_device(
+    txn: &mut Txn<'_>,
+    id: DeviceId,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
     let device = require_device(txn, id)?;
     for pool in POOLS.all(txn)? {
         if VOLUMES_BY_POOL.first_below(txn, &pool.id)?.is_some() && holds_group(txn, &pool, id)? {
@@ -188,6 +230,8 @@ pub(super) fn remove_device(txn: &mut Txn<'_>, id: DeviceId) -> Result<Outcome, 
         }
     }
     DEVICES.delete(txn, &id);
+    let node = device.node;
+    event::push(txn, at, Happening::DeviceRemoved { device: id, node })?;
     place_all(txn)?;
     Ok(Outcome::Device(device))
 }
@@ -200,11 +244,12 @@ fn require_device(view: &dyn Read, device: DeviceId) -> Result<Device, Stop> {
 
 fn holds_group(view: &dyn Read, pool: &Pool, device: DeviceId) -> Result<bool, ReadError> {
     let groups = PLACEMENT_GROUPS.all_below(view, &pool.id)?;
-    Ok(groups.iter().any(|group| group.replicas.contains(&device)))
+    let holds = |group: &PlacementGroup| group.in_sync().any(|member| member.device == device);
+    Ok(groups.iter().any(holds))
 }
 
 /// The device set changed: a new epoch, and placement of every pool anew.
-fn place_all(txn: &mut Txn<'_>) -> Result<(), Stop> {
+pub(super) fn place_all(txn: &mut Txn<'_>) -> Result<(), Stop> {
     let epoch = next_epoch(txn)?;
     for pool in POOLS.all(txn)? {
         pool::place(txn, &pool, epoch)?;

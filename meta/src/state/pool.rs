@@ -1,19 +1,20 @@
 //! Pools and their placement groups.
 
-use super::map::{cluster, next_epoch, take_number};
-use super::tables::{DEVICES, PLACEMENT_GROUPS, POOLS, VOLUME_NAMES, VOLUMES_BY_POOL};
-use super::{Read, ReadError, Stop, Txn, placement};
+use std::collections::BTreeMap;
+
+use super::map::{cluster, next_epoch, nodes_by_id, take_number};
+use super::tables::{DEVICES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES, VOLUMES_BY_POOL};
+use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
-use crate::ids::{Epoch, PgIndex, UnixMillis};
-use crate::model::{DEFAULT_POOL, FailureDomain, PlacementGroup, Pool};
+use crate::ids::{DeviceId, Epoch, PgIndex, UnixMillis};
+use crate::model::{DEFAULT_POOL, Device, Member, PlacementGroup, Pool, Standing};
 use crate::refusal::{MAX_PLACEMENT_GROUPS, MAX_REPLICAS, PoolRefusal, name};
 
 pub(super) fn create(txn: &mut Txn<'_>, spec: &PoolSpec, at: UnixMillis) -> Result<Outcome, Stop> {
     cluster(txn)?;
     let name = name(&spec.name)?;
     let min_in_sync = spec.min_in_sync.unwrap_or(spec.replicas / 2 + 1);
-    let placement_groups = spec.placement_groups.unwrap_or(DEFAULT_PLACEMENT_GROUPS);
-    check(spec, min_in_sync, placement_groups)?;
+    check_replicas(spec, min_in_sync)?;
     let device_class = spec
         .device_class
         .as_deref()
@@ -22,6 +23,16 @@ pub(super) fn create(txn: &mut Txn<'_>, spec: &PoolSpec, at: UnixMillis) -> Resu
     if POOLS.get(txn, &name)?.is_some() {
         return Err(PoolRefusal::NameTaken { name: name.into() }.into());
     }
+    let placement_groups = match spec.placement_groups {
+        Some(groups) => groups,
+        None => placement::groups_for(
+            DEVICES.all(txn)?.len(),
+            spec.replicas,
+            DEFAULT_PLACEMENT_GROUPS,
+            MAX_PLACEMENT_GROUPS,
+        ),
+    };
+    check_groups(spec, placement_groups)?;
     let pool = Pool {
         id: take_number(txn, |counters| &mut counters.pool)?,
         name,
@@ -38,7 +49,18 @@ pub(super) fn create(txn: &mut Txn<'_>, spec: &PoolSpec, at: UnixMillis) -> Resu
     Ok(Outcome::Pool(pool))
 }
 
-fn check(spec: &PoolSpec, min_in_sync: u8, placement_groups: u32) -> Result<(), PoolRefusal> {
+fn check_groups(spec: &PoolSpec, placement_groups: u32) -> Result<(), PoolRefusal> {
+    if placement_groups == 0 || placement_groups > MAX_PLACEMENT_GROUPS {
+        let name = spec.name.clone();
+        return Err(PoolRefusal::BadPlacementGroups {
+            name,
+            placement_groups,
+        });
+    }
+    Ok(())
+}
+
+fn check_replicas(spec: &PoolSpec, min_in_sync: u8) -> Result<(), PoolRefusal> {
     let (name, replicas) = (spec.name.clone(), spec.replicas);
     if replicas == 0 || replicas > MAX_REPLICAS {
         return Err(PoolRefusal::BadReplicas { name, replicas });
@@ -48,12 +70,6 @@ fn check(spec: &PoolSpec, min_in_sync: u8, placement_groups: u32) -> Result<(), 
             name,
             min_in_sync,
             replicas,
-        });
-    }
-    if placement_groups == 0 || placement_groups > MAX_PLACEMENT_GROUPS {
-        return Err(PoolRefusal::BadPlacementGroups {
-            name,
-            placement_groups,
         });
     }
     Ok(())
@@ -82,6 +98,7 @@ pub(super) fn delete(txn: &mut Txn<'_>, name: &str) -> Result<Outcome, Stop> {
         PLACEMENT_GROUPS.delete(txn, &(pool.id, index));
     }
     POOLS.delete(txn, name);
+    POOL_HEALTH.delete(txn, &pool.id);
     next_epoch(txn)?;
     Ok(Outcome::Pool(pool))
 }
@@ -97,15 +114,12 @@ pub(super) fn require_devices(view: &dyn Read, pool: &Pool) -> Result<(), Stop> 
     let groups = PLACEMENT_GROUPS.all_below(view, &pool.id)?;
     let available = groups
         .iter()
-        .map(|group| group.replicas.len())
+        .map(|group| group.wanted().count())
         .min()
         .unwrap_or(0);
     if available < usize::from(pool.min_in_sync) {
-        let apart = match pool.failure_domain {
-            FailureDomain::Device => "device",
-            FailureDomain::Node => "node",
-        };
-        let (name, needed, apart) = (pool.name.clone().into(), pool.min_in_sync, apart.to_owned());
+        let apart = pool.failure_domain.to_string();
+        let (name, needed) = (pool.name.clone().into(), pool.min_in_sync);
         return Err(PoolRefusal::TooFewDevices {
             name,
             available,
@@ -117,41 +131,74 @@ pub(super) fn require_devices(view: &dyn Read, pool: &Pool) -> Result<(), Stop> 
     Ok(())
 }
 
-/// Gives every placement group of the pool its replica set.
+/// Gives every placement group of the pool its members.
 ///
-/// A pool without volumes has nothing to move, so it is placed anew as the present devices suit best. In a pool with
-/// volumes members stay and only missing ones are added; a group that had members does not count an added one as
-/// in sync, because it has yet to be filled.
+/// In a pool without volumes nothing has to be moved: members change at once, and new ones are in sync, as there is
+/// nothing to have. In a pool with volumes a new member waits to be synced, and one whose place is taken stays until
+/// then.
 pub(super) fn place(txn: &mut Txn<'_>, pool: &Pool, epoch: Epoch) -> Result<(), ReadError> {
     let devices = DEVICES.all(txn)?;
+    let candidates = placement::candidates(pool, &devices, &nodes_by_id(txn)?);
+    let by_id: BTreeMap<DeviceId, Device> = devices
+        .into_iter()
+        .map(|device| (device.id, device))
+        .collect();
     let holds_data = VOLUMES_BY_POOL.first_below(txn, &pool.id)?.is_some();
-    for index in (0..pool.placement_groups).map(PgIndex) {
-        let old = PLACEMENT_GROUPS.get(txn, &(pool.id, index))?;
-        let kept = old
-            .as_ref()
-            .filter(|group| holds_data && !group.replicas.is_empty());
-        let replicas = placement::choose(
-            pool,
-            index,
-            &devices,
-            kept.map_or(&[], |group| &group.replicas),
-        );
-        let in_sync = match kept {
-            Some(group) => group.in_sync.clone(),
-            None => replicas.iter().copied().collect(),
+    let mut old: Vec<Option<PlacementGroup>> = vec![None; pool.placement_groups as usize];
+    for group in PLACEMENT_GROUPS.all_below(txn, &pool.id)? {
+        let index = group.index.0 as usize;
+        old[index] = Some(group);
+    }
+    let wanted = |group: &Option<PlacementGroup>| match group {
+        Some(group) => group.wanted().map(|member| member.device).collect(),
+        None => Vec::new(),
+    };
+    let current: Vec<Vec<DeviceId>> = old.iter().map(wanted).collect();
+    let arranged = placement::arrange(pool.id, usize::from(pool.replicas), &candidates, &current);
+    for (index, (old, wanted)) in (0..pool.placement_groups).zip(old.into_iter().zip(arranged)) {
+        let had = old.as_ref().map_or(&[][..], |group| &group.members);
+        let members = members(had, &wanted, &by_id, holds_data, epoch);
+        let new = PlacementGroup {
+            pool: pool.id,
+            index: PgIndex(index),
+            epoch: old.as_ref().map_or(epoch, |group| group.epoch),
+            members,
         };
-        let unchanged =
-            old.is_some_and(|group| group.replicas == replicas && group.in_sync == in_sync);
-        if !unchanged {
-            let group = PlacementGroup {
-                pool: pool.id,
-                index,
-                replicas,
-                in_sync,
-                epoch,
-            };
-            PLACEMENT_GROUPS.put(txn, &(pool.id, index), &group);
-        }
+        group::save(txn, pool, old.as_ref(), new, epoch)?;
     }
     Ok(())
+}
+
+fn members(
+    had: &[Member],
+    wanted: &[DeviceId],
+    devices: &BTreeMap<DeviceId, Device>,
+    holds_data: bool,
+    epoch: Epoch,
+) -> Vec<Member> {
+    let mut members = Vec::with_capacity(wanted.len());
+    for member in had.iter().filter(|one| devices.contains_key(&one.device)) {
+        let leaving = !wanted.contains(&member.device);
+        if !leaving || (holds_data && member.is_in_sync()) {
+            members.push(Member {
+                leaving,
+                ..member.clone()
+            });
+        }
+    }
+    let new = |id: &&DeviceId| had.iter().all(|member| member.device != **id);
+    for device in wanted.iter().filter(new).filter_map(|id| devices.get(id)) {
+        members.push(Member {
+            device: device.id,
+            node: device.node,
+            incarnation: device.incarnation,
+            standing: match holds_data {
+                true => Standing::Out,
+                false => Standing::InSync,
+            },
+            since: epoch,
+            leaving: false,
+        });
+    }
+    members
 }

@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use uuid::Uuid;
 
+mod groups;
+
 use super::tables::{self, Counters};
 use super::tests::World;
 use super::{Txn, apply};
 use crate::command::{
     AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, PoolSpec, VolumeSpec,
 };
-use crate::ids::{AttachmentId, DeviceId, Generation, NodeId, UnixMillis, VolumeId};
-use crate::model::{AttachmentOptions, DeviceState, Durability, FailureDomain, Role, VolumeState};
+use crate::ids::{AttachmentId, DeviceId, Generation, Incarnation, NodeId, UnixMillis, VolumeId};
+use crate::model::{AttachmentOptions, DeviceState, Durability, FailureDomain, VolumeState};
 
 const AT: UnixMillis = UnixMillis(1);
 const STEP: u64 = 4096;
@@ -98,11 +100,7 @@ fn attachment_command() -> impl Strategy<Value = Command> {
 }
 
 fn map_command() -> impl Strategy<Value = Command> {
-    let node = (0..4_u64, name()).prop_map(|(id, name)| NodeSpec {
-        id: NodeId(id),
-        name,
-        roles: Role::all(),
-    });
+    let node = (0..4_u64, name()).prop_map(|(id, name)| NodeSpec::new(NodeId(id), name));
     let device = (0..5_u64, 0..4_u64, 0..5_u8).prop_map(|(number, node, path)| DeviceSpec {
         uuid: Uuid::from_u128(u128::from(number)),
         node: NodeId(node),
@@ -128,14 +126,24 @@ fn map_command() -> impl Strategy<Value = Command> {
         Just(DeviceState::Failed)
     ];
     prop_oneof![
-        node.prop_map(|node| Command::RegisterNode { node, at: AT }),
-        device.prop_map(|device| Command::RegisterDevice { device, at: AT }),
+        node.prop_map(|node| Command::RegisterNode {
+            node,
+            replaces: Incarnation::default(),
+            at: AT
+        }),
+        device.prop_map(|device| Command::RegisterDevice {
+            device,
+            incarnation: Incarnation::default(),
+            at: AT
+        }),
         (0..5_u64, state).prop_map(|(id, state)| Command::SetDeviceState {
             device: DeviceId(id),
-            state
+            state,
+            at: AT
         }),
         (0..5_u64).prop_map(|id| Command::RemoveDevice {
-            device: DeviceId(id)
+            device: DeviceId(id),
+            at: AT
         }),
         pool.prop_map(|pool| Command::CreatePool { pool, at: AT }),
         name().prop_map(|name| Command::DeletePool { name }),
@@ -275,10 +283,11 @@ fn check_placement(world: &World) {
             .unwrap();
         assert_eq!(groups.len(), pool.placement_groups as usize);
         for group in groups {
-            let members: BTreeSet<DeviceId> = group.replicas.iter().copied().collect();
-            assert_eq!(members.len(), group.replicas.len());
-            assert!(members.len() <= usize::from(pool.replicas) && members.is_subset(&devices));
-            assert!(group.in_sync.is_subset(&members));
+            let members: BTreeSet<DeviceId> =
+                group.members.iter().map(|member| member.device).collect();
+            assert_eq!(members.len(), group.members.len(), "no device twice");
+            assert!(members.is_subset(&devices));
+            assert!(group.wanted().count() <= usize::from(pool.replicas));
         }
     }
 }

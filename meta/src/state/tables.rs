@@ -19,6 +19,8 @@
 //! | 0x0b | attachments by socket | node id, path | [`AttachmentId`] |
 //! | 0x0c | attachments by volume | volume id, attachment id | nothing |
 //! | 0x0d | volumes by pool | pool id, volume id | nothing |
+//! | 0x0e | events | number | [`Event`] |
+//! | 0x0f | health of pools, counted | pool id | [`PoolHealth`] |
 //! | 0x80 and up | kept free for the namespace, whose keys begin with a shard number | | |
 
 use std::marker::PhantomData;
@@ -28,7 +30,9 @@ use serde::{Deserialize, Serialize};
 
 use super::kv::{Read, ReadError, Txn};
 use crate::ids::{AttachmentId, DeviceId, NodeId, PgIndex, PoolId, VolumeId};
-use crate::model::{Attachment, Cluster, Device, Lease, Name, Node, PlacementGroup, Pool, Volume};
+use crate::model::{
+    Attachment, Cluster, Device, Event, Lease, Name, Node, PlacementGroup, Pool, PoolHealth, Volume,
+};
 
 /// The numbers to give out next. They only grow, so a number is never used again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +42,12 @@ pub(crate) struct Counters {
     pub(crate) volume: u64,
     pub(crate) layer: u64,
     pub(crate) attachment: u64,
+    #[serde(default = "first")]
+    pub(crate) event: u64,
+}
+
+fn first() -> u64 {
+    1
 }
 
 impl Default for Counters {
@@ -49,6 +59,7 @@ impl Default for Counters {
             volume: 1,
             layer: 1,
             attachment: 1,
+            event: first(),
         }
     }
 }
@@ -65,6 +76,12 @@ impl Key for () {
 impl Key for str {
     fn extend(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.as_bytes());
+    }
+}
+
+impl Key for u64 {
+    fn extend(&self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(&self.to_be_bytes());
     }
 }
 
@@ -113,12 +130,19 @@ pub(crate) const ATTACHMENTS_BY_VOLUME: Table<(VolumeId, AttachmentId), Attachme
     Table::new(0x0c);
 pub(crate) const VOLUMES_BY_POOL: Table<(PoolId, VolumeId), VolumeId> = Table::new(0x0d);
 
+pub(crate) const EVENTS: Table<u64, Event> = Table::new(0x0e);
+pub(crate) const POOL_HEALTH: Table<PoolId, PoolHealth> = Table::new(0x0f);
+
 impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {
     const fn new(prefix: u8) -> Self {
         Self {
             prefix,
             types: PhantomData,
         }
+    }
+
+    pub(crate) const fn prefix(&self) -> u8 {
+        self.prefix
     }
 
     fn key<P: Key + ?Sized>(&self, key: &P) -> Vec<u8> {
@@ -133,6 +157,11 @@ impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {
             Some(value) => Ok(Some(decode(&key, &value)?)),
             None => Ok(None),
         }
+    }
+
+    /// A value that was found under a key of this table.
+    pub(crate) fn decode(&self, key: &[u8], value: &[u8]) -> Result<V, ReadError> {
+        decode(key, value)
     }
 
     /// All records, in the order of their keys.
@@ -150,6 +179,18 @@ impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {
         view.scan(&self.key(part), &mut |key, value| {
             found.push(decode(key, value)?);
             Ok(true)
+        })?;
+        Ok(found)
+    }
+
+    /// Records from a key on, in the order of their keys, at most `limit`.
+    pub(crate) fn from(&self, view: &dyn Read, key: &K, limit: usize) -> Result<Vec<V>, ReadError> {
+        let (first, mut found) = (self.key(key), Vec::new());
+        view.scan(&[self.prefix], &mut |key, value| {
+            if key >= first.as_slice() && found.len() < limit {
+                found.push(decode(key, value)?);
+            }
+            Ok(found.len() < limit)
         })?;
         Ok(found)
     }

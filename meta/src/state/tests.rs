@@ -1,6 +1,7 @@
 //! The rules of the state machine, one by one.
 
 mod attachments;
+mod groups;
 mod leases;
 mod map;
 mod promotion;
@@ -14,10 +15,10 @@ use crate::command::{
     AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, Outcome, PoolSpec, Reply,
     VolumeSpec,
 };
-use crate::ids::{DeviceId, Generation, NodeId, UnixMillis, VolumeId};
+use crate::ids::{DeviceId, Generation, Incarnation, NodeId, UnixMillis, VolumeId};
 use crate::model::{
-    Attachment, AttachmentOptions, DEFAULT_POOL, DeviceState, FailureDomain, Lease, Role, Volume,
-    VolumeState,
+    Attachment, AttachmentOptions, DEFAULT_POOL, DeviceState, FailureDomain, Lease, Standing,
+    Volume, VolumeState,
 };
 use crate::refusal::{
     AttachmentRefusal, LeaseRefusal, MapRefusal, PoolRefusal, Refusal, RefusalKind, VolumeRefusal,
@@ -57,11 +58,7 @@ impl World {
     /// A cluster of one node with one device.
     pub(super) fn ready() -> Self {
         let mut world = Self::default();
-        let node = NodeSpec {
-            id: NodeId(1),
-            name: "one".to_owned(),
-            roles: Role::all(),
-        };
+        let node = NodeSpec::new(NodeId(1), "one".to_owned());
         world
             .run(&Command::Bootstrap {
                 cluster: Uuid::from_u128(1),
@@ -78,6 +75,7 @@ impl World {
         let number = self.devices;
         match self.run(&Command::RegisterDevice {
             device: device(number, node),
+            incarnation: Incarnation::default(),
             at: AT,
         }) {
             Ok(Outcome::Device(device)) => device.id,
@@ -86,12 +84,13 @@ impl World {
     }
 
     fn node(&mut self, id: u64) {
-        let node = NodeSpec {
-            id: NodeId(id),
-            name: format!("node{id}"),
-            roles: Role::all(),
-        };
-        self.run(&Command::RegisterNode { node, at: AT }).unwrap();
+        let node = NodeSpec::new(NodeId(id), format!("node{id}"));
+        self.run(&Command::RegisterNode {
+            node,
+            replaces: Incarnation::default(),
+            at: AT,
+        })
+        .unwrap();
     }
 
     fn create(&mut self, name: &str, size_bytes: u64) -> Result<Volume, Refusal> {

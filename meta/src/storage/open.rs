@@ -1,7 +1,7 @@
 //! Opening the database: finding out in one line what is wrong, before anything is served.
 
 use std::path::{Path, PathBuf};
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 use rocksdb::{
     ColumnFamilyDescriptor, DBCompressionType, DBRecoveryMode, ErrorKind, LogLevel, Options,
@@ -13,6 +13,7 @@ use super::{
     Room, STATE_PREFIX, Sync, WriteBatch, encode,
 };
 use crate::error::OpenError;
+use crate::map::ClusterMap;
 
 /// Memory for new writes of one family, in bytes; beyond it they go to a table file. Metadata are small.
 const WRITE_BUFFER_BYTES: usize = 4 << 20;
@@ -114,6 +115,7 @@ impl Db {
                 installation: Installation::None,
             }),
             room: watch::Sender::new(Room::Enough),
+            map: watch::Sender::default(),
             _closed: closed,
         };
         db.check(&families).map_err(|error| match error {
@@ -153,6 +155,8 @@ impl Db {
             .state_family
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner) = name;
+        let map = self.read(|view| Ok::<_, DbError>(ClusterMap::load(view)?))?;
+        self.map.send_replace(Arc::new(map));
         self.check_log()
     }
 

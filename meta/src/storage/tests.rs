@@ -18,7 +18,7 @@ use super::{Db, DbError, FORMAT, KEY_FORMAT, Sync};
 use crate::command::{Command, NodeSpec};
 use crate::error::OpenError;
 use crate::ids::{NodeId, UnixMillis};
-use crate::model::Role;
+
 use crate::raft::{Entry, LogId, StorageError, TypeConfig, Vote};
 use crate::state::tables::NODES;
 
@@ -59,11 +59,7 @@ fn entry(index: u64, payload: EntryPayload<TypeConfig>) -> Entry {
 }
 
 fn bootstrap(index: u64) -> Entry {
-    let node = NodeSpec {
-        id: NodeId(1),
-        name: "one".to_owned(),
-        roles: Role::all(),
-    };
+    let node = NodeSpec::new(NodeId(1), "one".to_owned());
     let cluster = uuid::Uuid::from_u128(1);
     entry(
         index,
@@ -76,14 +72,11 @@ fn bootstrap(index: u64) -> Entry {
 }
 
 fn register(index: u64, node: u64) -> Entry {
-    let node = NodeSpec {
-        id: NodeId(node),
-        name: format!("node{node}"),
-        roles: Role::all(),
-    };
+    let node = NodeSpec::new(NodeId(node), format!("node{node}"));
     entry(
         index,
         EntryPayload::Normal(Command::RegisterNode {
+            replaces: crate::ids::Incarnation::default(),
             node,
             at: UnixMillis(index),
         }),

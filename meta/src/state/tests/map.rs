@@ -13,11 +13,7 @@ fn nothing_is_done_before_the_cluster_is_made() {
 fn bootstrap_may_be_repeated_but_not_for_another_cluster() {
     let mut world = World::ready();
     let before = world.records.clone();
-    let node = NodeSpec {
-        id: NodeId(1),
-        name: "one".to_owned(),
-        roles: Role::all(),
-    };
+    let node = NodeSpec::new(NodeId(1), "one".to_owned());
     let again = |cluster| Command::Bootstrap {
         cluster,
         node: node.clone(),
@@ -38,16 +34,31 @@ fn an_empty_pool_is_placed_anew_and_one_with_volumes_keeps_its_placement() {
     world.device(1);
     let spread: std::collections::BTreeSet<_> = groups(&world)
         .into_iter()
-        .flat_map(|group| group.replicas)
+        .flat_map(|group| group.members)
+        .map(|member| member.device)
         .collect();
     assert_eq!(spread.len(), 2, "both devices are used");
     world.create("disk", GIB).unwrap();
     let before = groups(&world);
     let third = world.device(1);
-    assert_eq!(groups(&world), before);
-    world.run(&Command::RemoveDevice { device: third }).unwrap();
+    for (before, after) in before.iter().zip(groups(&world)) {
+        assert!(
+            before.in_sync().eq(after.in_sync().map(|member| {
+                let before = before.member(member.device);
+                before.expect("who is new is not in sync")
+            })),
+            "whoever held data holds it still"
+        );
+    }
+    world
+        .run(&Command::RemoveDevice {
+            device: third,
+            at: AT,
+        })
+        .unwrap();
     let refused = world.run(&Command::RemoveDevice {
         device: DeviceId(1),
+        at: AT,
     });
     assert!(matches!(
         refused,
@@ -76,8 +87,15 @@ fn a_replica_that_joins_a_group_with_data_is_not_in_sync() {
         .all_below(&world.records, &pool.id)
         .unwrap()
     {
-        assert_eq!(group.replicas, [DeviceId(1), joined]);
-        assert!(group.in_sync.contains(&DeviceId(1)) && !group.in_sync.contains(&joined));
+        let found: Vec<_> = group
+            .members
+            .iter()
+            .map(|member| (member.device, member.standing))
+            .collect();
+        assert_eq!(
+            found,
+            [(DeviceId(1), Standing::InSync), (joined, Standing::Out)]
+        );
     }
 }
 
@@ -92,6 +110,7 @@ fn a_device_changes_path_and_size_but_not_identity() {
     let reply = world
         .run(&Command::RegisterDevice {
             device: moved,
+            incarnation: Incarnation::default(),
             at: UnixMillis(9),
         })
         .unwrap();
@@ -109,6 +128,7 @@ fn a_device_changes_path_and_size_but_not_identity() {
     let refused = world
         .run(&Command::RegisterDevice {
             device: swapped,
+            incarnation: Incarnation::default(),
             at: AT,
         })
         .unwrap_err();
@@ -125,6 +145,7 @@ fn a_device_changes_path_and_size_but_not_identity() {
         let refused = world
             .run(&Command::RegisterDevice {
                 device: bad,
+                incarnation: Incarnation::default(),
                 at: AT,
             })
             .unwrap_err();
@@ -139,6 +160,7 @@ fn a_failed_device_gets_no_new_data() {
         .run(&Command::SetDeviceState {
             device: DeviceId(1),
             state: DeviceState::Failed,
+            at: AT,
         })
         .unwrap();
     assert!(matches!(
@@ -151,6 +173,7 @@ fn a_failed_device_gets_no_new_data() {
     world
         .run(&Command::RegisterDevice {
             device: device(1, 1),
+            incarnation: Incarnation::default(),
             at: AT,
         })
         .unwrap();
@@ -226,13 +249,10 @@ fn pools_are_checked_and_the_default_and_used_ones_stay() {
 #[test]
 fn two_nodes_do_not_bear_one_name() {
     let mut world = World::ready();
-    let named = |id: u64| NodeSpec {
-        id: NodeId(id),
-        name: "one".to_owned(),
-        roles: Role::all(),
-    };
+    let named = |id: u64| NodeSpec::new(NodeId(id), "one".to_owned());
     let refused = world.run(&Command::RegisterNode {
         node: named(2),
+        replaces: Incarnation::default(),
         at: AT,
     });
     assert!(matches!(
@@ -247,7 +267,11 @@ fn two_nodes_do_not_bear_one_name() {
         ..named(1)
     };
     assert!(matches!(
-        world.run(&Command::RegisterNode { node: idle, at: AT }),
+        world.run(&Command::RegisterNode {
+            node: idle,
+            replaces: Incarnation::default(),
+            at: AT
+        }),
         Err(Refusal::Map(MapRefusal::NoRole { .. }))
     ));
 }

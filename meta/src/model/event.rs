@@ -1,0 +1,164 @@
+//! What happened in the cluster, for people to read.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Name;
+use crate::ids::{DeviceId, NodeId, UnixMillis};
+
+/// The log keeps this many events; an older one is dropped when a newer comes.
+pub const EVENTS_MAX: u64 = 4096;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Its number: one more than that of the event before. The cursor to read on from.
+    pub number: u64,
+    /// When, by the clock of whoever noticed.
+    pub at: UnixMillis,
+    /// What.
+    pub what: Happening,
+}
+
+/// What can happen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Happening {
+    /// A node joined.
+    NodeJoined {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node's process started again.
+    NodeRestarted {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node is heard of again.
+    NodeUp {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node is not heard of any more.
+    NodeDown {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node was away so long that its share is given to others.
+    NodeReplaced {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node is to be emptied.
+    NodeDraining {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node may hold data again.
+    NodeActive {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node was removed.
+    NodeRemoved {
+        /// The node.
+        node: NodeId,
+    },
+    /// A device was added.
+    DeviceAdded {
+        /// The device.
+        device: DeviceId,
+        /// Its node.
+        node: NodeId,
+    },
+    /// A device is not used any more because it returned errors.
+    DeviceFailed {
+        /// The device.
+        device: DeviceId,
+        /// Its node.
+        node: NodeId,
+    },
+    /// A device was removed.
+    DeviceRemoved {
+        /// The device.
+        device: DeviceId,
+        /// Its node.
+        node: NodeId,
+    },
+    /// Groups of a pool began to lack replicas.
+    PoolDegraded {
+        /// The pool.
+        pool: Name,
+        /// How many groups.
+        groups: u32,
+    },
+    /// No group of a pool lacks replicas any more.
+    PoolRecovered {
+        /// The pool.
+        pool: Name,
+    },
+    /// Groups of a pool began to have too few replicas in sync: writes to them wait.
+    PoolWaiting {
+        /// The pool.
+        pool: Name,
+        /// How many groups.
+        groups: u32,
+    },
+    /// No group's writes wait any more for lack of replicas.
+    PoolWritable {
+        /// The pool.
+        pool: Name,
+    },
+    /// Replicas began to move to other devices.
+    RebalanceStarted {
+        /// The pool.
+        pool: Name,
+        /// How many groups.
+        groups: u32,
+    },
+    /// All replicas are where they should be.
+    RebalanceEnded {
+        /// The pool.
+        pool: Name,
+    },
+}
+
+impl fmt::Display for Happening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NodeJoined { node } => write!(f, "node {node} joined"),
+            Self::NodeRestarted { node } => write!(f, "node {node} started again"),
+            Self::NodeUp { node } => write!(f, "node {node} is up"),
+            Self::NodeDown { node } => write!(f, "node {node} is down"),
+            Self::NodeReplaced { node } => {
+                write!(f, "node {node} was away too long: others take its share")
+            }
+            Self::NodeDraining { node } => write!(f, "node {node} is being emptied"),
+            Self::NodeActive { node } => write!(f, "node {node} may hold data again"),
+            Self::NodeRemoved { node } => write!(f, "node {node} was removed"),
+            Self::DeviceAdded { device, node } => {
+                write!(f, "device {device} was added on node {node}")
+            }
+            Self::DeviceFailed { device, node } => {
+                write!(f, "device {device} on node {node} failed")
+            }
+            Self::DeviceRemoved { device, node } => {
+                write!(f, "device {device} on node {node} was removed")
+            }
+            Self::PoolDegraded { pool, groups } => {
+                write!(f, "pool {pool}: {groups} placement groups lack replicas")
+            }
+            Self::PoolRecovered { pool } => write!(f, "pool {pool}: all replicas are in sync"),
+            Self::PoolWaiting { pool, groups } => write!(
+                f,
+                "pool {pool}: writes to {groups} placement groups wait for more replicas in sync"
+            ),
+            Self::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
+            Self::RebalanceStarted { pool, groups } => {
+                write!(f, "pool {pool}: {groups} placement groups began to move")
+            }
+            Self::RebalanceEnded { pool } => write!(f, "pool {pool}: nothing is left to move"),
+        }
+    }
+}

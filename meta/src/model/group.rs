@@ -1,0 +1,211 @@
+//! Placement groups and the standing of their members. The rules by which they change are in `state/group.rs`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, PgIndex, PoolId};
+
+/// Names a placement group in the whole cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct GroupId {
+    /// The pool it belongs to.
+    pub pool: PoolId,
+    /// Its index within the pool.
+    pub index: PgIndex,
+}
+
+impl GroupId {
+    /// One number for it: what goes over the wire.
+    #[must_use]
+    pub fn to_u64(self) -> u64 {
+        u64::from(self.pool.0) << 32 | u64::from(self.index.0)
+    }
+
+    /// Back from that number.
+    #[must_use]
+    pub fn from_u64(number: u64) -> Self {
+        Self {
+            pool: PoolId((number >> 32) as u32),
+            index: PgIndex(number as u32),
+        }
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.pool, self.index)
+    }
+}
+
+/// What a member of a group has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// Every acknowledged write. It may be read.
+    InSync,
+    /// Every write since [`Member::since`]; the rest is being compared. It is never read.
+    Syncing,
+    /// Nothing that counts. It is sent nothing.
+    Out,
+}
+
+/// A device that holds, or is to hold, a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// The device.
+    pub device: DeviceId,
+    /// The node that served it when it came to its standing.
+    pub node: NodeId,
+    /// The start of that node's process; another one is not trusted.
+    pub incarnation: Incarnation,
+    /// What it has.
+    pub standing: Standing,
+    /// Epoch since when it is sent every write, or since when it is out.
+    pub since: Epoch,
+    /// Another device takes its place: it goes once the others are in sync.
+    #[serde(default)]
+    pub leaving: bool,
+}
+
+impl Member {
+    /// Whether it is sent writes.
+    #[must_use]
+    pub fn is_receiving(&self) -> bool {
+        self.standing != Standing::Out
+    }
+
+    /// Whether it holds every acknowledged write.
+    #[must_use]
+    pub fn is_in_sync(&self) -> bool {
+        self.standing == Standing::InSync
+    }
+}
+
+/// A share of a pool's chunks with one ordered replica set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Stored")]
+pub struct PlacementGroup {
+    /// The pool it belongs to.
+    pub pool: PoolId,
+    /// Its index within the pool.
+    pub index: PgIndex,
+    /// Epoch of its last change.
+    pub epoch: Epoch,
+    /// Devices that hold its chunks, in order of preference. Fewer than the pool's `replicas` while devices lack, more
+    /// while some are leaving.
+    pub members: Vec<Member>,
+}
+
+impl PlacementGroup {
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> GroupId {
+        GroupId {
+            pool: self.pool,
+            index: self.index,
+        }
+    }
+
+    /// The member on a device.
+    #[must_use]
+    pub fn member(&self, device: DeviceId) -> Option<&Member> {
+        self.members.iter().find(|member| member.device == device)
+    }
+
+    /// The members that hold every acknowledged write.
+    pub fn in_sync(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.is_in_sync())
+    }
+
+    /// The members that are to stay.
+    pub fn wanted(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| !member.leaving)
+    }
+}
+
+/// The record as it is stored, also by earlier versions.
+#[derive(Deserialize)]
+struct Stored {
+    pool: PoolId,
+    index: PgIndex,
+    epoch: Epoch,
+    #[serde(default)]
+    members: Vec<Member>,
+    /// Before members had a standing: their devices,
+    #[serde(default)]
+    replicas: Vec<DeviceId>,
+    /// and those that were in sync.
+    #[serde(default)]
+    in_sync: Vec<DeviceId>,
+}
+
+impl From<Stored> for PlacementGroup {
+    /// Of an old record's members no start of a process is known, so none is valid until it has registered again.
+    fn from(stored: Stored) -> Self {
+        let mut members = stored.members;
+        members.extend(stored.replicas.into_iter().map(|device| Member {
+            device,
+            node: NodeId::default(),
+            incarnation: Incarnation::default(),
+            standing: match stored.in_sync.contains(&device) {
+                true => Standing::InSync,
+                false => Standing::Out,
+            },
+            since: Epoch::default(),
+            leaving: false,
+        }));
+        Self {
+            pool: stored.pool,
+            index: stored.index,
+            epoch: stored.epoch,
+            members,
+        }
+    }
+}
+
+/// How the groups of a pool are, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolHealth {
+    /// Groups with fewer replicas in sync than the pool wants.
+    pub degraded: u32,
+    /// Groups with fewer replicas in sync than `min_in_sync`: their writes wait.
+    pub waiting: u32,
+    /// Groups that have a member which is leaving.
+    pub moving: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_the_first_version_is_read() {
+        let old = r#"{"pool":1,"index":7,"replicas":[3,4],"in_sync":[4],"epoch":9}"#;
+        let group: PlacementGroup = serde_json::from_str(old).unwrap();
+        assert_eq!(
+            (group.id().to_string(), group.epoch),
+            ("1.7".into(), Epoch(9))
+        );
+        let members: Vec<_> = group
+            .members
+            .iter()
+            .map(|member| (member.device.0, member.standing, member.incarnation.0))
+            .collect();
+        assert_eq!(members, [(3, Standing::Out, 0), (4, Standing::InSync, 0)]);
+        let new = serde_json::to_vec(&group).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<PlacementGroup>(&new).unwrap(),
+            group
+        );
+    }
+
+    #[test]
+    fn a_group_is_one_number_on_the_wire() {
+        let id = GroupId {
+            pool: PoolId(3),
+            index: PgIndex(u32::MAX),
+        };
+        assert_eq!(GroupId::from_u64(id.to_u64()), id);
+    }
+}

@@ -1,0 +1,257 @@
+//! The shell around [`Watch`]: heartbeats sent and taken, leadership confirmed, plans proposed.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::Core;
+use crate::client::Meta;
+use crate::command::{Command, NodeSpec, Outcome};
+use crate::error::MetaError;
+use crate::ids::{Incarnation, NodeId, UnixMillis};
+use crate::map::ClusterMap;
+use crate::net::{Beat, ProposeError};
+use crate::watch::{HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, Watch};
+
+/// The leader confirms its leadership and plans this often.
+const PLAN_INTERVAL: Duration = Duration::from_millis(250);
+/// A leader that finds no majority in this time does not count as one.
+const CONFIRM_WAIT_MAX: Duration = Duration::from_secs(1);
+/// A heartbeat without an answer for this long is given up, and the next one sent.
+const BEAT_WAIT_MAX: Duration = Duration::from_secs(1);
+/// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.
+const WITNESS_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// What a node knows from heartbeats, its own and those of others.
+pub(crate) struct Vigil {
+    /// The beginning of the watch's time.
+    origin: Instant,
+    leading: Mutex<Leading>,
+    /// Counts the heartbeats that came in.
+    heard: watch::Sender<u64>,
+    /// Until when this node may serve.
+    valid_until: watch::Sender<Option<Instant>>,
+}
+
+#[derive(Default)]
+struct Leading {
+    watch: Watch,
+    /// The term in which this node leads.
+    term: Option<u64>,
+    /// When it last asked a majority that confirmed it.
+    confirmed: Option<Instant>,
+}
+
+impl Default for Vigil {
+    fn default() -> Self {
+        Self {
+            origin: Instant::now(),
+            leading: Mutex::default(),
+            heard: watch::Sender::default(),
+            valid_until: watch::Sender::default(),
+        }
+    }
+}
+
+impl Vigil {
+    fn lock(&self) -> MutexGuard<'_, Leading> {
+        // A panic between two statements leaves at worst a heartbeat uncounted.
+        self.leading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn since_origin(&self, moment: Instant) -> Duration {
+        moment.saturating_duration_since(self.origin)
+    }
+
+    /// A majority confirmed that this node leads in `term`; it was asked at `asked`.
+    fn confirmed(&self, term: u64, asked: Instant) {
+        let mut leading = self.lock();
+        if leading.term != Some(term) {
+            leading.term = Some(term);
+            let now = self.since_origin(asked);
+            leading.watch.lead(now);
+        }
+        leading.confirmed = Some(asked);
+    }
+
+    fn deposed(&self) {
+        *self.lock() = Leading::default();
+    }
+
+    /// Takes a heartbeat. How long ago this node was confirmed to lead, if it does.
+    fn take(&self, node: NodeId, incarnation: Incarnation, now: Instant) -> Option<Duration> {
+        let mut leading = self.lock();
+        let confirmed = leading.confirmed?;
+        let at = self.since_origin(now);
+        leading.watch.heard(node, incarnation, at);
+        drop(leading);
+        self.heard
+            .send_modify(|count| *count = count.wrapping_add(1));
+        Some(now.saturating_duration_since(confirmed))
+    }
+}
+
+impl Core {
+    pub(crate) fn valid_until(&self) -> watch::Receiver<Option<Instant>> {
+        self.vigil.valid_until.subscribe()
+    }
+
+    /// The leader's side of a heartbeat.
+    pub(crate) fn beat_here(
+        &self,
+        node: NodeId,
+        incarnation: Incarnation,
+    ) -> Result<Beat, ProposeError> {
+        let Some(confirmed_ago) = self.vigil.take(node, incarnation, Instant::now()) else {
+            let leader = self.raft.metrics().borrow().current_leader;
+            let leader = leader.filter(|leader| *leader != self.id);
+            return Err(ProposeError::NotLeader { leader });
+        };
+        let map = self.map.borrow();
+        let known = map.node(node);
+        Ok(Beat {
+            is_known: known.is_some_and(|node| node.incarnation == incarnation),
+            confirmed_ago_ms: u64::try_from(confirmed_ago.as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+
+    /// Adds to a client's report what only the leader knows: who has been heard of since it came in.
+    pub(super) async fn find_witness(&self, command: Command) -> Command {
+        let Command::ReportFailed {
+            group,
+            device,
+            incarnation,
+            epoch,
+            at,
+            ..
+        } = command
+        else {
+            return command;
+        };
+        let arrived = Instant::now();
+        let mut beats = self.vigil.heard.subscribe();
+        let heard = loop {
+            let (heard, leads) = {
+                let leading = self.vigil.lock();
+                let heard = leading.watch.heard_since(self.vigil.since_origin(arrived));
+                (heard, leading.watch.leads())
+            };
+            let suffices = {
+                let map: &ClusterMap = &self.map.borrow();
+                let found = map.group(group);
+                let needs = found.is_some_and(|group| {
+                    let member = group.member(device);
+                    member.is_some_and(crate::model::Member::is_in_sync)
+                });
+                let is_witness = |member: &crate::model::Member| {
+                    let is_heard = heard.iter().any(|one| {
+                        one.node == member.node && one.incarnation == member.incarnation
+                    });
+                    member.device != device && is_heard && map.is_valid(member)
+                };
+                !needs || found.is_some_and(|group| group.in_sync().any(is_witness))
+            };
+            let left = WITNESS_WAIT_MAX.saturating_sub(arrived.elapsed());
+            if suffices || !leads || left.is_zero() {
+                break heard;
+            }
+            // The end of the wait is seen above; the sender lives in `self`.
+            let _ = timeout(left, beats.changed()).await;
+        };
+        Command::ReportFailed {
+            group,
+            device,
+            incarnation,
+            epoch,
+            heard,
+            at,
+        }
+    }
+
+    /// One round of the watch.
+    async fn watch_once(&self) {
+        let asked = Instant::now();
+        let confirmed = timeout(CONFIRM_WAIT_MAX, self.read_index_here()).await;
+        if !matches!(confirmed, Ok(Ok(_))) {
+            self.vigil.deposed();
+            return;
+        }
+        let term = self.raft.metrics().borrow().current_term;
+        self.vigil.confirmed(term, asked);
+        let commands = {
+            let map = Arc::clone(&self.map.borrow());
+            let now = self.vigil.since_origin(Instant::now());
+            let mut leading = self.vigil.lock();
+            leading.watch.plan(&map, now, UnixMillis::now())
+        };
+        for command in commands {
+            match self.propose_here(command).await {
+                Ok(Ok(Outcome::Regrouped { granted, refused })) => {
+                    tracing::info!(granted, refused = refused.len(), "placement groups changed");
+                }
+                Ok(Ok(_)) => {}
+                // The map moved on since it was planned.
+                Ok(Err(refusal)) => tracing::debug!(%refusal, "a plan came too late"),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Sends one heartbeat, and registers this start of the process if the leader does not know it.
+    async fn beat_once(self: &Arc<Self>, spec: &NodeSpec) -> Result<(), MetaError> {
+        let sent = Instant::now();
+        let answer = timeout(BEAT_WAIT_MAX, self.beat(spec.id, spec.incarnation)).await;
+        // Without an answer the next one is due.
+        let Ok(beat) = answer else { return Ok(()) };
+        let beat = beat?;
+        let confirmed_ago = Duration::from_millis(beat.confirmed_ago_ms);
+        // The leader's word is as old as its own confirmation.
+        let until = sent + HEARTBEAT_LEASE.saturating_sub(confirmed_ago);
+        if beat.is_known {
+            self.vigil.valid_until.send_if_modified(|known| {
+                let later = known.is_none_or(|known| known < until);
+                if later {
+                    *known = Some(until);
+                }
+                later
+            });
+            return Ok(());
+        }
+        Meta::new(Arc::clone(self))
+            .register_node(spec.clone())
+            .await?;
+        Ok(())
+    }
+}
+
+/// Plans as long as the node lives.
+pub(super) async fn watch(core: Arc<Core>) {
+    let mut ticks = tokio::time::interval(PLAN_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        core.watch_once().await;
+    }
+}
+
+/// Sends heartbeats as long as the node lives.
+pub(super) async fn beat(core: Arc<Core>, spec: NodeSpec) {
+    let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut told = false;
+    loop {
+        ticks.tick().await;
+        match core.beat_once(&spec).await {
+            Ok(()) => told = false,
+            Err(MetaError::Stopped) => return,
+            // Said once: it is repeated until it goes well.
+            Err(error) if !told => {
+                told = true;
+                tracing::warn!(%error, "cannot tell the metadata leader that this node lives");
+            }
+            Err(_) => {}
+        }
+    }
+}

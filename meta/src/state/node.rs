@@ -1,0 +1,255 @@
+//! Nodes: registered, heard of or not, emptied, removed.
+
+use super::map::{cluster, next_epoch, place_all, require_node};
+use super::tables::{ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES_BY_POOL};
+use super::{Read, Stop, Txn, attachment, event, group, placement};
+use crate::command::{AttachmentKey, NodeSpec, Outcome};
+use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
+use crate::model::{Device, Duty, Happening, Node, NodeState, Pool};
+use crate::refusal::{GroupRefusal, MAX_ADDRESS_BYTES, MapRefusal, name};
+
+pub(super) fn register(
+    txn: &mut Txn<'_>,
+    spec: &NodeSpec,
+    replaces: Incarnation,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    cluster(txn)?;
+    check(txn, spec)?;
+    let old = NODES.get(txn, &spec.id)?;
+    let known = old.as_ref().map_or(replaces, |node| node.incarnation);
+    if known != spec.incarnation && known != replaces {
+        let (node, claimed) = (spec.id, spec.incarnation);
+        return Err(MapRefusal::OtherStart {
+            node,
+            known,
+            claimed,
+        }
+        .into());
+    }
+    let node = Node {
+        id: spec.id,
+        name: name(&spec.name)?,
+        roles: spec.roles.clone(),
+        incarnation: spec.incarnation,
+        state: NodeState::Up,
+        duty: active_again(old.as_ref()),
+        labels: spec.labels.clone(),
+        control_address: spec.control_address.clone(),
+        data_address: spec.data_address.clone(),
+        version: spec.version.clone(),
+        joined_at: old.as_ref().map_or(at, |node| node.joined_at),
+    };
+    if old.as_ref() == Some(&node) {
+        return Ok(Outcome::Node(node));
+    }
+    NODES.put(txn, &node.id, &node);
+    let what = match &old {
+        None => Some(Happening::NodeJoined { node: node.id }),
+        Some(old) if old.incarnation != node.incarnation => {
+            Some(Happening::NodeRestarted { node: node.id })
+        }
+        Some(_) => None,
+    };
+    if let Some(what) = what {
+        event::push(txn, at, what)?;
+    }
+    let moves = old.is_some_and(|old| {
+        (old.duty, &old.labels, &old.roles) != (node.duty, &node.labels, &node.roles)
+    });
+    if moves {
+        place_all(txn)?;
+    } else {
+        next_epoch(txn)?;
+    }
+    Ok(Outcome::Node(node))
+}
+
+/// Who was only away takes its share again.
+fn active_again(node: Option<&Node>) -> Duty {
+    match node.map(|node| node.duty) {
+        Some(Duty::Draining) => Duty::Draining,
+        Some(Duty::Active | Duty::Absent) | None => Duty::Active,
+    }
+}
+
+fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
+    let name_of = name(&spec.name)?;
+    if spec.roles.is_empty() {
+        return Err(MapRefusal::NoRole { node: spec.id }.into());
+    }
+    let mut nodes = NODES.all(view)?.into_iter();
+    if let Some(other) = nodes.find(|other| other.name == name_of && other.id != spec.id) {
+        let (name, holder) = (name_of.into(), other.id);
+        return Err(MapRefusal::NodeNameTaken { name, holder }.into());
+    }
+    for label in [&spec.labels.host, &spec.labels.rack].into_iter().flatten() {
+        name(label)?;
+    }
+    let texts = [&spec.control_address, &spec.data_address, &spec.version];
+    if let Some(text) = texts
+        .into_iter()
+        .find(|text| text.len() > MAX_ADDRESS_BYTES)
+    {
+        let (node, text) = (spec.id, text.chars().take(32).collect());
+        return Err(MapRefusal::LongAddress { node, text }.into());
+    }
+    Ok(())
+}
+
+pub(super) fn set_state(
+    txn: &mut Txn<'_>,
+    id: NodeId,
+    incarnation: Incarnation,
+    state: NodeState,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    let mut node = require_node(txn, id)?;
+    if node.incarnation != incarnation {
+        return Err(MapRefusal::OtherStart {
+            node: id,
+            known: node.incarnation,
+            claimed: incarnation,
+        }
+        .into());
+    }
+    if node.state == state {
+        return Ok(Outcome::Node(node));
+    }
+    node.state = state;
+    let duty = node.duty;
+    if state == NodeState::Up {
+        node.duty = active_again(Some(&node));
+    }
+    NODES.put(txn, &id, &node);
+    let what = match state {
+        NodeState::Up => Happening::NodeUp { node: id },
+        NodeState::Down => Happening::NodeDown { node: id },
+    };
+    event::push(txn, at, what)?;
+    if node.duty != duty {
+        place_all(txn)?;
+    } else {
+        next_epoch(txn)?;
+    }
+    Ok(Outcome::Node(node))
+}
+
+pub(super) fn set_duty(
+    txn: &mut Txn<'_>,
+    id: NodeId,
+    duty: Duty,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    let mut node = require_node(txn, id)?;
+    // A node to be emptied stays that when it is away; one that is there is not absent.
+    let moot = duty == Duty::Absent && (node.duty == Duty::Draining || node.state == NodeState::Up);
+    if node.duty == duty || moot {
+        return Ok(Outcome::Node(node));
+    }
+    if duty == Duty::Draining {
+        check_room_without(txn, id)?;
+    }
+    node.duty = duty;
+    NODES.put(txn, &id, &node);
+    let what = match duty {
+        Duty::Active => Happening::NodeActive { node: id },
+        Duty::Absent => Happening::NodeReplaced { node: id },
+        Duty::Draining => Happening::NodeDraining { node: id },
+    };
+    event::push(txn, at, what)?;
+    place_all(txn)?;
+    Ok(Outcome::Node(node))
+}
+
+fn pools_with_data(view: &dyn Read) -> Result<Vec<Pool>, Stop> {
+    let mut found = Vec::new();
+    for pool in POOLS.all(view)? {
+        if VOLUMES_BY_POOL.first_below(view, &pool.id)?.is_some() {
+            found.push(pool);
+        }
+    }
+    Ok(found)
+}
+
+/// Emptying a node must not leave a pool with fewer replicas than it has now: there would be no end to it.
+fn check_room_without(view: &dyn Read, id: NodeId) -> Result<(), Stop> {
+    let nodes = super::map::nodes_by_id(view)?;
+    let devices = DEVICES.all(view)?;
+    for pool in pools_with_data(view)? {
+        let replicas = usize::from(pool.replicas);
+        let room = |left_out: Option<NodeId>| {
+            let mut nodes = nodes.clone();
+            nodes.retain(|node, _| Some(*node) != left_out);
+            let candidates = placement::candidates(&pool, &devices, &nodes);
+            placement::domains(&candidates).min(replicas)
+        };
+        let possible = room(Some(id));
+        if possible < room(None) {
+            return Err(MapRefusal::TooFewLeft {
+                node: id,
+                pool: pool.name.into(),
+                possible,
+                replicas: pool.replicas,
+                apart: pool.failure_domain.to_string(),
+            }
+            .into());
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn remove(txn: &mut Txn<'_>, id: NodeId, at: UnixMillis) -> Result<Outcome, Stop> {
+    let node = require_node(txn, id)?;
+    if NODES.all(txn)?.len() == 1 {
+        return Err(MapRefusal::LastNode { node: id }.into());
+    }
+    let mut devices = DEVICES.all(txn)?;
+    devices.retain(|device| device.node == id);
+    let mut attachments = ATTACHMENTS.all(txn)?;
+    attachments.retain(|attachment| attachment.node == id);
+    if node.state == NodeState::Up {
+        if let Some(attachment) = attachments.into_iter().next() {
+            let socket = attachment.socket;
+            return Err(MapRefusal::NodeServes { node: id, socket }.into());
+        }
+        attachments = Vec::new();
+    }
+    check_data(txn, &node, &devices)?;
+    for attachment in attachments {
+        attachment::delete(txn, &AttachmentKey::Id(attachment.id))?;
+    }
+    for device in &devices {
+        DEVICES.delete(txn, &device.id);
+    }
+    NODES.delete(txn, &id);
+    event::push(txn, at, Happening::NodeRemoved { node: id })?;
+    place_all(txn)?;
+    Ok(Outcome::Node(node))
+}
+
+/// A node that is up must be empty; of one that is down all data must be elsewhere.
+fn check_data(view: &dyn Read, node: &Node, devices: &[Device]) -> Result<(), Stop> {
+    let ids: Vec<DeviceId> = devices.iter().map(|device| device.id).collect();
+    for pool in pools_with_data(view)? {
+        for found in PLACEMENT_GROUPS.all_below(view, &pool.id)? {
+            let Some(member) = found
+                .members
+                .iter()
+                .find(|member| ids.contains(&member.device))
+            else {
+                continue;
+            };
+            let device = member.device;
+            if node.state == NodeState::Up {
+                let pool = pool.name.into();
+                return Err(MapRefusal::DeviceInUse { device, pool }.into());
+            }
+            if !group::survives_without(view, &found, &ids)? {
+                let group = found.id();
+                return Err(GroupRefusal::LastInSync { group, device }.into());
+            }
+        }
+    }
+    Ok(())
+}

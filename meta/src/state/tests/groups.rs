@@ -1,0 +1,546 @@
+//! Members of placement groups: taken out, settled, synced, promoted, moved.
+
+use super::*;
+use crate::command::{Change, Heard};
+use crate::ids::Epoch;
+use crate::model::{Duty, GroupId, Member, NodeState, PlacementGroup};
+use crate::refusal::GroupRefusal;
+
+/// Three nodes with a device each, and a pool of three replicas with a volume.
+fn three() -> (World, GroupId) {
+    let mut world = World::ready();
+    for node in [2, 3] {
+        world.node(node);
+        world.device(node);
+    }
+    let pool = PoolSpec {
+        placement_groups: Some(1),
+        ..PoolSpec::new("safe", 3)
+    };
+    let reply = world.run(&Command::CreatePool { pool, at: AT }).unwrap();
+    let Outcome::Pool(pool) = reply else {
+        panic!("{reply:?}")
+    };
+    world
+        .create_in(VolumeSpec {
+            pool: Some("safe".to_owned()),
+            ..VolumeSpec::new("disk", GIB)
+        })
+        .unwrap();
+    let index = crate::ids::PgIndex(0);
+    (
+        world,
+        GroupId {
+            pool: pool.id,
+            index,
+        },
+    )
+}
+
+impl World {
+    fn group(&self, id: GroupId) -> PlacementGroup {
+        let found = tables::PLACEMENT_GROUPS.get(&self.records, &(id.pool, id.index));
+        found.unwrap().unwrap()
+    }
+
+    fn on(&self, id: GroupId, device: u64) -> Member {
+        self.group(id).member(DeviceId(device)).unwrap().clone()
+    }
+
+    fn standings(&self, id: GroupId) -> Vec<(u64, Standing)> {
+        let group = self.group(id);
+        let mut found: Vec<_> = group
+            .members
+            .iter()
+            .map(|member| (member.device.0, member.standing))
+            .collect();
+        found.sort_by_key(|(device, _)| *device);
+        found
+    }
+
+    fn start(&mut self, node: u64, incarnation: u64) {
+        let known = tables::NODES.get(&self.records, &NodeId(node)).unwrap();
+        let node = NodeSpec {
+            incarnation: Incarnation(incarnation),
+            ..NodeSpec::new(NodeId(node), known.as_ref().unwrap().name.to_string())
+        };
+        let replaces = known.unwrap().incarnation;
+        self.run(&Command::RegisterNode {
+            node,
+            replaces,
+            at: AT,
+        })
+        .unwrap();
+    }
+
+    /// The process of a node starts again, and opens its device, which has the node's number.
+    fn restart(&mut self, node: u64, incarnation: u64) {
+        self.start(node, incarnation);
+        self.run(&Command::RegisterDevice {
+            device: device(node, node),
+            incarnation: Incarnation(incarnation),
+            at: AT,
+        })
+        .unwrap();
+    }
+
+    fn down(&mut self, node: u64) {
+        let incarnation = tables::NODES.get(&self.records, &NodeId(node));
+        let incarnation = incarnation.unwrap().unwrap().incarnation;
+        self.run(&Command::SetNodeState {
+            node: NodeId(node),
+            incarnation,
+            state: NodeState::Down,
+            at: AT,
+        })
+        .unwrap();
+    }
+
+    fn heard(&self, nodes: &[u64]) -> Vec<Heard> {
+        let heard = |node: &u64| {
+            let found = tables::NODES.get(&self.records, &NodeId(*node)).unwrap();
+            Heard {
+                node: NodeId(*node),
+                incarnation: found.unwrap().incarnation,
+            }
+        };
+        nodes.iter().map(heard).collect()
+    }
+
+    fn report(&mut self, id: GroupId, device: u64, heard: &[u64]) -> Reply {
+        let member = self.on(id, device);
+        self.run(&Command::ReportFailed {
+            group: id,
+            device: DeviceId(device),
+            incarnation: member.incarnation,
+            epoch: self.group(id).epoch,
+            heard: self.heard(heard),
+            at: AT,
+        })
+    }
+
+    /// One change; the refusal if it was refused.
+    fn change(&mut self, change: Change, heard: &[u64]) -> Result<(), Refusal> {
+        let heard = self.heard(heard);
+        let reply = self.run(&Command::Regroup {
+            changes: vec![change],
+            heard,
+            at: AT,
+        });
+        match reply.unwrap() {
+            Outcome::Regrouped {
+                granted: 1,
+                refused,
+            } if refused.is_empty() => Ok(()),
+            Outcome::Regrouped { mut refused, .. } => Err(refused.remove(0)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn sync(&mut self, id: GroupId, device: u64, incarnation: u64) -> Result<(), Refusal> {
+        let change = Change::StartSync {
+            group: id,
+            device: DeviceId(device),
+            incarnation: Incarnation(incarnation),
+        };
+        self.change(change, &[])
+    }
+
+    fn promote(&mut self, id: GroupId, device: u64) -> Reply {
+        let member = self.on(id, device);
+        self.run(&Command::Promote {
+            group: id,
+            device: DeviceId(device),
+            incarnation: member.incarnation,
+            since: member.since,
+            at: AT,
+        })
+    }
+}
+
+use Standing::{InSync, Out, Syncing};
+
+fn refused<T: std::fmt::Debug>(reply: Result<T, Refusal>) -> GroupRefusal {
+    match reply {
+        Err(Refusal::Group(refusal)) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_reported_member_goes_out_only_if_another_was_heard_of() {
+    let (mut world, id) = three();
+    let before = world.group(id).epoch;
+    let last = GroupRefusal::LastInSync {
+        group: id,
+        device: DeviceId(1),
+    };
+    assert_eq!(refused(world.report(id, 1, &[])), last);
+    assert_eq!(
+        refused(world.report(id, 1, &[1])),
+        last,
+        "its own word is none"
+    );
+    world.report(id, 1, &[2]).unwrap();
+    assert_eq!(world.standings(id), [(1, Out), (2, InSync), (3, InSync)]);
+    assert!(world.group(id).epoch > before);
+    let again = world.group(id);
+    assert_eq!(world.report(id, 1, &[]), Ok(Outcome::Group(again)));
+    world.report(id, 2, &[3]).unwrap();
+    assert!(
+        world.report(id, 3, &[1, 2, 3]).is_err(),
+        "the last one stays"
+    );
+}
+
+#[test]
+fn a_report_about_another_start_or_an_earlier_stay_is_refused() {
+    let (mut world, id) = three();
+    let seen = world.group(id).epoch;
+    world.report(id, 1, &[2]).unwrap();
+    world.sync(id, 1, 0).unwrap();
+    let heard = world.heard(&[2]);
+    let stale = world.run(&Command::ReportFailed {
+        group: id,
+        device: DeviceId(1),
+        incarnation: Incarnation(0),
+        epoch: seen,
+        heard: heard.clone(),
+        at: AT,
+    });
+    assert!(matches!(refused(stale), GroupRefusal::StaleReport { .. }));
+    let other = world.run(&Command::ReportFailed {
+        group: id,
+        device: DeviceId(1),
+        incarnation: Incarnation(7),
+        epoch: world.group(id).epoch,
+        heard,
+        at: AT,
+    });
+    assert!(matches!(refused(other), GroupRefusal::OtherStart { .. }));
+    assert_eq!(world.on(id, 1).standing, Syncing);
+}
+
+#[test]
+fn a_restarted_member_is_demoted_synced_and_promoted_in_the_same_round_only() {
+    let (mut world, id) = three();
+    let valid = Change::Demote {
+        group: id,
+        device: DeviceId(3),
+        incarnation: Incarnation(0),
+    };
+    assert!(matches!(
+        refused(world.change(valid.clone(), &[1])),
+        GroupRefusal::NothingWrong { .. }
+    ));
+    world.restart(3, 33);
+    assert_eq!(
+        world.standings(id),
+        [(1, InSync), (2, InSync), (3, InSync)],
+        "a registration changes nothing by itself"
+    );
+    world.change(valid, &[1]).unwrap();
+    assert!(
+        refused(world.sync(id, 3, 0))
+            .to_string()
+            .contains("start 0")
+    );
+    world.sync(id, 3, 33).unwrap();
+    let first_round = world.on(id, 3);
+    assert!(matches!(
+        refused(world.sync(id, 3, 33)),
+        GroupRefusal::NotOut { .. }
+    ));
+    world.report(id, 3, &[]).unwrap();
+    assert_eq!(
+        world.on(id, 3).standing,
+        Out,
+        "who is syncing needs no witness"
+    );
+    world.sync(id, 3, 33).unwrap();
+    let late = world.run(&Command::Promote {
+        group: id,
+        device: DeviceId(3),
+        incarnation: Incarnation(33),
+        since: first_round.since,
+        at: AT,
+    });
+    assert!(matches!(refused(late), GroupRefusal::NotSyncing { .. }));
+    world.promote(id, 3).unwrap();
+    assert_eq!(world.on(id, 3).standing, InSync);
+    let epoch = world.group(id).epoch;
+    world.promote(id, 3).unwrap();
+    assert_eq!(
+        world.group(id).epoch,
+        epoch,
+        "said twice it changes nothing"
+    );
+}
+
+#[test]
+fn a_member_that_restarted_while_syncing_is_not_promoted() {
+    let (mut world, id) = three();
+    world.restart(3, 33);
+    let demote = Change::Demote {
+        group: id,
+        device: DeviceId(3),
+        incarnation: Incarnation(0),
+    };
+    world.change(demote, &[1]).unwrap();
+    world.sync(id, 3, 33).unwrap();
+    world.start(3, 34);
+    assert!(matches!(
+        refused(world.promote(id, 3)),
+        GroupRefusal::NotServed { .. }
+    ));
+}
+
+#[test]
+fn the_only_replica_is_settled_as_soon_as_its_device_is_back() {
+    let mut world = World::ready();
+    world.create("disk", GIB).unwrap();
+    world.start(1, 11);
+    let groups = |world: &World| tables::PLACEMENT_GROUPS.all(&world.records).unwrap();
+    assert!(
+        groups(&world)
+            .iter()
+            .all(|group| group.members[0].incarnation == Incarnation(0))
+    );
+    world.restart(1, 12);
+    for group in groups(&world) {
+        let member = &group.members[0];
+        assert_eq!(
+            (member.standing, member.incarnation),
+            (InSync, Incarnation(12))
+        );
+    }
+}
+
+#[test]
+fn a_record_of_the_first_version_is_settled_when_its_device_is_back() {
+    let mut world = World::ready();
+    world.create("disk", GIB).unwrap();
+    for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
+        let mut key = vec![0x06];
+        key.extend(group.pool.0.to_be_bytes());
+        key.extend(group.index.0.to_be_bytes());
+        let old = format!(
+            r#"{{"pool":{},"index":{},"replicas":[1],"in_sync":[1],"epoch":1}}"#,
+            group.pool, group.index
+        );
+        assert!(world.records.insert(key, old.into_bytes()).is_some());
+    }
+    // Nor had health been counted.
+    world.records.retain(|key, _| key[0] != 0x0f);
+    world.restart(1, 5);
+    for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
+        let member = &group.members[0];
+        assert_eq!(
+            (member.node, member.incarnation),
+            (NodeId(1), Incarnation(5))
+        );
+        assert_eq!((member.standing, group.members.len()), (InSync, 1));
+    }
+    let health = tables::POOL_HEALTH.all(&world.records).unwrap();
+    assert_eq!(health, [crate::model::PoolHealth::default()]);
+}
+
+#[test]
+fn after_all_restarted_the_first_is_the_authority_once_the_last_is_back() {
+    let (mut world, id) = three();
+    world.restart(1, 11);
+    world.restart(2, 12);
+    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (3, InSync)]);
+    assert!(
+        refused(world.sync(id, 1, 11))
+            .to_string()
+            .contains("not waiting")
+    );
+    world.restart(3, 13);
+    let authority: Vec<_> = world.group(id).in_sync().cloned().collect();
+    assert_eq!(authority.len(), 1);
+    assert_eq!(authority[0].incarnation.0, authority[0].device.0 + 10);
+    assert_eq!(authority[0].since, world.group(id).epoch);
+}
+
+#[test]
+fn without_the_missing_one_is_settled_only_after_its_grace_and_only_if_it_is_down() {
+    let (mut world, id) = three();
+    world.report(id, 3, &[1]).unwrap();
+    world.restart(1, 11);
+    let resettle = |after_grace| Change::Resettle {
+        group: id,
+        device: DeviceId(1),
+        incarnation: Incarnation(11),
+        after_grace,
+    };
+    assert!(matches!(
+        refused(world.change(resettle(true), &[])),
+        GroupRefusal::StillValid {
+            device: DeviceId(2),
+            ..
+        }
+    ));
+    world.down(2);
+    assert!(matches!(
+        refused(world.change(resettle(false), &[])),
+        GroupRefusal::NotAllReturned {
+            device: DeviceId(2),
+            ..
+        }
+    ));
+    let out = Change::Resettle {
+        group: id,
+        device: DeviceId(3),
+        incarnation: Incarnation(0),
+        after_grace: true,
+    };
+    assert!(matches!(
+        refused(world.change(out, &[])),
+        GroupRefusal::NotInSync { .. }
+    ));
+    world.change(resettle(true), &[]).unwrap();
+    assert_eq!(world.standings(id), [(1, InSync), (2, Out), (3, Out)]);
+}
+
+#[test]
+fn who_has_no_valid_source_does_not_begin_to_sync() {
+    let (mut world, id) = three();
+    world.report(id, 3, &[1]).unwrap();
+    world.down(1);
+    world.down(2);
+    assert!(matches!(
+        refused(world.sync(id, 3, 0)),
+        GroupRefusal::NoSource { .. }
+    ));
+}
+
+#[test]
+fn a_drained_node_is_left_only_when_the_others_hold_everything() {
+    let (mut world, id) = three();
+    let drain = |duty| Command::SetNodeDuty {
+        node: NodeId(2),
+        duty,
+        at: AT,
+    };
+    let refused = world.run(&drain(Duty::Draining)).unwrap_err();
+    assert!(
+        refused.to_string().contains("could place 2 of 3 replicas"),
+        "{refused}"
+    );
+    world.node(4);
+    world.device(4);
+    world.run(&drain(Duty::Draining)).unwrap();
+    let leaving = |world: &World| world.on(id, 2).leaving;
+    assert!(leaving(&world));
+    assert_eq!(
+        world.standings(id),
+        [(1, InSync), (2, InSync), (3, InSync), (4, Out)]
+    );
+    let remove = Command::RemoveNode {
+        node: NodeId(2),
+        at: AT,
+    };
+    assert!(matches!(
+        world.run(&remove),
+        Err(Refusal::Map(MapRefusal::DeviceInUse { .. }))
+    ));
+    world.sync(id, 4, 0).unwrap();
+    assert!(leaving(&world));
+    world.promote(id, 4).unwrap();
+    assert_eq!(world.standings(id), [(1, InSync), (3, InSync), (4, InSync)]);
+    world.run(&remove).unwrap();
+    assert_eq!(tables::DEVICES.all(&world.records).unwrap().len(), 3);
+}
+
+#[test]
+fn a_drain_that_is_called_off_keeps_what_was_there() {
+    let (mut world, id) = three();
+    world.node(4);
+    world.device(4);
+    for duty in [Duty::Draining, Duty::Active] {
+        world
+            .run(&Command::SetNodeDuty {
+                node: NodeId(2),
+                duty,
+                at: AT,
+            })
+            .unwrap();
+    }
+    assert!(
+        world.group(id).members.iter().all(|member| !member.leaving)
+            || world.group(id).member(DeviceId(4)).is_some()
+    );
+    assert_eq!(world.group(id).in_sync().count(), 3);
+}
+
+#[test]
+fn a_dead_node_is_removed_unless_it_is_the_last_to_hold_something() {
+    let (mut world, id) = three();
+    let remove = |node| Command::RemoveNode {
+        node: NodeId(node),
+        at: AT,
+    };
+    assert!(world.run(&remove(3)).is_err(), "it is up and holds data");
+    world.down(3);
+    world.run(&remove(3)).unwrap();
+    assert_eq!(world.standings(id), [(1, InSync), (2, InSync)]);
+    world.report(id, 1, &[2]).unwrap();
+    world.down(2);
+    assert!(matches!(
+        refused(world.run(&remove(2))),
+        GroupRefusal::LastInSync { .. }
+    ));
+}
+
+#[test]
+fn an_older_process_cannot_register_over_a_newer_one() {
+    let (mut world, _) = three();
+    world.restart(2, 21);
+    let late = |incarnation, replaces| Command::RegisterNode {
+        node: NodeSpec {
+            incarnation: Incarnation(incarnation),
+            ..NodeSpec::new(NodeId(2), "node2")
+        },
+        replaces: Incarnation(replaces),
+        at: AT,
+    };
+    assert!(matches!(
+        world.run(&late(20, 0)),
+        Err(Refusal::Map(MapRefusal::OtherStart { .. }))
+    ));
+    world.run(&late(21, 0)).unwrap();
+    world.run(&late(22, 21)).unwrap();
+}
+
+#[test]
+fn a_pool_that_loses_and_regains_replicas_is_told_of_in_events() {
+    let (mut world, id) = three();
+    world.report(id, 1, &[2]).unwrap();
+    world.report(id, 2, &[3]).unwrap();
+    world.sync(id, 1, 0).unwrap();
+    world.promote(id, 1).unwrap();
+    world.sync(id, 2, 0).unwrap();
+    world.promote(id, 2).unwrap();
+    let events = tables::EVENTS.all(&world.records).unwrap();
+    let told: Vec<String> = events
+        .iter()
+        .map(|event| event.what.to_string())
+        .filter(|text| text.starts_with("pool safe"))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "pool safe: 1 placement groups lack replicas",
+            "pool safe: writes to 1 placement groups wait for more replicas in sync",
+            "pool safe: no write waits for replicas",
+            "pool safe: all replicas are in sync",
+        ]
+    );
+    assert!(
+        events
+            .windows(2)
+            .all(|two| two[0].number + 1 == two[1].number)
+    );
+    assert_ne!(Epoch(0), world.group(id).epoch);
+}

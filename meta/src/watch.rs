@@ -1,0 +1,372 @@
+//! The leader's watch over nodes and placement groups: what it hears becomes commands.
+//!
+//! Pure: heartbeats, the map and the time come in, commands come out. Time is a duration since any moment on the leader's
+//! monotonic clock; the wall clock is never asked. All commands are judged again by the state machine, so a watch that is
+//! wrong, late or repeats itself proposes in vain and breaks nothing.
+//!
+//! **A new leader has heard nothing.** It gives every node the full time from the moment it began to lead, and every
+//! unsettled group its full grace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::command::{Change, Command, Heard};
+use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
+use crate::leases::DRIFT_BOUND;
+use crate::map::ClusterMap;
+use crate::model::{DeviceState, Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
+use crate::state::group::Presence;
+
+/// A node says this often that it lives.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
+/// A node that was heard of by the leader may serve for this long, counted from before it sent its heartbeat; then it
+/// stops by itself. Long enough for metadata to elect a new leader meanwhile.
+pub const HEARTBEAT_LEASE: Duration = Duration::from_secs(10);
+/// A node not heard of for this long is down: where others hold its data, it is taken out.
+pub const NODE_DOWN_AFTER: Duration = Duration::from_secs(3);
+/// A group none of whose replicas in sync is valid waits this long for all of them to come back. Longer than
+/// [`HEARTBEAT_LEASE`], so whoever is missing has stopped serving by then.
+pub const RESETTLE_GRACE: Duration = Duration::from_secs(30);
+/// The share of a node that was away for this long is given to others.
+pub const NODE_REPLACE_AFTER: Duration = Duration::from_secs(600);
+/// A heartbeat is evidence that its node is alive for this long.
+const WITNESS_AGE_MAX: Duration = Duration::from_millis(750);
+/// So many groups of one node are synced at a time; others wait for their turn.
+pub const SYNCING_PER_NODE_MAX: usize = 8;
+/// Pause before a member whose sync failed is synced again; doubled with each failure up to the maximum.
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+/// See [`BACKOFF_MIN`].
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// Most changes in one command; the rest follow in more.
+const CHANGES_MAX: usize = 256;
+
+const _: () = assert!(
+    RESETTLE_GRACE.as_millis()
+        > HEARTBEAT_LEASE.as_millis() + HEARTBEAT_LEASE.as_millis() / DRIFT_BOUND as u128
+);
+
+/// What the leader has heard and when.
+#[derive(Debug, Default)]
+pub struct Watch {
+    /// When this node began to lead; it does not lead if absent.
+    leading_since: Option<Duration>,
+    heard: BTreeMap<NodeId, (Incarnation, Duration)>,
+    /// Since when nodes are known to be down.
+    down_since: BTreeMap<NodeId, Duration>,
+    /// Since when groups are known to have no valid member in sync.
+    unsettled_since: BTreeMap<GroupId, Duration>,
+    /// Members that were seen syncing: what to learn from when they are not any more.
+    syncing: BTreeMap<(GroupId, DeviceId), Incarnation>,
+    backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
+    /// Groups to look after, found in the map of this epoch.
+    unwell: Vec<GroupId>,
+    looked_at: Option<Epoch>,
+}
+
+/// A member whose syncing failed.
+#[derive(Debug, Clone, Copy)]
+struct Backoff {
+    incarnation: Incarnation,
+    failures: u32,
+    until: Duration,
+}
+
+impl Watch {
+    /// This node leads from now on, for the first time or again.
+    pub fn lead(&mut self, now: Duration) {
+        *self = Self {
+            leading_since: Some(now),
+            ..Self::default()
+        };
+    }
+
+    /// This node does not lead.
+    pub fn follow(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether it leads.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.leading_since.is_some()
+    }
+
+    /// A node's heartbeat came in.
+    pub fn heard(&mut self, node: NodeId, incarnation: Incarnation, now: Duration) {
+        if self.leads() {
+            self.heard.insert(node, (incarnation, now));
+        }
+    }
+
+    /// Who was heard of at or after a moment: the witnesses for a report that came in then.
+    #[must_use]
+    pub fn heard_since(&self, moment: Duration) -> Vec<Heard> {
+        let heard = self.heard.iter().filter(|(_, (_, at))| *at >= moment);
+        heard
+            .map(|(node, (incarnation, _))| Heard {
+                node: *node,
+                incarnation: *incarnation,
+            })
+            .collect()
+    }
+
+    /// What is to be proposed now. `at` is only written into the commands.
+    pub fn plan(&mut self, map: &ClusterMap, now: Duration, at: UnixMillis) -> Vec<Command> {
+        let Some(leading_since) = self.leading_since else {
+            return Vec::new();
+        };
+        let mut commands = Vec::new();
+        for node in map.nodes() {
+            commands.extend(self.plan_node(map, node, leading_since, now, at));
+        }
+        self.heard.retain(|node, _| map.node(*node).is_some());
+        let heard = self.heard_since(now.saturating_sub(WITNESS_AGE_MAX));
+        for changes in self.plan_groups(map, &heard, now).chunks(CHANGES_MAX) {
+            commands.push(Command::Regroup {
+                changes: changes.to_vec(),
+                heard: heard.clone(),
+                at,
+            });
+        }
+        commands
+    }
+
+    fn plan_node(
+        &mut self,
+        map: &ClusterMap,
+        node: &Node,
+        leading_since: Duration,
+        now: Duration,
+        at: UnixMillis,
+    ) -> Option<Command> {
+        let heard = self.heard.get(&node.id);
+        let heard = heard.filter(|(incarnation, _)| *incarnation == node.incarnation);
+        let last = heard.map_or(leading_since, |(_, at)| *at);
+        let is_silent = now.saturating_sub(last) >= NODE_DOWN_AFTER;
+        let state = match (node.state, is_silent) {
+            (NodeState::Up, true) => Some(NodeState::Down),
+            (NodeState::Down, false) if heard.is_some() => Some(NodeState::Up),
+            _ => None,
+        };
+        if let Some(state) = state {
+            return Some(Command::SetNodeState {
+                node: node.id,
+                incarnation: node.incarnation,
+                state,
+                at,
+            });
+        }
+        if node.state == NodeState::Up {
+            self.down_since.remove(&node.id);
+            return None;
+        }
+        let since = *self.down_since.entry(node.id).or_insert(now);
+        let is_over = now.saturating_sub(since) >= NODE_REPLACE_AFTER;
+        // When half of the nodes are away something else is wrong, and moving all their data would not help.
+        let (up, down) = count_storage(map);
+        (is_over && node.keeps_data() && down < up).then_some(Command::SetNodeDuty {
+            node: node.id,
+            duty: Duty::Absent,
+            at,
+        })
+    }
+
+    fn plan_groups(&mut self, map: &ClusterMap, heard: &[Heard], now: Duration) -> Vec<Change> {
+        if self.looked_at != Some(map.epoch()) {
+            self.looked_at = Some(map.epoch());
+            let unwell = map.groups().filter(|group| is_unwell(map, group));
+            self.unwell = unwell.map(|group| group.id()).collect();
+            self.learn(map, now);
+        }
+        let mut changes = Vec::new();
+        let mut waiting = Vec::new();
+        for group in self.unwell.iter().filter_map(|id| map.group(*id)) {
+            let id = group.id();
+            let valid: Vec<&Member> = group
+                .in_sync()
+                .filter(|member| map.is_valid(member))
+                .collect();
+            if valid.is_empty() {
+                let since = *self.unsettled_since.entry(id).or_insert(now);
+                let is_over = now.saturating_sub(since) >= RESETTLE_GRACE;
+                changes.extend(resettle(map, group, is_over));
+            } else {
+                self.unsettled_since.remove(&id);
+            }
+            changes.extend(demote(map, group, &valid, heard));
+            if !valid.is_empty() {
+                waiting.extend(outsiders(map, group));
+            }
+            if may_let_go(map, group) {
+                changes.push(Change::LetGo { group: id });
+            }
+        }
+        changes.extend(self.start_syncs(map, waiting, now));
+        changes
+    }
+
+    /// Compares what was syncing with what has become of it.
+    fn learn(&mut self, map: &ClusterMap, now: Duration) {
+        let mut syncing = BTreeMap::new();
+        for group in self.unwell.iter().filter_map(|id| map.group(*id)) {
+            for member in &group.members {
+                let key = (group.id(), member.device);
+                if member.standing == Standing::Syncing {
+                    syncing.insert(key, member.incarnation);
+                }
+                let was = self.syncing.get(&key);
+                if member.standing == Standing::Out && was == Some(&member.incarnation) {
+                    let known = self.backoff.get(&key);
+                    let known = known.filter(|known| known.incarnation == member.incarnation);
+                    let failures = known.map_or(0, |known| known.failures) + 1;
+                    let pause = BACKOFF_MIN.saturating_mul(1 << (failures - 1).min(16));
+                    let backoff = Backoff {
+                        incarnation: member.incarnation,
+                        failures,
+                        until: now + pause.min(BACKOFF_MAX),
+                    };
+                    self.backoff.insert(key, backoff);
+                }
+            }
+        }
+        self.syncing = syncing;
+        let unwell: BTreeSet<GroupId> = self.unwell.iter().copied().collect();
+        self.backoff.retain(|(group, _), _| unwell.contains(group));
+        self.unsettled_since
+            .retain(|group, _| unwell.contains(group));
+    }
+
+    /// Members that are out begin to be synced: those of groups with the fewest replicas first, a bounded number for
+    /// each node.
+    fn start_syncs(
+        &self,
+        map: &ClusterMap,
+        mut waiting: Vec<Outsider>,
+        now: Duration,
+    ) -> Vec<Change> {
+        let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for (_, device) in self.syncing.keys() {
+            if let Some(device) = map.device(*device) {
+                *busy.entry(device.node).or_default() += 1;
+            }
+        }
+        waiting.sort_by_key(|one| (one.in_sync, one.group, one.device));
+        let mut changes = Vec::new();
+        for one in waiting {
+            let backoff = self.backoff.get(&(one.group, one.device));
+            let is_pausing = backoff.is_some_and(|backoff| {
+                backoff.incarnation == one.incarnation && now < backoff.until
+            });
+            let busy = busy.entry(one.node).or_default();
+            if is_pausing || *busy >= SYNCING_PER_NODE_MAX {
+                continue;
+            }
+            *busy += 1;
+            changes.push(Change::StartSync {
+                group: one.group,
+                device: one.device,
+                incarnation: one.incarnation,
+            });
+        }
+        changes
+    }
+}
+
+/// Nodes that should hold data, up and down.
+fn count_storage(map: &ClusterMap) -> (usize, usize) {
+    let storage = || map.nodes().filter(|node| node.keeps_data());
+    let up = storage().filter(|node| node.state == NodeState::Up).count();
+    (up, storage().count() - up)
+}
+
+/// Whether there is anything to do about a group, now or later.
+fn is_unwell(map: &ClusterMap, group: &PlacementGroup) -> bool {
+    let is_well = |member: &Member| member.is_in_sync() && !member.leaving && map.is_valid(member);
+    !group.members.iter().all(is_well)
+}
+
+fn resettle(map: &ClusterMap, group: &PlacementGroup, grace_is_over: bool) -> Option<Change> {
+    let mut authority = None;
+    let mut are_all_back = true;
+    for member in group.in_sync() {
+        match map.presence(member) {
+            Presence::Returned(_, incarnation) if authority.is_none() => {
+                authority = Some((member.device, incarnation));
+            }
+            Presence::Returned(..) => {}
+            _ => are_all_back = false,
+        }
+    }
+    let (device, incarnation) = authority.filter(|_| are_all_back || grace_is_over)?;
+    Some(Change::Resettle {
+        group: group.id(),
+        device,
+        incarnation,
+        after_grace: !are_all_back,
+    })
+}
+
+/// Members that are sent writes and are not valid; one in sync only with a witness.
+fn demote(
+    map: &ClusterMap,
+    group: &PlacementGroup,
+    valid: &[&Member],
+    heard: &[Heard],
+) -> Vec<Change> {
+    let is_alive = |member: &&&Member| {
+        heard
+            .iter()
+            .any(|one| one.node == member.node && one.incarnation == member.incarnation)
+    };
+    let is_witnessed = valid.iter().any(|member| is_alive(&member));
+    let lost = group.members.iter().filter(|member| {
+        member.is_receiving() && !map.is_valid(member) && (is_witnessed || !member.is_in_sync())
+    });
+    lost.map(|member| Change::Demote {
+        group: group.id(),
+        device: member.device,
+        incarnation: member.incarnation,
+    })
+    .collect()
+}
+
+/// A member that is out and could be synced.
+struct Outsider {
+    group: GroupId,
+    device: DeviceId,
+    node: NodeId,
+    incarnation: Incarnation,
+    in_sync: usize,
+}
+
+fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
+    let out = group
+        .wanted()
+        .filter(|member| member.standing == Standing::Out);
+    let serving = out.filter_map(|member| {
+        let device = map.device(member.device)?;
+        let node = map.node(device.node)?;
+        let is_served = device.state == DeviceState::Online
+            && node.state == NodeState::Up
+            && device.incarnation == node.incarnation;
+        is_served.then(|| Outsider {
+            group: group.id(),
+            device: device.id,
+            node: node.id,
+            incarnation: node.incarnation,
+            in_sync: group.in_sync().count(),
+        })
+    });
+    serving.collect()
+}
+
+fn may_let_go(map: &ClusterMap, group: &PlacementGroup) -> bool {
+    let all_hold = group.wanted().next().is_some()
+        && group
+            .wanted()
+            .all(|member| member.is_in_sync() && map.is_valid(member));
+    all_hold && group.members.iter().any(|member| member.leaving)
+}
+
+#[cfg(test)]
+mod tests;
