@@ -145,7 +145,8 @@ impl Meta {
         self.core.read(|view| NODES.all(view)).await
     }
 
-    /// Adds a device, or says that it is back, maybe at another path or with another size.
+    /// Adds a device, or says that it is back, maybe at another path or with another size. A node of several does that
+    /// once it is registered: [`Meta::heartbeat_valid_until`] tells.
     pub async fn register_device(&self, device: DeviceSpec) -> Result<Device, MetaError> {
         let incarnation = match device.node == self.core.id {
             true => self.core.incarnation,

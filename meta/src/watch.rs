@@ -239,7 +239,7 @@ impl Watch {
     /// Members that are out begin to be synced: those of groups with the fewest replicas first, a bounded number for
     /// each node.
     fn start_syncs(
-        &self,
+        &mut self,
         map: &ClusterMap,
         mut waiting: Vec<Outsider>,
         now: Duration,
@@ -262,6 +262,10 @@ impl Watch {
                 continue;
             }
             *busy += 1;
+            // It may have failed before it is seen in the map.
+            self.syncing
+                .insert((one.group, one.device), one.incarnation);
+            self.looked_at = None;
             changes.push(Change::StartSync {
                 group: one.group,
                 device: one.device,

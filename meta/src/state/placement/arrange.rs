@@ -125,7 +125,7 @@ impl Plan<'_> {
         self.candidates[candidate].drawer.lot(self.seeds[group])
     }
 
-    /// Missing members: the best draw among those with room, or else among all.
+    /// Missing members: the best draw among those below their share, or else of those with room, or else of all.
     fn fill(&mut self, replicas: usize) {
         for group in 0..self.groups.len() {
             if self.groups[group].len() >= replicas {
@@ -138,7 +138,11 @@ impl Plan<'_> {
                 let best = (0..self.candidates.len())
                     .filter(|one| self.candidates[*one].joins)
                     .filter(|one| self.apart(&self.groups[group], *one, None))
-                    .min_by_key(|one| (self.load[*one] >= self.most[*one], lots[*one], *one));
+                    .min_by_key(|one| {
+                        let load = self.load[*one];
+                        let (is_fed, is_full) = (load >= self.least[*one], load >= self.most[*one]);
+                        (is_full, is_fed, lots[*one], *one)
+                    });
                 let Some(best) = best else { break };
                 self.groups[group].push(best);
                 self.load[best] += 1;
