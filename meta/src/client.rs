@@ -4,6 +4,7 @@
 //! began.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -21,6 +22,7 @@ use crate::model::{
     Pool, PoolHealth, Volume, VolumeState,
 };
 use crate::node::Core;
+use crate::pki::JoinToken;
 use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
 use crate::state::tables::{
     ATTACHMENTS, CLUSTER, DEVICES, EVENTS, LEASES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS,
@@ -52,6 +54,7 @@ outcomes! {
     a_lease: Lease -> Lease;
     an_attachment: Attachment -> Attachment;
     a_group: Group -> PlacementGroup;
+    an_admission: Admitted -> NodeId;
 }
 
 /// The leader runs another version that answers differently.
@@ -111,6 +114,25 @@ impl Meta {
             })
             .await?,
         )
+    }
+
+    /// Makes a token that lets one node join within this time. The cluster keeps only its hash.
+    pub async fn create_join_token(&self, lifetime: Duration) -> Result<JoinToken, MetaError> {
+        let (token, at) = (JoinToken::draw(), UnixMillis::now());
+        let millis = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
+        self.propose(Command::CreateToken {
+            token: token.hash(),
+            expires_at: UnixMillis(at.0.saturating_add(millis)),
+            at,
+        })
+        .await?;
+        Ok(token)
+    }
+
+    /// Takes a token, which is then used up, and gives the bearer the number of its node.
+    pub async fn redeem_join_token(&self, token: &JoinToken) -> Result<NodeId, MetaError> {
+        let (token, at) = (token.hash(), UnixMillis::now());
+        an_admission(self.propose(Command::RedeemToken { token, at }).await?)
     }
 
     /// Says whether a node is to be emptied (`on`) or may hold data again. Its groups move while I/O goes on; it is

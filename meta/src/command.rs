@@ -15,6 +15,7 @@ use crate::model::{
     Attachment, AttachmentOptions, Device, DeviceState, Durability, Duty, FailureDomain, GroupId,
     Labels, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
 };
+use crate::pki::TokenHash;
 use crate::refusal::Refusal;
 
 /// Least number of placement groups of a pool that does not say how many. Without a word it gets as many as give each of
@@ -224,6 +225,22 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Makes a token with which a node may join.
+    CreateToken {
+        /// What is kept of it.
+        token: TokenHash,
+        /// When it ends.
+        expires_at: UnixMillis,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// A node joins with a token, which is used up by that.
+    RedeemToken {
+        /// What is kept of it.
+        token: TokenHash,
+        /// Now.
+        at: UnixMillis,
+    },
     /// Adds a device, or says that it is back.
     RegisterDevice {
         /// The device.
@@ -412,6 +429,8 @@ impl Command {
             | Self::SetNodeState { at, .. }
             | Self::SetNodeDuty { at, .. }
             | Self::RemoveNode { at, .. }
+            | Self::CreateToken { at, .. }
+            | Self::RedeemToken { at, .. }
             | Self::RegisterDevice { at, .. }
             | Self::SetDeviceState { at, .. }
             | Self::DrainDevice { at, .. }
@@ -498,6 +517,8 @@ pub enum Outcome {
     Done,
     /// The node as it is now.
     Node(Node),
+    /// The number of the node that was let in.
+    Admitted(NodeId),
     /// The placement group as it is now.
     Group(PlacementGroup),
     /// What became of several changes.

@@ -22,6 +22,7 @@ pub mod ids;
 pub mod map;
 pub mod model;
 pub mod net;
+pub mod pki;
 pub mod refusal;
 
 mod client;
@@ -50,12 +51,12 @@ pub use map::ClusterMap;
 pub use model::{
     Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device, DeviceState,
     Durability, Duty, EVENTS_MAX, Event, FailureDomain, GroupId, Happening, Labels, Lease, Member,
-    Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, Role, Standing,
+    Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, Role, Standing, Token,
     VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start};
 pub use raft::RaftTuning;
-pub use refusal::{GroupRefusal, Refusal, RefusalKind};
+pub use refusal::{GroupRefusal, JoinRefusal, Refusal, RefusalKind};
 pub use watch::{
     HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, NODE_DOWN_AFTER, NODE_REPLACE_AFTER, RESETTLE_GRACE,
     SYNCING_PER_NODE_MAX, Watch,

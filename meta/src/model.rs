@@ -11,6 +11,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::pki::TokenHash;
+
 use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PgIndex, PoolId,
     UnixMillis, VolumeId,
@@ -33,6 +35,17 @@ pub struct Cluster {
     pub epoch: Epoch,
     /// When the cluster was made.
     pub created_at: UnixMillis,
+}
+
+/// Lets one node join, once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token {
+    /// What is kept of the secret.
+    pub hash: TokenHash,
+    /// When it was made.
+    pub created_at: UnixMillis,
+    /// When it ends, by the wall clock of whoever lets the node in.
+    pub expires_at: UnixMillis,
 }
 
 /// What a node does in the cluster.

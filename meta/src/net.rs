@@ -1,7 +1,9 @@
 //! How the metadata nodes talk: one request, one reply, over whatever [`Transport`] carries them.
 
 mod connection;
+mod frame;
 mod mem;
+mod tls;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -21,6 +23,7 @@ use crate::raft::{LogId, TypeConfig};
 
 pub(crate) use connection::Connections;
 pub use mem::MemNetwork;
+pub use tls::{TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport};
 
 /// A future that a trait object can return.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

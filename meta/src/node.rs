@@ -17,7 +17,7 @@ use crate::client::Meta;
 use crate::command::{Command, NodeSpec};
 use crate::error::{MetaError, OpenError};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
-use crate::net::{Connections, NoPeers, PeerReply, PeerRequest, Transport};
+use crate::net::{Connections, NoPeers, PeerReply, PeerRequest, ProposeError, Transport};
 use crate::raft::{Raft, RaftTuning};
 use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
@@ -83,6 +83,17 @@ impl Peer {
     /// Does what a peer asks for.
     pub async fn handle(&self, request: PeerRequest) -> PeerReply {
         self.core.handle(request).await
+    }
+
+    /// The same for a peer that the transport knows for sure: nobody sends another's heartbeat.
+    pub async fn handle_from(&self, from: NodeId, request: PeerRequest) -> PeerReply {
+        match request {
+            PeerRequest::Heartbeat { node, .. } if node != from => {
+                let detail = format!("node {from} sent a heartbeat of node {node}");
+                PeerReply::Heartbeat(Err(ProposeError::Failed { detail }))
+            }
+            request => self.handle(request).await,
+        }
     }
 }
 

@@ -24,8 +24,10 @@ pub const MAX_EXTRA_OPTIONS: usize = 16;
 pub const MAX_EXTRA_OPTION_BYTES: usize = 1024;
 
 mod group;
+mod join;
 
 pub use group::GroupRefusal;
+pub use join::{JoinRefusal, MAX_TOKENS};
 
 /// What kind of refusal: clients map it to their own codes (HTTP status).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,9 @@ pub enum Refusal {
     /// About the cluster, a node or a device.
     #[error(transparent)]
     Map(#[from] MapRefusal),
+    /// About joining.
+    #[error(transparent)]
+    Join(#[from] JoinRefusal),
     /// About a placement group.
     #[error(transparent)]
     Group(#[from] GroupRefusal),
@@ -118,6 +123,12 @@ pub enum MapRefusal {
         known: Incarnation,
         /// The one that was named.
         claimed: Incarnation,
+    },
+    /// The node was removed for good.
+    #[error("node {node} was removed: join with a new token and an empty data directory")]
+    WasRemoved {
+        /// The node.
+        node: NodeId,
     },
     /// The only node.
     #[error("node {node} is the only one: it stays")]
@@ -461,6 +472,7 @@ impl Refusal {
         match self {
             Self::Name(_) => RefusalKind::Invalid,
             Self::Map(refusal) => refusal.kind(),
+            Self::Join(_) => RefusalKind::Conflict,
             Self::Group(refusal) => refusal.kind(),
             Self::Pool(refusal) => refusal.kind(),
             Self::Volume(refusal) => refusal.kind(),
@@ -482,6 +494,7 @@ impl MapRefusal {
             | Self::OtherCluster { .. }
             | Self::NodeNameTaken { .. }
             | Self::OtherStart { .. }
+            | Self::WasRemoved { .. }
             | Self::LastNode { .. }
             | Self::NodeServes { .. }
             | Self::TooFewLeft { .. }

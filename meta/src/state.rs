@@ -17,6 +17,7 @@ mod node;
 pub(crate) mod placement;
 mod pool;
 pub(crate) mod tables;
+mod token;
 mod volume;
 
 #[cfg(test)]
@@ -100,6 +101,12 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         } => node::set_state(txn, *node, *incarnation, *state, *at),
         Command::SetNodeDuty { node, duty, at } => node::set_duty(txn, *node, *duty, *at),
         Command::RemoveNode { node, at } => node::remove(txn, *node, *at),
+        Command::CreateToken {
+            token,
+            expires_at,
+            at,
+        } => token::create(txn, *token, *expires_at, *at),
+        Command::RedeemToken { token, at } => token::redeem(txn, *token, *at),
         Command::RegisterDevice {
             device,
             incarnation,

@@ -11,7 +11,8 @@ use meta::command::AttachmentKey;
 use meta::net::MemNetwork;
 use meta::{
     AttachmentOptions, AttachmentSpec, ClusterMap, Generation, MetaConfig, MetaError, MetaNode,
-    NodeId, NodeSpec, NodeState, PoolSpec, RaftTuning, Refusal, Standing, Start, VolumeSpec,
+    NodeId, NodeSpec, NodeState, PoolId, PoolSpec, RaftTuning, Refusal, Standing, Start,
+    VolumeSpec,
 };
 
 /// Bounds how long a test waits for what must happen; far beyond what it takes.
@@ -390,15 +391,12 @@ async fn an_attachment_of_one_node_is_seen_and_ended_from_another() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
-    let cluster = Cluster::of_three().await;
-    let (network, meta) = (cluster.network.clone(), cluster.nodes[0].meta());
+/// Gives every node a device, and makes a pool of three replicas with a volume.
+async fn replicated_pool(cluster: &Cluster) -> PoolId {
     for node in &cluster.nodes[1..] {
-        let id = node.id();
         let spec = meta::DeviceSpec {
-            node: id,
-            ..device(id.0)
+            node: node.id(),
+            ..device(node.id().0)
         };
         node.meta().register_device(spec).await.unwrap();
     }
@@ -406,34 +404,49 @@ async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
         placement_groups: Some(4),
         ..PoolSpec::new("safe", 3)
     };
+    let meta = cluster.nodes[0].meta();
     let pool = meta.create_pool(pool).await.unwrap();
     let volume = VolumeSpec {
         pool: Some("safe".to_owned()),
         ..VolumeSpec::new("disk", GIB)
     };
     meta.create_volume(volume).await.unwrap();
+    pool.id
+}
 
-    let away = cluster.nodes.iter().find(|node| node.id() != NodeId(1));
-    let away = away.unwrap();
+/// Whether every group of the pool has so many members in sync.
+fn in_sync(map: &ClusterMap, pool: PoolId, count: usize) -> bool {
+    let mut groups = map.groups().filter(|group| group.pool == pool);
+    groups.all(|group| group.in_sync().count() == count)
+}
+
+/// Says for the replicas of a map that they have compared everything.
+async fn promote_all(map: &ClusterMap, meta: &meta::Meta) {
+    for group in map.groups() {
+        for member in &group.members {
+            if member.standing == Standing::Syncing {
+                let (group, since) = (group.id(), member.since);
+                let (device, incarnation) = (member.device, member.incarnation);
+                // Refused if it was promoted already.
+                let _ = meta.promote_member(group, device, incarnation, since).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
+    let cluster = Cluster::of_three().await;
+    let pool = replicated_pool(&cluster).await;
+    let away = &cluster.nodes[1];
+    let stays = cluster.nodes[0].meta();
     let mut valid = away.meta().watch_heartbeat();
     valid.wait_for(Option::is_some).await.unwrap();
-    network.set_cut_off(away.id(), true);
-    let stays = cluster
-        .nodes
-        .iter()
-        .find(|node| node.id() != away.id())
-        .unwrap();
-    let in_sync = |map: &ClusterMap, count: usize| {
-        let mut groups = map.groups().filter(|group| group.pool == pool.id);
-        groups.all(|group| group.in_sync().count() == count)
-    };
-    let mut map = stays.meta().watch_map();
-    let shrunk = tokio::time::timeout(PATIENCE, map.wait_for(|map| in_sync(map, 2)));
-    let shrunk = shrunk
-        .await
-        .expect("it is never taken out")
-        .unwrap()
-        .clone();
+
+    cluster.network.set_cut_off(away.id(), true);
+    let mut map = stays.watch_map();
+    let shrunk = tokio::time::timeout(PATIENCE, map.wait_for(|map| in_sync(map, pool, 2)));
+    let shrunk = shrunk.await.expect("it stays").unwrap().clone();
     assert_eq!(shrunk.node(away.id()).unwrap().state, NodeState::Down);
     let until = away.meta().heartbeat_valid_until().unwrap();
     let left = until.saturating_duration_since(std::time::Instant::now());
@@ -442,35 +455,22 @@ async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
         "it counts from before it was cut off"
     );
 
-    network.set_cut_off(away.id(), false);
-    // Whoever syncs is promoted by its replica, which is played here.
-    let wait = async {
+    cluster.network.set_cut_off(away.id(), false);
+    let heal = async {
         loop {
             let seen = map.borrow_and_update().clone();
-            if in_sync(&seen, 3) {
+            if in_sync(&seen, pool, 3) {
                 return seen;
             }
-            for group in seen.groups() {
-                for member in &group.members {
-                    if member.standing == Standing::Syncing {
-                        let (group, since) = (group.id(), member.since);
-                        let (device, incarnation) = (member.device, member.incarnation);
-                        // Refused if it was promoted already.
-                        let _ = away
-                            .meta()
-                            .promote_member(group, device, incarnation, since)
-                            .await;
-                    }
-                }
-            }
+            promote_all(&seen, &away.meta()).await;
             map.changed().await.unwrap();
         }
     };
-    let healed = tokio::time::timeout(PATIENCE, wait)
-        .await
-        .expect("it is never taken in");
+    let healed = tokio::time::timeout(PATIENCE, heal).await;
+    let healed = healed.expect("it is never taken in");
     assert_eq!(healed.node(away.id()).unwrap().state, NodeState::Up);
-    let events = stays.meta().list_events(0, usize::MAX).await.unwrap();
+
+    let events = stays.list_events(0, usize::MAX).await.unwrap();
     let told: Vec<String> = events.iter().map(|event| event.what.to_string()).collect();
     for text in [
         format!("node {} is down", away.id()),
@@ -479,9 +479,9 @@ async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
     ] {
         assert!(told.contains(&text), "{text} is not in {told:?}");
     }
-    let later = stays.meta().list_events(events[1].number, 2).await.unwrap();
+    let later = stays.list_events(events[1].number, 2).await.unwrap();
     assert_eq!(later, events[2..4]);
-    let health = stays.meta().pool_health(pool.id).await.unwrap();
+    let health = stays.pool_health(pool).await.unwrap();
     assert_eq!(health, meta::PoolHealth::default());
     for node in cluster.nodes {
         node.shutdown().await.unwrap();

@@ -25,6 +25,11 @@ pub struct Event {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Happening {
+    /// A join token was used: the node that bore it got this number.
+    NodeAdmitted {
+        /// The node.
+        node: NodeId,
+    },
     /// A node joined.
     NodeJoined {
         /// The node.
@@ -127,6 +132,7 @@ pub enum Happening {
 impl fmt::Display for Happening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NodeAdmitted { node } => write!(f, "node {node} was let in by its token"),
             Self::NodeJoined { node } => write!(f, "node {node} joined"),
             Self::NodeRestarted { node } => write!(f, "node {node} started again"),
             Self::NodeUp { node } => write!(f, "node {node} is up"),

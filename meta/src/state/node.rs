@@ -1,7 +1,9 @@
 //! Nodes: registered, heard of or not, emptied, removed.
 
 use super::map::{cluster, next_epoch, place_all, require_node};
-use super::tables::{ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES_BY_POOL};
+use super::tables::{
+    ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES, VOLUMES_BY_POOL,
+};
 use super::{Read, Stop, Txn, attachment, event, group, placement};
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
@@ -16,6 +18,9 @@ pub(super) fn register(
 ) -> Result<Outcome, Stop> {
     cluster(txn)?;
     check(txn, spec)?;
+    if REMOVED_NODES.get(txn, &spec.id)?.is_some() {
+        return Err(MapRefusal::WasRemoved { node: spec.id }.into());
+    }
     let old = NODES.get(txn, &spec.id)?;
     let known = old.as_ref().map_or(replaces, |node| node.incarnation);
     if known != spec.incarnation && known != replaces {
@@ -223,6 +228,7 @@ pub(super) fn remove(txn: &mut Txn<'_>, id: NodeId, at: UnixMillis) -> Result<Ou
         DEVICES.delete(txn, &device.id);
     }
     NODES.delete(txn, &id);
+    REMOVED_NODES.put(txn, &id, &at);
     event::push(txn, at, Happening::NodeRemoved { node: id })?;
     place_all(txn)?;
     Ok(Outcome::Node(node))

@@ -21,6 +21,8 @@
 //! | 0x0d | volumes by pool | pool id, volume id | nothing |
 //! | 0x0e | events | number | [`Event`] |
 //! | 0x0f | health of pools, counted | pool id | [`PoolHealth`] |
+//! | 0x10 | join tokens | SHA-256 of the token | [`Token`] |
+//! | 0x11 | removed nodes | node id | [`UnixMillis`] |
 //! | 0x80 and up | kept free for the namespace, whose keys begin with a shard number | | |
 
 use std::marker::PhantomData;
@@ -29,10 +31,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::kv::{Read, ReadError, Txn};
-use crate::ids::{AttachmentId, DeviceId, NodeId, PgIndex, PoolId, VolumeId};
+use crate::ids::{AttachmentId, DeviceId, NodeId, PgIndex, PoolId, UnixMillis, VolumeId};
 use crate::model::{
-    Attachment, Cluster, Device, Event, Lease, Name, Node, PlacementGroup, Pool, PoolHealth, Volume,
+    Attachment, Cluster, Device, Event, Lease, Name, Node, PlacementGroup, Pool, PoolHealth, Token,
+    Volume,
 };
+use crate::pki::TokenHash;
 
 /// The numbers to give out next. They only grow, so a number is never used again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +48,8 @@ pub(crate) struct Counters {
     pub(crate) attachment: u64,
     #[serde(default = "first")]
     pub(crate) event: u64,
+    #[serde(default = "first")]
+    pub(crate) node: u64,
 }
 
 fn first() -> u64 {
@@ -60,6 +66,7 @@ impl Default for Counters {
             layer: 1,
             attachment: 1,
             event: first(),
+            node: first(),
         }
     }
 }
@@ -76,6 +83,12 @@ impl Key for () {
 impl Key for str {
     fn extend(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.as_bytes());
+    }
+}
+
+impl Key for TokenHash {
+    fn extend(&self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(self.bytes());
     }
 }
 
@@ -131,6 +144,8 @@ pub(crate) const ATTACHMENTS_BY_VOLUME: Table<(VolumeId, AttachmentId), Attachme
 pub(crate) const VOLUMES_BY_POOL: Table<(PoolId, VolumeId), VolumeId> = Table::new(0x0d);
 
 pub(crate) const EVENTS: Table<u64, Event> = Table::new(0x0e);
+pub(crate) const TOKENS: Table<TokenHash, Token> = Table::new(0x10);
+pub(crate) const REMOVED_NODES: Table<NodeId, UnixMillis> = Table::new(0x11);
 pub(crate) const POOL_HEALTH: Table<PoolId, PoolHealth> = Table::new(0x0f);
 
 impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {

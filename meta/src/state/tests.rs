@@ -5,6 +5,7 @@ mod groups;
 mod leases;
 mod map;
 mod promotion;
+mod tokens;
 
 use std::collections::BTreeMap;
 

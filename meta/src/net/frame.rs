@@ -1,0 +1,173 @@
+//! Frames on a connection between metadata nodes.
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 4 | length of the body, big-endian, at most [`FRAME_BYTES_MAX`] |
+//! | 4 | 8 | number of the request that it is or answers, big-endian |
+//! | 12 | | body: JSON, as in the log |
+//!
+//! The first frame of each side is a [`Hello`] with the number 0 and at most [`HELLO_BYTES_MAX`]. What follows is of the
+//! protocol version that the hellos agree on.
+
+use std::io;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use uuid::Uuid;
+
+use crate::ids::NodeId;
+
+/// Largest body; a larger one ends the connection. A piece of a snapshot (1 MiB) is at most 4 MiB of JSON.
+pub(super) const FRAME_BYTES_MAX: u32 = 16 << 20;
+/// Largest hello: all that is read of who is not known yet.
+pub(super) const HELLO_BYTES_MAX: u32 = 1 << 10;
+/// Says that this is metadata's protocol.
+const MAGIC: &str = "penstock-meta";
+/// Versions of the protocol that this program speaks.
+pub(super) const PROTOCOLS: std::ops::RangeInclusive<u16> = 1..=1;
+
+/// Who speaks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    magic: String,
+    /// Oldest and newest version of the protocol that is spoken.
+    protocols: (u16, u16),
+    pub(super) cluster: Uuid,
+    pub(super) node: NodeId,
+    /// Why the connection ends here, from who accepts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) refused: Option<String>,
+}
+
+impl Hello {
+    pub(super) fn new(cluster: Uuid, node: NodeId) -> Self {
+        Self {
+            magic: MAGIC.to_owned(),
+            protocols: (*PROTOCOLS.start(), *PROTOCOLS.end()),
+            cluster,
+            node,
+            refused: None,
+        }
+    }
+
+    /// The version to speak with this peer, or why none.
+    pub(super) fn agree(&self, cluster: Uuid) -> Result<u16, String> {
+        if let Some(reason) = &self.refused {
+            return Err(format!("it refuses: {reason}"));
+        }
+        if self.magic != MAGIC {
+            return Err("it does not speak the metadata protocol".to_owned());
+        }
+        if self.cluster != cluster {
+            return Err(format!("it is of cluster {}, not {cluster}", self.cluster));
+        }
+        let newest = self.protocols.1.min(*PROTOCOLS.end());
+        if newest < self.protocols.0.max(*PROTOCOLS.start()) {
+            return Err(format!(
+                "it speaks versions {} to {} of the protocol, and this program {} to {}",
+                self.protocols.0,
+                self.protocols.1,
+                PROTOCOLS.start(),
+                PROTOCOLS.end()
+            ));
+        }
+        Ok(newest)
+    }
+}
+
+fn invalid(detail: impl ToString) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, detail.to_string())
+}
+
+/// A frame ready to be sent.
+pub(super) fn encode(number: u64, body: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; 12];
+    serde_json::to_writer(&mut frame, body).map_err(invalid)?;
+    let length = u32::try_from(frame.len() - 12).unwrap_or(u32::MAX);
+    if length > FRAME_BYTES_MAX {
+        return Err(invalid(format!("a message of {length} bytes is too long")));
+    }
+    frame[..4].copy_from_slice(&length.to_be_bytes());
+    frame[4..12].copy_from_slice(&number.to_be_bytes());
+    Ok(frame)
+}
+
+/// Receives a frame whose body has at most `bytes_max`.
+pub(super) async fn receive<T: DeserializeOwned>(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes_max: u32,
+) -> io::Result<(u64, T)> {
+    let mut header = [0; 12];
+    stream.read_exact(&mut header).await?;
+    let [a, b, c, d, number @ ..] = header;
+    let length = u32::from_be_bytes([a, b, c, d]);
+    if length > bytes_max {
+        return Err(invalid(format!(
+            "a frame of {length} bytes, and at most {bytes_max} are allowed"
+        )));
+    }
+    // Memory follows what came in, not what was announced.
+    let mut body = Vec::new();
+    let read = stream
+        .take(u64::from(length))
+        .read_to_end(&mut body)
+        .await?;
+    if read < length as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let body = serde_json::from_slice(&body).map_err(invalid)?;
+    Ok((u64::from_be_bytes(number), body))
+}
+
+/// Sends a frame at once.
+pub(super) async fn send(
+    stream: &mut (impl AsyncWrite + Unpin),
+    number: u64,
+    body: &impl Serialize,
+) -> io::Result<()> {
+    stream.write_all(&encode(number, body)?).await?;
+    stream.flush().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_frame_arrives_as_it_was_sent_and_no_longer_one_is_taken() {
+        let hello = Hello::new(Uuid::from_u128(1), NodeId(2));
+        let frame = encode(7, &hello).unwrap();
+        let (number, found): (u64, Hello) =
+            receive(&mut &frame[..], HELLO_BYTES_MAX).await.unwrap();
+        assert_eq!((number, found), (7, hello));
+        assert!(receive::<Hello>(&mut &frame[..], 10).await.is_err());
+        for cut in 0..frame.len() {
+            assert!(
+                receive::<Hello>(&mut &frame[..cut], HELLO_BYTES_MAX)
+                    .await
+                    .is_err()
+            );
+        }
+        let huge = [0xff; 64];
+        assert!(
+            receive::<Hello>(&mut &huge[..], FRAME_BYTES_MAX)
+                .await
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn peers_agree_on_the_newest_version_that_both_speak() {
+        let (ours, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let mut hello = Hello::new(ours, NodeId(2));
+        assert_eq!(hello.agree(ours), Ok(1));
+        assert!(hello.agree(other).unwrap_err().contains("cluster"));
+        hello.protocols = (1, 9);
+        assert_eq!(hello.agree(ours), Ok(1));
+        hello.protocols = (2, 9);
+        assert!(hello.agree(ours).unwrap_err().contains("versions 2 to 9"));
+        hello.magic = "http".to_owned();
+        assert!(hello.agree(ours).is_err());
+    }
+}

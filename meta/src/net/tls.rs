@@ -1,0 +1,142 @@
+//! Peers over TCP with mutual TLS.
+//!
+//! One connection for each direction and pair of nodes. Requests on it are numbered and answered in any order, so a
+//! piece of a snapshot or a slow command does not hold up a heartbeat. Both sides check that the other's certificate was
+//! made by the cluster's authority **for the node that it says it is**.
+
+mod client;
+mod server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+use uuid::Uuid;
+
+use crate::ids::NodeId;
+use crate::pki::node_name;
+
+pub use client::TlsTransport;
+pub use server::{TlsListener, TlsServer};
+
+/// A connection must be made, and its sides known, in this time.
+const CONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+/// A connection on which sent data stay unacknowledged for this long is over.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(5);
+/// Protocol name in the TLS handshake.
+const ALPN: &[u8] = b"penstock-meta";
+
+/// Why certificates and key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// Not PEM, or not what is expected in it.
+    #[error("{what} cannot be read: {detail}")]
+    BadPem {
+        /// Which.
+        what: &'static str,
+        /// What is wrong.
+        detail: String,
+    },
+    /// They do not fit together.
+    #[error("the certificates cannot be used: {0}")]
+    Rustls(#[from] rustls::Error),
+    /// No root to trust.
+    #[error("the cluster's certificate cannot be used: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Who a node is on the network. Cheap to clone.
+#[derive(Clone)]
+pub struct TlsIdentity {
+    cluster: Uuid,
+    node: NodeId,
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+impl TlsIdentity {
+    /// From PEM: the authority's certificate, the node's certificate and its key.
+    ///
+    /// # Errors
+    /// They cannot be read, or do not fit together.
+    pub fn from_pem(
+        cluster: Uuid,
+        node: NodeId,
+        ca: &str,
+        certificate: &str,
+        key: &str,
+    ) -> Result<Self, TlsError> {
+        let bad = |what| {
+            move |error: rustls::pki_types::pem::Error| TlsError::BadPem {
+                what,
+                detail: error.to_string(),
+            }
+        };
+        let chain = CertificateDer::pem_slice_iter(certificate.as_bytes())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(bad("the node's certificate"))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(bad("the node's private key"))?;
+        let mut roots = RootCertStore::empty();
+        for root in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+            roots.add(root.map_err(bad("the cluster's certificate"))?)?;
+        }
+        let (roots, provider) = (Arc::new(roots), Arc::new(ring::default_provider()));
+        let clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .build()?;
+        let servers =
+            WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build()?;
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(clients)
+            .with_single_cert(chain.clone(), key.clone_key())?;
+        server.alpn_protocols = vec![ALPN.to_vec()];
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_webpki_verifier(servers)
+            .with_client_auth_cert(chain, key)?;
+        client.alpn_protocols = vec![ALPN.to_vec()];
+        Ok(Self {
+            cluster,
+            node,
+            client: Arc::new(client),
+            server: Arc::new(server),
+        })
+    }
+
+    fn name_of(&self, node: NodeId) -> ServerName<'static> {
+        let name = node_name(self.cluster, node);
+        ServerName::try_from(name).expect("digits, letters, hyphens and dots")
+    }
+
+    /// Whether a certificate that the authority made was made for this node.
+    fn is_for(&self, certificate: Option<&CertificateDer<'_>>, node: NodeId) -> bool {
+        let parsed = certificate.and_then(|found| ParsedCertificate::try_from(found).ok());
+        parsed.is_some_and(|parsed| {
+            rustls::client::verify_server_name(&parsed, &self.name_of(node)).is_ok()
+        })
+    }
+}
+
+/// What both sides want of a socket: no delay, and an end when the peer is gone.
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let millis = u32::try_from(UNACKNOWLEDGED_MAX.as_millis()).unwrap_or(u32::MAX);
+    rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?;
+    Ok(())
+}

@@ -1,0 +1,453 @@
+//! Real sockets on loopback: three voters over mutual TLS, and whoever must not get in.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use common::{GIB, device};
+use meta::net::{
+    BoxFuture, PeerReply, PeerRequest, TlsIdentity, TlsListener, TlsServer, TlsTransport,
+    Transport, TransportError,
+};
+use meta::pki::{ClusterCa, NodeKey, node_name};
+use meta::{MetaConfig, MetaNode, NodeId, NodeSpec, RaftTuning, Start, VolumeSpec};
+use openraft::BasicNode;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use uuid::Uuid;
+
+/// Bounds how long a test waits for what must happen; far beyond what it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+const CLUSTER: Uuid = Uuid::from_u128(77);
+
+/// An authority with its certificate.
+struct Authority {
+    ca: ClusterCa,
+    certificate: String,
+}
+
+/// A node's papers, as PEM.
+struct Papers {
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn new(cluster: Uuid) -> Self {
+        let (ca, certificate) = ClusterCa::generate(cluster).unwrap();
+        Self { ca, certificate }
+    }
+
+    fn papers(&self, node: u64) -> Papers {
+        let key = NodeKey::generate().unwrap();
+        let certificate = self.ca.issue(NodeId(node), &key.public_key()).unwrap();
+        Papers {
+            certificate,
+            key: key.to_pem(),
+        }
+    }
+
+    /// Who says that it is `node` of `cluster`, trusts this authority and shows these papers.
+    fn identity(&self, cluster: Uuid, node: u64, papers: &Papers) -> TlsIdentity {
+        let (ca, certificate, key) = (&self.certificate, &papers.certificate, &papers.key);
+        TlsIdentity::from_pem(cluster, NodeId(node), ca, certificate, key).unwrap()
+    }
+
+    fn node(&self, node: u64) -> TlsIdentity {
+        self.identity(CLUSTER, node, &self.papers(node))
+    }
+}
+
+/// The way out of a node, which can be closed.
+struct Door {
+    inner: TlsTransport,
+    closed: Arc<AtomicBool>,
+}
+
+impl Transport for Door {
+    fn call<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a BasicNode,
+        request: PeerRequest,
+    ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
+        if self.closed.load(Ordering::Relaxed) {
+            let detail = "closed".to_owned();
+            return Box::pin(async move { Err(TransportError::Unreachable { target, detail }) });
+        }
+        self.inner.call(target, address, request)
+    }
+}
+
+/// The way in to a node: passes bytes on until it is cut, which ends all connections.
+struct Relay {
+    address: SocketAddr,
+    cut: tokio::sync::watch::Sender<bool>,
+}
+
+impl Relay {
+    async fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (cut, is_cut) = tokio::sync::watch::channel(false);
+        tokio::spawn(async move {
+            loop {
+                let (mut from, _) = listener.accept().await.unwrap();
+                let mut is_cut = is_cut.clone();
+                if is_cut.has_changed().is_err() {
+                    return;
+                }
+                tokio::spawn(async move {
+                    let Ok(mut to) = TcpStream::connect(target).await else {
+                        return;
+                    };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut from, &mut to) => {}
+                        _ = is_cut.wait_for(|cut| *cut) => {}
+                    }
+                });
+            }
+        });
+        Self { address, cut }
+    }
+}
+
+struct Member {
+    node: Option<MetaNode>,
+    server: Option<TlsServer>,
+    relay: Relay,
+    door: Arc<AtomicBool>,
+}
+
+impl Member {
+    fn node(&self) -> &MetaNode {
+        self.node.as_ref().unwrap()
+    }
+
+    fn cut_off(&self, cut: bool) {
+        self.door.store(cut, Ordering::Relaxed);
+        self.relay.cut.send_replace(cut);
+    }
+
+    async fn kill(&mut self) {
+        self.server = None;
+        self.cut_off(true);
+        self.node.take().unwrap().shutdown().await.unwrap();
+    }
+}
+
+struct Cluster {
+    dir: tempfile::TempDir,
+    members: Vec<Member>,
+}
+
+impl Cluster {
+    async fn member(dir: &std::path::Path, authority: &Authority, id: u64, start: Start) -> Member {
+        let identity = authority.node(id);
+        let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
+        let relay = Relay::to(listener.address()).await;
+        let door = Arc::new(AtomicBool::new(false));
+        let config = MetaConfig {
+            node: NodeSpec {
+                incarnation: meta::Incarnation::draw(),
+                ..NodeSpec::new(NodeId(id), format!("node{id}"))
+            },
+            address: relay.address.to_string(),
+            start,
+            tuning: RaftTuning {
+                heartbeat: Duration::from_millis(50),
+                election_timeout: Duration::from_millis(400),
+                ..RaftTuning::default()
+            },
+            transport: Arc::new(Door {
+                inner: TlsTransport::new(identity.clone()),
+                closed: Arc::clone(&door),
+            }),
+        };
+        let node = MetaNode::open(dir.join(id.to_string()), config)
+            .await
+            .unwrap();
+        let server = Some(listener.serve(identity, node.peer()));
+        Member {
+            node: Some(node),
+            server,
+            relay,
+            door,
+        }
+    }
+
+    async fn of_three() -> Self {
+        let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new(CLUSTER));
+        let one = Self::member(dir.path(), &authority, 1, Start::NewCluster).await;
+        one.node().meta().register_device(device(1)).await.unwrap();
+        let cluster = one.node().cluster_uuid();
+        let mut members = vec![one];
+        for id in [2, 3] {
+            let member = Self::member(dir.path(), &authority, id, Start::Join { cluster }).await;
+            let address = member.relay.address.to_string();
+            members[0]
+                .node()
+                .add_learner(NodeId(id), &address)
+                .await
+                .unwrap();
+            members.push(member);
+        }
+        let voters = [1, 2, 3].map(NodeId).into();
+        members[0].node().set_voters(voters).await.unwrap();
+        Self { dir, members }
+    }
+
+    /// The position of the member that leads.
+    async fn leader(&self) -> usize {
+        until(async || {
+            for (index, member) in self.members.iter().enumerate() {
+                if let Some(node) = &member.node {
+                    if node.leader().await == Some(node.id())
+                        && !member.door.load(Ordering::Relaxed)
+                    {
+                        return Some(index);
+                    }
+                }
+            }
+            None
+        })
+        .await
+    }
+
+    async fn end(self) {
+        for mut member in self.members {
+            if let Some(node) = member.node.take() {
+                node.shutdown().await.unwrap();
+            }
+        }
+        drop(self.dir);
+    }
+}
+
+/// Waits until a question has an answer.
+async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("it never happened")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_voters_go_on_when_their_leader_is_killed() {
+    let mut cluster = Cluster::of_three().await;
+    for (number, member) in cluster.members.iter().enumerate() {
+        let spec = VolumeSpec::new(format!("disk{number}"), GIB);
+        member.node().meta().create_volume(spec).await.unwrap();
+    }
+    // All nodes register by their heartbeats.
+    let one = cluster.members[0].node().meta();
+    let nodes = until(async || {
+        let nodes = one.list_nodes().await.unwrap();
+        (nodes.len() == 3).then_some(nodes)
+    });
+    assert!(nodes.await.iter().all(|node| node.incarnation.0 != 0));
+    let leader = cluster.leader().await;
+    cluster.members[leader].kill().await;
+    let other = &cluster.members[(leader + 1) % 3];
+    let meta = other.node().meta();
+    assert_eq!(meta.list_volumes().await.unwrap().len(), 3);
+    meta.create_volume(VolumeSpec::new("after", GIB))
+        .await
+        .unwrap();
+    assert_ne!(cluster.leader().await, leader);
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_cut_off_is_replaced_and_answers_no_more_until_it_is_back() {
+    let cluster = Cluster::of_three().await;
+    let leader = cluster.leader().await;
+    cluster.members[leader].cut_off(true);
+    let (old, other) = (
+        cluster.members[leader].node().id(),
+        cluster.members[(leader + 1) % 3].node(),
+    );
+    // A command that is on its way to the old leader at this moment has an unknown outcome.
+    until(async || other.leader().await.filter(|leader| *leader != old)).await;
+    let other = other.meta();
+    other
+        .create_volume(VolumeSpec::new("new", GIB))
+        .await
+        .unwrap();
+    let alone = cluster.members[leader].node().meta();
+    let stale = tokio::spawn(async move { alone.get_volume("new").await });
+    cluster.members[leader].cut_off(false);
+    assert_eq!(stale.await.unwrap().unwrap().name.as_str(), "new");
+    cluster.end().await;
+}
+
+/// A node alone that listens.
+async fn alone(authority: &Authority) -> (tempfile::TempDir, MetaNode, TlsServer) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = common::open(dir.path()).await;
+    let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.serve(authority.node(1), node.peer());
+    (dir, node, server)
+}
+
+async fn ask(identity: TlsIdentity, server: SocketAddr) -> Result<PeerReply, TransportError> {
+    let transport = TlsTransport::new(identity);
+    let address = BasicNode::new(server.to_string());
+    let call = transport.call(NodeId(1), &address, PeerRequest::ReadIndex);
+    tokio::time::timeout(PATIENCE, call)
+        .await
+        .expect("no answer")
+}
+
+fn is_unreachable(answer: Result<PeerReply, TransportError>) -> String {
+    match answer {
+        Err(TransportError::Unreachable { detail, .. }) => detail,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let at = server.address();
+
+    let stranger = Authority::new(CLUSTER);
+    let forged = authority.identity(CLUSTER, 2, &stranger.papers(2));
+    is_unreachable(ask(forged, at).await);
+    let distrustful = stranger.identity(CLUSTER, 2, &authority.papers(2));
+    is_unreachable(ask(distrustful, at).await);
+
+    let key = NodeKey::generate().unwrap();
+    let past = SystemTime::now() - Duration::from_secs(7200);
+    let hour = Duration::from_secs(3600);
+    let certificate = authority
+        .ca
+        .issue_for(NodeId(2), &key.public_key(), past, hour);
+    let expired = Papers {
+        certificate: certificate.unwrap(),
+        key: key.to_pem(),
+    };
+    is_unreachable(ask(authority.identity(CLUSTER, 2, &expired), at).await);
+
+    let impostor = authority.identity(CLUSTER, 3, &authority.papers(2));
+    let detail = is_unreachable(ask(impostor, at).await);
+    assert!(detail.contains("not for node 3"), "{detail}");
+
+    let elsewhere = Uuid::from_u128(78);
+    let other = ClusterCa::load(elsewhere, authority.ca.key_pem()).unwrap();
+    let key = NodeKey::generate().unwrap();
+    let papers = Papers {
+        certificate: other.issue(NodeId(2), &key.public_key()).unwrap(),
+        key: key.to_pem(),
+    };
+    is_unreachable(ask(authority.identity(elsewhere, 2, &papers), at).await);
+
+    let good = ask(authority.node(2), at).await;
+    assert!(matches!(good, Ok(PeerReply::ReadIndex(Ok(_)))), "{good:?}");
+    node.shutdown().await.unwrap();
+}
+
+/// A connection that is through with TLS, and may say what it likes.
+async fn raw(authority: &Authority, at: SocketAddr) -> tokio_rustls::client::TlsStream<TcpStream> {
+    let papers = authority.papers(2);
+    let mut roots = rustls::RootCertStore::empty();
+    let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes()).unwrap();
+    roots.add(root).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = vec![CertificateDer::from_pem_slice(papers.certificate.as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(papers.key.as_bytes()).unwrap();
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+        .unwrap();
+    config.alpn_protocols = vec![b"penstock-meta".to_vec()];
+    let name = ServerName::try_from(node_name(CLUSTER, NodeId(1))).unwrap();
+    let stream = TcpStream::connect(at).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    connector.connect(name, stream).await.unwrap()
+}
+
+/// Sends bytes, and waits until the other side ends the connection.
+async fn say(mut stream: impl tokio::io::AsyncRead + AsyncWriteExt + Unpin, bytes: &[u8]) {
+    // The other side may be gone before all is said.
+    let _ = stream.write_all(bytes).await;
+    let _ = stream.flush().await;
+    let mut answer = Vec::new();
+    let end = stream.read_to_end(&mut answer);
+    // An abrupt end is an end, too.
+    let _ = tokio::time::timeout(PATIENCE, end)
+        .await
+        .expect("the connection stays open");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_talks_nonsense_loses_its_connection_and_nobody_else_does() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let at = server.address();
+    let good = TlsTransport::new(authority.node(3));
+    let address = BasicNode::new(at.to_string());
+    let works = async || {
+        let call = good.call(NodeId(1), &address, PeerRequest::ReadIndex);
+        matches!(call.await, Ok(PeerReply::ReadIndex(Ok(_))))
+    };
+    assert!(works().await);
+
+    say(TcpStream::connect(at).await.unwrap(), &[0x5a; 5000]).await;
+    say(
+        TcpStream::connect(at).await.unwrap(),
+        b"GET / HTTP/1.1\r\n\r\n",
+    )
+    .await;
+    say(raw(&authority, at).await, &[0xff; 64]).await;
+    say(raw(&authority, at).await, &[0; 64]).await;
+    // A whole frame that is no hello, then a hello beyond its bound.
+    let mut frame = vec![0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+    frame.extend(b"{}");
+    say(raw(&authority, at).await, &frame).await;
+    let mut long = 5000_u32.to_be_bytes().to_vec();
+    long.extend([b' '; 5008]);
+    say(raw(&authority, at).await, &long).await;
+
+    // A good hello, then a request beyond its bound, and one that is none.
+    let hello =
+        format!(r#"{{"magic":"penstock-meta","protocols":[1,1],"cluster":"{CLUSTER}","node":2}}"#);
+    let mut greeting = u32::try_from(hello.len()).unwrap().to_be_bytes().to_vec();
+    greeting.extend([0; 8]);
+    greeting.extend(hello.as_bytes());
+    let oversized = [&greeting[..], &u32::MAX.to_be_bytes(), &[0; 8]].concat();
+    say(raw(&authority, at).await, &oversized).await;
+    let nonsense = [&greeting[..], &3_u32.to_be_bytes(), &[0; 8], b"???"].concat();
+    say(raw(&authority, at).await, &nonsense).await;
+
+    assert!(works().await, "on the connection that it had all the time");
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn papers_that_do_not_fit_together_are_refused_by_name() {
+    let authority = Authority::new(CLUSTER);
+    let (one, two) = (authority.papers(1), authority.papers(2));
+    let ca = &authority.certificate;
+    let read = |certificate: &str, key: &str| {
+        let error = TlsIdentity::from_pem(CLUSTER, NodeId(1), ca, certificate, key).err();
+        error.unwrap().to_string()
+    };
+    assert!(read(&one.certificate, "nothing").contains("private key"));
+    read(&one.certificate, &two.key);
+}
