@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use indicatif::ProgressBar;
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
 use crate::api::client::{Client, encode};
 use crate::api::extents::{Decoder, Record};
@@ -180,6 +180,7 @@ impl Target {
         part.push(name);
         part.push(".part-");
         if !device {
+            refuse_held(&path)?;
             remove_stale(&path, &part);
         }
         part.push(std::process::id().to_string());
@@ -227,10 +228,16 @@ impl Target {
             ));
         }
         let shown = self.path.display();
-        let mut file = File::options()
+        // Without O_CREAT it keeps off what is mounted, or a daemon's.
+        let opened = File::options()
             .write(true)
-            .open(&self.path)
-            .context(|| format!("open {shown}"))?;
+            .custom_flags(libc::O_EXCL)
+            .open(&self.path);
+        let busy = |e: &io::Error| e.kind() == io::ErrorKind::ResourceBusy;
+        if opened.as_ref().is_err_and(busy) {
+            return Err(held(&self.path));
+        }
+        let mut file = opened.context(|| format!("open {shown}"))?;
         receive(stream, &mut Sink::Stream(&mut file, 0), bar).await?;
         file.sync_all().context(|| format!("write {shown}"))
     }
@@ -285,6 +292,26 @@ fn is_dead(pid: i32) -> bool {
         return false;
     };
     rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
+}
+
+/// Refuses to replace what a daemon holds, its device files above all: it would go on in a file without a name.
+fn refuse_held(path: &Path) -> Result<()> {
+    let Ok(file) = File::open(path) else {
+        return Ok(());
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(held(path)),
+        // A file system without locks holds no daemon's files.
+        _ => Ok(()),
+    }
+}
+
+fn held(path: &Path) -> Failure {
+    Failure::new(
+        Kind::Conflict,
+        format!("{} is in use by another program, or mounted", path.display()),
+        "name another file",
+    )
 }
 
 fn exists(path: &Path) -> Failure {

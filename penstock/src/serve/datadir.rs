@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
+use crate::config::StoreKind;
 use crate::failure::{Context, Failure, Kind, Result};
 
 /// Mode of directories made here: volumes' data are nobody else's business.
@@ -56,20 +57,19 @@ impl DataDir {
         })
     }
 
-    /// Its path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Where meta keeps its database.
-    pub fn meta(&self) -> PathBuf {
-        self.path.join("meta")
-    }
-
     /// The default device file.
     pub fn default_device(&self) -> PathBuf {
         self.path.join("devices/0.img")
     }
+}
+
+/// Where meta keeps its database.
+pub fn meta(data: &Path, store: StoreKind) -> PathBuf {
+    data.join(match store {
+        StoreKind::File => "meta",
+        // Volumes that drop everything must never be taken for real ones, nor the other way round.
+        StoreKind::Null => "meta-null",
+    })
 }
 
 /// Makes a directory and its parents.

@@ -15,7 +15,7 @@ use crate::config::{Config, StoreKind};
 use crate::failure::{Failure, Kind, Result};
 
 use super::attachments::Served;
-use super::datadir::DataDir;
+use super::datadir::{self, DataDir};
 use super::devices;
 use super::leftovers::Leftovers;
 use super::limits;
@@ -70,12 +70,16 @@ impl Node {
     /// Starts everything and, for a daemon, restores the attachments. What an earlier process left undone is noted, to be
     /// finished while guests run.
     pub async fn start(config: Config, purpose: Purpose) -> Result<Self> {
+        let meta_dir = datadir::meta(&config.data, config.store);
+        if purpose == Purpose::OneVolume && !MetaNode::exists(&meta_dir) {
+            // Nor is one made: it would take half the file system for nothing.
+            return Err(Failure::new(
+                Kind::NotFound,
+                format!("there is no volume: {} holds no node", config.data.display()),
+                "name the daemon's data directory with --data; `penstock serve` makes one",
+            ));
+        }
         let data = DataDir::take(&config.data)?;
-        let meta_dir = match config.store {
-            StoreKind::File => data.meta(),
-            // Volumes that drop everything must never be taken for real ones, nor the other way round.
-            StoreKind::Null => data.path().join("meta-null"),
-        };
         if config.store == StoreKind::File && !MetaNode::exists(&meta_dir) {
             let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
             blocking(move || devices::refuse_without_metadata(&config, default, &dir)).await?;

@@ -4,6 +4,7 @@
 //! whatever stops the import leaves only that nameless volume, which is dropped at once or at the next start.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use http_body_util::BodyExt;
@@ -21,12 +22,33 @@ use super::node::{Live, Node, meta_failure};
 use super::storage::Handle;
 use super::volumes::{IMPORT_PREFIX, check_name, copied};
 
+/// How long the rest of a stream is taken that nobody wants. Who still sends then finds the connection closed.
+const UNWANTED_MAX: Duration = Duration::from_secs(5);
+
 /// Fills volume `name` from a stream of extents.
 pub async fn import(
     node: &Arc<Node>,
     name: &str,
     query: &ImportQuery,
-    body: Body,
+    mut body: Body,
+) -> Result<Volume> {
+    let done = import_checked(node, name, query, &mut body).await;
+    if done.is_err() {
+        // A connection that closes while its client sends may take the answer with it.
+        tokio::spawn(async move {
+            let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+            // Either way nobody reads it any more.
+            let _ = tokio::time::timeout(UNWANTED_MAX, rest).await;
+        });
+    }
+    done
+}
+
+async fn import_checked(
+    node: &Arc<Node>,
+    name: &str,
+    query: &ImportQuery,
+    body: &mut Body,
 ) -> Result<Volume> {
     check_name(name)?;
     let replaced = {
@@ -50,7 +72,7 @@ async fn import_beside(
     node: &Arc<Node>,
     name: &str,
     query: &ImportQuery,
-    body: Body,
+    body: &mut Body,
 ) -> Result<Volume> {
     let part_name = format!("{IMPORT_PREFIX}{}", uuid::Uuid::new_v4().simple());
     let spec = VolumeSpec {
@@ -103,7 +125,7 @@ async fn check_target(
     Ok(Some(volume))
 }
 
-async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: Body) -> Result<()> {
+async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: &mut Body) -> Result<()> {
     let handle = node.open_volume(part).await?;
     let filled = match node.storage.copier(&handle).await {
         Ok(copier) => {
@@ -122,7 +144,7 @@ async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: Body) -> R
     filled
 }
 
-async fn receive(copier: &Copier, size: u64, mut body: Body) -> Result<()> {
+async fn receive(copier: &Copier, size: u64, body: &mut Body) -> Result<()> {
     let wrong = |e: &dyn std::fmt::Display| {
         Failure::new(
             Kind::Invalid,

@@ -98,6 +98,17 @@ fn a_socket_path_that_is_too_long_is_told_before_anything_is_made() {
 }
 
 #[test]
+fn the_back_end_program_makes_no_node() {
+    let dir = temp();
+    let (data, socket) = (dir.path().join("data"), dir.path().join("a.sock"));
+    let program = ["vhost-user-blk", "--volume", "a", "--socket-path"];
+    let args = [&program[..], &[text(&socket), "--data", text(&data)]].concat();
+    let told = one_error(&run(&args), 1);
+    assert!(told.contains("no volume") && told.contains("--data"), "{told}");
+    assert!(!data.exists());
+}
+
+#[test]
 fn no_colours_go_where_there_is_no_terminal() {
     let dir = temp();
     let mut command = penstock();

@@ -103,6 +103,21 @@ fn a_raw_image_comes_out_as_it_went_in() {
 }
 
 #[test]
+fn an_export_leaves_alone_what_a_daemon_holds() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    let device = daemon.json(&["device", "list"])[0]["path"].clone();
+    let lock = daemon.data().join("lock");
+    for path in [device.as_str().unwrap(), text(&lock)] {
+        let before = fs::metadata(path).unwrap().ino();
+        let told = daemon.refused(&["volume", "export", "a", path, "--force"]);
+        assert!(told.contains("in use"), "{told}");
+        assert_eq!(fs::metadata(path).unwrap().ino(), before);
+    }
+}
+
+#[test]
 fn a_qcow2_image_comes_out_as_it_went_in() {
     let dir = temp();
     let daemon = Daemon::start(&dir.path().join("data"));

@@ -190,3 +190,21 @@ fn an_export_that_a_guest_writes_under_says_so_at_its_end() {
         "no end record"
     );
 }
+
+#[test]
+fn an_import_that_is_refused_hears_why_while_it_still_sends() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    let mut import = UnixStream::connect(daemon.data().join("penstock.sock")).unwrap();
+    let head = "PUT /v1/volumes/a/data?size_bytes=67108864 HTTP/1.1\r\nhost: penstock\r\n\
+                transfer-encoding: chunked\r\n\r\n";
+    import.write_all(head.as_bytes()).unwrap();
+    for at in (0..VOLUME_BYTES).step_by(1 << 20) {
+        chunk(&mut import, &record(at as u64, 1 << 20, 1));
+        chunk(&mut import, &[9; 1 << 20]);
+    }
+    let mut answer = [0; 12];
+    import.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 409");
+}
