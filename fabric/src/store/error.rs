@@ -108,9 +108,7 @@ pub enum OpenError {
         offset: u64,
     },
     /// Recovery could not write its checkpoint.
-    #[error(
-        "cannot write the recovery checkpoint of shard {shard}: device error {errno}; check the device"
-    )]
+    #[error("cannot write the recovery checkpoint of shard {shard}: {}", told(*errno))]
     Checkpoint {
         /// Shard.
         shard: u32,
@@ -119,8 +117,28 @@ pub enum OpenError {
     },
 }
 
+/// A device's error, and the mend.
+fn told(errno: i32) -> String {
+    if matches!(errno, libc::ENOSPC | libc::EDQUOT) {
+        return "the file system of the device file is full; make room on it".to_owned();
+    }
+    format!("device error {errno}; check the device")
+}
+
 /// Lower-case hex, for identities.
 #[must_use]
 pub fn hex(bytes: &[u8; 16]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_file_system_is_no_broken_device() {
+        let told = |errno| OpenError::Checkpoint { shard: 0, errno }.to_string();
+        assert!(told(libc::ENOSPC).contains("make room"));
+        assert!(told(libc::EIO).contains("check the device"));
+    }
 }
