@@ -309,7 +309,10 @@ fn refuse_held(path: &Path) -> Result<()> {
 fn held(path: &Path) -> Failure {
     Failure::new(
         Kind::Conflict,
-        format!("{} is in use by another program, or mounted", path.display()),
+        format!(
+            "{} is in use by another program, or mounted",
+            path.display()
+        ),
         "name another file",
     )
 }

@@ -75,7 +75,10 @@ impl Node {
             // Nor is one made: it would take half the file system for nothing.
             return Err(Failure::new(
                 Kind::NotFound,
-                format!("there is no volume: {} holds no node", config.data.display()),
+                format!(
+                    "there is no volume: {} holds no node",
+                    config.data.display()
+                ),
                 "name the daemon's data directory with --data; `penstock serve` makes one",
             ));
         }

@@ -104,7 +104,10 @@ fn the_back_end_program_makes_no_node() {
     let program = ["vhost-user-blk", "--volume", "a", "--socket-path"];
     let args = [&program[..], &[text(&socket), "--data", text(&data)]].concat();
     let told = one_error(&run(&args), 1);
-    assert!(told.contains("no volume") && told.contains("--data"), "{told}");
+    assert!(
+        told.contains("no volume") && told.contains("--data"),
+        "{told}"
+    );
     assert!(!data.exists());
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Daemon, one_error, temp, text};
+use crate::harness::{Daemon, eventually, one_error, temp, text};
 
 /// Size of the images in these tests.
 const IMAGE_BYTES: u64 = 48 << 20;
@@ -301,7 +301,11 @@ fn an_import_replaces_a_volume_only_when_told_and_only_as_a_whole() {
         daemon.run(&["volume", "export", "a", "-"]).stdout,
         [7; 8192]
     );
-    daemon.ok(&["volume", "import", "a", text(&raw), "--yes"]);
+    // Until the daemon has noticed that the other one hung up, the volume is being replaced.
+    eventually(|| {
+        let again = daemon.run(&["volume", "import", "a", text(&raw), "--yes"]);
+        again.status.success()
+    });
     assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
     assert_eq!(
         daemon.json(&["volume", "list"]).as_array().unwrap().len(),
