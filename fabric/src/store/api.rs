@@ -297,7 +297,8 @@ pub enum StoreError {
     },
     /// Some blocks hold nothing and demand a newer version all the same: those were left alone, the others were written. The
     /// store does not know whether a later discard of the block asks for it or one of its neighbours, whose version
-    /// outlives them. Number the operation anew and submit it again.
+    /// outlives them; or the operation covers a part of a block, and the newer one may have been another part. Number the
+    /// operation anew and submit it again.
     #[error("number it anew: versions up to {newest} are refused here")]
     Renumber {
         /// Newest version met.

@@ -196,6 +196,26 @@ fn an_older_discard_is_refused_like_an_older_write() {
 }
 
 #[test]
+fn an_older_write_of_another_part_of_a_block_does_not_pass_for_overwritten() {
+    for_each_seed(3, |seed| {
+        let mut rig = Rig::new_small(seed);
+        let sector = |sector| Range {
+            view: PLAIN,
+            chunk: 0,
+            sector,
+            sectors: 1,
+        };
+        rig.write(sector(0), false);
+        rig.drain();
+        let old = rig.next_version();
+        rig.write(sector(1), false);
+        rig.drain();
+        assert_refused_for_a_newer_number(&mut rig, sector(2), old);
+        rig.check_settled();
+    });
+}
+
+#[test]
 fn an_older_write_behind_a_newer_one_under_way_is_refused() {
     for_each_seed(3, |seed| {
         let mut rig = Rig::new_small(seed);

@@ -62,6 +62,13 @@ impl ShardCore {
         done
     }
 
+    /// Whether the write touches only a part of its block `i`.
+    fn is_partly_covered(&self, part: u32, i: u32) -> bool {
+        let p = &self.parts[part];
+        let block = UNIT_BYTES as u32;
+        (i == 0 && p.start % block != 0) || (i + 1 == u32::from(p.count) && p.end % block != 0)
+    }
+
     fn fill_blocks(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
         while self.parts[part].cursor < u32::from(self.parts[part].count) {
@@ -69,7 +76,8 @@ impl ShardCore {
             let (version, first) = (self.parts[part].version, self.parts[part].first);
             let entry = self.leaves.entries(slot)[usize::from(first) + i as usize];
             if entry.version > version {
-                self.note_stale(part, entry);
+                let partly = self.is_partly_covered(part, i);
+                self.note_stale(part, entry, partly);
             } else if !self.fill_block(filling, part, i, true) {
                 return false;
             }
@@ -117,7 +125,7 @@ impl ShardCore {
             };
             let entry = self.leaves.entries(slot)[usize::from(self.parts[part].first + index)];
             if entry.version > self.parts[part].version {
-                self.note_stale(part, entry);
+                self.note_stale(part, entry, true);
             } else if !self.fill_block(filling, part, u32::from(index), false) {
                 return false;
             }

@@ -128,11 +128,12 @@ impl ShardCore {
         p.stale = p.stale.max(newest);
     }
 
-    /// A block was left alone because what is there is newer.
-    pub(super) fn note_stale(&mut self, part: u32, entry: MapEntry) {
+    /// A block was left alone because what is there is newer. Of a block covered `partly` the newer write may have been
+    /// another part, so that this one was not overwritten.
+    pub(super) fn note_stale(&mut self, part: u32, entry: MapEntry, partly: bool) {
         let p = &mut self.parts[part];
         p.stale = p.stale.max(entry.version);
-        p.renumber |= entry.unit == UNIT_UNMAPPED;
+        p.renumber |= entry.unit == UNIT_UNMAPPED || partly;
     }
 
     /// Whether a discard has anything to do.
