@@ -27,6 +27,7 @@ mod faults;
 mod guests;
 mod net;
 mod nodes;
+mod script;
 
 pub use faults::Fault;
 

@@ -1,0 +1,114 @@
+//! For scenarios that are written down: requests one at a time, and what the cluster is made to do in between.
+
+use fabric::core::membership::Standing;
+use fabric::io::Op;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::Sim;
+use crate::checker::Tag;
+use crate::plan::Plan;
+use crate::queue::Span;
+use crate::workload::GuestOp;
+
+impl Sim {
+    /// One host with one volume in one group on three nodes; its guest asks only for what the scenario says.
+    pub fn scripted() -> Self {
+        let plan = Plan {
+            hosts: 1,
+            lanes: 1,
+            groups: 1,
+            volumes: 1,
+            ops: 0,
+            ..Plan::calm()
+        };
+        Self::new(plan, ChaCha8Rng::seed_from_u64(1), false)
+    }
+
+    /// Asks for something; the request's name.
+    pub fn ask(&mut self, op: Op, first: u64, sectors: u64) -> u64 {
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        let moves_data = matches!(op, Op::Read | Op::Write { .. });
+        let bytes = if moves_data { sectors * 512 } else { 0 };
+        let asked = GuestOp {
+            op,
+            first,
+            sectors,
+            tag,
+            begun: None,
+            lane: 0,
+            memory: vec![0; bytes as usize].into(),
+        };
+        self.submit(0, asked).expect("the client has room")
+    }
+
+    /// Whether a request has been answered.
+    pub fn is_done(&self, name: u64) -> bool {
+        !self.guests[0].in_flight.contains_key(&name)
+    }
+
+    /// Waits for the answer.
+    pub fn wait_for(&mut self, name: u64) {
+        let done = self.run_until(Span::seconds(30), |sim| sim.is_done(name));
+        assert!(done, "no answer: {:?}", self.failure);
+    }
+
+    /// Writes some blocks and waits for the answer.
+    pub fn write_blocks(&mut self, first: u64, blocks: u64) {
+        let name = self.ask(Op::Write { fua: false }, first * 8, blocks * 8);
+        self.wait_for(name);
+    }
+
+    /// Reads some blocks, which the checker compares with what was written.
+    pub fn read_blocks(&mut self, first: u64, blocks: u64) {
+        let name = self.ask(Op::Read, first * 8, blocks * 8);
+        self.wait_for(name);
+    }
+
+    /// Flushes and waits.
+    pub fn flush(&mut self) {
+        let name = self.ask(Op::Flush, 0, 0);
+        self.wait_for(name);
+    }
+
+    /// Lets time pass.
+    pub fn pass(&mut self, span: Span) {
+        self.run_until(span, |_| false);
+        assert!(self.failure.is_none(), "{:?}", self.failure);
+    }
+
+    /// The standing of a node in the only group.
+    pub fn standing(&self, node: usize) -> Standing {
+        let members = &self.meta.groups()[0].members;
+        let member = members.iter().find(|m| m.node.0 as usize == node);
+        member.expect("a member").standing
+    }
+
+    /// Waits until a node has this standing.
+    pub fn wait_until(&mut self, node: usize, standing: Standing) {
+        let reached = self.run_until(Span::seconds(30), |sim| sim.standing(node) == standing);
+        assert!(reached, "node {node} is {:?}", self.standing(node));
+    }
+
+    /// What the node itself holds in a sector: the write that made it.
+    pub fn tag_at(&mut self, node: usize, sector: u64) -> u32 {
+        let node = &mut self.nodes[node];
+        let process = node.process.as_mut().expect("it runs");
+        let (chunk, at) = ((sector / 8192) as u32, (sector % 8192 * 512) as u32);
+        let bytes = process.peek(&mut node.disk, super::layer_of(0), chunk, (at, 512));
+        let bytes = bytes.expect("it can be read");
+        u32::from_le_bytes(*bytes.first_chunk().expect("a sector"))
+    }
+
+    /// Mends everything; then all replicas are in sync and hold the same.
+    pub fn end(mut self) {
+        for guest in &mut self.guests {
+            // Everywhere that scenarios write.
+            guest.spots = vec![0, 256];
+        }
+        self.heal();
+        self.converge();
+        assert!(self.failure.is_none(), "{}", self.failure.expect("some"));
+    }
+}

@@ -1,0 +1,159 @@
+//! What others lost data by, and what guests were promised: each a fixed scenario.
+
+use fabric::core::membership::Standing;
+use fabric::io::Op;
+use fabric::testing::sim_disk::CrashKind;
+use sim::Sim;
+use sim::queue::Span;
+use sim::sim::{End, Fault};
+
+const WRITE: Op = Op::Write { fua: false };
+
+/// DRBD 145: a bitmap was cleared on both sides, and what differed was never copied. Here nobody keeps a bitmap: a replica
+/// that misses writes twice, dying in the middle of the first comparison, is compared in full.
+#[test]
+fn drbd_145_bitmap_cleared_both_sides_say_clean() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 32);
+    sim.crash_node(2, CrashKind::Process);
+    sim.write_blocks(0, 16);
+    assert_eq!(
+        sim.standing(2),
+        Standing::Out,
+        "before the write was acknowledged"
+    );
+    sim.start_node(2);
+    sim.wait_until(2, Standing::Syncing);
+    // Its round has begun, and with it this side's notes of what it is sent.
+    sim.write_blocks(20, 1);
+    sim.crash_node(2, CrashKind::Process);
+    sim.write_blocks(24, 4);
+    sim.start_node(2);
+    sim.wait_until(2, Standing::InSync);
+    sim.read_blocks(0, 32);
+    sim.end();
+}
+
+/// Mayastor 1713: two replicas came back one after the other, and the one with older data was rebuilt from.
+#[test]
+fn mayastor_1713_two_nodes_return() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.crash_node(1, CrashKind::Process);
+    sim.write_blocks(0, 8);
+    sim.crash_node(2, CrashKind::Process);
+    let waits = sim.ask(WRITE, 0, 64);
+    sim.pass(Span::seconds(2));
+    assert!(!sim.is_done(waits), "one copy is fewer than two");
+    // The one that missed most returns first.
+    sim.start_node(1);
+    sim.wait_for(waits);
+    assert_eq!(sim.standing(1), Standing::InSync);
+    sim.start_node(2);
+    sim.wait_until(2, Standing::InSync);
+    sim.read_blocks(0, 8);
+    sim.end();
+}
+
+#[test]
+fn power_loss_of_all_unflushed_differs() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    sim.write_blocks(0, 4);
+    sim.write_blocks(8, 4);
+    for node in 0..3 {
+        sim.crash_node(node, CrashKind::Power);
+    }
+    sim.pass(Span::millis(100));
+    for node in 0..3 {
+        sim.start_node(node);
+    }
+    for node in 0..3 {
+        sim.wait_until(node, Standing::InSync);
+    }
+    sim.read_blocks(0, 16);
+    sim.read_blocks(0, 16);
+    sim.end();
+}
+
+/// A write reached one replica only; that one leaves, and the write is never acknowledged with it in the set.
+#[test]
+fn returning_replica_holds_unacknowledged_write() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 1);
+    for node in [0, 1] {
+        sim.on_fault(Fault::Cut(End::Host(0), End::Node(node)));
+    }
+    let alone = sim.ask(WRITE, 0, 8);
+    sim.pass(Span::millis(5));
+    assert!(sim.tag_at(2, 0) != sim.tag_at(0, 0), "only node 2 has it");
+    sim.crash_node(2, CrashKind::Process);
+    // The host dies with it: nobody sends that write again.
+    for node in 0..3 {
+        for direction in [
+            (End::Host(0), End::Node(node)),
+            (End::Node(node), End::Host(0)),
+        ] {
+            sim.on_fault(Fault::Cut(direction.0, direction.1));
+        }
+    }
+    sim.wait_until(2, Standing::Out);
+    sim.start_node(2);
+    sim.wait_until(2, Standing::InSync);
+    sim.pass(Span::millis(10));
+    assert_eq!(sim.tag_at(2, 0), sim.tag_at(0, 0), "it is forgotten");
+    assert!(!sim.is_done(alone));
+    sim.end();
+}
+
+#[test]
+fn meta_leader_lost_during_shrink() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 1);
+    sim.on_fault(Fault::Leaderless(Span::seconds(3)));
+    sim.crash_node(2, CrashKind::Power);
+    let waits = sim.ask(WRITE, 0, 8);
+    sim.pass(Span::seconds(2));
+    assert!(!sim.is_done(waits), "nobody could commit the smaller set");
+    assert_eq!(sim.standing(2), Standing::InSync);
+    sim.wait_for(waits);
+    assert_eq!(sim.standing(2), Standing::Out);
+    sim.read_blocks(0, 1);
+    sim.start_node(2);
+    sim.end();
+}
+
+/// A host that reaches one replica only, the minority, is not served writes by it.
+#[test]
+fn minority_side_serves_nothing() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 1);
+    for node in [1, 2] {
+        for other in [End::Host(0), End::Meta, End::Node(0)] {
+            sim.on_fault(Fault::Cut(End::Node(node), other));
+            sim.on_fault(Fault::Cut(other, End::Node(node)));
+        }
+    }
+    let waits = sim.ask(WRITE, 0, 8);
+    sim.pass(Span::seconds(5));
+    assert!(!sim.is_done(waits), "one copy is fewer than two");
+    sim.end();
+}
+
+#[test]
+fn one_slow_replica() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 1);
+    sim.on_fault(Fault::Slow(2, 100_000));
+    let start = sim.now;
+    sim.write_blocks(0, 8);
+    assert_eq!(
+        sim.standing(2),
+        Standing::Out,
+        "a write does not wait for it for ever"
+    );
+    assert!(sim.now.since(start) < Span::seconds(3));
+    sim.on_fault(Fault::Slow(2, 1));
+    sim.end();
+}
