@@ -72,13 +72,15 @@ async fn everything_is_there_after_a_restart() {
         [attached]
     );
     assert_eq!(meta.get_lease(volume.id).await.unwrap(), Some(lease));
+    let (cluster, devices) = &before;
+    assert_eq!(meta.list_devices().await.unwrap(), *devices);
+    let now = meta.cluster().await.unwrap();
     assert_eq!(
-        (
-            meta.cluster().await.unwrap(),
-            meta.list_devices().await.unwrap()
-        ),
-        before
+        (now.uuid, now.created_at),
+        (cluster.uuid, cluster.created_at)
     );
+    // The node has a new incarnation, which the map tells.
+    assert!(now.epoch > cluster.epoch);
     let again = meta.grant_lease("disk", node.id()).await.unwrap();
     assert_eq!(
         again.generation,
