@@ -1,0 +1,86 @@
+//! What maps and their epochs mean for requests under way.
+
+use super::*;
+
+#[test]
+fn a_syncing_replica_that_misses_a_write_leaves_the_map_before_the_write_is_done() {
+    let mut bench = Bench::new(set(1, 1, &[IN, SYNCING, OUT]));
+    bench.write(1, 0, 4096);
+    assert_eq!(bench.nodes(), [1, 2]);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::Device(5)));
+    assert!(bench.done.is_empty(), "it may just be promoted");
+    assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
+    bench.map(set(2, 1, &[IN, OUT, OUT]));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_syncing_replica_is_not_read_and_does_not_make_up_for_one_in_sync() {
+    let mut bench = Bench::new(set(1, 2, &[IN, SYNCING, OUT]));
+    assert_eq!(bench.submit(1, Op::Read, 1 << 20, 4096), Submit::Pending);
+    assert_eq!(bench.nodes(), [1]);
+    bench.write(2, 0, 4096);
+    assert_eq!(bench.nodes(), [1], "one in sync is not enough");
+    bench.answer(0, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+}
+
+#[test]
+fn a_replica_that_does_not_know_the_map_yet_is_asked_again() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.write(1, 0, 4096);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::Behind(Epoch(0))));
+    assert!(bench.done.is_empty() && bench.client.needs_tick());
+    assert_eq!(bench.client.poll_action(), None, "it has not failed");
+    bench.tick();
+    assert_eq!(bench.nodes(), [1, 2, 2]);
+    bench.answer(2, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn an_older_map_is_no_error_when_there_are_several_replicas() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.write(1, 0, 4096);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::StaleEpoch(Epoch(2))));
+    assert!(bench.done.is_empty());
+    bench.map(set(2, 1, &[IN, IN]));
+    assert_eq!(bench.nodes(), [1, 2, 2]);
+    assert_eq!(bench.script.sent[2].1.epoch, Epoch(2));
+    bench.answer(2, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn what_a_replica_answered_before_it_began_anew_does_not_count() {
+    let anew = |epoch: u64, standings: &[Standing]| {
+        let mut members = set(epoch, 1, standings).members().to_vec();
+        members[1].since = Epoch(epoch);
+        ReplicaSet::new(PgId(0), Epoch(epoch), 1, members)
+    };
+    let mut bench = Bench::new(set(1, 1, &[IN, IN, IN]));
+    bench.write(1, 0, 4096);
+    bench.write(2, 4096, 4096);
+    // The first: answered before. The second: on its way.
+    bench.answer(0, Ok(()));
+    bench.answer(1, Ok(()));
+    bench.answer(2, Err(Refusal::Unreachable));
+    bench.map(anew(2, &[IN, SYNCING, IN]));
+    assert_eq!(bench.nodes(), [1, 2, 3, 1, 2, 3, 2, 3]);
+    bench.answer(6, Ok(()));
+    bench.answer(7, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    for nth in 3..6 {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.nodes()[8..], [2], "its answer was to the old map");
+    bench.answer(8, Ok(()));
+    assert_eq!(bench.done[&2], Ok(()));
+    bench.assert_idle();
+}
