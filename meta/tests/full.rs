@@ -18,8 +18,8 @@ const BACK_MAX: Duration = Duration::from_secs(60);
 /// More commands than fit what RocksDB has reserved.
 const COMMANDS_MAX: u32 = 100_000;
 
-/// Mounts a small file system at `dir` for this thread, and those it starts, only. False where that is not allowed.
-fn mount_small(dir: &Path) -> bool {
+/// Mounts a small file system at `dir` for this thread, and those it starts, only.
+fn mount_small(dir: &Path) {
     let path = CString::new(dir.to_str().unwrap()).unwrap();
     let options = CString::new(SIZE).unwrap();
     // SAFETY: plain system calls; all pointers are to strings that live until they return.
@@ -40,23 +40,23 @@ fn mount_small(dir: &Path) -> bool {
                 options.as_ptr().cast(),
             ) == 0
     };
-    if !mounted {
-        eprintln!("NOT TESTED: mounting a file system needs CAP_SYS_ADMIN");
-    }
-    mounted
+    let error = std::io::Error::last_os_error();
+    assert!(
+        mounted,
+        "cannot mount a tmpfs ({error}): run this test as root"
+    );
 }
 
 /// Runs on a small file system of its own.
 fn on_small_file_system(test: impl AsyncFnOnce(&Path)) {
     let dir = tempfile::tempdir().unwrap();
-    if mount_small(dir.path()) {
-        // After the mount, so that all threads see it.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(test(dir.path()));
-    }
+    mount_small(dir.path());
+    // After the mount, so that all threads see it.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(test(dir.path()));
 }
 
 /// Takes all room that is left.
