@@ -16,6 +16,8 @@ use crate::proto::message::UnresolvedEntry;
 use crate::proto::{Command, Generation, Incarnation, Refusal, Reply, Request, RequestId};
 use crate::store::device::IoVecs;
 
+pub mod store_op;
+
 /// Names a store operation between [`StorePort::submit`] and [`Replica::on_store`].
 pub type StoreKey = Key;
 
@@ -250,8 +252,9 @@ impl Peers {
     }
 }
 
+/// What the client is told.
 #[inline]
-fn outcome(result: Result<(), StoreFailure>) -> Result<(), Refusal> {
+pub fn outcome(result: Result<(), StoreFailure>) -> Result<(), Refusal> {
     match result {
         Ok(()) | Err(StoreFailure::Stale) => Ok(()),
         Err(StoreFailure::Renumber) => Err(Refusal::Renumber),

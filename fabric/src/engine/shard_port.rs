@@ -11,11 +11,12 @@ use super::config::FabricError;
 use super::shared::Lane;
 use super::stores::{Event, HELD_MAX, Hands, ShardState, Stores, name_of, op_id};
 use crate::core::fence::{FenceCache, Fences};
+use crate::core::groups::Groups;
+use crate::core::replica::store_op::{failure, operation, still_admitted};
 use crate::core::replica::{StoreFailure, StoreKey};
-use crate::proto::ids::{LayerId, Version};
+use crate::proto::ids::LayerId;
 use crate::proto::{Command, Refusal, Request};
-use crate::store::api::{OpId, StoreError, StoreOp, Submitted};
-use crate::store::device::IoVecs;
+use crate::store::api::{OpId, StoreError, Submitted};
 
 /// Layers whose home a thread remembers, as many as volumes that one usually serves.
 const HOMES: usize = 256;
@@ -48,6 +49,8 @@ pub struct ShardPort {
     hands: Hands,
     stores: Arc<Stores>,
     fences: FenceCache,
+    /// `None`: the node is alone.
+    groups: Option<Arc<Groups>>,
     slots: Box<[Slot]>,
     queues: Box<[Queue]>,
     queued: u32,
@@ -58,7 +61,13 @@ pub struct ShardPort {
 }
 
 impl ShardPort {
-    pub fn new(stores: Arc<Stores>, fences: Arc<Fences>, lane: Lane) -> Result<Self, FabricError> {
+    /// A port to the shards; `groups` are those that the node's replicas share with other nodes.
+    pub fn new(
+        stores: Arc<Stores>,
+        fences: Arc<Fences>,
+        groups: Option<Arc<Groups>>,
+        lane: Lane,
+    ) -> Result<Self, FabricError> {
         let hands = Hands::new(&stores, lane.index())?;
         // What a previous user of the lane was sent too late.
         stores.mailbox(lane.index()).drain(|_, _| ());
@@ -69,6 +78,7 @@ impl ShardPort {
         };
         Ok(Self {
             fences: FenceCache::new(fences),
+            groups,
             hands,
             slots: (0..HELD_MAX).map(slot).collect(),
             queues: vec![EMPTY; stores.shards.len()].into(),
@@ -179,7 +189,8 @@ impl ShardPort {
         while self.queues[shard as usize].head != NONE {
             let index = self.queues[shard as usize].head;
             let slot = &self.slots[index as usize];
-            match submit_one(state, &mut self.fences, self.hands.lane, slot) {
+            let groups = self.groups.as_deref();
+            match submit_one(state, &mut self.fences, groups, self.hands.lane, slot) {
                 Ok(Submitted::Accepted) => {}
                 Ok(Submitted::Busy) => {
                     // Whoever completes an operation of this shard next wakes this thread.
@@ -283,122 +294,24 @@ impl Queue {
     }
 }
 
-#[inline]
-fn slice_of(iovecs: &IoVecs) -> &[libc::iovec] {
-    // SAFETY: the client's piece holds the list until the request is answered.
-    unsafe { std::slice::from_raw_parts(iovecs.ptr, iovecs.len as usize) }
-}
-
-/// Hands a request to its shard. The fence is looked at again: under the shard's lock nothing comes between this
+/// Hands a request to its shard. The fences are looked at again: under the shard's lock nothing comes between this
 /// check and the plan.
 #[inline]
 fn submit_one(
     state: &mut ShardState,
     fences: &mut FenceCache,
+    groups: Option<&Groups>,
     lane: usize,
     slot: &Slot,
 ) -> Result<Submitted, Refusal> {
     let request = &slot.request;
-    let layers = [request.command.layer().unwrap_or(LayerId(0))];
-    fences.of(layers[0]).admit(request)?;
-    let version = || Version::of(request.generation, request.sequence);
-    let op = match &request.command {
-        Command::Read {
-            chunk,
-            offset,
-            buffers,
-            ..
-        } => StoreOp::Read {
-            layers: &layers,
-            chunk: chunk.index,
-            offset: *offset,
-            iovecs: slice_of(buffers),
-        },
-        Command::Write {
-            chunk,
-            offset,
-            buffers,
-            fua,
-            ..
-        } => StoreOp::Write {
-            layers: &layers,
-            chunk: chunk.index,
-            offset: *offset,
-            iovecs: slice_of(buffers),
-            version: version(),
-            fua: *fua,
-        },
-        Command::Zero {
-            chunk,
-            offset,
-            len,
-            fua,
-        } => StoreOp::Zero {
-            layers: &layers,
-            chunk: chunk.index,
-            offset: *offset,
-            len: *len,
-            version: version(),
-            fua: *fua,
-        },
-        Command::Inspect {
-            chunk,
-            block,
-            buffers,
-            ..
-        } => StoreOp::Inspect {
-            layer: chunk.layer,
-            chunk: chunk.index,
-            block: *block,
-            iovecs: slice_of(buffers),
-        },
-        Command::Restore {
-            chunk,
-            block,
-            stamps: [expect, stamp],
-            buffers,
-            len,
-        } => StoreOp::Restore {
-            layer: chunk.layer,
-            chunk: chunk.index,
-            block: *block,
-            expect: *expect,
-            stamp: *stamp,
-            iovecs: if *len > 0 { slice_of(buffers) } else { &[] },
-        },
-        // These go to the device, to all shards or to none.
-        Command::Flush { .. }
-        | Command::ListChunks { .. }
-        | Command::Fence { .. }
-        | Command::Join => unreachable!("never queued for a shard"),
-    };
-    // SAFETY: the submitter of the guest request keeps its buffers until the completion.
-    Ok(unsafe { state.core.submit(op_id(lane, slot.key.0), op) })
-}
-
-#[cold]
-fn failure(error: StoreError, request: &Request) -> StoreFailure {
-    match error {
-        StoreError::Stale { .. } => StoreFailure::Stale,
-        StoreError::Renumber { .. } => StoreFailure::Renumber,
-        StoreError::NoSpace => StoreFailure::NoSpace,
-        StoreError::Changed => StoreFailure::Changed,
-        StoreError::Mismatch => StoreFailure::Mismatch,
-        StoreError::OutOfRange => StoreFailure::Invalid,
-        StoreError::Device(errno) | StoreError::ReadOnly(errno) => StoreFailure::Device(errno),
-        StoreError::Corrupt { .. } => {
-            tracing::error!(%error, "read refused");
-            StoreFailure::Corrupt
-        }
-        StoreError::Fenced { generation } => {
-            let generation = crate::proto::Generation(u64::from(generation));
-            StoreFailure::Fenced(if generation > request.generation {
-                Refusal::StaleGeneration(generation)
-            } else {
-                // The client asks for a map newer than the one it used.
-                Refusal::StaleEpoch(crate::proto::Epoch(request.epoch.0 + 1))
-            })
-        }
+    let fence = request.command.layer().map(|layer| &**fences.of(layer));
+    still_admitted(request, fence, groups)?;
+    // SAFETY: the client's piece holds the list until the request is answered, and the submitter of the guest request
+    // keeps its buffers.
+    unsafe {
+        let op = operation(request).expect("only what a shard executes is queued for one");
+        Ok(state.core.submit(op_id(lane, slot.key.0), op))
     }
 }
 

@@ -29,7 +29,8 @@ pub struct NullPort {
 impl StorePorts {
     pub fn new(shared: &Arc<Shared>, lane: Lane) -> Result<Self, FabricError> {
         if let Some(stores) = &shared.stores {
-            let port = ShardPort::new(Arc::clone(stores), Arc::clone(&shared.fences), lane)?;
+            // No peers' requests come here yet, so that no group has anything to say.
+            let port = ShardPort::new(Arc::clone(stores), Arc::clone(&shared.fences), None, lane)?;
             return Ok(Self::Shards(Box::new(port)));
         }
         let never =

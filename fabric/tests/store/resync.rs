@@ -2,7 +2,8 @@
 
 use fabric::core::groups::Groups;
 use fabric::core::membership::Standing;
-use fabric::core::replica::StoreFailure;
+use fabric::core::replica::outcome;
+use fabric::core::replica::store_op::failure;
 use fabric::core::resync::{Action, Call, Progress, Resync, Why};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{
@@ -66,23 +67,6 @@ fn discard(shard: &mut Shard, chunk: u32, block: u32, count: u32, version: u64) 
     match zeroed {
         Ok(()) | Err(StoreError::Stale { .. } | StoreError::Renumber { .. }) => {}
         Err(error) => panic!("{error}"),
-    }
-}
-
-fn failure(error: StoreError) -> StoreFailure {
-    match error {
-        StoreError::Changed => StoreFailure::Changed,
-        StoreError::Mismatch => StoreFailure::Mismatch,
-        StoreError::NoSpace => StoreFailure::NoSpace,
-        StoreError::Corrupt { .. } => StoreFailure::Corrupt,
-        _ => StoreFailure::Device(libc::EIO),
-    }
-}
-
-fn refusal(error: StoreError) -> Refusal {
-    match error {
-        StoreError::Corrupt { .. } => Refusal::Corrupt,
-        _ => Refusal::Device(libc::EIO),
     }
 }
 
@@ -189,10 +173,11 @@ impl Pair {
                     Command::Join => Ok(()),
                     _ => self.source.execute(&command, Version(0)),
                 };
-                let result = result.map_err(refusal);
+                let result = outcome(result.map_err(|e| failure(e, &Request::NOTHING)));
                 self.round.on_reply(call, result, &self.groups);
             } else {
-                let result = self.here.execute(&command, Version(0)).map_err(failure);
+                let result = self.here.execute(&command, Version(0));
+                let result = result.map_err(|e| failure(e, &Request::NOTHING));
                 self.round.on_local(call, result, &self.groups);
             }
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
 use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::core::replica::store_op::failure;
 use fabric::core::replica::{Handled, PeerId, Peers, Replica, StoreFailure, StoreKey, StorePort};
 use fabric::core::settle::{Action, Call, PlaceOf, Settle};
 use fabric::core::unresolved::Unresolved;
@@ -41,11 +42,7 @@ impl StorePort for Port<'_> {
             return None;
         }
         let done = self.0.execute(&request.command, version);
-        Some(done.map_err(|error| match error {
-            fabric::store::api::StoreError::Changed => StoreFailure::Changed,
-            fabric::store::api::StoreError::Stale { .. } => StoreFailure::Stale,
-            _ => StoreFailure::Device(libc::EIO),
-        }))
+        Some(done.map_err(|error| failure(error, request)))
     }
 }
 

@@ -1,13 +1,12 @@
 //! One shard of a store on a simulated disk, driven one operation at a time.
 
-use fabric::proto::Command;
+use fabric::core::replica::store_op::{list_chunks, operation};
 use fabric::proto::ids::ChunkKey;
-use fabric::proto::message::{ChunkEntry, chunk_entry};
+use fabric::proto::{Command, Request};
 use fabric::store::api::{
     BlockStamp, LayerId, OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted, Version,
 };
-use fabric::store::device::{BLOCK_BYTES, IoVecs};
-use zerocopy::IntoBytes;
+use fabric::store::device::BLOCK_BYTES;
 
 use crate::factory::{self, Core};
 use crate::rig::{SMALL_DISK, small_params};
@@ -180,102 +179,28 @@ pub fn write_op(block: u32, version: u64, iovecs: &[libc::iovec]) -> StoreOp<'_>
 impl Shard {
     /// Executes a command of the replication protocol, past all fences.
     pub fn execute(&mut self, command: &Command, version: Version) -> StoreResult {
-        let layers = [command.layer().unwrap_or(LAYER)];
-        match *command {
-            Command::Read {
-                chunk,
-                offset,
-                buffers,
-                ..
-            } => self.one(StoreOp::Read {
-                layers: &layers,
-                chunk: chunk.index,
-                offset,
-                iovecs: slice_of(&buffers),
-            }),
-            Command::Write {
-                chunk,
-                offset,
-                buffers,
-                fua,
-                ..
-            } => self.one(StoreOp::Write {
-                layers: &layers,
-                chunk: chunk.index,
-                offset,
-                iovecs: slice_of(&buffers),
-                version,
-                fua,
-            }),
-            Command::Inspect {
-                chunk,
-                block,
-                buffers,
-                ..
-            } => self.one(StoreOp::Inspect {
-                layer: chunk.layer,
-                chunk: chunk.index,
-                block,
-                iovecs: slice_of(&buffers),
-            }),
-            Command::Restore {
-                chunk,
-                block,
-                stamps: [expect, stamp],
-                buffers,
-                len,
-            } => self.one(StoreOp::Restore {
-                layer: chunk.layer,
-                chunk: chunk.index,
-                block,
-                expect,
-                stamp,
-                iovecs: if len > 0 { slice_of(&buffers) } else { &[] },
-            }),
-            Command::ListChunks {
-                cursor, buffers, ..
-            } => {
-                self.list_chunks(cursor, &buffers);
-                Ok(())
-            }
-            Command::Flush { .. } => self.one(StoreOp::Flush),
-            _ => Err(StoreError::OutOfRange),
-        }
-    }
-
-    fn list_chunks(&self, cursor: u64, buffers: &IoVecs) {
-        // SAFETY: the machine keeps the list and its memory.
-        let out = unsafe { buffers.first_mut() };
-        let mut cursor = cursor as u32;
-        let mut entries = out.chunks_exact_mut(size_of::<ChunkEntry>()).peekable();
-        while let Some(place) = entries.next() {
-            let last = entries.peek().is_none();
-            let next = self.core.next_chunk(cursor).filter(|_| !last);
-            let entry = match next {
-                Some((layer, chunk, behind)) => {
-                    cursor = behind;
-                    ChunkEntry {
-                        layer: layer.0,
-                        cursor: u64::from(cursor),
-                        chunk,
-                        kind: chunk_entry::CHUNK,
-                    }
-                }
-                None => ChunkEntry {
-                    cursor: u64::from(cursor),
-                    kind: if last {
-                        chunk_entry::MORE
-                    } else {
-                        chunk_entry::END
-                    },
-                    ..ChunkEntry::default()
-                },
+        if let Command::ListChunks {
+            cursor, buffers, ..
+        } = command
+        {
+            let next = |cursor: u64| {
+                let (layer, index, behind) = self.core.next_chunk(cursor as u32)?;
+                Some((ChunkKey { layer, index }, u64::from(behind)))
             };
-            place.copy_from_slice(entry.as_bytes());
-            if next.is_none() {
-                return;
-            }
+            // SAFETY: the machine keeps the list and its memory until the answer.
+            unsafe { list_chunks(*cursor, buffers, next) };
+            return Ok(());
         }
+        let (generation, sequence) = version.parts();
+        let request = Request {
+            generation,
+            sequence,
+            command: *command,
+            ..Request::NOTHING
+        };
+        // SAFETY: the machine keeps the lists and their memory until the answer.
+        let op = unsafe { operation(&request) };
+        op.map_or(Err(StoreError::OutOfRange), |op| self.one(op))
     }
 
     /// Where on the disk the block lies.
@@ -308,9 +233,4 @@ impl Shard {
         }
         found
     }
-}
-
-fn slice_of(iovecs: &IoVecs) -> &[libc::iovec] {
-    // SAFETY: the machine keeps the list until the answer.
-    unsafe { std::slice::from_raw_parts(iovecs.ptr, iovecs.len as usize) }
 }

@@ -330,7 +330,9 @@ impl Node {
             return;
         };
         loop {
-            process.port.submit_waiting();
+            process
+                .port
+                .submit_waiting(&process.fences, &process.groups);
             let mut moved = false;
             while let Some(action) = process.port.core.poll_action() {
                 moved = true;

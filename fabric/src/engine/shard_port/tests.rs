@@ -4,12 +4,17 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
+use crate::core::membership::Standing;
 use crate::core::slab::Slab;
 use crate::engine::config::{DeviceConfig, FabricConfig, Missing, StoreKind};
 use crate::engine::shared::Shared;
 use crate::proto::ids::{ChunkKey, Sequence};
-use crate::proto::{Epoch, Generation, Incarnation, NodeId};
+use crate::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
+use crate::store::api::StoreOp;
+use crate::store::device::IoVecs;
 use crate::store::file::{Allocation, DeviceFile};
+
+const PG: PgId = PgId(0);
 
 /// A device that gets two shards.
 const TWO_SHARDS_BYTES: u64 = 9 << 30;
@@ -22,6 +27,7 @@ const LOOKS_MAX: u32 = 6000;
 struct Rig {
     ports: [ShardPort; 2],
     stores: Arc<Stores>,
+    groups: Arc<Groups>,
     keys: Slab<()>,
     _dir: tempfile::TempDir,
 }
@@ -44,23 +50,41 @@ impl Rig {
         // The null device has no fsync.
         open[0].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
         let stores = Arc::new(Stores::new(open).unwrap());
+        let groups = Arc::new(Groups::default());
+        groups.set(PG, Standing::InSync, Epoch(1));
+        groups.applied(Epoch(2));
         let shared = Shared::new(config, Some(Arc::clone(&stores)), None);
         let port = || {
             let lane = shared.take_lane().unwrap();
-            ShardPort::new(Arc::clone(&stores), Arc::clone(&shared.fences), lane).unwrap()
+            let groups = Some(Arc::clone(&groups));
+            ShardPort::new(
+                Arc::clone(&stores),
+                Arc::clone(&shared.fences),
+                groups,
+                lane,
+            )
+            .unwrap()
         };
         Self {
             ports: [port(), port()],
             stores: Arc::clone(&stores),
+            groups: Arc::clone(&groups),
             keys: Slab::new(16, || ()),
             _dir: dir,
         }
     }
 
-    fn run(&mut self, port: usize, command: Command) -> Result<(), StoreFailure> {
+    /// Queues a request, and does `meanwhile` before its turn comes.
+    fn run_after(
+        &mut self,
+        port: usize,
+        command: Command,
+        meanwhile: impl FnOnce(&Groups),
+    ) -> Result<(), StoreFailure> {
         let slot = self.keys.take().expect("one request at a time");
         let key = self.keys.key(slot);
         let request = Request {
+            pg: PG,
             generation: Generation(1),
             sequence: Sequence(1),
             epoch: Epoch(1),
@@ -69,6 +93,7 @@ impl Rig {
         };
         let port = &mut self.ports[port];
         assert!(port.submit(key, &request).is_none());
+        meanwhile(&self.groups);
         port.kick();
         for _ in 0..WAITS_MAX {
             if let Some((done, result)) = port.next_completion() {
@@ -91,7 +116,20 @@ impl Rig {
         panic!("no answer");
     }
 
+    fn run(&mut self, port: usize, command: Command) -> Result<(), StoreFailure> {
+        self.run_after(port, command, |_| ())
+    }
+
     fn write(&mut self, port: usize, chunk: u32) -> Result<(), StoreFailure> {
+        self.write_after(port, chunk, |_| ())
+    }
+
+    fn write_after(
+        &mut self,
+        port: usize,
+        chunk: u32,
+        meanwhile: impl FnOnce(&Groups),
+    ) -> Result<(), StoreFailure> {
         let bytes = [1u8; 4096];
         let iovec = libc::iovec {
             iov_base: bytes.as_ptr().cast_mut().cast(),
@@ -112,7 +150,7 @@ impl Rig {
             len: 4096,
             fua: false,
         };
-        self.run(port, command)
+        self.run_after(port, command, meanwhile)
     }
 
     fn flush(&mut self, port: usize) -> Result<(), StoreFailure> {
@@ -140,6 +178,15 @@ fn a_failed_device_flush_fails_every_shard_for_every_thread() {
             assert_eq!(rig.write(port, chunk), refused);
         }
     }
+}
+
+#[test]
+fn a_request_that_waited_while_a_returning_replica_joined_is_refused() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.write(0, 0), Ok(()));
+    let joined = rig.write_after(0, 0, |groups| groups.join(PG, Epoch(2)));
+    let refused = Err(StoreFailure::Fenced(Refusal::StaleEpoch(Epoch(2))));
+    assert_eq!(joined, refused);
 }
 
 #[test]

@@ -3,20 +3,18 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use fabric::core::fence::Fences;
+use fabric::core::groups::Groups;
+use fabric::core::replica::store_op::{failure, list_chunks, operation, still_admitted};
 use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::Call;
 use fabric::io::SECTOR_BYTES;
-use fabric::proto::ids::{CHUNK_BYTES, LayerId, Version};
-use fabric::proto::message::{ChunkEntry, chunk_entry};
-use fabric::proto::{Command, Epoch, Generation, PgId, Refusal, Request};
+use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
+use fabric::proto::{Command, Generation, PgId, Refusal, Request};
 use fabric::store::ShardCore;
-use fabric::store::api::{
-    Fence, OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted, shard_of,
-};
+use fabric::store::api::{OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted, shard_of};
 use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoVecs};
 use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
-
-use zerocopy::IntoBytes;
 
 use super::memory::{Use, buffers_of, usage};
 use super::{Parcel, Stored};
@@ -36,7 +34,8 @@ pub enum For {
 /// A request's memory: what is written, or what is filled.
 struct Memory {
     bytes: Box<[u8]>,
-    list: Box<[libc::iovec; 1]>,
+    /// Only named by the request.
+    _list: Box<[libc::iovec; 1]>,
 }
 
 /// A request in the store's hands.
@@ -66,6 +65,8 @@ pub struct Port {
     groups: usize,
     held: BTreeMap<u64, Held>,
     waiting: VecDeque<u64>,
+    /// A fence rose before their turn came.
+    refused: VecDeque<(u64, Refusal)>,
     /// The request that is being handed to a replica.
     incoming: Option<(usize, Memory)>,
     /// What the last request that was answered at once has filled.
@@ -94,6 +95,7 @@ impl Port {
             groups,
             held: BTreeMap::new(),
             waiting: VecDeque::new(),
+            refused: VecDeque::new(),
             incoming: None,
             at_once: None,
             next: 0,
@@ -125,7 +127,7 @@ impl Port {
             cursor, buffers, ..
         } = request.command
         {
-            self.list_chunks(request.pg, cursor, &buffers);
+            self.list(request.pg, cursor, &buffers);
             return Some(memory.bytes.into());
         }
         self.hold(whom, request, memory);
@@ -145,48 +147,35 @@ impl Port {
     }
 
     /// Lists the group's chunks.
-    fn list_chunks(&self, pg: PgId, cursor: u64, buffers: &IoVecs) {
-        // SAFETY: the list and its memory are held by the caller.
-        let out = unsafe { buffers.first_mut() };
-        let mut cursor = cursor as u32;
-        let mut places = out.chunks_exact_mut(size_of::<ChunkEntry>()).peekable();
-        while let Some(place) = places.next() {
-            let last = places.peek().is_none();
+    fn list(&self, pg: PgId, cursor: u64, buffers: &IoVecs) {
+        let next = |cursor: u64| {
+            let first = self.core.next_chunk(cursor as u32);
+            let mut all = std::iter::successors(first, |c| self.core.next_chunk(c.2));
             let in_group = |(layer, chunk, _): &(LayerId, u32, u32)| {
                 shard_of(*layer, *chunk, self.groups) as u64 == pg.0
             };
-            let mut next = std::iter::successors(self.core.next_chunk(cursor), |(_, _, behind)| {
-                self.core.next_chunk(*behind)
-            });
-            let next = next.find(in_group).filter(|_| !last);
-            let mut entry = ChunkEntry {
-                cursor: u64::from(cursor),
-                kind: chunk_entry::END,
-                ..ChunkEntry::default()
-            };
-            if let Some((layer, chunk, behind)) = next {
-                cursor = behind;
-                (entry.layer, entry.chunk) = (layer.0, chunk);
-                (entry.cursor, entry.kind) = (u64::from(behind), chunk_entry::CHUNK);
-            } else if last {
-                entry.kind = chunk_entry::MORE;
-            }
-            place.copy_from_slice(entry.as_bytes());
-            if next.is_none() {
-                return;
-            }
-        }
+            let (layer, index, behind) = all.find(in_group)?;
+            Some((ChunkKey { layer, index }, u64::from(behind)))
+        };
+        // SAFETY: the list and its memory are held by the caller.
+        unsafe { list_chunks(cursor, buffers, next) };
     }
 
     /// Hands to the core what it has room for.
-    pub fn submit_waiting(&mut self) {
+    pub fn submit_waiting(&mut self, fences: &Fences, groups: &Groups) {
         while let Some(&number) = self.waiting.front() {
             let held = &self.held[&number];
+            if let Err(refusal) = may_still(held, fences, groups) {
+                self.waiting.pop_front();
+                self.refused.push_back((number, refusal));
+                continue;
+            }
             // SAFETY: the memory is in `held` until the completion.
-            match unsafe {
-                self.core
-                    .submit(OpId(number), operation(&held.request, &held.memory.list))
-            } {
+            let submitted = unsafe {
+                let op = operation(&held.request).expect("answered without the store");
+                self.core.submit(OpId(number), op)
+            };
+            match submitted {
                 Submitted::Accepted => self.waiting.pop_front(),
                 Submitted::Busy => return,
             };
@@ -195,6 +184,14 @@ impl Port {
 
     /// Next operation that the store finished.
     pub fn next_finished(&mut self) -> Option<Finished> {
+        if let Some((number, refusal)) = self.refused.pop_front() {
+            let held = self.held.remove(&number).expect("it was never begun");
+            return Some(Finished {
+                whom: held.whom,
+                result: Err(StoreFailure::Fenced(refusal)),
+                memory: None,
+            });
+        }
         let (id, result) = self.core.poll_completion()?;
         let held = self.held.remove(&id.0).expect("an operation ends once");
         if matches!(result, Ok(()) | Err(StoreError::Stale { .. })) {
@@ -302,13 +299,22 @@ impl StorePort for Port {
             cursor, buffers, ..
         } = request.command
         {
-            self.list_chunks(request.pg, cursor, &buffers);
+            self.list(request.pg, cursor, &buffers);
             self.at_once = Some(memory);
             return Some(Ok(()));
         }
         self.hold(For::Replica(thread, key), *request, memory);
         None
     }
+}
+
+/// The last look at a request. A round's commands are this node's own, past all fences.
+fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), Refusal> {
+    if matches!(held.whom, For::Round(..)) {
+        return Ok(());
+    }
+    let fence = held.request.command.layer().map(|layer| fences.of(layer));
+    still_admitted(&held.request, fence.as_deref(), Some(groups))
 }
 
 fn with_memory(parcel: Parcel) -> (Request, Memory) {
@@ -327,91 +333,5 @@ fn with_memory(parcel: Parcel) -> (Request, Memory) {
             len: 1,
         };
     }
-    (request, Memory { bytes, list })
-}
-
-/// What a request means to the store.
-fn operation<'a>(request: &'a Request, list: &'a [libc::iovec; 1]) -> StoreOp<'a> {
-    let version = Version::of(request.generation, request.sequence);
-    match &request.command {
-        Command::Read { chunk, offset, .. } => StoreOp::Read {
-            layers: std::slice::from_ref(&chunk.layer),
-            chunk: chunk.index,
-            offset: *offset,
-            iovecs: list,
-        },
-        Command::Write {
-            chunk, offset, fua, ..
-        } => StoreOp::Write {
-            layers: std::slice::from_ref(&chunk.layer),
-            chunk: chunk.index,
-            offset: *offset,
-            iovecs: list,
-            version,
-            fua: *fua,
-        },
-        Command::Zero {
-            chunk,
-            offset,
-            len,
-            fua,
-        } => StoreOp::Zero {
-            layers: std::slice::from_ref(&chunk.layer),
-            chunk: chunk.index,
-            offset: *offset,
-            len: *len,
-            version,
-            fua: *fua,
-        },
-        Command::Flush { .. } => StoreOp::Flush,
-        Command::Inspect { chunk, block, .. } => StoreOp::Inspect {
-            layer: chunk.layer,
-            chunk: chunk.index,
-            block: *block,
-            iovecs: list,
-        },
-        Command::Restore {
-            chunk,
-            block,
-            stamps: [expect, stamp],
-            len,
-            ..
-        } => StoreOp::Restore {
-            layer: chunk.layer,
-            chunk: chunk.index,
-            block: *block,
-            expect: *expect,
-            stamp: *stamp,
-            iovecs: if *len > 0 { list } else { &[] },
-        },
-        Command::Fence { layer, .. } => StoreOp::SetFence {
-            layer: *layer,
-            fence: Fence {
-                generation: version.generation(),
-                epoch: request.epoch.0,
-            },
-        },
-        Command::ListChunks { .. } | Command::Join => unreachable!("answered without the store"),
-    }
-}
-
-fn failure(error: StoreError, request: &Request) -> StoreFailure {
-    match error {
-        StoreError::Stale { .. } => StoreFailure::Stale,
-        StoreError::Renumber { .. } => StoreFailure::Renumber,
-        StoreError::NoSpace => StoreFailure::NoSpace,
-        StoreError::OutOfRange => StoreFailure::Invalid,
-        StoreError::Device(errno) | StoreError::ReadOnly(errno) => StoreFailure::Device(errno),
-        StoreError::Corrupt { .. } => StoreFailure::Corrupt,
-        StoreError::Changed => StoreFailure::Changed,
-        StoreError::Mismatch => StoreFailure::Mismatch,
-        StoreError::Fenced { generation } => {
-            let generation = Generation(u64::from(generation));
-            StoreFailure::Fenced(if generation > request.generation {
-                Refusal::StaleGeneration(generation)
-            } else {
-                Refusal::StaleEpoch(Epoch(request.epoch.0 + 1))
-            })
-        }
-    }
+    (request, Memory { bytes, _list: list })
 }

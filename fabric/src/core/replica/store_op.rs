@@ -1,0 +1,198 @@
+//! What a request means to a shard of the store, and the last look at whether it may still be executed: the same for every
+//! shell around the [`Replica`](super::Replica) machine.
+
+use super::StoreFailure;
+use crate::core::fence::Fence as LayerFence;
+use crate::core::groups::Groups;
+use crate::proto::ids::{ChunkKey, Version};
+use crate::proto::message::{ChunkEntry, chunk_entry};
+use crate::proto::{Command, Epoch, Generation, Refusal, Request};
+use crate::store::api::{Fence, StoreError, StoreOp};
+use crate::store::device::IoVecs;
+
+use zerocopy::IntoBytes;
+
+/// The shard's operation that executes the request. `None` where none does: a join, and the list of a group's chunks
+/// ([`list_chunks`]). A flush and a fence concern every shard; their operations are for one.
+///
+/// # Safety
+/// The request's list of buffers and their memory are valid for as long as the operation is in use.
+#[inline]
+pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
+    let version = Version::of(request.generation, request.sequence);
+    // SAFETY: the caller's promise.
+    let list = |buffers| unsafe { slice_of(buffers) };
+    Some(match &request.command {
+        Command::Read {
+            chunk,
+            offset,
+            buffers,
+            ..
+        } => StoreOp::Read {
+            layers: std::slice::from_ref(&chunk.layer),
+            chunk: chunk.index,
+            offset: *offset,
+            iovecs: list(buffers),
+        },
+        Command::Write {
+            chunk,
+            offset,
+            buffers,
+            fua,
+            ..
+        } => StoreOp::Write {
+            layers: std::slice::from_ref(&chunk.layer),
+            chunk: chunk.index,
+            offset: *offset,
+            iovecs: list(buffers),
+            version,
+            fua: *fua,
+        },
+        Command::Zero {
+            chunk,
+            offset,
+            len,
+            fua,
+        } => StoreOp::Zero {
+            layers: std::slice::from_ref(&chunk.layer),
+            chunk: chunk.index,
+            offset: *offset,
+            len: *len,
+            version,
+            fua: *fua,
+        },
+        Command::Inspect {
+            chunk,
+            block,
+            buffers,
+            ..
+        } => StoreOp::Inspect {
+            layer: chunk.layer,
+            chunk: chunk.index,
+            block: *block,
+            iovecs: list(buffers),
+        },
+        Command::Restore {
+            chunk,
+            block,
+            stamps: [expect, stamp],
+            buffers,
+            len,
+        } => StoreOp::Restore {
+            layer: chunk.layer,
+            chunk: chunk.index,
+            block: *block,
+            expect: *expect,
+            stamp: *stamp,
+            iovecs: if *len > 0 { list(buffers) } else { &[] },
+        },
+        Command::Flush { .. } => StoreOp::Flush,
+        Command::Fence { layer, .. } => StoreOp::SetFence {
+            layer: *layer,
+            fence: Fence {
+                generation: version.generation(),
+                epoch: request.epoch.0,
+            },
+        },
+        Command::ListChunks { .. } | Command::Join => return None,
+    })
+}
+
+/// # Safety
+/// The list is valid for as long as the slice is in use.
+#[inline]
+unsafe fn slice_of(list: &IoVecs) -> &[libc::iovec] {
+    if list.len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(list.ptr, list.len as usize) }
+}
+
+/// Fills the memory that a [`Command::ListChunks`] names. `next` gives the first of the group's chunks at or after a cursor,
+/// and the cursor behind it.
+///
+/// # Safety
+/// The list and its memory are valid, and nobody else uses them.
+pub unsafe fn list_chunks(
+    mut cursor: u64,
+    buffers: &IoVecs,
+    mut next: impl FnMut(u64) -> Option<(ChunkKey, u64)>,
+) {
+    // SAFETY: the caller's promise.
+    let out = unsafe { buffers.first_mut() };
+    let mut places = out.chunks_exact_mut(size_of::<ChunkEntry>()).peekable();
+    while let Some(place) = places.next() {
+        // The last place says where to go on.
+        let is_last = places.peek().is_none();
+        let chunk = if is_last { None } else { next(cursor) };
+        let mut entry = ChunkEntry {
+            cursor,
+            kind: match is_last {
+                true => chunk_entry::MORE,
+                false => chunk_entry::END,
+            },
+            ..ChunkEntry::default()
+        };
+        if let Some((chunk, behind)) = chunk {
+            cursor = behind;
+            entry = ChunkEntry {
+                layer: chunk.layer.0,
+                cursor: behind,
+                chunk: chunk.index,
+                kind: chunk_entry::CHUNK,
+            };
+        }
+        place.copy_from_slice(entry.as_bytes());
+        if chunk.is_none() {
+            return;
+        }
+    }
+}
+
+/// The last look at a request, at its turn: in the moment in which its shard takes it, with nothing in between that could
+/// raise a fence. The replica machine has looked before, but a request may have waited since, and whoever raised a fence
+/// (a new lease, a returning replica's join) was told that older requests are refused from then on.
+///
+/// `fence` is that of the request's layer, if it has one; without `groups` the node is alone.
+#[inline]
+pub fn still_admitted(
+    request: &Request,
+    fence: Option<&LayerFence>,
+    groups: Option<&Groups>,
+) -> Result<(), Refusal> {
+    if let Some(fence) = fence {
+        fence.admit(request)?;
+    }
+    groups.map_or(Ok(()), |groups| groups.admit(request))
+}
+
+/// What the replica machine is told of an operation that failed.
+#[cold]
+pub fn failure(error: StoreError, request: &Request) -> StoreFailure {
+    match error {
+        StoreError::Stale { .. } => StoreFailure::Stale,
+        StoreError::Renumber { .. } => StoreFailure::Renumber,
+        StoreError::NoSpace => StoreFailure::NoSpace,
+        StoreError::Changed => StoreFailure::Changed,
+        StoreError::Mismatch => StoreFailure::Mismatch,
+        StoreError::OutOfRange => StoreFailure::Invalid,
+        StoreError::Device(errno) | StoreError::ReadOnly(errno) => StoreFailure::Device(errno),
+        StoreError::Corrupt { .. } => {
+            tracing::error!(%error, "read refused");
+            StoreFailure::Corrupt
+        }
+        StoreError::Fenced { generation } => {
+            let generation = Generation(u64::from(generation));
+            StoreFailure::Fenced(if generation > request.generation {
+                Refusal::StaleGeneration(generation)
+            } else {
+                // The client asks for a map newer than the one it used.
+                Refusal::StaleEpoch(Epoch(request.epoch.0 + 1))
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

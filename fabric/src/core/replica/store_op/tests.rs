@@ -1,0 +1,208 @@
+use super::*;
+use crate::core::membership::Standing;
+use crate::proto::ids::LayerId;
+use crate::proto::message::BlockStamp;
+use crate::proto::{PgId, Sequence};
+
+const PG: PgId = PgId(3);
+const LAYER: LayerId = LayerId(8);
+const CHUNK: ChunkKey = ChunkKey {
+    layer: LAYER,
+    index: 6,
+};
+
+fn request(epoch: u64, generation: u64, command: Command) -> Request {
+    Request {
+        pg: PG,
+        epoch: Epoch(epoch),
+        generation: Generation(generation),
+        sequence: Sequence(7),
+        command,
+        ..Request::NOTHING
+    }
+}
+
+fn zero() -> Command {
+    Command::Zero {
+        chunk: CHUNK,
+        offset: 512,
+        len: 1024,
+        fua: true,
+    }
+}
+
+fn in_sync() -> Groups {
+    let groups = Groups::default();
+    groups.set(PG, Standing::InSync, Epoch(1));
+    groups.applied(Epoch(4));
+    groups
+}
+
+#[test]
+fn a_request_admitted_before_a_join_is_refused_when_its_turn_comes_after() {
+    let (groups, fence) = (in_sync(), LayerFence::default());
+    let waiting = request(3, 1, zero());
+    let look = |request| still_admitted(request, Some(&fence), Some(&groups));
+    assert_eq!(look(&waiting), Ok(()));
+    groups.join(PG, Epoch(4));
+    assert_eq!(look(&waiting), Err(Refusal::StaleEpoch(Epoch(4))));
+    assert_eq!(look(&request(4, 1, zero())), Ok(()));
+    // A node that is alone has nobody who joins.
+    assert_eq!(still_admitted(&waiting, Some(&fence), None), Ok(()));
+}
+
+#[test]
+fn a_request_of_a_replica_that_was_taken_out_meanwhile_is_refused() {
+    let (groups, fence) = (in_sync(), LayerFence::default());
+    let waiting = request(4, 1, zero());
+    groups.set(PG, Standing::Out, Epoch(5));
+    groups.applied(Epoch(5));
+    let looked = still_admitted(&waiting, Some(&fence), Some(&groups));
+    assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
+    groups.forget(PG);
+    let looked = still_admitted(&waiting, Some(&fence), Some(&groups));
+    assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
+}
+
+#[test]
+fn a_request_of_an_older_lease_is_refused_at_its_turn_and_the_fence_itself_is_not() {
+    let (groups, fence) = (in_sync(), LayerFence::default());
+    fence.raise(Generation(2), Epoch(4));
+    let old = still_admitted(&request(4, 1, zero()), Some(&fence), Some(&groups));
+    assert_eq!(old, Err(Refusal::StaleGeneration(Generation(2))));
+    let fences = Command::Fence {
+        layer: LAYER,
+        buffers: IoVecs {
+            ptr: std::ptr::null(),
+            len: 0,
+        },
+        len: 0,
+    };
+    let raising = request(4, 2, fences);
+    assert_eq!(
+        still_admitted(&raising, Some(&fence), Some(&groups)),
+        Ok(())
+    );
+    // SAFETY: the operation has no buffers.
+    let op = unsafe { operation(&raising) };
+    let raised = Fence {
+        generation: 2,
+        epoch: 4,
+    };
+    assert!(matches!(op, Some(StoreOp::SetFence { layer: LAYER, fence }) if fence == raised));
+}
+
+#[test]
+fn an_operation_has_the_version_and_the_buffers_of_its_request() {
+    let mut bytes = [0u8; 1024];
+    let iov = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let buffers = IoVecs { ptr: &iov, len: 1 };
+    let write = request(
+        1,
+        2,
+        Command::Write {
+            chunk: CHUNK,
+            offset: 512,
+            buffers,
+            len: 1024,
+            fua: true,
+        },
+    );
+    // SAFETY: the list and the memory are on this stack.
+    let op = unsafe { operation(&write) };
+    let Some(StoreOp::Write {
+        layers: [LAYER],
+        chunk: 6,
+        offset: 512,
+        iovecs: [part],
+        version,
+        fua: true,
+    }) = op
+    else {
+        panic!("{op:?}")
+    };
+    assert_eq!(version, Version::new(2, 7));
+    assert_eq!((part.iov_base, part.iov_len), (iov.iov_base, iov.iov_len));
+    // What holds no data has none, whatever the list says.
+    let restore = request(
+        1,
+        2,
+        Command::Restore {
+            chunk: CHUNK,
+            block: 9,
+            stamps: [BlockStamp::default(); 2],
+            buffers,
+            len: 0,
+        },
+    );
+    // SAFETY: as above.
+    let op = unsafe { operation(&restore) };
+    assert!(matches!(
+        op,
+        Some(StoreOp::Restore {
+            block: 9,
+            iovecs: [],
+            ..
+        })
+    ));
+    let join = request(1, 2, Command::Join);
+    // SAFETY: it has no buffers.
+    let op = unsafe { operation(&join) };
+    assert!(op.is_none());
+}
+
+/// The list of chunks 0 to `count` in answers with room for `places` entries.
+fn listed(count: u32, places: usize) -> Vec<u32> {
+    let (mut cursor, mut found) = (0, Vec::new());
+    loop {
+        let mut entries = vec![ChunkEntry::default(); places];
+        let iov = libc::iovec {
+            iov_base: entries.as_mut_ptr().cast(),
+            iov_len: size_of_val(entries.as_slice()),
+        };
+        let next = |cursor: u64| {
+            let index = cursor as u32;
+            let chunk = ChunkKey {
+                layer: LAYER,
+                index,
+            };
+            (index < count).then_some((chunk, cursor + 1))
+        };
+        // SAFETY: the list and the memory are on this stack.
+        unsafe { list_chunks(cursor, &IoVecs { ptr: &iov, len: 1 }, next) };
+        for entry in entries {
+            cursor = entry.cursor;
+            match entry.kind {
+                chunk_entry::CHUNK => found.push(entry.chunk),
+                chunk_entry::MORE => break,
+                _ => return found,
+            }
+        }
+    }
+}
+
+#[test]
+fn a_list_of_chunks_ends_and_goes_on_where_it_broke_off() {
+    for count in 0..9 {
+        for places in 2..6 {
+            let all: Vec<u32> = (0..count).collect();
+            assert_eq!(listed(count, places), all, "{count} in lists of {places}");
+        }
+    }
+}
+
+#[test]
+fn a_fenced_operation_names_what_the_client_lacks() {
+    let fenced = |generation| failure(StoreError::Fenced { generation }, &request(4, 2, zero()));
+    assert_eq!(
+        fenced(3),
+        StoreFailure::Fenced(Refusal::StaleGeneration(Generation(3)))
+    );
+    assert_eq!(
+        fenced(0),
+        StoreFailure::Fenced(Refusal::StaleEpoch(Epoch(5)))
+    );
+}
