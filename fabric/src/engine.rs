@@ -397,7 +397,7 @@ impl FabricEngine {
 
     /// Goes on with a newer map; what waited for it is finished, or sent again.
     pub fn set_map(&mut self, set: ReplicaSet, done: &mut dyn FnMut(Tag, IoResult)) {
-        self.client.on_map(set, &mut self.transport, done);
+        self.client.on_map(vec![set], &mut self.transport, done);
         self.transport.kick();
     }
 

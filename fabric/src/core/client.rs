@@ -27,12 +27,14 @@ mod ios;
 mod latency;
 mod maps;
 mod piece;
+mod places;
 
 use hedge::Sent;
 use held::Held;
 use ios::{GuestIo, LocalVolume, NO_IO, NONE};
 use latency::Latency;
 use piece::{Next, Piece};
+use places::Places;
 
 /// Guest requests in flight per data thread; more are answered busy.
 pub const IOS_MAX: u32 = 4096;
@@ -111,6 +113,8 @@ pub struct Client {
     pieces: Slab<Piece>,
     segments: SegmentPool,
     groups: Vec<Group>,
+    /// Where in `groups` each pool's are.
+    places: Places,
     volumes: Vec<Option<LocalVolume>>,
     actions: VecDeque<ClientAction>,
     /// Some set has more than one member.
@@ -136,40 +140,30 @@ fn changes_data(op: Op) -> bool {
 }
 
 impl Client {
-    /// A client for the data thread `lane`, knowing these replica sets (at least one).
+    /// A client for the data thread `lane`, knowing these replica sets. A request to a volume of whose pool it knows none is
+    /// answered busy. A set of group 0 alone holds the chunks of every volume: the node is a cluster of its own.
     pub fn new(lane: usize, sets: Vec<ReplicaSet>) -> Self {
-        assert!(
-            (1..=usize::from(u16::MAX)).contains(&sets.len()),
-            "a client has 1 to 65535 replica sets"
-        );
-        let actions = VecDeque::with_capacity(sets.len() * REPLICAS_MAX);
-        let replicated = sets.iter().any(|set| set.members().len() > 1);
-        let groups: Vec<Group> = sets
-            .into_iter()
-            .map(|set| Group {
-                set,
-                reported: Members::NONE,
-                in_flight: [0; REPLICAS_MAX],
-            })
-            .collect();
-        Self {
+        let mut client = Self {
             lane,
             ios: Slab::new(IOS_MAX, || NO_IO),
             pieces: Slab::new(PIECES_MAX, Piece::new),
             segments: SegmentPool::new(),
             volumes: Vec::new(),
-            actions,
-            replicated,
+            actions: VecDeque::with_capacity(sets.len() * REPLICAS_MAX),
+            replicated: false,
             maps: 0,
-            flushes: flush::groups_to_flush(&groups),
-            groups,
+            flushes: Vec::new(),
+            groups: Vec::new(),
+            places: Places::default(),
             retrying: false,
             held: VecDeque::new(),
             now_us: 0,
             latency: Latency::default(),
             sent: VecDeque::new(),
             hedged_reads: 0,
-        }
+        };
+        client.add_groups(sets);
+        client
     }
 
     /// Guest requests accepted and not reported.
@@ -207,7 +201,9 @@ impl Client {
         if request.len == 0 && request.op != Op::Flush {
             return Submit::Done(Ok(()));
         }
-        if self.ios.free() == 0 || self.pieces.free() == 0 || !self.attach(volume) {
+        // Without a lease nothing is begun, but nothing is an error either: it may be renewed.
+        let may_begin = self.now_us < volume.lease_until_us() && self.places.knows(volume.layer());
+        if self.ios.free() == 0 || self.pieces.free() == 0 || !may_begin || !self.attach(volume) {
             return Submit::Busy;
         }
         if transport.answers_in_place() && self.in_place(volume, request, transport) {
@@ -406,13 +402,10 @@ impl Client {
         }
     }
 
-    /// Which group holds a chunk.
+    /// Which group holds a chunk of a volume whose pool is known.
     #[inline]
     fn group_of(&self, chunk: ChunkKey) -> u16 {
-        match self.groups.len() {
-            1 => 0,
-            groups => group_of_chunk(chunk, groups),
-        }
+        self.places.group_of(chunk)
     }
 
     /// Notes an answer; false if none was awaited.
@@ -549,12 +542,6 @@ impl Client {
         self.pieces[piece].copy = None;
         self.pieces.give_back(piece);
     }
-}
-
-/// Which of `groups` holds a chunk.
-fn group_of_chunk(chunk: ChunkKey, groups: usize) -> u16 {
-    let group = crate::store::api::shard_of(chunk.layer, chunk.index, groups);
-    u16::try_from(group).expect("far fewer groups than that")
 }
 
 #[inline]

@@ -111,7 +111,7 @@ pub struct Member {
     pub since: Epoch,
 }
 
-/// The replicas of a placement group. A member keeps its index for as long as the group exists.
+/// The replicas of a placement group, one for each node.
 #[derive(Debug, Clone)]
 pub struct ReplicaSet {
     pg: PgId,
@@ -127,11 +127,11 @@ impl ReplicaSet {
     /// A set. Writes wait while fewer than `min_in_sync` are in sync.
     ///
     /// # Panics
-    /// If there are no members, or more than [`REPLICAS_MAX`].
+    /// If there are more members than [`REPLICAS_MAX`].
     pub fn new(pg: PgId, epoch: Epoch, min_in_sync: usize, members: Vec<Member>) -> Self {
         assert!(
-            (1..=REPLICAS_MAX).contains(&members.len()),
-            "a replica set has 1 to {REPLICAS_MAX} members"
+            members.len() <= REPLICAS_MAX,
+            "a replica set has at most {REPLICAS_MAX} members"
         );
         let mut in_sync = Members::NONE;
         let mut receiving = Members::NONE;
@@ -170,6 +170,45 @@ impl ReplicaSet {
             since: epoch,
         };
         Self::new(pg, epoch, 1, vec![member])
+    }
+
+    /// The same with every member at the index that its node has in `old`, whose other members stay as [`Standing::Out`], so
+    /// that who remembers members by index may go on. New ones take the places of such as are gone and not `busy`.
+    /// `None`: there is no place left.
+    #[must_use]
+    pub fn aligned_with(&self, old: &Self, busy: Members) -> Option<Self> {
+        let mut members = old.members.clone();
+        let mut gone = Members::NONE;
+        for (index, member) in members.iter_mut().enumerate() {
+            match self.index_of(member.node) {
+                Some(at) => *member = self.members[at],
+                None => {
+                    member.standing = Standing::Out;
+                    gone.insert(index);
+                }
+            }
+        }
+        for member in &self.members {
+            if old.index_of(member.node).is_some() {
+                continue;
+            }
+            match gone.without(busy).iter().next() {
+                Some(free) => {
+                    gone.remove(free);
+                    members[free] = *member;
+                }
+                None if members.len() < REPLICAS_MAX => members.push(*member),
+                None => return None,
+            }
+        }
+        let aligned = Self::new(self.pg, self.epoch, self.min_in_sync, members);
+        Some(aligned)
+    }
+
+    /// Whether the node is a cluster of its own: no other map is ever on its way.
+    #[inline]
+    pub fn is_alone(&self) -> bool {
+        self.pg == PgId(0) && self.members.len() == 1
     }
 
     /// The group.
@@ -216,5 +255,59 @@ impl ReplicaSet {
     #[inline]
     pub fn index_of(&self, node: NodeId) -> Option<usize> {
         self.members.iter().position(|m| m.node == node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(epoch: u64, nodes: &[u64]) -> ReplicaSet {
+        let member = |&node: &u64| Member {
+            node: NodeId(node),
+            incarnation: Incarnation(node * 10),
+            standing: Standing::InSync,
+            since: Epoch(epoch),
+        };
+        let members = nodes.iter().map(member).collect();
+        ReplicaSet::new(PgId(1), Epoch(epoch), 1, members)
+    }
+
+    fn nodes_of(set: &ReplicaSet) -> Vec<(u64, bool)> {
+        let in_sync = |m: &Member| m.standing == Standing::InSync;
+        set.members()
+            .iter()
+            .map(|m| (m.node.0, in_sync(m)))
+            .collect()
+    }
+
+    #[test]
+    fn a_member_keeps_its_index_through_maps() {
+        let old = set(1, &[1, 2, 3]);
+        let new = set(2, &[3, 4, 1])
+            .aligned_with(&old, Members::only(1))
+            .unwrap();
+        assert_eq!(
+            nodes_of(&new),
+            [(1, true), (2, false), (3, true), (4, true)]
+        );
+        assert_eq!((new.epoch(), new.in_sync().len()), (Epoch(2), 3));
+        // Nobody waits for node 2 any more: its place is free.
+        let next = set(3, &[5, 1]).aligned_with(&new, Members::NONE).unwrap();
+        assert_eq!(
+            nodes_of(&next),
+            [(1, true), (5, true), (3, false), (4, false)]
+        );
+    }
+
+    #[test]
+    fn a_map_waits_while_there_is_no_place_for_its_members() {
+        let mut all = set(1, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        let busy = (0..8).fold(Members::NONE, |all, i| all.or(Members::only(i)));
+        assert!(set(2, &[9]).aligned_with(&all, busy).is_none());
+        all = set(2, &[9])
+            .aligned_with(&all, busy.without(Members::only(4)))
+            .unwrap();
+        assert_eq!(all.index_of(NodeId(9)), Some(4));
     }
 }

@@ -92,6 +92,7 @@ pub struct VolumeState {
     layer: LayerId,
     size_bytes: AtomicU64,
     epoch: AtomicU64,
+    lease_until_us: AtomicU64,
     read_only: AtomicBool,
     durable_writes: AtomicBool,
     /// Requests in flight, if the volume is replicated.
@@ -110,6 +111,7 @@ impl VolumeState {
             layer: params.layer,
             size_bytes: AtomicU64::new(params.size_bytes),
             epoch: AtomicU64::new(params.epoch.0),
+            lease_until_us: AtomicU64::new(u64::MAX),
             read_only: AtomicBool::new(params.read_only),
             durable_writes: AtomicBool::new(params.durability == Durability::Write),
             overlap: OnceLock::new(),
@@ -167,6 +169,17 @@ impl VolumeState {
     /// Goes on with a newer lease; false if it is not newer.
     pub fn renew_lease(&self, generation: Generation) -> bool {
         self.watermark.renew(generation)
+    }
+
+    /// When the lease ends by the clock that clients are told; `u64::MAX` if it does not.
+    #[inline]
+    pub fn lease_until_us(&self) -> u64 {
+        self.lease_until_us.load(Ordering::Acquire)
+    }
+
+    /// From this moment on requests wait until it is moved: somebody else may be given the lease then.
+    pub fn set_lease_until_us(&self, until_us: u64) {
+        self.lease_until_us.store(until_us, Ordering::Release);
     }
 
     /// Writes that this lease can still number. The lease is to be renewed well before zero.

@@ -93,7 +93,7 @@ impl Lane {
     pub fn on_map(&mut self, set: ReplicaSet) {
         let done = &mut self.done;
         let report = &mut |tag, result| done.push((tag, result));
-        self.client.on_map(set, &mut self.wire, report);
+        self.client.on_map(vec![set], &mut self.wire, report);
     }
 }
 

@@ -2,36 +2,46 @@
 //! flush does for all. Should a replica fail, or a map change meanwhile, it goes to each group after all: only so it is known
 //! that every group's map has left the failed one out.
 
+use std::collections::HashSet;
+
 use super::ios::GuestIo;
+use super::places::Places;
 use super::{Client, Group};
-use crate::core::membership::ReplicaSet;
 use crate::io::Op;
+use crate::store::api::LayerId;
 
 /// [`GuestIo::maps`] of a flush that goes to each group.
 const EACH_GROUP: u64 = u64::MAX;
 
-/// Whether a flush of one group's replicas is one of the other's.
-fn same_nodes(a: &ReplicaSet, b: &ReplicaSet) -> bool {
-    let node = |set: &ReplicaSet, i: usize| {
-        let member = set.members()[i];
-        (member.node, member.incarnation)
-    };
-    let has = |i: usize| b.receiving().iter().any(|j| node(b, j) == node(a, i));
-    a.receiving().len() == b.receiving().len() && a.receiving().iter().all(has)
-}
-
-/// For each group whether a flush has to go to it: the first of those on the same nodes.
-pub(super) fn groups_to_flush(groups: &[Group]) -> Vec<bool> {
-    let is_first = |at: usize| {
-        let set = &groups[at].set;
-        // Nobody may do it now: the group waits for a map, and the flush with it.
-        let waits = set.receiving().is_empty() || set.in_sync().len() < set.min_in_sync();
-        waits || !groups[..at].iter().any(|g| same_nodes(&g.set, set))
-    };
-    (0..groups.len()).map(is_first).collect()
+/// For each group whether a flush has to go to it: the first of its pool's on the same nodes.
+pub(super) fn groups_to_flush(groups: &[Group], places: &Places) -> Vec<bool> {
+    let mut flushes = vec![false; groups.len()];
+    for pool in places.pools() {
+        let mut seen = HashSet::new();
+        for at in pool {
+            let set = &groups[at].set;
+            // Nobody may do it now: the group waits for a map, and the flush with it.
+            let waits = set.receiving().is_empty() || set.in_sync().len() < set.min_in_sync();
+            let member = |i: usize| (set.members()[i].node, set.members()[i].incarnation);
+            let mut nodes: Vec<_> = set.receiving().iter().map(member).collect();
+            nodes.sort_unstable_by_key(|(node, _)| *node);
+            flushes[at] = waits || seen.insert(nodes);
+        }
+    }
+    flushes
 }
 
 impl Client {
+    /// Where a flush of the layer begins and ends.
+    pub(super) fn groups_of(&self, layer: LayerId) -> (u64, u64) {
+        let groups = self.places.groups_of(layer);
+        let skipped = self.flushes[groups.clone()]
+            .iter()
+            .take_while(|flushes| !**flushes);
+        let first = groups.start + skipped.count();
+        (first as u64, groups.end as u64)
+    }
+
     /// The group that a flush goes to after the one at its cursor.
     pub(super) fn next_to_flush(&self, io: &GuestIo) -> u64 {
         let next = io.cursor + 1;
@@ -53,7 +63,9 @@ impl Client {
             return false;
         }
         state.maps = EACH_GROUP;
-        state.cursor = 0;
+        let slot = state.volume;
+        let (first, _) = self.groups_of(self.local(slot).state.layer());
+        self.ios[io].cursor = first;
         true
     }
 }

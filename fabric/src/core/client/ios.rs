@@ -97,7 +97,7 @@ impl Client {
             }
         }
         let (cursor, end) = match request.op {
-            Op::Flush => (0, self.groups.len() as u64),
+            Op::Flush => self.groups_of(volume.layer()),
             Op::Discard | Op::WriteZeroes { .. } => (request.offset, request.offset + request.len),
             Op::Read | Op::Write { .. } => (0, 0),
         };

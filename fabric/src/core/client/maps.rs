@@ -1,41 +1,62 @@
 //! What a client does with a newer map, and when it asks for one.
 
 use super::flush::groups_to_flush;
-use super::{Client, ClientAction, Transport};
-use crate::core::membership::{Members, ReplicaSet};
+use super::places::Places;
+use super::{Client, ClientAction, Group, Transport};
+use crate::core::membership::{Member, Members, REPLICAS_MAX, ReplicaSet};
 use crate::io::{IoResult, Tag};
 
 impl Client {
-    /// A newer map. Parked pieces go on by it; an older one is ignored.
+    /// A newer map: the sets that changed or came to it, each pool's in order. Parked pieces go on by it; older ones are
+    /// ignored.
     pub fn on_map<T: Transport>(
         &mut self,
-        set: ReplicaSet,
+        sets: Vec<ReplicaSet>,
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        let Some(at) = self.groups.iter().position(|g| g.set.pg() == set.pg()) else {
-            return;
-        };
-        if set.epoch() <= self.groups[at].set.epoch() {
+        let mut renewed = vec![None; self.groups.len()];
+        let mut added = Vec::new();
+        for set in sets {
+            match self.places.position(set.pg()) {
+                None => added.push(set),
+                Some(at) => renewed[at] = self.groups[at].take(&set),
+            }
+        }
+        self.replicated |= self.groups.iter().any(|group| !group.set.is_alone());
+        self.add_groups(added);
+        if renewed.iter().all(Option::is_none) {
             return;
         }
-        let renewed = renewed(&self.groups[at].set, &set);
-        self.replicated |= set.members().len() > 1;
-        self.groups[at].set = set;
-        self.groups[at].reported = Members::NONE;
         self.maps += 1;
-        self.flushes = groups_to_flush(&self.groups);
         for piece in 0..self.pieces.capacity() {
-            if self.pieces.is_taken(piece) && usize::from(self.pieces[piece].group) == at {
-                self.pieces[piece].renew(renewed);
+            if !self.pieces.is_taken(piece) {
+                continue;
             }
+            let Some(renewed) = renewed[usize::from(self.pieces[piece].group)] else {
+                continue;
+            };
+            self.pieces[piece].renew(renewed);
             let slot = &self.pieces[piece];
-            let parked = self.pieces.is_taken(piece) && slot.begun && slot.waiting.is_empty();
-            if parked && usize::from(slot.group) == at {
+            if slot.begun && slot.waiting.is_empty() {
                 self.ask_again(piece);
                 self.go_on(piece, transport, done);
             }
         }
+    }
+
+    /// Takes groups up that are not known yet, or at least looks anew which of them flushes go to.
+    pub(super) fn add_groups(&mut self, sets: Vec<ReplicaSet>) {
+        for set in sets {
+            self.replicated |= !set.is_alone();
+            self.groups.push(Group {
+                set,
+                reported: Members::NONE,
+                in_flight: [0; REPLICAS_MAX],
+            });
+        }
+        self.places = Places::of(&self.groups);
+        self.flushes = groups_to_flush(&self.groups, &self.places);
     }
 
     /// Asks for a map without these members, once per map.
@@ -52,13 +73,29 @@ impl Client {
     }
 }
 
-/// Members that began anew between two maps.
-fn renewed(old: &ReplicaSet, new: &ReplicaSet) -> Members {
-    let mut renewed = Members::NONE;
-    for (index, (old, new)) in old.members().iter().zip(new.members()).enumerate() {
-        if new.incarnation != old.incarnation || new.since > old.since {
-            renewed.insert(index);
+impl Group {
+    /// Goes on with a newer set; returns the members that began anew. `None`: it is not newer, or there is no place for its
+    /// members before those that are gone have answered or are lost, and it has to be told again.
+    fn take(&mut self, set: &ReplicaSet) -> Option<Members> {
+        if set.epoch() <= self.set.epoch() {
+            return None;
         }
+        let mut busy = Members::NONE;
+        let owing = self.in_flight.iter().enumerate().filter(|(_, n)| **n > 0);
+        owing.for_each(|(member, _)| busy.insert(member));
+        let new = set.aligned_with(&self.set, busy)?;
+        let mut renewed = Members::NONE;
+        for (index, new) in new.members().iter().enumerate() {
+            let old = self.set.members().get(index);
+            let same = |old: &Member| {
+                (old.node, old.incarnation) == (new.node, new.incarnation) && old.since >= new.since
+            };
+            if !old.is_some_and(same) {
+                renewed.insert(index);
+            }
+        }
+        self.set = new;
+        self.reported = Members::NONE;
+        Some(renewed)
     }
-    renewed
 }

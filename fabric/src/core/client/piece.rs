@@ -245,7 +245,7 @@ impl Piece {
     #[inline]
     pub(super) fn next(&self, set: &ReplicaSet) -> Next {
         debug_assert!(self.waiting.is_empty());
-        let alone = set.members().len() == 1;
+        let alone = set.is_alone();
         match self.refusal {
             Some(Refusal::StaleGeneration(generation)) => {
                 return Next::Renew {

@@ -12,6 +12,7 @@ mod hedge;
 mod in_place;
 mod maps;
 mod overlap;
+mod places;
 mod private_copy;
 mod property;
 mod stale_map;
@@ -127,7 +128,7 @@ impl Bench {
     fn map(&mut self, set: ReplicaSet) {
         let done = &mut self.done;
         self.client
-            .on_map(set, &mut self.script, &mut |tag, result| {
+            .on_map(vec![set], &mut self.script, &mut |tag, result| {
                 assert_eq!(done.insert(tag.0, result), None, "reported twice");
             });
     }
