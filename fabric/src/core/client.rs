@@ -13,7 +13,7 @@ use super::membership::{Members, REPLICAS_MAX, ReplicaSet};
 use super::segments::{Cutter, NoRoom, SegmentPool, Segments};
 use super::slab::{Key, Slab};
 use super::volume::{Finished, VolumeState};
-use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
+use crate::io::{self, IoError, IoResult, Op, Submit, Tag};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey};
 use crate::proto::{Command, Epoch, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence};
 use crate::store::device::IoVecs;
@@ -31,7 +31,7 @@ mod places;
 
 use hedge::Sent;
 use held::Held;
-use ios::{GuestIo, LocalVolume, NO_IO, NONE};
+use ios::{GuestIo, LocalVolume, NO_IO, NONE, check};
 use latency::Latency;
 use piece::{Next, Piece};
 use places::Places;
@@ -469,7 +469,11 @@ impl Client {
     fn drive<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
         loop {
             let slot = &self.pieces[piece];
-            match slot.next(&self.groups[usize::from(slot.group)].set) {
+            let next = slot.next(&self.groups[usize::from(slot.group)].set);
+            if !matches!(next, Next::Done(_)) && self.is_revoked(piece) {
+                return Some(Err(IoError::Fenced));
+            }
+            match next {
                 Next::Done(result) => return Some(result),
                 Next::Send(to) => {
                     self.dispatch(piece, to, transport);
@@ -562,25 +566,6 @@ fn data_command(io: &GuestIo, chunk: ChunkKey, at: u64, len: u64, buffers: IoVec
             fua: io.fua,
         },
     }
-}
-
-#[inline]
-fn check(volume: &VolumeState, request: &io::Request<'_>) -> IoResult {
-    if request.op == Op::Flush {
-        return Ok(());
-    }
-    if changes_data(request.op) && volume.read_only() {
-        return Err(IoError::ReadOnly);
-    }
-    let aligned = (request.offset | request.len) % SECTOR_BYTES == 0;
-    let end = request.offset.checked_add(request.len);
-    let inside = end.is_some_and(|end| end <= volume.size_bytes());
-    let moves_data = matches!(request.op, Op::Read | Op::Write { .. });
-    let too_long = moves_data && request.len > TRANSFER_BYTES_MAX;
-    if !aligned || !inside || too_long || volume.chunk_at(request.offset + request.len).is_none() {
-        return Err(IoError::OutOfRange);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -95,6 +95,8 @@ pub struct VolumeState {
     lease_until_us: AtomicU64,
     read_only: AtomicBool,
     durable_writes: AtomicBool,
+    /// The lease is another's by now.
+    revoked: AtomicBool,
     /// Requests in flight, if the volume is replicated.
     pub(super) overlap: OnceLock<Overlap>,
     /// Draws write versions; holds the generation.
@@ -114,6 +116,7 @@ impl VolumeState {
             lease_until_us: AtomicU64::new(u64::MAX),
             read_only: AtomicBool::new(params.read_only),
             durable_writes: AtomicBool::new(params.durability == Durability::Write),
+            revoked: AtomicBool::new(false),
             overlap: OnceLock::new(),
             watermark: Watermark::new(params.generation, LANES_MAX),
             counters: (0..LANES_MAX).map(|_| LaneCounters::default()).collect(),
@@ -196,6 +199,18 @@ impl VolumeState {
     /// Refuses writes submitted from now on, or takes them again.
     pub fn set_read_only(&self, read_only: bool) {
         self.read_only.store(read_only, Ordering::Relaxed);
+    }
+
+    /// The lease has run out, or is another's: nothing is sent any more, whatever maps come. What replicas are still to answer
+    /// they answer; the rest ends as fenced when [`Client::end_revoked`](super::client::Client::end_revoked) is told.
+    pub fn revoke(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    /// See [`revoke`](Self::revoke).
+    #[inline]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
     }
 
     /// True if every write is made durable before its acknowledgement.

@@ -53,6 +53,8 @@ struct Cluster {
     live: bool,
     /// One of those that a loss of power may have left behind.
     relic: bool,
+    /// When whoever might have written it was kept out: it has taken effect by then, or never will.
+    sealed: Stamp,
 }
 
 impl fmt::Debug for Cluster {
@@ -129,6 +131,7 @@ const PRIMEVAL: Cluster = Cluster {
     fua: true,
     live: false,
     relic: false,
+    sealed: NEVER,
 };
 
 /// Why a history is impossible.
@@ -221,6 +224,7 @@ impl Checker {
                 fua: false,
                 live: true,
                 relic: false,
+                sealed: NEVER,
             });
         }
         Begun { start }
@@ -259,6 +263,16 @@ impl Checker {
             for cluster in register.clusters.iter_mut().filter(|c| c.tag == tag) {
                 cluster.live = false;
             }
+        }
+    }
+
+    /// A new lease: what the holders before it were not told the end of has taken effect by now, or never will.
+    pub fn seal(&mut self, volume: usize) {
+        let now = self.tick();
+        let registers = &mut self.volumes[volume].registers;
+        let clusters = registers.iter_mut().flat_map(|r| &mut r.clusters);
+        for cluster in clusters.filter(|c| !c.live && c.acked == NEVER) {
+            cluster.sealed = cluster.sealed.min(now);
         }
     }
 
@@ -430,7 +444,7 @@ impl Register {
     fn extended(&self, at: usize, start: Stamp, end: Stamp) -> Result<Cluster, String> {
         let mut cluster = self.clusters[at];
         cluster.relic = false;
-        cluster.first_end = cluster.first_end.min(end);
+        cluster.first_end = cluster.first_end.min(end).min(cluster.sealed);
         cluster.last_start = cluster.last_start.max(start);
         self.check(at, &cluster)?;
         Ok(cluster)
@@ -458,6 +472,7 @@ impl Register {
         let alone = self.clusters.len() == 1;
         for cluster in &mut self.clusters {
             cluster.relic = !alone;
+            cluster.sealed = NEVER;
             // Whether it was durable decides about the next loss of power as well: what is left is on the devices.
             cluster.first_end = if cluster.live { NEVER } else { now };
             cluster.last_start = now;

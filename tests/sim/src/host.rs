@@ -89,11 +89,18 @@ impl Lane {
         self.client.on_tick(&mut self.wire, report);
     }
 
-    /// A newer map.
-    pub fn on_map(&mut self, set: ReplicaSet) {
+    /// Leases were lost.
+    pub fn end_revoked(&mut self) {
         let done = &mut self.done;
         let report = &mut |tag, result| done.push((tag, result));
-        self.client.on_map(vec![set], &mut self.wire, report);
+        self.client.end_revoked(&mut self.wire, report);
+    }
+
+    /// A newer map.
+    pub fn on_map(&mut self, sets: Vec<ReplicaSet>) {
+        let done = &mut self.done;
+        let report = &mut |tag, result| done.push((tag, result));
+        self.client.on_map(sets, &mut self.wire, report);
     }
 }
 
@@ -107,6 +114,12 @@ pub struct Host {
     pub reports: BTreeMap<(PgId, NodeId), Epoch>,
     /// Starts so far.
     pub life: u64,
+    /// It runs.
+    pub up: bool,
+    /// The map, and its version.
+    pub sets: Vec<ReplicaSet>,
+    /// See `sets`.
+    pub map: Epoch,
 }
 
 /// A request on a connection.

@@ -54,6 +54,12 @@ pub struct FaultPlan {
     pub leader_losses: u32,
     /// A connection breaks.
     pub breaks: u32,
+    /// A guest moves to another host in good order.
+    pub migrations: u32,
+    /// A guest is started on another host while its old one still sends its requests.
+    pub wrests: u32,
+    /// A host dies with its guests, which are started on others.
+    pub host_crashes: u32,
 }
 
 /// How guests behave. All of it is allowed; scenarios that are about something else leave some of it out.
@@ -209,6 +215,9 @@ impl Plan {
             disk_errors: few(0.3),
             leader_losses: few(0.3),
             breaks: few(0.4),
+            migrations: few(0.2),
+            wrests: few(0.4),
+            host_crashes: few(0.3),
         };
         plan
     }

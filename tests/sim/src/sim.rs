@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use fabric::core::membership::ReplicaSet;
 use fabric::proto::ids::LayerId;
-use fabric::proto::{Incarnation, NodeId, PgId};
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use fabric::store::api::shard_of;
 use fabric::testing::sim_disk::{CrashKind, IoKey, SimDisk};
 use rand::{Rng, SeedableRng};
@@ -18,18 +19,20 @@ use crate::node::{self, Answer, Node, Parcel};
 use crate::plan::Plan;
 use crate::queue::{At, Queue, Span};
 use crate::trace::Trace;
-use crate::workload::{self, Guest};
+use crate::workload::{self, Guest, GuestOp};
 
 mod calls;
 mod control;
 mod end;
 mod faults;
 mod guests;
+pub mod leases;
 mod net;
 mod nodes;
 mod script;
 
 pub use faults::Fault;
+use leases::{Lease, Takeover};
 
 /// Between two looks of an idle data thread at its store.
 const IDLE_EVERY: Span = Span::millis(50);
@@ -91,13 +94,30 @@ pub(crate) enum Event {
     Map {
         host: usize,
         life: u64,
-        sets: Vec<fabric::core::membership::ReplicaSet>,
+        epoch: Epoch,
+        sets: Vec<ReplicaSet>,
+        leases: Vec<Lease>,
     },
+    /// A host asks meta for a lease.
+    GrantLease {
+        volume: usize,
+        host: usize,
+        life: u64,
+    },
+    /// A host hears that it has it.
+    Granted {
+        volume: usize,
+        host: usize,
+        life: u64,
+        generation: Generation,
+        epoch: Epoch,
+    },
+    /// A guest that waits for the lease looks after it.
+    AskLease(usize),
+    /// A takeover looks at what waits for a moment.
+    SettleTick { volume: usize, number: u64 },
     /// A map arrives at a node.
-    NodeMap {
-        node: usize,
-        sets: Vec<fabric::core::membership::ReplicaSet>,
-    },
+    NodeMap { node: usize, sets: Vec<ReplicaSet> },
     /// A data thread looks again at what waits for a moment.
     Tick { host: usize, life: u64, lane: usize },
     /// A call between machines arrives.
@@ -136,6 +156,8 @@ pub struct Outcome {
     pub ops: (u64, u64),
     /// Sectors that were read and compared.
     pub sectors_read: u64,
+    /// Blocks that new leases made agree.
+    pub settled_blocks: u64,
     /// Simulated time.
     pub time: At,
 }
@@ -178,6 +200,15 @@ pub struct Sim {
     victims: Vec<usize>,
     next_name: u64,
     next_tag: u32,
+    next_slot: u32,
+    /// Who may write each volume, as meta knows it.
+    pub leases: Vec<Lease>,
+    /// New leases that are not used yet, by volume.
+    takeovers: BTreeMap<usize, Takeover>,
+    /// Requests of guests that left the host that still has them, by name.
+    orphans: BTreeMap<u64, (usize, GuestOp)>,
+    /// Blocks that takeovers made agree.
+    pub settled_blocks: u64,
     ops: (u64, u64),
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
@@ -272,6 +303,11 @@ impl Sim {
             victims: Vec::new(),
             next_name: 1,
             next_tag: 1,
+            next_slot: 0,
+            leases: Vec::new(),
+            takeovers: BTreeMap::new(),
+            orphans: BTreeMap::new(),
+            settled_blocks: 0,
             ops: (0, 0),
             failure: None,
         };
@@ -290,7 +326,9 @@ impl Sim {
                 .add_volume(self.plan.chunks * workload::CHUNK_SECTORS);
             assert_eq!(added, volume);
             let host = volume % self.plan.hosts;
-            self.open_volume(host, volume, fabric::proto::Generation(1));
+            let generation = Generation(1);
+            self.leases.push(Lease { generation, host });
+            self.open_volume(host, volume, generation);
             let spots = workload::spots(self.plan.chunks, self.plan.spots, &mut self.rng);
             self.guests.push(Guest {
                 volume,
@@ -299,6 +337,9 @@ impl Sim {
                 in_flight: BTreeMap::new(),
                 spots,
                 awake: true,
+                suspended: false,
+                draining: false,
+                asking: false,
             });
             self.after(Span(0), Event::Guest(volume));
         }
@@ -395,7 +436,23 @@ impl Sim {
             Event::Plan => self.on_plan(),
             Event::Command(command) => self.on_command(command),
             Event::Commit(command) => self.on_commit(command),
-            Event::Map { host, life, sets } => self.on_map(host, life, sets),
+            Event::Map {
+                host,
+                life,
+                epoch,
+                sets,
+                leases,
+            } => self.on_map((host, life), epoch, sets, &leases),
+            Event::GrantLease { volume, host, life } => self.on_grant(volume, host, life),
+            Event::Granted {
+                volume,
+                host,
+                life,
+                generation,
+                epoch,
+            } => self.on_granted(volume, (host, life), generation, epoch),
+            Event::AskLease(guest) => self.on_ask_lease(guest),
+            Event::SettleTick { volume, number } => self.on_settle_tick(volume, number),
             Event::NodeMap { node, sets } => self.on_node_map(node, &sets),
             Event::Tick { host, life, lane } => self.on_tick(host, life, lane),
             Event::Call { number, parcel } => self.on_call(number, parcel),
@@ -421,6 +478,7 @@ impl Sim {
                 events: self.trace.events(),
                 ops: self.ops,
                 sectors_read: self.checker.sectors_read,
+                settled_blocks: self.settled_blocks,
                 time: self.now,
             }),
         }

@@ -95,6 +95,12 @@ pub struct Guest {
     pub spots: Vec<u64>,
     /// A step of it waits in the queue.
     pub awake: bool,
+    /// It waits for its host to have the lease.
+    pub suspended: bool,
+    /// It moves as soon as its requests are answered.
+    pub draining: bool,
+    /// Its host will ask for the lease.
+    pub asking: bool,
 }
 
 /// Places where guests write: at the ends of chunks and of map pages, and anywhere.

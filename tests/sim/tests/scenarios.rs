@@ -157,3 +157,57 @@ fn one_slow_replica() {
     sim.on_fault(Fault::Slow(2, 1));
     sim.end();
 }
+
+/// The old holder's write has reached one replica, the rest of it is on its way when another host takes over. What one
+/// replica has the others get, and what arrives late is refused.
+#[test]
+fn lease_moves_while_writes_in_flight() {
+    let mut sim = Sim::scripted_with_hosts(2);
+    sim.write_blocks(0, 8);
+    for node in [0, 1] {
+        sim.on_fault(Fault::Cut(End::Host(0), End::Node(node)));
+    }
+    let before = sim.tag_at(0, 0);
+    sim.ask(WRITE, 0, 8);
+    sim.ask(WRITE, 16, 8);
+    sim.pass(Span::millis(5));
+    let left_behind = sim.tag_at(2, 0);
+    assert_ne!(left_behind, before, "node 2 has it, and nobody else");
+    sim.wrest(0, 1);
+    sim.wait_for_lease();
+    assert_eq!(sim.settled_blocks, 2);
+    for node in 0..3 {
+        assert_eq!(sim.tag_at(node, 0), left_behind, "node {node}");
+    }
+    sim.read_blocks(0, 8);
+    sim.write_blocks(0, 1);
+    let newest = sim.tag_at(0, 0);
+    for node in [0, 1] {
+        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+    }
+    sim.pass(Span::millis(20));
+    for node in 0..3 {
+        assert_eq!(sim.tag_at(node, 0), newest, "node {node}");
+        assert_eq!(sim.tag_at(node, 16), sim.tag_at(2, 16), "node {node}");
+    }
+    sim.read_blocks(0, 8);
+    sim.end();
+}
+
+/// The host dies, and with it what it had sent to one replica: another host's guest sees it or not, and then never the other.
+#[test]
+fn host_dies_with_writes_in_flight() {
+    let mut sim = Sim::scripted_with_hosts(2);
+    sim.write_blocks(0, 8);
+    sim.on_fault(Fault::Cut(End::Host(0), End::Node(1)));
+    sim.ask(WRITE, 0, 64);
+    sim.pass(Span::millis(5));
+    sim.crash_host(0);
+    sim.start_host(0);
+    sim.wait_for_lease();
+    sim.read_blocks(0, 8);
+    sim.crash_node(0, CrashKind::Power);
+    sim.read_blocks(0, 8);
+    sim.start_node(0);
+    sim.end();
+}

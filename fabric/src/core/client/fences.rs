@@ -1,6 +1,7 @@
 //! What a request is fenced by: lease, map and watermark, and the number of a write under its lease.
 
-use super::Client;
+use super::{Client, Transport};
+use crate::io::{IoResult, Tag};
 use crate::proto::{Epoch, Generation, Sequence};
 
 /// How often a write is numbered anew; one that is still refused then fails. Each time a discard of everything near it has to
@@ -76,6 +77,29 @@ impl Client {
         // The lease may be newer than the map and the watermark in the request.
         self.refresh_fences(piece);
         true
+    }
+
+    /// Whether the piece's volume is another's by now.
+    #[inline]
+    pub(super) fn is_revoked(&self, piece: u32) -> bool {
+        let io = self.pieces[piece].io;
+        self.local(self.ios[io].volume).state.is_revoked()
+    }
+
+    /// Ends what waits for a map or for a moment, of volumes that were [revoked](crate::core::volume::VolumeState::revoke).
+    pub fn end_revoked<T: Transport>(
+        &mut self,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        for piece in 0..self.pieces.capacity() {
+            let slot = &self.pieces[piece];
+            let waits = self.pieces.is_taken(piece) && slot.begun && slot.waiting.is_empty();
+            if waits && self.is_revoked(piece) {
+                self.go_on(piece, transport, done);
+            }
+        }
+        self.release_held(transport, done);
     }
 
     pub(super) fn reaches(&self, piece: u32, generation: Generation, epoch: Epoch) -> bool {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Client, changes_data};
+use super::{Client, TRANSFER_BYTES_MAX, changes_data};
 use crate::core::volume::{Finished, VolumeState};
-use crate::io::{self, IoError, IoResult, Op, Tag};
+use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
 use crate::proto::Sequence;
 use crate::proto::ids::Version;
 
@@ -198,4 +198,27 @@ impl Client {
         });
         true
     }
+}
+
+/// Refuses what no replica need be asked for.
+#[inline]
+pub(super) fn check(volume: &VolumeState, request: &io::Request<'_>) -> IoResult {
+    if volume.is_revoked() {
+        return Err(IoError::Fenced);
+    }
+    if request.op == Op::Flush {
+        return Ok(());
+    }
+    if changes_data(request.op) && volume.read_only() {
+        return Err(IoError::ReadOnly);
+    }
+    let aligned = (request.offset | request.len) % SECTOR_BYTES == 0;
+    let end = request.offset.checked_add(request.len);
+    let inside = end.is_some_and(|end| end <= volume.size_bytes());
+    let moves_data = matches!(request.op, Op::Read | Op::Write { .. });
+    let too_long = moves_data && request.len > TRANSFER_BYTES_MAX;
+    if !aligned || !inside || too_long || volume.chunk_at(request.offset + request.len).is_none() {
+        return Err(IoError::OutOfRange);
+    }
+    Ok(())
 }

@@ -15,6 +15,7 @@ mod overlap;
 mod places;
 mod private_copy;
 mod property;
+mod revoked;
 mod stale_map;
 
 const CHUNK: u64 = CHUNK_BYTES;

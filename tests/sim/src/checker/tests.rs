@@ -56,6 +56,24 @@ impl Bench {
 }
 
 #[test]
+fn a_write_left_behind_by_an_older_lease_takes_effect_before_the_newer_ones_first_read_or_never() {
+    let mut checker = Checker::default();
+    let volume = checker.add_volume(1);
+    checker.begin_write(volume, 0..1, Tag(1), false);
+    checker.abandon_write(volume, 0..1, Tag(1));
+    checker.seal(volume);
+    let mut shows = |tag| {
+        let begun = checker.begin_read(volume);
+        checker.end_read(volume, begun, 0, &[tag])
+    };
+    assert_eq!(shows(ZERO), Ok(()));
+    assert!(
+        shows(Tag(1)).is_err(),
+        "it came after the newer lease had begun"
+    );
+}
+
+#[test]
 fn what_was_written_last_is_read() {
     let mut bench = Bench::new();
     bench.read(ZERO).unwrap();

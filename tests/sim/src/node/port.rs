@@ -43,6 +43,8 @@ struct Held {
     whom: For,
     request: Request,
     memory: Memory,
+    /// The lease that the shard had persisted when it took the request.
+    fence: Generation,
 }
 
 /// A finished store operation. Its memory is that of the request, which the replica machine may still fill.
@@ -141,6 +143,7 @@ impl Port {
             whom,
             request,
             memory,
+            fence: Generation(0),
         };
         self.held.insert(number, held);
         self.waiting.push_back(number);
@@ -164,12 +167,15 @@ impl Port {
     /// Hands to the core what it has room for.
     pub fn submit_waiting(&mut self, fences: &Fences, groups: &Groups) {
         while let Some(&number) = self.waiting.front() {
-            let held = &self.held[&number];
+            let held = self.held.get_mut(&number).expect("it waits");
             if let Err(refusal) = may_still(held, fences, groups) {
                 self.waiting.pop_front();
                 self.refused.push_back((number, refusal));
                 continue;
             }
+            let layer = held.request.command.layer();
+            let fence = layer.map_or(0, |layer| self.core.fence(layer).generation);
+            held.fence = Generation(u64::from(fence));
             // SAFETY: the memory is in `held` until the completion.
             let submitted = unsafe {
                 let op = operation(&held.request).expect("answered without the store");
@@ -218,7 +224,6 @@ impl Port {
             } => (chunk, block * BLOCK_BYTES as u32, len),
             _ => return,
         };
-        let fence = self.core.fence(chunk.layer).generation;
         // A round of comparison works past the fences.
         let generation = match held.whom {
             For::Replica(..) => held.request.generation,
@@ -231,7 +236,7 @@ impl Port {
                 offset: at,
                 len,
                 tag,
-                generations: (generation, Generation(u64::from(fence))),
+                generations: (generation, held.fence),
             });
         };
         let tag_of = |sector: &[u8]| {

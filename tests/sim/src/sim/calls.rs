@@ -1,7 +1,7 @@
 //! Single calls between machines: what a returning replica asks its source, and a new lease all replicas.
 
 use fabric::core::replica::PeerId;
-use fabric::core::resync;
+use fabric::core::{resync, settle};
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
 };
@@ -26,6 +26,14 @@ pub(crate) enum Caller {
         round: (PgId, u64),
         call: resync::Call,
     },
+    /// A takeover of a volume: its number, and its name for the call.
+    Lease {
+        host: usize,
+        life: u64,
+        volume: usize,
+        number: u64,
+        call: settle::Call,
+    },
 }
 
 /// A call.
@@ -33,6 +41,7 @@ pub(crate) enum Caller {
 pub(crate) struct CallState {
     caller: Caller,
     to: usize,
+    pg: PgId,
     /// The process that it was sent to.
     incarnation: Option<Incarnation>,
     open: bool,
@@ -42,6 +51,7 @@ impl Caller {
     fn end(self) -> End {
         match self {
             Self::Round { node, .. } => End::Node(node),
+            Self::Lease { host, .. } => End::Host(host),
         }
     }
 }
@@ -72,6 +82,7 @@ impl Sim {
         self.calls.push(CallState {
             caller,
             to,
+            pg,
             incarnation: self.nodes[to].process.as_ref().map(|p| p.incarnation),
             open: true,
         });
@@ -126,7 +137,23 @@ impl Sim {
     pub(super) fn on_call_answer(&mut self, answer: Answer) {
         let number = (answer.peer.0 - CALLS_FROM) as usize;
         let result = answer.reply.result;
+        let result = match self.is_expected(number, answer.reply.incarnation) {
+            true => result,
+            false => Err(Refusal::Unreachable),
+        };
         self.end_call(number, result, answer.data.as_deref());
+    }
+
+    /// Whether the process that answered is the one that the caller's map names.
+    fn is_expected(&self, number: usize, incarnation: Incarnation) -> bool {
+        let CallState { caller, to, pg, .. } = self.calls[number];
+        match caller {
+            Caller::Round { .. } => true,
+            Caller::Lease { host, .. } => {
+                let known = self.known_incarnation(host, pg, NodeId(to as u64));
+                known == Some(incarnation)
+            }
+        }
     }
 
     pub(super) fn end_call(
@@ -153,6 +180,21 @@ impl Sim {
                     self.with_node(node, |node, wishes| {
                         node.on_round(round, call, result, data, wishes);
                     });
+                }
+            }
+            Caller::Lease {
+                host,
+                life,
+                volume,
+                number: takeover,
+                call,
+            } => {
+                let numbers = [34, host as u64, number as u64, u64::from(result.is_ok())];
+                self.trace.note(self.now, &numbers, || {
+                    format!("host {host}: takeover of volume {volume} hears {call:?} {result:?}")
+                });
+                if self.hosts[host].life == life {
+                    self.on_settle_reply((volume, takeover), call, result, data);
                 }
             }
         }

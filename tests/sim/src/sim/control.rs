@@ -13,6 +13,13 @@ const COMMIT: Span = Span::millis(5);
 const REPUBLISH: u64 = 10;
 
 impl Sim {
+    /// A host gives a replica up; meta is told until it has acted.
+    pub(super) fn note_report(&mut self, host: usize, pg: PgId, node: NodeId, epoch: Epoch) {
+        let known = self.hosts[host].reports.entry((pg, node)).or_insert(epoch);
+        *known = epoch.max(*known);
+        self.report(host, pg, node, epoch);
+    }
+
     pub(super) fn report(&mut self, host: usize, pg: PgId, node: NodeId, epoch: Epoch) {
         let command = Command::Report { pg, node, epoch };
         self.trace
@@ -101,11 +108,14 @@ impl Sim {
     /// Tells everybody the map.
     pub(super) fn publish(&mut self) {
         let sets = self.meta.sets();
+        let leases = self.leases.clone();
         for host in 0..self.hosts.len() {
             let event = Event::Map {
                 host,
                 life: self.hosts[host].life,
+                epoch: self.meta.epoch(),
                 sets: sets.clone(),
+                leases: leases.clone(),
             };
             self.send_control(End::Meta, End::Host(host), event);
         }

@@ -20,13 +20,17 @@ impl Sim {
         self.on_fault(Fault::Peace);
         let done = self.run_until(PATIENCE, |sim| {
             let mut guests = sim.guests.iter();
-            guests.all(|g| g.left == 0 && g.in_flight.is_empty())
+            guests.all(|g| g.left == 0 && g.in_flight.is_empty() && !g.suspended)
+                && sim.orphans.is_empty()
         });
         if !done && self.failure.is_none() {
             let waiting: Vec<usize> = self.guests.iter().map(|g| g.in_flight.len()).collect();
+            let orphans = self.orphans.len();
+            let takeovers: Vec<usize> = self.takeovers.keys().copied().collect();
             let groups = self.meta.groups();
             self.fail(format!(
-                "all is mended, and guests still wait for {waiting:?} requests; map: {groups:?}"
+                "all is mended, and guests still wait for {waiting:?} requests, {orphans} of guests that left have not ended, \
+                 volumes {takeovers:?} are being taken over; map: {groups:?}"
             ));
         }
     }

@@ -28,6 +28,14 @@ pub enum Fault {
     Leaderless(Span),
     /// A connection to a victim breaks, the nth of those that are open.
     Break(usize),
+    /// A guest moves to another host in good order.
+    Migrate(usize),
+    /// A guest is started on another host while the one it ran on still sends its requests.
+    Wrest(usize),
+    /// A host dies.
+    HostCrash(usize),
+    /// It starts again.
+    HostStart(usize),
     /// All is mended; see [`Sim::heal`].
     Peace,
 }
@@ -37,7 +45,7 @@ impl Fault {
     pub fn mends(self) -> bool {
         matches!(
             self,
-            Self::Start(_) | Self::Mend(..) | Self::Slow(_, 1) | Self::Peace
+            Self::Start(_) | Self::HostStart(_) | Self::Mend(..) | Self::Slow(_, 1) | Self::Peace
         )
     }
 }
@@ -82,6 +90,7 @@ impl Sim {
             let node = self.any_node();
             self.schedule(Fault::DiskError(node, kind, libc::EIO));
         }
+        self.schedule_moves();
         for _ in 0..plan.leader_losses {
             let span = Span(self.rng.random_range(1_000..3_000_000));
             self.schedule(Fault::Leaderless(span));
@@ -100,6 +109,25 @@ impl Sim {
         let at = self.now + self.some(ACTIVE);
         self.at(at, Event::Fault(fault));
         at
+    }
+
+    /// Leases move.
+    fn schedule_moves(&mut self) {
+        let plan = self.plan.faults;
+        for _ in 0..plan.migrations {
+            let guest = self.rng.random_range(0..self.plan.volumes);
+            self.schedule(Fault::Migrate(guest));
+        }
+        for _ in 0..plan.wrests {
+            let guest = self.rng.random_range(0..self.plan.volumes);
+            self.schedule(Fault::Wrest(guest));
+        }
+        for _ in 0..plan.host_crashes {
+            let host = self.rng.random_range(0..self.plan.hosts);
+            let at = self.schedule(Fault::HostCrash(host));
+            let back = at + self.some(Span::seconds(1));
+            self.at(back, Event::Fault(Fault::HostStart(host)));
+        }
     }
 
     fn schedule_crash(&mut self, kind: CrashKind) {
@@ -157,6 +185,13 @@ impl Sim {
                     self.break_conn(open[nth % open.len()]);
                 }
             }
+            Fault::Migrate(guest) => self.migrate(guest),
+            Fault::Wrest(guest) => {
+                let to = self.any_host();
+                self.wrest(guest, to);
+            }
+            Fault::HostCrash(host) => self.crash_host(host),
+            Fault::HostStart(host) => self.start_host(host),
             Fault::Peace => self.mend_all(),
         }
     }
@@ -171,6 +206,9 @@ impl Sim {
             }
         }
         self.leaderless_until = self.now;
+        for host in 0..self.hosts.len() {
+            self.start_host(host);
+        }
         for node in 0..self.nodes.len() {
             self.nodes[node].slowness = 1;
             self.nodes[node].disk.forget_faults();

@@ -7,9 +7,10 @@ use fabric::core::client::ClientAction;
 use fabric::core::membership::ReplicaSet;
 use fabric::core::volume::{Durability, VolumeParams, VolumeState};
 use fabric::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
-use fabric::proto::Generation;
 use fabric::proto::ids::CHUNK_BYTES;
+use fabric::proto::{Epoch, Generation};
 
+use super::leases::Lease;
 use super::{Event, Sim, layer_of};
 use crate::checker::{self, tags_of};
 use crate::host::{Host, Lane};
@@ -25,24 +26,38 @@ const BUSY_PAUSE: Span = Span(200);
 
 impl Sim {
     pub(super) fn add_host(&mut self) {
-        let sets = self.meta.sets();
-        let nodes = self.plan.nodes;
-        let lanes = (0..self.plan.lanes)
-            .map(|lane| Lane::new(lane, sets.clone(), nodes))
-            .collect();
         let host = self.hosts.len();
         self.hosts.push(Host {
-            lanes,
+            lanes: Vec::new(),
             volumes: BTreeMap::new(),
             reports: BTreeMap::new(),
             life: 1,
+            up: false,
+            sets: Vec::new(),
+            map: Epoch(0),
         });
+        self.start_host(host);
+        self.after(REPORT_EVERY, Event::Report(host));
+    }
+
+    /// The machine starts, with the map as it is now.
+    pub fn start_host(&mut self, host: usize) {
+        if self.hosts[host].up {
+            return;
+        }
+        let sets = self.meta.sets();
+        let nodes = self.plan.nodes;
+        let state = &mut self.hosts[host];
+        state.up = true;
+        state.lanes = (0..self.plan.lanes)
+            .map(|lane| Lane::new(lane, sets.clone(), nodes))
+            .collect();
+        (state.sets, state.map) = (sets, self.meta.epoch());
         for lane in 0..self.plan.lanes {
             for node in 0..nodes {
                 self.connect(host, lane, node);
             }
         }
-        self.after(REPORT_EVERY, Event::Report(host));
     }
 
     /// Opens a volume on a host that has its lease.
@@ -51,19 +66,21 @@ impl Sim {
             layer: layer_of(volume),
             size_bytes: self.plan.chunks * CHUNK_BYTES,
             generation,
-            epoch: self.meta.epoch(),
+            epoch: self.hosts[host].map,
             read_only: false,
             durability: Durability::Flush,
         };
         self.next_name += 1;
-        let state = VolumeState::new(self.next_name, volume as u32, &params);
+        self.next_slot += 1;
+        let state = VolumeState::new(self.next_name, self.next_slot, &params);
         self.hosts[host].volumes.insert(volume, Arc::new(state));
     }
 
     pub(super) fn on_guest(&mut self, guest: usize) {
         let state = &mut self.guests[guest];
         state.awake = false;
-        if state.left == 0 || state.in_flight.len() >= self.plan.depth {
+        let full = state.in_flight.len() >= self.plan.depth;
+        if state.left == 0 || full || state.suspended {
             return;
         }
         let tag = checker::Tag(self.next_tag);
@@ -76,9 +93,10 @@ impl Sim {
         self.wake(guest, Span(think.0 + 1));
     }
 
-    fn wake(&mut self, guest: usize, after: Span) {
+    pub(super) fn wake(&mut self, guest: usize, after: Span) {
         let state = &mut self.guests[guest];
-        if !state.awake && state.left > 0 && state.in_flight.len() < self.plan.depth {
+        let idle = !state.awake && !state.suspended;
+        if idle && state.left > 0 && state.in_flight.len() < self.plan.depth {
             state.awake = true;
             self.after(after, Event::Guest(guest));
         }
@@ -139,7 +157,7 @@ impl Sim {
     }
 
     /// Nobody will hear the outcome of a request.
-    fn abandon(&mut self, volume: usize, op: &GuestOp) {
+    pub(super) fn abandon(&mut self, volume: usize, op: &GuestOp) {
         if op.writes() {
             self.checker.abandon_write(volume, op.range(), op.tag);
         } else if op.op == Op::Read {
@@ -167,9 +185,7 @@ impl Sim {
             for action in actions {
                 let (ClientAction::ReportFailed { pg, node, epoch }
                 | ClientAction::ReportSlow { pg, node, epoch }) = action;
-                let known = self.hosts[host].reports.entry((pg, node)).or_insert(epoch);
-                *known = epoch.max(*known);
-                self.report(host, pg, node, epoch);
+                self.note_report(host, pg, node, epoch);
             }
             for (node, request) in sent {
                 self.send_request(host, lane, node, request);
@@ -192,6 +208,17 @@ impl Sim {
 
     /// A request of a guest is done.
     fn finish(&mut self, host: usize, name: Tag, result: IoResult) {
+        if let Some(op) = self.end_orphan(name.0) {
+            let numbers = [35, name.0, u64::from(result.is_ok())];
+            self.trace.note(self.now, &numbers, || {
+                format!(
+                    "host {host}: #{} of a guest that left ends {result:?}",
+                    name.0
+                )
+            });
+            self.ledger.forget(op.tag.0);
+            return;
+        }
         let mut of_host = self.guests.iter().enumerate();
         let found = of_host.find(|(_, g)| g.host == host && g.in_flight.contains_key(&name.0));
         let Some((guest, _)) = found else {
@@ -222,6 +249,7 @@ impl Sim {
         self.ledger.forget(op.tag.0);
         let think = self.some(self.plan.think);
         self.wake(guest, think);
+        self.migrate_if_drained(guest);
     }
 
     fn learn(&mut self, volume: usize, op: &GuestOp) {
@@ -265,23 +293,37 @@ impl Sim {
     }
 
     /// A map arrives at a host.
-    pub(super) fn on_map(&mut self, host: usize, life: u64, sets: Vec<ReplicaSet>) {
-        if self.hosts[host].life != life {
+    pub(super) fn on_map(
+        &mut self,
+        (host, life): (usize, u64),
+        epoch: Epoch,
+        sets: Vec<ReplicaSet>,
+        leases: &[Lease],
+    ) {
+        if self.hosts[host].life != life || !self.hosts[host].up {
             return;
         }
-        for set in sets {
+        self.learn_leases(host, leases);
+        if epoch < self.hosts[host].map {
+            return;
+        }
+        self.hosts[host].map = epoch;
+        self.hosts[host].sets.clone_from(&sets);
+        for set in &sets {
             let (pg, epoch) = (set.pg(), set.epoch());
             self.hosts[host]
                 .reports
                 .retain(|(of, _), by| *of != pg || *by >= epoch);
-            for state in self.hosts[host].volumes.values() {
-                state.set_epoch(epoch);
-            }
-            for lane in 0..self.hosts[host].lanes.len() {
-                self.hosts[host].lanes[lane].on_map(set.clone());
-                self.after_lane(host, lane);
-            }
         }
+        for lane in 0..self.hosts[host].lanes.len() {
+            self.hosts[host].lanes[lane].on_map(sets.clone());
+            self.after_lane(host, lane);
+        }
+        // Whoever names this version in a request knows all of it.
+        for state in self.hosts[host].volumes.values() {
+            state.set_epoch(epoch);
+        }
+        self.map_for_takeovers(host, &sets);
     }
 
     /// Tells meta again what it has not acted upon.

@@ -158,6 +158,19 @@ impl Sim {
         self.connect_later(host, lane, node);
     }
 
+    /// A host is gone: nobody hears of its connections, and what was sent may still arrive.
+    pub(super) fn close_conns_of(&mut self, host: usize) {
+        for conn in self.open_conns() {
+            let straggle = self.some(STRAGGLE);
+            let state = &mut self.conns[conn];
+            if state.host == host {
+                state.open = false;
+                state.taken_until = self.now + straggle;
+                state.outstanding.clear();
+            }
+        }
+    }
+
     fn connect_later(&mut self, host: usize, lane: usize, node: usize) {
         let event = Event::Connect {
             host,

@@ -14,8 +14,13 @@ use crate::workload::GuestOp;
 impl Sim {
     /// One host with one volume in one group on three nodes; its guest asks only for what the scenario says.
     pub fn scripted() -> Self {
+        Self::scripted_with_hosts(1)
+    }
+
+    /// The same with more hosts to which the guest can move.
+    pub fn scripted_with_hosts(hosts: usize) -> Self {
         let plan = Plan {
-            hosts: 1,
+            hosts,
             lanes: 1,
             groups: 1,
             volumes: 1,
@@ -99,6 +104,12 @@ impl Sim {
         let bytes = process.peek(&mut node.disk, super::layer_of(0), chunk, (at, 512));
         let bytes = bytes.expect("it can be read");
         u32::from_le_bytes(*bytes.first_chunk().expect("a sector"))
+    }
+
+    /// Waits until the guest's host has the lease.
+    pub fn wait_for_lease(&mut self) {
+        let has = self.run_until(Span::seconds(30), |sim| !sim.guests[0].suspended);
+        assert!(has, "no lease: {:?}", self.failure);
     }
 
     /// Mends everything; then all replicas are in sync and hold the same.

@@ -1,0 +1,397 @@
+//! Leases that move: hosts that die, or are given up while their writes are still under way, and guests that go elsewhere.
+//!
+//! A host that has lost its lease hears so with the next map, and not before: until then its clients go on, and it is the
+//! replicas that have to refuse what they send. Whoever takes over runs the shipping [`Settle`] machine before its guest's
+//! first request, and under a map no older than the grant.
+
+use std::collections::BTreeMap;
+
+use fabric::core::membership::ReplicaSet;
+use fabric::core::settle::{self, Action, PlaceOf, Settle};
+use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
+use fabric::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal};
+use rand::Rng;
+
+use super::calls::Caller;
+use super::{End, Event, Sim, layer_of};
+use crate::node::memory;
+use crate::queue::Span;
+use crate::workload::GuestOp;
+
+/// A host without the lease that it needs asks for it this often.
+const ASK_EVERY: Span = Span::millis(50);
+/// How often a takeover looks at what waits for a moment.
+const TICK: Span = Span::millis(1);
+
+/// Who may write a volume, as meta knows it.
+#[derive(Debug, Clone, Copy)]
+pub struct Lease {
+    /// Counts the grants.
+    pub generation: Generation,
+    /// The holder.
+    pub host: usize,
+}
+
+/// A new lease on its way to its first I/O.
+pub(crate) struct Takeover {
+    pub host: usize,
+    life: u64,
+    /// Tells it from those before it.
+    number: u64,
+    generation: Generation,
+    /// The map by which it was granted: an older one is not used.
+    epoch: Epoch,
+    /// `None` until the host knows that map.
+    machine: Option<Settle>,
+    /// Commands under way; they name the machine's memory.
+    open: BTreeMap<settle::Call, Command>,
+}
+
+struct Places(usize);
+
+impl PlaceOf for Places {
+    fn set_of(&self, chunk: ChunkKey) -> usize {
+        fabric::store::api::shard_of(chunk.layer, chunk.index, self.0)
+    }
+}
+
+impl Sim {
+    /// The guest moves in good order: once its requests are answered another host takes over.
+    pub(super) fn migrate(&mut self, guest: usize) {
+        if self.guests[guest].suspended {
+            return;
+        }
+        self.guests[guest].suspended = true;
+        self.guests[guest].draining = true;
+        self.migrate_if_drained(guest);
+    }
+
+    /// The last of a guest's requests may have been answered.
+    pub(super) fn migrate_if_drained(&mut self, guest: usize) {
+        let state = &self.guests[guest];
+        if !state.draining || !state.in_flight.is_empty() {
+            return;
+        }
+        let (host, volume) = (state.host, state.volume);
+        // It knows: nothing of it is under way any more.
+        if let Some(state) = self.hosts[host].volumes.remove(&volume) {
+            state.revoke();
+        }
+        let to = self.any_host();
+        self.move_guest(guest, to);
+    }
+
+    /// The guest is started elsewhere while the host that it ran on goes on with its requests.
+    pub fn wrest(&mut self, guest: usize, to: usize) {
+        if self.guests[guest].suspended {
+            return;
+        }
+        self.guests[guest].suspended = true;
+        let host = self.guests[guest].host;
+        let in_flight = std::mem::take(&mut self.guests[guest].in_flight);
+        let volume = self.guests[guest].volume;
+        for (name, op) in in_flight {
+            self.abandon(volume, &op);
+            // The old host's clients still use its memory.
+            self.orphans.insert(name, (host, op));
+        }
+        self.move_guest(guest, to);
+    }
+
+    /// The machine that guests run on dies, and with it whatever it did not send.
+    pub fn crash_host(&mut self, host: usize) {
+        if !self.hosts[host].up {
+            return;
+        }
+        self.trace
+            .note(self.now, &[30, host as u64], || format!("host {host} dies"));
+        self.hosts[host].up = false;
+        self.hosts[host].life += 1;
+        self.hosts[host].lanes.clear();
+        self.hosts[host].volumes.clear();
+        self.hosts[host].reports.clear();
+        self.close_conns_of(host);
+        self.orphans.retain(|_, (of, _)| *of != host);
+        self.takeovers.retain(|_, takeover| takeover.host != host);
+        for guest in 0..self.guests.len() {
+            if self.guests[guest].host != host {
+                continue;
+            }
+            let volume = self.guests[guest].volume;
+            let in_flight = std::mem::take(&mut self.guests[guest].in_flight);
+            for op in in_flight.values() {
+                self.abandon(volume, op);
+            }
+            self.guests[guest].suspended = true;
+            let to = self.any_host();
+            self.move_guest(guest, to);
+        }
+    }
+
+    pub(super) fn any_host(&mut self) -> usize {
+        self.rng.random_range(0..self.hosts.len())
+    }
+
+    /// Somebody starts the guest on a host, perhaps the same one.
+    fn move_guest(&mut self, guest: usize, host: usize) {
+        let state = &mut self.guests[guest];
+        state.draining = false;
+        state.host = host;
+        let volume = state.volume;
+        self.takeovers.remove(&volume);
+        self.trace
+            .note(self.now, &[31, guest as u64, host as u64], || {
+                format!("guest {guest} moves to host {host}")
+            });
+        if !std::mem::replace(&mut self.guests[guest].asking, true) {
+            self.after(Span(0), Event::AskLease(guest));
+        }
+    }
+
+    /// A guest that waits for its host to have the lease.
+    pub(super) fn on_ask_lease(&mut self, guest: usize) {
+        let state = &mut self.guests[guest];
+        if !state.suspended {
+            state.asking = false;
+            return;
+        }
+        let (host, volume) = (state.host, state.volume);
+        let life = self.hosts[host].life;
+        if self.hosts[host].up && !state.draining && !self.takeovers.contains_key(&volume) {
+            let ask = Event::GrantLease { volume, host, life };
+            self.send_control(End::Host(host), End::Meta, ask);
+        }
+        self.after(ASK_EVERY, Event::AskLease(guest));
+    }
+
+    /// Meta grants a lease; its last holder is known to be gone, or has run out of time.
+    pub(super) fn on_grant(&mut self, volume: usize, host: usize, life: u64) {
+        if self.leaderless_until > self.now {
+            return;
+        }
+        // A word of a life that is over, or of a host that the guest has left since.
+        let guest = &self.guests[volume];
+        if self.hosts[host].life != life || guest.host != host || !guest.suspended {
+            return;
+        }
+        let lease = &mut self.leases[volume];
+        lease.generation = Generation(lease.generation.0 + 1);
+        lease.host = host;
+        let (generation, epoch) = (lease.generation, self.meta.epoch());
+        let numbers = [32, volume as u64, host as u64, generation.0, epoch.0];
+        self.trace.note(self.now, &numbers, || {
+            format!("meta: host {host} has the lease of volume {volume}, {generation} by {epoch}")
+        });
+        let granted = Event::Granted {
+            volume,
+            host,
+            life,
+            generation,
+            epoch,
+        };
+        self.send_control(End::Meta, End::Host(host), granted);
+    }
+
+    /// The host hears that it has the lease.
+    pub(super) fn on_granted(
+        &mut self,
+        volume: usize,
+        (host, life): (usize, u64),
+        generation: Generation,
+        epoch: Epoch,
+    ) {
+        let current = self.hosts[host].life == life && self.guests[volume].host == host;
+        let newer = self
+            .takeovers
+            .get(&volume)
+            .is_none_or(|takeover| takeover.generation < generation);
+        let open = self.hosts[host].volumes.get(&volume);
+        let newer = newer && open.is_none_or(|state| state.generation() < generation);
+        if !current || !newer || !self.guests[volume].suspended {
+            return;
+        }
+        // What this host still does under an older lease is over.
+        self.revoke(host, volume);
+        self.next_name += 1;
+        let takeover = Takeover {
+            host,
+            life,
+            number: self.next_name,
+            generation,
+            epoch,
+            machine: None,
+            open: BTreeMap::new(),
+        };
+        self.takeovers.insert(volume, takeover);
+        self.drive_takeover(volume);
+    }
+
+    /// The host closes a volume.
+    pub(super) fn revoke(&mut self, host: usize, volume: usize) {
+        let Some(state) = self.hosts[host].volumes.remove(&volume) else {
+            return;
+        };
+        state.revoke();
+        for lane in 0..self.hosts[host].lanes.len() {
+            self.hosts[host].lanes[lane].end_revoked();
+            self.after_lane(host, lane);
+        }
+    }
+
+    /// A host heard of newer leases.
+    pub(super) fn learn_leases(&mut self, host: usize, leases: &[Lease]) {
+        for (volume, lease) in leases.iter().enumerate() {
+            let open = self.hosts[host].volumes.get(&volume);
+            if open.is_some_and(|state| state.generation() < lease.generation) {
+                self.revoke(host, volume);
+            }
+        }
+    }
+
+    /// A newer map for whoever is taking over.
+    pub(super) fn map_for_takeovers(&mut self, host: usize, sets: &[ReplicaSet]) {
+        let of_host =
+            |(volume, takeover): (&usize, &Takeover)| (takeover.host == host).then_some(*volume);
+        let volumes: Vec<usize> = self.takeovers.iter().filter_map(of_host).collect();
+        for volume in volumes {
+            if let Some(takeover) = self.takeovers.get_mut(&volume) {
+                if let Some(machine) = &mut takeover.machine {
+                    machine.on_map(sets);
+                }
+            }
+            self.drive_takeover(volume);
+        }
+    }
+
+    pub(super) fn on_settle_tick(&mut self, volume: usize, number: u64) {
+        if let Some(takeover) = self.takeovers.get_mut(&volume) {
+            if takeover.number == number {
+                if let Some(machine) = &mut takeover.machine {
+                    machine.on_tick();
+                }
+                self.drive_takeover(volume);
+                if self
+                    .takeovers
+                    .get(&volume)
+                    .is_some_and(|t| t.number == number)
+                {
+                    self.after(TICK, Event::SettleTick { volume, number });
+                }
+            }
+        }
+    }
+
+    /// A replica answered a takeover, or is lost.
+    pub(super) fn on_settle_reply(
+        &mut self,
+        (volume, number): (usize, u64),
+        call: settle::Call,
+        result: Result<(), Refusal>,
+        data: Option<&[u8]>,
+    ) {
+        let places = Places(self.plan.groups);
+        let Some(takeover) = self.takeovers.get_mut(&volume) else {
+            return;
+        };
+        if takeover.number != number {
+            return;
+        }
+        let command = takeover.open.remove(&call);
+        if let (Some(command), Some(data), Ok(())) = (command, data, result) {
+            memory::put_down(command, data);
+        }
+        if let Some(machine) = &mut takeover.machine {
+            machine.on_reply(call, result, &places);
+        }
+        self.drive_takeover(volume);
+    }
+
+    /// Takes a takeover as far as it goes now.
+    fn drive_takeover(&mut self, volume: usize) {
+        loop {
+            let size_bytes = self.plan.chunks * CHUNK_BYTES;
+            let Some(takeover) = self.takeovers.get_mut(&volume) else {
+                return;
+            };
+            let (host, number) = (takeover.host, takeover.number);
+            if takeover.machine.is_none() {
+                if self.hosts[host].map < takeover.epoch {
+                    return;
+                }
+                let sets = self.hosts[host].sets.clone();
+                takeover.machine = Some(Settle::new(layer_of(volume), size_bytes, sets));
+                self.after(TICK, Event::SettleTick { volume, number });
+                continue;
+            }
+            let (life, generation) = (takeover.life, takeover.generation);
+            let Some(action) = takeover.machine.as_mut().and_then(Settle::poll) else {
+                return;
+            };
+            match action {
+                Action::Ask {
+                    call,
+                    node,
+                    pg,
+                    epoch,
+                    command,
+                } => {
+                    takeover.open.insert(call, command);
+                    let caller = Caller::Lease {
+                        host,
+                        life,
+                        volume,
+                        number,
+                        call,
+                    };
+                    self.call(caller, node, pg, epoch, generation, command);
+                }
+                Action::ReportFailed { pg, node, epoch } => {
+                    self.note_report(host, pg, node, epoch);
+                }
+                Action::Done => self.taken_over(volume),
+                // Somebody has a newer lease; the guest, if it is still here, asks for another.
+                Action::Fenced => {
+                    self.takeovers.remove(&volume);
+                }
+            }
+        }
+    }
+
+    /// All replicas agree, and whoever held the lease before is kept out: the guest goes on.
+    fn taken_over(&mut self, volume: usize) {
+        let Some(takeover) = self.takeovers.remove(&volume) else {
+            return;
+        };
+        let (host, generation) = (takeover.host, takeover.generation);
+        let blocks = takeover.machine.as_ref().map_or(0, Settle::settled_blocks);
+        self.settled_blocks += blocks;
+        let numbers = [33, volume as u64, host as u64, generation.0, blocks];
+        self.trace.note(self.now, &numbers, || {
+            format!("host {host} has taken volume {volume} over as {generation}, {blocks} blocks settled")
+        });
+        self.checker.seal(volume);
+        self.open_volume(host, volume, generation);
+        self.guests[volume].suspended = false;
+        self.wake(volume, Span(0));
+    }
+
+    /// The incarnation that a caller's map has for a node.
+    pub(super) fn known_incarnation(
+        &self,
+        host: usize,
+        pg: PgId,
+        node: NodeId,
+    ) -> Option<Incarnation> {
+        // A fence concerns all groups of the node.
+        let sets = self.hosts[host].sets.iter();
+        let of_node = sets.filter_map(|set| Some((set.pg(), set.members()[set.index_of(node)?])));
+        let mut of_node = of_node.collect::<Vec<_>>();
+        of_node.sort_by_key(|(of, member)| (*of != pg, std::cmp::Reverse(member.since)));
+        of_node.first().map(|(_, member)| member.incarnation)
+    }
+
+    /// A request of a guest that is not there any more is over.
+    pub(super) fn end_orphan(&mut self, name: u64) -> Option<GuestOp> {
+        self.orphans.remove(&name).map(|(_, op)| op)
+    }
+}
