@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric::core::client::{Client, Transport};
-use fabric::core::membership::ReplicaSet;
+use fabric::core::membership::{Member, ReplicaSet};
 use fabric::core::volume::VolumeState;
 use fabric::io::{IoResult, Tag};
 use fabric::proto::{Epoch, Incarnation, NodeId, PgId, Refusal, Reply, Request};
@@ -111,7 +111,7 @@ pub struct Host {
     /// Volumes that it has the lease of.
     pub volumes: BTreeMap<usize, Arc<VolumeState>>,
     /// Replicas that its clients gave up, and the map by which they did: told to meta until a newer map comes.
-    pub reports: BTreeMap<(PgId, NodeId), Epoch>,
+    pub reports: BTreeMap<(PgId, NodeId), (Epoch, Member)>,
     /// Starts so far.
     pub life: u64,
     /// It runs.

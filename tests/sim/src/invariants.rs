@@ -7,7 +7,7 @@ use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::CHUNK_BYTES;
 use fabric::proto::{Incarnation, NodeId};
 
-use crate::meta_model::Change;
+use crate::metadata::Change;
 use crate::node::Stored;
 use crate::sim::{Sim, layer_of};
 use crate::workload::{CHUNK_SECTORS, GuestOp};

@@ -1,7 +1,7 @@
 //! The whole cluster in one process, from a seed.
 //!
 //! What runs is what ships: [`fabric::core::client::Client`] on hosts, [`fabric::core::replica::Replica`] and the chunk store
-//! on storage nodes. Everything around them is simulated: clock, network, disks, crashes, and guests whose reads are
+//! on storage nodes, `meta`'s state machine and planner. Everything around them is simulated: clock, network, disks, crashes, and guests whose reads are
 //! [checked](checker). All chance comes from one seed, so a run can be repeated to the letter.
 //!
 //! | file | what it is |
@@ -10,14 +10,14 @@
 //! | [`sim`] | the machine: one event after the other; its parts deal with hosts, nodes, the network, faults |
 //! | [`node`] | a storage machine: processes that come and go over a disk that stays |
 //! | [`host`] | a host: data threads, their connections, guests |
-//! | [`meta_model`] | a model of the cluster map's rules, in place of the Raft group |
+//! | [`metadata`] | meta's state machine and the watch of its leader, without the Raft group |
 //! | [`checker`] | what guests may see |
 //! | [`invariants`] | what must hold after every step |
 
 pub mod checker;
 pub mod host;
 pub mod invariants;
-pub mod meta_model;
+pub mod metadata;
 pub mod node;
 pub mod plan;
 pub mod queue;

@@ -130,6 +130,10 @@ pub struct Node {
     pub paused_until: At,
     /// How many times slower than planned the disk is.
     pub slowness: u64,
+    /// It belongs to the cluster.
+    pub member: bool,
+    /// It does not come back.
+    pub lost: bool,
     /// Its disk has failed a request, or will.
     pub suspect: bool,
     /// Processes that ended with their machine's power: what they acknowledged and had not flushed may be gone.
@@ -169,6 +173,8 @@ impl Node {
             failed_starts: 0,
             paused_until: At(0),
             slowness: 1,
+            member: true,
+            lost: false,
             suspect: false,
             power_losses: Vec::new(),
             layers,
@@ -282,12 +288,12 @@ impl Node {
     }
 
     /// A map arrived.
-    pub fn on_map(&mut self, sets: &[ReplicaSet], wishes: &mut Wishes) {
+    pub fn on_map(&mut self, epoch: Epoch, sets: &[ReplicaSet], wishes: &mut Wishes) {
         let Some(process) = &mut self.process else {
             return;
         };
         let me = (self.id, process.incarnation);
-        process.rounds.on_map(me, sets, &process.groups);
+        process.rounds.on_map(me, epoch, sets, &process.groups);
         self.pump(wishes);
     }
 

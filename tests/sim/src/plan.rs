@@ -54,6 +54,12 @@ pub struct FaultPlan {
     pub leader_losses: u32,
     /// A connection breaks.
     pub breaks: u32,
+    /// A spare node joins.
+    pub joins: u32,
+    /// A node is to be emptied.
+    pub drains: u32,
+    /// A node is gone for good, and others take its share.
+    pub losses: u32,
     /// A guest moves to another host in good order.
     pub migrations: u32,
     /// A guest is started on another host while its old one still sends its requests.
@@ -76,6 +82,8 @@ pub struct Manners {
 pub struct Plan {
     /// Storage nodes.
     pub nodes: usize,
+    /// The last of them join the cluster only later, if at all.
+    pub spares: usize,
     /// Hosts.
     pub hosts: usize,
     /// Data threads of a host.
@@ -119,6 +127,7 @@ impl Plan {
     pub fn calm() -> Self {
         Self {
             nodes: 3,
+            spares: 0,
             hosts: 2,
             lanes: 2,
             replica_threads: 2,
@@ -218,7 +227,14 @@ impl Plan {
             migrations: few(0.2),
             wrests: few(0.4),
             host_crashes: few(0.3),
+            ..FaultPlan::default()
         };
+        if plan.nodes > plan.replicas {
+            plan.spares = usize::from(few(0.4) > 0);
+            plan.faults.joins = plan.spares as u32;
+            plan.faults.drains = few(0.3).min(1);
+            plan.faults.losses = few(0.3).min(1);
+        }
         plan
     }
 }

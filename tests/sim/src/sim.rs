@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::checker::Checker;
 use crate::host::{Conn, Host};
 use crate::invariants::Ledger;
-use crate::meta_model::{self, MetaModel};
+use crate::metadata::Metadata;
 use crate::node::{self, Answer, Node, Parcel};
 use crate::plan::Plan;
 use crate::queue::{At, Queue, Span};
@@ -27,19 +27,21 @@ mod end;
 mod faults;
 mod guests;
 pub mod leases;
+mod members;
 mod net;
 mod nodes;
 mod script;
 
+use control::{Asker, Word};
 pub use faults::Fault;
 use leases::{Lease, Takeover};
 
 /// Between two looks of an idle data thread at its store.
 const IDLE_EVERY: Span = Span::millis(50);
 /// Between two signs of life to meta.
-const BEAT_EVERY: Span = Span::millis(100);
+const BEAT_EVERY: Span = Span(meta::HEARTBEAT_INTERVAL.as_micros() as u64);
 /// Between two turns of meta's planner.
-const PLAN_EVERY: Span = Span::millis(20);
+const PLAN_EVERY: Span = Span::millis(250);
 /// Events after which a run counts as one that never ends.
 const EVENTS_MAX: u64 = 3_000_000;
 
@@ -86,10 +88,14 @@ pub(crate) enum Event {
     Beat(usize),
     /// Meta's planner.
     Plan,
-    /// A command arrives at meta.
-    Command(meta_model::Command),
-    /// Meta has committed it.
-    Commit(meta_model::Command),
+    /// Something arrives at meta.
+    Word(Word),
+    /// Raft has committed a command; a host may wait for what it says.
+    Commit(Box<meta::Command>, Option<Asker>),
+    /// Reports are judged without a witness.
+    JudgeReports,
+    /// A node's share is given to others.
+    Replace(usize),
     /// A map arrives at a host.
     Map {
         host: usize,
@@ -98,17 +104,9 @@ pub(crate) enum Event {
         sets: Vec<ReplicaSet>,
         leases: Vec<Lease>,
     },
-    /// A host asks meta for a lease.
-    GrantLease {
-        volume: usize,
-        host: usize,
-        life: u64,
-    },
-    /// A host hears that it has it.
+    /// A host hears that it has a lease.
     Granted {
-        volume: usize,
-        host: usize,
-        life: u64,
+        asker: Asker,
         generation: Generation,
         epoch: Epoch,
     },
@@ -117,7 +115,11 @@ pub(crate) enum Event {
     /// A takeover looks at what waits for a moment.
     SettleTick { volume: usize, number: u64 },
     /// A map arrives at a node.
-    NodeMap { node: usize, sets: Vec<ReplicaSet> },
+    NodeMap {
+        node: usize,
+        epoch: Epoch,
+        sets: Vec<ReplicaSet>,
+    },
     /// A data thread looks again at what waits for a moment.
     Tick { host: usize, life: u64, lane: usize },
     /// A call between machines arrives.
@@ -178,7 +180,7 @@ pub struct Sim {
     /// Guests.
     pub guests: Vec<Guest>,
     /// Meta.
-    pub meta: MetaModel,
+    pub meta: Metadata,
     /// What guests saw.
     pub checker: Checker,
     conns: Vec<Conn>,
@@ -191,8 +193,6 @@ pub struct Sim {
     leaderless_until: At,
     /// Nothing goes wrong any more.
     peace: bool,
-    /// Turns of the planner.
-    plans: u64,
     /// Whether somebody led at the planner's last turn.
     led: bool,
     pub(crate) ledger: Ledger,
@@ -272,16 +272,11 @@ impl Sim {
             let started = node.start(plan.replica_threads, nonce);
             incarnations.push(started.expect("a formatted disk opens"));
         }
-        let groups = (0..plan.groups)
-            .map(|pg| {
-                let members = (0..plan.replicas).map(|r| (pg + r) % plan.nodes);
-                members
-                    .map(|n| (NodeId(n as u64), incarnations[n]))
-                    .collect()
-            })
-            .collect();
+        for spare in &mut nodes[plan.nodes - plan.spares..] {
+            spare.member = false;
+        }
         let mut sim = Self {
-            meta: MetaModel::new(plan.min_in_sync, groups),
+            meta: Metadata::new(&plan, &incarnations),
             trace: Trace::new(print),
             plan,
             now: At(0),
@@ -294,7 +289,6 @@ impl Sim {
             conns: Vec::new(),
             calls: Vec::new(),
             peace: false,
-            plans: 0,
             cuts: BTreeMap::new(),
             held: Vec::new(),
             leaderless_until: At(0),
@@ -348,9 +342,9 @@ impl Sim {
             self.after(IDLE_EVERY, Event::Idle(node));
         }
         self.after(PLAN_EVERY, Event::Plan);
-        let sets = self.meta.sets();
+        let (epoch, sets) = (self.meta.epoch(), self.meta.sets());
         for node in 0..self.plan.nodes {
-            self.on_node_map(node, &sets);
+            self.on_node_map(node, epoch, &sets);
         }
     }
 
@@ -434,8 +428,10 @@ impl Sim {
             Event::Idle(node) => self.on_idle(node),
             Event::Beat(node) => self.on_beat(node),
             Event::Plan => self.on_plan(),
-            Event::Command(command) => self.on_command(command),
-            Event::Commit(command) => self.on_commit(command),
+            Event::Word(word) => self.on_word(word),
+            Event::Commit(command, asker) => self.on_commit(&command, asker),
+            Event::JudgeReports => self.judge_reports(),
+            Event::Replace(node) => self.on_replace(node),
             Event::Map {
                 host,
                 life,
@@ -443,17 +439,14 @@ impl Sim {
                 sets,
                 leases,
             } => self.on_map((host, life), epoch, sets, &leases),
-            Event::GrantLease { volume, host, life } => self.on_grant(volume, host, life),
             Event::Granted {
-                volume,
-                host,
-                life,
+                asker,
                 generation,
                 epoch,
-            } => self.on_granted(volume, (host, life), generation, epoch),
+            } => self.on_granted(asker, generation, epoch),
             Event::AskLease(guest) => self.on_ask_lease(guest),
             Event::SettleTick { volume, number } => self.on_settle_tick(volume, number),
-            Event::NodeMap { node, sets } => self.on_node_map(node, &sets),
+            Event::NodeMap { node, epoch, sets } => self.on_node_map(node, epoch, &sets),
             Event::Tick { host, life, lane } => self.on_tick(host, life, lane),
             Event::Call { number, parcel } => self.on_call(number, parcel),
             Event::CallOver(number) => {

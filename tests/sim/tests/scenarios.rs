@@ -211,3 +211,64 @@ fn host_dies_with_writes_in_flight() {
     sim.start_node(0);
     sim.end();
 }
+
+/// A member is gone for good. Another node takes its place, is compared and brought up to date; writes go on meanwhile.
+#[test]
+fn member_leaves_for_good_and_is_replaced() {
+    let mut sim = Sim::scripted_with_nodes(4, 0);
+    sim.write_blocks(0, 32);
+    let lost = sim.member(2);
+    sim.lose_node(lost);
+    sim.write_blocks(0, 8);
+    sim.pass(Span::seconds(8));
+    sim.wait_until_whole();
+    assert!(!sim.is_member(lost));
+    sim.write_blocks(4, 8);
+    // The newcomer alone has to have all of it.
+    let newcomer = sim.member(2);
+    for nth in 0..2 {
+        let node = sim.member(nth);
+        sim.on_fault(Fault::Slow(node, 10_000));
+    }
+    sim.read_blocks(0, 32);
+    assert_ne!(newcomer, lost);
+    for nth in 0..2 {
+        let node = sim.member(nth);
+        sim.on_fault(Fault::Slow(node, 1));
+    }
+    sim.end();
+}
+
+#[test]
+fn node_is_emptied_while_its_guests_write() {
+    let mut sim = Sim::scripted_with_nodes(4, 0);
+    sim.write_blocks(0, 32);
+    let emptied = sim.member(0);
+    sim.on_fault(Fault::Drain(emptied));
+    while sim.is_member(emptied) {
+        sim.write_blocks(0, 4);
+        sim.read_blocks(0, 32);
+    }
+    sim.wait_until_whole();
+    sim.read_blocks(0, 32);
+    sim.end();
+}
+
+#[test]
+fn cluster_grows_and_a_second_loss_is_borne() {
+    let mut sim = Sim::scripted_with_nodes(4, 1);
+    sim.write_blocks(0, 16);
+    let lost = sim.member(1);
+    sim.lose_node(lost);
+    sim.write_blocks(8, 16);
+    sim.on_fault(Fault::Join(3));
+    sim.pass(Span::seconds(8));
+    sim.wait_until_whole();
+    assert!(sim.is_member(3) && !sim.is_member(lost));
+    let other = sim.member(0);
+    sim.crash_node(other, CrashKind::Power);
+    sim.write_blocks(0, 8);
+    sim.read_blocks(0, 32);
+    sim.start_node(other);
+    sim.end();
+}

@@ -52,14 +52,21 @@ pub struct Rounds {
 
 impl Rounds {
     /// A map arrived: begins what is to be begun, and ends what is over.
-    pub fn on_map(&mut self, me: (NodeId, Incarnation), sets: &[ReplicaSet], groups: &Groups) {
-        let newest = sets.iter().map(ReplicaSet::epoch).max().unwrap_or_default();
-        if newest < groups.known() {
+    pub fn on_map(
+        &mut self,
+        me: (NodeId, Incarnation),
+        epoch: Epoch,
+        sets: &[ReplicaSet],
+        groups: &Groups,
+    ) {
+        if epoch < groups.known() {
             return;
         }
         for set in sets {
             self.sets.insert(set.pg(), set.clone());
             let Some(index) = set.index_of(me.0) else {
+                groups.forget(set.pg());
+                self.all.remove(&set.pg());
                 continue;
             };
             let member = set.members()[index];
@@ -75,7 +82,7 @@ impl Rounds {
                 self.all.remove(&set.pg());
             }
         }
-        groups.applied(newest);
+        groups.applied(epoch);
         self.begin(me, groups);
     }
 

@@ -1,46 +1,77 @@
 //! The way to meta and back: late, lost, and now and then nobody there.
 
-use fabric::proto::{Epoch, NodeId, PgId};
+use fabric::core::membership::Member;
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
+use meta::Outcome;
 use rand::Rng;
 
 use super::{BEAT_EVERY, End, Event, PLAN_EVERY, Sim};
-use crate::meta_model::Command;
+use crate::metadata::WITNESS_WAIT;
 use crate::queue::Span;
 
 /// Longest that Raft takes to commit.
 const COMMIT: Span = Span::millis(5);
-/// Whoever missed a map has the next one after so many turns of the planner.
-const REPUBLISH: u64 = 10;
+
+/// What reaches meta's leader.
+#[derive(Debug, Clone)]
+pub enum Word {
+    /// A process lives.
+    Beat(usize, Incarnation),
+    /// A client gave a replica up, by this map of the group.
+    Report(PgId, Member, Epoch),
+    /// A syncing replica has been compared.
+    Promote(usize, crate::node::Promotion),
+    /// A host needs the lease of a volume.
+    Lease(Asker),
+    /// To be committed as it is.
+    Propose(Box<meta::Command>),
+}
+
+/// A host that asks for a lease, in one of its lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker {
+    /// The volume.
+    pub volume: usize,
+    /// The host.
+    pub host: usize,
+    /// Which start of it.
+    pub life: u64,
+}
 
 impl Sim {
     /// A host gives a replica up; meta is told until it has acted.
     pub(super) fn note_report(&mut self, host: usize, pg: PgId, node: NodeId, epoch: Epoch) {
-        let known = self.hosts[host].reports.entry((pg, node)).or_insert(epoch);
-        *known = epoch.max(*known);
-        self.report(host, pg, node, epoch);
+        let sets = &self.hosts[host].sets;
+        let set = sets.iter().find(|set| set.pg() == pg);
+        let member = set.and_then(|set| Some(set.members()[set.index_of(node)?]));
+        let Some(member) = member else {
+            // The map has left it out meanwhile.
+            return;
+        };
+        let reports = &mut self.hosts[host].reports;
+        let known = reports.entry((pg, node)).or_insert((epoch, member));
+        if known.0 <= epoch {
+            *known = (epoch, member);
+        }
+        self.report(host, pg, &member, epoch);
     }
 
-    pub(super) fn report(&mut self, host: usize, pg: PgId, node: NodeId, epoch: Epoch) {
-        let command = Command::Report { pg, node, epoch };
+    pub(super) fn report(&mut self, host: usize, pg: PgId, member: &Member, epoch: Epoch) {
+        let node = member.node;
         self.trace
             .note(self.now, &[10, host as u64, pg.0, node.0, epoch.0], || {
                 format!("host {host} gives {node} of {pg} up, by {epoch}")
             });
-        self.send_control(End::Host(host), End::Meta, Event::Command(command));
+        let word = Word::Report(pg, *member, epoch);
+        self.send_control(End::Host(host), End::Meta, Event::Word(word));
     }
 
     pub(super) fn on_beat(&mut self, node: usize) {
         let state = &self.nodes[node];
-        if let Some(process) = state
-            .process
-            .as_ref()
-            .filter(|_| state.paused_until <= self.now)
-        {
-            let command = Command::Beat {
-                node: state.id,
-                incarnation: process.incarnation,
-            };
-            self.send_control(End::Node(node), End::Meta, Event::Command(command));
+        let awake = state.paused_until <= self.now && state.member;
+        if let Some(process) = state.process.as_ref().filter(|_| awake) {
+            let word = Word::Beat(node, process.incarnation);
+            self.send_control(End::Node(node), End::Meta, Event::Word(word));
         }
         self.after(BEAT_EVERY, Event::Beat(node));
     }
@@ -48,31 +79,73 @@ impl Sim {
     /// A node asks for the promotion of what it has compared.
     pub(super) fn ask_promotions(&mut self, node: usize) {
         for promotion in self.nodes[node].promotions() {
-            let command = Command::Promote {
-                pg: promotion.pg,
-                node: self.nodes[node].id,
-                incarnation: promotion.incarnation,
-                since: promotion.since,
-            };
-            self.send_control(End::Node(node), End::Meta, Event::Command(command));
+            let word = Event::Word(Word::Promote(node, promotion));
+            self.send_control(End::Node(node), End::Meta, word);
         }
     }
 
-    /// A command arrives at meta's leader, if there is one.
-    pub(super) fn on_command(&mut self, command: Command) {
+    /// Somebody's word arrives at meta's leader, if there is one.
+    pub(super) fn on_word(&mut self, word: Word) {
         if self.leaderless_until > self.now {
             return;
         }
-        let commit = self.some(COMMIT);
-        self.after(commit, Event::Commit(command));
+        match word {
+            Word::Beat(node, incarnation) => {
+                let news = self.meta.heard(node, incarnation, self.now);
+                let known = news.is_empty();
+                self.propose(news);
+                if known {
+                    self.judge_reports();
+                }
+            }
+            Word::Report(pg, member, epoch) => {
+                self.meta.report(pg, &member, epoch, self.now);
+                self.judge_reports();
+                self.after(WITNESS_WAIT, Event::JudgeReports);
+            }
+            Word::Promote(node, promotion) => {
+                let command = self.meta.promotion(node, &promotion, self.now);
+                self.propose(command);
+            }
+            Word::Lease(asker) => {
+                let current = self.leases[asker.volume].generation;
+                let command = self.meta.grant(asker.volume, asker.host, current, self.now);
+                let commit = self.some(COMMIT);
+                let command = Box::new(command);
+                self.after(commit, Event::Commit(command, Some(asker)));
+            }
+            Word::Propose(command) => self.propose([*command]),
+        }
     }
 
-    pub(super) fn on_commit(&mut self, command: Command) {
+    pub(super) fn judge_reports(&mut self) {
+        let due = self.meta.due_reports(self.now);
+        self.propose(due);
+    }
+
+    /// Hands commands to Raft, in this order.
+    fn propose(&mut self, commands: impl IntoIterator<Item = meta::Command>) {
+        let mut commit = Span(0);
+        for command in commands {
+            commit.0 += self.some(COMMIT).0;
+            self.after(commit, Event::Commit(Box::new(command), None));
+        }
+    }
+
+    pub(super) fn on_commit(&mut self, command: &meta::Command, asker: Option<Asker>) {
         // A proposal of a leader that was lost meanwhile may have made it, or not.
         if self.leaderless_until > self.now && self.rng.random() {
             return;
         }
-        self.meta.apply(self.now, command);
+        let before = self.meta.epoch();
+        let outcome = self.meta.apply(command);
+        self.note_changes();
+        if let (Some(Outcome::Lease(lease)), Some(asker)) = (outcome, asker) {
+            self.granted(asker, Generation(lease.generation.0), Epoch(lease.epoch.0));
+        }
+        if self.meta.epoch() != before {
+            self.publish();
+        }
     }
 
     /// The planner's turn.
@@ -82,10 +155,10 @@ impl Sim {
             self.meta.elect(self.now);
         }
         self.led = led;
-        self.plans += 1;
-        let changed = led && self.meta.plan(self.now);
-        self.note_changes();
-        if changed || (led && self.plans % REPUBLISH == 0) {
+        if led {
+            let commands = self.meta.plan(self.now);
+            self.propose(commands);
+            // For whoever missed the last map.
             self.publish();
         }
         self.after(PLAN_EVERY, Event::Plan);
@@ -109,11 +182,12 @@ impl Sim {
     pub(super) fn publish(&mut self) {
         let sets = self.meta.sets();
         let leases = self.leases.clone();
+        let epoch = self.meta.epoch();
         for host in 0..self.hosts.len() {
             let event = Event::Map {
                 host,
                 life: self.hosts[host].life,
-                epoch: self.meta.epoch(),
+                epoch,
                 sets: sets.clone(),
                 leases: leases.clone(),
             };
@@ -121,7 +195,7 @@ impl Sim {
         }
         for node in 0..self.nodes.len() {
             let sets = sets.clone();
-            let event = Event::NodeMap { node, sets };
+            let event = Event::NodeMap { node, epoch, sets };
             self.send_control(End::Meta, End::Node(node), event);
         }
     }

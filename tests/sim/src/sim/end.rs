@@ -9,7 +9,7 @@ use crate::queue::Span;
 use crate::workload::CHUNK_SECTORS;
 
 /// Within this time after all is mended, all is well.
-const PATIENCE: Span = Span::seconds(60);
+const PATIENCE: Span = Span::seconds(300);
 
 impl Sim {
     /// Mends everything and waits until every request of every guest is answered.
@@ -41,8 +41,8 @@ impl Sim {
             return;
         }
         let all_in_sync = |sim: &Self| {
-            let mut members = sim.meta.groups().iter().flat_map(|g| &g.members);
-            members.all(|m| m.standing == Standing::InSync)
+            let mut groups = sim.meta.groups().iter();
+            groups.all(|group| sim.meta.is_whole(group))
         };
         if !self.run_until(PATIENCE, all_in_sync) && self.failure.is_none() {
             let groups = self.meta.groups();

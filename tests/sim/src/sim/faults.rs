@@ -1,6 +1,7 @@
 //! What goes wrong, and when it is mended.
 
 use fabric::testing::sim_disk::{CrashKind, IoKind};
+use meta::Duty;
 use rand::Rng;
 use rand::seq::SliceRandom;
 
@@ -28,6 +29,12 @@ pub enum Fault {
     Leaderless(Span),
     /// A connection to a victim breaks, the nth of those that are open.
     Break(usize),
+    /// A spare node joins the cluster.
+    Join(usize),
+    /// A node is to be emptied.
+    Drain(usize),
+    /// A node dies and does not come back.
+    Lose(usize),
     /// A guest moves to another host in good order.
     Migrate(usize),
     /// A guest is started on another host while the one it ran on still sends its requests.
@@ -91,6 +98,7 @@ impl Sim {
             self.schedule(Fault::DiskError(node, kind, libc::EIO));
         }
         self.schedule_moves();
+        self.schedule_members();
         for _ in 0..plan.leader_losses {
             let span = Span(self.rng.random_range(1_000..3_000_000));
             self.schedule(Fault::Leaderless(span));
@@ -127,6 +135,22 @@ impl Sim {
             let at = self.schedule(Fault::HostCrash(host));
             let back = at + self.some(Span::seconds(1));
             self.at(back, Event::Fault(Fault::HostStart(host)));
+        }
+    }
+
+    /// Nodes come and go.
+    fn schedule_members(&mut self) {
+        let plan = self.plan.faults;
+        for nth in 0..plan.joins as usize {
+            self.schedule(Fault::Join(self.plan.nodes - self.plan.spares + nth));
+        }
+        for _ in 0..plan.drains {
+            let node = self.any_node();
+            self.schedule(Fault::Drain(node));
+        }
+        for _ in 0..plan.losses {
+            let node = self.any_node();
+            self.schedule(Fault::Lose(node));
         }
     }
 
@@ -185,6 +209,9 @@ impl Sim {
                     self.break_conn(open[nth % open.len()]);
                 }
             }
+            Fault::Join(node) => self.nodes[node].member = true,
+            Fault::Drain(node) => self.set_duty(node, Duty::Draining),
+            Fault::Lose(node) => self.lose_node(node),
             Fault::Migrate(guest) => self.migrate(guest),
             Fault::Wrest(guest) => {
                 let to = self.any_host();
@@ -206,6 +233,7 @@ impl Sim {
             }
         }
         self.leaderless_until = self.now;
+        self.make_room();
         for host in 0..self.hosts.len() {
             self.start_host(host);
         }

@@ -313,7 +313,7 @@ impl Sim {
             let (pg, epoch) = (set.pg(), set.epoch());
             self.hosts[host]
                 .reports
-                .retain(|(of, _), by| *of != pg || *by >= epoch);
+                .retain(|(of, _), by| *of != pg || by.0 >= epoch);
         }
         for lane in 0..self.hosts[host].lanes.len() {
             self.hosts[host].lanes[lane].on_map(sets.clone());
@@ -329,8 +329,8 @@ impl Sim {
     /// Tells meta again what it has not acted upon.
     pub(super) fn on_report(&mut self, host: usize) {
         let reports = self.hosts[host].reports.clone();
-        for ((pg, node), epoch) in reports {
-            self.report(host, pg, node, epoch);
+        for ((pg, _), (epoch, member)) in reports {
+            self.report(host, pg, &member, epoch);
         }
         self.after(REPORT_EVERY, Event::Report(host));
     }

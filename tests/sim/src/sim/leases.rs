@@ -13,13 +13,14 @@ use fabric::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refus
 use rand::Rng;
 
 use super::calls::Caller;
+use super::control::{Asker, Word};
 use super::{End, Event, Sim, layer_of};
 use crate::node::memory;
 use crate::queue::Span;
 use crate::workload::GuestOp;
 
-/// A host without the lease that it needs asks for it this often.
-const ASK_EVERY: Span = Span::millis(50);
+/// A host without the lease that it needs asks for it this often: longer than an answer takes, for each is another grant.
+const ASK_EVERY: Span = Span::millis(500);
 /// How often a takeover looks at what waits for a moment.
 const TICK: Span = Span::millis(1);
 
@@ -158,34 +159,22 @@ impl Sim {
         let (host, volume) = (state.host, state.volume);
         let life = self.hosts[host].life;
         if self.hosts[host].up && !state.draining && !self.takeovers.contains_key(&volume) {
-            let ask = Event::GrantLease { volume, host, life };
-            self.send_control(End::Host(host), End::Meta, ask);
+            let word = Word::Lease(Asker { volume, host, life });
+            self.send_control(End::Host(host), End::Meta, Event::Word(word));
         }
         self.after(ASK_EVERY, Event::AskLease(guest));
     }
 
-    /// Meta grants a lease; its last holder is known to be gone, or has run out of time.
-    pub(super) fn on_grant(&mut self, volume: usize, host: usize, life: u64) {
-        if self.leaderless_until > self.now {
-            return;
-        }
-        // A word of a life that is over, or of a host that the guest has left since.
-        let guest = &self.guests[volume];
-        if self.hosts[host].life != life || guest.host != host || !guest.suspended {
-            return;
-        }
-        let lease = &mut self.leases[volume];
-        lease.generation = Generation(lease.generation.0 + 1);
-        lease.host = host;
-        let (generation, epoch) = (lease.generation, self.meta.epoch());
+    /// Meta has granted a lease.
+    pub(super) fn granted(&mut self, asker: Asker, generation: Generation, epoch: Epoch) {
+        let Asker { volume, host, .. } = asker;
+        self.leases[volume] = Lease { generation, host };
         let numbers = [32, volume as u64, host as u64, generation.0, epoch.0];
         self.trace.note(self.now, &numbers, || {
             format!("meta: host {host} has the lease of volume {volume}, {generation} by {epoch}")
         });
         let granted = Event::Granted {
-            volume,
-            host,
-            life,
+            asker,
             generation,
             epoch,
         };
@@ -193,13 +182,8 @@ impl Sim {
     }
 
     /// The host hears that it has the lease.
-    pub(super) fn on_granted(
-        &mut self,
-        volume: usize,
-        (host, life): (usize, u64),
-        generation: Generation,
-        epoch: Epoch,
-    ) {
+    pub(super) fn on_granted(&mut self, asker: Asker, generation: Generation, epoch: Epoch) {
+        let Asker { volume, host, life } = asker;
         let current = self.hosts[host].life == life && self.guests[volume].host == host;
         let newer = self
             .takeovers
@@ -243,6 +227,10 @@ impl Sim {
         for (volume, lease) in leases.iter().enumerate() {
             let open = self.hosts[host].volumes.get(&volume);
             if open.is_some_and(|state| state.generation() < lease.generation) {
+                if self.guests[volume].host == host {
+                    // Its own word, which was held up, has brought it a newer lease.
+                    self.wrest(volume, host);
+                }
                 self.revoke(host, volume);
             }
         }

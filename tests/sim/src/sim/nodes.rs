@@ -1,7 +1,7 @@
 //! Storage nodes: what their disks do, and how they die and come back.
 
 use fabric::core::membership::ReplicaSet;
-use fabric::proto::Incarnation;
+use fabric::proto::{Epoch, Incarnation};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind};
 use rand::Rng;
 
@@ -47,13 +47,14 @@ impl Sim {
     }
 
     /// A map arrives at a node.
-    pub(super) fn on_node_map(&mut self, node: usize, sets: &[ReplicaSet]) {
+    pub(super) fn on_node_map(&mut self, node: usize, epoch: Epoch, sets: &[ReplicaSet]) {
         if self.nodes[node].paused_until > self.now {
             let sets = sets.to_vec();
-            self.at(self.nodes[node].paused_until, Event::NodeMap { node, sets });
+            let event = Event::NodeMap { node, epoch, sets };
+            self.at(self.nodes[node].paused_until, event);
             return;
         }
-        self.with_node(node, |node, wishes| node.on_map(sets, wishes));
+        self.with_node(node, |node, wishes| node.on_map(epoch, sets, wishes));
     }
 
     fn disk_time(&mut self, node: usize, kind: IoKind) -> Span {
@@ -112,7 +113,7 @@ impl Sim {
 
     /// The process of a node starts again.
     pub fn start_node(&mut self, node: usize) {
-        if self.nodes[node].is_up() {
+        if self.nodes[node].is_up() || self.nodes[node].lost {
             return;
         }
         let nonce = self.rng.random();

@@ -19,14 +19,33 @@ impl Sim {
 
     /// The same with more hosts to which the guest can move.
     pub fn scripted_with_hosts(hosts: usize) -> Self {
-        let plan = Plan {
+        Self::scripted_as(Plan {
             hosts,
+            ..Self::scripted_plan()
+        })
+    }
+
+    /// The same with as many nodes, of which the last ones are spare.
+    pub fn scripted_with_nodes(nodes: usize, spares: usize) -> Self {
+        Self::scripted_as(Plan {
+            nodes,
+            spares,
+            ..Self::scripted_plan()
+        })
+    }
+
+    fn scripted_plan() -> Plan {
+        Plan {
+            hosts: 1,
             lanes: 1,
             groups: 1,
             volumes: 1,
             ops: 0,
             ..Plan::calm()
-        };
+        }
+    }
+
+    fn scripted_as(plan: Plan) -> Self {
         Self::new(plan, ChaCha8Rng::seed_from_u64(1), false)
     }
 
@@ -87,7 +106,7 @@ impl Sim {
     pub fn standing(&self, node: usize) -> Standing {
         let members = &self.meta.groups()[0].members;
         let member = members.iter().find(|m| m.node.0 as usize == node);
-        member.expect("a member").standing
+        member.map_or(Standing::Out, |m| m.standing)
     }
 
     /// Waits until a node has this standing.
@@ -104,6 +123,24 @@ impl Sim {
         let bytes = process.peek(&mut node.disk, super::layer_of(0), chunk, (at, 512));
         let bytes = bytes.expect("it can be read");
         u32::from_le_bytes(*bytes.first_chunk().expect("a sector"))
+    }
+
+    /// Waits until the only group has all its replicas, and whether a node is one of them.
+    pub fn wait_until_whole(&mut self) {
+        let whole = |sim: &Self| sim.meta.is_whole(&sim.meta.groups()[0]);
+        let reached = self.run_until(Span::seconds(60), whole);
+        assert!(reached, "{:?}", self.meta.groups());
+    }
+
+    /// Whether a node is a member of the only group.
+    pub fn is_member(&self, node: usize) -> bool {
+        let members = &self.meta.groups()[0].members;
+        members.iter().any(|m| m.node.0 as usize == node)
+    }
+
+    /// A member of the only group, the nth.
+    pub fn member(&self, nth: usize) -> usize {
+        self.meta.groups()[0].members[nth].node.0 as usize
     }
 
     /// Waits until the guest's host has the lease.

@@ -1,0 +1,442 @@
+//! Meta: the state machine that ships and the watch of its leader, without the Raft group that makes its commands one order.
+//!
+//! Commands are linearizable: the world hands them over one at a time, late, or not at all, and tells everybody the outcome
+//! in its own time. What a leader adds of its own is here, too: who was heard of after a report came in.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
+use meta::testing::Machine;
+use meta::{
+    ClusterMap, Command, DeviceSpec, Duty, GroupId, Heard, NodeSpec, Outcome, PgIndex, PoolId,
+    PoolSpec, Role, UnixMillis, VolumeSpec, Watch,
+};
+use uuid::Uuid;
+
+use crate::plan::Plan;
+use crate::queue::{At, Span};
+
+/// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.
+pub const WITNESS_WAIT: Span = Span::seconds(2);
+/// Hosts are nodes of the cluster from this number on.
+const HOSTS_FROM: u64 = 1000;
+const POOL: &str = "pool";
+
+/// A group in the map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Cluster epoch of its last change.
+    pub epoch: Epoch,
+    /// Its members.
+    pub members: Vec<Member>,
+    /// Members that go once the others are in sync.
+    pub leaving: Vec<NodeId>,
+}
+
+/// A change of the map, for the invariants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Group.
+    pub pg: PgId,
+    /// Who.
+    pub node: NodeId,
+    /// Was.
+    pub from: (Standing, Incarnation),
+    /// Is.
+    pub to: (Standing, Incarnation),
+    /// No member was left that could be trusted, and this one was made the authority.
+    pub resettled: bool,
+}
+
+/// A client's word that a replica failed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Report {
+    group: GroupId,
+    device: meta::DeviceId,
+    incarnation: meta::Incarnation,
+    epoch: meta::Epoch,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Metadata {
+    machine: Machine,
+    watch: Watch,
+    pool: PoolId,
+    min_in_sync: usize,
+    replicas: usize,
+    groups: Vec<Group>,
+    /// Reports that wait for a witness, and since when.
+    reports: Vec<(Report, At)>,
+    /// Changes since the last look.
+    pub changes: Vec<Change>,
+}
+
+/// A moment on the leader's clock.
+fn clock(at: At) -> Duration {
+    Duration::from_micros(at.0)
+}
+
+fn wall(at: At) -> UnixMillis {
+    UnixMillis(at.0 / 1000)
+}
+
+fn node_id(node: usize) -> meta::NodeId {
+    meta::NodeId(node as u64 + 1)
+}
+
+fn host_id(host: usize) -> meta::NodeId {
+    meta::NodeId(HOSTS_FROM + host as u64)
+}
+
+/// A storage node as the data path knows it.
+fn data_node(node: meta::NodeId) -> NodeId {
+    NodeId(node.0 - 1)
+}
+
+fn volume_name(volume: usize) -> String {
+    format!("v{volume}")
+}
+
+fn register(node: usize, incarnation: Incarnation, replaces: u64, now: At) -> [Command; 2] {
+    let incarnation = meta::Incarnation(incarnation.0);
+    let spec = NodeSpec {
+        roles: [Role::Storage].into(),
+        incarnation,
+        ..NodeSpec::new(node_id(node), format!("n{node}"))
+    };
+    let device = DeviceSpec {
+        uuid: Uuid::from_u128(0xde00 + node as u128),
+        node: node_id(node),
+        path: "/dev/disk".to_owned(),
+        size_bytes: 1 << 30,
+        class: "ssd".to_owned(),
+    };
+    let at = wall(now);
+    [
+        Command::RegisterNode {
+            node: spec,
+            replaces: meta::Incarnation(replaces),
+            at,
+        },
+        Command::RegisterDevice {
+            device,
+            incarnation,
+            at,
+        },
+    ]
+}
+
+impl Metadata {
+    /// A cluster of these storage processes, with its pool and volumes.
+    pub fn new(plan: &Plan, incarnations: &[Incarnation]) -> Self {
+        let mut this = Self {
+            machine: Machine::default(),
+            watch: Watch::default(),
+            pool: PoolId(0),
+            min_in_sync: plan.min_in_sync,
+            replicas: plan.replicas,
+            groups: Vec::new(),
+            reports: Vec::new(),
+            changes: Vec::new(),
+        };
+        let at = UnixMillis(0);
+        let host = |host| NodeSpec {
+            roles: [Role::Host].into(),
+            incarnation: meta::Incarnation(1),
+            ..NodeSpec::new(host_id(host), format!("h{host}"))
+        };
+        let cluster = Uuid::from_u128(1);
+        let node = host(0);
+        this.must(Command::Bootstrap { cluster, node, at });
+        for node in 1..plan.hosts {
+            let (node, replaces) = (host(node), meta::Incarnation(0));
+            this.must(Command::RegisterNode { node, replaces, at });
+        }
+        let members = incarnations.len() - plan.spares;
+        for (node, incarnation) in incarnations[..members].iter().enumerate() {
+            for command in register(node, *incarnation, 0, At(0)) {
+                this.must(command);
+            }
+        }
+        let pool = PoolSpec {
+            min_in_sync: Some(plan.min_in_sync as u8),
+            placement_groups: Some(plan.groups as u32),
+            ..PoolSpec::new(POOL, plan.replicas as u8)
+        };
+        match this.must(Command::CreatePool { pool, at }) {
+            Outcome::Pool(pool) => this.pool = pool.id,
+            other => panic!("{other:?} in place of a pool"),
+        }
+        for number in 0..plan.volumes {
+            let uuid = Uuid::from_u128(0xf000 + number as u128);
+            let volume = VolumeSpec {
+                pool: Some(POOL.to_owned()),
+                ..VolumeSpec::new(volume_name(number), plan.chunks * (4 << 20))
+            };
+            this.must(Command::CreateVolume { uuid, volume, at });
+            this.must(this.grant(number, number % plan.hosts, Generation(0), At(0)));
+        }
+        this.groups = this.read_groups();
+        this.changes.clear();
+        this.watch.lead(Duration::ZERO);
+        this
+    }
+
+    fn must(&mut self, command: Command) -> Outcome {
+        let outcome = self.machine.apply(&command);
+        outcome.expect("nothing stands against the first commands")
+    }
+
+    /// The map as it was committed last.
+    pub fn map(&self) -> Arc<ClusterMap> {
+        self.machine.map()
+    }
+
+    /// The map's version.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.machine.map().epoch().0)
+    }
+
+    /// The groups.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// The map as clients take it.
+    pub fn sets(&self) -> Vec<ReplicaSet> {
+        let set = |(pg, group): (u64, &Group)| {
+            ReplicaSet::new(
+                PgId(pg),
+                group.epoch,
+                self.min_in_sync,
+                group.members.clone(),
+            )
+        };
+        (0..).zip(&self.groups).map(set).collect()
+    }
+
+    /// Whether a group has all the replicas that it should have, where they should be.
+    pub fn is_whole(&self, group: &Group) -> bool {
+        let in_sync = |m: &Member| m.standing == Standing::InSync;
+        group.leaving.is_empty()
+            && group.members.len() == self.replicas
+            && group.members.iter().all(in_sync)
+    }
+
+    fn read_groups(&self) -> Vec<Group> {
+        let map = self.machine.map();
+        let groups = map.groups().filter(|group| group.pool == self.pool);
+        let member = |member: &meta::Member| Member {
+            node: data_node(member.node),
+            incarnation: Incarnation(member.incarnation.0),
+            standing: match member.standing {
+                meta::Standing::InSync => Standing::InSync,
+                meta::Standing::Syncing => Standing::Syncing,
+                meta::Standing::Out => Standing::Out,
+            },
+            since: Epoch(member.since.0),
+        };
+        let group = |group: &Arc<meta::PlacementGroup>| Group {
+            epoch: Epoch(group.epoch.0),
+            members: group.members.iter().map(member).collect(),
+            leaving: group
+                .members
+                .iter()
+                .filter(|m| m.leaving)
+                .map(|m| data_node(m.node))
+                .collect(),
+        };
+        groups.map(group).collect()
+    }
+
+    /// Applies a command that Raft committed; what it brought about, if it was granted.
+    pub fn apply(&mut self, command: &Command) -> Option<Outcome> {
+        let before = self.machine.map().epoch();
+        let outcome = self.machine.apply(command).ok();
+        if self.machine.map().epoch() != before {
+            let new = self.read_groups();
+            let old = std::mem::replace(&mut self.groups, new);
+            for (pg, (old, new)) in (0..).zip(old.iter().zip(&self.groups)) {
+                note_changes(PgId(pg), old, new, &mut self.changes);
+            }
+        }
+        outcome
+    }
+
+    /// There is a leader again, who has heard nothing yet.
+    pub fn elect(&mut self, now: At) {
+        self.watch = Watch::default();
+        self.watch.lead(clock(now));
+        self.reports.clear();
+    }
+
+    /// A process lives. What it has to tell: that it has started, unless that is known.
+    pub fn heard(&mut self, node: usize, incarnation: Incarnation, now: At) -> Vec<Command> {
+        let id = node_id(node);
+        let claimed = meta::Incarnation(incarnation.0);
+        self.watch.heard(id, claimed, clock(now));
+        let map = self.machine.map();
+        let known = map.node(id).map_or(0, |node| node.incarnation.0);
+        let mut devices = map.devices();
+        let device = devices.find(|device| device.node == id);
+        let served = device.is_some_and(|device| device.incarnation == claimed);
+        if known == incarnation.0 && served {
+            return Vec::new();
+        }
+        register(node, incarnation, known, now).into()
+    }
+
+    /// A client gave a replica up, by the map that it has.
+    pub fn report(&mut self, pg: PgId, member: &Member, epoch: Epoch, now: At) {
+        let id = self.group_id(pg);
+        let map = self.machine.map();
+        let node = meta::NodeId(member.node.0 + 1);
+        let Some(device) = map.devices().find(|device| device.node == node) else {
+            return;
+        };
+        let report = Report {
+            group: id,
+            device: device.id,
+            incarnation: meta::Incarnation(member.incarnation.0),
+            epoch: meta::Epoch(epoch.0),
+        };
+        let known = self.reports.iter().any(|(known, _)| *known == report);
+        if !known {
+            self.reports.push((report, now));
+        }
+    }
+
+    /// Reports that can be judged now: a witness has been heard of, or none was in time.
+    pub fn due_reports(&mut self, now: At) -> Vec<Command> {
+        let map = self.machine.map();
+        let mut due = Vec::new();
+        let watch = &self.watch;
+        self.reports.retain(|(report, arrived)| {
+            let heard = watch.heard_since(clock(*arrived));
+            let is_over = now.since(*arrived) >= WITNESS_WAIT;
+            if !is_over && !suffices(&map, report, &heard) {
+                return true;
+            }
+            due.push(Command::ReportFailed {
+                group: report.group,
+                device: report.device,
+                incarnation: report.incarnation,
+                epoch: report.epoch,
+                heard,
+                at: wall(now),
+            });
+            false
+        });
+        due
+    }
+
+    /// The planner's turn.
+    pub fn plan(&mut self, now: At) -> Vec<Command> {
+        let map = self.machine.map();
+        self.watch.plan(&map, clock(now), wall(now))
+    }
+
+    fn group_id(&self, pg: PgId) -> GroupId {
+        GroupId {
+            pool: self.pool,
+            index: PgIndex(pg.0 as u32),
+        }
+    }
+
+    /// A syncing replica has been compared.
+    pub fn promotion(
+        &self,
+        node: usize,
+        asked: &crate::node::Promotion,
+        now: At,
+    ) -> Option<Command> {
+        let map = self.machine.map();
+        let device = map.devices().find(|device| device.node == node_id(node))?;
+        Some(Command::Promote {
+            group: self.group_id(asked.pg),
+            device: device.id,
+            incarnation: meta::Incarnation(asked.incarnation.0),
+            since: meta::Epoch(asked.since.0),
+            at: wall(now),
+        })
+    }
+
+    /// A lease for a host. Whoever held it counts as having run out of time, which may be wrong: it is the replicas that
+    /// keep it out.
+    pub fn grant(&self, volume: usize, host: usize, current: Generation, now: At) -> Command {
+        Command::GrantLease {
+            volume: volume_name(volume),
+            node: host_id(host),
+            expired: Some(meta::Generation(current.0)),
+            at: wall(now),
+        }
+    }
+
+    /// Whether a node is to be emptied.
+    pub fn is_draining(&self, node: usize) -> bool {
+        let map = self.machine.map();
+        map.node(node_id(node))
+            .is_some_and(|node| node.duty == Duty::Draining)
+    }
+
+    /// The operator, or in the end the planner, wants a node empty or has it back.
+    pub fn duty(&self, node: usize, duty: Duty, now: At) -> Command {
+        Command::SetNodeDuty {
+            node: node_id(node),
+            duty,
+            at: wall(now),
+        }
+    }
+}
+
+/// Whether a report can be granted with those that were heard of.
+fn suffices(map: &ClusterMap, report: &Report, heard: &[Heard]) -> bool {
+    let device = report.device;
+    let Some(group) = map.group(report.group) else {
+        return true;
+    };
+    let member = group.member(device);
+    if !member.is_some_and(meta::Member::is_in_sync) {
+        return true;
+    }
+    let is_witness = |member: &meta::Member| {
+        let is_heard = heard
+            .iter()
+            .any(|one| one.node == member.node && one.incarnation == member.incarnation);
+        member.device != device && is_heard && map.is_valid(member)
+    };
+    group.in_sync().any(is_witness)
+}
+
+fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Change>) {
+    let state = |group: &Group, node: NodeId| {
+        let member = group.members.iter().find(|m| m.node == node);
+        member.map(|m| (m.standing, m.incarnation))
+    };
+    let mut nodes: Vec<NodeId> = old
+        .members
+        .iter()
+        .chain(&new.members)
+        .map(|m| m.node)
+        .collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    for node in nodes {
+        let nobody = (Standing::Out, Incarnation(0));
+        let from = state(old, node).unwrap_or(nobody);
+        let to = state(new, node).unwrap_or(nobody);
+        if from != to {
+            let resettled = from.0 == Standing::InSync && to.0 == Standing::InSync;
+            into.push(Change {
+                pg,
+                node,
+                from,
+                to,
+                resettled,
+            });
+        }
+    }
+}
