@@ -41,7 +41,8 @@ pub fn bench(args: &[OsString]) -> Result<()> {
 
 /// Builds and runs the simulator.
 pub fn sim(args: &[OsString]) -> Result<()> {
-    check(cargo()?.args(["build", "--package", "sim", "--bins"]))?;
+    // Alone it would be built of other variants of its dependencies, and compile RocksDB once more for that.
+    build()?;
     let mut command = std::process::Command::new(binary("penstock-sim")?);
     check(command.args(args))
 }
