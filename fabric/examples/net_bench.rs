@@ -7,14 +7,16 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::core::membership::{Member, Standing};
 use fabric::core::volume::{Durability, VolumeParams};
-use fabric::engine::{Fabric, FabricConfig, FabricEngine, StoreKind, VolumeHandle};
+use fabric::engine::{
+    ClusterView, Fabric, FabricConfig, FabricEngine, GroupView, StoreKind, VolumeHandle,
+};
 use fabric::io::{Engine, Op, Request, Submit, Tag};
 use fabric::net::tcp::control::NetConfig;
 use fabric::net::tcp::hello::Wire;
@@ -96,6 +98,28 @@ fn open(node: u64, identity: Identity, wire: Wire) -> Fabric {
     Fabric::open(config).expect("a fabric")
 }
 
+/// Node 2 is the only replica.
+fn map(address: SocketAddr) -> ClusterView {
+    let member = Member {
+        node: NodeId(2),
+        incarnation: Incarnation(2),
+        standing: Standing::InSync,
+        since: Epoch(1),
+    };
+    ClusterView {
+        epoch: Epoch(1),
+        peers: HashMap::from([(NodeId(2), address)]),
+        groups: vec![GroupView {
+            pg: PgId(0),
+            epoch: Epoch(1),
+            min_in_sync: 1,
+            members: vec![member],
+            device: Some(0),
+        }],
+        own_devices: vec![(0, [0; 16])],
+    }
+}
+
 fn nodes(wire: Wire, write: bool, bytes: usize, depth: usize, time: Duration) -> Figures {
     let key = rcgen::KeyPair::generate().expect("a key");
     let mut params = rcgen::CertificateParams::new(Vec::new()).expect("no names");
@@ -105,14 +129,9 @@ fn nodes(wire: Wire, write: bool, bytes: usize, depth: usize, time: Duration) ->
     let asks = open(1, identity(&issuer, &ca, 1), wire);
     let answers = open(2, identity(&issuer, &ca, 2), wire);
     let address = answers.address().expect("it listens");
-    asks.set_peers(HashMap::from([(NodeId(2), address)]));
-    let member = Member {
-        node: NodeId(2),
-        incarnation: Incarnation(2),
-        standing: Standing::InSync,
-        since: Epoch(1),
-    };
-    asks.set_replica_sets(vec![ReplicaSet::new(PgId(0), Epoch(1), 1, vec![member])]);
+    for fabric in [&asks, &answers] {
+        fabric.set_map(map(address));
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let mut server = answers.engine().expect("an engine");
@@ -123,6 +142,9 @@ fn nodes(wire: Wire, write: bool, bytes: usize, depth: usize, time: Duration) ->
         }
     });
     let volume = asks.open_volume(&params_of()).expect("a volume");
+    while !volume.is_settled() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let engine = asks.engine().expect("an engine");
     let figures = load(engine, &volume, write, bytes, depth, time);
     stop.store(true, Ordering::Relaxed);

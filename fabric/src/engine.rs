@@ -3,29 +3,22 @@
 //! [`Fabric`] is opened once. Each data thread takes a [`FabricEngine`] of its own with its own io_uring; a volume is
 //! opened once and its [`VolumeHandle`] given to every thread that serves it.
 
-use std::cell::Cell;
-use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
-
-use crate::core::client::{Client, ClientAction};
-use crate::core::membership::ReplicaSet;
-use crate::core::replica::Replica;
 use crate::core::volume::{Durability, VolumeCounters, VolumeParams, VolumeState};
-use crate::io::{Engine, IoResult, Request, Submit, Tag, Volume};
-use crate::net::mem::MemTransport;
+use crate::io::Volume;
 use crate::net::tcp::control::Network;
 use crate::proto::ids::LayerId;
-use crate::proto::{Epoch, Generation, NodeId};
+use crate::proto::{Epoch, Generation};
 
 mod clean;
+mod cluster;
 pub mod config;
 mod control;
+mod data_thread;
 mod mailbox;
 mod maintenance;
 mod open;
@@ -37,26 +30,34 @@ mod stores;
 mod transport;
 pub mod volume_io;
 
+pub use cluster::rounds::Totals as ResyncTotals;
+pub use cluster::{Ask, ClusterView, GroupView};
 pub use config::{
-    CleanConfig, DeviceConfig, FabricConfig, FabricError, Missing, ScrubConfig, StoreKind,
+    CleanConfig, DeviceConfig, FabricConfig, FabricError, Missing, ResyncConfig, ScrubConfig,
+    StoreKind,
 };
 pub use control::DeviceStatus;
+pub use data_thread::FabricEngine;
 pub use scrub::ScrubStatus;
 pub use shared::VOLUME_BYTES_MAX;
 pub use stores::OpenStore;
 pub use volume_io::VolumeIo;
 
+use cluster::Cluster;
+use cluster::worker::Worker;
 use control::Control;
 use shared::Shared;
-use store_port::StorePorts;
-use stores::HELD_MAX;
-use transport::{NodeTransport, Told};
+
+/// How long a newer lease waits for the map that it was granted under.
+const MAP_WAIT: Duration = Duration::from_secs(5);
 
 /// The fabric of this node. Clones share it. Blocking calls: not for a data thread, and from async code through a
 /// blocking task.
 #[derive(Clone)]
 pub struct Fabric {
     shared: Arc<Shared>,
+    /// `None`: the node is alone. Before `control`: it works on the stores.
+    worker: Option<Arc<Worker>>,
     /// `None` with a null store.
     control: Option<Arc<Control>>,
 }
@@ -71,10 +72,7 @@ impl Fabric {
                     "null store: WRITES ARE DROPPED and reads return garbage; for benchmarks only"
                 );
                 let network = start_network(&config)?;
-                Ok(Self {
-                    shared: Arc::new(Shared::new(config, None, network)),
-                    control: None,
-                })
+                Self::with_shared(Shared::new(config, None, network), None)
             }
             StoreKind::Devices(devices) => {
                 let stores = open::open_devices(devices, &config)?;
@@ -91,38 +89,31 @@ impl Fabric {
         let stores = Arc::new(stores::Stores::new(stores)?);
         let control = Control::start(Arc::clone(&stores), (config.scrub, config.clean))?;
         let network = start_network(&config)?;
+        let shared = Shared::new(config, Some(stores), network);
+        Self::with_shared(shared, Some(Arc::new(control)))
+    }
+
+    fn with_shared(shared: Shared, control: Option<Arc<Control>>) -> Result<Self, FabricError> {
+        let shared = Arc::new(shared);
+        let worker = match &shared.cluster {
+            Some(cluster) => Some(Arc::new(Worker::start(&shared, cluster)?)),
+            None => None,
+        };
         Ok(Self {
-            shared: Arc::new(Shared::new(config, Some(stores), network)),
-            control: Some(Arc::new(control)),
+            shared,
+            worker,
+            control,
         })
     }
 
     /// An engine for one more data thread, which answers other nodes, too: it is to be reaped also while it has no guests.
     pub fn engine(&self) -> Result<FabricEngine, FabricError> {
-        self.engine_that(true)
+        FabricEngine::new(&self.shared, true)
     }
 
     /// An engine that may be left alone between its own requests.
     pub(crate) fn idle_engine(&self) -> Result<FabricEngine, FabricError> {
-        self.engine_that(false)
-    }
-
-    fn engine_that(&self, serves: bool) -> Result<FabricEngine, FabricError> {
-        let lane = self.shared.take_lane()?;
-        let config = &self.shared.config;
-        let fences = Arc::clone(&self.shared.fences);
-        let replica = Replica::new(config.incarnation, fences, HELD_MAX);
-        let index = lane.index();
-        let client = Client::new(index, self.shared.replica_sets());
-        let local = MemTransport::new(replica, StorePorts::new(&self.shared, lane)?);
-        let transport = match &self.shared.network {
-            None => NodeTransport::alone(config.node, local),
-            Some(network) => {
-                let control = Arc::clone(network.control());
-                NodeTransport::connected(config.node, local, control, index, serves)?
-            }
-        };
-        Ok(FabricEngine { client, transport })
+        FabricEngine::new(&self.shared, false)
     }
 
     /// Where other nodes reach this one; `None` if it is configured without a network.
@@ -130,16 +121,31 @@ impl Fabric {
         Some(self.shared.network.as_ref()?.address())
     }
 
-    /// Tells where the other nodes are. One that is left out is not connected to again.
-    pub fn set_peers(&self, peers: HashMap<NodeId, SocketAddr>) {
-        if let Some(network) = &self.shared.network {
-            network.set_peers(peers);
+    /// Goes on by a newer cluster map; an older one is ignored. A node that is alone has none.
+    pub fn set_map(&self, view: ClusterView) {
+        if let (Some(cluster), Some(network)) = (&self.shared.cluster, &self.shared.network) {
+            network.set_peers(view.peers.clone());
+            cluster.set_map(view, self.shared.stores.as_deref());
         }
     }
 
-    /// Which nodes replicate, for engines made from now on. Until it is told, this node is the only replica.
-    pub fn set_replica_sets(&self, sets: Vec<ReplicaSet>) {
-        self.shared.set_replica_sets(sets);
+    /// Who takes what is to be asked of meta; once. It is called by data threads: it must neither block nor call back.
+    pub fn set_asker(&self, asker: Box<dyn Fn(Ask) + Send + Sync>) {
+        if let Some(cluster) = &self.shared.cluster {
+            cluster.set_asker(asker);
+        }
+    }
+
+    /// What has been brought to this node's replicas since the start.
+    pub fn resynced(&self) -> ResyncTotals {
+        self.worker
+            .as_ref()
+            .map_or_else(Default::default, |worker| worker.totals())
+    }
+
+    /// The layers of which this node's devices hold something, without those that have nothing but a fence.
+    pub fn layers(&self) -> Vec<LayerId> {
+        self.control.as_ref().map_or_else(Vec::new, |c| c.layers())
     }
 
     /// Opens a volume under a lease, creating its layer if the node does not know it. From now on writes of older
@@ -147,19 +153,28 @@ impl Fabric {
     ///
     /// The lease must be newer than that of any earlier opening: its writes are numbered from one again, and would
     /// otherwise pass for older ones. One opening serves any number of threads and attachments through clones.
+    ///
+    /// On a node of several it returns at once, and requests wait until the older lease's holder is fenced out and replicas
+    /// agree on what it left behind.
     pub fn open_volume(&self, params: &VolumeParams) -> Result<VolumeHandle, FabricError> {
         self.shared.check_volume(params)?;
         let slot = self.shared.take_volume_slot()?;
-        if let Some(control) = &self.control {
+        if let (Some(control), None) = (&self.control, &self.worker) {
             control.admit(params)?;
             self.raise_fence(params.layer, params.generation, params.epoch)?;
         }
         // Distinct for the life of the process, so that a data thread tells a slot's users apart.
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let state = Arc::new(VolumeState::new(id, slot.index(), params));
+        if let Some(worker) = &self.worker {
+            state.set_settled(false);
+            worker.take_over(&state);
+        }
         Ok(VolumeHandle {
-            state: Arc::new(VolumeState::new(id, slot.index(), params)),
+            state,
             _slot: Arc::new(slot),
+            cluster: self.shared.cluster.clone(),
         })
     }
 
@@ -173,6 +188,15 @@ impl Fabric {
         if generation > Generation::MAX {
             return Err(FabricError::Generation(generation.0));
         }
+        if let Some(cluster) = &self.shared.cluster {
+            // Requests never claim a map that clients do not go by.
+            if !cluster.wait_for(epoch, MAP_WAIT) {
+                return Err(FabricError::NoMap {
+                    needed: epoch,
+                    known: cluster.epoch(),
+                });
+            }
+        }
         // The client first: a refusal then finds the newer lease in place.
         volume.state.set_epoch(epoch);
         if !volume.state.renew_lease(generation) {
@@ -182,7 +206,11 @@ impl Fabric {
                 persisted: volume.state.generation(),
             });
         }
-        self.raise_fence(volume.state.layer(), generation, epoch)
+        // The older lease was this node's, too: nobody has to be fenced out.
+        match self.shared.cluster {
+            Some(_) => Ok(()),
+            None => self.raise_fence(volume.state.layer(), generation, epoch),
+        }
     }
 
     /// Refuses writes to a layer under older leases and maps, durably.
@@ -204,6 +232,9 @@ impl Fabric {
     pub fn delete_volume(&self, layer: LayerId) -> Result<(), FabricError> {
         if let Some(control) = &self.control {
             control.drop_layer(layer)?;
+        }
+        if let Some(cluster) = &self.shared.cluster {
+            cluster.forget(layer);
         }
         self.shared.fences.forget(layer);
         Ok(())
@@ -246,6 +277,9 @@ impl Fabric {
     /// Closes cleanly: the next opening replays nothing. All engines must have been dropped. Other clones are closed,
     /// too.
     pub fn close(&self) -> Result<(), FabricError> {
+        if let Some(worker) = &self.worker {
+            worker.stop();
+        }
         match self.shared.lanes_in_use() {
             0 => {}
             lanes => return Err(FabricError::InUse(lanes)),
@@ -262,6 +296,7 @@ impl Fabric {
 pub struct VolumeHandle {
     state: Arc<VolumeState>,
     _slot: Arc<shared::VolumeSlot>,
+    cluster: Option<Arc<Cluster>>,
 }
 
 impl VolumeHandle {
@@ -278,6 +313,19 @@ impl VolumeHandle {
     /// The lease in use.
     pub fn generation(&self) -> Generation {
         self.state.generation()
+    }
+
+    /// The lease ends then: requests after that wait, and go on when it is moved. Until it is said, it does not end. To be said
+    /// with a margin for clocks that run at different speeds.
+    pub fn set_lease_until(&self, moment: Instant) {
+        if let Some(cluster) = &self.cluster {
+            self.state.set_lease_until_us(cluster.us_at(moment));
+        }
+    }
+
+    /// Whether requests are served: what earlier leases left behind is settled.
+    pub fn is_settled(&self) -> bool {
+        self.state.is_settled()
     }
 
     /// Refuses writes from now on, or takes them again.
@@ -308,105 +356,6 @@ impl Volume for VolumeHandle {
     }
 }
 
-/// The engine of one data thread.
-pub struct FabricEngine {
-    client: Client,
-    transport: NodeTransport,
-}
-
-impl Engine for FabricEngine {
-    type Volume = VolumeHandle;
-
-    #[inline]
-    unsafe fn submit(&mut self, volume: &VolumeHandle, request: &Request<'_>) -> Submit {
-        self.client
-            .submit(&volume.state, request, &mut self.transport)
-    }
-
-    #[inline]
-    fn kick(&mut self) {
-        self.transport.kick();
-    }
-
-    #[inline]
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize {
-        let reported = Cell::new(0);
-        let mut count = |tag, result| {
-            reported.set(reported.get() + 1);
-            done(tag, result);
-        };
-        let mut more = self.transport.reap();
-        if let Some(now_us) = self.transport.now_us() {
-            self.client.set_now_us(now_us);
-        }
-        if self.transport.tick(self.client.needs_tick()) {
-            self.client.on_tick(&mut self.transport, &mut count);
-            self.transport.kick();
-        }
-        loop {
-            let mut answered = false;
-            while let Some(told) = self.transport.next(&mut answered) {
-                match told {
-                    Told::Reply(node, reply) => {
-                        self.client
-                            .on_reply(node, &reply, &mut self.transport, &mut count);
-                    }
-                    Told::Lost(node) => {
-                        self.client.on_lost(node, &mut self.transport, &mut count);
-                    }
-                }
-            }
-            if !answered {
-                // Nothing to report means that there is nothing: the caller may go to sleep on it.
-                if !more || reported.get() > 0 {
-                    break;
-                }
-                more = self.transport.reap();
-                continue;
-            }
-            // An answer may have made the client send the next piece of a range, and nobody else kicks for that one.
-            // What is answered in place is looked at here, too: no descriptor would tell of it. The turns end with the
-            // ranges in flight.
-            self.transport.kick();
-        }
-        // What came just now may have made a request wait for the next tick.
-        self.transport.tick(self.client.needs_tick());
-        reported.get()
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        self.client.in_flight()
-    }
-
-    #[inline]
-    fn must_reap(&self) -> bool {
-        self.client.in_flight() > 0 || self.transport.must_reap()
-    }
-
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.transport.wait_fd()
-    }
-}
-
-impl FabricEngine {
-    /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now on.
-    pub(crate) fn settle(&mut self) {
-        self.transport.local.store().settle();
-    }
-
-    /// Goes on with a newer map; what waited for it is finished, or sent again.
-    pub fn set_map(&mut self, set: ReplicaSet, done: &mut dyn FnMut(Tag, IoResult)) {
-        self.client.on_map(vec![set], &mut self.transport, done);
-        self.transport.kick();
-    }
-
-    /// Next thing to be asked of the control plane.
-    pub fn next_action(&mut self) -> Option<ClientAction> {
-        self.client.poll_action()
-    }
-}
-
 fn start_network(config: &FabricConfig) -> Result<Option<Network>, FabricError> {
     let Some(net) = &config.net else {
         return Ok(None);
@@ -415,37 +364,4 @@ fn start_network(config: &FabricConfig) -> Result<Option<Network>, FabricError> 
     network
         .map(Some)
         .map_err(FabricError::os("listen for other nodes"))
-}
-
-/// How long dropping an engine waits for its requests, whose buffers are in use until they end.
-const DROP_WAIT: Duration = Duration::from_secs(30);
-
-/// Pause between two looks while waiting.
-const DROP_POLL: rustix::time::Timespec = rustix::time::Timespec {
-    tv_sec: 0,
-    tv_nsec: 10_000_000,
-};
-
-impl Drop for FabricEngine {
-    fn drop(&mut self) {
-        let start = Instant::now();
-        self.transport.stop_serving();
-        while self.in_flight() > 0 || self.transport.serving() > 0 {
-            self.kick();
-            if self.reap(&mut |_, _| ()) > 0 {
-                continue;
-            }
-            if start.elapsed() > DROP_WAIT {
-                tracing::error!(
-                    requests = self.in_flight() + self.transport.serving(),
-                    "data thread ends with requests that were never answered"
-                );
-                self.transport.abandon();
-                return;
-            }
-            let fd = self.wait_fd();
-            // Interrupted or not, `reap` says what there is.
-            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&DROP_POLL));
-        }
-    }
 }

@@ -5,6 +5,7 @@
 
 pub mod ids;
 pub mod message;
+pub mod placement;
 pub mod wire;
 
 pub use ids::{Epoch, Generation, Incarnation, NodeId, PgId, Sequence};

@@ -1,7 +1,9 @@
 //! Several engines on files that replicate over loopback TCP.
 
 mod net {
+    mod failover;
     mod hostile;
+    mod meta;
     mod replication;
     mod rig;
 }

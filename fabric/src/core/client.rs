@@ -172,6 +172,12 @@ impl Client {
         self.ios.taken()
     }
 
+    /// Requests to replicas that are not answered: their buffers are in use.
+    pub fn unanswered(&self) -> u64 {
+        let all = self.groups.iter().flat_map(|group| &group.in_flight);
+        all.map(|&count| u64::from(count)).sum()
+    }
+
     /// Requests that a replica of a group has not answered.
     pub fn in_flight_at(&self, pg: PgId, node: NodeId) -> u32 {
         self.groups
@@ -202,7 +208,9 @@ impl Client {
             return Submit::Done(Ok(()));
         }
         // Without a lease nothing is begun, but nothing is an error either: it may be renewed.
-        let may_begin = self.now_us < volume.lease_until_us() && self.places.knows(volume.layer());
+        let may_begin = self.now_us < volume.lease_until_us()
+            && volume.is_settled()
+            && self.places.knows(volume.layer());
         if self.ios.free() == 0 || self.pieces.free() == 0 || !may_begin || !self.attach(volume) {
             return Submit::Busy;
         }

@@ -4,8 +4,8 @@
 //! replica that is to be compared notes every write that it is sent from the first one on. See
 //! `docs/decisions/0004-replication.md`.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use super::membership::Standing;
@@ -60,6 +60,10 @@ pub struct Group {
     /// Oldest map whose requests are taken.
     fence: AtomicU64,
     fresh: Mutex<Fresh>,
+    /// Which of the node's devices holds it.
+    device: AtomicU32,
+    /// How many groups its pool has.
+    of_groups: AtomicU32,
 }
 
 impl Group {
@@ -69,6 +73,17 @@ impl Group {
             IN_SYNC => Standing::InSync,
             _ => Standing::Out,
         }
+    }
+
+    /// Index of the node's device that holds it.
+    #[inline]
+    pub fn device(&self) -> u32 {
+        self.device.load(Ordering::Acquire)
+    }
+
+    /// How many groups its pool has.
+    pub fn of_groups(&self) -> u32 {
+        self.of_groups.load(Ordering::Acquire)
     }
 
     /// Whether a request made under a map that the node knows may be executed.
@@ -131,9 +146,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// The map of `epoch` says so of this node's replica of the group. To be called for every group that changed, before
-    /// [`applied`](Self::applied).
-    pub fn set(&self, pg: PgId, standing: Standing, since: Epoch) {
+    fn make(&self, pg: PgId) -> Arc<Group> {
         let mut groups = self.groups.write().expect("no panic under this lock");
         let group = groups.entry(pg).or_insert_with(|| {
             Arc::new(Group {
@@ -141,8 +154,24 @@ impl Groups {
                 since: AtomicU64::new(0),
                 fence: AtomicU64::new(0),
                 fresh: Mutex::default(),
+                device: AtomicU32::new(0),
+                of_groups: AtomicU32::new(1),
             })
         });
+        Arc::clone(group)
+    }
+
+    /// This node's replica of the group lies on its device of this index, and the pool has so many groups.
+    pub fn place(&self, pg: PgId, device: u32, of_groups: u32) {
+        let group = self.make(pg);
+        group.device.store(device, Ordering::Release);
+        group.of_groups.store(of_groups, Ordering::Release);
+    }
+
+    /// The map of `epoch` says so of this node's replica of the group. To be called for every group that changed, before
+    /// [`applied`](Self::applied).
+    pub fn set(&self, pg: PgId, standing: Standing, since: Epoch) {
+        let group = self.make(pg);
         if since.0 < group.since.load(Ordering::Acquire) {
             return;
         }
@@ -170,6 +199,13 @@ impl Groups {
     pub fn forget(&self, pg: PgId) {
         let mut groups = self.groups.write().expect("no panic under this lock");
         groups.remove(&pg);
+    }
+
+    /// These are the groups that this node is a member of, and no others.
+    pub fn keep(&self, pgs: &[PgId]) {
+        let pgs: HashSet<PgId> = pgs.iter().copied().collect();
+        let mut groups = self.groups.write().expect("no panic under this lock");
+        groups.retain(|pg, _| pgs.contains(pg));
     }
 
     /// All of the map of `epoch` has been told.

@@ -188,6 +188,9 @@ pub struct Resync {
     progress: Progress,
 }
 
+// SAFETY: the iovecs point into memory that the machine owns.
+unsafe impl Send for Resync {}
+
 impl Resync {
     /// A round for this node's replica of `pg`, which is syncing since `since`; `source` is in sync.
     #[must_use]

@@ -93,6 +93,25 @@ impl Default for CleanConfig {
     }
 }
 
+/// How fast this node's replicas are brought up to date.
+#[derive(Debug, Clone, Copy)]
+pub struct ResyncConfig {
+    /// Bytes read from other replicas in a second while guests' requests reach this node.
+    pub bytes_per_second: u64,
+    /// The same while none do.
+    pub idle_bytes_per_second: u64,
+}
+
+impl Default for ResyncConfig {
+    /// 32 MiB/s beside guests at work, 1 GiB/s else.
+    fn default() -> Self {
+        Self {
+            bytes_per_second: 32 << 20,
+            idle_bytes_per_second: 1 << 30,
+        }
+    }
+}
+
 /// What a fabric is opened with.
 #[derive(Debug, Clone)]
 pub struct FabricConfig {
@@ -110,6 +129,8 @@ pub struct FabricConfig {
     pub scrub: ScrubConfig,
     /// Background ordering.
     pub clean: CleanConfig,
+    /// Background copying from other replicas.
+    pub resync: ResyncConfig,
     /// The way to other nodes, if there are any.
     pub net: Option<NetConfig>,
 }
@@ -130,6 +151,7 @@ impl FabricConfig {
             params: CoreParams::default(),
             scrub: ScrubConfig::default(),
             clean: CleanConfig::default(),
+            resync: ResyncConfig::default(),
             net: None,
         }
     }
@@ -177,6 +199,16 @@ pub enum FabricError {
         given: Epoch,
         /// Persisted on the devices.
         persisted: Epoch,
+    },
+    /// The map under which a lease was granted has not come.
+    #[error(
+        "cluster map {needed} has not reached this node, which knows {known}; look whether it reaches the metadata service"
+    )]
+    NoMap {
+        /// Of the lease.
+        needed: Epoch,
+        /// The newest here.
+        known: Epoch,
     },
     /// No device was configured.
     #[error("no device configured; name at least one")]

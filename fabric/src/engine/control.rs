@@ -126,16 +126,21 @@ impl Control {
 
     /// Frees a layer.
     pub fn drop_layer(&self, layer: LayerId) -> Result<(), FabricError> {
-        let Some(device) = self.stores.home_of(layer) else {
-            return Ok(());
-        };
-        self.ask("delete the volume's data", |reply| Command::DropLayer {
-            device,
-            layer,
-            reply,
-        })?;
+        // On a node of several a layer's chunks lie on any of its devices.
+        for device in 0..self.stores.devices.len() as u32 {
+            self.ask("delete the volume's data", |reply| Command::DropLayer {
+                device,
+                layer,
+                reply,
+            })?;
+        }
         self.stores.forget_home(layer);
         Ok(())
+    }
+
+    /// The layers that have chunks here.
+    pub fn layers(&self) -> Vec<LayerId> {
+        self.stores.layers().into_iter().collect()
     }
 
     /// Writes a checkpoint everywhere.

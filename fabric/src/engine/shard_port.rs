@@ -2,6 +2,8 @@
 //! lock, so that many small writes become one device write.
 
 mod flush;
+mod list;
+mod tour;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -29,6 +31,8 @@ struct Slot {
     key: StoreKey,
     request: Request,
     next: u32,
+    /// Of a request that concerns every shard or every device, one after another: where it is.
+    stop: u32,
 }
 
 /// A first-in first-out list of slots.
@@ -75,6 +79,7 @@ impl ShardPort {
             key: crate::core::slab::Key(0),
             request: Request::NOTHING,
             next: NONE,
+            stop: 0,
         };
         Ok(Self {
             fences: FenceCache::new(fences),
@@ -116,41 +121,49 @@ impl ShardPort {
     /// Queues a request; [`kick`](Self::kick) hands it to its shard.
     #[inline]
     pub fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
-        let home = request.command.layer().and_then(|l| self.home_of(l));
-        let Some(home) = home else {
-            return Some(Err(StoreFailure::Invalid));
-        };
         let index = key.index();
         let slot = &mut self.slots[index as usize];
         slot.key = key;
         slot.request = *request;
+        slot.stop = 0;
         let chunk = match request.command {
             Command::Read { chunk, .. }
             | Command::Write { chunk, .. }
             | Command::Zero { chunk, .. }
             | Command::Inspect { chunk, .. }
             | Command::Restore { chunk, .. } => chunk,
-            // They concern all shards, and no transport of this engine brings them: it has no peers.
-            Command::ListChunks { .. } | Command::Fence { .. } | Command::Join => {
-                return Some(Err(StoreFailure::Invalid));
-            }
-            Command::Flush { .. } => {
-                let waiting = &mut self.flushes[home as usize].waiting;
-                waiting.push(&mut self.slots, index);
-                return None;
-            }
+            Command::Flush { .. } | Command::Fence { .. } => return self.begin_tour(index),
+            Command::ListChunks { .. } => return Some(self.list_chunks(request)),
+            // The replica machine answers it.
+            Command::Join => return Some(Err(StoreFailure::Invalid)),
+        };
+        let Some(home) = self.home_of(request, chunk.layer) else {
+            return Some(Err(StoreFailure::Invalid));
         };
         let shard = self.stores.shard_for(home, chunk.layer, chunk.index);
-        self.queues[shard as usize].push(&mut self.slots, index);
-        self.queued += 1;
+        self.queue(shard, index);
         None
     }
 
     #[inline]
-    fn home_of(&mut self, layer: LayerId) -> Option<u32> {
+    fn queue(&mut self, shard: u32, index: u32) {
+        self.queues[shard as usize].push(&mut self.slots, index);
+        self.queued += 1;
+    }
+
+    /// The device that a request is for: that of its group, or of a node that is alone, of its layer.
+    #[inline]
+    fn home_of(&mut self, request: &Request, layer: LayerId) -> Option<u32> {
         if self.stores.devices.len() == 1 {
             return Some(0);
         }
+        match &self.groups {
+            Some(groups) => groups.get(request.pg).map(|group| group.device()),
+            None => self.home_of_layer(layer),
+        }
+    }
+
+    fn home_of_layer(&mut self, layer: LayerId) -> Option<u32> {
         let entry = &mut self.homes[layer.0 as usize % HOMES];
         if let Some((_, home)) = entry.filter(|(known, _)| *known == layer) {
             return Some(home);
@@ -263,6 +276,11 @@ impl ShardPort {
             };
             // The lane took the upper bits of the key; what is left still tells uses apart.
             if name_of(OpId(slot.key.0)) == name {
+                let result = match self.next_stop(slot.key.index(), result) {
+                    Some(result) => result,
+                    None => continue,
+                };
+                let slot = &self.slots[(name & u64::from(u32::MAX)) as usize];
                 let result = result.map_err(|error| failure(error, &slot.request));
                 return Some((slot.key, result));
             }

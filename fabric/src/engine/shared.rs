@@ -2,13 +2,18 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::cluster::Cluster;
 use super::config::{FabricConfig, FabricError};
-use super::stores::Stores;
+use super::store_port::StorePorts;
+use super::stores::{HELD_MAX, Stores};
+use super::transport::NodeTransport;
 use crate::core::fence::Fences;
 use crate::core::membership::ReplicaSet;
+use crate::core::replica::Replica;
 use crate::core::volume::VolumeParams;
 use crate::core::watermark::LANES_MAX;
 use crate::io::SECTOR_BYTES;
+use crate::net::mem::MemTransport;
 use crate::net::tcp::control::Network;
 use crate::proto::ids::CHUNK_BYTES;
 use crate::proto::{Epoch, Generation, PgId};
@@ -87,7 +92,8 @@ pub struct Shared {
     pub fences: Arc<Fences>,
     /// `None`: the node is alone.
     pub network: Option<Network>,
-    replica_sets: Mutex<Vec<ReplicaSet>>,
+    /// `None`: the node is alone.
+    pub cluster: Option<Arc<Cluster>>,
     lanes: Arc<Numbers>,
     volume_slots: Arc<Numbers>,
 }
@@ -98,10 +104,10 @@ impl Shared {
         stores: Option<Arc<Stores>>,
         network: Option<Network>,
     ) -> Self {
-        let alone = ReplicaSet::single(PgId(0), Epoch(0), config.node, config.incarnation);
+        let cluster = || Arc::new(Cluster::new(config.node, config.incarnation));
         Self {
+            cluster: network.is_some().then(cluster),
             network,
-            replica_sets: Mutex::new(vec![alone]),
             config,
             stores,
             fences: Arc::new(Fences::default()),
@@ -129,14 +135,29 @@ impl Shared {
             .ok_or(FabricError::TooManyVolumes(VOLUMES_MAX))
     }
 
-    /// Who replicates. The embedded default: one group, this node its only replica.
-    pub fn replica_sets(&self) -> Vec<ReplicaSet> {
-        let sets = self.replica_sets.lock().expect("no panic under this lock");
-        sets.clone()
+    /// The set of a node that is alone: one group, itself the only replica.
+    pub fn alone(&self) -> ReplicaSet {
+        let (node, incarnation) = (self.config.node, self.config.incarnation);
+        ReplicaSet::single(PgId(0), Epoch(0), node, incarnation)
     }
 
-    pub fn set_replica_sets(&self, sets: Vec<ReplicaSet>) {
-        *self.replica_sets.lock().expect("no panic under this lock") = sets;
+    /// The ways of one more thread to replicas. One that `serves` answers other nodes, too.
+    pub fn transport(self: &Arc<Self>, serves: bool) -> Result<NodeTransport, FabricError> {
+        let lane = self.take_lane()?;
+        let index = lane.index();
+        let config = &self.config;
+        let mut replica = Replica::new(config.incarnation, Arc::clone(&self.fences), HELD_MAX);
+        if let Some(cluster) = &self.cluster {
+            replica = replica.with_peers(cluster.peers_of(index));
+        }
+        let local = MemTransport::new(replica, StorePorts::new(self, lane)?);
+        match (&self.network, &self.cluster) {
+            (Some(network), Some(cluster)) => {
+                let control = Arc::clone(network.control());
+                NodeTransport::connected(cluster, local, control, index, serves)
+            }
+            _ => Ok(NodeTransport::alone(config.node, index, local)),
+        }
     }
 
     pub fn check_volume(&self, params: &VolumeParams) -> Result<(), FabricError> {

@@ -29,8 +29,9 @@ pub struct NullPort {
 impl StorePorts {
     pub fn new(shared: &Arc<Shared>, lane: Lane) -> Result<Self, FabricError> {
         if let Some(stores) = &shared.stores {
-            // No peers' requests come here yet, so that no group has anything to say.
-            let port = ShardPort::new(Arc::clone(stores), Arc::clone(&shared.fences), None, lane)?;
+            let groups = shared.cluster.as_ref().map(|c| Arc::clone(&c.groups));
+            let port =
+                ShardPort::new(Arc::clone(stores), Arc::clone(&shared.fences), groups, lane)?;
             return Ok(Self::Shards(Box::new(port)));
         }
         let never =

@@ -1,6 +1,6 @@
 //! The devices and shards of a node, and how a thread works on them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, RwLock};
 use std::time::Duration;
@@ -22,6 +22,9 @@ pub const HELD_MAX: u32 = PIECES_MAX + SERVINGS_MAX;
 
 /// Most devices of a node; one more is refused. With at most 8 shards each, a shard set fits a `u128`.
 pub const DEVICES_MAX: usize = 16;
+
+/// Chunks looked at under one lock.
+const LISTED_MAX: usize = 4096;
 
 /// Most shards of a node.
 const SHARDS_MAX: usize = u128::BITS as usize;
@@ -131,6 +134,37 @@ impl Stores {
             mailboxes: mailboxes.map_err(FabricError::os("create an eventfd"))?,
             homes: RwLock::new(HashMap::new()),
         })
+    }
+
+    /// The device with this identity.
+    pub fn index_of(&self, id: &[u8; 16]) -> Option<u32> {
+        let at = self.devices.iter().position(|d| d.label.device == *id)?;
+        Some(at as u32)
+    }
+
+    /// The layers that have chunks here.
+    pub fn layers(&self) -> BTreeSet<LayerId> {
+        let mut layers = BTreeSet::new();
+        for shard in 0..self.shards.len() as u32 {
+            let mut cursor = 0;
+            loop {
+                // Bounded, for others want the lock, too.
+                let state = self.lock(shard);
+                let chunks =
+                    std::iter::successors(state.core.next_chunk(cursor), |(_, _, next)| {
+                        state.core.next_chunk(*next)
+                    });
+                let before = cursor;
+                for (layer, _, next) in chunks.take(LISTED_MAX) {
+                    layers.insert(layer);
+                    cursor = next;
+                }
+                if cursor == before {
+                    break;
+                }
+            }
+        }
+        layers
     }
 
     pub fn lock(&self, shard: u32) -> MutexGuard<'_, ShardState> {

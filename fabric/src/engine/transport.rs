@@ -10,6 +10,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
+use super::cluster::Cluster;
 use super::config::FabricError;
 use super::store_port::StorePorts;
 use crate::core::client::{TICK, Transport};
@@ -32,6 +33,7 @@ pub enum Told {
 /// All ways of one data thread.
 pub struct NodeTransport {
     node: NodeId,
+    index: usize,
     /// Before `remote`: what its store works on last may lie in memory of requests that came from there.
     pub local: MemTransport<StorePorts>,
     remote: Option<Box<Remote>>,
@@ -55,24 +57,38 @@ struct Remote {
 
 impl NodeTransport {
     /// For a node without peers.
-    pub fn alone(node: NodeId, local: MemTransport<StorePorts>) -> Self {
-        let remote = None;
+    pub fn alone(node: NodeId, index: usize, local: MemTransport<StorePorts>) -> Self {
         Self {
             node,
+            index,
             local,
-            remote,
+            remote: None,
         }
+    }
+
+    /// Number of the thread that they are of.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Wakes the thread when this is readable, too.
+    pub fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        let Some(remote) = &self.remote else {
+            return Ok(());
+        };
+        epoll::add(&remote.epoll, fd, EventData::new_u64(0), EventFlags::IN)
+            .map_err(FabricError::os("watch a descriptor"))
     }
 
     /// With connections of its own. One that `serves` answers other nodes, too.
     pub fn connected(
-        node: NodeId,
+        cluster: &Cluster,
         local: MemTransport<StorePorts>,
         control: Arc<Control>,
-        lane: usize,
+        index: usize,
         serves: bool,
     ) -> Result<Self, FabricError> {
-        let lane = Lane::new(control, lane, serves).map_err(FabricError::os("set up a lane"))?;
+        let lane = Lane::new(control, index, serves).map_err(FabricError::os("set up a lane"))?;
         let what = "watch a descriptor";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(FabricError::os(what))?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
@@ -83,7 +99,8 @@ impl NodeTransport {
                 .map_err(FabricError::os(what))?;
         }
         Ok(Self {
-            node,
+            node: cluster.node,
+            index,
             local,
             remote: Some(Box::new(Remote {
                 lane,
@@ -91,7 +108,7 @@ impl NodeTransport {
                 epoll,
                 timer,
                 due: None,
-                start: Instant::now(),
+                start: cluster.started(),
             })),
         })
     }
@@ -144,6 +161,12 @@ impl NodeTransport {
                 None => {}
             }
         }
+        self.next_remote(work)
+    }
+
+    /// The same for what other nodes say alone.
+    #[inline]
+    pub fn next_remote(&mut self, work: &mut bool) -> Option<Told> {
         loop {
             let event = self.remote.as_mut()?.lane.next_event()?;
             *work = true;

@@ -8,6 +8,12 @@ use crate::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
 /// Bytes of one request; a longer transfer is split.
 const REQUEST_BYTES: usize = 1 << 20;
 
+/// Pause before a request that was not taken is tried again.
+const BUSY_PAUSE: rustix::time::Timespec = rustix::time::Timespec {
+    tv_sec: 0,
+    tv_nsec: 2_000_000,
+};
+
 /// Requests in flight together.
 const DEPTH: usize = 8;
 
@@ -128,9 +134,11 @@ impl VolumeIo {
             }
         };
         if self.engine.reap(&mut take) == 0 {
+            // With nothing under way the request found no room, no lease or no map, and has to be tried again.
+            let again = (self.engine.in_flight() == 0).then_some(&BUSY_PAUSE);
             let fd = self.engine.wait_fd();
             // Interrupted or not, `reap` says what there is.
-            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
+            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], again);
         }
         if let Some(error) = first {
             *result = result.and(Err(error));

@@ -120,10 +120,9 @@ fn data_are_readable_on_the_wire_only_if_both_nodes_are_set_so() {
             Node::start(1, ca.good(1), one),
             Node::start(2, ca.good(2), two),
         ];
+        introduce(&nodes);
         let relay = Relay::start(nodes[1].address(), usize::MAX, Then::Cut);
-        nodes[0]
-            .fabric
-            .set_peers([(fabric::proto::NodeId(2), relay.address)].into());
+        nodes[0].reach(2, relay.address);
         let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
         let secret = b"a sentence that a guest stores, and that is in no protocol";
         let mut block = vec![0; 4096];
@@ -186,8 +185,7 @@ fn a_peer_that_takes_the_connection_and_says_nothing_counts_as_unreachable() {
     let node = Node::start(1, ca.good(1), Wire::Tls);
     let trap = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = trap.local_addr().unwrap();
-    node.fabric
-        .set_peers([(fabric::proto::NodeId(2), address)].into());
+    node.reach(2, address);
     let mut guest = Guest::new(&node, set_of(&[1, 2], &[1], 1));
     let mut buffer = vec![0; 4096];
     assert!(guest.start(1, Op::Read, 0, &mut buffer).is_none());
@@ -305,9 +303,7 @@ impl Drop for Relay {
 /// Reads through a wire that breaks at a byte: until the node is reached, the only replica is said to be back after each failure.
 fn read_through(nodes: &[Node], bytes: &[u8], limit: usize, then: Then) {
     let relay = Relay::start(nodes[1].address(), limit, then);
-    nodes[0]
-        .fabric
-        .set_peers([(fabric::proto::NodeId(2), relay.address)].into());
+    nodes[0].reach(2, relay.address);
     let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
     let mut buffer = vec![0; bytes.len()];
     let mut answers = 0;

@@ -1,6 +1,6 @@
 //! Three replicas, a client on one of them.
 
-use fabric::core::client::ClientAction;
+use fabric::engine::Ask;
 use fabric::io::{Engine, Op};
 use fabric::net::tcp::hello::Wire;
 use fabric::proto::NodeId;
@@ -87,7 +87,7 @@ fn a_replica_that_dies_is_reported_and_the_write_ends_with_the_next_map() {
             assert!(finished.is_empty());
             !guest.actions.is_empty()
         });
-        let [ClientAction::ReportFailed { node, .. }] = guest.actions[..] else {
+        let [Ask::ReportFailed { node, .. }] = guest.actions[..] else {
             panic!("{:?}", guest.actions);
         };
         assert_eq!(node, NodeId(3));

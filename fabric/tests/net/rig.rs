@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use fabric::core::client::ClientAction;
 use fabric::core::membership::{Member, ReplicaSet, Standing};
 use fabric::core::volume::{Durability, VolumeParams};
 use fabric::engine::{
-    DeviceConfig, Fabric, FabricConfig, FabricEngine, Missing, StoreKind, VolumeHandle,
+    Ask, ClusterView, DeviceConfig, Fabric, FabricConfig, FabricEngine, GroupView, Missing,
+    StoreKind, VolumeHandle,
 };
 use fabric::io::{Engine, IoResult, Op, Request, Submit, Tag};
 use fabric::net::tcp::control::NetConfig;
@@ -77,10 +77,42 @@ struct Server {
     thread: JoinHandle<()>,
 }
 
+/// Nodes that are told the same maps, and the epoch of the last one.
+#[derive(Default)]
+pub struct World {
+    fabrics: Vec<(u64, Fabric)>,
+    peers: HashMap<NodeId, SocketAddr>,
+    epoch: u64,
+}
+
+impl World {
+    /// Tells every node that the only group is this one.
+    fn set_map(&mut self, set: &ReplicaSet) {
+        self.epoch += 1;
+        for (id, fabric) in &self.fabrics {
+            let label = fabric.devices()[0].label.device;
+            fabric.set_map(ClusterView {
+                epoch: Epoch(self.epoch),
+                peers: self.peers.clone(),
+                groups: vec![GroupView {
+                    pg: set.pg(),
+                    epoch: Epoch(self.epoch),
+                    min_in_sync: set.min_in_sync(),
+                    members: set.members().to_vec(),
+                    device: Some(*id),
+                }],
+                own_devices: vec![(*id, label)],
+            });
+        }
+    }
+}
+
 /// A node.
 pub struct Node {
     pub fabric: Fabric,
     pub id: u64,
+    world: Mutex<Arc<Mutex<World>>>,
+    asked: Arc<Mutex<Vec<Ask>>>,
     _dir: tempfile::TempDir,
     server: Option<Server>,
 }
@@ -117,10 +149,18 @@ impl Node {
         let mut config = config(id, dir.path().join("device"), identity, wire);
         config.cluster = cluster;
         let fabric = Fabric::open(config).unwrap();
-        fabric.raise_fence(LAYER, Generation(1), Epoch(1)).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let asks = Arc::clone(&asked);
+        fabric.set_asker(Box::new(move |ask| asks.lock().unwrap().push(ask)));
+        let world = World {
+            fabrics: vec![(id, fabric.clone())],
+            ..World::default()
+        };
         let mut node = Self {
             fabric,
             id,
+            world: Mutex::new(Arc::new(Mutex::new(world))),
+            asked,
             _dir: dir,
             server: None,
         };
@@ -141,6 +181,16 @@ impl Node {
             }
         });
         self.server = Some(Server { stop, thread });
+    }
+
+    fn world(&self) -> Arc<Mutex<World>> {
+        Arc::clone(&self.world.lock().unwrap())
+    }
+
+    /// With the next map, all nodes that were introduced to each other reach this one there.
+    pub fn reach(&self, node: u64, address: SocketAddr) {
+        let world = self.world();
+        world.lock().unwrap().peers.insert(NodeId(node), address);
     }
 
     /// Its connections end, and nobody answers new ones.
@@ -182,12 +232,14 @@ pub fn cluster(ca: &Authority, count: u64, wire: Wire) -> Vec<Node> {
 }
 
 pub fn introduce(nodes: &[Node]) {
-    let all: HashMap<_, _> = nodes
-        .iter()
-        .map(|node| (NodeId(node.id), node.address()))
-        .collect();
+    let world = World {
+        fabrics: nodes.iter().map(|n| (n.id, n.fabric.clone())).collect(),
+        peers: nodes.iter().map(|n| (NodeId(n.id), n.address())).collect(),
+        epoch: 0,
+    };
+    let world = Arc::new(Mutex::new(world));
     for node in nodes {
-        node.fabric.set_peers(all.clone());
+        *node.world.lock().unwrap() = Arc::clone(&world);
     }
 }
 
@@ -212,7 +264,11 @@ pub fn set_of(nodes: &[u64], out: &[u64], epoch: u64) -> ReplicaSet {
 pub struct Guest {
     pub engine: FabricEngine,
     pub volume: VolumeHandle,
-    pub actions: Vec<ClientAction>,
+    pub actions: Vec<Ask>,
+    asked: Arc<Mutex<Vec<Ask>>>,
+    world: Arc<Mutex<World>>,
+    /// What ended while the map was changed.
+    ended: Vec<(u64, IoResult)>,
 }
 
 impl Guest {
@@ -226,12 +282,29 @@ impl Guest {
             read_only: false,
             durability: Durability::Flush,
         };
+        // Taken over while nobody else has a say: what is tested begins after that.
+        let others: Vec<u64> = set.members().iter().map(|m| m.node.0).collect();
+        let others: Vec<u64> = others.into_iter().filter(|&id| id != node.id).collect();
+        let all: Vec<u64> = others.iter().copied().chain([node.id]).collect();
+        node.world()
+            .lock()
+            .unwrap()
+            .set_map(&set_of(&all, &others, 1));
         let volume = node.fabric.open_volume(&params).unwrap();
-        node.fabric.set_replica_sets(vec![set]);
+        let start = Instant::now();
+        while !volume.is_settled() {
+            assert!(start.elapsed() < PATIENCE, "not taken over");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        node.asked.lock().unwrap().clear();
+        node.world().lock().unwrap().set_map(&set);
         Self {
             engine: node.fabric.engine().unwrap(),
             volume,
             actions: Vec::new(),
+            asked: Arc::clone(&node.asked),
+            world: node.world(),
+            ended: Vec::new(),
         }
     }
 
@@ -265,14 +338,12 @@ impl Guest {
 
     /// Goes on until `until` is content with what was finished.
     pub fn until(&mut self, mut until: impl FnMut(&mut Self, &[(u64, IoResult)]) -> bool) {
-        let mut finished = Vec::new();
+        let mut finished = std::mem::take(&mut self.ended);
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             self.engine
                 .reap(&mut |tag, result| finished.push((tag.0, result)));
-            while let Some(action) = self.engine.next_action() {
-                self.actions.push(action);
-            }
+            self.actions.append(&mut self.asked.lock().unwrap());
             if until(self, &finished) {
                 return;
             }
@@ -282,6 +353,7 @@ impl Guest {
     }
 
     pub fn run(&mut self, op: Op, offset: u64, buffer: &mut [u8]) -> IoResult {
+        self.ended.clear();
         if let Some(result) = self.start(42, op, offset, buffer) {
             return result;
         }
@@ -308,9 +380,12 @@ impl Guest {
     }
 
     pub fn set_map(&mut self, set: ReplicaSet) -> Vec<(u64, IoResult)> {
+        self.world.lock().unwrap().set_map(&set);
         let mut finished = Vec::new();
         self.engine
-            .set_map(set, &mut |tag, result| finished.push((tag.0, result)));
+            .reap(&mut |tag, result| finished.push((tag.0, result)));
+        self.actions.append(&mut self.asked.lock().unwrap());
+        self.ended.extend_from_slice(&finished);
         finished
     }
 }

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use fabric::core::membership::ReplicaSet;
-use fabric::proto::ids::LayerId;
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
-use fabric::store::api::shard_of;
+use fabric::proto::ids::{ChunkKey, LayerId};
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId, placement};
 use fabric::testing::sim_disk::{CrashKind, IoKey, SimDisk};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -233,7 +232,11 @@ pub fn layer_of(volume: usize) -> LayerId {
 
 /// Which of so many groups holds a chunk of a volume.
 pub fn group_of(volume: usize, chunk: u32, groups: usize) -> PgId {
-    PgId(shard_of(layer_of(volume), chunk, groups) as u64)
+    let chunk = ChunkKey {
+        layer: layer_of(volume),
+        index: chunk,
+    };
+    placement::pg_of(chunk, groups as u32)
 }
 
 impl Sim {

@@ -8,25 +8,30 @@ use crate::io::{IoResult, Tag};
 
 impl Client {
     /// A newer map: the sets that changed or came to it, each pool's in order. Parked pieces go on by it; older ones are
-    /// ignored.
+    /// ignored. False: some could not be taken up yet, and have to be told again.
     pub fn on_map<T: Transport>(
         &mut self,
         sets: Vec<ReplicaSet>,
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
-    ) {
+    ) -> bool {
         let mut renewed = vec![None; self.groups.len()];
+        let mut all_taken = true;
         let mut added = Vec::new();
         for set in sets {
             match self.places.position(set.pg()) {
                 None => added.push(set),
-                Some(at) => renewed[at] = self.groups[at].take(&set),
+                Some(at) if set.epoch() <= self.groups[at].set.epoch() => {}
+                Some(at) => {
+                    renewed[at] = self.groups[at].take(&set);
+                    all_taken &= renewed[at].is_some();
+                }
             }
         }
         self.replicated |= self.groups.iter().any(|group| !group.set.is_alone());
         self.add_groups(added);
         if renewed.iter().all(Option::is_none) {
-            return;
+            return all_taken;
         }
         self.maps += 1;
         for piece in 0..self.pieces.capacity() {
@@ -43,6 +48,7 @@ impl Client {
                 self.go_on(piece, transport, done);
             }
         }
+        all_taken
     }
 
     /// Takes groups up that are not known yet, or at least looks anew which of them flushes go to.
@@ -74,12 +80,9 @@ impl Client {
 }
 
 impl Group {
-    /// Goes on with a newer set; returns the members that began anew. `None`: it is not newer, or there is no place for its
-    /// members before those that are gone have answered or are lost, and it has to be told again.
+    /// Goes on with a newer set; returns the members that began anew. `None`: there is no place for its members before those
+    /// that are gone have answered or are lost.
     fn take(&mut self, set: &ReplicaSet) -> Option<Members> {
-        if set.epoch() <= self.set.epoch() {
-            return None;
-        }
         let mut busy = Members::NONE;
         let owing = self.in_flight.iter().enumerate().filter(|(_, n)| **n > 0);
         owing.for_each(|(member, _)| busy.insert(member));

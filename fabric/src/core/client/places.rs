@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::Group;
-use crate::proto::PgId;
 use crate::proto::ids::{ChunkKey, LayerId};
+use crate::proto::{PgId, placement};
 
 /// A pool's groups lie one after another, by index.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +63,7 @@ impl Places {
     /// Whether the groups of a layer's pool are known.
     #[inline]
     pub(super) fn knows(&self, layer: LayerId) -> bool {
-        self.alone || self.pool(pool_of(layer)).is_some()
+        self.alone || self.pool(placement::pool_of(layer)).is_some()
     }
 
     /// Position of the group that holds a chunk.
@@ -75,8 +75,10 @@ impl Places {
         if self.alone {
             return 0;
         }
-        let pool = self.pool(pool_of(chunk.layer)).expect("asked before");
-        pool.first + group_of_chunk(chunk, u32::from(pool.groups)) as u16
+        let pool = self
+            .pool(placement::pool_of(chunk.layer))
+            .expect("asked before");
+        pool.first + placement::group_of(chunk, u32::from(pool.groups)) as u16
     }
 
     /// Positions of the groups that hold a layer's chunks.
@@ -84,7 +86,7 @@ impl Places {
         if self.alone {
             return 0..1;
         }
-        self.pool(pool_of(layer)).map_or(0..0, range)
+        self.pool(placement::pool_of(layer)).map_or(0..0, range)
     }
 
     /// Positions of each pool's groups.
@@ -101,10 +103,4 @@ fn range(pool: &Pool) -> Range<usize> {
 /// A group's pool and its index there.
 fn parts(pg: PgId) -> (u32, u32) {
     ((pg.0 >> 32) as u32, pg.0 as u32)
-}
-fn pool_of(_layer: LayerId) -> u32 {
-    0
-}
-fn group_of_chunk(chunk: ChunkKey, groups: u32) -> u32 {
-    crate::store::api::shard_of(chunk.layer, chunk.index, groups as usize) as u32
 }

@@ -109,42 +109,58 @@ unsafe fn slice_of(list: &IoVecs) -> &[libc::iovec] {
     unsafe { std::slice::from_raw_parts(list.ptr, list.len as usize) }
 }
 
-/// Fills the memory that a [`Command::ListChunks`] names. `next` gives the first of the group's chunks at or after a cursor,
-/// and the cursor behind it.
+/// What comes next in a list of chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listed {
+    /// A chunk, and the cursor behind it.
+    Chunk(ChunkKey, u64),
+    /// Enough for now: the list goes on from this cursor.
+    Pause(u64),
+    /// Nothing.
+    End,
+}
+
+impl From<Option<(ChunkKey, u64)>> for Listed {
+    fn from(found: Option<(ChunkKey, u64)>) -> Self {
+        found.map_or(Self::End, |(chunk, behind)| Self::Chunk(chunk, behind))
+    }
+}
+
+/// Fills the memory that a [`Command::ListChunks`] names. `next` looks for the first of the group's chunks at or after a
+/// cursor.
 ///
 /// # Safety
 /// The list and its memory are valid, and nobody else uses them.
-pub unsafe fn list_chunks(
+pub unsafe fn list_chunks<N: Into<Listed>>(
     mut cursor: u64,
     buffers: &IoVecs,
-    mut next: impl FnMut(u64) -> Option<(ChunkKey, u64)>,
+    mut next: impl FnMut(u64) -> N,
 ) {
     // SAFETY: the caller's promise.
     let out = unsafe { buffers.first_mut() };
     let mut places = out.chunks_exact_mut(size_of::<ChunkEntry>()).peekable();
     while let Some(place) = places.next() {
         // The last place says where to go on.
-        let is_last = places.peek().is_none();
-        let chunk = if is_last { None } else { next(cursor) };
+        let listed = match places.peek() {
+            None => Listed::Pause(cursor),
+            Some(_) => next(cursor).into(),
+        };
         let mut entry = ChunkEntry {
             cursor,
-            kind: match is_last {
-                true => chunk_entry::MORE,
-                false => chunk_entry::END,
-            },
+            kind: chunk_entry::END,
             ..ChunkEntry::default()
         };
-        if let Some((chunk, behind)) = chunk {
-            cursor = behind;
-            entry = ChunkEntry {
-                layer: chunk.layer.0,
-                cursor: behind,
-                chunk: chunk.index,
-                kind: chunk_entry::CHUNK,
-            };
+        match listed {
+            Listed::Chunk(chunk, behind) => {
+                (entry.layer, entry.chunk) = (chunk.layer.0, chunk.index);
+                (entry.cursor, entry.kind) = (behind, chunk_entry::CHUNK);
+            }
+            Listed::Pause(at) => (entry.cursor, entry.kind) = (at, chunk_entry::MORE),
+            Listed::End => {}
         }
+        cursor = entry.cursor;
         place.copy_from_slice(entry.as_bytes());
-        if chunk.is_none() {
+        if !matches!(listed, Listed::Chunk(..)) {
             return;
         }
     }

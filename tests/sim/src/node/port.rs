@@ -10,9 +10,9 @@ use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::Call;
 use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
-use fabric::proto::{Command, Generation, PgId, Refusal, Request};
+use fabric::proto::{Command, Generation, PgId, Refusal, Request, placement};
 use fabric::store::ShardCore;
-use fabric::store::api::{OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted, shard_of};
+use fabric::store::api::{OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
 use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoVecs};
 use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
 
@@ -155,7 +155,11 @@ impl Port {
             let first = self.core.next_chunk(cursor as u32);
             let mut all = std::iter::successors(first, |c| self.core.next_chunk(c.2));
             let in_group = |(layer, chunk, _): &(LayerId, u32, u32)| {
-                shard_of(*layer, *chunk, self.groups) as u64 == pg.0
+                let chunk = ChunkKey {
+                    layer: *layer,
+                    index: *chunk,
+                };
+                placement::pg_of(chunk, self.groups as u32) == pg
             };
             let (layer, index, behind) = all.find(in_group)?;
             Some((ChunkKey { layer, index }, u64::from(behind)))

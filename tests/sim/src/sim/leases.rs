@@ -52,7 +52,7 @@ struct Places(usize);
 
 impl PlaceOf for Places {
     fn set_of(&self, chunk: ChunkKey) -> usize {
-        fabric::store::api::shard_of(chunk.layer, chunk.index, self.0)
+        fabric::proto::placement::group_of(chunk, self.0 as u32) as usize
     }
 }
 

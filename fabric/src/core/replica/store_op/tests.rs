@@ -59,7 +59,7 @@ fn a_request_of_a_replica_that_was_taken_out_meanwhile_is_refused() {
     groups.applied(Epoch(5));
     let looked = still_admitted(&waiting, Some(&fence), Some(&groups));
     assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
-    groups.forget(PG);
+    groups.keep(&[]);
     let looked = still_admitted(&waiting, Some(&fence), Some(&groups));
     assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
 }

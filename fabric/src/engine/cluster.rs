@@ -1,0 +1,331 @@
+//! A node of several: what its data threads and background rounds share about the cluster, and how a newer map reaches them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::stores::Stores;
+use crate::core::client::ClientAction;
+use crate::core::groups::Groups;
+use crate::core::membership::{Member, ReplicaSet, Standing};
+use crate::core::replica::Peers;
+use crate::core::unresolved::Unresolved;
+use crate::core::watermark::LANES_MAX;
+use crate::net::tcp::mail::Bell;
+use crate::proto::{Epoch, Incarnation, NodeId, PgId};
+
+mod pace;
+pub mod requests;
+pub mod rounds;
+pub mod takeover;
+pub mod worker;
+
+/// The cluster map as far as the data path needs it.
+#[derive(Debug, Clone)]
+pub struct ClusterView {
+    /// Its version.
+    pub epoch: Epoch,
+    /// Where the nodes are reached. One that is left out is not connected to again.
+    pub peers: HashMap<NodeId, SocketAddr>,
+    /// All placement groups of all pools.
+    pub groups: Vec<GroupView>,
+    /// The devices of this node: their numbers in the map, and the identities in their superblocks.
+    pub own_devices: Vec<(u64, [u8; 16])>,
+}
+
+/// A placement group.
+#[derive(Debug, Clone)]
+pub struct GroupView {
+    /// Pool and index, see [`PgId`].
+    pub pg: PgId,
+    /// Epoch of its last change.
+    pub epoch: Epoch,
+    /// Fewest in-sync replicas that may acknowledge a write.
+    pub min_in_sync: usize,
+    /// Its replicas, one for each node at most.
+    pub members: Vec<Member>,
+    /// Number of this node's device that holds one of them.
+    pub device: Option<u64>,
+}
+
+/// What the data path asks of meta. It is said again when a newer map leaves the reason in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ask {
+    /// A replica failed a request that was made under this map: commit a map without it.
+    ReportFailed {
+        /// Group.
+        pg: PgId,
+        /// Replica.
+        node: NodeId,
+        /// Epoch of the group that the reporter knows.
+        epoch: Epoch,
+    },
+    /// A replica is so slow that every write waits for it: commit a map without it until it is faster.
+    ReportSlow {
+        /// Group.
+        pg: PgId,
+        /// Replica.
+        node: NodeId,
+        /// Epoch of the group that the reporter knows.
+        epoch: Epoch,
+    },
+    /// This node's replica has been compared in the round that began at `since`, and lacks nothing.
+    Promote {
+        /// Group.
+        pg: PgId,
+        /// Epoch at which it became syncing.
+        since: Epoch,
+    },
+}
+
+impl From<ClientAction> for Ask {
+    fn from(action: ClientAction) -> Self {
+        match action {
+            ClientAction::ReportFailed { pg, node, epoch } => {
+                Self::ReportFailed { pg, node, epoch }
+            }
+            ClientAction::ReportSlow { pg, node, epoch } => Self::ReportSlow { pg, node, epoch },
+        }
+    }
+}
+
+type Asker = Box<dyn Fn(Ask) + Send + Sync>;
+
+/// A version of the map, as replica sets.
+#[derive(Debug, Clone)]
+pub struct Map {
+    /// Its version.
+    pub epoch: Epoch,
+    /// Sorted by group.
+    pub sets: Arc<Vec<ReplicaSet>>,
+}
+
+/// See the module.
+pub struct Cluster {
+    /// This node.
+    pub node: NodeId,
+    /// This start of it.
+    pub incarnation: Incarnation,
+    /// The groups whose members this node's devices are.
+    pub groups: Arc<Groups>,
+    unresolved: Arc<[Arc<Unresolved>]>,
+    map: Mutex<Map>,
+    changed: Condvar,
+    /// Of `map`, to look at without the lock.
+    epoch: AtomicU64,
+    bells: Mutex<Vec<Weak<Bell>>>,
+    asker: OnceLock<Asker>,
+    /// What all clients count their time from.
+    start: Instant,
+}
+
+impl Cluster {
+    /// Before the first map: nothing is served.
+    pub fn new(node: NodeId, incarnation: Incarnation) -> Self {
+        Self {
+            node,
+            incarnation,
+            groups: Arc::default(),
+            unresolved: (0..LANES_MAX).map(|_| Arc::default()).collect(),
+            map: Mutex::new(Map {
+                epoch: Epoch(0),
+                sets: Arc::default(),
+            }),
+            changed: Condvar::new(),
+            epoch: AtomicU64::new(0),
+            bells: Mutex::default(),
+            asker: OnceLock::new(),
+            start: Instant::now(),
+        }
+    }
+
+    /// What the replica machine of a data thread shares with the others.
+    pub fn peers_of(&self, lane: usize) -> Peers {
+        Peers {
+            groups: Arc::clone(&self.groups),
+            unresolved: Arc::clone(&self.unresolved),
+            lane,
+        }
+    }
+
+    /// A layer is gone.
+    pub fn forget(&self, layer: crate::proto::ids::LayerId) {
+        self.unresolved.iter().for_each(|lane| lane.forget(layer));
+    }
+
+    /// When the clients' clock began.
+    pub fn started(&self) -> Instant {
+        self.start
+    }
+
+    /// A moment by the clients' clock; 0 if it was before their time.
+    pub fn us_at(&self, moment: Instant) -> u64 {
+        moment.saturating_duration_since(self.start).as_micros() as u64
+    }
+
+    /// Version of the newest map.
+    #[inline]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    /// The newest map.
+    pub fn map(&self) -> Map {
+        self.map.lock().expect("no panic under this lock").clone()
+    }
+
+    /// A bell that is rung for every newer map.
+    pub fn subscribe(&self) -> std::io::Result<Arc<Bell>> {
+        let bell = Arc::new(Bell::new()?);
+        let mut bells = self.bells.lock().expect("no panic under this lock");
+        bells.retain(|bell| bell.strong_count() > 0);
+        bells.push(Arc::downgrade(&bell));
+        Ok(bell)
+    }
+
+    /// Waits until the map is at least of this epoch; false if it is not after `patience`.
+    pub fn wait_for(&self, epoch: Epoch, patience: Duration) -> bool {
+        let map = self.map.lock().expect("no panic under this lock");
+        let behind = |map: &mut Map| map.epoch < epoch;
+        let waited = self.changed.wait_timeout_while(map, patience, behind);
+        let (map, _) = waited.expect("no panic under this lock");
+        map.epoch >= epoch
+    }
+
+    /// Who takes what is asked of meta; the first one stays. It is called by data threads: it must neither block nor call back.
+    pub fn set_asker(&self, asker: Asker) {
+        if self.asker.set(asker).is_err() {
+            tracing::error!("the fabric has somebody to ask already");
+        }
+    }
+
+    /// Asks meta. Without an asker nobody hears it.
+    pub fn ask(&self, ask: Ask) {
+        if let Some(asker) = self.asker.get() {
+            asker(ask);
+        }
+    }
+
+    /// Takes a newer map up: first the replicas', so that what clients send under it finds it known here.
+    pub fn set_map(&self, view: ClusterView, stores: Option<&Stores>) {
+        let mut map = self.map.lock().expect("no panic under this lock");
+        if view.epoch <= map.epoch {
+            return;
+        }
+        let devices = view.own_devices.iter();
+        let local = |(number, label): &(u64, [u8; 16])| {
+            let index = stores.map_or(Some(0), |stores| stores.index_of(label))?;
+            Some((*number, index))
+        };
+        let devices: HashMap<u64, u32> = devices.filter_map(local).collect();
+        let mut pools: HashMap<u64, u32> = HashMap::new();
+        for group in &view.groups {
+            *pools.entry(group.pg.0 >> 32).or_default() += 1;
+        }
+        let mut held = Vec::new();
+        for group in &view.groups {
+            let device = group.device.and_then(|number| devices.get(&number));
+            let member = group.members.iter().find(|m| m.node == self.node);
+            let (Some(member), Some(&device)) = (member, device) else {
+                continue;
+            };
+            // Invariant *No trust on return*: what the map says of an earlier process does not hold for this one.
+            let standing = match member.incarnation == self.incarnation {
+                true => member.standing,
+                false => Standing::Out,
+            };
+            self.groups
+                .place(group.pg, device, pools[&(group.pg.0 >> 32)]);
+            self.groups.set(group.pg, standing, member.since);
+            held.push(group.pg);
+        }
+        self.groups.keep(&held);
+        self.groups.applied(view.epoch);
+        let mut sets: Vec<ReplicaSet> = view
+            .groups
+            .into_iter()
+            .map(|g| ReplicaSet::new(g.pg, g.epoch, g.min_in_sync, g.members))
+            .collect();
+        sets.sort_unstable_by_key(|set| set.pg().0);
+        *map = Map {
+            epoch: view.epoch,
+            sets: Arc::new(sets),
+        };
+        self.epoch.store(view.epoch.0, Ordering::Release);
+        drop(map);
+        self.changed.notify_all();
+        let bells = self.bells.lock().expect("no panic under this lock");
+        bells
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|bell| bell.ring());
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("node", &self.node)
+            .field("epoch", &self.epoch())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One data thread's view of the map.
+pub struct MapReader {
+    cluster: Arc<Cluster>,
+    bell: Arc<Bell>,
+    seen: Epoch,
+}
+
+impl MapReader {
+    /// A reader that has seen `map`.
+    pub fn new(cluster: &Arc<Cluster>) -> std::io::Result<(Self, Map)> {
+        let bell = cluster.subscribe()?;
+        let map = cluster.map();
+        let reader = Self {
+            cluster: Arc::clone(cluster),
+            bell,
+            seen: map.epoch,
+        };
+        Ok((reader, map))
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Rung for every newer map.
+    pub fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// True if there is a newer map.
+    #[inline]
+    pub fn is_behind(&self) -> bool {
+        self.cluster.epoch() != self.seen
+    }
+
+    /// The sets that changed since the last call, if there is a newer map.
+    pub fn news(&mut self) -> Option<Vec<ReplicaSet>> {
+        if self.bell.is_rung() {
+            self.bell.hear();
+        }
+        if !self.is_behind() {
+            return None;
+        }
+        let map = self.cluster.map();
+        let since = std::mem::replace(&mut self.seen, map.epoch);
+        let news = map.sets.iter().filter(|set| set.epoch() > since);
+        Some(news.cloned().collect())
+    }
+
+    /// What was told last was not taken up: it is told again.
+    pub fn tell_again(&mut self) {
+        self.seen = Epoch(0);
+    }
+}

@@ -1,0 +1,339 @@
+//! The thread that does what the cluster asks of a node beside guests' requests: it takes volumes over for new leases
+//! ([`Takeover`]), and brings this node's replicas up to date ([`Rounds`]).
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use super::pace::Pace;
+use super::requests::Requests;
+use super::rounds::{Rounds, Token, Totals, Wish};
+use super::takeover::{self, Takeover};
+use super::{Cluster, MapReader};
+use crate::core::replica::StorePort;
+use crate::core::slab::Slab;
+use crate::core::volume::VolumeState;
+use crate::engine::config::FabricError;
+use crate::engine::shared::Shared;
+use crate::engine::stores::{HELD_MAX, Stores};
+use crate::engine::transport::NodeTransport;
+use crate::net::tcp::mail::Bell;
+use crate::proto::{Command, Generation, PgId, Request, RequestId, Sequence};
+
+/// How often machines that wait for a moment are told that it passed.
+const TICK: Duration = Duration::from_millis(5);
+/// How long an idle thread sleeps at most.
+const IDLE: Duration = Duration::from_secs(1);
+/// Commands begun in one turn, so that answers are looked at in between.
+const BEGUN_MAX: u32 = 256;
+/// How long the end of the thread waits for requests whose memory is in use.
+const END_WAIT: Duration = Duration::from_secs(30);
+
+/// What others tell the thread.
+#[derive(Default)]
+struct Inbox {
+    taken_over: Vec<Takeover>,
+}
+
+/// The way to the thread, shared.
+struct Door {
+    inbox: Mutex<Inbox>,
+    bell: Bell,
+    stop: AtomicBool,
+    totals: Arc<Mutex<Totals>>,
+}
+
+/// The running thread. Dropping it ends it.
+pub struct Worker {
+    door: Arc<Door>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    numbers: std::sync::atomic::AtomicU64,
+}
+
+impl Worker {
+    /// Starts the thread.
+    pub fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>) -> Result<Self, FabricError> {
+        let door = Arc::new(Door {
+            inbox: Mutex::default(),
+            bell: Bell::new().map_err(FabricError::os("create an eventfd"))?,
+            stop: AtomicBool::new(false),
+            totals: Arc::default(),
+        });
+        let state = State::new(shared, cluster, Arc::clone(&door))?;
+        let thread = std::thread::Builder::new()
+            .name("penstock-resync".into())
+            .spawn(move || state.run())
+            .map_err(FabricError::os("start the thread for takeovers and resync"))?;
+        Ok(Self {
+            door,
+            thread: Mutex::new(Some(thread)),
+            numbers: std::sync::atomic::AtomicU64::new(1),
+        })
+    }
+
+    /// Takes a volume over under its new lease; it is settled when that is done.
+    pub fn take_over(&self, volume: &Arc<VolumeState>) {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let mut inbox = self.door.inbox.lock().expect("no panic under this lock");
+        inbox.taken_over.push(Takeover::new(number, volume));
+        drop(inbox);
+        self.door.bell.ring();
+    }
+
+    /// What rounds have done since the start.
+    pub fn totals(&self) -> Totals {
+        *self.door.totals.lock().expect("no panic under this lock")
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        let thread = self.thread.lock().expect("no panic under this lock").take();
+        if let Some(thread) = thread {
+            self.door.stop.store(true, Ordering::Release);
+            self.door.bell.ring();
+            if thread.join().is_err() {
+                tracing::error!("the thread for takeovers and resync panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A command that this node's store executes for a round.
+type Local = (PgId, Token);
+
+struct State {
+    cluster: Arc<Cluster>,
+    reader: MapReader,
+    stores: Option<Arc<Stores>>,
+    door: Arc<Door>,
+    /// The store behind it is the rounds': what it finishes is named by `local`.
+    rounds_ways: Requests<Token>,
+    local: Slab<Local>,
+    rounds: Rounds,
+    pace: Pace,
+    takeover_ways: Requests<takeover::Token>,
+    takeovers: Vec<Takeover>,
+    ticked: Instant,
+}
+
+impl State {
+    fn new(
+        shared: &Arc<Shared>,
+        cluster: &Arc<Cluster>,
+        door: Arc<Door>,
+    ) -> Result<Self, FabricError> {
+        let (mut reader, _) = MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
+        reader.tell_again();
+        let ways = || -> Result<NodeTransport, FabricError> { shared.transport(false) };
+        let now = Instant::now();
+        Ok(Self {
+            cluster: Arc::clone(cluster),
+            reader,
+            stores: shared.stores.clone(),
+            rounds: Rounds::new(Arc::clone(&door.totals)),
+            door,
+            rounds_ways: Requests::new(ways()?),
+            local: Slab::new(HELD_MAX, || (PgId(0), Token::default())),
+            pace: Pace::new(shared.config.resync, now),
+            takeover_ways: Requests::new(ways()?),
+            takeovers: Vec::new(),
+            ticked: now,
+        })
+    }
+
+    fn run(mut self) {
+        while !self.door.stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            self.hear(now);
+            let worked = self.turn(now);
+            if !worked {
+                self.sleep();
+            }
+        }
+        self.end();
+    }
+
+    /// Takes in maps, volumes and time.
+    fn hear(&mut self, now: Instant) {
+        if self.door.bell.is_rung() {
+            self.door.bell.hear();
+            let mut inbox = self.door.inbox.lock().expect("no panic under this lock");
+            let map = self.cluster.map();
+            for mut takeover in std::mem::take(&mut inbox.taken_over) {
+                takeover.on_map(&map);
+                self.takeovers.push(takeover);
+            }
+        }
+        if self.reader.news().is_some() {
+            let map = self.cluster.map();
+            self.rounds.look_at(&map, &self.cluster, now);
+            self.takeovers
+                .iter_mut()
+                .for_each(|takeover| takeover.on_map(&map));
+        }
+        if now - self.ticked >= TICK {
+            self.ticked = now;
+            self.takeovers.iter_mut().for_each(Takeover::on_tick);
+            if self.rounds.any() {
+                self.rounds.look_at(&self.cluster.map(), &self.cluster, now);
+                self.rounds.on_tick(&self.cluster, now);
+            }
+        }
+    }
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut worked = self.turn_takeovers();
+        worked |= self.begin_commands(now);
+        worked |= self.end_commands();
+        worked
+    }
+
+    fn turn_takeovers(&mut self) -> bool {
+        let (takeovers, cluster) = (&mut self.takeovers, &self.cluster);
+        let worked = self.takeover_ways.poll(|token, result| {
+            takeovers
+                .iter_mut()
+                .for_each(|takeover| takeover.on_reply(token, result));
+        });
+        for takeover in takeovers.iter_mut() {
+            takeover.go_on(&mut self.takeover_ways, cluster);
+        }
+        self.takeover_ways.transport.kick();
+        takeovers.retain(|takeover| !takeover.is_over());
+        worked
+    }
+
+    /// Begins what rounds want, as far as the pace allows.
+    fn begin_commands(&mut self, now: Instant) -> bool {
+        let Some(stores) = self.stores.clone() else {
+            return false;
+        };
+        if !self.rounds.any() {
+            return false;
+        }
+        self.pace.turn(&stores, now);
+        for begun in 0..BEGUN_MAX {
+            if !self.pace.allows() {
+                return begun > 0;
+            }
+            let Some((pg, token, wish)) = self.rounds.poll(&self.cluster, now) else {
+                return begun > 0;
+            };
+            self.begin(pg, token, wish);
+        }
+        true
+    }
+
+    fn begin(&mut self, pg: PgId, token: Token, wish: Wish) {
+        let (Wish::Ask(_, command) | Wish::Local(command)) = wish;
+        let request = Request {
+            id: RequestId(0),
+            pg,
+            epoch: self.cluster.groups.known(),
+            // A round works past the fences of leases.
+            generation: Generation::MAX,
+            sequence: Sequence(0),
+            watermark: Sequence(0),
+            command,
+        };
+        match wish {
+            Wish::Ask(source, command) => {
+                let bytes = match command {
+                    Command::Read { len, .. } => len,
+                    _ => 0,
+                };
+                self.pace.spend(bytes, false);
+                if let Some(result) = self.rounds_ways.send(source, &request, token) {
+                    self.rounds.on_reply(token, result, &self.cluster);
+                }
+            }
+            Wish::Local(_) => self.begin_local(token, &request),
+        }
+    }
+
+    fn begin_local(&mut self, token: Token, request: &Request) {
+        self.pace.spend(0, true);
+        let slot = self
+            .local
+            .take()
+            .expect("rounds have far fewer calls than there are slots");
+        self.local[slot] = (request.pg, token);
+        let store = self.rounds_ways.transport.local.store();
+        if let Some(result) = store.submit(self.local.key(slot), request) {
+            self.local.give_back(slot);
+            self.rounds.on_local(token, result, &self.cluster);
+        }
+    }
+
+    /// Takes in what the source and the store have done for rounds.
+    fn end_commands(&mut self) -> bool {
+        let (rounds, cluster) = (&mut self.rounds, &self.cluster);
+        let ways = &mut self.rounds_ways;
+        ways.transport.kick();
+        ways.transport.reap();
+        let mut worked = false;
+        while let Some((key, result)) = ways.transport.local.store().next_completion() {
+            worked = true;
+            let Some(slot) = self.local.find(key) else {
+                continue;
+            };
+            let (_, token) = self.local[slot];
+            self.local.give_back(slot);
+            rounds.on_local(token, result, cluster);
+        }
+        worked |= ways.poll_remote(|token, result| rounds.on_reply(token, result, cluster));
+        worked
+    }
+
+    fn sleep(&mut self) {
+        let busy = self.rounds.any() || !self.takeovers.is_empty();
+        let patience = if busy { TICK } else { IDLE };
+        let timeout = Timespec {
+            tv_sec: patience.as_secs() as i64,
+            tv_nsec: i64::from(patience.subsec_nanos()),
+        };
+        let fds = [
+            self.door.bell.fd(),
+            self.reader.bell().fd(),
+            self.rounds_ways.transport.wait_fd(),
+            self.takeover_ways.transport.wait_fd(),
+        ];
+        let mut fds = fds
+            .each_ref()
+            .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+        // Interrupted or not, the next turn looks at everything.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+
+    /// Waits until nobody uses the machines' memory.
+    fn end(mut self) {
+        let start = Instant::now();
+        loop {
+            self.turn_takeovers();
+            self.end_commands();
+            let open =
+                self.rounds_ways.in_flight() + self.takeover_ways.in_flight() + self.local.taken();
+            if open == 0 {
+                return;
+            }
+            if start.elapsed() > END_WAIT {
+                tracing::error!(open, "requests of takeovers and resync were never answered");
+                // Whoever still works on them does it in memory that nobody else gets.
+                Box::leak(Box::new(self));
+                return;
+            }
+            self.sleep();
+        }
+    }
+}

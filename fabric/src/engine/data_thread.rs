@@ -1,0 +1,208 @@
+//! The engine of one data thread: its client, and the ways to replicas.
+
+use std::cell::Cell;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::VolumeHandle;
+use super::cluster::MapReader;
+use super::config::FabricError;
+use super::shared::Shared;
+use super::transport::{NodeTransport, Told};
+use crate::core::client::Client;
+use crate::io::{Engine, IoResult, Request, Submit, Tag};
+
+/// The engine of one data thread.
+pub struct FabricEngine {
+    client: Client,
+    transport: NodeTransport,
+    /// `None`: the node is alone.
+    maps: Option<MapReader>,
+    /// What ended where nobody could be told.
+    ended: Vec<(Tag, IoResult)>,
+}
+
+impl FabricEngine {
+    /// For one more thread. An engine that `serves` answers other nodes, too.
+    pub(super) fn new(shared: &Arc<Shared>, serves: bool) -> Result<Self, FabricError> {
+        let transport = shared.transport(serves)?;
+        let (maps, sets) = match &shared.cluster {
+            None => (None, vec![shared.alone()]),
+            Some(cluster) => {
+                let (reader, map) =
+                    MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
+                transport.watch(reader.bell().fd())?;
+                (Some(reader), map.sets.to_vec())
+            }
+        };
+        Ok(Self {
+            client: Client::new(transport.index(), sets),
+            transport,
+            maps,
+            ended: Vec::new(),
+        })
+    }
+
+    /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now on.
+    pub(crate) fn settle(&mut self) {
+        self.transport.local.store().settle();
+    }
+
+    /// Of a node of several, before anything else is done: a request goes by the newest map there is, for a lease is never
+    /// older than the map it was granted under.
+    #[inline]
+    fn look_up(&mut self) {
+        let Some(maps) = &self.maps else {
+            return;
+        };
+        if let Some(now_us) = self.transport.now_us() {
+            self.client.set_now_us(now_us);
+        }
+        if maps.is_behind() {
+            self.take_map();
+        }
+    }
+
+    #[cold]
+    fn take_map(&mut self) {
+        let Some(news) = self.maps.as_mut().and_then(MapReader::news) else {
+            return;
+        };
+        let ended = &mut self.ended;
+        let mut done = |tag, result| ended.push((tag, result));
+        let taken = self.client.on_map(news, &mut self.transport, &mut done);
+        if let Some(maps) = self.maps.as_mut().filter(|_| !taken) {
+            maps.tell_again();
+        }
+        self.transport.kick();
+        self.ask();
+    }
+
+    /// Passes on what the client asks of meta.
+    #[inline]
+    fn ask(&mut self) {
+        let Some(maps) = &self.maps else {
+            return;
+        };
+        while let Some(action) = self.client.poll_action() {
+            maps.cluster().ask(action.into());
+        }
+    }
+}
+
+impl Engine for FabricEngine {
+    type Volume = VolumeHandle;
+
+    #[inline]
+    unsafe fn submit(&mut self, volume: &VolumeHandle, request: &Request<'_>) -> Submit {
+        self.look_up();
+        self.client
+            .submit(&volume.state, request, &mut self.transport)
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        self.transport.kick();
+    }
+
+    #[inline]
+    fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize {
+        let reported = Cell::new(0);
+        let mut count = |tag, result| {
+            reported.set(reported.get() + 1);
+            done(tag, result);
+        };
+        let mut more = self.transport.reap();
+        self.look_up();
+        for (tag, result) in self.ended.drain(..) {
+            count(tag, result);
+        }
+        if self.transport.tick(self.client.needs_tick()) {
+            self.client.on_tick(&mut self.transport, &mut count);
+            self.transport.kick();
+        }
+        loop {
+            let mut answered = false;
+            while let Some(told) = self.transport.next(&mut answered) {
+                match told {
+                    Told::Reply(node, reply) => {
+                        self.client
+                            .on_reply(node, &reply, &mut self.transport, &mut count);
+                    }
+                    Told::Lost(node) => {
+                        self.client.on_lost(node, &mut self.transport, &mut count);
+                    }
+                }
+            }
+            if !answered {
+                // Nothing to report means that there is nothing: the caller may go to sleep on it.
+                if !more || reported.get() > 0 {
+                    break;
+                }
+                more = self.transport.reap();
+                continue;
+            }
+            // An answer may have made the client send the next piece of a range, and nobody else kicks for that one.
+            // What is answered in place is looked at here, too: no descriptor would tell of it. The turns end with the
+            // ranges in flight.
+            self.transport.kick();
+        }
+        self.ask();
+        // What came just now may have made a request wait for the next tick.
+        self.transport.tick(self.client.needs_tick());
+        reported.get()
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.client.in_flight() + self.ended.len()
+    }
+
+    #[inline]
+    fn must_reap(&self) -> bool {
+        self.in_flight() > 0
+            || self.transport.must_reap()
+            || self.maps.as_ref().is_some_and(MapReader::is_behind)
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.transport.wait_fd()
+    }
+}
+
+/// How long dropping an engine waits for its requests, whose buffers are in use until they end.
+const DROP_WAIT: Duration = Duration::from_secs(30);
+
+/// Pause between two looks while waiting.
+const DROP_POLL: rustix::time::Timespec = rustix::time::Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
+impl Drop for FabricEngine {
+    /// Requests that wait for a map are left: nobody uses their buffers.
+    fn drop(&mut self) {
+        let start = Instant::now();
+        self.transport.stop_serving();
+        while self.client.unanswered() > 0 || self.transport.serving() > 0 {
+            self.kick();
+            if self.reap(&mut |_, _| ()) > 0 {
+                continue;
+            }
+            if start.elapsed() > DROP_WAIT {
+                tracing::error!(
+                    requests = self.in_flight() + self.transport.serving(),
+                    "data thread ends with requests that were never answered"
+                );
+                self.transport.abandon();
+                return;
+            }
+            let fd = self.wait_fd();
+            // Interrupted or not, `reap` says what there is.
+            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&DROP_POLL));
+        }
+    }
+}

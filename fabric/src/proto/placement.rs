@@ -1,0 +1,96 @@
+//! Which placement group holds a chunk, told by the chunk's name alone: a replica sorts what it stores by group without
+//! knowing any volume.
+//!
+//! A layer's number says where the layer lies. Metadata give such numbers (`meta::LayerId`), and never give one twice:
+//!
+//! | bits | what |
+//! |---|---|
+//! | 63..54 | pool |
+//! | 53..26 | family: the number of the first of the volumes that share their placement. A clone reads what the volume it was made of wrote, on the same devices |
+//! | 25..0 | number in the family, beginning at 1 |
+//!
+//! Layers of nodes that were made before these numbers had parts have pool 0. Such a node is alone, and needs no groups.
+//!
+//! **This is part of the on-disk contract**: any other function would look for data where they are not.
+
+use super::PgId;
+use super::ids::{ChunkKey, LayerId};
+
+/// Bits of a layer's number in its family.
+const NUMBER_BITS: u32 = 26;
+/// Bits of the family.
+const FAMILY_BITS: u32 = 28;
+
+/// The pool that a layer lies in; 0 for none.
+#[inline]
+pub fn pool_of(layer: LayerId) -> u32 {
+    // Ten bits are left.
+    (layer.0 >> (NUMBER_BITS + FAMILY_BITS)) as u32
+}
+
+/// The first of the volumes that share their placement with this layer.
+#[inline]
+pub fn family_of(layer: LayerId) -> u64 {
+    layer.0 >> NUMBER_BITS & ((1 << FAMILY_BITS) - 1)
+}
+
+/// Which of its pool's groups holds a chunk, if the pool has `groups` of them.
+#[inline]
+pub fn group_of(chunk: ChunkKey, groups: u32) -> u32 {
+    let mixed = mix(mix(family_of(chunk.layer)) ^ u64::from(chunk.index));
+    // A remainder is smaller than its divisor.
+    (mixed % u64::from(groups.max(1))) as u32
+}
+
+/// The same as the group is named in the whole cluster.
+#[inline]
+pub fn pg_of(chunk: ChunkKey, groups: u32) -> PgId {
+    PgId(u64::from(pool_of(chunk.layer)) << 32 | u64::from(group_of(chunk, groups)))
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), from its first step.
+#[inline]
+const fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(layer: LayerId, index: u32) -> ChunkKey {
+        ChunkKey { layer, index }
+    }
+
+    #[test]
+    fn the_group_of_a_chunk_is_a_contract() {
+        // Values computed once: data written with them would be lost by any other function.
+        let layer = LayerId(3 << 54 | 7 << 26 | 1);
+        assert_eq!((pool_of(layer), family_of(layer)), (3, 7));
+        let groups: Vec<u32> = (0..4).map(|at| group_of(chunk(layer, at), 256)).collect();
+        assert_eq!(groups, [69, 95, 37, 149]);
+        assert_eq!(pg_of(chunk(layer, 1), 256), PgId(3 << 32 | 95));
+    }
+
+    #[test]
+    fn layers_of_a_family_share_their_placement() {
+        let (first, later) = (
+            LayerId(1 << 54 | 9 << 26 | 1),
+            LayerId(1 << 54 | 9 << 26 | 77),
+        );
+        for at in 0..100 {
+            assert_eq!(pg_of(chunk(first, at), 1024), pg_of(chunk(later, at), 1024));
+        }
+    }
+
+    #[test]
+    fn all_parts_reach_their_limits() {
+        let layer = LayerId(u64::MAX);
+        assert_eq!((pool_of(layer), family_of(layer)), (1023, (1 << 28) - 1));
+        assert!(group_of(chunk(layer, u32::MAX), 16_384) < 16_384);
+        assert_eq!(group_of(chunk(layer, 0), 0), 0);
+    }
+}

@@ -1,0 +1,163 @@
+//! Volumes on three nodes, through the engines that ship: nodes die and come back, leases move.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fabric::core::membership::Standing;
+use fabric::io::IoError;
+use fabric::proto::NodeId;
+
+use super::meta::{Cluster, layer_of};
+use super::rig::{MIB, pattern};
+
+#[test]
+fn what_is_written_is_on_all_three_nodes_and_devices() {
+    for devices in [1, 3] {
+        let mut cluster = Cluster::start(3, devices);
+        let volume = cluster.open(1, 7);
+        let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
+        let bytes = pattern(1, 24 << 20);
+        io.write_at(0, &bytes).unwrap();
+        io.flush().unwrap();
+        for node in 1..=3 {
+            cluster.trust_only(node);
+            let mut back = vec![0; bytes.len()];
+            io.read_at(0, &mut back).unwrap();
+            assert!(back == bytes, "node {node}");
+            assert_eq!(cluster.fabric(node).layers(), [layer_of(7)]);
+        }
+    }
+}
+
+#[test]
+fn a_node_that_dies_under_load_comes_back_with_what_it_missed_and_no_more_is_copied() {
+    let mut cluster = Cluster::start(3, 2);
+    let volume = cluster.open(1, 7);
+    let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
+    let mut expected = pattern(1, 32 << 20);
+    io.write_at(0, &expected).unwrap();
+    cluster.kill(3);
+    cluster.close_door(true);
+    // Every chunk is touched, but little of each.
+    for chunk in 0..8 {
+        let at = chunk * (4 << 20) + 8192;
+        let part = pattern(100 + chunk as u64, 16384);
+        io.write_at(at as u64, &part).unwrap();
+        expected[at..at + part.len()].copy_from_slice(&part);
+    }
+    io.zero(30 << 20, 1 << 20).unwrap();
+    expected[30 << 20..31 << 20].fill(0);
+    io.flush().unwrap();
+    cluster.boot(3);
+    cluster.close_door(false);
+    cluster.wait_until_in_sync();
+    let totals = cluster.fabric(3).resynced();
+    // 4 blocks of each chunk that was written; the 256 zeroed ones carry no data.
+    assert!(
+        (32..=40 + 256).contains(&totals.progress.blocks),
+        "{totals:?}"
+    );
+    cluster.trust_only(3);
+    let mut back = vec![0; expected.len()];
+    io.read_at(0, &mut back).unwrap();
+    assert!(back == expected);
+}
+
+#[test]
+fn a_node_comes_back_while_its_blocks_are_written() {
+    let mut cluster = Cluster::start(3, 1);
+    let volume = cluster.open(1, 7);
+    let fabric = cluster.fabric(1);
+    let stop = AtomicBool::new(false);
+    let mut expected = vec![0; 16 << 20];
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut io = fabric.volume_io(&volume).unwrap();
+            let mut expected = vec![0; 16 << 20];
+            let mut n = 0u64;
+            while !stop.load(Ordering::Acquire) {
+                n += 1;
+                // Whole blocks, all over the place.
+                let at = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % (4 << 10) * 4096;
+                let len = [4096, 16384][n as usize % 2].min((16 << 20) - at as usize);
+                let part = pattern(n, len);
+                io.write_at(at, &part).unwrap();
+                expected[at as usize..at as usize + len].copy_from_slice(&part);
+            }
+            expected
+        });
+        for node in [3, 2, 3] {
+            std::thread::sleep(Duration::from_millis(150));
+            cluster.kill(node);
+            std::thread::sleep(Duration::from_millis(150));
+            cluster.boot(node);
+            cluster.wait_until_in_sync();
+        }
+        stop.store(true, Ordering::Release);
+        expected = writer.join().unwrap();
+    });
+    let mut io = fabric.volume_io(&volume).unwrap();
+    for node in 1..=3 {
+        cluster.trust_only(node);
+        let mut back = vec![0; expected.len()];
+        io.read_at(0, &mut back).unwrap();
+        assert!(back == expected, "node {node}");
+    }
+}
+
+#[test]
+fn a_newer_lease_on_another_node_fences_the_older_one_out() {
+    let mut cluster = Cluster::start(3, 2);
+    let old = cluster.open(1, 7);
+    let mut before = cluster.fabric(1).volume_io(&old).unwrap();
+    before.write_at(0, &pattern(1, 1 << 20)).unwrap();
+    let new = cluster.open(2, 7);
+    let mut after = cluster.fabric(2).volume_io(&new).unwrap();
+    let mut back = vec![0; 1 << 20];
+    after.read_at(0, &mut back).unwrap();
+    assert!(new.is_settled() && back == pattern(1, 1 << 20));
+    assert_eq!(before.write_at(0, &pattern(2, 4096)), Err(IoError::Fenced));
+    after.write_at(0, &pattern(3, 4096)).unwrap();
+    after.read_at(0, &mut back[..4096]).unwrap();
+    assert!(back[..4096] == pattern(3, 4096));
+}
+
+#[test]
+fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
+    let mut cluster = Cluster::start(3, 1);
+    let volume = cluster.open(1, 7);
+    let fabric = cluster.fabric(1);
+    let mut io = fabric.volume_io(&volume).unwrap();
+    io.write_at(0, &pattern(1, MIB as usize)).unwrap();
+    cluster.close_door(true);
+    for node in [2, 3] {
+        cluster.kill(node);
+    }
+    cluster.wait_until("alone", |groups| {
+        let others = |m: &&fabric::core::membership::Member| m.node != NodeId(1);
+        let mut members = groups.iter().flatten().filter(others);
+        members.all(|member| member.standing == Standing::Out)
+    });
+    let mut back = vec![0; 4096];
+    io.read_at(0, &mut back).unwrap();
+    assert!(back == pattern(1, MIB as usize)[..4096]);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut io = fabric.volume_io(&volume).unwrap();
+            let result = io.write_at(0, &pattern(2, 4096));
+            done.store(true, Ordering::Release);
+            result
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!done.load(Ordering::Acquire), "it rests on one copy");
+        cluster.boot(2);
+        cluster.close_door(false);
+        writer.join().unwrap().unwrap();
+    });
+    cluster.boot(3);
+    cluster.wait_until_in_sync();
+    cluster.trust_only(3);
+    io.read_at(0, &mut back).unwrap();
+    assert!(back == pattern(2, 4096));
+}
