@@ -504,6 +504,7 @@ impl Client {
                 Next::Copy => self.pieces[piece].make_private(),
                 Next::Retry => {
                     self.retrying = true;
+                    self.report(piece, self.pieces[piece].lagging());
                     return None;
                 }
                 Next::Fail { refusal, others } => {

@@ -4,12 +4,12 @@
 //! replica that is to be compared notes every write that it is sent from the first one on. See
 //! `docs/decisions/0004-replication.md`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use super::membership::Standing;
-use crate::proto::ids::{ChunkKey, LayerId};
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::{Command, Epoch, PgId, Refusal, Request};
 use crate::store::device::BLOCK_BYTES;
 
@@ -29,21 +29,151 @@ pub struct LeafKey {
     pub leaf: u32,
 }
 
-/// Blocks that were written in the present round of comparison, by map page.
-#[derive(Debug, Default)]
-struct Fresh(BTreeMap<LeafKey, [u64; WORDS]>);
-
-impl Fresh {
-    fn note(&mut self, chunk: ChunkKey, first: u32, end: u32) {
-        for block in first..end {
-            let key = LeafKey {
-                layer: chunk.layer,
-                chunk: chunk.index,
-                leaf: block / LEAF_BLOCKS,
-            };
-            let bit = block % LEAF_BLOCKS;
-            self.0.entry(key).or_default()[bit as usize / 64] |= 1 << (bit % 64);
+impl LeafKey {
+    /// The chunk.
+    pub fn chunk_key(self) -> ChunkKey {
+        ChunkKey {
+            layer: self.layer,
+            index: self.chunk,
         }
+    }
+}
+
+/// What happened to the blocks of a page since this replica began to be sent every write: bit `i % 64` of word `i / 64`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// A write was admitted. It may wait, be under way, have failed, or be done.
+    pub noted: [u64; WORDS],
+    /// A write of the whole block is done: what was there before does not matter any more.
+    pub stored: [u64; WORDS],
+}
+
+impl Touched {
+    /// Nothing happened.
+    pub const NOTHING: Self = Self {
+        noted: [0; WORDS],
+        stored: [0; WORDS],
+    };
+
+    /// Whether a write of block `i` was admitted.
+    #[inline]
+    pub fn is_noted(&self, i: usize) -> bool {
+        self.noted[i / 64] & 1 << (i % 64) != 0
+    }
+
+    /// Whether block `i` was written as a whole.
+    #[inline]
+    pub fn is_stored(&self, i: usize) -> bool {
+        self.stored[i / 64] & 1 << (i % 64) != 0
+    }
+}
+
+/// Pages of a chunk.
+const LEAVES: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32 / LEAF_BLOCKS;
+
+/// Pages that partial writes wait for, at most; beyond, a write is put off without its page being asked for, and asks again.
+const WANTED_MAX: usize = 1024;
+
+/// The present stay of a syncing replica: what was written, and what has been compared.
+#[derive(Debug, Default)]
+struct Stay {
+    touched: BTreeMap<LeafKey, Touched>,
+    /// Pages that hold what the source holds, a bit for each of a chunk.
+    compared: HashMap<ChunkKey, u8>,
+    /// All pages do.
+    all_compared: bool,
+    /// Pages that writes wait for.
+    wanted: VecDeque<LeafKey>,
+}
+
+const _: () = assert!(LEAVES <= u8::BITS);
+
+/// Blocks of a chunk that a command changes.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    chunk: ChunkKey,
+    /// Those touched.
+    first: u32,
+    end: u32,
+    /// Those covered as a whole; none if it is empty.
+    whole: (u32, u32),
+}
+
+impl Extent {
+    fn of(command: &Command) -> Option<Self> {
+        let block = BLOCK_BYTES as u32;
+        let (chunk, offset, len) = match *command {
+            Command::Write {
+                chunk, offset, len, ..
+            }
+            | Command::Zero {
+                chunk, offset, len, ..
+            } => (chunk, offset, len),
+            Command::Restore {
+                chunk, block: at, ..
+            } => (chunk, at.saturating_mul(block), block),
+            _ => return None,
+        };
+        let end = offset.saturating_add(len);
+        Some(Self {
+            chunk,
+            first: offset / block,
+            end: end.div_ceil(block),
+            whole: (offset.div_ceil(block), end / block),
+        })
+    }
+
+    /// Blocks that are written in part: they keep some of what they were.
+    fn partial(&self) -> impl Iterator<Item = u32> {
+        let (first, end) = self.whole;
+        [self.first, self.end.saturating_sub(1)]
+            .into_iter()
+            .filter(move |block| !(first..end).contains(block))
+    }
+}
+
+/// The page of a chunk that a block lies in.
+pub fn leaf_of(chunk: ChunkKey, block: u32) -> LeafKey {
+    LeafKey {
+        layer: chunk.layer,
+        chunk: chunk.index,
+        leaf: block / LEAF_BLOCKS,
+    }
+}
+
+impl Stay {
+    fn mark(
+        &mut self,
+        chunk: ChunkKey,
+        blocks: std::ops::Range<u32>,
+        bits: fn(&mut Touched) -> &mut [u64; WORDS],
+    ) {
+        for block in blocks {
+            let bit = block % LEAF_BLOCKS;
+            let touched = self.touched.entry(leaf_of(chunk, block)).or_default();
+            bits(touched)[bit as usize / 64] |= 1 << (bit % 64);
+        }
+    }
+
+    fn is_compared(&self, leaf: LeafKey) -> bool {
+        let mask = self.compared.get(&leaf.chunk_key());
+        self.all_compared || mask.is_some_and(|mask| mask & 1 << leaf.leaf != 0)
+    }
+
+    /// Whether a write would complete a block from what may be out of date. If so, its page is wanted.
+    fn must_wait(&mut self, extent: &Extent) -> bool {
+        let mut waits = false;
+        for block in extent.partial() {
+            let leaf = leaf_of(extent.chunk, block);
+            if leaf.leaf >= LEAVES || self.is_compared(leaf) {
+                continue;
+            }
+            waits = true;
+            if self.wanted.len() < WANTED_MAX && !self.wanted.contains(&leaf) {
+                self.wanted.push_back(leaf);
+            }
+        }
+        waits
     }
 }
 
@@ -59,7 +189,7 @@ pub struct Group {
     since: AtomicU64,
     /// Oldest map whose requests are taken.
     fence: AtomicU64,
-    fresh: Mutex<Fresh>,
+    stay: Mutex<Stay>,
     /// Which of the node's devices holds it.
     device: AtomicU32,
     /// How many groups its pool has.
@@ -87,7 +217,7 @@ impl Group {
     }
 
     /// Whether a request made under a map that the node knows may be executed.
-    fn admit(&self, request: &Request) -> Result<(), Refusal> {
+    fn admit(&self, request: &Request, known: Epoch) -> Result<(), Refusal> {
         let fence = Epoch(self.fence.load(Ordering::Acquire));
         if request.epoch < fence {
             return Err(Refusal::StaleEpoch(fence));
@@ -100,40 +230,78 @@ impl Group {
             }
             _ => self.standing() != Standing::Out,
         };
-        if may {
-            Ok(())
-        } else {
-            Err(Refusal::StaleEpoch(since))
+        if !may {
+            return Err(Refusal::StaleEpoch(since));
+        }
+        match self.standing() {
+            Standing::Syncing if self.must_wait(&request.command) => Err(Refusal::Behind(known)),
+            _ => Ok(()),
         }
     }
 
-    /// Notes what a write that was admitted is about to change.
-    fn note(&self, command: &Command) {
+    /// Whether the command writes a part of a block that has not been compared yet. The rest of the block would be what this
+    /// replica happens to hold, under the version of the write, and nobody would see that it is out of date.
+    fn must_wait(&self, command: &Command) -> bool {
+        let extent = Extent::of(command).filter(|extent| extent.partial().next().is_some());
+        extent.is_some_and(|extent| self.stay().must_wait(&extent))
+    }
+
+    fn stay(&self) -> MutexGuard<'_, Stay> {
+        self.stay.lock().expect("no panic under this lock")
+    }
+
+    /// Notes what a write that was admitted is about to change; its stay, if this replica is syncing.
+    fn note(&self, request: &Request) -> Option<Epoch> {
         if self.standing() != Standing::Syncing {
-            return;
+            return None;
         }
-        let (chunk, offset, len) = match *command {
-            Command::Write {
-                chunk, offset, len, ..
-            }
-            | Command::Zero {
-                chunk, offset, len, ..
-            } => (chunk, offset, len),
-            Command::Restore { chunk, block, .. } => {
-                (chunk, block * BLOCK_BYTES as u32, BLOCK_BYTES as u32)
-            }
-            _ => return,
-        };
-        let first = offset / BLOCK_BYTES as u32;
-        let end = offset.saturating_add(len).div_ceil(BLOCK_BYTES as u32);
-        let mut fresh = self.fresh.lock().expect("no panic under this lock");
-        fresh.note(chunk, first, end);
+        let extent = Extent::of(&request.command)?;
+        let mut stay = self.stay();
+        let since = Epoch(self.since.load(Ordering::Acquire));
+        if request.epoch < since {
+            // A new stay began since it was admitted: it will be refused when its turn comes.
+            return None;
+        }
+        stay.mark(extent.chunk, extent.first..extent.end, |t| &mut t.noted);
+        Some(since)
     }
 
-    /// The blocks of a page that were written in this round: bit `i` of word `i / 64`.
-    pub fn fresh(&self, leaf: LeafKey) -> [u64; WORDS] {
-        let fresh = self.fresh.lock().expect("no panic under this lock");
-        fresh.0.get(&leaf).copied().unwrap_or_default()
+    /// A write that was noted in the stay `since` is done.
+    fn stored(&self, command: &Command, since: Epoch) {
+        let Some(extent) = Extent::of(command) else {
+            return;
+        };
+        let mut stay = self.stay();
+        // Under the lock: a new stay clears what is marked before it says that it began.
+        if since.0 == self.since.load(Ordering::Acquire) {
+            let (first, end) = extent.whole;
+            stay.mark(extent.chunk, first..end, |t| &mut t.stored);
+        }
+    }
+
+    /// What happened to the blocks of a page in this stay.
+    pub fn touched(&self, leaf: LeafKey) -> Touched {
+        let stay = self.stay();
+        stay.touched.get(&leaf).copied().unwrap_or_default()
+    }
+
+    /// The page holds what the source holds: writes of a part of a block may come.
+    pub fn compared(&self, leaf: LeafKey) {
+        let mut stay = self.stay();
+        *stay.compared.entry(leaf.chunk_key()).or_default() |= 1 << leaf.leaf;
+        stay.wanted.retain(|wanted| *wanted != leaf);
+    }
+
+    /// Every page does.
+    pub fn all_compared(&self) {
+        let mut stay = self.stay();
+        stay.all_compared = true;
+        stay.wanted.clear();
+    }
+
+    /// A page that a write waits for. It is handed out once, until another write asks.
+    pub fn take_wanted(&self) -> Option<LeafKey> {
+        self.stay().wanted.pop_front()
     }
 }
 
@@ -153,7 +321,7 @@ impl Groups {
                 standing: AtomicU8::new(OUT),
                 since: AtomicU64::new(0),
                 fence: AtomicU64::new(0),
-                fresh: Mutex::default(),
+                stay: Mutex::default(),
                 device: AtomicU32::new(0),
                 of_groups: AtomicU32::new(1),
             })
@@ -181,18 +349,17 @@ impl Groups {
             Standing::Syncing => SYNCING,
             Standing::InSync => IN_SYNC,
         };
+        let mut stay = group.stay();
         if standing != Standing::InSync && new_round {
             // Under older maps it may have been sent writes that nobody else has.
             group.fence.fetch_max(since.0, Ordering::AcqRel);
-            group
-                .fresh
-                .lock()
-                .expect("no panic under this lock")
-                .0
-                .clear();
+            *stay = Stay::default();
         }
         group.since.store(since.0, Ordering::Release);
         group.standing.store(code, Ordering::Release);
+        if standing != Standing::Syncing {
+            *stay = Stay::default();
+        }
     }
 
     /// This node is no member of the group any more.
@@ -239,13 +406,19 @@ impl Groups {
         let Some(group) = self.get(request.pg) else {
             return Err(Refusal::StaleEpoch(known));
         };
-        group.admit(request)
+        group.admit(request, known)
     }
 
-    /// Notes a write that was admitted, before the store gets it.
-    pub fn note(&self, request: &Request) {
-        if let Some(group) = self.get(request.pg) {
-            group.note(&request.command);
+    /// Notes a write that was admitted, before the store gets it. `Some` if [`stored`](Self::stored) is to be told when it
+    /// is done, and that it belongs to this stay.
+    pub fn note(&self, request: &Request) -> Option<Epoch> {
+        self.get(request.pg)?.note(request)
+    }
+
+    /// A write that was noted is done.
+    pub fn stored(&self, pg: PgId, command: &Command, since: Epoch) {
+        if let Some(group) = self.get(pg) {
+            group.stored(command, since);
         }
     }
 

@@ -13,7 +13,9 @@ use super::slab::{Key, Slab};
 use super::unresolved::{self, Unresolved};
 use crate::proto::ids::LayerId;
 use crate::proto::message::UnresolvedEntry;
-use crate::proto::{Command, Generation, Incarnation, Refusal, Reply, Request, RequestId};
+use crate::proto::{
+    Command, Epoch, Generation, Incarnation, PgId, Refusal, Reply, Request, RequestId,
+};
 use crate::store::device::IoVecs;
 
 pub mod store_op;
@@ -68,6 +70,15 @@ struct Held {
     id: RequestId,
     /// Of a fence: the layer, the lease, and where the list of unresolved writes goes.
     fence: Option<(LayerId, Generation, IoVecs)>,
+    /// Of a write that was noted because this replica is being compared: its group, what it is, and the stay.
+    noted: Option<Noted>,
+}
+
+#[derive(Clone, Copy)]
+struct Noted {
+    pg: PgId,
+    command: Command,
+    since: Epoch,
 }
 
 /// What a replica that has peers shares with the node's other data threads.
@@ -108,6 +119,7 @@ impl Replica {
             peer: PeerId(0),
             id: RequestId(0),
             fence: None,
+            noted: None,
         };
         Self {
             incarnation,
@@ -132,15 +144,17 @@ impl Replica {
         request: &Request,
         store: &mut P,
     ) -> Handled {
-        if let Err(refusal) = self.admit(request) {
-            return Handled::Replied(self.reply(request.id, Err(refusal)));
-        }
+        let noted = match self.admit(request) {
+            Ok(noted) => noted,
+            Err(refusal) => return Handled::Replied(self.reply(request.id, Err(refusal))),
+        };
         if let Command::Join = request.command {
             return Handled::Replied(self.reply(request.id, Ok(())));
         }
         if store.answers_in_place() {
             // No slot is taken: nobody will name this key.
             if let Some(result) = store.submit(Key(u64::MAX), request) {
+                self.note_stored(noted, result);
                 return Handled::Replied(self.reply(request.id, outcome(result)));
             }
         }
@@ -150,6 +164,7 @@ impl Replica {
         match store.submit(self.held.key(slot), request) {
             Some(result) => {
                 self.held.give_back(slot);
+                self.note_stored(noted, result);
                 Handled::Replied(self.reply(request.id, outcome(result)))
             }
             None => {
@@ -158,7 +173,12 @@ impl Replica {
                     Command::Fence { layer, buffers, .. } => Some((layer, generation, buffers)),
                     _ => None,
                 };
-                self.held[slot] = Held { peer, id, fence };
+                self.held[slot] = Held {
+                    peer,
+                    id,
+                    fence,
+                    noted,
+                };
                 Handled::Held
             }
         }
@@ -172,8 +192,14 @@ impl Replica {
         result: Result<(), StoreFailure>,
     ) -> Option<(PeerId, Reply)> {
         let slot = self.held.find(key)?;
-        let Held { peer, id, fence } = self.held[slot];
+        let Held {
+            peer,
+            id,
+            fence,
+            noted,
+        } = self.held[slot];
         self.held.give_back(slot);
+        self.note_stored(noted, result);
         if let (Some((layer, generation, buffers)), Ok(())) = (fence, result) {
             self.tell_unresolved(layer, generation, &buffers);
         }
@@ -182,20 +208,29 @@ impl Replica {
 
     /// Checks the fences, and notes what a write is about to change.
     #[inline]
-    fn admit(&mut self, request: &Request) -> Result<(), Refusal> {
+    fn admit(&mut self, request: &Request) -> Result<Option<Noted>, Refusal> {
         if let Some(layer) = request.command.layer() {
             self.fences.of(layer).admit(request)?;
         }
-        if let Some(peers) = &self.peers {
-            peers.admit(request)?;
-        }
+        let noted = match &self.peers {
+            Some(peers) => peers.admit(request)?,
+            None => None,
+        };
         if let Command::Fence { layer, .. } = request.command {
             // In memory first: no write slips in between.
             self.fences
                 .of(layer)
                 .raise(request.generation, request.epoch);
         }
-        Ok(())
+        Ok(noted)
+    }
+
+    /// The store is done with a write that was noted.
+    #[inline]
+    fn note_stored(&self, noted: Option<Noted>, result: Result<(), StoreFailure>) {
+        if let (Some(noted), Ok(()), Some(peers)) = (noted, result, &self.peers) {
+            peers.groups.stored(noted.pg, &noted.command, noted.since);
+        }
     }
 
     /// Fills the list that a fence asks for.
@@ -237,18 +272,26 @@ impl Replica {
 
 impl Peers {
     #[inline]
-    fn admit(&self, request: &Request) -> Result<(), Refusal> {
+    fn admit(&self, request: &Request) -> Result<Option<Noted>, Refusal> {
         self.groups.admit(request)?;
-        match request.command {
+        let since = match request.command {
             Command::Write { .. } | Command::Zero { .. } => {
-                self.groups.note(request);
                 self.unresolved[self.lane].note(request);
+                self.groups.note(request)
             }
             Command::Restore { .. } => self.groups.note(request),
-            Command::Join => self.groups.join(request.pg, request.epoch),
-            _ => {}
-        }
-        Ok(())
+            Command::Join => {
+                self.groups.join(request.pg, request.epoch);
+                None
+            }
+            _ => None,
+        };
+        let noted = |since| Noted {
+            pg: request.pg,
+            command: request.command,
+            since,
+        };
+        Ok(since.map(noted))
     }
 }
 

@@ -7,11 +7,12 @@
 
 mod worker;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::groups::{Groups, LEAF_BLOCKS, LeafKey};
+use super::groups::{Groups, LEAF_BLOCKS, LeafKey, Touched};
 use super::replica::StoreFailure;
 use crate::proto::ids::{ChunkKey, LayerId};
 use crate::proto::message::{ChunkEntry, chunk_entry};
@@ -25,9 +26,15 @@ pub const WORKERS: usize = 4;
 const LIST_ENTRIES: usize = 256;
 /// Map pages of a chunk.
 const LEAVES: u32 = 4;
-/// How often a page is compared anew because it changed meanwhile. A guest that overwrites one block without pause may bring
-/// that about; then the round fails, and another begins.
+/// How often a page is compared anew at once because it changed meanwhile; then the round fails.
 const TRIES_MAX: u32 = 1000;
+/// How often [`Resync::on_tick`] is called while something waits for it.
+pub const TICK: Duration = Duration::from_millis(10);
+/// How often a page is looked at once more, a tick later, because it is not known what becomes of a write to it; then the round
+/// fails. A client that lives stores it or gives this replica up within that time.
+const LOOKS_MAX: u32 = 1000;
+/// Pages that may wait for another look; with more the round fails. Each is waited for because of another write.
+const POSTPONED_MAX: usize = 16_384;
 
 /// Names a request of this machine in [`Action`] and the answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,9 +45,10 @@ pub struct Call(pub u32);
 pub enum Action {
     /// Send the command to the source, for the group and under the newest map that this node knows.
     Ask(Call, Command),
-    /// Execute the command on this node's own store, past its fences. A [`Command::Restore`] of a block that was noted as
-    /// fresh meanwhile is to be answered [`StoreFailure::Changed`]: whoever hands it to the store looks once more, with
-    /// nothing between this look and the store's taking it.
+    /// Execute the command on this node's own store, past its fences, if [`still_untouched`] allows it in the moment in
+    /// which the store takes it.
+    ///
+    /// [`still_untouched`]: super::replica::store_op::still_untouched
     Local(Call, Command),
     /// Everything agrees and is durable here: ask meta to promote.
     Promote,
@@ -55,7 +63,8 @@ pub enum Why {
     Source(Refusal),
     /// This node's store failed.
     Store(StoreFailure),
-    /// A page would not hold still.
+    /// A page would not hold still, or a write to it has no end: its client may be gone. A round that begins in the same stay
+    /// would find it so again: this replica is to be reported to meta, by itself, so that it begins a new one.
     Busy,
 }
 
@@ -181,6 +190,10 @@ pub struct Resync {
     /// Those that the source has listed: they need not be compared once more when this side lists them.
     seen: BTreeSet<ChunkKey>,
     leaf: u32,
+    /// Pages to be looked at once more after a tick, and how often that was so.
+    postponed: BTreeMap<LeafKey, u32>,
+    /// Those of them that are to be looked at now.
+    again: VecDeque<LeafKey>,
     workers: Vec<Worker>,
     calls: Vec<(Call, Purpose)>,
     next_call: u32,
@@ -204,6 +217,8 @@ impl Resync {
             chunks: VecDeque::new(),
             seen: BTreeSet::new(),
             leaf: 0,
+            postponed: BTreeMap::new(),
+            again: VecDeque::new(),
             workers: (0..WORKERS).map(|_| Worker::new()).collect(),
             calls: Vec::new(),
             next_call: 0,
@@ -297,6 +312,18 @@ impl Resync {
         }
     }
 
+    /// A [`TICK`] has passed: looks once more at the pages that a client was writing.
+    pub fn on_tick(&mut self) {
+        if self.again.is_empty() {
+            self.again.extend(self.postponed.keys());
+        }
+    }
+
+    /// Whether something waits for the next tick.
+    pub fn needs_tick(&self) -> bool {
+        !self.is_over() && !self.postponed.is_empty()
+    }
+
     fn go_on(&mut self, groups: &Groups) {
         if self.phase != Phase::Compare {
             return;
@@ -305,7 +332,8 @@ impl Resync {
             if !self.workers[worker as usize].is_idle() {
                 continue;
             }
-            let Some(leaf) = self.next_leaf() else {
+            let wanted = groups.get(self.pg).and_then(|group| group.take_wanted());
+            let Some(leaf) = wanted.or_else(|| self.next_leaf()) else {
                 break;
             };
             self.workers[worker as usize].begin(leaf);
@@ -313,8 +341,12 @@ impl Resync {
         }
         let listed = self.listings.iter().all(|listing| listing.ended);
         let idle = self.workers.iter().all(Worker::is_idle);
-        if listed && idle && self.chunks.is_empty() && self.phase == Phase::Compare {
+        let nothing_left = self.chunks.is_empty() && self.postponed.is_empty();
+        if listed && idle && nothing_left && self.phase == Phase::Compare {
             self.phase = Phase::Flush;
+            if let Some(group) = groups.get(self.pg) {
+                group.all_compared();
+            }
             let layer = LayerId(0);
             self.local(Purpose::Flush, Command::Flush { layer });
         }
@@ -322,6 +354,9 @@ impl Resync {
 
     /// The next page to compare; asks for more chunks when there are few.
     fn next_leaf(&mut self) -> Option<LeafKey> {
+        if let Some(leaf) = self.again.pop_front() {
+            return Some(leaf);
+        }
         if self.chunks.is_empty() {
             self.list_more();
         }
@@ -355,11 +390,12 @@ impl Resync {
     /// A worker has what it waited for.
     fn step(&mut self, worker: u32, result: Result<(), Refusal>, groups: &Groups) {
         let state = &mut self.workers[worker as usize];
-        let fresh = groups.get(self.pg).map_or([0; 4], |g| match state.leaf() {
-            Some(leaf) => g.fresh(leaf),
-            None => [0; 4],
-        });
-        match state.step(result, &fresh, &mut self.progress) {
+        let group = groups.get(self.pg);
+        let touched = match (&group, state.leaf()) {
+            (Some(group), Some(leaf)) => group.touched(leaf),
+            _ => Touched::NOTHING,
+        };
+        match state.step(result, &touched, &mut self.progress) {
             Step::Do(commands) => {
                 for (side, command) in commands {
                     match side {
@@ -368,8 +404,23 @@ impl Resync {
                     }
                 }
             }
-            Step::Wait | Step::Done => {}
+            Step::Wait => {}
+            Step::Done(leaf) => {
+                self.postponed.remove(&leaf);
+                if let Some(group) = group {
+                    group.compared(leaf);
+                }
+            }
+            Step::Later(leaf) => self.postpone(leaf),
             Step::Failed(why) => self.fail(why),
+        }
+    }
+
+    fn postpone(&mut self, leaf: LeafKey) {
+        let looks = self.postponed.entry(leaf).or_default();
+        *looks += 1;
+        if *looks > LOOKS_MAX || self.postponed.len() > POSTPONED_MAX {
+            self.fail(Why::Busy);
         }
     }
 

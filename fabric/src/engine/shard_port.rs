@@ -222,15 +222,16 @@ impl ShardPort {
     /// A fence rose between the replica's check and the shard's turn.
     #[cold]
     fn refused(&mut self, index: u32, refusal: Refusal) {
-        let generation = match refusal {
-            Refusal::StaleGeneration(generation) => generation.0,
-            _ => 0,
+        let fenced = |generation| StoreError::Fenced {
+            generation: u32::try_from(generation).unwrap_or(u32::MAX),
         };
-        let generation = u32::try_from(generation).unwrap_or(u32::MAX);
+        let error = match refusal {
+            Refusal::StaleGeneration(generation) => fenced(generation.0),
+            Refusal::Changed => StoreError::Changed,
+            _ => fenced(0),
+        };
         let op = self.op_of(index);
-        self.hands
-            .mine
-            .push_back((op, Err(StoreError::Fenced { generation })));
+        self.hands.mine.push_back((op, Err(error)));
     }
 
     fn op_of(&self, index: u32) -> OpId {

@@ -70,6 +70,31 @@ fn discard(shard: &mut Shard, chunk: u32, block: u32, count: u32, version: u64) 
     }
 }
 
+/// A client's write.
+fn whole_block(chunk: u32, block: u32, version: u64) -> Request {
+    Request {
+        id: RequestId(0),
+        pg: PG,
+        epoch: SINCE,
+        generation: Generation(1),
+        sequence: Sequence(version & 0xffff),
+        watermark: Sequence(0),
+        command: Command::Write {
+            chunk: ChunkKey {
+                layer: LAYER,
+                index: chunk,
+            },
+            offset: block * BLOCK_BYTES as u32,
+            buffers: IoVecs {
+                ptr: std::ptr::null(),
+                len: 0,
+            },
+            len: BLOCK_BYTES as u32,
+            fua: false,
+        },
+    }
+}
+
 impl Pair {
     fn new(seed: u64) -> Self {
         let groups = Groups::default();
@@ -117,29 +142,10 @@ impl Pair {
     fn guest_writes(&mut self, rng: &mut ChaCha8Rng, late: &mut Vec<(u32, u32, u64)>) {
         let version = self.version();
         let (chunk, block) = (rng.random_range(0..CHUNKS), rng.random_range(0..BLOCKS));
-        let request = Request {
-            id: RequestId(0),
-            pg: PG,
-            epoch: SINCE,
-            generation: Generation(1),
-            sequence: Sequence(version & 0xffff),
-            watermark: Sequence(0),
-            command: Command::Write {
-                chunk: ChunkKey {
-                    layer: LAYER,
-                    index: chunk,
-                },
-                offset: block * BLOCK_BYTES as u32,
-                buffers: IoVecs {
-                    ptr: std::ptr::null(),
-                    len: 0,
-                },
-                len: BLOCK_BYTES as u32,
-                fua: false,
-            },
-        };
+        let request = whole_block(chunk, block, version);
         self.groups.admit(&request).unwrap();
-        self.groups.note(&request);
+        let since = self.groups.note(&request).expect("it is syncing");
+        self.groups.stored(PG, &request.command, since);
         if rng.random_bool(0.5) {
             write(&mut self.here, chunk, block, version);
             late.push((chunk, block, version));
@@ -153,6 +159,16 @@ impl Pair {
     fn run(
         &mut self,
         rng: &mut ChaCha8Rng,
+        meanwhile: impl FnMut(&mut Self, &mut ChaCha8Rng),
+    ) -> Option<Why> {
+        self.run_ticking(rng, &mut 0, meanwhile)
+    }
+
+    /// The same, and counts the ticks that the round asks for.
+    fn run_ticking(
+        &mut self,
+        rng: &mut ChaCha8Rng,
+        ticks: &mut u32,
         mut meanwhile: impl FnMut(&mut Self, &mut ChaCha8Rng),
     ) -> Option<Why> {
         let mut asked: Vec<(Call, Command, bool)> = Vec::new();
@@ -165,7 +181,12 @@ impl Pair {
                     Action::Failed(why) => return Some(why),
                 }
             }
-            assert!(!asked.is_empty(), "a round that waits for nothing");
+            if asked.is_empty() {
+                assert!(self.round.needs_tick(), "a round that waits for nothing");
+                *ticks += 1;
+                self.round.on_tick();
+                continue;
+            }
             let (call, command, remote) = asked.swap_remove(rng.random_range(0..asked.len()));
             meanwhile(self, rng);
             if remote {
@@ -258,6 +279,113 @@ fn guests_that_write_during_the_round_lose_nothing() {
         }
         pair.assert_equal();
     });
+}
+
+#[test]
+fn a_write_of_a_part_of_a_block_waits_until_the_rest_is_what_the_source_holds() {
+    let mut rng = seeds::rng(5, 0xe5);
+    let mut pair = Pair::new(5);
+    let (stale, good) = (pair.version(), pair.version());
+    write(&mut pair.here, 0, 3, stale);
+    write(&mut pair.source, 0, 3, good);
+    let version = pair.version();
+    let sector = [0xc7u8; 512];
+    let iov = [libc::iovec {
+        iov_base: sector.as_ptr().cast_mut().cast(),
+        iov_len: 512,
+    }];
+    let part = |shard: &mut Shard| {
+        shard.one(StoreOp::Write {
+            layers: &[LAYER],
+            chunk: 0,
+            offset: 3 * BLOCK_BYTES as u32 + 512,
+            iovecs: &iov,
+            version: Version(version),
+            fua: false,
+        })
+    };
+    let request = Request {
+        pg: PG,
+        epoch: SINCE,
+        command: Command::Write {
+            chunk: ChunkKey {
+                layer: LAYER,
+                index: 0,
+            },
+            offset: 3 * BLOCK_BYTES as u32 + 512,
+            buffers: IoVecs {
+                ptr: iov.as_ptr(),
+                len: 1,
+            },
+            len: 512,
+            fua: false,
+        },
+        ..Request::NOTHING
+    };
+    // The source has it at once; this side puts it off until it is ready for it.
+    part(&mut pair.source).unwrap();
+    let (mut put_off, mut done) = (0, false);
+    let outcome = pair.run(&mut rng, |pair, _| match pair.groups.admit(&request) {
+        Err(refusal) => {
+            assert_eq!(refusal, Refusal::Behind(SINCE));
+            put_off += 1;
+        }
+        Ok(()) if !done => {
+            pair.groups.note(&request);
+            part(&mut pair.here).unwrap();
+            done = true;
+        }
+        Ok(()) => {}
+    });
+    assert_eq!(outcome, None);
+    assert!(put_off > 0 && done, "put off {put_off} times");
+    pair.assert_equal();
+}
+
+#[test]
+fn a_write_that_came_to_nothing_does_not_keep_its_block_from_being_compared() {
+    let mut rng = seeds::rng(6, 0xe6);
+    let mut pair = Pair::new(6);
+    let (stale, good) = (pair.version(), pair.version());
+    write(&mut pair.here, 0, 3, stale);
+    write(&mut pair.source, 0, 3, good);
+    // Its data did not fit their checksums, say, and its client is gone.
+    let request = whole_block(0, 3, pair.version());
+    assert!(pair.groups.note(&request).is_some());
+    let mut ticks = 0;
+    let outcome = pair.run_ticking(&mut rng, &mut ticks, |_, _| ());
+    assert_eq!(outcome, Some(Why::Busy));
+    assert!(ticks > 100, "it might have come later");
+    // A new stay: whatever this side holds is from before.
+    let since = Epoch(SINCE.0 + 1);
+    pair.groups.set(PG, Standing::Syncing, since);
+    pair.groups.applied(since);
+    pair.round = Resync::new(PG, since, NodeId(1));
+    assert_eq!(pair.run(&mut rng, |_, _| ()), None);
+    pair.assert_equal();
+}
+
+#[test]
+fn a_write_that_is_stored_late_is_waited_for() {
+    let mut rng = seeds::rng(7, 0xe7);
+    let mut pair = Pair::new(7);
+    let stale = pair.version();
+    write(&mut pair.here, 0, 3, stale);
+    let version = pair.version();
+    let request = whole_block(0, 3, version);
+    let since = pair.groups.note(&request).expect("it is syncing");
+    write(&mut pair.source, 0, 3, version);
+    let mut looks = 0;
+    let outcome = pair.run_ticking(&mut rng, &mut 0, |pair, _| {
+        looks += 1;
+        if looks == 40 {
+            write(&mut pair.here, 0, 3, version);
+            pair.groups.stored(PG, &request.command, since);
+        }
+    });
+    assert_eq!(outcome, None);
+    assert!(looks > 40);
+    pair.assert_equal();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
-use fabric::core::membership::ReplicaSet;
+use fabric::core::membership::{Member, ReplicaSet};
 use fabric::core::replica::{Handled, PeerId, Peers, Replica, StoreFailure};
 use fabric::core::resync::Call;
 use fabric::core::unresolved::Unresolved;
@@ -112,6 +112,8 @@ pub struct Process {
     groups: Arc<Groups>,
     unresolved: Arc<[Arc<Unresolved>]>,
     rounds: Rounds,
+    /// A tick is due.
+    ticking: bool,
 }
 
 /// See the module.
@@ -233,6 +235,7 @@ impl Node {
             groups,
             unresolved,
             rounds: Rounds::default(),
+            ticking: false,
         });
         Ok(incarnation)
     }
@@ -285,6 +288,27 @@ impl Node {
         let me = (self.id, process.incarnation);
         process.rounds.begin(me, &process.groups);
         self.pump(wishes);
+    }
+
+    /// A moment has passed for rounds of comparison.
+    pub fn on_tick(&mut self, wishes: &mut Wishes) {
+        if let Some(process) = &mut self.process {
+            process.ticking = false;
+            process.rounds.on_tick();
+        }
+        self.pump(wishes);
+    }
+
+    /// Whether a tick is to be set; said once.
+    pub fn wants_tick(&mut self) -> bool {
+        let process = self.process.as_mut();
+        process.is_some_and(|p| p.rounds.needs_tick() && !std::mem::replace(&mut p.ticking, true))
+    }
+
+    /// Memberships that this node gives up, and by which maps.
+    pub fn take_hopeless(&mut self) -> Vec<(PgId, Member, Epoch)> {
+        let (id, process) = (self.id, self.process.as_mut());
+        process.map_or_else(Vec::new, |p| p.rounds.take_hopeless(id))
     }
 
     /// A map arrived.

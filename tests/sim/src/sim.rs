@@ -83,6 +83,8 @@ pub(crate) enum Event {
     },
     /// An idle node looks at its store.
     Idle(usize),
+    /// A node looks at its rounds of comparison.
+    RoundTick(usize),
     /// A node tells meta that it lives.
     Beat(usize),
     /// Meta's planner.
@@ -429,6 +431,7 @@ impl Sim {
                 node,
             } => self.on_connect(host, life, lane, node),
             Event::Idle(node) => self.on_idle(node),
+            Event::RoundTick(node) => self.on_round_tick(node),
             Event::Beat(node) => self.on_beat(node),
             Event::Plan => self.on_plan(),
             Event::Word(word) => self.on_word(word),

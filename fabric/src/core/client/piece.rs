@@ -7,6 +7,10 @@ use crate::proto::{Command, Epoch, Generation, Refusal, Request};
 use crate::store::device::IoVecs;
 use crate::store::iov::copy_from;
 
+/// How often a piece is put off, a tick apart, before whoever does so is reported: it does not learn the map, or is not being
+/// compared with anybody, and everybody waits for it.
+pub(super) const PUT_OFF_MAX: u32 = 2000;
+
 /// The part of a guest request that lies in one chunk.
 pub(super) struct Piece {
     pub(super) io: u32,
@@ -31,6 +35,9 @@ pub(super) struct Piece {
     void: Members,
     /// Somebody is to be asked again in a moment, or by a newer map.
     retry: bool,
+    /// Those that asked for that, and how often somebody did.
+    behind: Members,
+    put_off: u32,
     /// All in-sync replicas refused, some perhaps after having stored a part: the guest is told when one replica is left,
     /// which the others are then made equal to.
     verdict: Option<Refusal>,
@@ -138,6 +145,8 @@ impl Piece {
             done: Members::NONE,
             void: Members::NONE,
             retry: false,
+            behind: Members::NONE,
+            put_off: 0,
             verdict: None,
             refusal: None,
             unreachable: false,
@@ -158,6 +167,7 @@ impl Piece {
         self.waiting = Members::NONE;
         self.void = Members::NONE;
         self.verdict = None;
+        self.put_off = 0;
         self.forget_answers();
     }
 
@@ -182,7 +192,16 @@ impl Piece {
     pub(super) fn take_retry(&mut self) -> bool {
         // The map that a replica asks for may have come before its answer.
         let stale = matches!(self.refusal, Some(Refusal::StaleEpoch(_)));
+        self.behind = Members::NONE;
         std::mem::take(&mut self.retry) || stale
+    }
+
+    /// Those that have put the piece off for too long.
+    pub(super) fn lagging(&self) -> Members {
+        match self.put_off >= PUT_OFF_MAX {
+            true => self.behind,
+            false => Members::NONE,
+        }
     }
 
     /// A new map: members that failed under the old one are asked again if they still belong. A write that one of
@@ -228,6 +247,8 @@ impl Piece {
             Err(Refusal::Behind(_)) => {
                 self.asked.remove(member);
                 self.retry = true;
+                self.behind.insert(member);
+                self.put_off += 1;
             }
             Err(refusal) => {
                 self.unreachable |= refusal == Refusal::Unreachable;

@@ -3,10 +3,10 @@
 
 use super::StoreFailure;
 use crate::core::fence::Fence as LayerFence;
-use crate::core::groups::Groups;
+use crate::core::groups::{Groups, LEAF_BLOCKS, leaf_of};
 use crate::proto::ids::{ChunkKey, Version};
 use crate::proto::message::{ChunkEntry, chunk_entry};
-use crate::proto::{Command, Epoch, Generation, Refusal, Request};
+use crate::proto::{Command, Epoch, Generation, PgId, Refusal, Request};
 use crate::store::api::{Fence, StoreError, StoreOp};
 use crate::store::device::IoVecs;
 
@@ -166,11 +166,15 @@ pub unsafe fn list_chunks<N: Into<Listed>>(
     }
 }
 
+/// The lease under which a node's own rounds of comparison have their commands executed: none that is granted reaches it.
+pub const ROUND: Generation = Generation::MAX;
+
 /// The last look at a request, at its turn: in the moment in which its shard takes it, with nothing in between that could
 /// raise a fence. The replica machine has looked before, but a request may have waited since, and whoever raised a fence
 /// (a new lease, a returning replica's join) was told that older requests are refused from then on.
 ///
-/// `fence` is that of the request's layer, if it has one; without `groups` the node is alone.
+/// `fence` is that of the request's layer, if it has one; without `groups` the node is alone. A command of a round
+/// ([`ROUND`]) on this node's own store is looked at as [`still_untouched`] says.
 #[inline]
 pub fn still_admitted(
     request: &Request,
@@ -180,7 +184,31 @@ pub fn still_admitted(
     if let Some(fence) = fence {
         fence.admit(request)?;
     }
-    groups.map_or(Ok(()), |groups| groups.admit(request))
+    let Some(groups) = groups else {
+        return Ok(());
+    };
+    groups.admit(request)?;
+    match request.generation {
+        ROUND => still_untouched(request.pg, &request.command, groups),
+        _ => Ok(()),
+    }
+}
+
+/// The last look at a command of a round of comparison on this node's own store, in the same moment. No fence concerns it;
+/// but a block is restored only if no client's write to it has been admitted since this replica began to be sent every
+/// write: one that left no trace, a discard where nothing is mapped, would be undone.
+pub fn still_untouched(pg: PgId, command: &Command, groups: &Groups) -> Result<(), Refusal> {
+    let Command::Restore { chunk, block, .. } = *command else {
+        return Ok(());
+    };
+    let touched = groups.get(pg).is_none_or(|group| {
+        let touched = group.touched(leaf_of(chunk, block));
+        touched.is_noted((block % LEAF_BLOCKS) as usize)
+    });
+    if touched {
+        return Err(Refusal::Changed);
+    }
+    Ok(())
 }
 
 /// What the replica machine is told of an operation that failed.

@@ -1,4 +1,6 @@
 use super::*;
+use crate::core::groups::leaf_of;
+use crate::core::membership::Standing;
 use crate::proto::ids::{ChunkKey, LayerId};
 use crate::proto::{Command, Epoch, Generation, PgId, Sequence};
 
@@ -129,4 +131,104 @@ fn an_overwritten_write_of_the_same_lease_counts_as_done() {
     };
     let handled = replica.on_request(PeerId(0), &write(1, 1, 1), &mut store);
     assert_eq!(handled, Handled::Replied(reply(1, Ok(()))));
+}
+
+/// A write of so many bytes to a group, under the first map.
+fn to_group(pg: PgId, offset: u32, len: u32) -> Request {
+    let chunk = ChunkKey {
+        layer: LAYER,
+        index: 0,
+    };
+    let zero = Command::Zero {
+        chunk,
+        offset,
+        len,
+        fua: false,
+    };
+    Request {
+        pg,
+        command: zero,
+        ..write(1, 1, 1)
+    }
+}
+
+#[test]
+fn while_syncing_a_block_counts_as_written_only_once_the_store_has_all_of_it() {
+    let pg = PgId(2);
+    let groups = Arc::new(Groups::default());
+    groups.set(pg, Standing::Syncing, Epoch(1));
+    groups.applied(Epoch(1));
+    let (replica, _) = replica(4);
+    let mut replica = replica.with_peers(Peers {
+        groups: Arc::clone(&groups),
+        unresolved: Arc::new([Arc::default()]),
+        lane: 0,
+    });
+    let mut store = Scripted {
+        answer: None,
+        keys: Vec::new(),
+    };
+    let touched = || {
+        let group = groups.get(pg).unwrap();
+        let touched = group.touched(leaf_of(
+            ChunkKey {
+                layer: LAYER,
+                index: 0,
+            },
+            0,
+        ));
+        (touched.noted[0], touched.stored[0])
+    };
+    assert_eq!(
+        replica.on_request(PeerId(1), &to_group(pg, 0, 8192), &mut store),
+        Handled::Held
+    );
+    assert_eq!(touched(), (0b11, 0));
+    replica.on_store(store.keys[0], Err(StoreFailure::Mismatch));
+    assert_eq!(touched(), (0b11, 0), "it may still hold what it held");
+    replica.on_request(PeerId(1), &to_group(pg, 0, 8192), &mut store);
+    replica.on_store(store.keys[1], Ok(()));
+    assert_eq!(touched(), (0b11, 0b11));
+    // At once, and under a map that is none any more when the store answers.
+    store.answer = Some(Ok(()));
+    replica.on_request(PeerId(1), &to_group(pg, 8192, 4096), &mut store);
+    assert_eq!(touched(), (0b111, 0b111));
+    store.answer = None;
+    replica.on_request(PeerId(1), &to_group(pg, 16384, 4096), &mut store);
+    let last = *store.keys.last().unwrap();
+    groups.set(pg, Standing::Syncing, Epoch(4));
+    groups.applied(Epoch(4));
+    replica.on_store(last, Ok(()));
+    assert_eq!(touched(), (0, 0), "a new stay");
+}
+
+#[test]
+fn while_syncing_a_part_of_a_block_is_written_only_once_the_rest_was_compared() {
+    let pg = PgId(2);
+    let groups = Arc::new(Groups::default());
+    groups.set(pg, Standing::Syncing, Epoch(1));
+    groups.applied(Epoch(1));
+    let (replica, _) = replica(4);
+    let mut replica = replica.with_peers(Peers {
+        groups: Arc::clone(&groups),
+        unresolved: Arc::new([Arc::default()]),
+        lane: 0,
+    });
+    let mut store = Scripted {
+        answer: Some(Ok(())),
+        keys: Vec::new(),
+    };
+    let part = to_group(pg, 512, 512);
+    let put_off = reply(1, Err(Refusal::Behind(Epoch(1))));
+    assert_eq!(
+        replica.on_request(PeerId(1), &part, &mut store),
+        Handled::Replied(put_off)
+    );
+    assert!(store.keys.is_empty());
+    let group = groups.get(pg).unwrap();
+    let wanted = group.take_wanted().expect("the round is asked for it");
+    assert_eq!(group.take_wanted(), None);
+    group.compared(wanted);
+    let done = Handled::Replied(reply(1, Ok(())));
+    assert_eq!(replica.on_request(PeerId(1), &part, &mut store), done);
 }

@@ -2,7 +2,7 @@
 
 use super::{Progress, TRIES_MAX, Why};
 use crate::checksum::crc32c;
-use crate::core::groups::{LEAF_BLOCKS, LeafKey};
+use crate::core::groups::{LEAF_BLOCKS, LeafKey, Touched};
 use crate::proto::ids::ChunkKey;
 use crate::proto::message::BlockStamp;
 use crate::proto::{Command, Refusal};
@@ -31,7 +31,9 @@ pub enum Step {
     /// More answers are due.
     Wait,
     /// The page agrees.
-    Done,
+    Done(LeafKey),
+    /// It agrees but for blocks that clients are writing: look again in a moment.
+    Later(LeafKey),
     /// The round is over.
     Failed(Why),
 }
@@ -46,8 +48,9 @@ enum State {
         first: usize,
         end: usize,
     },
-    /// The blocks of a run that ends at `end` are stored here.
+    /// The blocks of the run are stored here.
     Restoring {
+        first: usize,
         end: usize,
     },
 }
@@ -126,11 +129,11 @@ impl Worker {
         self.tries = 0;
     }
 
-    /// An answer is there (or the page was just begun). `fresh` are the blocks that were written here in this round.
+    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in this stay.
     pub fn step(
         &mut self,
         result: Result<(), Refusal>,
-        fresh: &[u64; 4],
+        touched: &Touched,
         progress: &mut Progress,
     ) -> Step {
         match result {
@@ -146,23 +149,27 @@ impl Worker {
             return Step::Failed(Why::Source(refusal));
         }
         match self.state {
-            State::Idle => Step::Done,
+            State::Idle => Step::Wait,
             State::Begun => self.inspect(),
             State::Inspecting => {
                 progress.leaves += u64::from(self.tries == 0);
-                self.go_on(0, fresh, progress)
+                self.go_on(0, touched, progress)
             }
             State::Reading { first, end } => {
                 // A discard leaves no version behind where nothing is mapped: only by the notes is it known that the block was
                 // written while it was being read from the source.
-                let written = (first..end).any(|i| is_fresh(i, fresh));
+                let written = (first..end).any(|i| touched.is_noted(i));
                 if self.again || written || !self.is_as_inspected(first, end) {
                     return self.try_again();
                 }
                 self.restore(first, end, progress)
             }
             State::Restoring { .. } if self.again => self.try_again(),
-            State::Restoring { end } => self.go_on(end, fresh, progress),
+            State::Restoring { first, end } => {
+                let Memory { source, here, .. } = &mut *self.memory;
+                here[first..end].copy_from_slice(&source[first..end]);
+                self.go_on(end, touched, progress)
+            }
         }
     }
 
@@ -220,21 +227,39 @@ impl Worker {
         self.send(commands)
     }
 
-    /// Whether block `i` is to be taken over: it differs, and not because a guest is just writing it.
-    fn differs(&self, i: usize, fresh: &[u64; 4]) -> bool {
-        !is_fresh(i, fresh) && !self.memory.source[i].agrees_with(&self.memory.here[i])
+    /// Whether block `i` is to be taken over: it differs, and not because a client is just writing it.
+    fn differs(&self, i: usize, touched: &Touched) -> bool {
+        !touched.is_noted(i) && !self.agrees(i)
+    }
+
+    fn agrees(&self, i: usize) -> bool {
+        self.memory.source[i].agrees_with(&self.memory.here[i])
+    }
+
+    /// Whether block `i` differs, and a client has sent a write to it of which it is not known that it is stored here: it
+    /// may be about to be, or have failed.
+    fn is_unclear(&self, i: usize, touched: &Touched) -> bool {
+        touched.is_noted(i) && !touched.is_stored(i) && !self.agrees(i)
+    }
+
+    /// Nothing is left to be taken over.
+    fn end(&mut self, touched: &Touched) -> Step {
+        let leaf = self.leaf.take().expect("a page is being compared");
+        self.state = State::Idle;
+        match (0..BLOCKS).any(|i| self.is_unclear(i, touched)) {
+            true => Step::Later(leaf),
+            false => Step::Done(leaf),
+        }
     }
 
     /// Takes over the next run of blocks from `at` on.
-    fn go_on(&mut self, at: usize, fresh: &[u64; 4], progress: &mut Progress) -> Step {
-        let Some(first) = (at..BLOCKS).find(|&i| self.differs(i, fresh)) else {
-            self.state = State::Idle;
-            self.leaf = None;
-            return Step::Done;
+    fn go_on(&mut self, at: usize, touched: &Touched, progress: &mut Progress) -> Step {
+        let Some(first) = (at..BLOCKS).find(|&i| self.differs(i, touched)) else {
+            return self.end(touched);
         };
         let is_data = |i: usize| self.memory.source[i].holds() == Holds::Data;
         let most = BLOCKS.min(first + RUN_BLOCKS);
-        let alike = |&i: &usize| self.differs(i, fresh) && is_data(i) == is_data(first);
+        let alike = |&i: &usize| self.differs(i, touched) && is_data(i) == is_data(first);
         let end = first + (first..most).take_while(alike).count();
         if !is_data(first) {
             return self.restore(first, end, progress);
@@ -268,7 +293,7 @@ impl Worker {
     }
 
     fn restore(&mut self, first: usize, end: usize, progress: &mut Progress) -> Step {
-        self.state = State::Restoring { end };
+        self.state = State::Restoring { first, end };
         let mut commands = Vec::with_capacity(end - first);
         for (nth, i) in (first..end).enumerate() {
             let memory = &mut *self.memory;
@@ -304,10 +329,6 @@ impl Worker {
         }
         self.send(commands)
     }
-}
-
-fn is_fresh(i: usize, fresh: &[u64; 4]) -> bool {
-    fresh[i / 64] & 1 << (i % 64) != 0
 }
 
 #[cfg(test)]

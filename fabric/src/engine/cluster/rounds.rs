@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Ask, Cluster, Map};
 use crate::core::membership::Standing;
 use crate::core::replica::StoreFailure;
-use crate::core::resync::{Action, Call, Progress, Resync};
+use crate::core::resync::{Action, Call, Progress, Resync, TICK, Why};
 use crate::proto::{Command, Incarnation, NodeId, PgId, Refusal};
 
 /// Pause before a round that failed begins anew; doubled with each failure up to the maximum.
@@ -67,6 +67,7 @@ pub struct Rounds {
     /// Rounds that are over, whose memory is still in use.
     retired: Vec<Round>,
     pauses: BTreeMap<PgId, Pause>,
+    ticked: Option<Instant>,
     next: u64,
     /// What has been done, for others to look at.
     totals: Arc<Mutex<Totals>>,
@@ -165,6 +166,9 @@ impl Rounds {
                 }
                 Action::Failed(why) => {
                     tracing::debug!(%pg, ?why, "a round of comparison failed");
+                    if why == Why::Busy {
+                        report_self(pg, cluster);
+                    }
                     self.totals
                         .lock()
                         .expect(UNBROKEN)
@@ -191,8 +195,14 @@ impl Rounds {
         }
     }
 
-    /// Some time has passed: asks again what was not heard.
+    /// Some time has passed: asks again what was not heard, and looks once more at what would not hold still.
     pub fn on_tick(&mut self, cluster: &Cluster, now: Instant) {
+        if now - *self.ticked.get_or_insert(now) >= TICK {
+            self.ticked = Some(now);
+            self.all
+                .values_mut()
+                .for_each(|round| round.machine.on_tick());
+        }
         let unheard = |round: &Round| round.asked.is_some_and(|asked| now - asked > ASK_AGAIN);
         let again: Vec<PgId> = self
             .all
@@ -228,6 +238,15 @@ impl Rounds {
                 .on_local(Call(token.call), result, &cluster.groups);
         }
         self.retired.retain(|round| round.machine.calls_due() > 0);
+    }
+}
+
+/// Has this node's replica taken out, so that it begins anew.
+fn report_self(pg: PgId, cluster: &Cluster) {
+    let map = cluster.map();
+    if let Some(set) = map.sets.iter().find(|set| set.pg() == pg) {
+        let (node, epoch) = (cluster.node, set.epoch());
+        cluster.ask(Ask::ReportFailed { pg, node, epoch });
     }
 }
 

@@ -16,6 +16,7 @@ use super::rounds::{Rounds, Token, Totals, Wish};
 use super::takeover::{self, Takeover};
 use super::{Cluster, MapReader};
 use crate::core::replica::StorePort;
+use crate::core::replica::store_op::ROUND;
 use crate::core::slab::Slab;
 use crate::core::volume::VolumeState;
 use crate::engine::config::FabricError;
@@ -23,7 +24,7 @@ use crate::engine::shared::Shared;
 use crate::engine::stores::{HELD_MAX, Stores};
 use crate::engine::transport::NodeTransport;
 use crate::net::tcp::mail::Bell;
-use crate::proto::{Command, Generation, PgId, Request, RequestId, Sequence};
+use crate::proto::{Command, PgId, Request, RequestId, Sequence};
 
 /// How often machines that wait for a moment are told that it passed.
 const TICK: Duration = Duration::from_millis(5);
@@ -242,7 +243,7 @@ impl State {
             pg,
             epoch: self.cluster.groups.known(),
             // A round works past the fences of leases.
-            generation: Generation::MAX,
+            generation: ROUND,
             sequence: Sequence(0),
             watermark: Sequence(0),
             command,

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
-use fabric::core::replica::store_op::{failure, list_chunks, operation, still_admitted};
+use fabric::core::replica::store_op::{
+    failure, list_chunks, operation, still_admitted, still_untouched,
+};
 use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::Call;
 use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
-use fabric::proto::{Command, Generation, PgId, Refusal, Request, placement};
+use fabric::proto::{Command, Generation, PgId, Request, placement};
 use fabric::store::ShardCore;
 use fabric::store::api::{OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
 use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoVecs};
@@ -68,7 +70,7 @@ pub struct Port {
     held: BTreeMap<u64, Held>,
     waiting: VecDeque<u64>,
     /// A fence rose before their turn came.
-    refused: VecDeque<(u64, Refusal)>,
+    refused: VecDeque<(u64, StoreFailure)>,
     /// The request that is being handed to a replica.
     incoming: Option<(usize, Memory)>,
     /// What the last request that was answered at once has filled.
@@ -172,9 +174,9 @@ impl Port {
     pub fn submit_waiting(&mut self, fences: &Fences, groups: &Groups) {
         while let Some(&number) = self.waiting.front() {
             let held = self.held.get_mut(&number).expect("it waits");
-            if let Err(refusal) = may_still(held, fences, groups) {
+            if let Err(failure) = may_still(held, fences, groups) {
                 self.waiting.pop_front();
-                self.refused.push_back((number, refusal));
+                self.refused.push_back((number, failure));
                 continue;
             }
             let layer = held.request.command.layer();
@@ -194,11 +196,11 @@ impl Port {
 
     /// Next operation that the store finished.
     pub fn next_finished(&mut self) -> Option<Finished> {
-        if let Some((number, refusal)) = self.refused.pop_front() {
+        if let Some((number, failure)) = self.refused.pop_front() {
             let held = self.held.remove(&number).expect("it was never begun");
             return Some(Finished {
                 whom: held.whom,
-                result: Err(StoreFailure::Fenced(refusal)),
+                result: Err(failure),
                 memory: None,
             });
         }
@@ -317,13 +319,15 @@ impl StorePort for Port {
     }
 }
 
-/// The last look at a request. A round's commands are this node's own, past all fences.
-fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), Refusal> {
-    if matches!(held.whom, For::Round(..)) {
-        return Ok(());
+/// The last look at a request.
+fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreFailure> {
+    let request = &held.request;
+    if let For::Round(pg, ..) = held.whom {
+        let looked = still_untouched(pg, &request.command, groups);
+        return looked.map_err(|_| StoreFailure::Changed);
     }
-    let fence = held.request.command.layer().map(|layer| fences.of(layer));
-    still_admitted(&held.request, fence.as_deref(), Some(groups))
+    let fence = request.command.layer().map(|layer| fences.of(layer));
+    still_admitted(request, fence.as_deref(), Some(groups)).map_err(StoreFailure::Fenced)
 }
 
 fn with_memory(parcel: Parcel) -> (Request, Memory) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use fabric::core::groups::Groups;
-use fabric::core::membership::{ReplicaSet, Standing};
-use fabric::core::resync::{Action, Call, Resync};
+use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::core::resync::{Action, Call, Resync, Why};
 use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId};
 
 use super::memory;
@@ -47,6 +47,8 @@ pub struct Rounds {
     next: u64,
     /// How many ended in vain.
     pub failed: u64,
+    /// Groups in which this replica gives itself up, so that it begins anew.
+    hopeless: Vec<PgId>,
     sets: BTreeMap<PgId, ReplicaSet>,
 }
 
@@ -136,7 +138,12 @@ impl Rounds {
                         wishes.push((*pg, round.number, call, Wish::Local(command)));
                     }
                     Action::Promote => round.promoted = true,
-                    Action::Failed(_) => over.push(*pg),
+                    Action::Failed(why) => {
+                        if why == Why::Busy {
+                            self.hopeless.push(*pg);
+                        }
+                        over.push(*pg);
+                    }
                 }
             }
         }
@@ -145,6 +152,28 @@ impl Rounds {
             self.all.remove(&pg);
         }
         wishes
+    }
+
+    /// This node's memberships that it gives up, and by which maps.
+    pub fn take_hopeless(&mut self, node: NodeId) -> Vec<(PgId, Member, Epoch)> {
+        let sets = &self.sets;
+        let mine = |pg: PgId| {
+            let set = sets.get(&pg)?;
+            Some((pg, set.members()[set.index_of(node)?], set.epoch()))
+        };
+        self.hopeless.drain(..).filter_map(mine).collect()
+    }
+
+    /// A moment has passed.
+    pub fn on_tick(&mut self) {
+        for round in self.all.values_mut() {
+            round.machine.on_tick();
+        }
+    }
+
+    /// Whether something waits for that.
+    pub fn needs_tick(&self) -> bool {
+        self.all.values().any(|round| round.machine.needs_tick())
     }
 
     /// The round, if it is still the one of this number.

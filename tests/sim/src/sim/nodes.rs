@@ -6,12 +6,16 @@ use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind};
 use rand::Rng;
 
 use super::calls::CALLS_FROM;
-use super::{Event, Fault, IDLE_EVERY, Sim};
+use super::control::Word;
+use super::{End, Event, Fault, IDLE_EVERY, Sim};
 use crate::node::{Node, Wishes};
 use crate::queue::Span;
 
 /// Between two starts of a process that ends at once.
 const RESTART_PAUSE: Span = Span::millis(50);
+
+/// How often a round of comparison looks once more at what would not hold still.
+const ROUND_TICK: Span = Span(fabric::core::resync::TICK.as_micros() as u64);
 
 impl Sim {
     /// Lets something happen to a node and does what it then wants.
@@ -43,6 +47,13 @@ impl Sim {
         }
         for ask in wishes.asks {
             self.ask_source(node, incarnation, ask);
+        }
+        for (pg, member, epoch) in self.nodes[node].take_hopeless() {
+            let word = Word::Report(pg, member, epoch);
+            self.send_control(End::Node(node), End::Meta, Event::Word(word));
+        }
+        if self.nodes[node].wants_tick() {
+            self.after(ROUND_TICK, Event::RoundTick(node));
         }
     }
 
@@ -91,6 +102,15 @@ impl Sim {
             self.ask_promotions(node);
         }
         self.after(IDLE_EVERY, Event::Idle(node));
+    }
+
+    pub(super) fn on_round_tick(&mut self, node: usize) {
+        if self.nodes[node].paused_until > self.now {
+            let until = self.nodes[node].paused_until;
+            self.at(until, Event::RoundTick(node));
+            return;
+        }
+        self.with_node(node, Node::on_tick);
     }
 
     /// The process of a node dies.

@@ -1,6 +1,7 @@
 //! What maps and their epochs mean for requests under way.
 
 use super::*;
+use crate::core::client::piece::PUT_OFF_MAX;
 
 #[test]
 fn a_syncing_replica_that_misses_a_write_leaves_the_map_before_the_write_is_done() {
@@ -38,6 +39,26 @@ fn a_replica_that_does_not_know_the_map_yet_is_asked_again() {
     bench.tick();
     assert_eq!(bench.nodes(), [1, 2, 2]);
     bench.answer(2, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_replica_that_puts_a_write_off_for_too_long_is_reported_and_still_asked() {
+    let mut bench = Bench::new(set(1, 1, &[IN, SYNCING]));
+    bench.write(1, 0, 512);
+    bench.answer(0, Ok(()));
+    for nth in 1..=PUT_OFF_MAX as usize {
+        assert_eq!(bench.client.poll_action(), None, "put off {nth} times");
+        bench.answer(nth, Err(Refusal::Behind(Epoch(1))));
+        bench.tick();
+    }
+    assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
+    let last = bench.script.sent.len() - 1;
+    bench.answer(last, Err(Refusal::Behind(Epoch(1))));
+    assert_eq!(bench.client.poll_action(), None, "once per map");
+    bench.tick();
+    bench.answer(last + 1, Ok(()));
     assert_eq!(bench.done[&1], Ok(()));
     bench.assert_idle();
 }

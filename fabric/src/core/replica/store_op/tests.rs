@@ -65,6 +65,40 @@ fn a_request_of_a_replica_that_was_taken_out_meanwhile_is_refused() {
 }
 
 #[test]
+fn a_block_that_a_client_writes_is_not_restored_when_the_turn_comes() {
+    let groups = Groups::default();
+    groups.set(PG, Standing::Syncing, Epoch(1));
+    groups.applied(Epoch(4));
+    let buffers = IoVecs {
+        ptr: std::ptr::null(),
+        len: 0,
+    };
+    let restore = |block| Command::Restore {
+        chunk: CHUNK,
+        block,
+        stamps: [BlockStamp::default(); 2],
+        buffers,
+        len: 0,
+    };
+    let look = |block, generation| {
+        let request = request(4, generation, restore(block));
+        still_admitted(&request, None, Some(&groups))
+    };
+    assert_eq!(look(300, ROUND.0), Ok(()));
+    // A discard leaves no trace where nothing is mapped.
+    let discard = Command::Zero {
+        chunk: CHUNK,
+        offset: 300 * 4096,
+        len: 4096,
+        fua: false,
+    };
+    assert!(groups.note(&request(4, 1, discard)).is_some());
+    assert_eq!(look(300, ROUND.0), Err(Refusal::Changed));
+    assert_eq!(look(301, ROUND.0), Ok(()));
+    assert_eq!(look(300, 1), Ok(()), "a new lease that settles");
+}
+
+#[test]
 fn a_request_of_an_older_lease_is_refused_at_its_turn_and_the_fence_itself_is_not() {
     let (groups, fence) = (in_sync(), LayerFence::default());
     fence.raise(Generation(2), Epoch(4));
