@@ -29,6 +29,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ),
     ("e2fsprogs", "makes and checks filesystems"),
     ("util-linux", "pins processes to processors"),
+    ("iproute2", "makes networks of namespaces"),
+    ("nftables", "cuts nodes off in networks of namespaces"),
 ];
 
 /// All QEMU packages must be of one version: they share files.
@@ -46,6 +48,8 @@ const PROGRAMS: &[&str] = &[
     "grub-mkimage",
     "mke2fs",
     "taskset",
+    "ip",
+    "nft",
 ];
 
 /// Installs what is missing, and says so.

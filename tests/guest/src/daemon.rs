@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::paths::penstock_binary;
-use crate::process::{Guarded, describe, log_tail, run, wait_until};
+use crate::process::{Guarded, describe, enter_namespace, log_tail, run, wait_until};
 use crate::storage_daemon::pinned;
 
 /// From start to the first answer on the admin socket, recovery included.
@@ -28,6 +28,8 @@ pub struct DaemonOptions {
     pub cpu: Option<usize>,
     /// Variables added to its environment.
     pub env: Vec<(String, OsString)>,
+    /// The network namespace that it lives in, by the name under `/run/netns`.
+    pub namespace: Option<String>,
 }
 
 impl DaemonOptions {
@@ -39,12 +41,19 @@ impl DaemonOptions {
             args,
             cpu: None,
             env: Vec::new(),
+            namespace: None,
         }
     }
 
     /// The same daemon with every thread on `cpu`.
     pub fn cpu(mut self, cpu: usize) -> Self {
         self.cpu = Some(cpu);
+        self
+    }
+
+    /// The same daemon in a network namespace.
+    pub fn namespace(mut self, name: &str) -> Self {
+        self.namespace = Some(name.to_owned());
         self
     }
 
@@ -72,17 +81,22 @@ impl Daemon {
 
     /// As [`Daemon::start`], with all that can be chosen.
     pub fn start_with(data: &Path, options: DaemonOptions) -> Result<Self> {
-        let mut daemon = Self {
-            data: data.to_owned(),
-            options,
-            process: None,
-            starts: 0,
-        };
+        let mut daemon = Self::stopped(data, options);
         daemon.start_again()?;
         Ok(daemon)
     }
 
-    /// Starts it once more after [`Daemon::kill`] or [`Daemon::stop`].
+    /// A daemon that does not run yet: its data directory can be prepared with [`Daemon::cli`] first.
+    pub fn stopped(data: &Path, options: DaemonOptions) -> Self {
+        Self {
+            data: data.to_owned(),
+            options,
+            process: None,
+            starts: 0,
+        }
+    }
+
+    /// Starts it, once more after [`Daemon::kill`] or [`Daemon::stop`].
     pub fn start_again(&mut self) -> Result<()> {
         self.spawn()?;
         let log = self.log_path();
@@ -120,6 +134,9 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        if let Some(namespace) = &self.options.namespace {
+            enter_namespace(&mut command, namespace)?;
+        }
         self.process = Some(Guarded::spawn(&mut command, "penstock serve")?);
         self.starts += 1;
         Ok(())
@@ -150,6 +167,11 @@ impl Daemon {
             .as_ref()
             .map(Guarded::pid)
             .context("the daemon is not running")
+    }
+
+    /// Whether it was started and not ended by the rig since.
+    pub fn is_started(&self) -> bool {
+        self.process.is_some()
     }
 
     /// How often it was started.
@@ -231,10 +253,12 @@ impl Daemon {
     }
 
     fn try_cli(&self, args: &[&str]) -> Result<String> {
-        run(Command::new(&self.options.binary)
-            .args(args)
-            .arg("--data")
-            .arg(&self.data))
+        let mut command = Command::new(&self.options.binary);
+        command.args(args).arg("--data").arg(&self.data);
+        if let Some(namespace) = &self.options.namespace {
+            enter_namespace(&mut command, namespace)?;
+        }
+        run(&mut command)
     }
 
     fn log_path(&self) -> PathBuf {

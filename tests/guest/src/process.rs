@@ -1,6 +1,7 @@
 //! Child processes that never outlive the rig, and commands whose failure says what they printed.
 
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -87,6 +88,25 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let _ = self.kill();
     }
+}
+
+/// Makes `command` run in the network namespace called `name`. Only the network changes, where `ip netns exec` changes
+/// the mounts as well, and the process started is the program itself, which dies with whoever started it.
+pub fn enter_namespace(command: &mut Command, name: &str) -> Result<()> {
+    let path = Path::new("/run/netns").join(name);
+    let namespace = std::fs::File::open(&path)
+        .with_context(|| format!("open the network namespace {}", path.display()))?;
+    // SAFETY: between fork and exec only setns(2) runs, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) == 0 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        });
+    }
+    Ok(())
 }
 
 /// Calls `ready` until it yields a value; fails when `limit` has passed.
