@@ -3,4 +3,5 @@
 
 pub mod network;
 
+pub use fault_rig::Survival;
 pub use network::{Network, Way};
