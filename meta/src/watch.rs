@@ -31,8 +31,10 @@ pub const RESETTLE_GRACE: Duration = Duration::from_secs(30);
 pub const NODE_REPLACE_AFTER: Duration = Duration::from_secs(600);
 /// A heartbeat is evidence that its node is alive for this long.
 const WITNESS_AGE_MAX: Duration = Duration::from_millis(750);
-/// So many groups of one node are synced at a time; others wait for their turn.
-pub const SYNCING_PER_NODE_MAX: usize = 8;
+/// So many groups of one node are synced at a time; others wait for their turn. A group that lacks little takes a few round
+/// trips and commands, so that a node with a thousand of them is back within seconds; how many bytes are moved in a second is
+/// bounded by the node itself.
+pub const SYNCING_PER_NODE_MAX: usize = 64;
 /// Pause before a member whose sync failed is synced again; doubled with each failure up to the maximum.
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 /// See [`BACKOFF_MIN`].

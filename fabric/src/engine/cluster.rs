@@ -304,10 +304,10 @@ impl MapReader {
         &self.bell
     }
 
-    /// True if there is a newer map.
+    /// True if [`news`](Self::news) is to be asked: there is a newer map, or the bell is still to be silenced.
     #[inline]
-    pub fn is_behind(&self) -> bool {
-        self.cluster.epoch() != self.seen
+    pub fn has_news(&self) -> bool {
+        self.cluster.epoch() != self.seen || self.bell.is_rung()
     }
 
     /// The sets that changed since the last call, if there is a newer map.
@@ -315,7 +315,7 @@ impl MapReader {
         if self.bell.is_rung() {
             self.bell.hear();
         }
-        if !self.is_behind() {
+        if self.cluster.epoch() == self.seen {
             return None;
         }
         let map = self.cluster.map();

@@ -61,7 +61,7 @@ impl FabricEngine {
         if let Some(now_us) = self.transport.now_us() {
             self.client.set_now_us(now_us);
         }
-        if maps.is_behind() {
+        if maps.has_news() {
             self.take_map();
         }
     }
@@ -165,7 +165,7 @@ impl Engine for FabricEngine {
     fn must_reap(&self) -> bool {
         self.in_flight() > 0
             || self.transport.must_reap()
-            || self.maps.as_ref().is_some_and(MapReader::is_behind)
+            || self.maps.as_ref().is_some_and(MapReader::has_news)
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {

@@ -17,6 +17,8 @@ use crate::watch::{HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, Watch};
 
 /// The leader confirms its leadership and plans this often.
 const PLAN_INTERVAL: Duration = Duration::from_millis(250);
+/// When the map changed there may be something to do at once: then it plans after this pause, in which more changes come.
+const PLAN_PAUSE: Duration = Duration::from_millis(20);
 /// A leader that finds no majority in this time does not count as one.
 const CONFIRM_WAIT_MAX: Duration = Duration::from_secs(1);
 /// A heartbeat without an answer for this long is given up, and the next one sent.
@@ -228,11 +230,15 @@ impl Core {
 
 /// Plans as long as the node lives.
 pub(super) async fn watch(core: Arc<Core>) {
-    let mut ticks = tokio::time::interval(PLAN_INTERVAL);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut map = core.map.clone();
     loop {
-        ticks.tick().await;
         core.watch_once().await;
+        // Marked as seen before it is looked at: what changes meanwhile is not overslept.
+        if matches!(timeout(PLAN_INTERVAL, map.changed()).await, Ok(Err(_))) {
+            // The database is closed, and the node with it.
+            return;
+        }
+        tokio::time::sleep(PLAN_PAUSE).await;
     }
 }
 
