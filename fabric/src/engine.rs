@@ -31,6 +31,7 @@ mod transport;
 pub mod volume_io;
 
 pub use cluster::rounds::Totals as ResyncTotals;
+pub use cluster::traffic::Traffic;
 pub use cluster::{Ask, ClusterView, GroupView};
 pub use config::{
     CleanConfig, DeviceConfig, FabricConfig, FabricError, Missing, ResyncConfig, ScrubConfig,
@@ -141,6 +142,12 @@ impl Fabric {
         self.worker
             .as_ref()
             .map_or_else(Default::default, |worker| worker.totals())
+    }
+
+    /// Requests between this node and others since the start.
+    pub fn traffic(&self) -> Traffic {
+        let cluster = self.shared.cluster.as_ref();
+        cluster.map_or_else(Default::default, |cluster| cluster.traffic.sum())
     }
 
     /// The layers of which this node's devices hold something, without those that have nothing but a fence.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use self::traffic::Counters;
 use super::stores::Stores;
 use crate::core::client::ClientAction;
 use crate::core::groups::Groups;
@@ -21,6 +22,7 @@ mod pace;
 pub mod requests;
 pub mod rounds;
 pub mod takeover;
+pub mod traffic;
 pub mod worker;
 
 /// The cluster map as far as the data path needs it.
@@ -111,6 +113,8 @@ pub struct Cluster {
     pub incarnation: Incarnation,
     /// The groups whose members this node's devices are.
     pub groups: Arc<Groups>,
+    /// Requests between nodes.
+    pub traffic: Arc<Counters>,
     unresolved: Arc<[Arc<Unresolved>]>,
     map: Mutex<Map>,
     changed: Condvar,
@@ -129,6 +133,7 @@ impl Cluster {
             node,
             incarnation,
             groups: Arc::default(),
+            traffic: Arc::default(),
             unresolved: (0..LANES_MAX).map(|_| Arc::default()).collect(),
             map: Mutex::new(Map {
                 epoch: Epoch(0),

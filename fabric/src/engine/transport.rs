@@ -11,6 +11,7 @@ use rustix::time::{
 };
 
 use super::cluster::Cluster;
+use super::cluster::traffic::Counters;
 use super::config::FabricError;
 use super::store_port::StorePorts;
 use crate::core::client::{TICK, Transport};
@@ -45,6 +46,7 @@ const COPIED: PeerId = PeerId(u32::MAX);
 /// The part of a node that has peers.
 struct Remote {
     lane: Lane,
+    traffic: Arc<Counters>,
     shield: Shield,
     /// Readable when the store, the lane or the timer has something.
     epoll: OwnedFd,
@@ -104,6 +106,7 @@ impl NodeTransport {
             local,
             remote: Some(Box::new(Remote {
                 lane,
+                traffic: Arc::clone(&cluster.traffic),
                 shield: Shield::new(),
                 epoll,
                 timer,
@@ -200,6 +203,9 @@ impl NodeTransport {
     }
 
     fn serve(&mut self, peer: PeerId, request: &Request) {
+        if let Some(remote) = &self.remote {
+            remote.traffic.served(self.index);
+        }
         if let Some(reply) = self.local.request_of(peer, request) {
             self.answer(&reply);
         }
@@ -291,7 +297,10 @@ impl Transport for NodeTransport {
             return self.send_here(request);
         }
         match &mut self.remote {
-            Some(remote) => remote.lane.send(node, request),
+            Some(remote) => {
+                remote.traffic.asked(self.index);
+                remote.lane.send(node, request)
+            }
             None => Some(crate::net::tcp::lane::unreachable(request)),
         }
     }

@@ -30,6 +30,31 @@ fn what_is_written_is_on_all_three_nodes_and_devices() {
 }
 
 #[test]
+fn a_write_is_one_round_trip_to_each_other_node_and_a_read_is_none() {
+    let mut cluster = Cluster::start(3, 1);
+    let volume = cluster.open(1, 7);
+    let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
+    // So that it is taken over.
+    io.write_at(0, &pattern(1, 4096)).unwrap();
+    let traffic = |cluster: &Cluster| {
+        let all = [1, 2, 3].map(|node| cluster.fabric(node).traffic());
+        all.map(|t| (t.asked, t.served))
+    };
+    let before = traffic(&cluster);
+    for n in 0..100 {
+        io.write_at(n * 8192, &pattern(n, 4096)).unwrap();
+    }
+    let after = traffic(&cluster);
+    let grown = |i: usize| (after[i].0 - before[i].0, after[i].1 - before[i].1);
+    assert_eq!([0, 1, 2].map(grown), [(200, 0), (0, 100), (0, 100)]);
+    let mut back = vec![0; 4096];
+    for n in 0..100 {
+        io.read_at(n * 8192, &mut back).unwrap();
+    }
+    assert_eq!(traffic(&cluster), after);
+}
+
+#[test]
 fn a_node_that_dies_under_load_comes_back_with_what_it_missed_and_no_more_is_copied() {
     let mut cluster = Cluster::start(3, 2);
     let volume = cluster.open(1, 7);
