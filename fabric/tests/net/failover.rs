@@ -102,9 +102,9 @@ fn a_node_comes_back_while_its_blocks_are_written() {
             let mut n = 0u64;
             while !stop.load(Ordering::Acquire) {
                 n += 1;
-                // Whole blocks, all over the place.
-                let at = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % (4 << 10) * 4096;
-                let len = [4096, 16384][n as usize % 2].min((16 << 20) - at as usize);
+                // Sectors and whole blocks, all over the place.
+                let at = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % (31 << 10) * 512;
+                let len = [512, 4096, 1536, 16384][n as usize % 4].min((16 << 20) - at as usize);
                 let part = pattern(n, len);
                 io.write_at(at, &part).unwrap();
                 expected[at as usize..at as usize + len].copy_from_slice(&part);
