@@ -11,6 +11,7 @@
 //! | [`node`] | a storage machine: processes that come and go over a disk that stays |
 //! | [`host`] | a host: data threads, their connections, guests |
 //! | [`metadata`] | meta's state machine and the watch of its leader, without the Raft group |
+//! | [`mutation`] | mistakes made on purpose, to see that they are noticed |
 //! | [`checker`] | what guests may see |
 //! | [`invariants`] | what must hold after every step |
 
@@ -18,6 +19,7 @@ pub mod checker;
 pub mod host;
 pub mod invariants;
 pub mod metadata;
+pub mod mutation;
 pub mod node;
 pub mod plan;
 pub mod queue;
@@ -25,5 +27,6 @@ pub mod sim;
 pub mod trace;
 pub mod workload;
 
+pub use mutation::Mutation;
 pub use plan::Plan;
 pub use sim::{Failure, Outcome, Sim};

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use clap::Parser;
-use sim::{Plan, Sim};
+use clap::{Parser, ValueEnum};
+use sim::{Mutation, Plan, Sim};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -26,12 +26,18 @@ struct Cli {
     /// Nothing goes wrong
     #[arg(long)]
     healthy: bool,
+    /// More goes wrong, and leases move more often
+    #[arg(long)]
+    rough: bool,
     /// Guests write whole blocks only
     #[arg(long)]
     blocks: bool,
     /// Guests' writes may overlap while in flight
     #[arg(long)]
     overlaps: bool,
+    /// Make this mistake in what is tested, to see that it is noticed (with `--rough --blocks`)
+    #[arg(long, value_enum)]
+    mutation: Option<Mutation>,
     /// Print every event (with one seed)
     #[arg(long)]
     trace: bool,
@@ -45,24 +51,29 @@ impl Cli {
     fn options(&self) -> String {
         let all = [
             (self.healthy, " --healthy"),
+            (self.rough, " --rough"),
             (self.blocks, " --blocks"),
             (self.overlaps, " --overlaps"),
         ];
-        all.iter()
-            .filter(|(on, _)| *on)
-            .map(|(_, name)| *name)
-            .collect()
+        let on = all.iter().filter(|(on, _)| *on);
+        let mut options: String = on.map(|(_, name)| *name).collect();
+        if let Some(name) = self.mutation.and_then(|m| m.to_possible_value()) {
+            options += &format!(" --mutation {}", name.get_name());
+        }
+        options
     }
 }
 
 fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
     let draw = |rng: &mut _| {
-        let mut plan = match cli.healthy {
-            true => Plan::draw_healthy(rng),
-            false => Plan::draw(rng),
+        let mut plan = match (cli.healthy, cli.rough) {
+            (true, _) => Plan::draw_healthy(rng),
+            (false, true) => Plan::draw_rough(rng),
+            (false, false) => Plan::draw(rng),
         };
         plan.manners.sectors &= !cli.blocks;
         plan.manners.overlaps |= cli.overlaps;
+        plan.mutation = cli.mutation;
         plan
     };
     let ran = catch_unwind(AssertUnwindSafe(|| Sim::drawn(seed, cli.trace, draw).run()));
@@ -74,7 +85,10 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
 }
 
 fn main() -> std::process::ExitCode {
-    let cli = Cli::parse();
+    let mut cli = Cli::parse();
+    // What a mistake needs to be noticed soon, and what is right without it.
+    cli.rough |= cli.mutation.is_some();
+    cli.blocks |= cli.mutation.is_some();
     let jobs = cli
         .jobs
         .or_else(|| std::thread::available_parallelism().ok().map(usize::from))

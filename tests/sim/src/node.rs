@@ -16,6 +16,7 @@ use fabric::store;
 use fabric::store::api::{CoreParams, DeviceLabel, StoreCore};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
+use crate::mutation::{Mutation, Newest};
 use crate::queue::At;
 use port::{For, Port};
 use rounds::{Rounds, Wish};
@@ -92,6 +93,8 @@ pub struct Promotion {
 pub struct Stored {
     /// The layer.
     pub layer: LayerId,
+    /// Its version.
+    pub version: u64,
     /// First byte in the layer.
     pub offset: u64,
     /// Bytes.
@@ -114,6 +117,9 @@ pub struct Process {
     rounds: Rounds,
     /// A tick is due.
     ticking: bool,
+    mutation: Option<Mutation>,
+    /// What the processes before it had stored.
+    newest: Newest,
 }
 
 /// See the module.
@@ -142,6 +148,10 @@ pub struct Node {
     power_losses: Vec<Incarnation>,
     layers: Vec<LayerId>,
     groups: usize,
+    /// A mistake in what it runs.
+    pub mutation: Option<Mutation>,
+    /// What it has stored in all its lives.
+    pub newest: Newest,
 }
 
 fn params() -> CoreParams {
@@ -181,6 +191,8 @@ impl Node {
             power_losses: Vec::new(),
             layers,
             groups,
+            mutation: None,
+            newest: Newest::new(),
         }
     }
 
@@ -234,8 +246,10 @@ impl Node {
             fences,
             groups,
             unresolved,
-            rounds: Rounds::default(),
             ticking: false,
+            rounds: Rounds::new(self.mutation == Some(Mutation::TrustCleanFlag)),
+            mutation: self.mutation,
+            newest: self.newest.clone(),
         });
         Ok(incarnation)
     }
@@ -333,8 +347,13 @@ impl Node {
         let Some(process) = &mut self.process else {
             return;
         };
+        let data = data.filter(|_| result.is_ok());
+        let delta = process.mutation == Some(Mutation::DeltaLogFromDeparture);
         if let Some(round) = process.rounds.get(pg, number) {
-            round.end(call, data.filter(|_| result.is_ok()));
+            let shown = data
+                .filter(|_| delta)
+                .and_then(|data| round.only_newer(call, data, &process.newest));
+            round.end(call, shown.as_deref().or(data));
             round.machine.on_reply(call, result, &process.groups);
         }
         self.pump(wishes);
@@ -391,7 +410,14 @@ impl Node {
 impl Process {
     fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, wishes: &mut Wishes) {
         let thread = thread % self.replicas.len();
-        let request = self.port.receive(thread, parcel);
+        let mut request = self.port.receive(thread, parcel);
+        let writes = matches!(
+            request.command,
+            Command::Write { .. } | Command::Zero { .. }
+        );
+        if writes && self.mutation == Some(Mutation::SkipEpochCheck) {
+            request.epoch = self.groups.known();
+        }
         let handled = self.replicas[thread].on_request(peer, &request, &mut self.port);
         match handled {
             Handled::Held => {}
@@ -434,6 +460,9 @@ impl Process {
         data: Option<Arc<[u8]>>,
     ) {
         if let Some(round) = self.rounds.get(pg, number) {
+            if let Some(data) = &data {
+                round.note_here(call, data);
+            }
             round.end(call, data.as_deref().filter(|_| result.is_ok()));
             round.machine.on_local(call, result, &self.groups);
         }
@@ -444,6 +473,10 @@ impl Process {
         let wanted = self.rounds.poll(&self.groups);
         let any = !wanted.is_empty();
         for (pg, number, call, wish) in wanted {
+            let wish = match self.mutation {
+                Some(Mutation::ResyncFromReturning) => self.turned_round(pg, wish),
+                _ => wish,
+            };
             match wish {
                 Wish::Ask(source, epoch, command) => wishes.asks.push(Ask {
                     round: (pg, number),
@@ -468,6 +501,26 @@ impl Process {
             }
         }
         any
+    }
+
+    /// The same comparison with the two sides confused.
+    fn turned_round(&mut self, pg: PgId, wish: Wish) -> Wish {
+        let compares = |command: &Command| {
+            matches!(
+                command,
+                Command::Inspect { .. } | Command::Read { .. } | Command::Restore { .. }
+            )
+        };
+        match wish {
+            Wish::Ask(_, _, command) if compares(&command) => Wish::Local(command),
+            Wish::Local(command) if compares(&command) => {
+                let round = self.rounds.all.get(&pg);
+                let source = round.map(|round| round.machine.source());
+                let source = source.expect("it has just said what it wants");
+                Wish::Ask(source, self.groups.known(), command)
+            }
+            other => other,
+        }
     }
 
     /// Takes the list of what was stored since the last call.

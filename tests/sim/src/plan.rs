@@ -3,6 +3,7 @@
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
+use crate::mutation::Mutation;
 use crate::queue::Span;
 
 /// How long messages take.
@@ -120,6 +121,8 @@ pub struct Plan {
     pub request_timeout: Span,
     /// What goes wrong.
     pub faults: FaultPlan,
+    /// A mistake in what is tested.
+    pub mutation: Option<Mutation>,
 }
 
 impl Plan {
@@ -160,6 +163,7 @@ impl Plan {
             },
             request_timeout: Span::millis(500),
             faults: FaultPlan::default(),
+            mutation: None,
         }
     }
 
@@ -235,6 +239,26 @@ impl Plan {
             plan.faults.drains = few(0.3).min(1);
             plan.faults.losses = few(0.3).min(1);
         }
+        plan
+    }
+
+    /// What a seed runs when more than usual is to go wrong, at every node, and leases move often.
+    pub fn draw_rough(rng: &mut ChaCha8Rng) -> Self {
+        let mut plan = Self::draw(rng);
+        plan.request_timeout = Span::millis(rng.random_range(200..800));
+        plan.hosts = 2;
+        let drawn = plan.faults;
+        let mut more = |at_most: u32| rng.random_range(1..=at_most);
+        plan.faults = FaultPlan {
+            victims: plan.nodes,
+            process_crashes: more(3),
+            power_losses: more(2),
+            cuts: more(4),
+            breaks: more(4),
+            wrests: more(4),
+            host_crashes: more(2),
+            ..drawn
+        };
         plan
     }
 }

@@ -273,6 +273,7 @@ impl Sim {
             .collect();
         let mut incarnations = Vec::new();
         for node in &mut nodes {
+            node.mutation = plan.mutation;
             let nonce = rng.random();
             let started = node.start(plan.replica_threads, nonce);
             incarnations.push(started.expect("a formatted disk opens"));

@@ -11,7 +11,7 @@ use fabric::core::replica::store_op::{
 use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::Call;
 use fabric::io::SECTOR_BYTES;
-use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
+use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId, Version};
 use fabric::proto::{Command, Generation, PgId, Request, placement};
 use fabric::store::ShardCore;
 use fabric::store::api::{OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
@@ -235,10 +235,15 @@ impl Port {
             For::Replica(..) => held.request.generation,
             For::Round(..) => Generation(u64::MAX),
         };
+        let version = match held.request.command {
+            Command::Restore { stamps, .. } => stamps[1].version,
+            _ => Version::of(held.request.generation, held.request.sequence).0,
+        };
         let mut at = u64::from(chunk.index) * CHUNK_BYTES + u64::from(offset);
         let mut stored = |at, len, tag| {
             self.stored.push(Stored {
                 layer: chunk.layer,
+                version,
                 offset: at,
                 len,
                 tag,

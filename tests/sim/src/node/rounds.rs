@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use fabric::core::groups::Groups;
 use fabric::core::membership::{Member, ReplicaSet, Standing};
 use fabric::core::resync::{Action, Call, Resync, Why};
+use fabric::proto::ids::ChunkKey;
 use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId};
 
 use super::memory;
+use crate::mutation::{self, Newest};
 
 /// A round of comparison under way.
 pub struct Round {
@@ -19,9 +21,27 @@ pub struct Round {
     pub promoted: bool,
     /// Commands that are being executed, here or at the source; they name the machine's memory.
     pub open: BTreeMap<Call, Command>,
+    /// What this side said of its blocks, by chunk and first block.
+    here: BTreeMap<(ChunkKey, u32), Vec<u8>>,
 }
 
 impl Round {
+    /// This side has said what some blocks of it are.
+    pub fn note_here(&mut self, call: Call, data: &[u8]) {
+        if let Some(Command::Inspect { chunk, block, .. }) = self.open.get(&call) {
+            self.here.insert((*chunk, *block), data.to_vec());
+        }
+    }
+
+    /// See [`mutation::only_newer`].
+    pub fn only_newer(&self, call: Call, data: &[u8], newest: &Newest) -> Option<Vec<u8>> {
+        let Command::Inspect { chunk, block, .. } = *self.open.get(&call)? else {
+            return None;
+        };
+        let (here, newest) = (self.here.get(&(chunk, block))?, newest.get(&chunk.layer)?);
+        Some(mutation::only_newer(data, here, *newest))
+    }
+
     /// A command has ended: fills the memory that it names.
     pub fn end(&mut self, call: Call, data: Option<&[u8]>) {
         if let (Some(command), Some(data)) = (self.open.remove(&call), data) {
@@ -45,6 +65,8 @@ pub struct Rounds {
     /// They.
     pub all: BTreeMap<PgId, Round>,
     next: u64,
+    /// What returns is believed to lack nothing.
+    trusting: bool,
     /// How many ended in vain.
     pub failed: u64,
     /// Groups in which this replica gives itself up, so that it begins anew.
@@ -53,6 +75,14 @@ pub struct Rounds {
 }
 
 impl Rounds {
+    /// None; with `trusting` each is over as soon as it has begun.
+    pub fn new(trusting: bool) -> Self {
+        Self {
+            trusting,
+            ..Self::default()
+        }
+    }
+
     /// A map arrived: begins what is to be begun, and ends what is over.
     pub fn on_map(
         &mut self,
@@ -113,8 +143,9 @@ impl Rounds {
             let round = Round {
                 number: self.next,
                 machine: Resync::new(*pg, member.since, source),
-                promoted: false,
+                promoted: self.trusting,
                 open: BTreeMap::new(),
+                here: BTreeMap::new(),
             };
             self.all.insert(*pg, round);
         }

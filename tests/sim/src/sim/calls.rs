@@ -65,7 +65,12 @@ impl Sim {
             call: ask.call,
         };
         let (pg, epoch, command) = (ask.round.0, ask.epoch, ask.command);
-        self.call(caller, ask.source, pg, epoch, Generation(0), command);
+        // A round asks its source for nothing that a lease is needed for, unless it has confused the sides.
+        let generation = match command {
+            Command::Restore { .. } => Generation::MAX,
+            _ => Generation(0),
+        };
+        self.call(caller, ask.source, pg, epoch, generation, command);
     }
 
     pub(super) fn call(

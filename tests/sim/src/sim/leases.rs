@@ -15,6 +15,7 @@ use rand::Rng;
 use super::calls::Caller;
 use super::control::{Asker, Word};
 use super::{End, Event, Sim, layer_of};
+use crate::mutation::Mutation;
 use crate::node::memory;
 use crate::queue::Span;
 use crate::workload::GuestOp;
@@ -285,6 +286,8 @@ impl Sim {
             return;
         }
         let command = takeover.open.remove(&call);
+        let forgets = self.plan.mutation == Some(Mutation::NoSettlement);
+        let command = command.filter(|c| !(forgets && matches!(c, Command::Fence { .. })));
         if let (Some(command), Some(data), Ok(())) = (command, data, result) {
             memory::put_down(command, data);
         }

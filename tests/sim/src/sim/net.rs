@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use fabric::core::replica::PeerId;
-use fabric::proto::{Command, Request};
+use fabric::proto::{Command, Reply, Request, RequestId};
 use rand::Rng;
 
 use super::calls::CALLS_FROM;
 use super::{End, Event, Sim};
 use crate::host::{Conn, Outstanding};
+use crate::mutation::Mutation;
 use crate::node::memory;
 use crate::node::{Answer, Parcel};
 use crate::queue::{At, Span};
@@ -145,13 +146,26 @@ impl Sim {
         }
         state.open = false;
         state.taken_until = self.now + straggle;
-        state.outstanding.clear();
+        let unanswered = std::mem::take(&mut state.outstanding);
+        let incarnation = state.incarnation;
         let (host, lane, node, life) = (state.host, state.lane, state.node, state.life);
         self.trace.note(self.now, &[3, conn as u64], || {
             format!("host {host} lane {lane} loses its connection to node {node}")
         });
         if self.hosts[host].life != life {
             return;
+        }
+        if self.plan.mutation == Some(Mutation::AckBeforeShrink) {
+            self.hosts[host].lanes[lane].wire.up[node] = false;
+            for (id, _) in unanswered {
+                let (id, result) = (RequestId(id), Ok(()));
+                let reply = Reply {
+                    id,
+                    incarnation,
+                    result,
+                };
+                self.hosts[host].lanes[lane].on_reply(node, &reply);
+            }
         }
         self.hosts[host].lanes[lane].on_lost(node);
         self.after_lane(host, lane);
@@ -201,6 +215,10 @@ impl Sim {
     pub(super) fn send_request(&mut self, host: usize, lane: usize, node: usize, request: Request) {
         let link = self.hosts[host].lanes[lane].links[node];
         let conn = link.expect("the wire takes requests only while it is up");
+        let mut request = request;
+        if self.plan.mutation == Some(Mutation::ForgetWatermark) {
+            request.watermark = request.sequence;
+        }
         let id = request.id.0;
         let since = self.now;
         let sent = Outstanding { request, since };

@@ -27,6 +27,8 @@ impl Sim {
         };
         let (incarnation, stored) = (process.incarnation, process.take_stored());
         for stored in stored {
+            let newest = self.nodes[node].newest.entry(stored.layer).or_default();
+            *newest = stored.version.max(*newest);
             self.check_stored(node, incarnation, &stored);
         }
         for (key, kind) in wishes.disk {

@@ -1,0 +1,43 @@
+//! The simulator notices mistakes: each is made on purpose, and some seed of a few fails.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use clap::ValueEnum;
+use sim::{Mutation, Plan, Sim};
+
+/// Seeds that a mistake may go unnoticed for.
+const SEEDS_MAX: u64 = 150;
+
+fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
+    let draw = |rng: &mut _| {
+        let mut plan = Plan::draw_rough(rng);
+        plan.manners.sectors = false;
+        plan.mutation = Some(mutation);
+        plan
+    };
+    let ran = catch_unwind(AssertUnwindSafe(|| Sim::drawn(seed, false, draw).run()));
+    match ran {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(failure)) => Err(failure.to_string()),
+        Err(_) => Err("an assertion".to_owned()),
+    }
+}
+
+#[test]
+fn each_mistake_is_noticed_by_some_seed() {
+    let mut unnoticed = Vec::new();
+    for mutation in Mutation::value_variants() {
+        let mut seeds = 1..=SEEDS_MAX;
+        let caught = seeds.find_map(|seed| Some((seed, run(seed, *mutation).err()?)));
+        let name = mutation.to_possible_value().expect("it has a name");
+        let name = name.get_name().to_owned();
+        match caught {
+            Some((seed, what)) => {
+                let what: String = what.chars().take(100).collect();
+                println!("{name:26} seed {seed:3}  {what}");
+            }
+            None => unnoticed.push(name),
+        }
+    }
+    assert!(unnoticed.is_empty(), "nobody noticed {unnoticed:?}");
+}
