@@ -81,7 +81,7 @@ fn cpu() -> Duration {
 
 fn identity(issuer: &rcgen::Issuer<'_, rcgen::KeyPair>, ca: &str, node: u64) -> Identity {
     let key = rcgen::KeyPair::generate().expect("a key");
-    let names = vec![node_name(NodeId(node))];
+    let names = vec![node_name([1; 16], NodeId(node))];
     let params = rcgen::CertificateParams::new(names).expect("a name");
     let certificate = params.signed_by(&key, issuer).expect("a certificate").pem();
     let key = key.serialize_pem();

@@ -25,6 +25,22 @@ const CA_LIFETIME: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 /// Length of an uncompressed point on the curve P-256: what a public key must have.
 const PUBLIC_KEY_BYTES: usize = 65;
 
+/// How the text of a token begins.
+const TOKEN_PREFIX: &str = "penstock-";
+
+/// SHA-256 of a certificate in PEM, by which a joining node knows the authority.
+///
+/// # Errors
+/// It is no certificate.
+pub fn fingerprint(certificate: &str) -> Result<[u8; 32], rustls::pki_types::pem::Error> {
+    use rustls::pki_types::pem::PemObject;
+    let certificate = rustls::pki_types::CertificateDer::from_pem_slice(certificate.as_bytes())?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, &certificate);
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(digest.as_ref());
+    Ok(bytes)
+}
+
 /// The name that the certificate of a node bears.
 #[must_use]
 pub fn node_name(cluster: Uuid, node: NodeId) -> String {
@@ -275,8 +291,29 @@ impl JoinToken {
     /// A new one, of 256 random bits (244, as each UUID has 122).
     #[must_use]
     pub fn draw() -> Self {
-        let random = || Uuid::new_v4().simple().to_string();
-        Self(format!("penstock-{}{}", random(), random()))
+        let mut bits = [0; 32];
+        bits[..16].copy_from_slice(Uuid::new_v4().as_bytes());
+        bits[16..].copy_from_slice(Uuid::new_v4().as_bytes());
+        Self::from_bits(bits)
+    }
+
+    /// The random part, for [`crate::net::enrol::Invitation`].
+    #[must_use]
+    pub(crate) fn bits(&self) -> [u8; 32] {
+        let digits = self.0.trim_start_matches(TOKEN_PREFIX);
+        let mut bits = [0; 32];
+        for (byte, digits) in bits.iter_mut().zip(digits.as_bytes().chunks(2)) {
+            let digits = std::str::from_utf8(digits).unwrap_or_default();
+            *byte = u8::from_str_radix(digits, 16).unwrap_or_default();
+        }
+        bits
+    }
+
+    /// The token with this random part.
+    #[must_use]
+    pub(crate) fn from_bits(bits: [u8; 32]) -> Self {
+        let digits: String = bits.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self(format!("{TOKEN_PREFIX}{digits}"))
     }
 
     /// As somebody typed it.
@@ -322,6 +359,16 @@ mod tests {
         for bad in ["\"\"", "\"zz\"", &format!("\"{}\"", "é".repeat(32))] {
             assert!(serde_json::from_str::<TokenHash>(bad).is_err());
         }
+    }
+
+    #[test]
+    fn the_name_of_a_node_is_a_contract() {
+        // The same as in the test of `fabric::net::tcp::identity`.
+        let cluster = Uuid::from_u128(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+        assert_eq!(
+            node_name(cluster, NodeId(42)),
+            "node-42.01234567-89ab-cdef-0011-223344556677.penstock"
+        );
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl Authority {
     /// A certificate and key for a node, in PEM, valid until so long from an hour ago.
     pub fn certify(&self, node: u64, valid: Duration) -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
-        let names = vec![node_name(NodeId(node))];
+        let names = vec![node_name(CLUSTER, NodeId(node))];
         let mut params = rcgen::CertificateParams::new(names).unwrap();
         params.not_before = (SystemTime::now() - Duration::from_secs(7200)).into();
         params.not_after = (SystemTime::now() - Duration::from_secs(3600) + valid).into();

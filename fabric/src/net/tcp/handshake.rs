@@ -91,7 +91,11 @@ pub struct Handshake {
 impl Handshake {
     /// The end that connects; `ours.to` says to whom.
     pub fn connect(identity: &Identity, ours: Hello) -> Result<Self, HandshakeError> {
-        let mut handshake = Self::new(Session::client(identity, ours.to)?, ours, true);
+        let mut handshake = Self::new(
+            Session::client(identity, ours.cluster, ours.to)?,
+            ours,
+            true,
+        );
         handshake.advance()?;
         Ok(handshake)
     }
@@ -218,8 +222,9 @@ impl Handshake {
 
     fn answer(&mut self, theirs: &Hello) -> Result<(), HandshakeError> {
         let certificate = self.session.peer_certificate();
+        let cluster = self.ours.cluster;
         let answer = self.ours.answer(theirs, |node| {
-            certificate.is_some_and(|certificate| names_node(certificate, node))
+            certificate.is_some_and(|certificate| names_node(certificate, cluster, node))
         });
         let bytes = answer.encode();
         self.session.encrypt(&bytes, &mut self.outgoing)?;

@@ -13,9 +13,19 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::proto::NodeId;
 
-/// The DNS name that a node's certificate carries as a subject alternative name.
-pub fn node_name(node: NodeId) -> String {
-    format!("{node}.penstock")
+/// The DNS name that a node's certificate carries as a subject alternative name: `node-N.CLUSTER.penstock`, with the
+/// cluster as a UUID is written. One certificate serves metadata's connections, too (`meta::pki::node_name`).
+pub fn node_name(cluster: [u8; 16], node: NodeId) -> String {
+    let digits = u128::from_be_bytes(cluster);
+    let part = |low: u32, bits: u32| digits >> low & ((1 << bits) - 1);
+    let (a, b, c, d, e) = (
+        part(96, 32),
+        part(80, 16),
+        part(64, 16),
+        part(48, 16),
+        part(0, 48),
+    );
+    format!("{node}.{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}.penstock")
 }
 
 /// Why certificates are of no use.
@@ -117,11 +127,32 @@ impl Identity {
 /// Keeps this protocol's connections apart from others under the same CA.
 const ALPN: &[u8] = b"penstock-data";
 
+/// What a certificate must name to be that of a node.
+pub(super) fn server_name(cluster: [u8; 16], node: NodeId) -> ServerName<'static> {
+    ServerName::try_from(node_name(cluster, node)).expect("a valid DNS name")
+}
+
 /// True if a certificate, whose chain was verified, is that of a node.
-pub(super) fn names_node(certificate: &CertificateDer<'_>, node: NodeId) -> bool {
-    let Ok(parsed) = ParsedCertificate::try_from(certificate) else {
-        return false;
-    };
-    let name = ServerName::try_from(node_name(node)).expect("a valid DNS name");
-    verify_server_name(&parsed, &name).is_ok()
+pub(super) fn names_node(
+    certificate: &CertificateDer<'_>,
+    cluster: [u8; 16],
+    node: NodeId,
+) -> bool {
+    let parsed = ParsedCertificate::try_from(certificate);
+    parsed.is_ok_and(|parsed| verify_server_name(&parsed, &server_name(cluster, node)).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_node_is_a_contract() {
+        // The same as in the test of `meta::pki`.
+        let cluster = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
+        assert_eq!(
+            node_name(cluster, NodeId(42)),
+            "node-42.01234567-89ab-cdef-0011-223344556677.penstock"
+        );
+    }
 }

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use rustls::client::UnbufferedClientConnection;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::CertificateDer;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
 };
 
-use super::identity::{Identity, node_name};
+use super::identity::{Identity, server_name};
 use crate::proto::NodeId;
 
 /// What a record adds to its plaintext, rounded up.
@@ -70,9 +70,13 @@ enum Step {
 }
 
 impl Session {
-    /// The end that connects to `node`, whose certificate must name it.
-    pub fn client(identity: &Identity, node: NodeId) -> Result<Self, rustls::Error> {
-        let name = ServerName::try_from(node_name(node)).expect("a valid DNS name");
+    /// The end that connects to `node` of `cluster`, which its certificate must name.
+    pub fn client(
+        identity: &Identity,
+        cluster: [u8; 16],
+        node: NodeId,
+    ) -> Result<Self, rustls::Error> {
+        let name = server_name(cluster, node);
         let session = UnbufferedClientConnection::new(Arc::clone(&identity.client), name)?;
         Ok(Self::new(Side::Client(Box::new(session))))
     }

@@ -22,7 +22,7 @@ impl Authority {
 
     /// A node's identity that trusts `trusted`; valid until so long from now.
     fn identity(&self, node: u64, trusted: &Self, valid: Duration) -> Identity {
-        self.with_names(vec![node_name(NodeId(node))], trusted, valid)
+        self.with_names(vec![node_name(CLUSTER, NodeId(node))], trusted, valid)
     }
 
     fn with_names(&self, names: Vec<String>, trusted: &Self, valid: Duration) -> Identity {
@@ -40,12 +40,13 @@ impl Authority {
     }
 }
 
+const CLUSTER: [u8; 16] = [7; 16];
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 fn hello(node: u64, to: u64, wire: Wire) -> Hello {
     Hello {
         versions: (*VERSIONS.start(), *VERSIONS.end()),
-        cluster: [7; 16],
+        cluster: CLUSTER,
         node: NodeId(node),
         to: NodeId(to),
         incarnation: Incarnation(node * 10),
@@ -125,7 +126,7 @@ fn a_certificate_longer_than_a_record_is_taken() {
     let ca = Authority::new();
     let names = |node| {
         let more = (0..800).map(|n| format!("another-name-of-the-node-{n}.penstock"));
-        more.chain([node_name(NodeId(node))]).collect()
+        more.chain([node_name(CLUSTER, NodeId(node))]).collect()
     };
     let one = ca.with_names(names(1), &ca, DAY);
     let two = ca.with_names(names(2), &ca, DAY);
@@ -246,9 +247,28 @@ fn a_node_with_anothers_certificate_is_refused() {
 }
 
 #[test]
+fn a_node_of_another_cluster_under_the_same_authority_is_refused() {
+    let ca = Authority::new();
+    let good = ca.identity(2, &ca, DAY);
+    let stranger = ca.with_names(vec![node_name([8; 16], NodeId(1))], &ca, DAY);
+    let wire = Wire::Tls;
+    let mut pair = Pair::new((&stranger, hello(1, 2, wire)), (&good, hello(2, 0, wire)));
+    pair.run(100_000, usize::MAX).unwrap_err();
+    assert_eq!(pair.server.refused(), Some(Refused::Certificate));
+    let mut pair = Pair::new((&good, hello(2, 1, wire)), (&stranger, hello(1, 0, wire)));
+    let outcome = pair.run(100_000, usize::MAX);
+    assert!(matches!(outcome, Err(HandshakeError::Tls(_))));
+}
+
+#[test]
 fn another_cluster_version_or_node_is_refused_and_told_why() {
     let ca = Authority::new();
-    let (one, two) = (ca.identity(1, &ca, DAY), ca.identity(2, &ca, DAY));
+    // A client of another cluster gets as far as that only if the certificate names that cluster, too.
+    let names = [CLUSTER, [8; 16]].map(|cluster| node_name(cluster, NodeId(2)));
+    let (one, two) = (
+        ca.identity(1, &ca, DAY),
+        ca.with_names(names.into(), &ca, DAY),
+    );
     let client = hello(1, 2, Wire::Tls);
     let server = hello(2, 0, Wire::Tls);
     let cases = [

@@ -1,0 +1,79 @@
+//! How a node joins: over TLS that only one side has a certificate for, it shows the secret of its invitation and its public
+//! key, and gets its number, its certificate and whatever else a node keeps.
+//!
+//! The invitation names the cluster's authority by the SHA-256 of its certificate, so the joining node knows whom it talks
+//! to before it says the secret. What it says and hears are one frame each.
+
+mod client;
+mod invitation;
+mod server;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::ids::NodeId;
+use crate::model::{Labels, Role};
+
+pub use client::{EnrolError, enrol};
+pub use invitation::{Door, Invitation, InvitationError};
+pub use server::{EnrolPapers, EnrolServer};
+
+/// Protocol name in the TLS handshake.
+const ALPN: &[u8] = b"penstock-enrol";
+/// Longest question; more is not read of somebody who is not known.
+const QUESTION_BYTES_MAX: u32 = 8 << 10;
+/// Longest answer.
+const ANSWER_BYTES_MAX: u32 = 64 << 10;
+/// Connection, handshake and question must be done in this time.
+const GREET_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The answer must be there in this time. Longer than metadata look for a leader.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Version of this protocol.
+const PROTOCOL: u16 = 1;
+
+/// What a joining node says.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct EnrolQuestion {
+    /// What it is to be called.
+    pub name: String,
+    /// What it is to do.
+    pub roles: BTreeSet<Role>,
+    /// Where it stands.
+    pub labels: Labels,
+    /// Where peers reach its metadata service.
+    pub control_address: String,
+    /// Where hosts reach its devices.
+    pub data_address: String,
+    /// Version of the software that it runs.
+    pub version: String,
+    /// The public half of its key.
+    pub public_key: Vec<u8>,
+}
+
+/// What it gets.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct EnrolAnswer {
+    /// Its number.
+    pub node: NodeId,
+    /// The authority's certificate, as PEM.
+    pub ca: String,
+    /// Its own, as PEM.
+    pub certificate: String,
+    /// The authority's key, as PEM, for a node that lets others join.
+    pub ca_key: Option<String>,
+}
+
+/// The frame of a question.
+#[derive(Serialize, Deserialize)]
+struct Question {
+    protocol: u16,
+    cluster: Uuid,
+    secret: String,
+    question: EnrolQuestion,
+}
+
+/// The frame of an answer; a refusal is for people.
+type Answer = Result<EnrolAnswer, String>;

@@ -1,0 +1,248 @@
+//! The side that lets nodes in.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::super::frame;
+use super::super::tls::{ACCEPT_PAUSE, TlsError};
+use super::{
+    ALPN, ANSWER_WAIT_MAX, Answer, EnrolAnswer, EnrolQuestion, GREET_WAIT_MAX, PROTOCOL,
+    QUESTION_BYTES_MAX, Question,
+};
+use crate::client::Meta;
+use crate::command::{Command, NodeSpec};
+use crate::ids::{Incarnation, UnixMillis};
+use crate::model::Role;
+use crate::pki::{ClusterCa, JoinToken};
+use crate::refusal::MapRefusal;
+
+/// Connections at a time; more wait in the kernel's queue, so a flood of them makes joining slow and nothing else.
+const CONNECTIONS_MAX: usize = 16;
+
+/// What a node needs to let others in.
+pub struct EnrolPapers {
+    /// The authority.
+    pub ca: ClusterCa,
+    /// Its certificate, as PEM.
+    pub ca_certificate: String,
+    /// The node's own, as PEM.
+    pub certificate: String,
+    /// Its key, as PEM.
+    pub key: String,
+}
+
+/// Lets nodes in. Ends when it is dropped.
+pub struct EnrolServer {
+    address: SocketAddr,
+    accepting: JoinHandle<()>,
+}
+
+impl Drop for EnrolServer {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl EnrolServer {
+    /// Listens for nodes that want to join.
+    ///
+    /// # Errors
+    /// The papers are no good, or the address cannot be listened on.
+    pub async fn start(address: &str, papers: EnrolPapers, meta: Meta) -> Result<Self, TlsError> {
+        let config = config(&papers)?;
+        let failed = |source| TlsError::Listen {
+            address: address.to_owned(),
+            source,
+        };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let desk = Arc::new(Desk {
+            papers,
+            meta,
+            config: Arc::new(config),
+        });
+        let accepting = tokio::spawn(accept(listener, desk));
+        Ok(Self { address, accepting })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+struct Desk {
+    papers: EnrolPapers,
+    meta: Meta,
+    config: Arc<ServerConfig>,
+}
+
+/// The node's certificate, and the authority's behind it: who joins knows only the hash of that.
+fn config(papers: &EnrolPapers) -> Result<ServerConfig, TlsError> {
+    let bad = |what| {
+        move |error: rustls::pki_types::pem::Error| TlsError::BadPem {
+            what,
+            detail: error.to_string(),
+        }
+    };
+    let certificate =
+        |pem: &str, what| CertificateDer::from_pem_slice(pem.as_bytes()).map_err(bad(what));
+    let chain = vec![
+        certificate(&papers.certificate, "the node's certificate")?,
+        certificate(&papers.ca_certificate, "the cluster's certificate")?,
+    ];
+    let key = PrivateKeyDer::from_pem_slice(papers.key.as_bytes())
+        .map_err(bad("the node's private key"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(config)
+}
+
+async fn accept(listener: TcpListener, desk: Arc<Desk>) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // Connections end with this task.
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let desk = Arc::clone(&desk);
+                connections.spawn(async move {
+                    if let Err(error) = serve(stream, from, &desk).await {
+                        tracing::info!(%from, %error, "somebody who wanted to join did not");
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept nodes that want to join");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, from: SocketAddr, desk: &Desk) -> io::Result<()> {
+    let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+    let (mut stream, question) = timeout(GREET_WAIT_MAX, greet(stream, desk))
+        .await
+        .map_err(late)??;
+    let answer = timeout(ANSWER_WAIT_MAX, desk.answer(question)).await;
+    let answer: Answer = answer.unwrap_or_else(|_| Err("it took too long: try again".to_owned()));
+    match &answer {
+        Ok(admitted) => tracing::info!(%from, node = admitted.node.0, "a node joined"),
+        Err(reason) => tracing::warn!(%from, reason, "a node was not let in"),
+    }
+    let end = async {
+        frame::send(&mut stream, 0, &answer).await?;
+        stream.shutdown().await
+    };
+    timeout(GREET_WAIT_MAX, end).await.map_err(late)?
+}
+
+async fn greet(stream: TcpStream, desk: &Desk) -> io::Result<(TlsStream<TcpStream>, Question)> {
+    let acceptor = TlsAcceptor::from(Arc::clone(&desk.config));
+    let mut stream = acceptor.accept(stream).await?;
+    let (_, question) = frame::receive(&mut stream, QUESTION_BYTES_MAX).await?;
+    Ok((stream, question))
+}
+
+impl Desk {
+    async fn answer(&self, asked: Question) -> Answer {
+        let told = |error: &dyn std::fmt::Display| error.to_string();
+        if asked.protocol != PROTOCOL {
+            return Err(format!(
+                "it speaks version {} of joining, and this node {PROTOCOL}: install the same version of penstock on both",
+                asked.protocol
+            ));
+        }
+        let cluster = self.meta.cluster().await.map_err(|error| told(&error))?;
+        if cluster.uuid != asked.cluster {
+            let (ours, theirs) = (cluster.uuid, asked.cluster);
+            return Err(told(&MapRefusal::OtherCluster { ours, theirs }));
+        }
+        let question = asked.question;
+        let key = &question.public_key;
+        // Before the token is used up: what would be refused afterwards.
+        self.papers
+            .ca
+            .issue(cluster_probe(), key)
+            .map_err(|error| told(&error))?;
+        let nodes = self.meta.list_nodes().await.map_err(|error| told(&error))?;
+        let namesake = nodes
+            .iter()
+            .find(|node| node.name.as_str() == question.name);
+        if let Some(holder) = namesake {
+            let (name, holder) = (question.name, holder.id);
+            return Err(told(&MapRefusal::NodeNameTaken { name, holder }));
+        }
+        let address = &question.control_address;
+        if let Some(other) = nodes.iter().find(|node| node.control_address == *address) {
+            return Err(format!(
+                "node {} ({}) is at {address} already: choose another address with --listen, or remove that node first",
+                other.id, other.name
+            ));
+        }
+        self.admit(&asked.secret, question).await
+    }
+
+    async fn admit(&self, secret: &str, question: EnrolQuestion) -> Answer {
+        let told = |error: &dyn std::fmt::Display| error.to_string();
+        let token = JoinToken::from_text(secret);
+        let redeemed = self.meta.redeem_join_token(&token).await;
+        let node = redeemed.map_err(|error| told(&error))?;
+        let issued = self.papers.ca.issue(node, &question.public_key);
+        let certificate = issued.map_err(|error| told(&error))?;
+        let keeps_key = question.roles.contains(&Role::Meta);
+        let spec = NodeSpec {
+            id: node,
+            name: question.name,
+            roles: question.roles,
+            incarnation: Incarnation::default(),
+            labels: question.labels,
+            control_address: question.control_address,
+            data_address: question.data_address,
+            version: question.version,
+        };
+        // The leader finds it by that, and sends it the metadata once it runs.
+        let register = Command::RegisterNode {
+            node: spec,
+            replaces: Incarnation::default(),
+            at: UnixMillis::now(),
+        };
+        let registered = self.meta.propose(register).await;
+        registered.map_err(|error| told(&error))?;
+        Ok(EnrolAnswer {
+            node,
+            ca: self.papers.ca_certificate.clone(),
+            certificate,
+            ca_key: keeps_key.then(|| self.papers.ca.key_pem().to_owned()),
+        })
+    }
+}
+
+/// A number that no node has, to see whether a key can be certified at all.
+fn cluster_probe() -> crate::ids::NodeId {
+    crate::ids::NodeId(0)
+}

@@ -1,0 +1,326 @@
+//! Who is in the Raft group: the leader makes it follow the nodes in the cluster map.
+//!
+//! Every node has a copy of the metadata, as a learner at least: it reads the map there. Of those with the role `meta` an
+//! odd number votes, at most [`VOTERS_MAX`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use openraft::{BasicNode, ChangeMembers};
+use tokio::time::timeout;
+
+use super::Core;
+use crate::ids::NodeId;
+use crate::map::ClusterMap;
+use crate::model::{Duty, Node, NodeState, Role};
+
+/// Most nodes that vote: a change needs three of them, and two may be lost. More would make every change slower.
+const VOTERS_MAX: usize = 5;
+/// The leader compares group and map this often.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// A change that is not committed in this time is looked at again; Raft goes on with it.
+const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// A learner that is at most this many entries behind may vote.
+const BEHIND_MAX: u64 = 1000;
+
+/// The Raft group as its leader knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Group {
+    leader: NodeId,
+    voters: BTreeSet<NodeId>,
+    /// Voters and learners, with their addresses.
+    nodes: BTreeMap<NodeId, String>,
+    /// Learners that have nearly all entries.
+    caught_up: BTreeSet<NodeId>,
+}
+
+/// A change of the group, one at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Step {
+    /// A node begins to get the metadata.
+    Add(NodeId, String),
+    /// A node is elsewhere now.
+    Move(NodeId, String),
+    /// These vote from now on.
+    Vote(BTreeSet<NodeId>),
+    /// A node was removed from the cluster.
+    Drop(NodeId),
+}
+
+/// What is to be done next.
+fn plan(map: &ClusterMap, group: &Group) -> Option<Step> {
+    // Without an address nobody can be reached: a cluster of one, or somebody else sees to the group.
+    if map.nodes().any(|node| node.control_address.is_empty()) {
+        return None;
+    }
+    for node in map.nodes() {
+        match group.nodes.get(&node.id) {
+            None => return Some(Step::Add(node.id, node.control_address.clone())),
+            Some(address) if *address != node.control_address => {
+                return Some(Step::Move(node.id, node.control_address.clone()));
+            }
+            Some(_) => {}
+        }
+    }
+    let voters = choose_voters(map, group);
+    if !voters.is_empty() && voters != group.voters {
+        return Some(Step::Vote(voters));
+    }
+    let mut gone = group.nodes.keys().filter(|id| map.node(**id).is_none());
+    let gone = gone.find(|id| !group.voters.contains(id));
+    gone.map(|id| Step::Drop(*id))
+}
+
+/// Who votes stays, unless it was away for long and another can take its place. The leader comes first.
+fn choose_voters(map: &ClusterMap, group: &Group) -> BTreeSet<NodeId> {
+    let may_vote = |node: &&Node| node.roles.contains(&Role::Meta);
+    let rank = |node: &Node| {
+        let votes = group.voters.contains(&node.id);
+        let is_lost = node.state == NodeState::Down && node.duty == Duty::Absent;
+        let is_ready = node.state == NodeState::Up && group.caught_up.contains(&node.id);
+        match (votes, is_lost, is_ready) {
+            _ if node.id == group.leader => Some(0),
+            (true, false, _) => Some(1),
+            (false, _, true) => Some(2),
+            (true, true, _) => Some(3),
+            (false, _, false) => None,
+        }
+    };
+    let ranked = map.nodes().filter(may_vote);
+    let mut ranked: Vec<_> = ranked
+        .filter_map(|node| Some((rank(node)?, node.id)))
+        .collect();
+    ranked.sort_unstable();
+    let most = ranked.len().min(VOTERS_MAX);
+    // Of two that vote neither may be lost: one alone is no worse, and fails half as often.
+    let odd = most.saturating_sub(1) / 2 * 2 + usize::from(most > 0);
+    ranked.into_iter().take(odd).map(|(_, id)| id).collect()
+}
+
+impl Core {
+    fn group(&self) -> Option<Group> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        // Only the leader knows how far the others are.
+        let replication = metrics.replication.as_ref()?;
+        let membership = metrics.membership_config.membership();
+        let last = metrics.last_log_index.unwrap_or(0);
+        let is_near =
+            |at: &Option<crate::raft::LogId>| at.is_some_and(|at| at.index + BEHIND_MAX >= last);
+        Some(Group {
+            leader: self.id,
+            voters: membership.voter_ids().collect(),
+            nodes: membership
+                .nodes()
+                .map(|(id, node)| (*id, node.addr.clone()))
+                .collect(),
+            caught_up: replication
+                .iter()
+                .filter(|(_, at)| is_near(at))
+                .map(|(id, _)| *id)
+                .collect(),
+        })
+    }
+
+    async fn follow_map(&self) {
+        let map = Arc::clone(&self.map.borrow());
+        let Some(step) = self.group().and_then(|group| plan(&map, &group)) else {
+            return;
+        };
+        tracing::info!(?step, "changing the metadata group");
+        let node = |id: NodeId, address: &str| BTreeMap::from([(id, BasicNode::new(address))]);
+        let (change, retain) = match &step {
+            Step::Add(id, address) => (ChangeMembers::AddNodes(node(*id, address)), true),
+            // Whoever answers there must show the certificate of this node, so it cannot be another.
+            Step::Move(id, address) => (ChangeMembers::SetNodes(node(*id, address)), true),
+            Step::Vote(voters) => (ChangeMembers::ReplaceAllVoters(voters.clone()), true),
+            Step::Drop(id) => (ChangeMembers::RemoveNodes(BTreeSet::from([*id])), true),
+        };
+        let changed = timeout(CHANGE_WAIT_MAX, self.raft.change_membership(change, retain)).await;
+        match changed {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, ?step, "cannot change the metadata group yet"),
+            Err(_) => tracing::warn!(?step, "the metadata group takes long to change"),
+        }
+    }
+}
+
+/// Looks after the group as long as the node lives.
+pub(super) async fn keep(core: Arc<Core>) {
+    let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        core.follow_map().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::command::{Command, NodeSpec};
+    use crate::ids::{Incarnation, UnixMillis};
+    use crate::testing::Machine;
+
+    const AT: UnixMillis = UnixMillis(0);
+
+    fn spec(id: u64) -> NodeSpec {
+        NodeSpec {
+            control_address: format!("10.0.0.{id}:7470"),
+            ..NodeSpec::new(NodeId(id), format!("n{id}"))
+        }
+    }
+
+    fn cluster(nodes: u64) -> Machine {
+        let mut machine = Machine::default();
+        let (cluster, node, pool) = (Uuid::from_u128(1), spec(1), None);
+        let bootstrap = Command::Bootstrap {
+            cluster,
+            node,
+            pool,
+            at: AT,
+        };
+        machine.apply(&bootstrap).unwrap();
+        (2..=nodes).for_each(|id| register(&mut machine, spec(id)));
+        machine
+    }
+
+    fn register(machine: &mut Machine, node: NodeSpec) {
+        let replaces = Incarnation::default();
+        let register = Command::RegisterNode {
+            node,
+            replaces,
+            at: AT,
+        };
+        machine.apply(&register).unwrap();
+    }
+
+    /// Does one step after another until there is none.
+    fn settle(machine: &Machine, group: &mut Group) -> usize {
+        let mut steps = 0;
+        while let Some(step) = plan(&machine.map(), group) {
+            match step {
+                Step::Add(id, address) => {
+                    group.nodes.insert(id, address);
+                    group.caught_up.insert(id);
+                }
+                Step::Move(id, address) => {
+                    group.nodes.insert(id, address).unwrap();
+                }
+                Step::Vote(voters) => {
+                    assert!(voters.len() % 2 == 1 && voters.len() <= VOTERS_MAX);
+                    group.voters = voters;
+                }
+                Step::Drop(id) => {
+                    group.nodes.remove(&id).unwrap();
+                }
+            }
+            steps += 1;
+            assert!(steps < 100, "it comes to no end: {group:?}");
+        }
+        steps
+    }
+
+    fn founded() -> Group {
+        Group {
+            leader: NodeId(1),
+            voters: [NodeId(1)].into(),
+            nodes: [(NodeId(1), "10.0.0.1:7470".to_owned())].into(),
+            caught_up: BTreeSet::new(),
+        }
+    }
+
+    fn ids(ids: &[u64]) -> BTreeSet<NodeId> {
+        ids.iter().copied().map(NodeId).collect()
+    }
+
+    #[test]
+    fn an_odd_number_votes_and_all_have_the_metadata() {
+        for (nodes, voters) in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (9, 5)] {
+            let (machine, mut group) = (cluster(nodes), founded());
+            settle(&machine, &mut group);
+            assert_eq!(group.voters.len(), voters, "of {nodes}");
+            assert_eq!(group.nodes.len() as u64, nodes);
+            assert_eq!(settle(&machine, &mut group), 0);
+        }
+    }
+
+    #[test]
+    fn only_nodes_with_the_role_that_have_caught_up_vote() {
+        let mut machine = cluster(3);
+        let storage = NodeSpec {
+            roles: [Role::Storage].into(),
+            ..spec(4)
+        };
+        register(&mut machine, storage);
+        register(&mut machine, spec(5));
+        let mut group = founded();
+        settle(&machine, &mut group);
+        assert_eq!(group.voters, ids(&[1, 2, 3]));
+        // One that has not got all yet waits.
+        let mut group = founded();
+        for id in 2..=5 {
+            group.nodes.insert(NodeId(id), format!("10.0.0.{id}:7470"));
+        }
+        group.caught_up = ids(&[3, 4]);
+        assert_eq!(plan(&machine.map(), &group), None);
+        group.caught_up.insert(NodeId(5));
+        let step = plan(&machine.map(), &group);
+        assert_eq!(step, Some(Step::Vote(ids(&[1, 3, 5]))));
+    }
+
+    #[test]
+    fn a_removed_node_goes_and_one_long_away_makes_room() {
+        let (mut machine, mut group) = (cluster(4), founded());
+        settle(&machine, &mut group);
+        assert_eq!(group.voters, ids(&[1, 2, 3]));
+        let node = NodeId(2);
+        let (incarnation, state) = (Incarnation::default(), NodeState::Down);
+        let down = Command::SetNodeState {
+            node,
+            incarnation,
+            state,
+            at: AT,
+        };
+        machine.apply(&down).unwrap();
+        assert_eq!(plan(&machine.map(), &group), None, "it may come back");
+        let duty = Duty::Absent;
+        let absent = Command::SetNodeDuty { node, duty, at: AT };
+        machine.apply(&absent).unwrap();
+        settle(&machine, &mut group);
+        assert_eq!(group.voters, ids(&[1, 3, 4]));
+        machine
+            .apply(&Command::RemoveNode { node, at: AT })
+            .unwrap();
+        settle(&machine, &mut group);
+        let left: BTreeSet<NodeId> = group.nodes.keys().copied().collect();
+        assert_eq!(left, ids(&[1, 3, 4]));
+    }
+
+    #[test]
+    fn a_node_that_is_elsewhere_is_found_there_and_one_without_an_address_is_left_alone() {
+        let (mut machine, mut group) = (cluster(3), founded());
+        settle(&machine, &mut group);
+        let elsewhere = NodeSpec {
+            control_address: "10.9.9.9:7470".to_owned(),
+            ..spec(3)
+        };
+        register(&mut machine, elsewhere);
+        let step = plan(&machine.map(), &group);
+        let address = "10.9.9.9:7470".to_owned();
+        assert_eq!(step, Some(Step::Move(NodeId(3), address)));
+        let mut alone = Machine::default();
+        let (cluster, node, pool) = (Uuid::from_u128(1), NodeSpec::new(NodeId(1), "one"), None);
+        let bootstrap = Command::Bootstrap {
+            cluster,
+            node,
+            pool,
+            at: AT,
+        };
+        alone.apply(&bootstrap).unwrap();
+        assert_eq!(plan(&alone.map(), &Group::default()), None);
+    }
+}
