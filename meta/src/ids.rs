@@ -48,7 +48,8 @@ counter! {
     VolumeId(u64)
 }
 counter! {
-    /// One generation of a volume's data, numbered by meta, never used again: the key of chunks on devices.
+    /// One generation of a volume's data, never used again: the key of chunks on devices. Its parts say where it lies, so
+    /// that a replica needs to know no volume for that; `fabric::proto::placement` explains them bit by bit.
     LayerId(u64)
 }
 counter! {
@@ -82,6 +83,39 @@ impl Incarnation {
     }
 }
 
+/// Bits of a layer's number in its family.
+const LAYER_NUMBER_BITS: u32 = 26;
+/// Bits of the number of the volume that a family is named by.
+const LAYER_FAMILY_BITS: u32 = 28;
+/// Bits of the number of a layer's pool.
+const LAYER_POOL_BITS: u32 = 10;
+
+impl PoolId {
+    /// The last number of a pool. One may be made and deleted each day for almost three years; then no more are made.
+    pub const MAX: Self = Self((1 << LAYER_POOL_BITS) - 1);
+}
+
+impl VolumeId {
+    /// The last number of a volume. A thousand may be made each hour for thirty years; then no more are made.
+    pub const MAX: Self = Self((1 << LAYER_FAMILY_BITS) - 1);
+}
+
+impl LayerId {
+    /// The last number of a layer in its family.
+    pub const NUMBER_MAX: u32 = (1 << LAYER_NUMBER_BITS) - 1;
+
+    /// The layer with this number in the family of volumes that share their placement with `family`, the first of them.
+    ///
+    /// # Panics
+    /// Beyond `PoolId::MAX`, `VolumeId::MAX` or `NUMBER_MAX`, which the state machine keeps to.
+    #[must_use]
+    pub fn new(pool: PoolId, family: VolumeId, number: u32) -> Self {
+        assert!(pool <= PoolId::MAX && family <= VolumeId::MAX && number <= Self::NUMBER_MAX);
+        let pool = u64::from(pool.0) << (LAYER_FAMILY_BITS + LAYER_NUMBER_BITS);
+        Self(pool | family.0 << LAYER_NUMBER_BITS | u64::from(number))
+    }
+}
+
 impl Generation {
     /// The generation of the next grant.
     ///
@@ -105,5 +139,19 @@ impl UnixMillis {
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
         Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_layer_are_a_contract() {
+        // The same number as in the test of `fabric::proto::placement`.
+        let layer = LayerId::new(PoolId(3), VolumeId(7), 1);
+        assert_eq!(layer, LayerId(3 << 54 | 7 << 26 | 1));
+        let last = LayerId::new(PoolId::MAX, VolumeId::MAX, LayerId::NUMBER_MAX);
+        assert_eq!(last, LayerId(u64::MAX));
     }
 }

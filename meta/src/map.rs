@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::ids::{DeviceId, Epoch, NodeId, PoolId, VolumeId};
+use crate::ids::{DeviceId, Epoch, NodeId, PoolId};
 use crate::model::{Cluster, Device, GroupId, Member, Node, PlacementGroup, Pool};
 use crate::state::group::{Presence, presence_of};
 use crate::state::tables::{CLUSTER, DEVICES, NODES, PLACEMENT_GROUPS, POOLS};
@@ -74,18 +74,6 @@ impl ClusterMap {
     #[must_use]
     pub fn group(&self, id: GroupId) -> Option<&Arc<PlacementGroup>> {
         self.groups.get(&id.pool)?.get(id.index.0 as usize)
-    }
-
-    /// The placement group of a volume's chunk.
-    #[must_use]
-    pub fn group_of_chunk(
-        &self,
-        pool: PoolId,
-        volume: VolumeId,
-        chunk_index: u64,
-    ) -> Option<&Arc<PlacementGroup>> {
-        let index = self.pool(pool)?.placement_group_of(volume, chunk_index);
-        self.group(GroupId { pool, index })
     }
 
     /// All placement groups, by pool and index.

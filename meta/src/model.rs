@@ -14,8 +14,8 @@ use uuid::Uuid;
 use crate::pki::TokenHash;
 
 use crate::ids::{
-    AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PgIndex, PoolId,
-    UnixMillis, VolumeId,
+    AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis,
+    VolumeId,
 };
 
 pub use event::{EVENTS_MAX, Event, Happening};
@@ -230,14 +230,6 @@ pub struct Pool {
     pub placement_groups: u32,
     /// When the pool was made.
     pub created_at: UnixMillis,
-}
-
-impl Pool {
-    /// The placement group of a volume's chunk. All layers of a volume share placement, so the layer plays no part.
-    #[must_use]
-    pub fn placement_group_of(&self, volume: VolumeId, chunk_index: u64) -> PgIndex {
-        crate::state::placement::group_of_chunk(volume, chunk_index, self.placement_groups)
-    }
 }
 
 /// When a write is acknowledged to the guest.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::ids::{DeviceId, Generation, Incarnation, NodeId, VolumeId};
+use crate::ids::{DeviceId, Generation, Incarnation, NodeId, PoolId, VolumeId};
 use crate::model::{Name, NameError, SizeError};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.
@@ -253,6 +253,16 @@ pub enum PoolRefusal {
         /// The number asked for.
         placement_groups: u32,
     },
+    /// Numbers of pools are part of the numbers of layers, and these have run out.
+    #[error(
+        "pool {name:?} cannot be made: this cluster has had {} pools, deleted ones too, and can have no more; use one \
+         that exists",
+        PoolId::MAX
+    )]
+    TooMany {
+        /// The name.
+        name: String,
+    },
     /// Volumes lie in it.
     #[error("pool {name:?} is in use by volume {volume:?}: delete its volumes first")]
     InUse {
@@ -306,6 +316,13 @@ pub enum VolumeRefusal {
         /// The number.
         id: VolumeId,
     },
+    /// Numbers of volumes are part of the numbers of layers, and these have run out.
+    #[error(
+        "this cluster has had {} volumes, deleted ones too, and can have no more: resize or import into one that exists, \
+         or make another cluster",
+        VolumeId::MAX
+    )]
+    TooMany,
     /// A size that no volume has.
     #[error("volume {name:?}: {source}")]
     Size {
@@ -512,6 +529,7 @@ impl PoolRefusal {
             | Self::BadPlacementGroups { .. } => RefusalKind::Invalid,
             Self::Unknown { .. } => RefusalKind::NotFound,
             Self::NameTaken { .. }
+            | Self::TooMany { .. }
             | Self::InUse { .. }
             | Self::IsDefault { .. }
             | Self::TooFewDevices { .. } => RefusalKind::Conflict,
@@ -525,6 +543,7 @@ impl VolumeRefusal {
             Self::Size { .. } => RefusalKind::Invalid,
             Self::Unknown { .. } | Self::UnknownId { .. } => RefusalKind::NotFound,
             Self::NameTaken { .. }
+            | Self::TooMany
             | Self::InUse { .. }
             | Self::Deleting { .. }
             | Self::NotDeleting { .. }

@@ -16,7 +16,7 @@ mod score;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::{DeviceId, NodeId, PgIndex, VolumeId};
+use crate::ids::{DeviceId, NodeId};
 use crate::model::{Device, DeviceState, FailureDomain, Node, NodeState, Pool};
 
 pub(crate) use arrange::arrange;
@@ -24,13 +24,6 @@ pub(crate) use arrange::arrange;
 /// A device of average size should hold this many replicas of groups. Its share is then rounded by at most 2.5 %, and
 /// that of a device half as large by 5 %.
 pub(crate) const GROUPS_PER_DEVICE: u32 = 40;
-
-/// The placement group of a chunk. Part of the on-disk contract: it must never change.
-pub(crate) fn group_of_chunk(volume: VolumeId, chunk_index: u64, groups: u32) -> PgIndex {
-    let mixed = score::mix(score::mix(volume.0) ^ chunk_index);
-    let index = mixed % u64::from(groups.max(1));
-    PgIndex(u32::try_from(index).expect("a remainder is smaller than its divisor"))
-}
 
 /// How many groups a pool gets that does not say: enough for [`GROUPS_PER_DEVICE`] on each of its devices, and with
 /// `least` room to grow, as the number stays for ever.

@@ -6,7 +6,7 @@ use super::map::{cluster, next_epoch, nodes_by_id, take_number};
 use super::tables::{DEVICES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES, VOLUMES_BY_POOL};
 use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
-use crate::ids::{DeviceId, Epoch, PgIndex, UnixMillis};
+use crate::ids::{DeviceId, Epoch, PgIndex, PoolId, UnixMillis};
 use crate::model::{DEFAULT_POOL, Device, Member, PlacementGroup, Pool, Standing};
 use crate::refusal::{MAX_PLACEMENT_GROUPS, MAX_REPLICAS, PoolRefusal, name};
 
@@ -33,8 +33,12 @@ pub(super) fn create(txn: &mut Txn<'_>, spec: &PoolSpec, at: UnixMillis) -> Resu
         ),
     };
     check_groups(spec, placement_groups)?;
+    let id: PoolId = take_number(txn, |counters| &mut counters.pool)?;
+    if id > PoolId::MAX {
+        return Err(PoolRefusal::TooMany { name: name.into() }.into());
+    }
     let pool = Pool {
-        id: take_number(txn, |counters| &mut counters.pool)?,
+        id,
         name,
         replicas: spec.replicas,
         min_in_sync,

@@ -173,11 +173,7 @@ impl HighWater {
             .unwrap()
             .unwrap_or_default();
         if let Some(old) = self.counters.replace(counters.clone()) {
-            assert!(
-                counters.device >= old.device
-                    && counters.pool >= old.pool
-                    && counters.layer >= old.layer
-            );
+            assert!(counters.device >= old.device && counters.pool >= old.pool);
             assert!(counters.volume >= old.volume && counters.attachment >= old.attachment);
         }
         for lease in tables::LEASES.all(records).unwrap() {

@@ -44,7 +44,6 @@ pub(crate) struct Counters {
     pub(crate) device: u64,
     pub(crate) pool: u32,
     pub(crate) volume: u64,
-    pub(crate) layer: u64,
     pub(crate) attachment: u64,
     #[serde(default = "first")]
     pub(crate) event: u64,
@@ -63,7 +62,6 @@ impl Default for Counters {
             device: 1,
             pool: 1,
             volume: 1,
-            layer: 1,
             attachment: 1,
             event: first(),
             node: first(),

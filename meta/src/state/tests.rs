@@ -16,7 +16,9 @@ use crate::command::{
     AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, Outcome, PoolSpec, Reply,
     VolumeSpec,
 };
-use crate::ids::{DeviceId, Generation, Incarnation, NodeId, UnixMillis, VolumeId};
+use crate::ids::{
+    DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
+};
 use crate::model::{
     Attachment, AttachmentOptions, DEFAULT_POOL, DeviceState, FailureDomain, Lease, Standing,
     Volume, VolumeState,
@@ -64,6 +66,7 @@ impl World {
             .run(&Command::Bootstrap {
                 cluster: Uuid::from_u128(1),
                 node,
+                pool: None,
                 at: AT,
             })
             .unwrap();

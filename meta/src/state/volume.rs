@@ -8,7 +8,7 @@ use super::tables::{
 };
 use super::{Read, ReadError, Stop, Txn, pool};
 use crate::command::{Outcome, VolumeSpec};
-use crate::ids::{UnixMillis, VolumeId};
+use crate::ids::{LayerId, UnixMillis, VolumeId};
 use crate::model::{Attachment, DEFAULT_POOL, Volume, VolumeSize, VolumeState};
 use crate::refusal::{VolumeRefusal, name};
 
@@ -31,13 +31,18 @@ pub(super) fn create(
     }
     let pool = pool::require(txn, spec.pool.as_deref().unwrap_or(DEFAULT_POOL))?;
     pool::require_devices(txn, &pool)?;
+    let id: VolumeId = take_number(txn, |counters| &mut counters.volume)?;
+    if id > VolumeId::MAX {
+        return Err(VolumeRefusal::TooMany.into());
+    }
     let volume = Volume {
-        id: take_number(txn, |counters| &mut counters.volume)?,
+        id,
         uuid,
         name,
         pool: pool.name,
         size_bytes: size.bytes(),
-        layers: vec![take_number(txn, |counters| &mut counters.layer)?],
+        // The first of its family.
+        layers: vec![LayerId::new(pool.id, id, 1)],
         read_only: spec.read_only,
         durability: spec.durability,
         state: VolumeState::Ready,

