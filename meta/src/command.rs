@@ -184,6 +184,9 @@ pub enum Command {
         cluster: Uuid,
         /// The first node.
         node: NodeSpec,
+        /// The default pool, if it is to have more than one replica.
+        #[serde(default)]
+        pool: Option<PoolSpec>,
         /// Now.
         at: UnixMillis,
     },

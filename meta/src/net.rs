@@ -1,6 +1,7 @@
 //! How the metadata nodes talk: one request, one reply, over whatever [`Transport`] carries them.
 
 mod connection;
+pub mod enrol;
 mod frame;
 mod mem;
 mod tls;

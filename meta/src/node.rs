@@ -1,6 +1,7 @@
 //! A metadata node: opened, made part of a cluster, stopped.
 
 mod core;
+mod members;
 mod vigil;
 
 use std::collections::BTreeSet;
@@ -14,9 +15,10 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use crate::client::Meta;
-use crate::command::{Command, NodeSpec};
+use crate::command::{Command, NodeSpec, PoolSpec};
 use crate::error::{MetaError, OpenError};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
+use crate::model::DEFAULT_POOL;
 use crate::net::{Connections, NoPeers, PeerReply, PeerRequest, ProposeError, Transport};
 use crate::raft::{Raft, RaftTuning};
 use crate::storage::log::LogStore;
@@ -31,8 +33,17 @@ const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How a node comes into its cluster at its first start. Later starts find it in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// It makes a cluster, with itself as the only node.
+    /// It makes a cluster, with itself as the only node and one replica of everything.
     NewCluster,
+    /// It makes a cluster that others are to join.
+    Found {
+        /// The cluster, named already in the certificates of its nodes.
+        cluster: Uuid,
+        /// Copies of every chunk in the default pool.
+        replicas: u8,
+        /// Copies that must be in sync for a write there.
+        min_in_sync: u8,
+    },
     /// It waits until a node of this cluster adds it.
     Join {
         /// The cluster to join.
@@ -192,7 +203,8 @@ impl MetaNode {
             let core = || Arc::clone(&node.core);
             let watch = tokio::spawn(vigil::watch(core()));
             let beat = tokio::spawn(vigil::beat(core(), spec));
-            node.tasks.0.extend([watch, beat]);
+            let members = tokio::spawn(members::keep(core()));
+            node.tasks.0.extend([watch, beat, members]);
         }
         if let Err(source) = started {
             if let Err(error) = node.shutdown().await {
@@ -211,7 +223,7 @@ impl MetaNode {
             .is_initialized()
             .await
             .map_err(|error| core::fatal(&error))?;
-        if !initialized && config.start == Start::NewCluster {
+        if !initialized && !matches!(config.start, Start::Join { .. }) {
             let members = [(config.node.id, BasicNode::new(&config.address))]
                 .into_iter()
                 .collect::<std::collections::BTreeMap<_, _>>();
@@ -241,12 +253,24 @@ impl MetaNode {
         }
         let at = UnixMillis::now();
         let (cluster, node) = (self.cluster, config.node);
+        let pool = match config.start {
+            Start::Found {
+                replicas,
+                min_in_sync,
+                ..
+            } => Some(PoolSpec {
+                min_in_sync: Some(min_in_sync),
+                ..PoolSpec::new(DEFAULT_POOL, replicas)
+            }),
+            Start::NewCluster | Start::Join { .. } => None,
+        };
         // Done again at every start: a crash may have come between making the log and this, and the name of the node
         // may have changed.
         self.meta()
             .propose(Command::Bootstrap {
                 cluster,
                 node: node.clone(),
+                pool,
                 at,
             })
             .await?;
@@ -404,7 +428,7 @@ fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError>
                 configured,
             });
         }
-        if let Start::Join { cluster } = config.start {
+        if let Start::Join { cluster } | Start::Found { cluster, .. } = config.start {
             if cluster != found.cluster {
                 return Err(OpenError::OtherCluster {
                     dir: dir.to_owned(),
@@ -417,7 +441,7 @@ fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError>
     }
     let cluster = match config.start {
         Start::NewCluster => Uuid::new_v4(),
-        Start::Join { cluster } => cluster,
+        Start::Join { cluster } | Start::Found { cluster, .. } => cluster,
     };
     db.set_identity(&Identity {
         node: configured,

@@ -91,7 +91,12 @@ fn run_group(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
 
 fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
     match command {
-        Command::Bootstrap { cluster, node, at } => map::bootstrap(txn, *cluster, node, *at),
+        Command::Bootstrap {
+            cluster,
+            node,
+            pool,
+            at,
+        } => map::bootstrap(txn, *cluster, node, pool.as_ref(), *at),
         Command::RegisterNode { node, replaces, at } => node::register(txn, node, *replaces, *at),
         Command::SetNodeState {
             node,

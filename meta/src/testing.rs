@@ -10,7 +10,7 @@
 //! let mut machine = Machine::default();
 //! let cluster = uuid::Uuid::from_u128(1);
 //! let node = NodeSpec::new(NodeId(1), "one");
-//! machine.apply(&Command::Bootstrap { cluster, node, at: UnixMillis(0) }).unwrap();
+//! machine.apply(&Command::Bootstrap { cluster, node, pool: None, at: UnixMillis(0) }).unwrap();
 //!
 //! let (mut watch, mut now) = (Watch::default(), Duration::ZERO);
 //! watch.lead(now);

@@ -23,6 +23,7 @@ use crate::ids::NodeId;
 use crate::pki::node_name;
 
 pub use client::TlsTransport;
+pub(super) use server::ACCEPT_PAUSE;
 pub use server::{TlsListener, TlsServer};
 
 /// A connection must be made, and its sides known, in this time.

@@ -66,6 +66,7 @@ pub(super) fn bootstrap(
     txn: &mut Txn<'_>,
     uuid: Uuid,
     node: &NodeSpec,
+    pool: Option<&PoolSpec>,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     if let Some(cluster) = CLUSTER.get(txn, &())? {
@@ -88,7 +89,8 @@ pub(super) fn bootstrap(
         },
     );
     node::register(txn, node, Incarnation::default(), at)?;
-    pool::create(txn, &PoolSpec::new(DEFAULT_POOL, 1), at)?;
+    let alone = PoolSpec::new(DEFAULT_POOL, 1);
+    pool::create(txn, pool.unwrap_or(&alone), at)?;
     Ok(Outcome::Done)
 }
 

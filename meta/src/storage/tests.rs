@@ -66,6 +66,7 @@ fn bootstrap(index: u64) -> Entry {
         EntryPayload::Normal(Command::Bootstrap {
             cluster,
             node,
+            pool: None,
             at: UnixMillis(1),
         }),
     )

@@ -35,6 +35,7 @@ impl World {
         world.apply(&Command::Bootstrap {
             cluster,
             node,
+            pool: None,
             at: AT,
         });
         for node in 1..=nodes {

@@ -24,7 +24,7 @@ const CONNECTIONS_MAX: usize = 2048;
 /// Requests of one connection that are worked on at a time; then no more are read.
 const REQUESTS_MAX: usize = 128;
 /// Pause after the kernel gave no connection, for want of file descriptors mostly.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub(in crate::net) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A socket on which peers may connect already; they are answered once it serves.
 pub struct TlsListener {
