@@ -186,7 +186,7 @@ pub enum Command {
         node: NodeSpec,
         /// The default pool, if it is to have more than one replica.
         #[serde(default)]
-        pool: Option<PoolSpec>,
+        pool: Option<Box<PoolSpec>>,
         /// Now.
         at: UnixMillis,
     },

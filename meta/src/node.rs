@@ -258,10 +258,10 @@ impl MetaNode {
                 replicas,
                 min_in_sync,
                 ..
-            } => Some(PoolSpec {
+            } => Some(Box::new(PoolSpec {
                 min_in_sync: Some(min_in_sync),
                 ..PoolSpec::new(DEFAULT_POOL, replicas)
-            }),
+            })),
             Start::NewCluster | Start::Join { .. } => None,
         };
         // Done again at every start: a crash may have come between making the log and this, and the name of the node

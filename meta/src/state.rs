@@ -96,7 +96,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             node,
             pool,
             at,
-        } => map::bootstrap(txn, *cluster, node, pool.as_ref(), *at),
+        } => map::bootstrap(txn, *cluster, node, pool.as_deref(), *at),
         Command::RegisterNode { node, replaces, at } => node::register(txn, node, *replaces, *at),
         Command::SetNodeState {
             node,

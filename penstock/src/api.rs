@@ -4,6 +4,7 @@
 
 pub mod client;
 pub mod extents;
+pub mod join;
 pub mod openapi;
 pub mod server;
 pub mod types;

@@ -1,5 +1,7 @@
 //! The command line: nouns, verbs and options, and nothing of what they do.
 
+mod join;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -7,6 +9,8 @@ use vhost_backend::blk::MAX_QUEUES;
 
 use crate::config::{DeviceSpec, Poll, Preallocation, StoreKind};
 use crate::size::{NewSize, Size};
+
+pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
 #[derive(Debug, Parser)]
@@ -50,6 +54,13 @@ pub struct Global {
 pub enum Command {
     /// Run the daemon: one node with all roles, data below --data
     Serve(ServeArgs),
+    /// Make a cluster that other nodes can join, with this as its first node
+    Init(InitArgs),
+    /// Make this a node of a cluster
+    Join(JoinArgs),
+    /// Make tokens with which nodes join
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Show the node at a glance
     Status,
     /// Say in one line whether a human must act; exit code 1 if so
@@ -105,6 +116,9 @@ pub struct ServeArgs {
     /// What the daemon stores into and how it runs
     #[command(flatten)]
     pub node: NodeArgs,
+    /// Its network and its place among other nodes
+    #[command(flatten)]
+    pub peers: PeerArgs,
 }
 
 /// Options of whatever runs a node.

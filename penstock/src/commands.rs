@@ -2,6 +2,7 @@
 
 pub mod ask;
 mod attach;
+mod join;
 mod listing;
 mod volume;
 
@@ -22,6 +23,10 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
     let global = cli.global;
     match cli.command {
         Command::Serve(args) => serve::run(args, global.data)?,
+        Command::Init(args) => join::init(args, global.data, global.json)?,
+        Command::Join(args) => {
+            runtime()?.block_on(join::join(args, global.data, global.json))?;
+        }
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data)?,
         Command::Completions { shell } => completions(shell)?,
         Command::Man { dir } => man(dir.as_deref())?,
@@ -35,6 +40,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
     let client = client(global)?;
     let json = global.json;
     match command {
+        Command::Token(verb) => join::token(verb, &client, json).await?,
         Command::Status => listing::status(&client, json).await?,
         Command::Health => return listing::health(&client, json).await,
         Command::Volume(verb) => volume::run(verb, &client, json).await?,
@@ -47,6 +53,8 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
             attach::disk_xml(&name, &target, &client).await?;
         }
         Command::Serve(_)
+        | Command::Init(_)
+        | Command::Join(_)
         | Command::VhostUserBlk(_)
         | Command::Completions { .. }
         | Command::Man { .. } => {

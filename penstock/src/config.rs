@@ -1,5 +1,8 @@
 //! The configuration of `penstock serve`: a TOML file, overridden by options.
 
+mod peers;
+
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use fabric::store::recovery::DEVICE_BYTES_MIN;
@@ -8,6 +11,8 @@ use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
+
+pub use peers::{Labels, Peers, RoleWord, Wire};
 
 /// Data threads when nothing is configured: enough for a few busy guests without taking the host's cores.
 const THREADS_DEFAULT: usize = 2;
@@ -44,6 +49,22 @@ pub struct File {
     pub socket_mode: Option<String>,
     /// Owner of attachment sockets, `USER`, `USER:GROUP` or `:GROUP`.
     pub socket_owner: Option<String>,
+    /// Address at which other nodes reach this one; for this and what follows see [`Peers`].
+    pub listen: Option<IpAddr>,
+    /// Port for metadata.
+    pub control_port: Option<u16>,
+    /// Port for data.
+    pub data_port: Option<u16>,
+    /// Port at which nodes join.
+    pub enrol_port: Option<u16>,
+    /// `tls` or `crc`.
+    pub wire: Option<Wire>,
+    /// Name of the node.
+    pub name: Option<String>,
+    /// `{ host = "…", rack = "…" }`.
+    pub labels: Option<Labels>,
+    /// Some of `meta`, `storage`, `host`, `gateway`.
+    pub roles: Option<Vec<RoleWord>>,
 }
 
 /// Where data go.
@@ -180,6 +201,8 @@ pub struct Config {
     pub poll_spin_us: u32,
     /// Owner and mode of attachment sockets.
     pub socket_access: SocketAccess,
+    /// Network and place among other nodes.
+    pub peers: Peers,
 }
 
 /// Reads a configuration file.
@@ -254,6 +277,17 @@ pub fn settle(file: File) -> Result<Config> {
     for size in sizes.chain(file.device_size) {
         check_device_size(size)?;
     }
+    let peers = Peers {
+        listen: file.listen,
+        control_port: file.control_port,
+        data_port: file.data_port,
+        enrol_port: file.enrol_port,
+        wire: file.wire,
+        name: file.name,
+        labels: file.labels.unwrap_or_default(),
+        roles: file.roles,
+    };
+    peers.check()?;
     let socket_access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref())?;
     Ok(Config {
         admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
@@ -267,6 +301,7 @@ pub fn settle(file: File) -> Result<Config> {
         poll: file.poll.unwrap_or(Poll::Adaptive),
         poll_spin_us,
         socket_access,
+        peers,
     })
 }
 
@@ -449,13 +484,19 @@ mod tests {
         let file = parse(
             "data = \"/d\"\nadmin_socket = \"/d/a\"\nstore = \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
              device_size = \"2G\"\ndevice_preallocation = \"full\"\nthreads = 3\npoll = \"never\"\npoll_spin_us = 20\n\
-             socket_mode = \"0660\"\nsocket_owner = \"root:0\"\n",
+             socket_mode = \"0660\"\nsocket_owner = \"root:0\"\nlisten = \"10.0.0.1\"\ncontrol_port = 1\ndata_port = 2\n\
+             enrol_port = 3\nwire = \"crc\"\nname = \"one\"\nlabels = { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\n",
             "p.toml",
         )
         .unwrap();
         let config = settle(file).unwrap();
         assert_eq!(config.store, StoreKind::Null);
         assert_eq!(config.device_preallocation, Preallocation::Full);
+        assert_eq!(config.peers.listen, "10.0.0.1".parse().ok());
+        assert_eq!(config.peers.wire, Some(Wire::Crc));
+        assert_eq!(config.peers.labels.rack.as_deref(), Some("r"));
+        let roles = Some(vec![RoleWord::Meta, RoleWord::Storage]);
+        assert_eq!(config.peers.roles, roles);
         assert_eq!(config.devices[1].size(), Some(Size(1 << 30)));
         assert_eq!(
             (config.threads, config.poll, config.poll_spin_us),

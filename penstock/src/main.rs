@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod config;
 mod failure;
+mod identity;
 mod image;
 mod libvirt;
 mod serve;

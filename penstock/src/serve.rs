@@ -1,15 +1,19 @@
 //! `penstock serve`: the daemon's life from start to end.
 
 mod admin;
+mod asks;
 mod attachments;
 pub mod backend_program;
+mod cluster_map;
 mod copier;
-mod datadir;
+pub mod datadir;
 mod devices;
+mod garbage;
 mod leases;
 mod leftovers;
 pub mod limits;
 pub mod node;
+mod peers;
 mod storage;
 pub mod transfer;
 mod volumes;
@@ -27,7 +31,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::api::server;
-use crate::cli::{NodeArgs, ServeArgs};
+use crate::cli::{NodeArgs, PeerArgs, ServeArgs};
 use crate::config::{self, Config, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 
@@ -51,6 +55,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
         Some(path) => config::read(path)?,
         None => config::File::default(),
     };
+    let file = merge_peers(file, args.peers);
     let config = config::settle(merge(file, args.node, data))?;
     config::check_admin_socket(&config.admin_socket)?;
     prepare_process();
@@ -69,6 +74,23 @@ pub fn merge(mut file: config::File, args: NodeArgs, data: Option<PathBuf>) -> c
     file.threads = args.threads.or(file.threads);
     file.pin = args.pin.or(file.pin);
     file.poll = args.poll.or(file.poll);
+    file
+}
+
+/// Same, for what concerns other nodes.
+pub fn merge_peers(mut file: config::File, args: PeerArgs) -> config::File {
+    file.listen = args.listen.or(file.listen);
+    file.control_port = args.control_port.or(file.control_port);
+    file.data_port = args.data_port.or(file.data_port);
+    file.enrol_port = args.enrol_port.or(file.enrol_port);
+    file.wire = args.wire.or(file.wire);
+    file.name = args.name.or(file.name);
+    file.roles = args.roles.or(file.roles);
+    let labels = file.labels.unwrap_or_default();
+    file.labels = Some(config::Labels {
+        host: args.host.or(labels.host),
+        rack: args.rack.or(labels.rack),
+    });
     file
 }
 
@@ -105,7 +127,14 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
 async fn serve(config: Config) -> Result<()> {
     let mut stop = Stop::new()?;
     let admin_path = config.admin_socket.clone();
-    let node = start_node(config, Purpose::Daemon).await?;
+    // A node of several may wait long for the others.
+    let node = tokio::select! {
+        node = start_node(config, Purpose::Daemon) => node?,
+        name = stop.wait() => {
+            tracing::info!(signal = name, "stopping before the start was done");
+            return Ok(());
+        }
+    };
     let (listener, _admin) =
         match admin::listen(&admin_path, &config::admin_socket_in(&node.config().data)) {
             Ok(listening) => listening,
@@ -163,6 +192,7 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     let node = Arc::new(Node::start(config, purpose).await?);
     leases::keep(&node);
     leftovers::keep_finishing(&node);
+    garbage::keep_dropping(&node);
     for line in node.recovery() {
         eprintln!("penstock: store {line}");
     }

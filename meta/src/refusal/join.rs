@@ -11,11 +11,13 @@ pub const MAX_TOKENS: usize = 64;
 pub enum JoinRefusal {
     /// No such token.
     #[error(
-        "this join token is not known, or was used already: make a new one on a node of the cluster"
+        "this join token is not known, or was used already: make a new one with `penstock token create` on a node of the cluster"
     )]
     UnknownToken,
     /// Its time is over.
-    #[error("this join token has expired: make a new one on a node of the cluster")]
+    #[error(
+        "this join token has expired: make a new one with `penstock token create` on a node of the cluster"
+    )]
     ExpiredToken,
     /// [`MAX_TOKENS`].
     #[error("there are {MAX_TOKENS} open join tokens already: use them, or wait until they expire")]

@@ -2,7 +2,7 @@
 
 use utoipa::OpenApi;
 
-use super::server;
+use super::{join, server};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -11,6 +11,7 @@ use super::server;
         description = "HTTP on the daemon's unix socket. A failure is a JSON object that says what went wrong and how to mend it.",
     ),
     paths(
+        join::token_create,
         server::status,
         server::health,
         server::pools,

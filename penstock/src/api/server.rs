@@ -7,14 +7,14 @@ use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, put};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 
 use crate::api::types::{
     Attach, Attachment, DetachQuery, Device, ExportQuery, Health, ImportQuery, Pool, Status,
     Volume, VolumeCreate, VolumeResize,
 };
-use crate::api::{extents, openapi};
+use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
 use crate::image::body;
 use crate::serve::node::Node;
@@ -26,6 +26,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/openapi.json", get(openapi_document))
         .route("/v1/status", get(status))
         .route("/v1/health", get(health))
+        .route("/v1/tokens", post(join::token_create))
         .route("/v1/pools", get(pools))
         .route("/v1/devices", get(devices))
         .route("/v1/volumes", get(volumes).post(volume_create))
@@ -64,7 +65,7 @@ fn bad_request(e: impl std::fmt::Display) -> Failure {
     Failure::invalid(e, "see the OpenAPI document at /v1/openapi.json")
 }
 
-fn body_of<T>(json: Result<Json<T>, JsonRejection>) -> Result<T> {
+pub(super) fn body_of<T>(json: Result<Json<T>, JsonRejection>) -> Result<T> {
     json.map(|Json(value)| value)
         .map_err(|e| bad_request(e.body_text()))
 }

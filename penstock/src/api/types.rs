@@ -1,9 +1,13 @@
 //! Requests and answers of the admin API.
 
+mod join;
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
+
+pub use join::*;
 
 /// The node at a glance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

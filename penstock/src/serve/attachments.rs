@@ -13,7 +13,7 @@ use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOpti
 use crate::api::types::{Attach, Attachment, AttachmentState, Counters};
 use crate::failure::{Failure, Kind, Result};
 
-use super::node::{Live, NODE, Node, meta_failure};
+use super::node::{Live, Node, meta_failure};
 use super::storage::{Device, Handle, Session};
 
 /// An attachment of this node.
@@ -76,10 +76,11 @@ impl Served {
 }
 
 impl Node {
-    /// All attachments.
+    /// All attachments of this node.
     pub async fn attachments(&self) -> Result<Vec<Attachment>> {
         let live = self.live.lock().await;
-        let all = self.meta.list_attachments().await.map_err(meta_failure)?;
+        let own = self.meta.list_attachments_of(self.meta.node_id()).await;
+        let all = own.map_err(meta_failure)?;
         Ok(all.into_iter().map(|a| shown(&live, a)).collect())
     }
 
@@ -97,7 +98,7 @@ impl Node {
         }
         let spec = AttachmentSpec {
             volume: request.volume,
-            node: NODE,
+            node: self.meta.node_id(),
             socket: request.socket,
             queues: request.queues,
             read_only: request.read_only,
@@ -235,12 +236,18 @@ impl Node {
 
     async fn find(&self, target: &str) -> Result<meta::Attachment> {
         let all = self.meta.list_attachments().await.map_err(meta_failure)?;
-        let mut found: Vec<_> = all
+        let own = self.meta.node_id();
+        let (mut found, elsewhere): (Vec<_>, Vec<_>) = all
             .into_iter()
             .filter(|a| a.socket == target || a.target.name().as_str() == target)
-            .collect();
+            .partition(|a| a.node == own);
         match found.len() {
             1 => Ok(found.remove(0)),
+            0 if !elsewhere.is_empty() => Err(Failure::new(
+                Kind::NotFound,
+                format!("'{target}' is attached on node {}", elsewhere[0].node),
+                "detach it there",
+            )),
             0 => Err(Failure::new(
                 Kind::NotFound,
                 format!("nothing is attached as '{target}'"),
@@ -257,7 +264,8 @@ impl Node {
     /// Serves again what meta remembers. What cannot be served is told by `health` and stops nothing else.
     pub(super) async fn restore_attachments(&self) -> Result<()> {
         let mut live = self.live.lock().await;
-        for attachment in self.meta.list_attachments().await.map_err(meta_failure)? {
+        let own = self.meta.list_attachments_of(self.meta.node_id()).await;
+        for attachment in own.map_err(meta_failure)? {
             let AttachmentTarget::Volume { name, id } = &attachment.target;
             let served = match self.meta.get_volume(name).await.map_err(meta_failure) {
                 Ok(volume) => self.serve(&mut live, &volume, &attachment).await,

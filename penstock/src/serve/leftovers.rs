@@ -10,7 +10,7 @@ use meta::{VolumeId, VolumeState};
 use crate::failure::{Failure, Result};
 
 use super::node::{Node, meta_failure};
-use super::volumes::IMPORT_PREFIX;
+use super::volumes::{IMPORT_PREFIX, is_import_of};
 
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ impl Node {
         let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
         let mut leftovers = self.leftovers.lock();
         for volume in volumes {
-            if is_unfinished(&volume) {
+            if is_unfinished(&volume, self.meta.node_id()) {
                 tracing::info!(volume = %volume.name, "left unfinished by an earlier process");
                 let what = what(&volume);
                 leftovers.insert(
@@ -130,10 +130,10 @@ impl Node {
     }
 }
 
-fn is_unfinished(volume: &meta::Volume) -> bool {
+fn is_unfinished(volume: &meta::Volume, node: meta::NodeId) -> bool {
     volume.state == VolumeState::Deleting
         || volume.stale_tail_end_bytes.is_some()
-        || volume.name.starts_with(IMPORT_PREFIX)
+        || is_import_of(&volume.name, node)
 }
 
 fn what(volume: &meta::Volume) -> String {

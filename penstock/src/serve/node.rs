@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meta::{
-    AttachmentId, Meta, MetaConfig, MetaError, MetaNode, Name, NodeId, RefusalKind, VolumeId,
-};
+use meta::{AttachmentId, Meta, MetaError, MetaNode, RefusalKind, VolumeId};
 use tokio::sync::Mutex;
 
 use crate::api::types::{Device, Health, HealthState, Pool, Status};
@@ -17,30 +15,34 @@ use crate::failure::{Failure, Kind, Result};
 use super::attachments::Served;
 use super::datadir::{self, DataDir};
 use super::devices;
+use super::leases::Leases;
 use super::leftovers::Leftovers;
 use super::limits;
-use super::storage::{Storage, Threads, blocking};
+use super::peers::{Control, Membership};
+use super::storage::{Background, Storage, Threads, blocking};
 use super::volumes::OpenVolume;
 
 /// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in all.
 const COPIES_LOOKS_MAX: usize = 100;
 const COPIES_PAUSE: Duration = Duration::from_millis(50);
 
-/// The node of an embedded cluster.
-pub const NODE: NodeId = NodeId(1);
-
 /// A running node.
 pub struct Node {
     config: Config,
     pub(super) meta: Meta,
     /// Taken by `close`.
-    meta_node: Mutex<Option<MetaNode>>,
+    control: Mutex<Option<Control>>,
+    /// Of one of several nodes.
+    pub(super) membership: Option<Membership>,
     pub(super) storage: Arc<Storage>,
     pub(super) threads: Threads,
     /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta and what
     /// is served never disagree.
     pub(super) live: Mutex<Live>,
     pub(super) leftovers: Leftovers,
+    pub(super) leases: Leases,
+    /// What joins data path and cluster; ended before either is.
+    background: Background,
     started: Instant,
     /// Freed last.
     _data: DataDir,
@@ -87,24 +89,26 @@ impl Node {
             let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
             blocking(move || devices::refuse_without_metadata(&config, default, &dir)).await?;
         }
-        let opened = MetaNode::open(meta_dir, MetaConfig::embedded(node_name())).await;
-        let meta_node = opened.map_err(|e| Failure::plain(Kind::Failed, e))?;
-        let meta = meta_node.meta();
-        let (storage, threads) = match start_storage(&config, &data, &meta).await {
+        let control = Control::open(&config, meta_dir).await?;
+        let meta = control.meta();
+        let (storage, threads, background) = match start_storage(&config, &data, &control).await {
             Ok(started) => started,
             Err(failure) => {
-                close_meta(meta_node).await;
+                control.shutdown().await;
                 return Err(failure);
             }
         };
         let node = Node {
             config,
             meta,
-            meta_node: Mutex::new(Some(meta_node)),
+            membership: control.membership(),
+            control: Mutex::new(Some(control)),
             storage,
             threads,
             live: Mutex::default(),
             leftovers: Leftovers::default(),
+            leases: Leases::default(),
+            background,
             started: Instant::now(),
             _data: data,
         };
@@ -131,6 +135,7 @@ impl Node {
     pub async fn close(&self) {
         self.close_attachments().await;
         self.wait_for_copies().await;
+        self.background.end();
         let (threads, storage) = (self.threads.clone(), self.storage.clone());
         let closed = tokio::task::spawn_blocking(move || {
             threads.shutdown();
@@ -141,8 +146,8 @@ impl Node {
             Ok(Err(failure)) => tracing::error!(%failure, "close the store"),
             Err(e) => tracing::error!(error = %e, "close the store"),
         }
-        if let Some(meta_node) = self.meta_node.lock().await.take() {
-            close_meta(meta_node).await;
+        if let Some(control) = self.control.lock().await.take() {
+            control.shutdown().await;
         }
     }
 
@@ -181,7 +186,7 @@ impl Node {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             cluster_id: cluster.uuid.to_string(),
-            roles: ["meta", "storage", "host"].map(str::to_owned).into(),
+            roles: self.roles(),
             data: self.config.data.clone(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
@@ -202,12 +207,20 @@ impl Node {
         })
     }
 
+    fn roles(&self) -> Vec<String> {
+        match &self.membership {
+            Some(membership) => membership.roles(),
+            None => ["meta", "storage", "host"].map(str::to_owned).into(),
+        }
+    }
+
     /// Whether a human must act.
     pub async fn health(&self) -> Result<Health> {
         let mut problems = self.storage.problems();
         problems.extend(self.meta.problem());
         problems.extend(self.attachment_problems().await);
         problems.extend(self.leftover_problems());
+        problems.extend(self.leases.problems());
         let state = if problems.is_empty() {
             HealthState::Ok
         } else {
@@ -242,34 +255,21 @@ impl Node {
 async fn start_storage(
     config: &Config,
     data: &DataDir,
-    meta: &Meta,
-) -> Result<(Arc<Storage>, Threads)> {
-    let storage = Arc::new(Storage::open(config, data, meta).await?);
+    control: &Control,
+) -> Result<(Arc<Storage>, Threads, Background)> {
+    let storage = Storage::open(config, data, &control.meta(), control.data()).await?;
+    let storage = Arc::new(storage);
+    let background = match control.data() {
+        Some(_) => storage.join(&control.meta()),
+        None => Background::default(),
+    };
     match storage.start_threads(config) {
-        Ok(threads) => Ok((storage, threads)),
+        Ok(threads) => Ok((storage, threads, background)),
         Err(failure) => {
             // The failure to be told is the first one.
             let _ = storage.close();
             Err(failure)
         }
-    }
-}
-
-async fn close_meta(meta_node: MetaNode) {
-    if let Err(error) = meta_node.shutdown().await {
-        tracing::error!(%error, "close the metadata");
-    }
-}
-
-/// The host's name, as far as it can be a node's.
-fn node_name() -> String {
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    match Name::parse(&host) {
-        Ok(name) => name.to_string(),
-        Err(_) => "node".to_owned(),
     }
 }
 

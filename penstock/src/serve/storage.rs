@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fabric::core::volume::{Durability, VolumeParams};
 use fabric::engine::{DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, VolumeHandle};
 use fabric::io::IoError;
+use fabric::net::tcp::control::NetConfig;
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId};
 use fabric::store::api::LayerId;
 use fabric::store::file::DeviceError;
@@ -19,10 +20,12 @@ use crate::config::{Config, Poll, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
 
+use super::asks::{self, Asks};
+use super::cluster_map;
 use super::copier::Copier;
 use super::datadir::DataDir;
 use super::devices;
-use super::node::{NODE, meta_failure};
+use super::node::meta_failure;
 
 /// What data threads work with.
 pub type Handle = VolumeHandle;
@@ -49,24 +52,47 @@ pub struct Storage {
     recovery: Vec<String>,
 }
 
+/// Tasks that end when they are told, or dropped.
+#[derive(Default)]
+pub struct Background(Vec<tokio::task::JoinHandle<()>>);
+
+impl Background {
+    /// Ends them.
+    pub fn end(&self) {
+        self.0.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 impl Storage {
     /// Opens what `config` names, creating the default device at the first start.
-    pub async fn open(config: &Config, data: &DataDir, meta: &Meta) -> Result<Self> {
+    pub async fn open(
+        config: &Config,
+        data: &DataDir,
+        meta: &Meta,
+        net: Option<NetConfig>,
+    ) -> Result<Self> {
+        let id = meta.node_id();
         let cluster = meta.cluster().await.map_err(meta_failure)?.uuid;
         let store = match config.store {
             StoreKind::Null => fabric::engine::StoreKind::Null,
             StoreKind::File => {
                 let mut known = meta.list_devices().await.map_err(meta_failure)?;
-                known.retain(|device| device.node == NODE);
+                known.retain(|device| device.node == id);
                 let (config, default) = (config.clone(), data.default_device());
                 let found =
                     blocking(move || devices::settle(&config, default, &known, cluster)).await?;
                 fabric::engine::StoreKind::Devices(found)
             }
         };
-        let node = NodeId(NODE.0);
-        let options =
-            FabricConfig::new(node, Incarnation(incarnation()), *cluster.as_bytes(), store);
+        let incarnation = Incarnation(meta.incarnation().0);
+        let mut options = FabricConfig::new(NodeId(id.0), incarnation, *cluster.as_bytes(), store);
+        options.net = net;
         let fabric = blocking(move || Fabric::open(options).map_err(fabric_failure)).await?;
         let lines = |d: DeviceStatus| format!("{}: {}", d.path.display(), d.report);
         let recovery = fabric.devices().into_iter().map(lines).collect();
@@ -81,11 +107,14 @@ impl Storage {
 
     /// Tells meta which devices there are.
     async fn register(&self, meta: &Meta) -> Result<()> {
-        let mut specs: Vec<meta::DeviceSpec> = self.fabric.devices().iter().map(spec).collect();
+        let mut specs: Vec<meta::DeviceSpec> = {
+            let of = |device: &DeviceStatus| spec(device, meta.node_id());
+            self.fabric.devices().iter().map(of).collect()
+        };
         if self.kind == StoreKind::Null {
             specs.push(meta::DeviceSpec {
                 uuid: Uuid::nil(),
-                node: NODE,
+                node: meta.node_id(),
                 path: "/dev/null".to_owned(),
                 size_bytes: NULL_BYTES,
                 class: CLASS_NULL.to_owned(),
@@ -95,6 +124,24 @@ impl Storage {
             meta.register_device(spec).await.map_err(meta_failure)?;
         }
         Ok(())
+    }
+
+    /// Makes the data path go by the cluster's map, and ask meta, for as long as the result lives.
+    pub fn join(&self, meta: &Meta) -> Background {
+        let asks = Arc::<Asks>::default();
+        let asker = Arc::clone(&asks);
+        self.fabric.set_asker(Box::new(move |ask| asker.put(ask)));
+        Background(vec![
+            tokio::spawn(asks::serve(asks, meta.clone())),
+            tokio::spawn(cluster_map::follow(self.fabric.clone(), meta.clone())),
+        ])
+    }
+
+    /// The layers of which this node's devices hold something.
+    pub async fn layers(&self) -> Result<Vec<meta::LayerId>> {
+        let fabric = self.fabric.clone();
+        let layers = blocking(move || Ok(fabric.layers())).await?;
+        Ok(layers.into_iter().map(|id| meta::LayerId(id.0)).collect())
     }
 
     /// Starts the data threads.
@@ -262,11 +309,11 @@ fn shown(device: &DeviceStatus) -> types::Device {
     }
 }
 
-fn spec(device: &DeviceStatus) -> meta::DeviceSpec {
+fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
     let file = std::fs::metadata(&device.path).is_ok_and(|m| m.is_file());
     meta::DeviceSpec {
         uuid: Uuid::from_bytes(device.label.device),
-        node: NODE,
+        node,
         path: device.path.display().to_string(),
         size_bytes: device.total_bytes,
         class: if file { CLASS_FILE } else { CLASS_DISK }.to_owned(),
@@ -298,11 +345,6 @@ pub async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|e| Failure::plain(Kind::Failed, e))?
-}
-
-/// Tells this start of the process from all others.
-fn incarnation() -> u64 {
-    Uuid::new_v4().as_u64_pair().0
 }
 
 /// What the fabric refuses, and why.

@@ -20,7 +20,7 @@ use crate::image::sparse;
 use super::copier::Copier;
 use super::node::{Live, Node, meta_failure};
 use super::storage::Handle;
-use super::volumes::{IMPORT_PREFIX, check_name, copied};
+use super::volumes::{check_name, copied, import_name};
 
 /// How long the rest of a stream is taken that nobody wants. Who still sends then finds the connection closed.
 const UNWANTED_MAX: Duration = Duration::from_secs(5);
@@ -74,7 +74,7 @@ async fn import_beside(
     query: &ImportQuery,
     body: &mut Body,
 ) -> Result<Volume> {
-    let part_name = format!("{IMPORT_PREFIX}{}", uuid::Uuid::new_v4().simple());
+    let part_name = import_name(node.meta.node_id());
     let spec = VolumeSpec {
         pool: query.pool.clone(),
         ..VolumeSpec::new(part_name, query.size_bytes)

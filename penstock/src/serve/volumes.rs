@@ -1,22 +1,35 @@
 //! Volumes: meta says what there is, storage holds what is in it.
 
-use meta::{Generation, Lease, VolumeSpec, VolumeState};
+use meta::{VolumeSpec, VolumeState};
 
 use crate::api::types::{Volume, VolumeCreate, VolumeResize};
 use crate::failure::{Failure, Kind, Result};
 
-use super::node::{Live, NODE, Node, meta_failure};
+use super::node::{Live, Node, meta_failure};
 use super::storage::Handle;
 
 /// Volumes of this name are imports under way. No other volume may be named so.
 pub const IMPORT_PREFIX: &str = "penstock-import-";
 
+/// The name of an import of this node, which no other node takes for a leftover.
+pub fn import_name(node: meta::NodeId) -> String {
+    format!("{IMPORT_PREFIX}{node}-{}", uuid::Uuid::new_v4().simple())
+}
+
+/// Whether a volume is an import, and maybe one that `node` has to look after.
+pub fn is_import_of(name: &str, node: meta::NodeId) -> bool {
+    name.strip_prefix(IMPORT_PREFIX)
+        .is_some_and(|rest| match rest.split_once('-') {
+            Some((number, _)) => number == node.to_string(),
+            // Of an earlier version, which knew one node only.
+            None => true,
+        })
+}
+
 /// A volume that is attached or being copied.
 pub struct OpenVolume {
     /// What data threads work with.
     pub handle: Handle,
-    /// Generation of its lease.
-    pub generation: Generation,
     /// Attachments and copies that use it.
     pub users: usize,
 }
@@ -172,15 +185,9 @@ impl Node {
             open.users += 1;
             return Ok(open.handle.clone());
         }
-        let lease: Lease = self
-            .meta
-            .grant_lease(&volume.name, NODE)
-            .await
-            .map_err(meta_failure)?;
-        let handle = self.storage.open_volume(volume, &lease).await?;
+        let handle = self.open_leased(volume).await?;
         let open = OpenVolume {
             handle: handle.clone(),
-            generation: lease.generation,
             users: 1,
         };
         live.volumes.insert(volume.id, open);
@@ -202,9 +209,11 @@ impl Node {
         if open.users > 0 {
             return;
         }
-        if let Some(open) = live.volumes.remove(&id) {
+        live.volumes.remove(&id);
+        if let Some(generation) = self.leases.end(id) {
             // A lease that is not given back only costs a generation.
-            let _ = self.meta.release_lease(id, NODE, open.generation).await;
+            let node = self.meta.node_id();
+            let _ = self.meta.release_lease(id, node, generation).await;
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of the real binary: each starts its own daemon in a directory of its own.
 
+mod cluster;
 mod contract;
 mod devices;
 mod front;

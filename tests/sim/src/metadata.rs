@@ -150,7 +150,12 @@ impl Metadata {
         };
         let cluster = Uuid::from_u128(1);
         let node = host(0);
-        this.must(Command::Bootstrap { cluster, node, at });
+        this.must(Command::Bootstrap {
+            cluster,
+            node,
+            pool: None,
+            at,
+        });
         for node in 1..plan.hosts {
             let (node, replaces) = (host(node), meta::Incarnation(0));
             this.must(Command::RegisterNode { node, replaces, at });

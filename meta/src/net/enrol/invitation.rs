@@ -38,7 +38,7 @@ pub struct Invitation {
 /// A text is no invitation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this is not a whole join token: copy all of what `penstock node token` printed, which begins with {PREFIX}"
+    "this is not a whole join token: copy all of what `penstock token create` printed, which begins with {PREFIX}"
 )]
 pub struct InvitationError;
 

@@ -1,0 +1,21 @@
+//! Letting nodes in.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Makes a join token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenCreate {
+    /// How long it can be used, in seconds.
+    pub lifetime_s: u64,
+}
+
+/// A join token: a secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Token {
+    /// What `penstock join` takes.
+    pub token: String,
+    /// When it ends, in milliseconds since 1970.
+    pub expires_at_ms: u64,
+}

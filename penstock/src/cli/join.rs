@@ -1,0 +1,124 @@
+//! Commands that make a cluster and let nodes into it.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::config::{RoleWord, Wire};
+
+/// Options of whoever is a node of several.
+#[derive(Debug, Default, Args)]
+pub struct PeerArgs {
+    /// Address at which other nodes reach this one
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<IpAddr>,
+    /// Port for metadata [default: 7470]
+    #[arg(long, value_name = "PORT")]
+    pub control_port: Option<u16>,
+    /// Port for data [default: 7471]
+    #[arg(long, value_name = "PORT")]
+    pub data_port: Option<u16>,
+    /// Port at which nodes join [default: 7472]
+    #[arg(long, value_name = "PORT")]
+    pub enrol_port: Option<u16>,
+    /// How data travel between nodes; `crc` is not encrypted [default: tls]
+    #[arg(long, value_name = "HOW")]
+    pub wire: Option<Wire>,
+    /// Name of this node [default: the host's]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The machine that this node runs on, if it carries several
+    #[arg(long, value_name = "LABEL")]
+    pub host: Option<String>,
+    /// The rack or room that it stands in
+    #[arg(long, value_name = "LABEL")]
+    pub rack: Option<String>,
+    /// What it does, like meta,storage [default: everything]
+    #[arg(long, value_name = "ROLES", value_delimiter = ',')]
+    pub roles: Option<Vec<RoleWord>>,
+}
+
+/// `penstock init`.
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// TOML file; options given here override it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Copies of everything in the default pool, each on another node
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(meta::refusal::MAX_REPLICAS)))]
+    pub replicas: u8,
+    /// This node
+    #[command(flatten)]
+    pub peers: PeerArgs,
+}
+
+/// `penstock join`.
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// What `penstock token create` printed on a node of the cluster
+    pub token: String,
+    /// TOML file; options given here override it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// This node
+    #[command(flatten)]
+    pub peers: PeerArgs,
+}
+
+/// `penstock token …`.
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Print a token with which one node can join, once
+    Create {
+        /// How long it can be used, like 30m, 2h or 7d
+        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = lifetime)]
+        lifetime: Duration,
+    },
+}
+
+fn lifetime(text: &str) -> Result<Duration, String> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let seconds = match &text[number.len()..] {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 24 * 3600,
+        _ => return Err("give a number and s, m, h or d, like 2h".to_owned()),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "give a number and s, m, h or d, like 2h")?;
+    let total = number.checked_mul(seconds);
+    total
+        .filter(|total| (1..=LIFETIME_SECONDS_MAX).contains(total))
+        .map(Duration::from_secs)
+        .ok_or_else(|| "give at least 1s and at most 365d".to_owned())
+}
+
+/// A token that can be used for longer is refused: it would be forgotten where it lies.
+const LIFETIME_SECONDS_MAX: u64 = 365 * 24 * 3600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lifetimes_are_numbers_with_units() {
+        assert_eq!(lifetime("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(lifetime("7d"), Ok(Duration::from_secs(7 * 24 * 3600)));
+        for bad in [
+            "",
+            "h",
+            "5",
+            "0s",
+            "1w",
+            "-1h",
+            "366d",
+            "99999999999999999999h",
+        ] {
+            assert!(lifetime(bad).is_err(), "{bad}");
+        }
+    }
+}

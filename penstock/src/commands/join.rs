@@ -1,0 +1,182 @@
+//! Commands that make a cluster and let nodes into it.
+
+use std::path::{Path, PathBuf};
+
+use hyper::Method;
+use meta::net::enrol::{EnrolError, EnrolQuestion, Invitation, enrol};
+use meta::pki::{ClusterCa, NodeKey, PkiError};
+use meta::{NodeId, Role};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{print, print_json};
+use crate::api::client::Client;
+use crate::api::types::{Token, TokenCreate};
+use crate::cli::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
+use crate::config::{self, Config, StoreKind};
+use crate::failure::{Failure, Kind, Result};
+use crate::identity::{Founding, Identity, Record, Settings, refuse_node};
+use crate::serve::{self, datadir};
+
+/// What was made.
+#[derive(Serialize)]
+struct Made<'a> {
+    cluster: Uuid,
+    node: u64,
+    name: &'a str,
+    data: &'a Path,
+}
+
+fn pki_failure(e: PkiError) -> Failure {
+    Failure::plain(Kind::Failed, e)
+}
+
+/// The configuration, with these options.
+fn settle(file: Option<&Path>, peers: PeerArgs, data: Option<PathBuf>) -> Result<Config> {
+    let file = match file {
+        Some(path) => config::read(path)?,
+        None => config::File::default(),
+    };
+    let mut file = serve::merge_peers(file, peers);
+    file.data = data.or(file.data);
+    config::settle(file)
+}
+
+/// `penstock init`.
+pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
+    let config = settle(args.config.as_deref(), args.peers, data)?;
+    let settings = Settings::new(&config.peers)?;
+    if !settings.roles.contains(&Role::Meta) {
+        return Err(Failure::invalid(
+            "the first node of a cluster keeps its metadata",
+            "add meta to its roles",
+        ));
+    }
+    let dir = datadir::DataDir::take(&config.data)?;
+    refuse_node(&config.data, &datadir::meta(&config.data, StoreKind::File))?;
+    let (cluster, node) = (Uuid::new_v4(), NodeId(1));
+    let (ca, ca_certificate) = ClusterCa::generate(cluster).map_err(pki_failure)?;
+    let key = NodeKey::generate().map_err(pki_failure)?;
+    let certificate = ca.issue(node, &key.public_key()).map_err(pki_failure)?;
+    let founding = Founding {
+        replicas: args.replicas,
+        min_in_sync: args.replicas / 2 + 1,
+    };
+    let identity = Identity {
+        record: Record::new(cluster, node, Some(founding), settings),
+        ca: ca_certificate,
+        certificate,
+        key: key.to_pem(),
+        ca_key: Some(ca.key_pem().to_owned()),
+    };
+    identity.store(&config.data)?;
+    drop(dir);
+    told(&config, &identity.record, json)?;
+    let shown = config.data.display();
+    eprintln!(
+        "penstock: start it with `penstock serve --data {shown}`; then `penstock token create --data {shown}` prints what \
+         another node needs for `penstock join`"
+    );
+    if args.replicas > 1 {
+        eprintln!(
+            "penstock: volumes can be made once {} nodes with devices are there",
+            founding.min_in_sync
+        );
+    }
+    Ok(())
+}
+
+/// `penstock join`.
+pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
+    let config = settle(args.config.as_deref(), args.peers, data)?;
+    let invitation: Invitation = args.token.parse().map_err(|e| {
+        let told = format!("{e}");
+        let (error, mend) = told.split_once(": ").unwrap_or((&told, ""));
+        Failure::invalid(error, mend)
+    })?;
+    let settings = Settings::new(&config.peers)?;
+    let dir = datadir::DataDir::take(&config.data)?;
+    refuse_node(&config.data, &datadir::meta(&config.data, StoreKind::File))?;
+    let key = NodeKey::generate().map_err(pki_failure)?;
+    let question = EnrolQuestion {
+        name: settings.name.clone(),
+        roles: settings.roles.clone(),
+        labels: settings.labels.clone(),
+        control_address: settings.control().to_string(),
+        data_address: settings.data().to_string(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        public_key: key.public_key(),
+    };
+    let answer = enrol(&invitation, question).await.map_err(enrol_failure)?;
+    let identity = Identity {
+        record: Record::new(invitation.cluster, answer.node, None, settings),
+        ca: answer.ca,
+        certificate: answer.certificate,
+        key: key.to_pem(),
+        ca_key: answer.ca_key,
+    };
+    identity.store(&config.data).map_err(|failure| {
+        Failure::new(
+            failure.kind,
+            failure.error,
+            format!(
+                "mend that, remove node {} from the cluster and join with a new token: this one is used up",
+                answer.node
+            ),
+        )
+    })?;
+    drop(dir);
+    told(&config, &identity.record, json)?;
+    eprintln!(
+        "penstock: start it with `penstock serve --data {}`",
+        config.data.display()
+    );
+    Ok(())
+}
+
+fn enrol_failure(e: EnrolError) -> Failure {
+    let mend = match &e {
+        EnrolError::Unreachable { .. } => {
+            "see that the daemon runs there and that no firewall is between, then join again with the same token"
+        }
+        EnrolError::Stranger { .. } => {
+            "make a new token on a node of the cluster that this one is to join"
+        }
+        // It names the mend itself.
+        EnrolError::Refused { .. } => return Failure::plain(Kind::Denied, e),
+        EnrolError::Lost { .. } => {
+            "try again; if the token is refused, make a new one and remove the node that `penstock node list` shows for this try"
+        }
+    };
+    Failure::new(Kind::Unreachable, e, mend)
+}
+
+fn told(config: &Config, record: &Record, json: bool) -> Result<()> {
+    let made = Made {
+        cluster: record.cluster,
+        node: record.node.0,
+        name: &record.settings.name,
+        data: &config.data,
+    };
+    if json {
+        return print_json(&made);
+    }
+    print(|out| {
+        writeln!(out, "cluster  {}", made.cluster)?;
+        writeln!(out, "node     {} ({})", made.node, made.name)?;
+        writeln!(out, "data     {}", made.data.display())
+    })
+}
+
+/// `penstock token …`.
+pub async fn token(verb: TokenCommand, client: &Client, json: bool) -> Result<()> {
+    let TokenCommand::Create { lifetime } = verb;
+    let request = TokenCreate {
+        lifetime_s: lifetime.as_secs(),
+    };
+    let token: Token = client.call(Method::POST, "/v1/tokens", &request).await?;
+    if json {
+        return print_json(&token);
+    }
+    print(|out| writeln!(out, "{}", token.token))
+}

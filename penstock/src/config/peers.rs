@@ -1,0 +1,133 @@
+//! What a node of several is told about its network and its place.
+
+use std::net::IpAddr;
+
+use meta::{Name, Role};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Result};
+
+/// What the configuration and the options say; what is absent is as `init` or `join` found it.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Peers {
+    /// Address at which other nodes reach this one.
+    pub listen: Option<IpAddr>,
+    /// Port for metadata.
+    pub control_port: Option<u16>,
+    /// Port for data.
+    pub data_port: Option<u16>,
+    /// Port at which nodes join.
+    pub enrol_port: Option<u16>,
+    /// How data travel.
+    pub wire: Option<Wire>,
+    /// What the node is called.
+    pub name: Option<String>,
+    /// The machine and the rack that it stands in.
+    pub labels: Labels,
+    /// What it does.
+    pub roles: Option<Vec<RoleWord>>,
+}
+
+/// How data travel between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// Encrypted.
+    Tls,
+    /// Authenticated at the beginning, then plain with checksums: for a network on which nobody else is.
+    Crc,
+}
+
+/// Where a node stands.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Labels {
+    /// The machine, if it carries several nodes.
+    pub host: Option<String>,
+    /// The rack or room.
+    pub rack: Option<String>,
+}
+
+/// What a node does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum RoleWord {
+    /// Keeps the cluster's metadata.
+    Meta,
+    /// Owns devices.
+    Storage,
+    /// Serves guests.
+    Host,
+    /// Serves clients outside of guests.
+    Gateway,
+}
+
+impl From<RoleWord> for Role {
+    fn from(word: RoleWord) -> Self {
+        match word {
+            RoleWord::Meta => Role::Meta,
+            RoleWord::Storage => Role::Storage,
+            RoleWord::Host => Role::Host,
+            RoleWord::Gateway => Role::Gateway,
+        }
+    }
+}
+
+impl Peers {
+    /// Whether anything is said that only a node of several needs.
+    pub fn is_told(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// Refuses what no node can have.
+    pub fn check(&self) -> Result<()> {
+        if let Some(listen) = self.listen
+            && (listen.is_unspecified() || listen.is_multicast())
+        {
+            return Err(Failure::invalid(
+                format!("listen: other nodes cannot reach {listen}"),
+                "give the address of this node in the storage network",
+            ));
+        }
+        let names = [&self.name, &self.labels.host, &self.labels.rack];
+        for name in names.into_iter().flatten() {
+            Name::parse(name).map_err(|e| Failure::invalid(e, "choose another name or label"))?;
+        }
+        if self.roles.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Failure::invalid(
+                "roles names no role",
+                "give at least one of meta, storage, host, gateway, or leave roles out",
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_node_can_have_is_refused() {
+        let ok = Peers {
+            listen: Some("10.0.0.1".parse().unwrap()),
+            name: Some("one".to_owned()),
+            ..Peers::default()
+        };
+        assert!(ok.check().is_ok() && ok.is_told() && !Peers::default().is_told());
+        for listen in ["0.0.0.0", "::", "224.0.0.1"] {
+            let listen = Some(listen.parse().unwrap());
+            let e = Peers {
+                listen,
+                ..ok.clone()
+            }
+            .check()
+            .unwrap_err();
+            assert!(e.to_string().contains("cannot reach"), "{e}");
+        }
+        let name = Some("not a name".to_owned());
+        assert!(Peers { name, ..ok.clone() }.check().is_err());
+        let roles = Some(Vec::new());
+        assert!(Peers { roles, ..ok }.check().is_err());
+    }
+}

@@ -1,0 +1,358 @@
+//! Who this node is in a cluster of several: made by `penstock init` or `penstock join`, read by `penstock serve`.
+//!
+//! | file below `DATA/cluster/` | what |
+//! |---|---|
+//! | `node.json` | [`Record`] |
+//! | `ca.pem` | certificate of the cluster's authority |
+//! | `node.pem` | certificate of this node |
+//! | `node.key` | its key, mode 0600 |
+//! | `ca.key` | the authority's key, mode 0600; on nodes with the role `meta` |
+//!
+//! All of it is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole identity or none. What an interrupted
+//! `init` or `join` left is removed by the next.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use meta::{Labels, Name, NodeId, Role};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::config::{Peers, Wire};
+use crate::failure::{Context, Failure, Kind, Result};
+
+/// Port for metadata, unless told otherwise.
+const CONTROL_PORT: u16 = 7470;
+/// Port for data, likewise.
+const DATA_PORT: u16 = 7471;
+/// Port at which nodes join, likewise.
+const ENROL_PORT: u16 = 7472;
+/// Version of [`Record`].
+const FORMAT: u32 = 1;
+
+/// How a node is reached and what it does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// What it is called.
+    pub name: String,
+    /// What it does.
+    pub roles: BTreeSet<Role>,
+    /// Where it stands.
+    pub labels: Labels,
+    /// Address at which other nodes reach it.
+    pub listen: IpAddr,
+    /// Port for metadata.
+    pub control_port: u16,
+    /// Port for data.
+    pub data_port: u16,
+    /// Port at which nodes join.
+    pub enrol_port: u16,
+    /// How data travel.
+    pub wire: Wire,
+}
+
+impl Settings {
+    /// Of a node that is to be made.
+    pub fn new(peers: &Peers) -> Result<Self> {
+        let listen = peers.listen.ok_or_else(|| {
+            Failure::invalid(
+                "at which address do other nodes reach this one?",
+                "add --listen ADDRESS, or listen to the configuration",
+            )
+        })?;
+        let settings = Settings {
+            name: host_name(),
+            roles: Role::all(),
+            labels: Labels::default(),
+            listen,
+            control_port: CONTROL_PORT,
+            data_port: DATA_PORT,
+            enrol_port: ENROL_PORT,
+            wire: Wire::Tls,
+        };
+        Ok(settings.with(peers))
+    }
+
+    /// Goes on with what is told now.
+    pub fn with(mut self, peers: &Peers) -> Self {
+        if let Some(name) = &peers.name {
+            self.name.clone_from(name);
+        }
+        if let Some(roles) = &peers.roles {
+            self.roles = roles.iter().copied().map(Role::from).collect();
+        }
+        self.labels.host = peers.labels.host.clone().or(self.labels.host);
+        self.labels.rack = peers.labels.rack.clone().or(self.labels.rack);
+        self.listen = peers.listen.unwrap_or(self.listen);
+        self.control_port = peers.control_port.unwrap_or(self.control_port);
+        self.data_port = peers.data_port.unwrap_or(self.data_port);
+        self.enrol_port = peers.enrol_port.unwrap_or(self.enrol_port);
+        self.wire = peers.wire.unwrap_or(self.wire);
+        self
+    }
+
+    /// Where peers reach its metadata service.
+    pub fn control(&self) -> SocketAddr {
+        SocketAddr::new(self.listen, self.control_port)
+    }
+
+    /// Where hosts reach its devices.
+    pub fn data(&self) -> SocketAddr {
+        SocketAddr::new(self.listen, self.data_port)
+    }
+
+    /// Where nodes join.
+    pub fn enrol(&self) -> SocketAddr {
+        SocketAddr::new(self.listen, self.enrol_port)
+    }
+}
+
+/// How the first node makes the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Founding {
+    /// Copies of everything in the default pool.
+    pub replicas: u8,
+    /// Copies that must be in sync for a write.
+    pub min_in_sync: u8,
+}
+
+/// What is said in `node.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    format: u32,
+    /// The cluster.
+    pub cluster: Uuid,
+    /// The node's number in it.
+    pub node: NodeId,
+    /// Of the first node only.
+    pub founding: Option<Founding>,
+    /// As they were when it was made.
+    pub settings: Settings,
+}
+
+/// A node's identity.
+pub struct Identity {
+    /// Who it is.
+    pub record: Record,
+    /// Certificate of the cluster's authority, as PEM.
+    pub ca: String,
+    /// Certificate of the node, as PEM.
+    pub certificate: String,
+    /// Its key, as PEM.
+    pub key: String,
+    /// The authority's key, as PEM.
+    pub ca_key: Option<String>,
+}
+
+impl Record {
+    /// Of a node that is made now.
+    pub fn new(
+        cluster: Uuid,
+        node: NodeId,
+        founding: Option<Founding>,
+        settings: Settings,
+    ) -> Self {
+        Record {
+            format: FORMAT,
+            cluster,
+            node,
+            founding,
+            settings,
+        }
+    }
+}
+
+fn dir(data: &Path) -> PathBuf {
+    data.join("cluster")
+}
+
+impl Identity {
+    /// Who the node in this data directory is; `None` if it is a cluster of one, or there is none.
+    pub fn load(data: &Path) -> Result<Option<Self>> {
+        let dir = dir(data);
+        if !dir.exists() {
+            return Ok(None);
+        }
+        let read = |name: &str| {
+            fs::read_to_string(dir.join(name)).context_mend(
+                || format!("read {}", dir.join(name).display()),
+                "bring the directory back from a backup, or join again with an empty data directory",
+            )
+        };
+        let path = dir.join("node.json");
+        let damaged = |detail: String| {
+            Failure::new(
+                Kind::Failed,
+                format!("{} cannot be used: {detail}", path.display()),
+                "bring it back from a backup, or join again with an empty data directory",
+            )
+        };
+        let text = read("node.json")?;
+        let record: Record = serde_json::from_str(&text).map_err(|e| damaged(e.to_string()))?;
+        if record.format != FORMAT {
+            let found = record.format;
+            return Err(damaged(format!(
+                "it has format {found}, and this version knows {FORMAT}"
+            )));
+        }
+        Ok(Some(Identity {
+            record,
+            ca: read("ca.pem")?,
+            certificate: read("node.pem")?,
+            key: read("node.key")?,
+            ca_key: match dir.join("ca.key").exists() {
+                true => Some(read("ca.key")?),
+                false => None,
+            },
+        }))
+    }
+
+    /// Writes it, durably and as a whole.
+    pub fn store(&self, data: &Path) -> Result<()> {
+        let (dir, new) = (dir(data), data.join("cluster.new"));
+        let what = || format!("write {}", new.display());
+        remove_unfinished(data)?;
+        DirBuilder::new().mode(0o700).create(&new).context(what)?;
+        let json = serde_json::to_string_pretty(&self.record)
+            .map_err(|e| Failure::plain(Kind::Failed, e))?;
+        let mut files = vec![
+            ("node.json", json.as_str()),
+            ("ca.pem", &self.ca),
+            ("node.pem", &self.certificate),
+            ("node.key", &self.key),
+        ];
+        files.extend(self.ca_key.as_deref().map(|key| ("ca.key", key)));
+        for (name, text) in files {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(new.join(name))
+                .context(what)?;
+            let written = file.write_all(text.as_bytes());
+            written.and_then(|()| file.sync_all()).context(what)?;
+        }
+        let sync = |path: &Path| {
+            File::open(path)
+                .and_then(|dir| dir.sync_all())
+                .context(what)
+        };
+        sync(&new)?;
+        fs::rename(&new, &dir).context(|| format!("make {}", dir.display()))?;
+        sync(data)
+    }
+}
+
+/// Refuses to make a node where there is one. `meta` is where its metadata would be.
+pub fn refuse_node(data: &Path, meta: &Path) -> Result<()> {
+    let shown = data.display();
+    if let Some(identity) = Identity::load(data)? {
+        let Record { node, cluster, .. } = identity.record;
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!("data directory {shown} holds node {node} of cluster {cluster} already"),
+            "run it with `penstock serve`, or choose another directory with --data DIR",
+        ));
+    }
+    if meta::MetaNode::exists(meta) {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!("data directory {shown} holds a node already, which is a cluster of its own"),
+            "choose another directory with --data DIR; volumes come over with `penstock volume export` and `import`",
+        ));
+    }
+    remove_unfinished(data)
+}
+
+/// What a process left that ended before it was done. Nobody was told that it was.
+fn remove_unfinished(data: &Path) -> Result<()> {
+    let new = data.join("cluster.new");
+    match fs::remove_dir_all(&new) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done.context(|| format!("remove {}", new.display())),
+    }
+}
+
+/// The host's name, as far as it can be a node's.
+pub fn host_name() -> String {
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    match Name::parse(&host) {
+        Ok(name) => name.to_string(),
+        Err(_) => "node".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn identity() -> Identity {
+        let peers = Peers {
+            listen: Some("10.0.0.1".parse().unwrap()),
+            control_port: Some(1),
+            ..Peers::default()
+        };
+        let settings = Settings::new(&peers).unwrap();
+        Identity {
+            record: Record::new(Uuid::from_u128(1), NodeId(2), None, settings),
+            ca: "ca".into(),
+            certificate: "certificate".into(),
+            key: "key".into(),
+            ca_key: Some("ca key".into()),
+        }
+    }
+
+    #[test]
+    fn an_identity_is_read_back_and_only_its_owner_sees_its_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Identity::load(dir.path()).unwrap().is_none());
+        let identity = identity();
+        identity.store(dir.path()).unwrap();
+        let read = Identity::load(dir.path()).unwrap().unwrap();
+        assert_eq!(read.record, identity.record);
+        assert_eq!((read.key, read.ca_key), (identity.key, identity.ca_key));
+        for file in ["node.key", "ca.key"] {
+            let path = dir.path().join("cluster").join(file);
+            let mode = fs::metadata(path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        let refused = refuse_node(dir.path(), &dir.path().join("meta")).unwrap_err();
+        assert!(refused.to_string().contains("--data"), "{refused}");
+    }
+
+    #[test]
+    fn what_an_interrupted_process_left_is_no_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let new = dir.path().join("cluster.new");
+        fs::create_dir(&new).unwrap();
+        fs::write(new.join("node.json"), "{").unwrap();
+        assert!(Identity::load(dir.path()).unwrap().is_none());
+        refuse_node(dir.path(), &dir.path().join("meta")).unwrap();
+        assert!(!new.exists());
+        identity().store(dir.path()).unwrap();
+        assert!(Identity::load(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn what_is_told_now_overrides_what_was_told_then() {
+        let identity = identity();
+        let peers = Peers {
+            listen: Some("10.0.0.9".parse().unwrap()),
+            data_port: Some(9),
+            ..Peers::default()
+        };
+        let now = identity.record.settings.with(&peers);
+        assert_eq!(now.control().to_string(), "10.0.0.9:1");
+        assert_eq!(now.data().to_string(), "10.0.0.9:9");
+        assert_eq!(now.enrol().port(), ENROL_PORT);
+    }
+}

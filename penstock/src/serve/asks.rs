@@ -1,0 +1,172 @@
+//! What the data path asks of meta: replicas to be taken out, and taken in.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fabric::engine::Ask;
+use fabric::proto::{Epoch, NodeId, PgId};
+use meta::{ClusterMap, GroupId, Member, Meta, Standing};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+/// Most questions that wait. Each is about another group and replica, so no cluster has more; one too many is dropped, and
+/// said again with the next map.
+const WAITING_MAX: usize = 1 << 17;
+/// Questions under way at a time. Each may wait for seconds until the leader has heard of another replica.
+const UNDER_WAY_MAX: usize = 64;
+/// Pause before a question that was not granted is asked again, as long as its reason is there.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Questions that wait to be asked. The data path puts them in, and never waits.
+#[derive(Default)]
+pub struct Asks {
+    waiting: Mutex<Waiting>,
+    more: Notify,
+}
+
+#[derive(Default)]
+struct Waiting {
+    queue: VecDeque<Ask>,
+    /// Those in the queue and those under way.
+    known: HashSet<Ask>,
+}
+
+impl Asks {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // The two are changed together, and neither can fail.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a question, unless it is known already.
+    pub fn put(&self, ask: Ask) {
+        let mut waiting = self.lock();
+        if waiting.known.len() < WAITING_MAX && waiting.known.insert(ask) {
+            waiting.queue.push_back(ask);
+            drop(waiting);
+            self.more.notify_one();
+        }
+    }
+
+    fn take(&self) -> Option<Ask> {
+        self.lock().queue.pop_front()
+    }
+
+    fn done(&self, ask: &Ask) {
+        self.lock().known.remove(ask);
+    }
+}
+
+/// Asks for as long as the task lives.
+pub async fn serve(asks: Arc<Asks>, meta: Meta) {
+    let mut under_way = JoinSet::new();
+    loop {
+        while under_way.len() < UNDER_WAY_MAX
+            && let Some(ask) = asks.take()
+        {
+            let (asks, meta) = (Arc::clone(&asks), meta.clone());
+            under_way.spawn(async move {
+                settle(&meta, &ask).await;
+                asks.done(&ask);
+            });
+        }
+        tokio::select! {
+            () = asks.more.notified(), if under_way.len() < UNDER_WAY_MAX => {}
+            Some(_) = under_way.join_next() => {}
+        }
+    }
+}
+
+/// Asks until it is granted, or its reason is gone.
+async fn settle(meta: &Meta, ask: &Ask) {
+    let mut told = false;
+    loop {
+        let member = {
+            let map = meta.map();
+            reason(&map, ask, meta).cloned()
+        };
+        let Some(member) = member else { return };
+        let refused = match *ask {
+            Ask::ReportFailed { pg, epoch, .. } | Ask::ReportSlow { pg, epoch, .. } => {
+                let (group, epoch) = (group(pg), meta::Epoch(epoch.0));
+                let report = meta.report_failed(group, member.device, member.incarnation, epoch);
+                report.await.err()
+            }
+            Ask::Promote { pg, since } => {
+                let (group, since) = (group(pg), meta::Epoch(since.0));
+                let promote = meta.promote_member(group, member.device, member.incarnation, since);
+                promote.await.err()
+            }
+        };
+        let Some(error) = refused else { return };
+        if !std::mem::replace(&mut told, true) {
+            tracing::info!(?ask, %error, "not granted yet");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn group(pg: PgId) -> GroupId {
+    GroupId::from_u64(pg.0)
+}
+
+/// The member that a question is about, if the map still gives reason for it.
+fn reason<'a>(map: &'a ClusterMap, ask: &Ask, meta: &Meta) -> Option<&'a Member> {
+    let own = (meta.node_id(), meta.incarnation());
+    match *ask {
+        Ask::ReportFailed { pg, node, epoch } | Ask::ReportSlow { pg, node, epoch } => {
+            failed(map, pg, node, epoch)
+        }
+        Ask::Promote { pg, since } => compared(map, pg, since, own),
+    }
+}
+
+/// A member that was sent writes under the map of the reporter, and still is.
+fn failed(map: &ClusterMap, pg: PgId, node: NodeId, epoch: Epoch) -> Option<&Member> {
+    let members = map.group(group(pg))?.members.iter();
+    let mut members = members.filter(|member| member.node.0 == node.0 && member.is_receiving());
+    members.find(|member| member.since.0 <= epoch.0)
+}
+
+/// The member of this start of this node that has been syncing since then.
+fn compared(
+    map: &ClusterMap,
+    pg: PgId,
+    since: Epoch,
+    own: (meta::NodeId, meta::Incarnation),
+) -> Option<&Member> {
+    let mut members = map.group(group(pg))?.members.iter();
+    members.find(|member| {
+        (member.node, member.incarnation) == own
+            && member.standing == Standing::Syncing
+            && member.since.0 == since.0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(epoch: u64) -> Ask {
+        Ask::ReportFailed {
+            pg: PgId(1 << 32),
+            node: NodeId(2),
+            epoch: Epoch(epoch),
+        }
+    }
+
+    #[test]
+    fn a_question_is_asked_once_at_a_time() {
+        let asks = Asks::default();
+        asks.put(ask(1));
+        asks.put(ask(1));
+        asks.put(ask(2));
+        assert_eq!(asks.take(), Some(ask(1)));
+        asks.put(ask(1));
+        assert_eq!(asks.take(), Some(ask(2)));
+        assert_eq!(asks.take(), None, "the first is under way still");
+        asks.done(&ask(1));
+        asks.put(ask(1));
+        assert_eq!(asks.take(), Some(ask(1)));
+    }
+}

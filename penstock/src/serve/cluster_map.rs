@@ -1,0 +1,242 @@
+//! The cluster map as meta has it, told to the data path.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use fabric::core::membership::{Member, REPLICAS_MAX, Standing};
+use fabric::engine::{ClusterView, Fabric, GroupView};
+use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
+use meta::{ClusterMap, Meta, PlacementGroup};
+
+/// What the data path of node `own` needs of a map.
+pub fn view(map: &ClusterMap, own: meta::NodeId) -> ClusterView {
+    let others = map.nodes().filter(|node| node.id != own);
+    let peers: HashMap<NodeId, SocketAddr> = others
+        .filter_map(|node| Some((NodeId(node.id.0), node.data_address.parse().ok()?)))
+        .collect();
+    let devices = map.devices().filter(|device| device.node == own);
+    ClusterView {
+        epoch: Epoch(map.epoch().0),
+        peers,
+        groups: groups(map, own),
+        own_devices: devices
+            .map(|device| (device.id.0, *device.uuid.as_bytes()))
+            .collect(),
+    }
+}
+
+/// The groups of all pools that have members: a pool that lacks nodes has none, and no volumes either.
+fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
+    let mut views = Vec::new();
+    for pool in map.pools() {
+        let before = views.len();
+        let groups = map.groups().filter(|group| group.pool == pool.id);
+        for group in groups {
+            let members = members(map, group);
+            if members.is_empty() {
+                // A pool is known as a whole or not at all.
+                views.truncate(before);
+                break;
+            }
+            let here = members.iter().find(|(member, _)| member.node.0 == own.0);
+            views.push(GroupView {
+                pg: PgId(group.id().to_u64()),
+                epoch: Epoch(group.epoch.0),
+                min_in_sync: usize::from(pool.min_in_sync),
+                device: here.map(|(_, device)| device.0),
+                members: members.into_iter().map(|(member, _)| member).collect(),
+            });
+        }
+    }
+    views
+}
+
+/// One for each node, those in sync first, with the devices that they are on.
+fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::DeviceId)> {
+    let mut members: Vec<(Member, meta::DeviceId)> = Vec::new();
+    for standing in [Standing::InSync, Standing::Syncing, Standing::Out] {
+        for member in &group.members {
+            // Whose device has moved to another node counts for nothing there until that has registered it.
+            let known = map.device(member.device).map(|device| device.node);
+            let node = match member.node {
+                // A record of the first version does not say.
+                meta::NodeId(0) => known.unwrap_or_default(),
+                node => node,
+            };
+            let is_new = members.iter().all(|(other, _)| other.node.0 != node.0);
+            if translated(member.standing) != standing || !is_new || members.len() == REPLICAS_MAX {
+                continue;
+            }
+            let view = Member {
+                node: NodeId(node.0),
+                incarnation: Incarnation(member.incarnation.0),
+                standing,
+                since: Epoch(member.since.0),
+            };
+            members.push((view, member.device));
+        }
+    }
+    members
+}
+
+fn translated(standing: meta::Standing) -> Standing {
+    match standing {
+        meta::Standing::InSync => Standing::InSync,
+        meta::Standing::Syncing => Standing::Syncing,
+        meta::Standing::Out => Standing::Out,
+    }
+}
+
+/// Tells the data path of every newer map for as long as the metadata service runs. Maps that come fast are skipped, all but
+/// the last.
+pub async fn follow(fabric: Fabric, meta: Meta) {
+    let mut maps = meta.watch_map();
+    loop {
+        let map = maps.borrow_and_update().clone();
+        let (fabric, own) = (fabric.clone(), meta.node_id());
+        // Thousands of groups take their time, and the data path's locks.
+        let told = tokio::task::spawn_blocking(move || fabric.set_map(view(&map, own))).await;
+        if let Err(error) = told {
+            tracing::error!(%error, "tell the data path of a newer cluster map");
+        }
+        if maps.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meta::testing::Machine;
+    use meta::{Command, DeviceSpec, NodeSpec, PoolSpec, UnixMillis};
+    use uuid::Uuid;
+
+    use super::*;
+
+    const AT: UnixMillis = UnixMillis(0);
+    const GROUPS: usize = 8;
+
+    fn node(id: u64) -> NodeSpec {
+        NodeSpec {
+            incarnation: meta::Incarnation(id * 100),
+            data_address: format!("10.0.0.{id}:7471"),
+            ..NodeSpec::new(meta::NodeId(id), format!("n{id}"))
+        }
+    }
+
+    fn add_device(machine: &mut Machine, node: u64) {
+        let device = DeviceSpec {
+            uuid: Uuid::from_u128(u128::from(node)),
+            node: meta::NodeId(node),
+            path: "/dev/x".to_owned(),
+            size_bytes: 1 << 40,
+            class: "disk".to_owned(),
+        };
+        let register = Command::RegisterDevice {
+            device,
+            incarnation: meta::Incarnation(node * 100),
+            at: AT,
+        };
+        machine.apply(&register).unwrap();
+    }
+
+    /// Three nodes, with devices on the first `with_devices`, and a pool of three replicas.
+    fn cluster(with_devices: u64) -> Machine {
+        let mut machine = Machine::default();
+        let pool = PoolSpec {
+            placement_groups: Some(GROUPS as u32),
+            ..PoolSpec::new(meta::DEFAULT_POOL, 3)
+        };
+        let bootstrap = Command::Bootstrap {
+            cluster: Uuid::from_u128(1),
+            node: node(1),
+            pool: Some(Box::new(pool)),
+            at: AT,
+        };
+        machine.apply(&bootstrap).unwrap();
+        for id in [2, 3] {
+            let register = Command::RegisterNode {
+                node: node(id),
+                replaces: meta::Incarnation::default(),
+                at: AT,
+            };
+            machine.apply(&register).unwrap();
+        }
+        (1..=with_devices).for_each(|id| add_device(&mut machine, id));
+        machine
+    }
+
+    #[test]
+    fn every_group_has_its_members_and_this_nodes_device() {
+        let machine = cluster(3);
+        let view = view(&machine.map(), meta::NodeId(2));
+        assert_eq!(view.epoch.0, machine.map().epoch().0);
+        let mut peers: Vec<_> = view
+            .peers
+            .iter()
+            .map(|(id, at)| (id.0, at.port()))
+            .collect();
+        peers.sort_unstable();
+        assert_eq!(peers, [(1, 7471), (3, 7471)], "not itself");
+        let own: Vec<u64> = view.own_devices.iter().map(|(id, _)| *id).collect();
+        assert_eq!(own.len(), 1);
+        assert_eq!(view.own_devices[0].1, *Uuid::from_u128(2).as_bytes());
+        assert_eq!(view.groups.len(), GROUPS);
+        for (index, group) in view.groups.iter().enumerate() {
+            assert_eq!(group.pg.0 & 0xffff_ffff, index as u64);
+            assert_eq!((group.min_in_sync, group.device), (2, Some(own[0])));
+            let mut nodes: Vec<_> = group
+                .members
+                .iter()
+                .map(|m| (m.node.0, m.incarnation.0))
+                .collect();
+            nodes.sort_unstable();
+            assert_eq!(nodes, [(1, 100), (2, 200), (3, 300)]);
+        }
+    }
+
+    #[test]
+    fn a_pool_without_members_is_left_out_and_a_node_without_devices_holds_none() {
+        assert!(view(&cluster(0).map(), meta::NodeId(1)).groups.is_empty());
+        let two = cluster(2);
+        let view = view(&two.map(), meta::NodeId(3));
+        assert_eq!(view.groups.len(), GROUPS);
+        let none = |group: &GroupView| group.device.is_none() && group.members.len() == 2;
+        assert!(view.groups.iter().all(none));
+        assert!(view.own_devices.is_empty());
+    }
+
+    #[test]
+    fn members_in_sync_come_first() {
+        let mut machine = cluster(3);
+        let volume = Command::CreateVolume {
+            uuid: Uuid::from_u128(9),
+            volume: meta::VolumeSpec::new("disk", 1 << 30),
+            at: AT,
+        };
+        machine.apply(&volume).unwrap();
+        let map = machine.map();
+        let first = map.groups().next().unwrap().clone();
+        let lost = first.members[0].clone();
+        let heard = first.members[1..].iter().map(|member| meta::Heard {
+            node: member.node,
+            incarnation: member.incarnation,
+        });
+        let report = Command::ReportFailed {
+            group: first.id(),
+            device: lost.device,
+            incarnation: lost.incarnation,
+            epoch: first.epoch,
+            heard: heard.collect(),
+            at: AT,
+        };
+        machine.apply(&report).unwrap();
+        let view = view(&machine.map(), meta::NodeId(1));
+        let standings: Vec<Standing> = view.groups[0].members.iter().map(|m| m.standing).collect();
+        assert_eq!(
+            standings,
+            [Standing::InSync, Standing::InSync, Standing::Out]
+        );
+        assert_eq!(view.groups[0].members[2].node.0, lost.node.0);
+    }
+}

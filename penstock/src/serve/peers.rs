@@ -1,0 +1,293 @@
+//! A node's metadata service and its connections to other nodes, if it is one of several.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::net::tcp::control::NetConfig;
+use fabric::net::tcp::identity::Identity as DataIdentity;
+use meta::net::enrol::{Door, EnrolPapers, EnrolServer, Invitation};
+use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
+use meta::pki::{ClusterCa, fingerprint};
+use meta::{
+    Incarnation, Meta, MetaConfig, MetaNode, NodeSpec, RaftTuning, Role, Start, UnixMillis,
+};
+
+use crate::api::types::{Token, TokenCreate};
+use crate::config::{Config, Wire};
+use crate::failure::{Failure, Kind, Result};
+use crate::identity::{Identity, Settings, host_name};
+
+use super::node::{Node, meta_failure};
+
+/// A start that has not reached the cluster by then says so, and goes on trying.
+const REACH_TOLD_AFTER: Duration = Duration::from_secs(5);
+
+/// The metadata service, and what other nodes reach of this one.
+pub struct Control {
+    node: MetaNode,
+    network: Option<Network>,
+}
+
+/// Of a node of several.
+struct Network {
+    identity: Arc<Identity>,
+    settings: Settings,
+    data: NetConfig,
+    /// Ended when dropped.
+    _control: TlsServer,
+    _enrol: Option<EnrolServer>,
+}
+
+/// What the rest of the node needs to know of the network.
+#[derive(Clone)]
+pub struct Membership {
+    identity: Arc<Identity>,
+    settings: Settings,
+}
+
+impl Membership {
+    /// What this node does.
+    pub fn roles(&self) -> Vec<String> {
+        let word = |role: &Role| match role {
+            Role::Meta => "meta",
+            Role::Storage => "storage",
+            Role::Host => "host",
+            Role::Gateway => "gateway",
+        };
+        self.settings
+            .roles
+            .iter()
+            .map(word)
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+fn failed(e: impl std::fmt::Display) -> Failure {
+    Failure::plain(Kind::Failed, e)
+}
+
+impl Control {
+    /// Opens the metadata. Of several nodes, returns when the cluster knows of this start: from then on devices may be
+    /// registered.
+    pub async fn open(config: &Config, meta_dir: PathBuf) -> Result<Self> {
+        let Some(identity) = Identity::load(&config.data)? else {
+            if config.peers.is_told() {
+                return Err(Failure::invalid(
+                    format!(
+                        "{} holds no node of a cluster, and listen, name, labels, roles, wire or a port are told",
+                        config.data.display()
+                    ),
+                    "make a cluster with `penstock init` or join one with `penstock join` first, or leave those out",
+                ));
+            }
+            let opened = MetaNode::open(meta_dir, MetaConfig::embedded(host_name())).await;
+            return Ok(Control {
+                node: opened.map_err(failed)?,
+                network: None,
+            });
+        };
+        let settings = identity.record.settings.clone().with(&config.peers);
+        Self::open_one_of_several(Arc::new(identity), settings, meta_dir).await
+    }
+
+    async fn open_one_of_several(
+        identity: Arc<Identity>,
+        settings: Settings,
+        meta_dir: PathBuf,
+    ) -> Result<Self> {
+        let record = &identity.record;
+        let (ca, certificate, key) = (&identity.ca, &identity.certificate, &identity.key);
+        let papers = TlsIdentity::from_pem(record.cluster, record.node, ca, certificate, key);
+        let papers = papers.map_err(failed)?;
+        let data = NetConfig {
+            listen: settings.data(),
+            identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
+                .map_err(failed)?,
+            wire: match settings.wire {
+                Wire::Tls => fabric::net::tcp::hello::Wire::Tls,
+                Wire::Crc => fabric::net::tcp::hello::Wire::Crc,
+            },
+        };
+        let listener = TlsListener::bind(&settings.control().to_string()).await;
+        let listener = listener.map_err(listen_failure)?;
+        let config = meta_config(&identity, &settings, &papers);
+        let node = MetaNode::open(meta_dir, config).await.map_err(failed)?;
+        let control = listener.serve(papers, node.peer());
+        let enrol = match start_enrolment(&identity, &settings, node.meta()).await {
+            Ok(enrol) => enrol,
+            Err(failure) => {
+                drop(control);
+                shutdown(node).await;
+                return Err(failure);
+            }
+        };
+        wait_until_known(&node.meta(), &settings).await;
+        let network = Network {
+            identity,
+            settings,
+            data,
+            _control: control,
+            _enrol: enrol,
+        };
+        Ok(Control {
+            node,
+            network: Some(network),
+        })
+    }
+
+    /// The client side of the metadata.
+    pub fn meta(&self) -> Meta {
+        self.node.meta()
+    }
+
+    /// How the data path takes part in the network, if there is one.
+    pub fn data(&self) -> Option<NetConfig> {
+        self.network.as_ref().map(|network| network.data.clone())
+    }
+
+    /// What the rest of the node needs to know of the network.
+    pub fn membership(&self) -> Option<Membership> {
+        self.network.as_ref().map(|network| Membership {
+            identity: Arc::clone(&network.identity),
+            settings: network.settings.clone(),
+        })
+    }
+
+    /// Ends it in order.
+    pub async fn shutdown(self) {
+        drop(self.network);
+        shutdown(self.node).await;
+    }
+}
+
+async fn shutdown(node: MetaNode) {
+    if let Err(error) = node.shutdown().await {
+        tracing::error!(%error, "close the metadata");
+    }
+}
+
+fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -> MetaConfig {
+    let record = &identity.record;
+    let cluster = record.cluster;
+    MetaConfig {
+        node: NodeSpec {
+            id: record.node,
+            name: settings.name.clone(),
+            roles: settings.roles.clone(),
+            incarnation: Incarnation::draw(),
+            labels: settings.labels.clone(),
+            control_address: settings.control().to_string(),
+            data_address: settings.data().to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        },
+        address: settings.control().to_string(),
+        start: match record.founding {
+            Some(founding) => Start::Found {
+                cluster,
+                replicas: founding.replicas,
+                min_in_sync: founding.min_in_sync,
+            },
+            None => Start::Join { cluster },
+        },
+        tuning: RaftTuning::default(),
+        transport: Arc::new(TlsTransport::new(papers.clone())),
+    }
+}
+
+/// A node that has the authority's key lets others in.
+async fn start_enrolment(
+    identity: &Identity,
+    settings: &Settings,
+    meta: Meta,
+) -> Result<Option<EnrolServer>> {
+    let Some(key) = &identity.ca_key else {
+        return Ok(None);
+    };
+    let papers = EnrolPapers {
+        ca: ClusterCa::load(identity.record.cluster, key).map_err(failed)?,
+        ca_certificate: identity.ca.clone(),
+        certificate: identity.certificate.clone(),
+        key: identity.key.clone(),
+    };
+    let address = settings.enrol().to_string();
+    let server = EnrolServer::start(&address, papers, meta).await;
+    server.map(Some).map_err(listen_failure)
+}
+
+fn listen_failure(e: meta::net::TlsError) -> Failure {
+    Failure::new(
+        Kind::Failed,
+        e,
+        "see that no other program listens there and that the address is one of this machine; --listen, --control-port and \
+         --enrol-port choose others",
+    )
+}
+
+/// Waits until the leader has heard of this start of the process.
+async fn wait_until_known(meta: &Meta, settings: &Settings) {
+    let mut valid = meta.watch_heartbeat();
+    let known = tokio::time::timeout(REACH_TOLD_AFTER, valid.wait_for(Option::is_some));
+    if known.await.is_ok() {
+        return;
+    }
+    eprintln!(
+        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}",
+        settings.control()
+    );
+    // An error means that the service ended, which the next call tells.
+    let _ = valid.wait_for(Option::is_some).await;
+}
+
+impl Node {
+    /// Makes a token with which a node can join.
+    pub async fn token_create(&self, request: &TokenCreate) -> Result<Token> {
+        let Some(membership) = &self.membership else {
+            return Err(Failure::new(
+                Kind::Conflict,
+                "this node is a cluster of its own, without a network that others could join by",
+                "make a cluster with `penstock init` in another data directory",
+            ));
+        };
+        let doors = self.doors(membership).await?;
+        let authority = fingerprint(&membership.identity.ca).map_err(failed)?;
+        let lifetime = Duration::from_secs(request.lifetime_s);
+        let token = self.meta.create_join_token(lifetime).await;
+        let invitation = Invitation {
+            cluster: membership.identity.record.cluster,
+            authority,
+            token: token.map_err(meta_failure)?,
+            doors,
+        };
+        Ok(Token {
+            token: invitation.to_string(),
+            expires_at_ms: UnixMillis::now()
+                .0
+                .saturating_add(request.lifetime_s.saturating_mul(1000)),
+        })
+    }
+
+    /// Where nodes can join: here first. Of other nodes the port is taken to be the same.
+    async fn doors(&self, membership: &Membership) -> Result<Vec<Door>> {
+        let own = Door {
+            node: self.meta.node_id(),
+            address: membership.settings.enrol(),
+        };
+        let mut doors = Vec::new();
+        doors.extend(membership.identity.ca_key.is_some().then_some(own));
+        let nodes = self.meta.list_nodes().await.map_err(meta_failure)?;
+        let others = nodes
+            .into_iter()
+            .filter(|node| node.id != own.node && node.roles.contains(&Role::Meta));
+        doors.extend(others.filter_map(|node| {
+            let mut address: std::net::SocketAddr = node.control_address.parse().ok()?;
+            address.set_port(membership.settings.enrol_port);
+            Some(Door {
+                node: node.id,
+                address,
+            })
+        }));
+        Ok(doors)
+    }
+}

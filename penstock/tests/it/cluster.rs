@@ -1,0 +1,323 @@
+//! Nodes that make a cluster, on addresses of the loopback device.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::front::Front;
+use crate::harness::{DEVICE_SIZE, Daemon, eventually, one_error, penstock, run, temp, text};
+
+/// Device files that take their space as they are written: there are many.
+const THIN: [&str; 2] = ["--preallocation", "off"];
+
+/// A cluster with its nodes' directories; node `n` listens on `127.x.y.n`.
+struct Cluster {
+    dir: TempDir,
+    /// Of the process id, so that tests that run at the same time do not meet.
+    net: String,
+    /// By number, from 1.
+    nodes: Vec<Option<Daemon>>,
+}
+
+impl Cluster {
+    /// Made, and its first node running.
+    fn found(replicas: &str) -> Self {
+        let pid = std::process::id();
+        let mut cluster = Cluster {
+            dir: temp(),
+            net: format!("127.{}.{}", 64 + (pid >> 8) % 128, pid % 256),
+            nodes: Vec::new(),
+        };
+        let (data, listen) = (cluster.data(1), cluster.address(1));
+        let made = run(&[
+            "init",
+            "--data",
+            text(&data),
+            "--listen",
+            &listen,
+            "--name",
+            "node1",
+            "--replicas",
+            replicas,
+        ]);
+        assert!(made.status.success(), "{made:?}");
+        cluster.start(1);
+        cluster
+    }
+
+    /// With three nodes.
+    fn of_three() -> Self {
+        let mut cluster = Self::found("3");
+        for node in [2, 3] {
+            let token = cluster.token();
+            let joined = cluster.join(node, &token);
+            assert!(joined.status.success(), "{joined:?}");
+            cluster.start(node);
+        }
+        cluster
+    }
+
+    fn data(&self, node: usize) -> PathBuf {
+        self.dir.path().join(node.to_string())
+    }
+
+    fn address(&self, node: usize) -> String {
+        format!("{}.{node}", self.net)
+    }
+
+    fn node(&self, node: usize) -> &Daemon {
+        self.nodes[node - 1].as_ref().unwrap()
+    }
+
+    fn start(&mut self, node: usize) {
+        let daemon = Daemon::start_with(&self.data(node), &THIN);
+        self.nodes.resize_with(self.nodes.len().max(node), || None);
+        self.nodes[node - 1] = Some(daemon);
+    }
+
+    fn stop(&mut self, node: usize) {
+        let daemon = self.nodes[node - 1].take().unwrap();
+        assert!(daemon.terminate().success());
+    }
+
+    fn kill(&mut self, node: usize) {
+        self.nodes[node - 1].take().unwrap().kill();
+    }
+
+    fn token(&self) -> String {
+        self.node(1).ok(&["token", "create"]).trim().to_owned()
+    }
+
+    fn join(&self, node: usize, token: &str) -> Output {
+        let (data, listen) = (self.data(node), self.address(node));
+        let name = format!("node{node}");
+        run(&[
+            "join",
+            token,
+            "--data",
+            text(&data),
+            "--listen",
+            &listen,
+            "--name",
+            &name,
+        ])
+    }
+}
+
+#[test]
+fn three_nodes_are_one_cluster_and_each_may_restart() {
+    let mut cluster = Cluster::of_three();
+    let id = cluster.node(1).json(&["status"])["cluster_id"].clone();
+    for node in 1..=3 {
+        assert_eq!(cluster.node(node).json(&["status"])["cluster_id"], id);
+    }
+    let made = cluster.node(2).json(&["volume", "create", "disk", "64M"]);
+    let seen = cluster.node(3).json(&["volume", "show", "disk"]);
+    assert_eq!(seen["id"], made["id"]);
+    for node in [3, 2, 1] {
+        cluster.stop(node);
+        // The others go on without it, whoever led.
+        let other = cluster.node(node % 3 + 1);
+        other.ok(&["volume", "create", &format!("without-{node}"), "64M"]);
+        cluster.start(node);
+        let volumes = cluster.node(node).json(&["volume", "list"]);
+        assert_eq!(volumes.as_array().unwrap().len(), 5 - node);
+    }
+    cluster.node(3).ok(&["volume", "delete", "disk", "--yes"]);
+    cluster.node(1).refused(&["volume", "show", "disk"]);
+    (1..=3).for_each(|node| cluster.stop(node));
+}
+
+#[test]
+fn a_guest_writes_and_reads_while_a_node_is_killed_and_comes_back() {
+    const SECTORS: u64 = 64;
+    // One in each of several chunks.
+    let sector = |number: u64| number * 2048;
+    let mut cluster = Cluster::of_three();
+    let socket = cluster.dir.path().join("disk.sock");
+    let one = cluster.node(1);
+    one.ok(&["volume", "create", "disk", "64M"]);
+    one.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
+    let mut guest = Front::start(&socket, 1);
+    let mut check = |cluster: &mut Cluster, byte: u8, change: &dyn Fn(&mut Cluster)| {
+        for number in 0..SECTORS {
+            guest.write(sector(number), byte);
+            if number == SECTORS / 2 {
+                change(cluster);
+            }
+        }
+        for number in 0..SECTORS {
+            assert_eq!(guest.read(0, sector(number)), [byte; 512], "{number}");
+        }
+    };
+    check(&mut cluster, 1, &|_| {});
+    check(&mut cluster, 2, &|cluster| cluster.kill(3));
+    check(&mut cluster, 3, &|cluster| cluster.start(3));
+    check(&mut cluster, 4, &|_| {});
+    drop(guest);
+    cluster.node(1).ok(&["detach", "disk", "--yes"]);
+    // Another node reads what that one wrote.
+    let out = cluster.dir.path().join("out.raw");
+    cluster
+        .node(3)
+        .ok(&["volume", "export", "disk", text(&out)]);
+    let bytes = fs::read(&out).unwrap();
+    for number in 0..SECTORS {
+        let at = sector(number) as usize * 512;
+        assert_eq!(bytes[at..at + 512], [4; 512], "{number}");
+    }
+}
+
+#[test]
+fn a_token_lets_one_node_in_once() {
+    let cluster = Cluster::found("1");
+    let token = cluster.token();
+    let (data, listen) = (cluster.data(2), cluster.address(2));
+    let cut = one_error(&cluster.join(2, &token[..token.len() - 2]), 2);
+    assert!(cut.contains("not a whole join token"), "{cut}");
+    let namesake = run(&[
+        "join",
+        &token,
+        "--data",
+        text(&data),
+        "--listen",
+        &listen,
+        "--name",
+        "node1",
+    ]);
+    let told = one_error(&namesake, 1);
+    assert!(told.contains("\"node1\" is taken by node 1"), "{told}");
+    let joined = cluster.join(2, &token);
+    assert!(joined.status.success(), "{joined:?}");
+    let told = one_error(&cluster.join(2, &token), 1);
+    assert!(
+        told.contains("holds node 2") && told.contains("--data"),
+        "{told}"
+    );
+    let told = one_error(&cluster.join(3, &token), 1);
+    assert!(
+        told.contains("was used already") && told.contains("token create"),
+        "{told}"
+    );
+    let short = cluster.node(1).ok(&["token", "create", "--lifetime", "1s"]);
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let told = one_error(&cluster.join(3, short.trim()), 1);
+    assert!(told.contains("has expired"), "{told}");
+    assert!(!cluster.data(3).join("cluster").exists());
+    let told = one_error(
+        &run(&["init", "--data", text(&data), "--listen", &listen]),
+        1,
+    );
+    assert!(told.contains("holds node 2"), "{told}");
+}
+
+#[test]
+fn a_token_of_another_cluster_and_one_that_leads_nowhere_are_told_as_such() {
+    let mut ours = Cluster::found("1");
+    let token = ours.token();
+    ours.stop(1);
+    let told = one_error(&ours.join(2, &token), 1);
+    assert!(
+        told.contains("cannot reach the cluster") && told.contains(&ours.address(1)),
+        "{told}"
+    );
+    // Another cluster at the same address.
+    fs::rename(ours.data(1), ours.dir.path().join("kept")).unwrap();
+    let listen = ours.address(1);
+    let made = run(&["init", "--data", text(&ours.data(1)), "--listen", &listen]);
+    assert!(made.status.success(), "{made:?}");
+    ours.start(1);
+    let told = one_error(&ours.join(2, &token), 1);
+    assert!(
+        told.contains("not a node of the cluster that made this token"),
+        "{told}"
+    );
+    assert!(!ours.data(2).join("cluster").exists());
+}
+
+#[test]
+fn a_node_of_a_cluster_of_its_own_says_so() {
+    let dir = temp();
+    let daemon = Daemon::start_with(dir.path(), &THIN);
+    let told = daemon.refused(&["token", "create"]);
+    assert!(told.contains("penstock init"), "{told}");
+    assert!(daemon.terminate().success());
+    let init = run(&["init", "--data", text(dir.path()), "--listen", "127.0.0.1"]);
+    let told = one_error(&init, 1);
+    assert!(told.contains("a cluster of its own"), "{told}");
+    let empty = temp();
+    let served = crate::harness::serve_with(empty.path(), &["--listen", "127.0.0.1"]);
+    let told = one_error(&served, 2);
+    assert!(told.contains("penstock init"), "{told}");
+    let told = one_error(&run(&["init", "--data", text(empty.path())]), 2);
+    assert!(told.contains("--listen"), "{told}");
+    let told = one_error(
+        &run(&["init", "--data", text(empty.path()), "--listen", "0.0.0.0"]),
+        2,
+    );
+    assert!(told.contains("cannot reach 0.0.0.0"), "{told}");
+}
+
+#[test]
+fn a_node_with_anothers_certificate_is_not_let_in() {
+    let ours = Cluster::found("1");
+    let token = ours.token();
+    assert!(ours.join(2, &token).status.success());
+    let other = temp();
+    let made = run(&[
+        "init",
+        "--data",
+        text(other.path()),
+        "--listen",
+        "127.0.0.1",
+    ]);
+    assert!(made.status.success(), "{made:?}");
+    for file in ["node.pem", "node.key", "ca.pem"] {
+        let (from, to) = (other.path().join("cluster"), ours.data(2).join("cluster"));
+        fs::copy(from.join(file), to.join(file)).unwrap();
+    }
+    assert!(waits(&ours.data(2)));
+    // The first node minds nothing of that.
+    assert_eq!(ours.node(1).json(&["volume", "list"]), json!([]));
+}
+
+/// Whether a daemon says that it waits for its cluster; it is killed then.
+fn waits(data: &Path) -> bool {
+    let mut child = penstock()
+        .args(["serve", "--device-size", DEVICE_SIZE, "--data", text(data)])
+        .args(THIN)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let waits = lines
+        .map_while(Result::ok)
+        .any(|line| line.contains("waiting for the cluster"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    waits
+}
+
+#[test]
+fn data_of_a_deleted_volume_go_from_every_node() {
+    let mut cluster = Cluster::of_three();
+    let image = cluster.dir.path().join("in.raw");
+    fs::write(&image, vec![7; 8 << 20]).unwrap();
+    cluster
+        .node(1)
+        .ok(&["volume", "import", "disk", text(&image)]);
+    let used = |daemon: &Daemon| daemon.json(&["status"])["used_bytes"].as_u64().unwrap();
+    for node in 1..=3 {
+        eventually(|| used(cluster.node(node)) >= 8 << 20);
+    }
+    cluster.node(1).ok(&["volume", "delete", "disk", "--yes"]);
+    eventually(|| used(cluster.node(1)) < 8 << 20);
+    // Another looks when it starts, and from time to time.
+    cluster.stop(2);
+    cluster.start(2);
+    eventually(|| used(cluster.node(2)) < 8 << 20);
+}
