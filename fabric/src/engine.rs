@@ -39,6 +39,7 @@ pub use config::{
 };
 pub use control::DeviceStatus;
 pub use data_thread::FabricEngine;
+pub use open::check_blank;
 pub use scrub::ScrubStatus;
 pub use shared::VOLUME_BYTES_MAX;
 pub use stores::OpenStore;
@@ -271,6 +272,24 @@ impl Fabric {
     /// The devices: space, counters, scrubbing, what opening did. Empty with a null store.
     pub fn devices(&self) -> Vec<DeviceStatus> {
         self.control.as_ref().map_or_else(Vec::new, |c| c.devices())
+    }
+
+    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds one. The caller opens no
+    /// volume meanwhile. Until the next start only, when the device is to be left out. On a node of several the map says what
+    /// lies where, and nothing is to be done here.
+    pub fn retire(&self, device: &[u8; 16]) -> bool {
+        let alone = self
+            .control
+            .as_ref()
+            .filter(|_| self.shared.cluster.is_none());
+        alone.is_none_or(|control| control.retire(device))
+    }
+
+    /// Undoes [`retire`](Self::retire).
+    pub fn reinstate(&self, device: &[u8; 16]) {
+        if let Some(control) = &self.control {
+            control.reinstate(device);
+        }
     }
 
     /// Writes a checkpoint on all devices, so that the next opening has less to replay.

@@ -193,6 +193,20 @@ impl Control {
         }
     }
 
+    /// From now on no new layer gets its home on the device; false, and nothing is changed, if it holds anything. One that is
+    /// not open holds nothing. The caller opens no volume meanwhile.
+    pub fn retire(&self, device: &[u8; 16]) -> bool {
+        let index = self.stores.index_of(device);
+        index.is_none_or(|index| self.stores.retire(index))
+    }
+
+    /// Undoes `retire`.
+    pub fn reinstate(&self, device: &[u8; 16]) {
+        if let Some(index) = self.stores.index_of(device) {
+            self.stores.reinstate(index);
+        }
+    }
+
     /// All devices.
     pub fn devices(&self) -> Vec<DeviceStatus> {
         let scrub = self.scrub.lock().expect("no panic under this lock").clone();

@@ -23,6 +23,22 @@ pub fn open_devices(
         .collect()
 }
 
+/// Refuses a device that [`Missing::FormatBlank`] would not format: one with a store, or with other content.
+///
+/// # Errors
+/// It is in use, cannot be read, or is not blank.
+pub fn check_blank(path: &Path) -> Result<(), FabricError> {
+    let mut file = DeviceFile::open(path)?;
+    match recovery::read_label(&mut file) {
+        Err(OpenError::NotFormatted) => refuse_foreign_content(&mut file),
+        Err(source) => Err(FabricError::Store {
+            path: path.to_owned(),
+            source,
+        }),
+        Ok(_) => Err(FabricError::NotBlank(path.to_owned())),
+    }
+}
+
 fn open_one(device: &DeviceConfig, config: &FabricConfig) -> Result<OpenStore, FabricError> {
     let path = device.path.as_path();
     let store = |source| FabricError::Store {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
@@ -98,9 +99,12 @@ pub struct Stores {
     pub shards: Box<[Shard]>,
     mailboxes: Box<[Mailbox]>,
     homes: RwLock<HashMap<LayerId, u32>>,
+    /// Devices that get no new layers, one bit each.
+    retired: AtomicU32,
 }
 
 const _: () = assert!(LANES_MAX < u128::BITS as usize);
+const _: () = assert!(DEVICES_MAX <= u32::BITS as usize);
 
 impl Stores {
     pub fn new(open: Vec<OpenStore>) -> Result<Self, FabricError> {
@@ -133,6 +137,7 @@ impl Stores {
             shards: shards.into(),
             mailboxes: mailboxes.map_err(FabricError::os("create an eventfd"))?,
             homes: RwLock::new(HashMap::new()),
+            retired: AtomicU32::new(0),
         })
     }
 
@@ -224,9 +229,27 @@ impl Stores {
                 })
                 .sum::<u64>()
         };
+        let retired = self.retired.load(Ordering::Relaxed);
         (0..self.devices.len() as u32)
-            .max_by_key(free)
+            .max_by_key(|device| (retired & 1 << device == 0, free(device)))
             .expect("a fabric has at least one device")
+    }
+
+    /// From now on no new layer gets its home on this device; false, and nothing is changed, if one has it there.
+    pub fn retire(&self, device: u32) -> bool {
+        let homes = self.homes.write().expect("no panic under this lock");
+        let shards = self.devices[device as usize].shard_indexes();
+        let used: u64 = shards.map(|s| self.lock(s).core.space().used_bytes).sum();
+        let is_empty = used == 0 && homes.values().all(|home| *home != device);
+        if is_empty {
+            self.retired.fetch_or(1 << device, Ordering::Relaxed);
+        }
+        is_empty
+    }
+
+    /// New layers may have their home there again.
+    pub fn reinstate(&self, device: u32) {
+        self.retired.fetch_and(!(1 << device), Ordering::Relaxed);
     }
 
     pub fn mailbox(&self, lane: usize) -> &Mailbox {
