@@ -3,6 +3,10 @@
 //! Every call works on every node: writes go to the leader, and reads see everything that was acknowledged before they
 //! began.
 
+mod applied;
+
+pub use applied::Applied;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +28,7 @@ use crate::model::{
 use crate::node::Core;
 use crate::pki::JoinToken;
 use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
+use crate::report::{LeaderReport, NodeWord, RaftStatus};
 use crate::state::tables::{
     ATTACHMENTS, CLUSTER, DEVICES, EVENTS, LEASES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS,
     VOLUMES,
@@ -89,6 +94,24 @@ impl Meta {
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.core.problem()
+    }
+
+    // --- How the service stands
+
+    /// How Raft stands, as far as this node knows. Waits for nobody.
+    #[must_use]
+    pub fn raft_status(&self) -> RaftStatus {
+        self.core.raft_status()
+    }
+
+    /// Tells the leader how this node is, for people who ask any node.
+    pub async fn tell(&self, word: NodeWord) -> Result<(), MetaError> {
+        self.core.tell(word).await
+    }
+
+    /// What the leader has heard: which nodes when, and what they said of themselves.
+    pub async fn leader_report(&self) -> Result<LeaderReport, MetaError> {
+        self.core.report().await
     }
 
     // --- Cluster, nodes, devices

@@ -24,6 +24,7 @@ pub mod model;
 pub mod net;
 pub mod pki;
 pub mod refusal;
+pub mod report;
 
 mod client;
 mod error;
@@ -36,7 +37,7 @@ mod storage;
 pub mod testing;
 mod watch;
 
-pub use client::Meta;
+pub use client::{Applied, Meta};
 pub use command::{
     AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, Heard, NodeSpec, Outcome, PoolSpec,
     Reply, VolumeSpec,
@@ -57,6 +58,9 @@ pub use model::{
 pub use node::{MetaConfig, MetaNode, Peer, Start};
 pub use raft::RaftTuning;
 pub use refusal::{GroupRefusal, JoinRefusal, Refusal, RefusalKind};
+pub use report::{
+    DeviceWord, FailingSync, LastHeard, LastWord, LeaderReport, NodeWord, ProblemWord, RaftStatus,
+};
 pub use watch::{
     HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, NODE_DOWN_AFTER, NODE_REPLACE_AFTER, RESETTLE_GRACE,
     SYNCING_PER_NODE_MAX, Watch,

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::command::{Command, Reply};
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::raft::{LogId, TypeConfig};
+use crate::report::{LeaderReport, NodeWord};
 
 pub(crate) use connection::Connections;
 pub use mem::MemNetwork;
@@ -58,6 +59,15 @@ pub enum PeerRequest {
     },
     /// How far must a node have applied to read what is committed now?
     ReadIndex,
+    /// How a node is, by its own word.
+    Tell {
+        /// The node.
+        node: NodeId,
+        /// Its word.
+        word: NodeWord,
+    },
+    /// What has the leader heard?
+    Report,
 }
 
 /// What it answers.
@@ -77,6 +87,10 @@ pub enum PeerReply {
     Heartbeat(Result<Beat, ProposeError>),
     /// To `ReadIndex`; `None` while nothing is committed.
     ReadIndex(Result<Option<LogId>, ProposeError>),
+    /// To `Tell`.
+    Tell(Result<(), ProposeError>),
+    /// To `Report`.
+    Report(Result<LeaderReport, ProposeError>),
 }
 
 /// What the leader says to a heartbeat.

@@ -2,6 +2,7 @@
 
 mod core;
 mod members;
+mod report;
 mod vigil;
 
 use std::collections::BTreeSet;
@@ -102,6 +103,10 @@ impl Peer {
             PeerRequest::Heartbeat { node, .. } if node != from => {
                 let detail = format!("node {from} sent a heartbeat of node {node}");
                 PeerReply::Heartbeat(Err(ProposeError::Failed { detail }))
+            }
+            PeerRequest::Tell { node, .. } if node != from => {
+                let detail = format!("node {from} spoke for node {node}");
+                PeerReply::Tell(Err(ProposeError::Failed { detail }))
             }
             request => self.handle(request).await,
         }

@@ -161,6 +161,23 @@ pub enum MapRefusal {
         /// The pool's failure domain.
         apart: String,
     },
+    /// The other devices could not hold all replicas.
+    #[error(
+        "without device {device} pool {pool:?} could place {possible} of {replicas} replicas on different {apart}s: add one \
+         first"
+    )]
+    TooFewDevicesLeft {
+        /// The device.
+        device: DeviceId,
+        /// The pool.
+        pool: String,
+        /// How many replicas the others could hold.
+        possible: usize,
+        /// Replicas of the pool.
+        replicas: u8,
+        /// The pool's failure domain.
+        apart: String,
+    },
     /// A device that is not in the cluster.
     #[error("device {device} is not in the cluster: see `penstock device list`")]
     UnknownDevice {
@@ -196,8 +213,8 @@ pub enum MapRefusal {
     },
     /// A device that holds data of volumes.
     #[error(
-        "device {device} holds data of volumes in pool {pool:?}: drain it first with `penstock node drain`, and wait until \
-         that is done"
+        "device {device} holds data of volumes in pool {pool:?}: empty it first with `penstock device remove` or `penstock \
+         node drain`, and wait until that is done"
     )]
     DeviceInUse {
         /// The device.
@@ -515,6 +532,7 @@ impl MapRefusal {
             | Self::LastNode { .. }
             | Self::NodeServes { .. }
             | Self::TooFewLeft { .. }
+            | Self::TooFewDevicesLeft { .. }
             | Self::DevicePathTaken { .. }
             | Self::DeviceInUse { .. } => RefusalKind::Conflict,
         }

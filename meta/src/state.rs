@@ -120,7 +120,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::SetDeviceState { device, state, at } => {
             map::set_device_state(txn, *device, *state, *at)
         }
-        Command::DrainDevice { device, on, .. } => map::drain_device(txn, *device, *on),
+        Command::DrainDevice { device, on, at } => map::drain_device(txn, *device, *on, *at),
         Command::RemoveDevice { device, at } => map::remove_device(txn, *device, *at),
         Command::ReportFailed { .. } | Command::Regroup { .. } | Command::Promote { .. } => {
             run_group(txn, command)

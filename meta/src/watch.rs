@@ -15,6 +15,7 @@ use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::leases::DRIFT_BOUND;
 use crate::map::ClusterMap;
 use crate::model::{DeviceState, Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
+use crate::report::FailingSync;
 use crate::state::group::Presence;
 
 /// A node says this often that it lives.
@@ -108,6 +109,27 @@ impl Watch {
             .map(|(node, (incarnation, _))| Heard {
                 node: *node,
                 incarnation: *incarnation,
+            })
+            .collect()
+    }
+
+    /// How long ago each node was heard of last.
+    pub fn last_heard(&self, now: Duration) -> impl Iterator<Item = (NodeId, Duration)> {
+        let heard = self.heard.iter();
+        heard.map(move |(node, (_, at))| (*node, now.saturating_sub(*at)))
+    }
+
+    /// Members whose sync has failed since their device came back.
+    #[must_use]
+    pub fn failing(&self, now: Duration) -> Vec<FailingSync> {
+        let failing = self.backoff.iter();
+        failing
+            .map(|((group, device), backoff)| FailingSync {
+                group: *group,
+                device: *device,
+                failures: backoff.failures,
+                again_in_ms: u64::try_from(backoff.until.saturating_sub(now).as_millis())
+                    .unwrap_or(u64::MAX),
             })
             .collect()
     }

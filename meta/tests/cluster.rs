@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use common::{GIB, device};
 use meta::command::AttachmentKey;
-use meta::net::MemNetwork;
+use meta::net::{MemNetwork, PeerReply, PeerRequest};
 use meta::{
-    AttachmentOptions, AttachmentSpec, ClusterMap, Generation, MetaConfig, MetaError, MetaNode,
-    NodeId, NodeSpec, NodeState, PoolId, PoolSpec, RaftTuning, Refusal, Standing, Start,
-    VolumeSpec,
+    AttachmentOptions, AttachmentSpec, ClusterMap, DeviceId, DeviceWord, Generation, MetaConfig,
+    MetaError, MetaNode, NodeId, NodeSpec, NodeState, NodeWord, PoolId, PoolSpec, RaftTuning,
+    Refusal, Standing, Start, VolumeSpec,
 };
 
 /// Bounds how long a test waits for what must happen; far beyond what it takes.
@@ -486,4 +486,48 @@ async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
     for node in cluster.nodes {
         node.shutdown().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_tells_what_the_leader_has_heard_and_who_speaks_for_another_is_refused() {
+    let mut cluster = Cluster::of_three().await;
+    let word = NodeWord {
+        devices: vec![DeviceWord {
+            device: DeviceId(1),
+            capacity_bytes: 100 * GIB,
+            used_bytes: GIB,
+            is_bad: false,
+        }],
+        problems: Vec::new(),
+    };
+    for node in &cluster.nodes {
+        node.meta().tell(word.clone()).await.unwrap();
+    }
+    for node in &cluster.nodes {
+        let meta = node.meta();
+        let all = until(async || {
+            let report = meta.leader_report().await.unwrap();
+            (report.heard.len() == 3).then_some(report)
+        });
+        let words: Vec<_> = all.await.words.into_iter().map(|one| one.word).collect();
+        assert_eq!(words, vec![word.clone(); 3]);
+        let status = meta.raft_status();
+        assert_eq!(status.voters, [1, 2, 3].map(NodeId).into());
+        assert_eq!(status.leader, Some(cluster.leader().await));
+    }
+    let forged = PeerRequest::Tell {
+        node: NodeId(2),
+        word: NodeWord::default(),
+    };
+    let reply = cluster.nodes[0].peer().handle_from(NodeId(3), forged).await;
+    assert!(matches!(reply, PeerReply::Tell(Err(_))), "{reply:?}");
+
+    // Without a quorum the records that a node has applied are read all the same.
+    cluster.stop(NodeId(3)).await;
+    cluster.stop(NodeId(2)).await;
+    let meta = cluster.nodes[0].meta();
+    let events = meta.applied().events(0, usize::MAX).unwrap();
+    assert!(!events.is_empty());
+    assert_eq!(meta.applied().volumes().unwrap(), []);
+    assert_eq!(meta.applied().attachments().unwrap(), []);
 }

@@ -84,6 +84,34 @@ pub enum Happening {
         /// Its node.
         node: NodeId,
     },
+    /// A device is not served by its node.
+    DeviceOffline {
+        /// The device.
+        device: DeviceId,
+        /// Its node.
+        node: NodeId,
+    },
+    /// A device is in use again.
+    DeviceOnline {
+        /// The device.
+        device: DeviceId,
+        /// Its node.
+        node: NodeId,
+    },
+    /// A device is to be emptied.
+    DeviceDraining {
+        /// The device.
+        device: DeviceId,
+        /// Its node.
+        node: NodeId,
+    },
+    /// A device may hold data again.
+    DeviceActive {
+        /// The device.
+        device: DeviceId,
+        /// Its node.
+        node: NodeId,
+    },
     /// A device was removed.
     DeviceRemoved {
         /// The device.
@@ -148,6 +176,18 @@ impl fmt::Display for Happening {
             }
             Self::DeviceFailed { device, node } => {
                 write!(f, "device {device} on node {node} failed")
+            }
+            Self::DeviceOffline { device, node } => {
+                write!(f, "device {device} is not served by node {node}")
+            }
+            Self::DeviceOnline { device, node } => {
+                write!(f, "device {device} on node {node} is in use again")
+            }
+            Self::DeviceDraining { device, node } => {
+                write!(f, "device {device} on node {node} is being emptied")
+            }
+            Self::DeviceActive { device, node } => {
+                write!(f, "device {device} on node {node} may hold data again")
             }
             Self::DeviceRemoved { device, node } => {
                 write!(f, "device {device} on node {node} was removed")

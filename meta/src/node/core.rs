@@ -15,6 +15,7 @@ use crate::map::ClusterMap;
 use crate::net::{Beat, PeerReply, PeerRequest, ProposeError, Transport, TransportError};
 use crate::node::vigil::Vigil;
 use crate::raft::{LogId, Raft};
+use crate::report::NodeWord;
 use crate::state::tables::{LEASES, VOLUMES};
 use crate::state::{ReadError, check_lease_holder};
 use crate::storage::{Db, DbError, View};
@@ -43,7 +44,7 @@ pub(crate) struct Core {
 }
 
 /// What is asked of the leader.
-enum Ask {
+pub(super) enum Ask {
     Propose(Command),
     RenewLease {
         volume: VolumeId,
@@ -55,6 +56,11 @@ enum Ask {
         incarnation: Incarnation,
     },
     ReadIndex,
+    Tell {
+        node: NodeId,
+        word: NodeWord,
+    },
+    Report,
 }
 
 impl Ask {
@@ -75,6 +81,11 @@ impl Ask {
                 incarnation: *incarnation,
             },
             Self::ReadIndex => PeerRequest::ReadIndex,
+            Self::Tell { node, word } => PeerRequest::Tell {
+                node: *node,
+                word: word.clone(),
+            },
+            Self::Report => PeerRequest::Report,
         }
     }
 }
@@ -173,7 +184,7 @@ impl Core {
     }
 
     /// Runs a function on the records that this node has applied.
-    fn view<T>(
+    pub(crate) fn view<T>(
         &self,
         read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
     ) -> Result<T, MetaError> {
@@ -239,7 +250,7 @@ impl Core {
     }
 
     /// Asks this node, then whoever it says leads, until there is an answer or time is over.
-    async fn ask_leader(&self, ask: &Ask) -> Result<PeerReply, MetaError> {
+    pub(super) async fn ask_leader(&self, ask: &Ask) -> Result<PeerReply, MetaError> {
         let deadline = Instant::now() + LEADER_WAIT_MAX;
         let mut leader = None;
         loop {
@@ -269,16 +280,20 @@ impl Core {
             Ok(
                 PeerReply::Propose(Err(error))
                 | PeerReply::Heartbeat(Err(error))
-                | PeerReply::ReadIndex(Err(error)),
+                | PeerReply::ReadIndex(Err(error))
+                | PeerReply::Tell(Err(error))
+                | PeerReply::Report(Err(error)),
             ) => error.means(leader),
             Ok(answer) => Attempt::Done(answer),
             Err(TransportError::Unreachable { .. }) => Attempt::Again(None),
             Err(TransportError::Lost { .. }) => match ask {
                 Ask::Propose(_) => Attempt::Failed(MetaError::Interrupted),
                 // Asking again is harmless.
-                Ask::RenewLease { .. } | Ask::Heartbeat { .. } | Ask::ReadIndex => {
-                    Attempt::Again(None)
-                }
+                Ask::RenewLease { .. }
+                | Ask::Heartbeat { .. }
+                | Ask::ReadIndex
+                | Ask::Tell { .. }
+                | Ask::Report => Attempt::Again(None),
             },
         }
     }
@@ -342,6 +357,8 @@ impl Core {
                 PeerReply::Heartbeat(self.beat_here(node, incarnation))
             }
             PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
+            PeerRequest::Tell { node, word } => PeerReply::Tell(self.take_word_here(node, word)),
+            PeerRequest::Report => PeerReply::Report(self.report_here()),
         }
     }
 
@@ -494,7 +511,7 @@ impl ProposeError {
 }
 
 /// The leader runs another version that answers differently.
-fn unfit(answer: &PeerReply) -> MetaError {
+pub(super) fn unfit(answer: &PeerReply) -> MetaError {
     MetaError::Failed {
         detail: format!(
             "the leader gave an answer that this version does not understand: {answer:?}"

@@ -7,12 +7,14 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Core;
+use super::report::Words;
 use crate::client::Meta;
 use crate::command::{Command, NodeSpec, Outcome};
 use crate::error::MetaError;
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::map::ClusterMap;
 use crate::net::{Beat, ProposeError};
+use crate::report::NodeWord;
 use crate::watch::{HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, Watch};
 
 /// The leader confirms its leadership and plans this often.
@@ -38,8 +40,10 @@ pub(crate) struct Vigil {
 }
 
 #[derive(Default)]
-struct Leading {
-    watch: Watch,
+pub(super) struct Leading {
+    pub(super) watch: Watch,
+    /// What nodes said of themselves.
+    pub(super) words: Words,
     /// The term in which this node leads.
     term: Option<u64>,
     /// When it last asked a majority that confirmed it.
@@ -58,12 +62,12 @@ impl Default for Vigil {
 }
 
 impl Vigil {
-    fn lock(&self) -> MutexGuard<'_, Leading> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Leading> {
         // A panic between two statements leaves at worst a heartbeat uncounted.
         self.leading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn since_origin(&self, moment: Instant) -> Duration {
+    pub(super) fn since_origin(&self, moment: Instant) -> Duration {
         moment.saturating_duration_since(self.origin)
     }
 
@@ -74,12 +78,26 @@ impl Vigil {
             leading.term = Some(term);
             let now = self.since_origin(asked);
             leading.watch.lead(now);
+            leading.words.clear();
         }
         leading.confirmed = Some(asked);
     }
 
     fn deposed(&self) {
         *self.lock() = Leading::default();
+    }
+
+    /// Keeps a node's word in place of its last, or forgets it; false if this node does not lead.
+    pub(super) fn keep_word(&self, node: NodeId, word: NodeWord, is_known: bool) -> bool {
+        let mut leading = self.lock();
+        if !leading.watch.leads() {
+            return false;
+        }
+        match is_known {
+            true => leading.words.insert(node, (Instant::now(), word)),
+            false => leading.words.remove(&node),
+        };
+        true
     }
 
     /// Takes a heartbeat. How long ago this node was confirmed to lead, if it does.

@@ -140,9 +140,13 @@ pub(super) fn register_device(
         return Ok(Outcome::Device(device));
     }
     DEVICES.put(txn, &device.id, &device);
-    if old.is_none() {
-        let (device, node) = (device.id, device.node);
-        event::push(txn, at, Happening::DeviceAdded { device, node })?;
+    let (id, node) = (device.id, device.node);
+    match old {
+        None => event::push(txn, at, Happening::DeviceAdded { device: id, node })?,
+        Some(old) if old.state != device.state => {
+            event::push(txn, at, Happening::DeviceOnline { device: id, node })?;
+        }
+        Some(_) => {}
     }
     let same_place = |old: &&Device| {
         (old.node, old.size_bytes, &old.class, old.state)
@@ -197,20 +201,37 @@ pub(super) fn set_device_state(
     if device.state != state {
         device.state = state;
         DEVICES.put(txn, &id, &device);
-        if state == DeviceState::Failed {
-            let (device, node) = (id, device.node);
-            event::push(txn, at, Happening::DeviceFailed { device, node })?;
-        }
+        let (device, node) = (id, device.node);
+        let what = match state {
+            DeviceState::Online => Happening::DeviceOnline { device, node },
+            DeviceState::Offline => Happening::DeviceOffline { device, node },
+            DeviceState::Failed => Happening::DeviceFailed { device, node },
+        };
+        event::push(txn, at, what)?;
         place_all(txn)?;
     }
     Ok(Outcome::Device(device))
 }
 
-pub(super) fn drain_device(txn: &mut Txn<'_>, id: DeviceId, on: bool) -> Result<Outcome, Stop> {
+pub(super) fn drain_device(
+    txn: &mut Txn<'_>,
+    id: DeviceId,
+    on: bool,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
     let mut device = require_device(txn, id)?;
     if device.draining != on {
+        if on {
+            node::check_room_without_device(txn, id)?;
+        }
         device.draining = on;
         DEVICES.put(txn, &id, &device);
+        let (device, node) = (id, device.node);
+        let what = match on {
+            true => Happening::DeviceDraining { device, node },
+            false => Happening::DeviceActive { device, node },
+        };
+        event::push(txn, at, what)?;
         place_all(txn)?;
     }
     Ok(Outcome::Device(device))

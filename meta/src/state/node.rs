@@ -179,29 +179,54 @@ fn pools_with_data(view: &dyn Read) -> Result<Vec<Pool>, Stop> {
 
 /// Emptying a node must not leave a pool with fewer replicas than it has now: there would be no end to it.
 fn check_room_without(view: &dyn Read, id: NodeId) -> Result<(), Stop> {
+    match shortage_without(view, |device| device.node == id)? {
+        None => Ok(()),
+        Some((pool, possible)) => Err(MapRefusal::TooFewLeft {
+            node: id,
+            pool: pool.name.into(),
+            possible,
+            replicas: pool.replicas,
+            apart: pool.failure_domain.to_string(),
+        }
+        .into()),
+    }
+}
+
+/// The same of a device.
+pub(super) fn check_room_without_device(view: &dyn Read, id: DeviceId) -> Result<(), Stop> {
+    match shortage_without(view, |device| device.id == id)? {
+        None => Ok(()),
+        Some((pool, possible)) => Err(MapRefusal::TooFewDevicesLeft {
+            device: id,
+            pool: pool.name.into(),
+            possible,
+            replicas: pool.replicas,
+            apart: pool.failure_domain.to_string(),
+        }
+        .into()),
+    }
+}
+
+/// A pool with volumes that could place fewer replicas than now without some devices, and how many.
+fn shortage_without(
+    view: &dyn Read,
+    is_left_out: impl Fn(&Device) -> bool,
+) -> Result<Option<(Pool, usize)>, Stop> {
     let nodes = super::map::nodes_by_id(view)?;
-    let devices = DEVICES.all(view)?;
+    let all = DEVICES.all(view)?;
+    let mut rest = all.clone();
+    rest.retain(|device| !is_left_out(device));
     for pool in pools_with_data(view)? {
-        let replicas = usize::from(pool.replicas);
-        let room = |left_out: Option<NodeId>| {
-            let mut nodes = nodes.clone();
-            nodes.retain(|node, _| Some(*node) != left_out);
-            let candidates = placement::candidates(&pool, &devices, &nodes);
-            placement::domains(&candidates).min(replicas)
+        let room = |devices: &[Device]| {
+            let candidates = placement::candidates(&pool, devices, &nodes);
+            placement::domains(&candidates).min(usize::from(pool.replicas))
         };
-        let possible = room(Some(id));
-        if possible < room(None) {
-            return Err(MapRefusal::TooFewLeft {
-                node: id,
-                pool: pool.name.into(),
-                possible,
-                replicas: pool.replicas,
-                apart: pool.failure_domain.to_string(),
-            }
-            .into());
+        let possible = room(&rest);
+        if possible < room(&all) {
+            return Ok(Some((pool, possible)));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 pub(super) fn remove(txn: &mut Txn<'_>, id: NodeId, at: UnixMillis) -> Result<Outcome, Stop> {

@@ -342,6 +342,13 @@ fn a_sync_that_fails_pauses_longer_each_time() {
     }
     // 100 s hold pauses of 1, 2, 4, ... 60 s and not a failure in every interval.
     assert!((2..=9).contains(&failures), "{failures}");
+    let told = world.watch.failing(world.now);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].failures >= 2 && told[0].again_in_ms <= 60_000,
+        "{told:?}"
+    );
+    assert_eq!(world.watch.last_heard(world.now).count(), 3);
     world.syncs_succeed = true;
     world.run(Duration::from_secs(90));
     assert_eq!(world.count(Standing::InSync), 3);

@@ -305,3 +305,41 @@ fn a_volumes_layer_tells_its_pool_and_family_and_their_numbers_end() {
     let name = "beyond".to_owned();
     assert_eq!(refused, Err(PoolRefusal::TooMany { name }.into()));
 }
+
+#[test]
+fn a_device_is_emptied_only_where_others_can_take_its_share_and_the_log_tells() {
+    let mut world = World::ready();
+    let drain = |on| Command::DrainDevice {
+        device: DeviceId(1),
+        on,
+        at: AT,
+    };
+    // Nothing is stored yet: nothing has to go anywhere.
+    world.run(&drain(true)).unwrap();
+    world.run(&drain(false)).unwrap();
+    world.create_in(VolumeSpec::new("a", GIB)).unwrap();
+    let refused = world.run(&drain(true)).unwrap_err();
+    assert!(
+        refused.to_string().contains("without device 1") && refused.to_string().contains("0 of 1"),
+        "{refused}"
+    );
+    assert_eq!(refused.kind(), RefusalKind::Conflict);
+    world.device(1);
+    world.run(&drain(true)).unwrap();
+    let told: Vec<String> = tables::EVENTS
+        .all(&world.records)
+        .unwrap()
+        .iter()
+        .map(|event| event.what.to_string())
+        .filter(|what| what.starts_with("device 1"))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "device 1 was added on node 1",
+            "device 1 on node 1 is being emptied",
+            "device 1 on node 1 may hold data again",
+            "device 1 on node 1 is being emptied",
+        ]
+    );
+}

@@ -1,0 +1,94 @@
+//! What nodes say of themselves, and what the leader tells of what it has heard. In memory only.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::Core;
+use super::core::{Ask, unfit};
+use crate::error::MetaError;
+use crate::ids::NodeId;
+use crate::net::{PeerReply, ProposeError};
+use crate::report::{LastHeard, LastWord, LeaderReport, NodeWord, RaftStatus};
+
+/// What nodes said last, and when.
+pub(super) type Words = BTreeMap<NodeId, (Instant, NodeWord)>;
+
+impl Core {
+    /// Tells the leader how this node is.
+    pub(crate) async fn tell(&self, word: NodeWord) -> Result<(), MetaError> {
+        let node = self.id;
+        match self.ask_leader(&Ask::Tell { node, word }).await? {
+            PeerReply::Tell(Ok(())) => Ok(()),
+            other => Err(unfit(&other)),
+        }
+    }
+
+    /// Asks the leader what it has heard.
+    pub(crate) async fn report(&self) -> Result<LeaderReport, MetaError> {
+        match self.ask_leader(&Ask::Report).await? {
+            PeerReply::Report(Ok(report)) => Ok(report),
+            other => Err(unfit(&other)),
+        }
+    }
+
+    pub(super) fn take_word_here(&self, node: NodeId, word: NodeWord) -> Result<(), ProposeError> {
+        // Who is not in the map takes no memory here.
+        let is_known = self.map.borrow().node(node).is_some();
+        let kept = self.vigil.keep_word(node, word.bounded(), is_known);
+        if kept { Ok(()) } else { Err(self.not_leader()) }
+    }
+
+    pub(super) fn report_here(&self) -> Result<LeaderReport, ProposeError> {
+        let now = Instant::now();
+        let at = self.vigil.since_origin(now);
+        let leading = self.vigil.lock();
+        if !leading.watch.leads() {
+            drop(leading);
+            return Err(self.not_leader());
+        }
+        let heard = leading.watch.last_heard(at);
+        let heard = heard.map(|(node, ago)| LastHeard {
+            node,
+            ago_ms: millis(ago),
+        });
+        let map = self.map.borrow();
+        let words = leading.words.iter();
+        let words = words.filter(|(node, _)| map.node(**node).is_some());
+        Ok(LeaderReport {
+            heard: heard.collect(),
+            words: words
+                .map(|(node, (told, word))| LastWord {
+                    node: *node,
+                    ago_ms: millis(now.saturating_duration_since(*told)),
+                    word: word.clone(),
+                })
+                .collect(),
+            failing: leading.watch.failing(at),
+        })
+    }
+
+    fn not_leader(&self) -> ProposeError {
+        let leader = self.raft.metrics().borrow().current_leader;
+        let leader = leader.filter(|leader| *leader != self.id);
+        ProposeError::NotLeader { leader }
+    }
+
+    /// How Raft stands, as far as this node knows. Waits for nobody.
+    pub(crate) fn raft_status(&self) -> RaftStatus {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        let membership = metrics.membership_config.membership();
+        RaftStatus {
+            leader: metrics.current_leader,
+            term: metrics.current_term,
+            applied_index: metrics.last_applied.map_or(0, |last| last.index),
+            last_index: metrics.last_log_index.unwrap_or(0),
+            voters: membership.voter_ids().collect(),
+            learners: membership.learner_ids().collect(),
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
