@@ -1,5 +1,6 @@
 //! The command line: nouns, verbs and options, and nothing of what they do.
 
+mod cluster;
 mod join;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use vhost_backend::blk::MAX_QUEUES;
 use crate::config::{DeviceSpec, Poll, Preallocation, StoreKind};
 use crate::size::{NewSize, Size};
 
+pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
@@ -63,8 +65,10 @@ pub enum Command {
     Token(TokenCommand),
     /// Show the node at a glance
     Status,
-    /// Say in one line whether a human must act; exit code 1 if so
+    /// Say in one line what is wrong, since when, and what is done about it; exit code 1 if anything is
     Health,
+    /// Show what happened in the cluster
+    Events(EventsArgs),
     /// Create, list, change, fill and read volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -83,10 +87,13 @@ pub enum Command {
         #[arg(long)]
         yes: bool,
     },
-    /// Show devices
+    /// List, show, empty and remove nodes
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// List, add and remove devices
     #[command(subcommand)]
     Device(DeviceCommand),
-    /// Show pools
+    /// Create, list, show and delete pools
     #[command(subcommand)]
     Pool(PoolCommand),
     /// Print what libvirt needs
@@ -251,20 +258,6 @@ pub enum AttachCommand {
 #[derive(Debug, Subcommand)]
 pub enum AttachmentsCommand {
     /// List attachments
-    List,
-}
-
-/// `penstock device …`.
-#[derive(Debug, Subcommand)]
-pub enum DeviceCommand {
-    /// List devices
-    List,
-}
-
-/// `penstock pool …`.
-#[derive(Debug, Subcommand)]
-pub enum PoolCommand {
-    /// List pools
     List,
 }
 

@@ -2,8 +2,12 @@
 
 pub mod ask;
 mod attach;
+mod device;
+mod events;
 mod join;
 mod listing;
+mod node;
+mod pool;
 mod volume;
 
 use std::io::Write;
@@ -43,12 +47,14 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Token(verb) => join::token(verb, &client, json).await?,
         Command::Status => listing::status(&client, json).await?,
         Command::Health => return listing::health(&client, json).await,
+        Command::Events(args) => events::run(args, &client, json).await?,
         Command::Volume(verb) => volume::run(verb, &client, json).await?,
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,
         Command::Attachments(_) => listing::attachments(&client, json).await?,
         Command::Detach { target, yes } => attach::detach(&target, yes, &client, json).await?,
-        Command::Device(_) => listing::devices(&client, json).await?,
-        Command::Pool(_) => listing::pools(&client, json).await?,
+        Command::Node(verb) => node::run(verb, &client, json).await?,
+        Command::Device(verb) => device::run(verb, &client, json).await?,
+        Command::Pool(verb) => pool::run(verb, &client, json).await?,
         Command::Libvirt(LibvirtCommand::DiskXml { name, target }) => {
             attach::disk_xml(&name, &target, &client).await?;
         }
@@ -83,16 +89,30 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 /// Writes to standard output; a reader that went away (`| head`) is no failure.
 fn print(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+    print_to_reader(write).map(drop)
+}
+
+/// Same; false if the reader went away.
+fn print_to_reader(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     match write(&mut out).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context(|| "write to standard output".into()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(e).context(|| "write to standard output".into()),
     }
 }
 
 fn print_json<T: Serialize>(value: &T) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Failure::plain(Kind::Failed, e))?;
     print(|out| writeln!(out, "{text}"))
+}
+
+/// A value for people where there is one.
+fn or_dash(text: impl ToString) -> String {
+    match text.to_string() {
+        text if text.is_empty() => "-".to_owned(),
+        text => text,
+    }
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<()> {

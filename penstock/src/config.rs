@@ -331,7 +331,8 @@ pub fn default_data_dir() -> Result<PathBuf> {
         })
 }
 
-fn check_device_size(size: Size) -> Result<()> {
+/// Refuses a size that no device can have.
+pub fn check_device_size(size: Size) -> Result<()> {
     if size.0 >= DEVICE_BYTES_MIN {
         return Ok(());
     }

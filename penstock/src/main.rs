@@ -8,6 +8,7 @@ mod failure;
 mod identity;
 mod image;
 mod libvirt;
+mod moment;
 mod serve;
 mod size;
 mod table;

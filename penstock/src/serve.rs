@@ -4,16 +4,25 @@ mod admin;
 mod asks;
 mod attachments;
 pub mod backend_program;
+mod cluster;
 mod cluster_map;
 mod copier;
 pub mod datadir;
+mod device_list;
+mod device_verbs;
 mod devices;
+mod events;
 mod garbage;
+mod health;
 mod leases;
 mod leftovers;
 pub mod limits;
+mod monitor;
 pub mod node;
+mod nodes;
 mod peers;
+mod pools;
+mod status;
 mod storage;
 pub mod transfer;
 mod volumes;
@@ -193,6 +202,7 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     leases::keep(&node);
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);
+    monitor::keep(&node);
     for line in node.recovery() {
         eprintln!("penstock: store {line}");
     }

@@ -33,6 +33,15 @@ impl Table {
 
     /// Prints the table. An empty one prints its headings only, so that scripts and people see the listing worked.
     pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        self.print_from(0, out)
+    }
+
+    /// Prints the rows without the headings, to go on under those printed before.
+    pub fn print_rows(&self, out: &mut impl Write) -> io::Result<()> {
+        self.print_from(1, out)
+    }
+
+    fn print_from(&self, first: usize, out: &mut impl Write) -> io::Result<()> {
         let widths: Vec<usize> = (0..self.right.len())
             .map(|i| {
                 self.rows
@@ -42,7 +51,7 @@ impl Table {
                     .unwrap_or(0)
             })
             .collect();
-        for row in &self.rows {
+        for row in &self.rows[first..] {
             let mut line = String::new();
             for (i, cell) in row.iter().enumerate() {
                 let width = widths[i];

@@ -1,5 +1,7 @@
 //! The daemon's end of the admin API: HTTP in, calls on the [`Node`], JSON out.
 
+pub mod cluster;
+
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -11,8 +13,8 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 
 use crate::api::types::{
-    Attach, Attachment, DetachQuery, Device, ExportQuery, Health, ImportQuery, Pool, Status,
-    Volume, VolumeCreate, VolumeResize,
+    Attach, Attachment, DetachQuery, ExportQuery, Health, ImportQuery, Status, Volume,
+    VolumeCreate, VolumeResize,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
@@ -27,8 +29,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/health", get(health))
         .route("/v1/tokens", post(join::token_create))
-        .route("/v1/pools", get(pools))
-        .route("/v1/devices", get(devices))
+        .merge(cluster::routes())
         .route("/v1/volumes", get(volumes).post(volume_create))
         .route(
             "/v1/volumes/{name}",
@@ -105,22 +106,10 @@ pub async fn status(State(node): State<Arc<Node>>) -> Result<Json<Status>> {
     node.status().await.map(Json)
 }
 
-/// Whether a human must act.
+/// What is wrong, since when, and what is being done about it.
 #[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), (status = "default", body = Failure)))]
 pub async fn health(State(node): State<Arc<Node>>) -> Result<Json<Health>> {
     node.health().await.map(Json)
-}
-
-/// All pools.
-#[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = [Pool]), (status = "default", body = Failure)))]
-pub async fn pools(State(node): State<Arc<Node>>) -> Result<Json<Vec<Pool>>> {
-    node.pools().await.map(Json)
-}
-
-/// All devices.
-#[utoipa::path(get, path = "/v1/devices", responses((status = 200, body = [Device]), (status = "default", body = Failure)))]
-pub async fn devices(State(node): State<Arc<Node>>) -> Result<Json<Vec<Device>>> {
-    node.devices().await.map(Json)
 }
 
 /// All volumes.

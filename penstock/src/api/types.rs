@@ -1,5 +1,7 @@
 //! Requests and answers of the admin API.
 
+mod cluster;
+mod health;
 mod join;
 
 use std::path::PathBuf;
@@ -7,6 +9,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+pub use cluster::*;
+pub use health::*;
 pub use join::*;
 
 /// The node at a glance.
@@ -45,25 +49,6 @@ pub struct Status {
     pub recovery: Vec<String>,
     /// Health in one line.
     pub health: Health,
-}
-
-/// Whether a human must act.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Health {
-    /// State word.
-    pub state: HealthState,
-    /// What is wrong; empty when all is well.
-    pub problems: Vec<String>,
-}
-
-/// State word of [`Health`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum HealthState {
-    /// Nothing to do.
-    Ok,
-    /// A human must act.
-    Degraded,
 }
 
 /// A volume.
@@ -220,57 +205,4 @@ pub struct DetachQuery {
     /// Detach although a guest is connected.
     #[serde(default)]
     pub force: bool,
-}
-
-/// A device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Device {
-    /// Path of the block device or file.
-    pub path: String,
-    /// State word.
-    pub state: DeviceState,
-    /// Bytes it can hold.
-    pub capacity_bytes: u64,
-    /// Bytes in use.
-    pub used_bytes: u64,
-    /// Bytes free.
-    pub free_bytes: u64,
-    /// Memory that its map takes in the daemon.
-    pub memory_bytes: u64,
-    /// The scrub's progress.
-    pub scrub: Scrub,
-}
-
-/// State word of a [`Device`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceState {
-    /// In service.
-    Ok,
-    /// In service, with errors seen; `health` tells which.
-    Degraded,
-    /// Benchmarks only: stores nothing.
-    Null,
-}
-
-/// What the scrub has seen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Scrub {
-    /// Complete passes since the daemon started.
-    pub passes: u64,
-    /// Blocks compared with their checksum since the daemon started.
-    pub blocks: u64,
-    /// Blocks that failed.
-    pub errors: u64,
-}
-
-/// A pool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Pool {
-    /// Name.
-    pub name: String,
-    /// Copies of each chunk.
-    pub replicas: u8,
-    /// Volumes in it.
-    pub volumes: usize,
 }

@@ -4,14 +4,15 @@ use std::process::ExitCode;
 
 use crate::api::client::Client;
 use crate::api::types::{
-    Attachment, AttachmentState, Device, DeviceState, Health, HealthState, Pool, Status, Volume,
+    Attachment, AttachmentState, Health, HealthState, Problem, Status, Volume,
 };
 use crate::failure::Result;
+use crate::moment::{Moment, duration};
 use crate::serve::limits::{ATTACHMENTS, open_files_needed};
 use crate::size::Size;
 use crate::table::Table;
 
-use super::{print, print_json};
+use super::{or_dash, print, print_json};
 
 /// `penstock status`.
 pub async fn status(client: &Client, json: bool) -> Result<()> {
@@ -19,17 +20,24 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
     if json {
         return print_json(&status);
     }
+    let now = Moment::now();
     let percent = (status.used_bytes * 100)
         .checked_div(status.capacity_bytes)
         .unwrap_or(0);
     print(|out| {
-        writeln!(out, "health       {}", health_line(&status.health))?;
+        writeln!(out, "health       {}", health_word(&status.health))?;
+        for problem in &status.health.problems {
+            writeln!(out, "problem      {}", problem_line(problem, now))?;
+        }
+        for work in &status.health.under_way {
+            writeln!(out, "under way    {}", problem_line(work, now))?;
+        }
         writeln!(
             out,
             "node         version {}, pid {}, up {}",
             status.version,
             status.pid,
-            uptime(status.uptime_s)
+            duration(status.uptime_s)
         )?;
         writeln!(out, "cluster      {}", status.cluster_id)?;
         writeln!(out, "roles        {}", status.roles.join(", "))?;
@@ -65,13 +73,13 @@ fn open_files(max: u64) -> String {
     }
 }
 
-/// `penstock health`: its exit code is 1 when a human must act.
+/// `penstock health`: its exit code is 1 when something is wrong.
 pub async fn health(client: &Client, json: bool) -> Result<ExitCode> {
     let health: Health = client.get("/v1/health").await?;
     if json {
         print_json(&health)?;
     } else {
-        print(|out| writeln!(out, "{}", health_line(&health)))?;
+        print(|out| writeln!(out, "{}", health_line(&health, Moment::now())))?;
     }
     Ok(match health.state {
         HealthState::Ok => ExitCode::SUCCESS,
@@ -79,10 +87,39 @@ pub async fn health(client: &Client, json: bool) -> Result<ExitCode> {
     })
 }
 
-fn health_line(health: &Health) -> String {
+fn health_line(health: &Health, now: Moment) -> String {
+    let all = health.problems.iter().chain(&health.under_way);
+    let told: Vec<String> = all.map(|problem| problem_line(problem, now)).collect();
+    let word = health_word(health);
+    match told.is_empty() {
+        true => word.to_owned(),
+        false => format!("{word}: {}", told.join("; ")),
+    }
+}
+
+fn health_word(health: &Health) -> &'static str {
     match health.state {
-        HealthState::Ok => "ok".to_owned(),
-        HealthState::Degraded => format!("degraded: {}", health.problems.join("; ")),
+        HealthState::Ok => "ok",
+        HealthState::Degraded => "degraded",
+    }
+}
+
+/// What (since when; what is done; how long that takes).
+fn problem_line(problem: &Problem, now: Moment) -> String {
+    let mut more = Vec::new();
+    if let Some(since) = problem.since {
+        let ago = duration(since.seconds_until(now));
+        more.push(format!("since {since}, {ago} ago"));
+    }
+    if !problem.doing.is_empty() {
+        more.push(problem.doing.clone());
+    }
+    if let Some(eta_s) = problem.eta_s {
+        more.push(format!("about {} left", duration(eta_s)));
+    }
+    match more.is_empty() {
+        true => problem.what.clone(),
+        false => format!("{} ({})", problem.what, more.join("; ")),
     }
 }
 
@@ -152,65 +189,4 @@ pub async fn attachments(client: &Client, json: bool) -> Result<()> {
         ]);
     }
     print(|mut out| table.print(&mut out))
-}
-
-/// `penstock device list`.
-pub async fn devices(client: &Client, json: bool) -> Result<()> {
-    let devices: Vec<Device> = client.get("/v1/devices").await?;
-    if json {
-        return print_json(&devices);
-    }
-    let mut table = Table::new(["DEVICE", "STATE", ">CAPACITY", ">USED", ">FREE", "SCRUB"]);
-    for d in devices {
-        let state = match d.state {
-            DeviceState::Ok => "ok",
-            DeviceState::Degraded => "degraded",
-            DeviceState::Null => "null",
-        };
-        let scrub = format!(
-            "{} passes, {} blocks, {} errors",
-            d.scrub.passes, d.scrub.blocks, d.scrub.errors
-        );
-        let size = |bytes| Size(bytes).to_string();
-        table.row([
-            d.path,
-            state.to_owned(),
-            size(d.capacity_bytes),
-            size(d.used_bytes),
-            size(d.free_bytes),
-            scrub,
-        ]);
-    }
-    print(|mut out| table.print(&mut out))
-}
-
-/// `penstock pool list`.
-pub async fn pools(client: &Client, json: bool) -> Result<()> {
-    let pools: Vec<Pool> = client.get("/v1/pools").await?;
-    if json {
-        return print_json(&pools);
-    }
-    let mut table = Table::new(["NAME", ">REPLICAS", ">VOLUMES"]);
-    for p in pools {
-        table.row([p.name, p.replicas.to_string(), p.volumes.to_string()]);
-    }
-    print(|mut out| table.print(&mut out))
-}
-
-fn or_dash(text: String) -> String {
-    if text.is_empty() {
-        "-".to_owned()
-    } else {
-        text
-    }
-}
-
-fn uptime(seconds: u64) -> String {
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, m) => format!("{m} min"),
-        (0, h, m) => format!("{h} h {m} min"),
-        (d, h, _) => format!("{d} d {h} h"),
-    }
 }

@@ -13,6 +13,7 @@ use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOpti
 use crate::api::types::{Attach, Attachment, AttachmentState, Counters};
 use crate::failure::{Failure, Kind, Result};
 
+use super::monitor::Found;
 use super::node::{Live, Node, meta_failure};
 use super::storage::{Device, Handle, Session};
 
@@ -70,6 +71,23 @@ impl Served {
         }
     }
 
+    fn problem(&self) -> Option<Found> {
+        let socket = &self.socket;
+        let (why, mend) = match &self.state {
+            State::Failed(failure) => (
+                failure.error.clone(),
+                failure.mend.clone().unwrap_or_default(),
+            ),
+            State::Up { session, .. } if session.is_finished() => (
+                "its session ended".to_owned(),
+                "detach and attach it again".to_owned(),
+            ),
+            State::Up { .. } | State::Detaching => return None,
+        };
+        let what = format!("attachment {socket} is not served: {why}");
+        Some(Found::new(format!("attachment {socket}"), what, mend))
+    }
+
     fn connected(&self) -> bool {
         matches!(&self.state, State::Up { session, .. } if session.state().connected)
     }
@@ -82,6 +100,14 @@ impl Node {
         let own = self.meta.list_attachments_of(self.meta.node_id()).await;
         let all = own.map_err(meta_failure)?;
         Ok(all.into_iter().map(|a| shown(&live, a)).collect())
+    }
+
+    /// The attachments of this node, as far as it has applied what meta knows. Waits for no leader.
+    pub(super) async fn attachments_as_applied(&self) -> Result<Vec<Attachment>> {
+        let live = self.live.lock().await;
+        let all = self.meta.applied().attachments().map_err(meta_failure)?;
+        let mine = all.into_iter().filter(|a| a.node == self.meta.node_id());
+        Ok(mine.map(|a| shown(&live, a)).collect())
     }
 
     /// Serves a volume on a socket.
@@ -284,24 +310,11 @@ impl Node {
         Ok(())
     }
 
-    /// Why attachments do not work, one line each.
-    pub(super) async fn attachment_problems(&self) -> Vec<String> {
+    /// Why attachments do not work.
+    pub(super) async fn attachment_problems(&self) -> Vec<Found> {
         let live = self.live.lock().await;
-        live.attachments
-            .values()
-            .filter_map(|served| {
-                let socket = &served.socket;
-                match &served.state {
-                    State::Failed(failure) => {
-                        Some(format!("attachment {socket} is not served: {failure}"))
-                    }
-                    State::Up { session, .. } if session.is_finished() => Some(format!(
-                        "attachment {socket} is not served: its session ended; detach and attach it again"
-                    )),
-                    State::Up { .. } | State::Detaching => None,
-                }
-            })
-            .collect()
+        let served = live.attachments.values();
+        served.filter_map(Served::problem).collect()
     }
 
     /// Ends all sessions; meta keeps the attachments for the next start.

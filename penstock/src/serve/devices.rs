@@ -3,17 +3,18 @@
 
 use std::path::{Path, PathBuf};
 
-use fabric::engine::{DeviceConfig, FabricError, Missing};
+use fabric::engine::{DeviceConfig, FabricError, Missing, check_blank};
 use fabric::store::OpenError;
 use fabric::store::file::{Allocation, DeviceFile};
 use fabric::store::recovery::read_label;
 use uuid::Uuid;
 
-use crate::config::{Config, DeviceSpec, Preallocation};
+use crate::config::{Config, DeviceSpec, Preallocation, check_device_size};
 use crate::failure::{Failure, Kind, Result};
 use crate::size::Size;
 
 use super::datadir::make_dir;
+use super::device_list::{Added, DeviceList};
 use super::storage::{fabric_failure, free_bytes};
 
 /// A device file may grow to this share of the filesystem's free space, in percent. The rest is left to the
@@ -39,15 +40,52 @@ enum Content {
     Store(Uuid),
 }
 
+/// Devices that a node is to open.
+pub struct Settled {
+    /// How to open them.
+    pub devices: Vec<DeviceConfig>,
+    /// Those that were added and cannot be opened. Nothing lies on them yet, so they stop no start.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A device that was added and cannot be opened.
+#[derive(Debug, Clone)]
+pub struct LeftOut {
+    /// Where it should be.
+    pub path: PathBuf,
+    /// Why not.
+    pub failure: Failure,
+}
+
+/// What the configuration and the list name together.
+struct Spec {
+    spec: DeviceSpec,
+    /// Only the list names it.
+    is_added: bool,
+}
+
+fn specs(config: &Config, default: &Path, list: &DeviceList) -> Vec<Spec> {
+    let mut named = config.devices.clone();
+    if named.is_empty() {
+        named.push(DeviceSpec::Path(default.to_owned()));
+    }
+    let new = |added: &&Added| named.iter().all(|spec| spec.path() != added.path);
+    let added: Vec<DeviceSpec> = list.added.iter().filter(new).map(Added::spec).collect();
+    let all = named.into_iter().map(|spec| (spec, false));
+    let all = all.chain(added.into_iter().map(|spec| (spec, true)));
+    all.map(|(spec, is_added)| Spec { spec, is_added })
+        .collect()
+}
+
 /// Refuses devices that hold data while the metadata, which say what is whose, are not there. Made anew they would be those of
 /// another cluster, and the device would be blamed for that. `default` is the path of the default device.
-pub fn refuse_without_metadata(config: &Config, default: PathBuf, meta_dir: &Path) -> Result<()> {
-    let default = DeviceSpec::Path(default);
-    let specs = match config.devices.as_slice() {
-        [] => std::slice::from_ref(&default),
-        specs => specs,
-    };
-    for path in specs.iter().map(DeviceSpec::path).filter(|p| p.exists()) {
+pub fn refuse_without_metadata(config: &Config, default: &Path, meta_dir: &Path) -> Result<()> {
+    let list = DeviceList::read(&config.data)?;
+    for spec in specs(config, default, &list) {
+        let path = spec.spec.path();
+        if !path.exists() {
+            continue;
+        }
         let mut file = DeviceFile::open(path).map_err(|e| fabric_failure(e.into()))?;
         if read_label(&mut file).is_ok() {
             return Err(Failure::new(
@@ -68,27 +106,34 @@ pub fn refuse_without_metadata(config: &Config, default: PathBuf, meta_dir: &Pat
 /// What the fabric is to open, or to make. `known` is what meta knows of this node. Writes nothing.
 pub fn settle(
     config: &Config,
-    default: PathBuf,
+    default: &Path,
     known: &[meta::Device],
     cluster: Uuid,
-) -> Result<Vec<DeviceConfig>> {
-    let default = DeviceSpec::Path(default);
-    let specs = match config.devices.as_slice() {
-        [] => std::slice::from_ref(&default),
-        specs => specs,
+) -> Result<Settled> {
+    let list = DeviceList::read(&config.data)?;
+    let (mut named, mut left_out) = (Vec::new(), Vec::new());
+    // Of a device that meta knows nothing is forgiven.
+    let may_lack = |path: &Path, is_added: bool| {
+        is_added && known.iter().all(|device| Path::new(&device.path) != path)
     };
-    let mut named = Vec::new();
-    for spec in specs {
+    for Spec { spec, is_added } in specs(config, default, &list) {
         let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
-        let content = look(&path, cluster)?;
-        if matches!(content, Content::Absent) && path != default.path() {
-            refuse_without_directory(&path)?;
+        let found = find(&spec, &path, (is_added, path == default), cluster);
+        match found {
+            Ok(content) if is_removed(&list, &path, &content) => {
+                eprintln!(
+                    "penstock: device {} was removed and is left alone; take it out of the configuration",
+                    path.display()
+                );
+            }
+            Ok(content) => named.push(Named {
+                content,
+                size: spec.size().or(config.device_size),
+                path,
+            }),
+            Err(failure) if may_lack(&path, is_added) => left_out.push(LeftOut { path, failure }),
+            Err(failure) => return Err(failure),
         }
-        named.push(Named {
-            content,
-            size: spec.size().or(config.device_size),
-            path,
-        });
     }
     refuse_missing(&named, known)?;
     let mut devices = Vec::new();
@@ -105,7 +150,87 @@ pub fn settle(
         };
         devices.push(DeviceConfig { path, missing });
     }
-    Ok(devices)
+    Ok(Settled { devices, left_out })
+}
+
+/// What is at a named path, if that can be opened or made.
+fn find(
+    spec: &DeviceSpec,
+    path: &Path,
+    (is_added, is_default): (bool, bool),
+    cluster: Uuid,
+) -> Result<Content> {
+    let content = look(path, cluster)?;
+    match content {
+        // The default device's own directory is made with it.
+        Content::Absent if !is_default => refuse_without_directory(path)?,
+        Content::Unlabelled if is_added => check_blank(path).map_err(fabric_failure)?,
+        Content::Absent | Content::Unlabelled | Content::Store(_) => {}
+    }
+    if is_added && matches!(content, Content::Absent) {
+        check_room(spec, path)?;
+    }
+    Ok(content)
+}
+
+fn is_removed(list: &DeviceList, path: &Path, content: &Content) -> bool {
+    match content {
+        Content::Store(uuid) => list.is_removed(*uuid),
+        Content::Absent => list.removed.iter().any(|one| one.path == path),
+        // Somebody cleared it, and means it to be used.
+        Content::Unlabelled => false,
+    }
+}
+
+/// Refuses what the next start could not open or make.
+pub fn check_addable(config: &Config, spec: &DeviceSpec, cluster: Uuid) -> Result<()> {
+    let path = spec.path();
+    if let Some(size) = spec.size() {
+        check_device_size(size)?;
+    }
+    let content = find(spec, path, (true, false), cluster)?;
+    if let Content::Store(uuid) = content
+        && DeviceList::read(&config.data)?.is_removed(uuid)
+    {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!(
+                "device {} was removed from this node and still holds what it held",
+                path.display()
+            ),
+            format!(
+                "clear its beginning first, like dd if=/dev/zero of={} bs=1M count=16, or delete the file",
+                path.display()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a file that could not be made.
+fn check_room(spec: &DeviceSpec, path: &Path) -> Result<()> {
+    let shown = path.display();
+    refuse_missing_node(path)?;
+    let Some(size) = spec.size() else {
+        return Err(Failure::invalid(
+            format!("there is no file {shown}, and no size to make one of"),
+            format!("give one, like {shown}:100G"),
+        ));
+    };
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let free = free_bytes(dir)?;
+    match size.0 > free {
+        true => Err(Failure::new(
+            Kind::NoSpace,
+            format!(
+                "{} has only {} free for a device file of {size}",
+                dir.display(),
+                Size(free)
+            ),
+            "make room, or choose another place or size",
+        )),
+        false => Ok(()),
+    }
 }
 
 fn look(path: &Path, cluster: Uuid) -> Result<Content> {
@@ -190,14 +315,19 @@ fn refuse_without_directory(path: &Path) -> Result<()> {
     ))
 }
 
-fn create(path: &Path, size: Option<Size>, preallocation: Preallocation) -> Result<Missing> {
-    if path.starts_with("/dev") {
-        return Err(Failure::new(
+fn refuse_missing_node(path: &Path) -> Result<()> {
+    match path.starts_with("/dev") {
+        true => Err(Failure::new(
             Kind::NotFound,
             format!("device {} does not exist", path.display()),
             "name an existing block device, or a file elsewhere",
-        ));
+        )),
+        false => Ok(()),
     }
+}
+
+fn create(path: &Path, size: Option<Size>, preallocation: Preallocation) -> Result<Missing> {
+    refuse_missing_node(path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
     make_dir(dir)?;
     let free = free_bytes(dir)?;

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::failure::Result;
 
+use super::monitor::Found;
 use super::node::{Node, meta_failure};
 use super::storage::{Handle, Storage};
 
@@ -100,13 +101,14 @@ impl Leases {
     }
 
     /// Volumes whose lease is another's, and why requests to them wait.
-    pub fn problems(&self) -> Vec<String> {
+    pub fn problems(&self) -> Vec<Found> {
         let all = self.lock();
         let lost = all.values().filter_map(|kept| {
             let why = kept.lost.as_ref()?;
-            Some(format!(
-                "requests to volume '{}' wait: {why}; once nobody else uses it, restart this daemon",
-                kept.volume
+            Some(Found::new(
+                format!("lease {}", kept.volume),
+                format!("requests to volume '{}' wait: {why}", kept.volume),
+                "once nobody else uses it, restart this daemon",
             ))
         });
         lost.collect()

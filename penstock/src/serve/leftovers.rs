@@ -9,6 +9,7 @@ use meta::{VolumeId, VolumeState};
 
 use crate::failure::{Failure, Result};
 
+use super::monitor::Found;
 use super::node::{Node, meta_failure};
 use super::volumes::{IMPORT_PREFIX, is_import_of};
 
@@ -76,17 +77,17 @@ impl Node {
         self.leftovers.lock().insert(volume.id, leftover);
     }
 
-    /// What could not be finished, one line each.
-    pub(super) fn leftover_problems(&self) -> Vec<String> {
+    /// What could not be finished.
+    pub(super) fn leftover_problems(&self) -> Vec<Found> {
         let leftovers = self.leftovers.lock();
-        let problem = |left: &Leftover| {
+        let problem = |(id, left): (&VolumeId, &Leftover)| {
             let failure = left.failure.as_ref()?;
-            Some(format!(
-                "{} is not finished and is tried again every minute: {failure}",
-                left.what
-            ))
+            let what = format!("{} is not finished: {}", left.what, failure.error);
+            let mend = failure.mend.iter().map(|mend| format!("; {mend}"));
+            let doing = format!("it is tried again every minute{}", mend.collect::<String>());
+            Some(Found::new(format!("leftover {id}"), what, doing))
         };
-        leftovers.values().filter_map(problem).collect()
+        leftovers.iter().filter_map(problem).collect()
     }
 
     /// Tries each once.

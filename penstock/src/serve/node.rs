@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use meta::{AttachmentId, Meta, MetaError, MetaNode, RefusalKind, VolumeId};
 use tokio::sync::Mutex;
 
-use crate::api::types::{Device, Health, HealthState, Pool, Status};
 use crate::config::{Config, StoreKind};
 use crate::failure::{Failure, Kind, Result};
 
@@ -17,7 +16,7 @@ use super::datadir::{self, DataDir};
 use super::devices;
 use super::leases::Leases;
 use super::leftovers::Leftovers;
-use super::limits;
+use super::monitor::Monitor;
 use super::peers::{Control, Membership};
 use super::storage::{Background, Storage, Threads, blocking};
 use super::volumes::OpenVolume;
@@ -43,6 +42,7 @@ pub struct Node {
     pub(super) leases: Leases,
     /// What joins data path and cluster; ended before either is.
     background: Background,
+    pub(super) monitor: Monitor,
     started: Instant,
     /// Freed last.
     _data: DataDir,
@@ -87,7 +87,7 @@ impl Node {
         let data = DataDir::take(&config.data)?;
         if config.store == StoreKind::File && !MetaNode::exists(&meta_dir) {
             let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
-            blocking(move || devices::refuse_without_metadata(&config, default, &dir)).await?;
+            blocking(move || devices::refuse_without_metadata(&config, &default, &dir)).await?;
         }
         let control = Control::open(&config, meta_dir).await?;
         let meta = control.meta();
@@ -109,6 +109,7 @@ impl Node {
             leftovers: Leftovers::default(),
             leases: Leases::default(),
             background,
+            monitor: Monitor::default(),
             started: Instant::now(),
             _data: data,
         };
@@ -172,83 +173,9 @@ impl Node {
         self.storage.recovery()
     }
 
-    /// The node at a glance.
-    pub async fn status(&self) -> Result<Status> {
-        let health = self.health().await?;
-        let cluster = self.meta.cluster().await.map_err(meta_failure)?;
-        let volumes = self.volumes().await?.len();
-        let attachments = self.attachments().await?;
-        let guests = attachments
-            .iter()
-            .filter(|a| a.state == crate::api::types::AttachmentState::Connected)
-            .count();
-        let devices = self.devices().await?;
-        Ok(Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            cluster_id: cluster.uuid.to_string(),
-            roles: self.roles(),
-            data: self.config.data.clone(),
-            pid: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs(),
-            store: match self.config.store {
-                StoreKind::File => "file",
-                StoreKind::Null => "null",
-            }
-            .to_owned(),
-            threads: self.config.threads,
-            open_files_max: limits::open_files_max(),
-            volumes,
-            attachments: attachments.len(),
-            guests,
-            capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
-            used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
-            recovery: self.recovery().to_vec(),
-            health,
-        })
-    }
-
-    fn roles(&self) -> Vec<String> {
-        match &self.membership {
-            Some(membership) => membership.roles(),
-            None => ["meta", "storage", "host"].map(str::to_owned).into(),
-        }
-    }
-
-    /// Whether a human must act.
-    pub async fn health(&self) -> Result<Health> {
-        let mut problems = self.storage.problems();
-        problems.extend(self.meta.problem());
-        problems.extend(self.attachment_problems().await);
-        problems.extend(self.leftover_problems());
-        problems.extend(self.leases.problems());
-        let state = if problems.is_empty() {
-            HealthState::Ok
-        } else {
-            HealthState::Degraded
-        };
-        Ok(Health { state, problems })
-    }
-
-    /// All devices.
-    pub async fn devices(&self) -> Result<Vec<Device>> {
-        Ok(self.storage.devices())
-    }
-
-    /// All pools.
-    pub async fn pools(&self) -> Result<Vec<Pool>> {
-        let volumes = self.volumes().await?;
-        let pools = self.meta.list_pools().await.map_err(meta_failure)?;
-        Ok(pools
-            .into_iter()
-            .map(|pool| Pool {
-                volumes: volumes
-                    .iter()
-                    .filter(|v| v.pool == pool.name.as_str())
-                    .count(),
-                name: pool.name.to_string(),
-                replicas: pool.replicas,
-            })
-            .collect())
+    /// Since the start.
+    pub(super) fn uptime(&self) -> Duration {
+        self.started.elapsed()
     }
 }
 

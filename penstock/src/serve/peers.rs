@@ -46,24 +46,6 @@ pub struct Membership {
     settings: Settings,
 }
 
-impl Membership {
-    /// What this node does.
-    pub fn roles(&self) -> Vec<String> {
-        let word = |role: &Role| match role {
-            Role::Meta => "meta",
-            Role::Storage => "storage",
-            Role::Host => "host",
-            Role::Gateway => "gateway",
-        };
-        self.settings
-            .roles
-            .iter()
-            .map(word)
-            .map(str::to_owned)
-            .collect()
-    }
-}
-
 fn failed(e: impl std::fmt::Display) -> Failure {
     Failure::plain(Kind::Failed, e)
 }

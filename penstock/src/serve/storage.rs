@@ -24,7 +24,8 @@ use super::asks::{self, Asks};
 use super::cluster_map;
 use super::copier::Copier;
 use super::datadir::DataDir;
-use super::devices;
+use super::devices::{self, LeftOut};
+use super::monitor::Found;
 use super::node::meta_failure;
 
 /// What data threads work with.
@@ -45,11 +46,32 @@ const NULL_BYTES: u64 = 1 << 50;
 /// With less free space than this under a sparse device file, `health` warns: writes are about to fail.
 const HOST_FREE_BYTES_MIN: u64 = 1 << 30;
 
+/// A device of this node, as it is.
+pub struct LocalDevice {
+    /// The identity in its label.
+    pub uuid: Uuid,
+    /// Where it is.
+    pub path: String,
+    /// Bytes it can hold.
+    pub capacity_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Memory that its map takes in the daemon.
+    pub memory_bytes: u64,
+    /// The scrub's progress.
+    pub scrub: types::Scrub,
+    /// Whether errors were seen.
+    pub is_bad: bool,
+    /// Whether it stores nothing.
+    pub is_null: bool,
+}
+
 /// The devices of this node and the fabric upon them.
 pub struct Storage {
     fabric: Fabric,
     kind: StoreKind,
     recovery: Vec<String>,
+    left_out: Vec<LeftOut>,
 }
 
 /// Tasks that end when they are told, or dropped.
@@ -79,6 +101,7 @@ impl Storage {
     ) -> Result<Self> {
         let id = meta.node_id();
         let cluster = meta.cluster().await.map_err(meta_failure)?.uuid;
+        let mut left_out = Vec::new();
         let store = match config.store {
             StoreKind::Null => fabric::engine::StoreKind::Null,
             StoreKind::File => {
@@ -86,8 +109,9 @@ impl Storage {
                 known.retain(|device| device.node == id);
                 let (config, default) = (config.clone(), data.default_device());
                 let found =
-                    blocking(move || devices::settle(&config, default, &known, cluster)).await?;
-                fabric::engine::StoreKind::Devices(found)
+                    blocking(move || devices::settle(&config, &default, &known, cluster)).await?;
+                left_out = found.left_out;
+                fabric::engine::StoreKind::Devices(found.devices)
             }
         };
         let incarnation = Incarnation(meta.incarnation().0);
@@ -100,6 +124,7 @@ impl Storage {
             fabric,
             kind: config.store,
             recovery,
+            left_out,
         };
         storage.register(meta).await?;
         Ok(storage)
@@ -235,52 +260,55 @@ impl Storage {
     }
 
     /// What a human must act upon.
-    pub fn problems(&self) -> Vec<String> {
+    pub fn problems(&self) -> Vec<Found> {
         let mut problems = Vec::new();
         if self.kind == StoreKind::Null {
-            problems.push("the null store drops every write".to_owned());
+            problems.push(Found::new(
+                "null store",
+                "the null store drops every write",
+                "start the daemon without --store null to store anything",
+            ));
         }
         for device in self.fabric.devices() {
-            let path = device.path.display();
-            let bad = device.scrub.bad_blocks;
-            let failed: u64 = device.shards.iter().map(|s| s.checksum_errors).sum();
-            if bad > 0 {
-                problems.push(format!(
-                    "device {path}: scrub found {bad} bad blocks; restore their volumes from a backup"
-                ));
-            } else if failed > 0 {
-                problems.push(format!(
-                    "device {path}: {failed} reads failed their checksum since the start; the log names the volumes, \
-                     restore them from a backup"
-                ));
-            }
-            if device.free_bytes == 0 {
-                problems.push(format!(
-                    "device {path} is full; delete volumes or trim in guests"
-                ));
-            } else if let Some(free) = short_of_room(&device) {
-                problems.push(format!(
-                    "the filesystem under device {path} has only {free} free; make room on it"
-                ));
-            }
+            problems.extend(damage(&device));
+            problems.extend(shortage(&device));
+        }
+        for LeftOut { path, failure } in &self.left_out {
+            let shown = path.display();
+            problems.push(Found::new(
+                format!("left out {shown}"),
+                format!("device {shown} was added and cannot be used: {failure}"),
+                format!("mend that and restart the daemon, or take it back with `penstock device remove {shown}`"),
+            ));
         }
         problems
     }
 
-    /// All devices.
-    pub fn devices(&self) -> Vec<types::Device> {
+    /// The devices of this node.
+    pub fn local(&self) -> Vec<LocalDevice> {
         if self.kind == StoreKind::Null {
-            return vec![types::Device {
+            return vec![LocalDevice {
+                uuid: Uuid::nil(),
                 path: "/dev/null".to_owned(),
-                state: types::DeviceState::Null,
                 capacity_bytes: NULL_BYTES,
                 used_bytes: 0,
-                free_bytes: NULL_BYTES,
                 memory_bytes: 0,
                 scrub: types::Scrub::default(),
+                is_bad: false,
+                is_null: true,
             }];
         }
-        self.fabric.devices().iter().map(shown).collect()
+        self.fabric.devices().into_iter().map(local).collect()
+    }
+
+    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds anything.
+    pub fn retire(&self, device: Uuid) -> bool {
+        self.fabric.retire(device.as_bytes())
+    }
+
+    /// Undoes `retire`.
+    pub fn reinstate(&self, device: Uuid) {
+        self.fabric.reinstate(device.as_bytes());
     }
 
     /// Makes everything durable and marks the devices as closed. The data threads have ended before.
@@ -289,23 +317,21 @@ impl Storage {
     }
 }
 
-fn shown(device: &DeviceStatus) -> types::Device {
+fn local(device: DeviceStatus) -> LocalDevice {
     let scrub = &device.scrub;
-    types::Device {
+    LocalDevice {
+        uuid: Uuid::from_bytes(device.label.device),
         path: device.path.display().to_string(),
-        state: match scrub.bad_blocks {
-            0 => types::DeviceState::Ok,
-            _ => types::DeviceState::Degraded,
-        },
         capacity_bytes: device.total_bytes,
         used_bytes: device.used_bytes,
-        free_bytes: device.free_bytes,
         memory_bytes: device.memory_bytes,
         scrub: types::Scrub {
             passes: scrub.passes,
             blocks: scrub.blocks,
             errors: scrub.bad_blocks,
         },
+        is_bad: scrub.bad_blocks > 0,
+        is_null: false,
     }
 }
 
@@ -318,6 +344,43 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
         size_bytes: device.total_bytes,
         class: if file { CLASS_FILE } else { CLASS_DISK }.to_owned(),
     }
+}
+
+/// Data that cannot be read any more.
+fn damage(device: &DeviceStatus) -> Option<Found> {
+    let path = device.path.display();
+    let bad = device.scrub.bad_blocks;
+    let failed: u64 = device.shards.iter().map(|s| s.checksum_errors).sum();
+    if bad > 0 {
+        Some(Found::new(
+            format!("scrub {path}"),
+            format!("device {path}: scrub found {bad} bad blocks"),
+            "restore their volumes from a backup",
+        ))
+    } else if failed > 0 {
+        Some(Found::new(
+            format!("checksums {path}"),
+            format!("device {path}: {failed} reads failed their checksum since the start"),
+            "the log names the volumes, restore them from a backup",
+        ))
+    } else {
+        None
+    }
+}
+
+fn shortage(device: &DeviceStatus) -> Option<Found> {
+    let path = device.path.display();
+    if device.free_bytes == 0 {
+        let what = format!("device {path} is full");
+        let doing = "delete volumes or trim in guests";
+        return Some(Found::new(format!("full {path}"), what, doing));
+    }
+    let free = short_of_room(device)?;
+    Some(Found::new(
+        format!("room {path}"),
+        format!("the filesystem under device {path} has only {free} free"),
+        "make room on it",
+    ))
 }
 
 /// Free space under a sparse device file, when writes are about to find none.

@@ -39,7 +39,7 @@ impl Node {
     pub async fn volumes(&self) -> Result<Vec<Volume>> {
         let mut volumes = Vec::new();
         for volume in self.meta.list_volumes().await.map_err(meta_failure)? {
-            if volume.state == VolumeState::Ready && !volume.name.starts_with(IMPORT_PREFIX) {
+            if is_listed(&volume) {
                 volumes.push(self.shown(volume).await?);
             }
         }
@@ -230,6 +230,11 @@ impl Live {
             "wait until the import is done, or stop it",
         ))
     }
+}
+
+/// Whether people see the volume: it is neither being deleted nor an import under way.
+pub fn is_listed(volume: &meta::Volume) -> bool {
+    volume.state == VolumeState::Ready && !volume.name.starts_with(IMPORT_PREFIX)
 }
 
 /// Why a volume that is open without being attached must be left alone.

@@ -136,7 +136,8 @@ fn a_device_that_is_not_named_any_more_stops_the_start() {
     fs::rename(&disk, &moved).unwrap();
     let options = ["--device", text(&moved), "--device", text(&other)];
     let daemon = Daemon::start_with(&data, &options);
-    assert_eq!(daemon.ok(&["health"]), "ok\n");
+    // Groups may be under way to the new device.
+    assert!(daemon.ok(&["health"]).starts_with("ok"));
     daemon.ok(&["volume", "show", "a"]);
 }
 

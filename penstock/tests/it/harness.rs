@@ -197,6 +197,12 @@ impl Daemon {
         serde_json::from_str(&self.ok(&args)).unwrap()
     }
 
+    /// Same, whatever its exit code.
+    pub fn json_of(&self, args: &[&str]) -> serde_json::Value {
+        let output = self.run(&[args, &["--json"]].concat());
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
     /// Runs a command that must fail with exit code 1, and returns its error.
     pub fn refused(&self, args: &[&str]) -> String {
         one_error(&self.run(args), 1)

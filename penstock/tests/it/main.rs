@@ -10,3 +10,4 @@ mod idle;
 mod images;
 mod lifecycle;
 mod transfers;
+mod verbs;

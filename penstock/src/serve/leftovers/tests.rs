@@ -97,17 +97,17 @@ async fn what_cannot_be_finished_is_told_and_stops_nobody() {
     let node = Node::start(configured(&data), Purpose::Daemon)
         .await
         .unwrap();
-    assert_eq!(node.health().await.unwrap().problems, [""; 0]);
+    assert_eq!(node.health().await.unwrap().problems, []);
     node.finish_leftovers().await;
     let problems = node.health().await.unwrap().problems;
     assert!(
-        problems.len() == 1 && problems[0].contains("the shrinking of volume 'cut'"),
+        problems.len() == 1 && problems[0].what.contains("the shrinking of volume 'cut'"),
         "{problems:?}"
     );
     // Each try takes a newer lease, until the store takes it.
     for _ in 0..4 {
         node.finish_leftovers().await;
     }
-    assert_eq!(node.health().await.unwrap().problems, [""; 0]);
+    assert_eq!(node.health().await.unwrap().problems, []);
     node.close().await;
 }

@@ -1,0 +1,126 @@
+//! `penstock device …`.
+
+use std::path::Path;
+
+use hyper::Method;
+
+use crate::api::client::{Client, encode};
+use crate::api::types::{Device, DeviceAdd, DeviceState};
+use crate::cli::DeviceCommand;
+use crate::config::DeviceSpec;
+use crate::failure::{Failure, Kind, Result};
+use crate::size::Size;
+use crate::table::Table;
+
+use super::{ask, or_dash, print, print_json};
+
+/// Runs a verb.
+pub async fn run(verb: DeviceCommand, client: &Client, json: bool) -> Result<()> {
+    match verb {
+        DeviceCommand::List => list(client, json).await,
+        DeviceCommand::Add { device } => add(client, json, &device).await,
+        DeviceCommand::Remove { device, off, yes } => remove(client, json, &device, off, yes).await,
+    }
+}
+
+async fn list(client: &Client, json: bool) -> Result<()> {
+    let devices: Vec<Device> = client.get("/v1/devices").await?;
+    if json {
+        return print_json(&devices);
+    }
+    let mut table = Table::new([
+        ">ID",
+        "NODE",
+        "DEVICE",
+        "STATE",
+        ">CAPACITY",
+        ">USED",
+        ">FREE",
+        ">GROUPS",
+        "SCRUB",
+    ]);
+    for d in devices {
+        let scrub = d.scrub.map(|scrub| {
+            format!(
+                "{} passes, {} blocks, {} errors",
+                scrub.passes, scrub.blocks, scrub.errors
+            )
+        });
+        let size =
+            |bytes: Option<u64>| or_dash(bytes.map(|b| Size(b).to_string()).unwrap_or_default());
+        table.row([
+            or_dash(d.id.map(|id| id.to_string()).unwrap_or_default()),
+            d.node,
+            d.path,
+            d.state.word().to_owned(),
+            Size(d.capacity_bytes).to_string(),
+            size(d.used_bytes),
+            size(d.free_bytes),
+            d.groups.to_string(),
+            or_dash(scrub.unwrap_or_default()),
+        ]);
+    }
+    print(|mut out| table.print(&mut out))
+}
+
+async fn add(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
+    let request = DeviceAdd {
+        path: absolute(device.path())?,
+        size_bytes: device.size().map(|size| size.0),
+    };
+    let device: Device = client.call(Method::POST, "/v1/devices", &request).await?;
+    if json {
+        return print_json(&device);
+    }
+    eprintln!(
+        "penstock: device {} is added to node {} and holds data from the next start of its daemon on; restart it when it \
+         suits, guests see a pause and no error",
+        device.path, device.node
+    );
+    Ok(())
+}
+
+async fn remove(client: &Client, json: bool, name: &str, off: bool, yes: bool) -> Result<()> {
+    // A relative path means what it means in this directory, not in the daemon's.
+    let name = match name.contains('/') {
+        true => absolute(Path::new(name))?,
+        false => name.to_owned(),
+    };
+    let devices: Vec<Device> = client.get("/v1/devices").await?;
+    let known = devices
+        .iter()
+        .find(|d| d.path == name || d.id.is_some_and(|id| id.to_string() == name));
+    if let (Some(device), false) = (known, off) {
+        let what = format!(
+            "move all data off device {} of node '{}' and forget it",
+            device.path, device.node
+        );
+        ask::confirm(&what, yes)?;
+    }
+    let path = format!("/v1/devices/{}?off={off}", encode(&name));
+    let device: Device = client.call(Method::DELETE, &path, &()).await?;
+    if json {
+        return print_json(&device);
+    }
+    match device.state {
+        DeviceState::Removed => eprintln!("penstock: device {} is removed", device.path),
+        DeviceState::Draining => eprintln!(
+            "penstock: device {} is being emptied, {} placement groups are left, and is forgotten then; `penstock device \
+             list` shows it until that is done",
+            device.path,
+            device.groups_left.unwrap_or(device.groups)
+        ),
+        _ => eprintln!("penstock: device {} may hold data again", device.path),
+    }
+    Ok(())
+}
+
+fn absolute(path: &Path) -> Result<String> {
+    let path = std::path::absolute(path).map_err(|e| Failure::plain(Kind::Invalid, e))?;
+    path.into_os_string().into_string().map_err(|path| {
+        Failure::invalid(
+            format!("device path {} is not UTF-8", path.to_string_lossy()),
+            "use another path",
+        )
+    })
+}

@@ -1,0 +1,189 @@
+//! `penstock node …`.
+
+use hyper::Method;
+
+use crate::api::client::{Client, encode};
+use crate::api::types::{ClusterNode, Drain, MetaPart, NodeDuty, NodeState};
+use crate::cli::NodeCommand;
+use crate::failure::Result;
+use crate::moment::{Moment, duration};
+use crate::size::Size;
+use crate::table::Table;
+
+use super::{ask, or_dash, print, print_json};
+
+/// Runs a verb.
+pub async fn run(verb: NodeCommand, client: &Client, json: bool) -> Result<()> {
+    match verb {
+        NodeCommand::List => list(client, json).await,
+        NodeCommand::Show { node } => show(&get(client, &node).await?, json),
+        NodeCommand::Drain { node, off, yes } => drain(client, json, &node, !off, yes).await,
+        NodeCommand::Remove { node, yes } => remove(client, json, &node, yes).await,
+    }
+}
+
+fn path_of(node: &str) -> String {
+    format!("/v1/nodes/{}", encode(node))
+}
+
+async fn get(client: &Client, node: &str) -> Result<ClusterNode> {
+    client.get(&path_of(node)).await
+}
+
+async fn drain(client: &Client, json: bool, node: &str, on: bool, yes: bool) -> Result<()> {
+    let found = get(client, node).await?;
+    if on && found.duty != NodeDuty::Draining {
+        ask::confirm(&format!("move all data off node '{}'", found.name), yes)?;
+    }
+    let path = format!("{}/drain", path_of(node));
+    let node: ClusterNode = client.call(Method::PUT, &path, &Drain { on }).await?;
+    if json {
+        return print_json(&node);
+    }
+    match (on, node.groups_left) {
+        (true, Some(0)) => eprintln!(
+            "penstock: node {} is empty; `penstock node remove {}` forgets it",
+            node.name, node.name
+        ),
+        (true, left) => eprintln!(
+            "penstock: node {} is being emptied, {} placement groups are left; `penstock node show {}` tells how far it is",
+            node.name,
+            left.unwrap_or(node.groups),
+            node.name
+        ),
+        (false, _) => eprintln!("penstock: node {} may hold data again", node.name),
+    }
+    Ok(())
+}
+
+async fn remove(client: &Client, json: bool, node: &str, yes: bool) -> Result<()> {
+    let found = get(client, node).await?;
+    ask::confirm(
+        &format!("forget node '{}' and its devices for good", found.name),
+        yes,
+    )?;
+    client.delete(&path_of(node)).await?;
+    if json {
+        return print_json(&found);
+    }
+    eprintln!(
+        "penstock: node {} removed; if it ever returns it joins with a new token and an empty data directory",
+        found.name
+    );
+    Ok(())
+}
+
+async fn list(client: &Client, json: bool) -> Result<()> {
+    let nodes: Vec<ClusterNode> = client.get("/v1/nodes").await?;
+    if json {
+        return print_json(&nodes);
+    }
+    let now = Moment::now();
+    let mut table = Table::new([
+        ">ID", "NAME", "STATE", "SINCE", "DUTY", "META", "ROLES", ">DEVICES", ">GROUPS", "VERSION",
+    ]);
+    for node in nodes {
+        let since = node.since.map(|since| duration(since.seconds_until(now)));
+        table.row([
+            node.id.to_string(),
+            node.name,
+            state(node.state).to_owned(),
+            or_dash(since.unwrap_or_default()),
+            duty(node.duty).to_owned(),
+            meta(node.meta).to_owned(),
+            node.roles.join(","),
+            node.devices.len().to_string(),
+            node.groups.to_string(),
+            node.version,
+        ]);
+    }
+    print(|mut out| table.print(&mut out))
+}
+
+fn show(node: &ClusterNode, json: bool) -> Result<()> {
+    if json {
+        return print_json(node);
+    }
+    let now = Moment::now();
+    let since = match node.since {
+        Some(since) => format!(", since {since}, {}", duration(since.seconds_until(now))),
+        None => String::new(),
+    };
+    let heard = match node.heard_ms_ago {
+        Some(ms) => format!(", heard of {ms} ms ago"),
+        None => String::new(),
+    };
+    let labels = [("host", &node.host), ("rack", &node.rack)];
+    let labels = labels.iter().filter_map(|(name, label)| {
+        let label = label.as_ref()?;
+        Some(format!("{name}={label}"))
+    });
+    let labels: Vec<String> = labels.collect();
+    print(|out| {
+        writeln!(out, "name         {} (node {})", node.name, node.id)?;
+        writeln!(out, "state        {}{since}{heard}", state(node.state))?;
+        writeln!(out, "duty         {}", progress(node))?;
+        writeln!(out, "roles        {}", node.roles.join(", "))?;
+        writeln!(out, "labels       {}", or_dash(labels.join(", ")))?;
+        writeln!(out, "meta         {}", meta(node.meta))?;
+        writeln!(out, "control      {}", or_dash(&node.control_address))?;
+        writeln!(out, "data         {}", or_dash(&node.data_address))?;
+        writeln!(out, "version      {}", or_dash(&node.version))?;
+        writeln!(out, "joined       {}", node.joined_at)?;
+        writeln!(out, "attachments  {}", node.attachments)?;
+        writeln!(out, "groups       {} of {}", node.groups, node.groups_total)?;
+        for device in &node.devices {
+            let number = device.id.map(|id| format!("{id} ")).unwrap_or_default();
+            let used = match device.used_bytes {
+                Some(used) => format!("{} of ", Size(used)),
+                None => String::new(),
+            };
+            writeln!(
+                out,
+                "device       {number}{}, {}, {used}{}",
+                device.path,
+                device.state.word(),
+                Size(device.capacity_bytes)
+            )?;
+        }
+        Ok(())
+    })
+}
+
+/// The duty, and of a node that is being emptied how far it is.
+fn progress(node: &ClusterNode) -> String {
+    let word = duty(node.duty);
+    match (node.groups_left, node.eta_s) {
+        (None, _) => word.to_owned(),
+        (Some(0), _) => format!("{word}, empty"),
+        (Some(left), None) => format!("{word}, {left} placement groups left"),
+        (Some(left), Some(eta_s)) => format!(
+            "{word}, {left} placement groups left, about {}",
+            duration(eta_s)
+        ),
+    }
+}
+
+fn state(state: NodeState) -> &'static str {
+    match state {
+        NodeState::Up => "up",
+        NodeState::Down => "down",
+    }
+}
+
+fn duty(duty: NodeDuty) -> &'static str {
+    match duty {
+        NodeDuty::Active => "active",
+        NodeDuty::Absent => "absent",
+        NodeDuty::Draining => "draining",
+    }
+}
+
+fn meta(part: MetaPart) -> &'static str {
+    match part {
+        MetaPart::Leader => "leader",
+        MetaPart::Voter => "voter",
+        MetaPart::Learner => "learner",
+        MetaPart::None => "-",
+    }
+}

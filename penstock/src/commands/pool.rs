@@ -1,0 +1,159 @@
+//! `penstock pool …`.
+
+use hyper::Method;
+
+use crate::api::client::{Client, encode};
+use crate::api::types::{Pool, PoolCreate};
+use crate::cli::PoolCommand;
+use crate::failure::Result;
+use crate::size::Size;
+use crate::table::Table;
+
+use super::{ask, print, print_json};
+
+/// Runs a verb.
+pub async fn run(verb: PoolCommand, client: &Client, json: bool) -> Result<()> {
+    match verb {
+        PoolCommand::Create {
+            name,
+            replicas,
+            min_in_sync,
+            failure_domain,
+            class,
+        } => {
+            let request = PoolCreate {
+                name,
+                replicas,
+                min_in_sync,
+                failure_domain,
+                class,
+            };
+            create(client, json, &request).await
+        }
+        PoolCommand::List => list(client, json).await,
+        PoolCommand::Show { name } => show(&get(client, &name).await?, json),
+        PoolCommand::Delete { name, yes } => delete(client, json, &name, yes).await,
+    }
+}
+
+fn path_of(name: &str) -> String {
+    format!("/v1/pools/{}", encode(name))
+}
+
+async fn get(client: &Client, name: &str) -> Result<Pool> {
+    client.get(&path_of(name)).await
+}
+
+async fn create(client: &Client, json: bool, request: &PoolCreate) -> Result<()> {
+    let pool: Pool = client.call(Method::POST, "/v1/pools", request).await?;
+    if pool.groups.degraded > 0 {
+        eprintln!(
+            "penstock: pool {} cannot have {} replicas on different {}s yet: add devices, with `penstock device add` or by \
+             another node that joins",
+            pool.name,
+            pool.replicas,
+            word(&pool)
+        );
+    }
+    if json {
+        return print_json(&pool);
+    }
+    eprintln!("penstock: pool {} created", pool.name);
+    Ok(())
+}
+
+async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()> {
+    let pool = get(client, name).await?;
+    ask::confirm(&format!("delete pool '{name}'"), yes)?;
+    client.delete(&path_of(name)).await?;
+    if json {
+        return print_json(&pool);
+    }
+    eprintln!("penstock: pool {name} deleted");
+    Ok(())
+}
+
+async fn list(client: &Client, json: bool) -> Result<()> {
+    let pools: Vec<Pool> = client.get("/v1/pools").await?;
+    if json {
+        return print_json(&pools);
+    }
+    let mut table = Table::new([
+        "NAME",
+        ">REPLICAS",
+        ">MIN",
+        "APART",
+        "CLASS",
+        ">VOLUMES",
+        ">IN SYNC",
+        ">DEGRADED",
+        ">FREE",
+    ]);
+    for p in pools {
+        let apart = word(&p).to_owned();
+        table.row([
+            p.name,
+            p.replicas.to_string(),
+            p.min_in_sync.to_string(),
+            apart,
+            p.class.unwrap_or_else(|| "any".to_owned()),
+            p.volumes.to_string(),
+            format!("{}/{}", p.groups.in_sync, p.groups.total),
+            p.groups.degraded.to_string(),
+            Size(p.free_bytes).to_string(),
+        ]);
+    }
+    print(|mut out| table.print(&mut out))
+}
+
+fn show(pool: &Pool, json: bool) -> Result<()> {
+    if json {
+        return print_json(pool);
+    }
+    let groups = &pool.groups;
+    let untold = match pool.devices_untold {
+        0 => String::new(),
+        n => format!("; {n} do not tell"),
+    };
+    print(|out| {
+        writeln!(out, "name       {}", pool.name)?;
+        writeln!(
+            out,
+            "replicas   {} on different {}s, {} in sync for a write",
+            pool.replicas,
+            word(pool),
+            pool.min_in_sync
+        )?;
+        let class = pool.class.as_deref().unwrap_or("any");
+        writeln!(out, "devices    {} of class {class}", pool.devices)?;
+        writeln!(
+            out,
+            "space      {} of {} used, {} free, all copies counted{untold}",
+            Size(pool.used_bytes),
+            Size(pool.capacity_bytes),
+            Size(pool.free_bytes)
+        )?;
+        writeln!(out, "volumes    {}", pool.volumes)?;
+        writeln!(
+            out,
+            "groups     {}: {} in sync, {} degraded, {} waiting, {} syncing, {} moving",
+            groups.total,
+            groups.in_sync,
+            groups.degraded,
+            groups.waiting,
+            groups.syncing,
+            groups.moving
+        )?;
+        writeln!(out, "created    {}", pool.created_at)
+    })
+}
+
+fn word(pool: &Pool) -> &'static str {
+    use crate::api::types::FailureDomain;
+    match pool.failure_domain {
+        FailureDomain::Device => "device",
+        FailureDomain::Node => "node",
+        FailureDomain::Host => "host",
+        FailureDomain::Rack => "rack",
+    }
+}

@@ -1,0 +1,258 @@
+//! What the verbs on the cluster look at, and how placement groups are counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use meta::{
+    ClusterMap, DeviceId, DeviceState, DeviceWord, Duty, Event, Happening, LeaderReport, NodeId,
+    NodeState, NodeWord, PlacementGroup, Pool, PoolId, RaftStatus, Standing,
+};
+
+use crate::api::types;
+use crate::failure::{Failure, Kind, Result};
+use crate::moment::Moment;
+
+use super::monitor::work;
+use super::node::{Node, meta_failure};
+
+/// The leader's memory is asked for this long; what it would add is left out then.
+pub const REPORT_WAIT_MAX: Duration = Duration::from_millis(800);
+/// A node's word counts for this long; it is repeated far more often.
+const WORD_AGE_MAX_MS: u64 = 30_000;
+
+/// The cluster at a moment.
+#[derive(Default)]
+pub struct View {
+    /// The map.
+    pub map: Arc<ClusterMap>,
+    /// All volumes.
+    pub volumes: Vec<meta::Volume>,
+    /// All attachments.
+    pub attachments: Vec<meta::Attachment>,
+    /// What happened, oldest first; may be left out while all is well.
+    pub events: Vec<Event>,
+    /// What the leader has heard; empty while none answers.
+    pub report: LeaderReport,
+}
+
+impl Node {
+    /// The cluster as it is now: everything acknowledged before is seen. Waits for a leader.
+    pub(super) async fn view(&self) -> Result<View> {
+        let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
+        let view = View {
+            volumes,
+            ..self.applied(self.leader_report().await)?
+        };
+        self.with_events(view)
+    }
+
+    /// The cluster as this node has applied it, to tell what is wrong with it. Waits for nobody.
+    pub(super) fn view_as_applied(&self, report: LeaderReport) -> Result<View> {
+        let view = self.applied(report)?;
+        match view.is_well() {
+            // They tell since when something is wrong, and are many.
+            true => Ok(view),
+            false => self.with_events(view),
+        }
+    }
+
+    fn applied(&self, report: LeaderReport) -> Result<View> {
+        let applied = self.meta.applied();
+        Ok(View {
+            map: self.meta.map(),
+            volumes: applied.volumes().map_err(meta_failure)?,
+            attachments: applied.attachments().map_err(meta_failure)?,
+            events: Vec::new(),
+            report,
+        })
+    }
+
+    fn with_events(&self, view: View) -> Result<View> {
+        let events = self.meta.applied().events(0, usize::MAX);
+        Ok(View {
+            events: events.map_err(meta_failure)?,
+            ..view
+        })
+    }
+
+    /// What the leader has heard; nothing if it does not answer soon.
+    pub(super) async fn leader_report(&self) -> LeaderReport {
+        let asked = tokio::time::timeout(REPORT_WAIT_MAX, self.meta.leader_report()).await;
+        match asked {
+            Ok(Ok(report)) => report,
+            Ok(Err(_)) | Err(_) => LeaderReport::default(),
+        }
+    }
+}
+
+impl View {
+    /// Whether the map tells of nothing that is wrong or goes on.
+    fn is_well(&self) -> bool {
+        let is_well = |node: &meta::Node| node.state == NodeState::Up && node.duty == Duty::Active;
+        let is_used = |device: &meta::Device| self.is_served(device) && !device.draining;
+        let nodes = self.map.nodes().all(is_well);
+        nodes && self.map.devices().all(is_used) && work(self).is_empty()
+    }
+
+    /// Pools that have volumes: nobody misses copies in the others.
+    pub fn pools_in_use(&self) -> BTreeSet<PoolId> {
+        let names: BTreeSet<&str> = self.volumes.iter().map(|v| v.pool.as_str()).collect();
+        let in_use = self.map.pools().filter(|p| names.contains(p.name.as_str()));
+        in_use.map(|pool| pool.id).collect()
+    }
+
+    /// A node by name or number.
+    pub fn node(&self, name: &str) -> Result<&meta::Node> {
+        let by_name = self.map.nodes().find(|node| node.name.as_str() == name);
+        let by_number = || self.map.node(NodeId(name.parse().ok()?));
+        by_name.or_else(by_number).ok_or_else(|| {
+            Failure::new(
+                Kind::NotFound,
+                format!("there is no node '{name}'"),
+                "see `penstock node list`",
+            )
+        })
+    }
+
+    /// What people call a node.
+    pub fn node_name(&self, id: NodeId) -> String {
+        match self.map.node(id) {
+            Some(node) => node.name.to_string(),
+            None => format!("{id}"),
+        }
+    }
+
+    /// What people call a device.
+    pub fn device_name(&self, id: DeviceId) -> String {
+        match self.map.device(id) {
+            Some(device) => format!("{} of node {}", device.path, self.node_name(device.node)),
+            None => format!("{id}"),
+        }
+    }
+
+    /// When the last of these events happened.
+    pub fn last(&self, is_meant: impl Fn(&Happening) -> bool) -> Option<Moment> {
+        let found = self.events.iter().rev().find(|event| is_meant(&event.what));
+        found.map(|event| event.at.into())
+    }
+
+    /// Since when a node is up or down.
+    pub fn node_since(&self, id: NodeId) -> Option<Moment> {
+        self.last(|what| {
+            matches!(what, Happening::NodeUp { node }
+                | Happening::NodeDown { node }
+                | Happening::NodeJoined { node }
+                | Happening::NodeRestarted { node } if *node == id)
+        })
+    }
+
+    /// What nodes said lately.
+    pub fn words(&self) -> impl Iterator<Item = (NodeId, &NodeWord)> {
+        let words = self.report.words.iter();
+        words
+            .filter(|one| one.ago_ms <= WORD_AGE_MAX_MS)
+            .map(|one| (one.node, &one.word))
+    }
+
+    /// What nodes said lately of their devices.
+    pub fn device_words(&self) -> BTreeMap<DeviceId, DeviceWord> {
+        let words = self.words().flat_map(|(_, word)| &word.devices);
+        words.map(|word| (word.device, *word)).collect()
+    }
+
+    /// Whether a device is served.
+    pub fn is_served(&self, device: &meta::Device) -> bool {
+        let node = self.map.node(device.node);
+        device.state == DeviceState::Online
+            && node.is_some_and(|node| {
+                node.state == NodeState::Up && node.incarnation == device.incarnation
+            })
+    }
+
+    /// Groups with a member on one of these devices; `left` counts only those that hold data.
+    pub fn held(&self, is_meant: impl Fn(DeviceId) -> bool) -> Held {
+        let in_use = self.pools_in_use();
+        let mut held = Held::default();
+        for group in self.map.groups() {
+            held.total += 1;
+            if group.members.iter().any(|m| is_meant(m.device)) {
+                held.groups += 1;
+                held.left += usize::from(in_use.contains(&group.pool));
+            }
+        }
+        held
+    }
+
+    /// The same of a node.
+    pub fn held_by(&self, node: NodeId) -> Held {
+        let devices = self.devices_of(node);
+        self.held(|device| devices.contains(&device))
+    }
+
+    /// Devices of a node.
+    pub fn devices_of(&self, node: NodeId) -> BTreeSet<DeviceId> {
+        let devices = self.map.devices().filter(|device| device.node == node);
+        devices.map(|device| device.id).collect()
+    }
+
+    /// Devices that a pool may use.
+    pub fn usable<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = &'a meta::Device> {
+        self.map.devices().filter(move |device| {
+            let fits = pool
+                .device_class
+                .as_ref()
+                .is_none_or(|c| *c == device.class);
+            let node = self.map.node(device.node);
+            fits && device.state != DeviceState::Failed
+                && !device.draining
+                && node.is_some_and(meta::Node::keeps_data)
+        })
+    }
+
+    /// The groups of a pool, counted. A member that is not there does not count as in sync.
+    pub fn groups_of(&self, pool: &Pool) -> types::Groups {
+        let mut counts = types::Groups::default();
+        for group in self.map.groups().filter(|group| group.pool == pool.id) {
+            let in_sync = self.present(group);
+            counts.total += 1;
+            counts.in_sync += usize::from(in_sync >= usize::from(pool.replicas));
+            counts.degraded += usize::from(in_sync < usize::from(pool.replicas));
+            counts.waiting += usize::from(in_sync < usize::from(pool.min_in_sync));
+            let is = |standing| group.members.iter().any(|m| m.standing == standing);
+            counts.syncing += usize::from(is(Standing::Syncing));
+            counts.moving += usize::from(group.members.iter().any(|m| m.leaving));
+        }
+        counts
+    }
+
+    /// Copies of a group that are in sync and there.
+    pub fn present(&self, group: &PlacementGroup) -> usize {
+        let present = group.in_sync().filter(|m| self.map.is_valid(m));
+        present.count()
+    }
+}
+
+/// Groups on some devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// All groups of the cluster.
+    pub total: usize,
+    /// Those with a member there.
+    pub groups: usize,
+    /// Those of them that hold data.
+    pub left: usize,
+}
+
+/// A node's part in the metadata service.
+pub fn part(raft: &RaftStatus, node: NodeId) -> types::MetaPart {
+    if raft.leader == Some(node) {
+        types::MetaPart::Leader
+    } else if raft.voters.contains(&node) {
+        types::MetaPart::Voter
+    } else if raft.learners.contains(&node) {
+        types::MetaPart::Learner
+    } else {
+        types::MetaPart::None
+    }
+}

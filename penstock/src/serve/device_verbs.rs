@@ -1,0 +1,328 @@
+//! The devices of all nodes; adding one to this node, and removing one.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use meta::{DeviceId, DeviceWord, NodeId};
+use uuid::Uuid;
+
+use crate::api::types::{Device, DeviceAdd, DeviceState};
+use crate::config::{DeviceSpec, StoreKind};
+use crate::failure::{Failure, Kind, Result};
+
+use super::cluster::View;
+use super::device_list::{Added, DeviceList};
+use super::devices;
+use super::node::{Node, meta_failure};
+use super::storage::{LocalDevice, blocking};
+
+impl Node {
+    /// The devices of all nodes, and those of this one that the next start opens.
+    pub async fn devices(&self) -> Result<Vec<Device>> {
+        let mut devices = self.devices_shown(&self.view().await?);
+        for added in DeviceList::read(&self.config().data)?.added {
+            let path = added.path.display().to_string();
+            if !self.storage.local().iter().any(|one| one.path == path) {
+                devices.push(self.pending(&added));
+            }
+        }
+        Ok(devices)
+    }
+
+    /// The devices that meta knows.
+    pub(super) fn devices_shown(&self, view: &View) -> Vec<Device> {
+        let local: BTreeMap<Uuid, LocalDevice> = self.local_by_uuid();
+        let words = view.device_words();
+        let devices = view.map.devices();
+        let shown = devices.map(|device| {
+            let local = local.get(&device.uuid);
+            device_shown(view, device, local, words.get(&device.id))
+        });
+        shown.collect()
+    }
+
+    fn local_by_uuid(&self) -> BTreeMap<Uuid, LocalDevice> {
+        let local = self.storage.local().into_iter();
+        local.map(|device| (device.uuid, device)).collect()
+    }
+
+    /// How full devices are: this node's as they are, others' as they were told.
+    pub(super) fn space_told(&self, view: &View) -> BTreeMap<DeviceId, DeviceWord> {
+        let mut told = view.device_words();
+        for word in self.device_words(&view.map) {
+            told.insert(word.device, word);
+        }
+        told
+    }
+
+    /// What this node says of its devices.
+    pub(super) fn device_words(&self, map: &meta::ClusterMap) -> Vec<DeviceWord> {
+        let local = self.local_by_uuid();
+        let known = map.devices().filter_map(|device| {
+            let local = local.get(&device.uuid)?;
+            Some(DeviceWord {
+                device: device.id,
+                capacity_bytes: local.capacity_bytes,
+                used_bytes: local.used_bytes,
+                is_bad: local.is_bad,
+            })
+        });
+        known.collect()
+    }
+
+    fn pending(&self, added: &Added) -> Device {
+        Device {
+            id: None,
+            node: self.name(),
+            path: added.path.display().to_string(),
+            class: String::new(),
+            state: DeviceState::Pending,
+            groups: 0,
+            groups_left: None,
+            capacity_bytes: added.size_bytes.unwrap_or(0),
+            used_bytes: None,
+            free_bytes: None,
+            memory_bytes: None,
+            scrub: None,
+        }
+    }
+
+    /// What people call this node.
+    fn name(&self) -> String {
+        let (map, id) = (self.meta.map(), self.meta.node_id());
+        map.node(id).map_or(id.to_string(), |n| n.name.to_string())
+    }
+
+    /// Has the next start open a device. What would keep that start from succeeding is refused.
+    pub async fn device_add(&self, request: &DeviceAdd) -> Result<Device> {
+        // Two at a time would write each other's list away.
+        let _live = self.live.lock().await;
+        if self.config().store == StoreKind::Null {
+            return Err(Failure::new(
+                Kind::Conflict,
+                "the null store has no devices",
+                "start the daemon without --store null",
+            ));
+        }
+        let added = Added {
+            path: PathBuf::from(&request.path),
+            size_bytes: request.size_bytes,
+        };
+        let mut list = DeviceList::read(&self.config().data)?;
+        self.refuse_known(&added.path, &list)?;
+        let cluster = self.meta.cluster().await.map_err(meta_failure)?.uuid;
+        let (config, spec) = (self.config().clone(), added.spec());
+        blocking(move || devices::check_addable(&config, &spec, cluster)).await?;
+        list.removed.retain(|one| one.path != added.path);
+        list.added.push(added.clone());
+        list.write(&self.config().data)?;
+        tracing::info!(path = %added.path.display(), "device added, for the next start");
+        Ok(self.pending(&added))
+    }
+
+    fn refuse_known(&self, path: &Path, list: &DeviceList) -> Result<()> {
+        let shown = path.display();
+        if !path.is_absolute() {
+            return Err(Failure::invalid(
+                format!("device path {shown} is not absolute"),
+                "give the whole path",
+            ));
+        }
+        let same = |other: &Path| match (path.canonicalize(), other.canonicalize()) {
+            (Ok(a), Ok(b)) => a == b,
+            _ => path == other,
+        };
+        let named = self.config().devices.iter().map(DeviceSpec::path);
+        let is_there = named.into_iter().any(same)
+            || self
+                .storage
+                .local()
+                .iter()
+                .any(|one| same(Path::new(&one.path)))
+            || list.added.iter().any(|one| same(&one.path));
+        match is_there {
+            true => Err(Failure::new(
+                Kind::Conflict,
+                format!("device {shown} is one of this node's already"),
+                "see `penstock device list`",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Empties a device and forgets it when that is done, or calls that off.
+    pub async fn device_remove(&self, name: &str, off: bool) -> Result<Device> {
+        let _live = self.live.lock().await;
+        let view = self.view().await?;
+        let Some(device) = self.find_device(&view, name) else {
+            return self.take_back(name);
+        };
+        let (id, uuid) = (device.id, device.uuid);
+        if off {
+            self.meta
+                .drain_device(id, false)
+                .await
+                .map_err(meta_failure)?;
+            return self.device_as_it_is(uuid).await;
+        }
+        self.refuse_last(&view, device)?;
+        self.meta
+            .drain_device(id, true)
+            .await
+            .map_err(meta_failure)?;
+        let view = self.view().await?;
+        match self.forget(&view, id).await? {
+            Some(mut gone) => {
+                gone.state = DeviceState::Removed;
+                Ok(gone)
+            }
+            None => self.device_as_it_is(uuid).await,
+        }
+    }
+
+    /// By number, or by its path on this node.
+    fn find_device<'a>(&self, view: &'a View, name: &str) -> Option<&'a meta::Device> {
+        let here = self.meta.node_id();
+        let number = name.parse().ok().map(DeviceId);
+        let mut devices = view.map.devices();
+        devices.find(|d| Some(d.id) == number || (d.node == here && d.path == name))
+    }
+
+    /// Takes back an addition that no start has seen yet.
+    fn take_back(&self, name: &str) -> Result<Device> {
+        let mut list = DeviceList::read(&self.config().data)?;
+        let found = list
+            .added
+            .iter()
+            .position(|one| one.path == Path::new(name));
+        let Some(found) = found else {
+            return Err(Failure::new(
+                Kind::NotFound,
+                format!("there is no device '{name}'"),
+                "see `penstock device list`; paths are those of the node that is asked",
+            ));
+        };
+        let added = list.added.remove(found);
+        list.write(&self.config().data)?;
+        Ok(Device {
+            state: DeviceState::Removed,
+            ..self.pending(&added)
+        })
+    }
+
+    fn refuse_last(&self, view: &View, device: &meta::Device) -> Result<()> {
+        if view.devices_of(device.node).len() > 1 {
+            return Ok(());
+        }
+        let node = view.node_name(device.node);
+        Err(Failure::new(
+            Kind::Conflict,
+            format!("device {} is the only one of node '{node}'", device.path),
+            format!(
+                "add another one first, or empty the whole node with `penstock node drain {node}`"
+            ),
+        ))
+    }
+
+    async fn device_as_it_is(&self, uuid: Uuid) -> Result<Device> {
+        let view = self.view().await?;
+        let found = view.map.devices().position(|device| device.uuid == uuid);
+        let shown = found.map(|index| self.devices_shown(&view).swap_remove(index));
+        shown.ok_or_else(|| Failure::plain(Kind::NotFound, "the device was removed meanwhile"))
+    }
+
+    /// Forgets a device that is being emptied once it is empty. Called with `live` held: nobody opens a volume meanwhile.
+    pub(super) async fn forget(&self, view: &View, id: DeviceId) -> Result<Option<Device>> {
+        let Some(device) = view.map.device(id) else {
+            return Ok(None);
+        };
+        let is_here = device.node == self.meta.node_id();
+        let shown = self
+            .devices_shown(view)
+            .into_iter()
+            .find(|d| d.id == Some(id.0));
+        if view.held(|held| held == id).left > 0 || (is_here && !self.storage.retire(device.uuid)) {
+            return Ok(None);
+        }
+        let removed = self.meta.remove_device(id).await.map_err(meta_failure);
+        if is_here {
+            match &removed {
+                Ok(_) => {
+                    let mut list = DeviceList::read(&self.config().data)?;
+                    list.remove(device.uuid, Path::new(&device.path));
+                    list.write(&self.config().data)?;
+                }
+                Err(_) => self.storage.reinstate(device.uuid),
+            }
+        }
+        removed.map(|_| shown)
+    }
+
+    /// Forgets devices that were being emptied and are empty: this node's, and as the leader those of nodes that are down.
+    pub(super) async fn forget_emptied(&self, view: &View) -> Result<()> {
+        let here = self.meta.node_id();
+        let leads = self.meta.raft_status().leader == Some(here);
+        let is_down = |node: NodeId| {
+            let node = view.map.node(node);
+            node.is_some_and(|node| node.state == meta::NodeState::Down)
+        };
+        let mine = |d: &&meta::Device| d.draining && (d.node == here || leads && is_down(d.node));
+        let emptied: Vec<DeviceId> = view.map.devices().filter(mine).map(|d| d.id).collect();
+        for id in emptied {
+            let live = self.live.lock().await;
+            if let Some(device) = self.forget(view, id).await? {
+                tracing::info!(
+                    path = device.path,
+                    node = device.node,
+                    "device removed, empty"
+                );
+            }
+            drop(live);
+        }
+        Ok(())
+    }
+}
+
+fn device_shown(
+    view: &View,
+    device: &meta::Device,
+    local: Option<&LocalDevice>,
+    word: Option<&DeviceWord>,
+) -> Device {
+    let held = view.held(|id| id == device.id);
+    let is_bad = local.map_or_else(|| word.is_some_and(|word| word.is_bad), |one| one.is_bad);
+    let used_bytes = local
+        .map(|one| one.used_bytes)
+        .or(word.map(|one| one.used_bytes));
+    let capacity_bytes = local
+        .map(|one| one.capacity_bytes)
+        .or(word.map(|one| one.capacity_bytes))
+        .unwrap_or(device.size_bytes);
+    let state = if local.is_some_and(|one| one.is_null) {
+        DeviceState::Null
+    } else if device.state == meta::DeviceState::Failed {
+        DeviceState::Failed
+    } else if !view.is_served(device) {
+        DeviceState::Offline
+    } else if device.draining {
+        DeviceState::Draining
+    } else if is_bad {
+        DeviceState::Degraded
+    } else {
+        DeviceState::Ok
+    };
+    Device {
+        id: Some(device.id.0),
+        node: view.node_name(device.node),
+        path: device.path.clone(),
+        class: device.class.to_string(),
+        state,
+        groups: held.groups,
+        groups_left: device.draining.then_some(held.left),
+        capacity_bytes,
+        used_bytes,
+        free_bytes: used_bytes.map(|used| capacity_bytes.saturating_sub(used)),
+        memory_bytes: local.map(|one| one.memory_bytes),
+        scrub: local.map(|one| one.scrub),
+    }
+}

@@ -1,0 +1,91 @@
+//! What happened in the cluster.
+
+use meta::Happening;
+use serde_json::Value;
+
+use crate::api::types::{Event, EventsQuery};
+use crate::failure::{Failure, Result};
+
+use super::node::{Node, meta_failure};
+
+/// Most events in one answer: all that are kept.
+const LIMIT_MAX: usize = meta::EVENTS_MAX as usize;
+
+impl Node {
+    /// Those after a number, oldest first, or the newest.
+    pub async fn events(&self, query: &EventsQuery) -> Result<Vec<Event>> {
+        if query.limit == 0 || query.limit > LIMIT_MAX {
+            return Err(Failure::invalid(
+                format!("cannot tell {} events", query.limit),
+                format!("ask for 1 to {LIMIT_MAX}"),
+            ));
+        }
+        let (after, limit) = match query.after {
+            Some(after) => (after, query.limit),
+            None => (0, LIMIT_MAX),
+        };
+        let mut events = self
+            .meta
+            .list_events(after, limit)
+            .await
+            .map_err(meta_failure)?;
+        let newest = events.len().saturating_sub(query.limit);
+        Ok(events
+            .drain(newest..)
+            .map(|event| self.event_shown(&event))
+            .collect())
+    }
+
+    fn event_shown(&self, event: &meta::Event) -> Event {
+        // The record says by itself what it is about.
+        let fields = serde_json::to_value(&event.what).unwrap_or_default();
+        let number = |name: &str| fields.get(name).and_then(Value::as_u64);
+        let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
+        Event {
+            number: event.number,
+            at: event.at.into(),
+            subject: self.subject(&event.what),
+            kind: text("kind").unwrap_or_default(),
+            text: event.what.to_string(),
+            node: number("node"),
+            device: number("device"),
+            pool: text("pool"),
+            groups: number("groups").and_then(|groups| u32::try_from(groups).ok()),
+        }
+    }
+
+    /// By its present name; what is gone has its number only.
+    fn subject(&self, what: &Happening) -> String {
+        let map = self.meta.map();
+        match what {
+            Happening::NodeAdmitted { node }
+            | Happening::NodeJoined { node }
+            | Happening::NodeRestarted { node }
+            | Happening::NodeUp { node }
+            | Happening::NodeDown { node }
+            | Happening::NodeReplaced { node }
+            | Happening::NodeDraining { node }
+            | Happening::NodeActive { node }
+            | Happening::NodeRemoved { node } => match map.node(*node) {
+                Some(node) => format!("node {}", node.name),
+                None => format!("node {node}"),
+            },
+            Happening::DeviceAdded { device, .. }
+            | Happening::DeviceFailed { device, .. }
+            | Happening::DeviceOffline { device, .. }
+            | Happening::DeviceOnline { device, .. }
+            | Happening::DeviceDraining { device, .. }
+            | Happening::DeviceActive { device, .. }
+            | Happening::DeviceRemoved { device, .. } => match map.device(*device) {
+                Some(device) => format!("device {}", device.path),
+                None => format!("device {device}"),
+            },
+            Happening::PoolDegraded { pool, .. }
+            | Happening::PoolRecovered { pool }
+            | Happening::PoolWaiting { pool, .. }
+            | Happening::PoolWritable { pool }
+            | Happening::RebalanceStarted { pool, .. }
+            | Happening::RebalanceEnded { pool } => format!("pool {pool}"),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What is wrong, since when, what is being done about it, and how long that takes. Answers soon whatever hangs: what does not
+//! answer is itself told.
+
+mod cluster;
+
+use std::time::{Duration, Instant};
+
+use meta::HEARTBEAT_LEASE;
+
+use crate::api::types::{Health, HealthState, Problem};
+use crate::config::StoreKind;
+use crate::failure::Result;
+use crate::moment::Moment;
+
+use super::cluster::View;
+use super::monitor::Found;
+use super::node::Node;
+use super::storage::blocking;
+
+/// Devices and attachments are looked at for this long; then it is told that they do not answer.
+const LOOK_WAIT_MAX: Duration = Duration::from_millis(800);
+/// A leader that this node has not heard of for this long is missed. An election takes less.
+const LEADER_MISSED_AFTER: Duration = Duration::from_secs(4);
+
+/// What is wrong, by whose it is.
+pub struct Wrong {
+    /// On this node.
+    pub local: Vec<Found>,
+    /// In the cluster, and on other nodes.
+    pub cluster: Vec<Found>,
+    /// What goes on and is not wrong.
+    pub under_way: Vec<Found>,
+}
+
+impl Node {
+    /// What is wrong, and what goes on.
+    pub async fn health(&self) -> Result<Health> {
+        let view = self.view_as_applied(self.leader_report().await)?;
+        let wrong = self.health_of(&view).await;
+        let problems = wrong.local.into_iter().chain(wrong.cluster);
+        let problems: Vec<Problem> = problems.map(|found| found.problem).collect();
+        Ok(Health {
+            state: match problems.is_empty() {
+                true => HealthState::Ok,
+                false => HealthState::Degraded,
+            },
+            problems,
+            under_way: wrong.under_way.into_iter().map(|f| f.problem).collect(),
+        })
+    }
+
+    /// The same, by whose it is.
+    pub(super) async fn health_of(&self, view: &View) -> Wrong {
+        let (devices, attachments) = tokio::join!(self.device_problems(), self.served_problems());
+        let mut local = devices;
+        let meta = self.meta.problem();
+        let (what, doing) = meta.as_deref().map(split).unzip();
+        local.extend(what.map(|what| Found::new("meta", what, doing.unwrap_or_default())));
+        local.extend(attachments);
+        local.extend(self.leftover_problems());
+        local.extend(self.leases.problems());
+        let now = Moment::now();
+        let etas = |work| self.monitor.eta_s(work);
+        let (mut cluster, mut under_way) = cluster::problems(view, self.meta.node_id(), now, &etas);
+        // Of a service that has stopped the reason is told.
+        if meta.is_none() {
+            cluster.splice(0..0, self.leader_missed(view, now));
+        }
+        let all = local.iter_mut().chain(&mut cluster).chain(&mut under_way);
+        self.monitor.stamp(all, now);
+        Wrong {
+            local,
+            cluster,
+            under_way,
+        }
+    }
+
+    async fn device_problems(&self) -> Vec<Found> {
+        let storage = self.storage.clone();
+        let look = blocking(move || Ok(storage.problems()));
+        match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
+            Ok(Ok(problems)) => problems,
+            Ok(Err(failure)) => vec![Found::new("devices", failure.to_string(), "")],
+            Err(_) => vec![Found::new(
+                "devices",
+                "the devices of this node do not answer",
+                "look at its log and the kernel's",
+            )],
+        }
+    }
+
+    async fn served_problems(&self) -> Vec<Found> {
+        let look = self.attachment_problems();
+        match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
+            Ok(problems) => self.monitor.remember_served(problems),
+            // A change is under way, and may wait for metadata: then that is told as well.
+            Err(_) => self.monitor.served_before(),
+        }
+    }
+
+    /// Whether this node hears of no leader.
+    fn leader_missed(&self, view: &View, now: Moment) -> Option<Found> {
+        let silent = self.leader_silent_for();
+        if silent < LEADER_MISSED_AFTER {
+            return None;
+        }
+        let raft = self.meta.raft_status();
+        let here = self.meta.node_id();
+        let name = |id: &meta::NodeId| match *id == here {
+            true => format!("{} (this node)", view.node_name(*id)),
+            false => view.node_name(*id),
+        };
+        let voters: Vec<String> = raft.voters.iter().map(name).collect();
+        let needed = voters.len() / 2 + 1;
+        let found = Found::new(
+            "leader",
+            format!(
+                "this node hears of no metadata leader: {needed} of the {} voters {} must run and reach each other",
+                voters.len(),
+                voters.join(", ")
+            ),
+            "nothing in the cluster can be changed, and guests' I/O goes on until their leases run out and waits then; start \
+             the nodes that are down, or mend the network; what is told of other nodes here is as it was",
+        );
+        let since = now.to_millis().0.saturating_sub(silent.as_millis() as u64);
+        Some(found.since(Some(meta::UnixMillis(since).into())))
+    }
+
+    /// How long ago a leader that had a majority heard of this node.
+    pub(super) fn leader_silent_for(&self) -> Duration {
+        let now = Instant::now();
+        match self.meta.heartbeat_valid_until() {
+            Some(until) => {
+                HEARTBEAT_LEASE.saturating_sub(until.saturating_duration_since(now))
+                    + now.saturating_duration_since(until)
+            }
+            None => self.uptime(),
+        }
+    }
+
+    /// Whether this node drops what it is given.
+    pub(super) fn is_null(&self) -> bool {
+        self.config().store == StoreKind::Null
+    }
+}
+
+/// A line "what is wrong; what to do" in its parts.
+pub fn split(line: &str) -> (String, String) {
+    match line.split_once("; ") {
+        Some((what, doing)) => (what.to_owned(), doing.to_owned()),
+        None => (line.to_owned(), String::new()),
+    }
+}

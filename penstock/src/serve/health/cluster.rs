@@ -1,0 +1,333 @@
+//! What is wrong in the cluster, as the map, the log of events and the leader's memory tell it. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use meta::{
+    DeviceId, Duty, Happening, NODE_REPLACE_AFTER, Node, NodeId, NodeState, Pool, Role, Standing,
+};
+
+use crate::moment::{Moment, duration};
+
+use super::super::cluster::View;
+use super::super::monitor::{Found, Work};
+
+#[cfg(test)]
+mod tests;
+
+/// A sync that failed so often in a row is told: once or twice is what a restart looks like.
+const FAILURES_TOLD: u32 = 3;
+
+/// How long work will take, in seconds, where that is known.
+pub type Etas<'a> = &'a dyn Fn(Work) -> Option<u64>;
+
+/// What is wrong, and what goes on without being wrong. `here` tells by itself what is wrong with it.
+pub fn problems(
+    view: &View,
+    here: NodeId,
+    now: Moment,
+    etas: Etas<'_>,
+) -> (Vec<Found>, Vec<Found>) {
+    let mut wrong = Vec::new();
+    for node in view.map.nodes().filter(|n| n.state == NodeState::Down) {
+        wrong.push(node_down(view, node, now, etas));
+    }
+    wrong.extend(devices(view));
+    let in_use = view.pools_in_use();
+    let pools: Vec<&Pool> = view
+        .map
+        .pools()
+        .filter(|p| in_use.contains(&p.id))
+        .collect();
+    for pool in &pools {
+        wrong.extend(pool_waiting(view, pool));
+        wrong.extend(pool_degraded(view, pool, etas));
+    }
+    wrong.extend(failing(view));
+    wrong.extend(words(view, here));
+    (wrong, under_way(view, &pools, etas))
+}
+
+fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
+    let name = &node.name;
+    let since =
+        view.last(|what| matches!(what, Happening::NodeDown { node: id } if *id == node.id));
+    let serves = view.attachments.iter().filter(|a| a.node == node.id);
+    let what = match serves.count() {
+        0 => format!("node {name} is down"),
+        n => format!("node {name} is down, and with it the {n} attachments that it serves"),
+    };
+    let (doing, eta_s) = match node.duty {
+        Duty::Absent | Duty::Draining => {
+            let left = view.held_by(node.id).left;
+            let doing = match left {
+                0 => format!(
+                    "its data are elsewhere; start it, or forget it with `penstock node remove {name}`"
+                ),
+                _ => format!(
+                    "its share is given to others, {left} placement groups are left; start it, or let that end"
+                ),
+            };
+            (doing, etas(Work::Node(node.id)).filter(|_| left > 0))
+        }
+        Duty::Active if !node.roles.contains(&Role::Storage) => (
+            format!("start it, or forget it with `penstock node remove {name}`"),
+            None,
+        ),
+        Duty::Active => away(view, since, now),
+    };
+    Found::new(format!("node {} down", node.id), what, doing)
+        .since(since)
+        .eta_s(eta_s)
+}
+
+/// What becomes of the share of a node that is away.
+fn away(view: &View, since: Option<Moment>, now: Moment) -> (String, Option<u64>) {
+    let storage = || view.map.nodes().filter(|node| node.keeps_data());
+    let up = storage().filter(|node| node.state == NodeState::Up).count();
+    if storage().count() - up >= up {
+        let told =
+            "start it: with half of the storage nodes away their share is not given to others";
+        return (told.to_owned(), None);
+    }
+    let after = NODE_REPLACE_AFTER.as_secs();
+    let left = since.map(|since| after.saturating_sub(since.seconds_until(now)));
+    let told = match left {
+        Some(left @ 1..) => format!(
+            "start it: in {} its share is given to others",
+            duration(left)
+        ),
+        _ => "start it: its share is about to be given to others".to_owned(),
+    };
+    (told, None)
+}
+
+fn devices(view: &View) -> Vec<Found> {
+    let mut found = Vec::new();
+    for device in view.map.devices() {
+        let (id, path) = (device.id, &device.path);
+        let Some(node) = view.map.node(device.node) else {
+            continue;
+        };
+        let name = &node.name;
+        if device.state == meta::DeviceState::Failed {
+            let since =
+                view.last(|w| matches!(w, Happening::DeviceFailed { device, .. } if *device == id));
+            let what = format!("device {path} of node {name} failed");
+            let doing = format!(
+                "its share is given to other devices; replace the disk, then `penstock device remove {id}`"
+            );
+            found.push(Found::new(format!("device {id} failed"), what, doing).since(since));
+        } else if node.state == NodeState::Up && !view.is_served(device) {
+            let since = view.last(|w| match w {
+                Happening::DeviceOffline { device, .. } => *device == id,
+                Happening::NodeRestarted { node } => *node == device.node,
+                _ => false,
+            });
+            let what = format!("device {path} is not served by node {name}, which is up");
+            let doing = format!("look at the log of node {name}: it has not opened this device");
+            found.push(Found::new(format!("device {id} offline"), what, doing).since(since));
+        }
+    }
+    found
+}
+
+fn pool_waiting(view: &View, pool: &Pool) -> Option<Found> {
+    let waiting = view.groups_of(pool).waiting;
+    if waiting == 0 {
+        return None;
+    }
+    let name = &pool.name;
+    let since =
+        view.last(|what| matches!(what, Happening::PoolWaiting { pool, .. } if pool == name));
+    let what = format!(
+        "pool {name}: writes to {waiting} of {} placement groups wait, for fewer than {} replicas are in sync",
+        pool.placement_groups, pool.min_in_sync
+    );
+    Some(
+        Found::new(
+            format!("pool {} waiting", pool.id),
+            what,
+            missed(view, pool),
+        )
+        .since(since),
+    )
+}
+
+fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
+    let groups = view.groups_of(pool);
+    if groups.degraded == 0 {
+        return None;
+    }
+    let name = &pool.name;
+    let since =
+        view.last(|what| matches!(what, Happening::PoolDegraded { pool, .. } if pool == name));
+    let what = format!(
+        "pool {name}: {} of {} placement groups have fewer than {} replicas in sync",
+        groups.degraded, groups.total, pool.replicas
+    );
+    let doing = match groups.syncing {
+        0 => missed(view, pool),
+        n => format!("{n} are being synced; {}", missed(view, pool)),
+    };
+    Some(
+        Found::new(format!("pool {} degraded", pool.id), what, doing)
+            .since(since)
+            .eta_s(etas(Work::Sync(pool.id))),
+    )
+}
+
+/// What the groups of a pool that lack copies wait for.
+fn missed(view: &View, pool: &Pool) -> String {
+    let groups = view.map.groups().filter(|group| group.pool == pool.id);
+    let lacking = groups.filter(|group| view.present(group) < usize::from(pool.replicas));
+    let (mut without_place, mut queued) = (0, 0);
+    let mut away: BTreeSet<NodeId> = BTreeSet::new();
+    for group in lacking {
+        without_place += usize::from(group.wanted().count() < usize::from(pool.replicas));
+        for member in group
+            .wanted()
+            .filter(|m| !(m.is_in_sync() && view.map.is_valid(m)))
+        {
+            let device = view.map.device(member.device);
+            match device.filter(|device| !view.is_served(device)) {
+                Some(device) => {
+                    away.insert(device.node);
+                }
+                None => queued += usize::from(member.standing != Standing::Syncing),
+            }
+        }
+    }
+    let mut told = Vec::new();
+    if !away.is_empty() {
+        let names: Vec<String> = away.into_iter().map(|node| view.node_name(node)).collect();
+        told.push(format!("waits for node {}", names.join(", ")));
+    }
+    if queued > 0 {
+        told.push(format!(
+            "{queued} replicas wait for their turn to be synced"
+        ));
+    }
+    if without_place > 0 {
+        told.push(format!(
+            "{without_place} groups find no place for all replicas on different {}s: add devices",
+            pool.failure_domain
+        ));
+    }
+    match told.is_empty() {
+        true => "it ends by itself".to_owned(),
+        false => told.join("; "),
+    }
+}
+
+/// Members whose sync fails again and again, told once for each device.
+fn failing(view: &View) -> Vec<Found> {
+    let mut by_device: BTreeMap<DeviceId, (usize, u32, u64)> = BTreeMap::new();
+    let failing = view.report.failing.iter();
+    for one in failing.filter(|one| one.failures >= FAILURES_TOLD) {
+        let told = by_device.entry(one.device).or_default();
+        told.0 += 1;
+        told.1 = told.1.max(one.failures);
+        told.2 = told.2.max(one.again_in_ms);
+    }
+    let tell = |(device, (groups, failures, again_in_ms)): (DeviceId, (usize, u32, u64))| {
+        let name = view.device_name(device);
+        let node = view
+            .map
+            .device(device)
+            .map(|device| view.node_name(device.node));
+        Found::new(
+            format!("device {device} sync"),
+            format!(
+                "{groups} placement groups fail to be synced to device {name}, up to {failures} times in a row"
+            ),
+            format!(
+                "each is tried again, the last in {} s; the log of node {} says why it fails",
+                again_in_ms.div_ceil(1000),
+                node.unwrap_or_default()
+            ),
+        )
+    };
+    by_device.into_iter().map(tell).collect()
+}
+
+/// What other nodes say is wrong with them.
+fn words(view: &View, here: NodeId) -> Vec<Found> {
+    let others = view.words().filter(|(node, _)| *node != here);
+    let told = others.flat_map(|(node, word)| {
+        let name = view.node_name(node);
+        word.problems.iter().map(move |problem| {
+            let what = format!("node {name}: {}", problem.what);
+            let since = problem.since.map(Moment::from);
+            Found::new(
+                format!("word {node} {}", problem.what),
+                what,
+                &problem.doing,
+            )
+            .since(since)
+        })
+    });
+    told.collect()
+}
+
+fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
+    let mut found = Vec::new();
+    let up = view.map.nodes().filter(|node| node.state == NodeState::Up);
+    for node in up.filter(|node| node.duty == Duty::Draining) {
+        let since =
+            view.last(|w| matches!(w, Happening::NodeDraining { node: id } if *id == node.id));
+        let left = view.held_by(node.id).left;
+        let name = &node.name;
+        let mend = format!(
+            "`penstock node remove {name}` forgets it, `penstock node drain {name} --off` uses it again"
+        );
+        let one = draining(&format!("node {name}"), left, &mend);
+        let (key, eta_s) = (format!("node {} drain", node.id), etas(Work::Node(node.id)));
+        found.push(
+            Found { key, ..one }
+                .since(since)
+                .eta_s(eta_s.filter(|_| left > 0)),
+        );
+    }
+    for device in view.map.devices().filter(|device| device.draining) {
+        let id = device.id;
+        let since =
+            view.last(|w| matches!(w, Happening::DeviceDraining { device, .. } if *device == id));
+        let left = view.held(|held| held == id).left;
+        let name = format!("device {}", view.device_name(id));
+        let one = draining(&name, left, "it is forgotten once nothing lies on it");
+        let (key, eta_s) = (format!("device {id} drain"), etas(Work::Device(id)));
+        found.push(
+            Found { key, ..one }
+                .since(since)
+                .eta_s(eta_s.filter(|_| left > 0)),
+        );
+    }
+    for pool in pools {
+        let moving = view.groups_of(pool).moving;
+        if moving > 0 {
+            let name = &pool.name;
+            let since = view
+                .last(|w| matches!(w, Happening::RebalanceStarted { pool, .. } if pool == name));
+            let what = format!("pool {name}: {moving} placement groups move to other devices");
+            let doing = "each replica stays where it is until its successor has everything";
+            let key = format!("pool {} moving", pool.id);
+            found.push(
+                Found::new(key, what, doing)
+                    .since(since)
+                    .eta_s(etas(Work::Move(pool.id))),
+            );
+        }
+    }
+    found
+}
+
+fn draining(name: &str, left: usize, when_empty: &str) -> Found {
+    match left {
+        0 => Found::new("", format!("{name} is empty"), when_empty),
+        _ => Found::new(
+            "",
+            format!("{name} is being emptied, {left} placement groups are left"),
+            "its replicas move to other devices while I/O goes on",
+        ),
+    }
+}

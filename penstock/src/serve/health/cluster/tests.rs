@@ -1,0 +1,275 @@
+//! A cluster in memory, and what is told of it.
+
+use meta::testing::Machine;
+use meta::{
+    Command, DeviceSpec, FailingSync, Incarnation, LastWord, LeaderReport, NodeSpec, NodeWord,
+    Outcome, PoolSpec, ProblemWord, UnixMillis, VolumeSpec,
+};
+use uuid::Uuid;
+
+use super::*;
+
+/// When everything began.
+const START: u64 = 1_700_000_000_000;
+const HERE: NodeId = NodeId(1);
+
+struct World {
+    machine: Machine,
+    view: View,
+    at: u64,
+}
+
+impl World {
+    /// Nodes with a device each, and a volume in a pool of three replicas.
+    fn new(nodes: u64) -> Self {
+        let mut world = World {
+            machine: Machine::default(),
+            view: View::default(),
+            at: START,
+        };
+        let cluster = Uuid::from_u128(1);
+        let (node, at) = (spec(1), world.now());
+        world.apply(Command::Bootstrap {
+            cluster,
+            node,
+            pool: None,
+            at,
+        });
+        for id in 1..=nodes {
+            let (node, replaces) = (spec(id), Incarnation::default());
+            world.apply(Command::RegisterNode { node, replaces, at });
+            let device = DeviceSpec {
+                uuid: Uuid::from_u128(u128::from(id)),
+                node: NodeId(id),
+                path: format!("/dev/sd{id}"),
+                size_bytes: 1 << 40,
+                class: "ssd".to_owned(),
+            };
+            let incarnation = Incarnation(id);
+            world.apply(Command::RegisterDevice {
+                device,
+                incarnation,
+                at,
+            });
+        }
+        let pool = PoolSpec {
+            placement_groups: Some(8),
+            ..PoolSpec::new("safe", 3)
+        };
+        world.apply(Command::CreatePool { pool, at });
+        let volume = VolumeSpec {
+            pool: Some("safe".to_owned()),
+            ..VolumeSpec::new("disk", 1 << 30)
+        };
+        let uuid = Uuid::from_u128(9);
+        let made = world.apply(Command::CreateVolume { uuid, volume, at });
+        let Outcome::Volume(volume) = made else {
+            panic!("{made:?}");
+        };
+        world.view.volumes = vec![volume];
+        world
+    }
+
+    fn now(&self) -> UnixMillis {
+        UnixMillis(self.at)
+    }
+
+    fn apply(&mut self, command: Command) -> Outcome {
+        self.machine.apply(&command).unwrap()
+    }
+
+    fn down(&mut self, id: u64) {
+        let at = self.now();
+        self.apply(Command::SetNodeState {
+            node: NodeId(id),
+            incarnation: Incarnation(id),
+            state: NodeState::Down,
+            at,
+        });
+    }
+
+    fn told(&mut self) -> (Vec<Found>, Vec<Found>) {
+        self.view.map = self.machine.map();
+        self.view.events = self.machine.events();
+        problems(&self.view, HERE, Moment::from(self.now()), &|_| Some(90))
+    }
+}
+
+fn spec(id: u64) -> NodeSpec {
+    NodeSpec {
+        incarnation: Incarnation(id),
+        ..NodeSpec::new(NodeId(id), format!("n{id}"))
+    }
+}
+
+fn at(ms: u64) -> Option<Moment> {
+    Some(UnixMillis(ms).into())
+}
+
+#[test]
+fn nothing_is_told_of_a_cluster_that_is_well() {
+    assert_eq!(World::new(3).told(), (vec![], vec![]));
+}
+
+#[test]
+fn a_node_that_is_down_is_told_with_when_its_share_moves_and_what_it_takes_away() {
+    let mut world = World::new(4);
+    world.at += 1000;
+    world.down(4);
+    world.at += 60_000;
+    let (wrong, under_way) = world.told();
+    assert_eq!(under_way, []);
+    let node = &wrong[0].problem;
+    assert_eq!(node.what, "node n4 is down");
+    assert_eq!(node.since, at(START + 1000));
+    assert_eq!(
+        node.doing,
+        "start it: in 9 min its share is given to others"
+    );
+    // Six of eight groups, or as many as placement gave it, lack a replica meanwhile.
+    let pool = &wrong[1].problem;
+    assert!(
+        pool.what.contains("fewer than 3 replicas in sync"),
+        "{pool:?}"
+    );
+    assert!(pool.doing.contains("waits for node n4"), "{pool:?}");
+    assert_eq!(wrong.len(), 2, "{wrong:#?}");
+
+    let (node, at, duty) = (NodeId(4), world.now(), Duty::Absent);
+    world.apply(Command::SetNodeDuty { node, duty, at });
+    let (wrong, _) = world.told();
+    let node = &wrong[0].problem;
+    assert!(
+        node.doing.contains("its share is given to others"),
+        "{node:?}"
+    );
+    assert_eq!(node.eta_s, Some(90));
+}
+
+#[test]
+fn writes_that_wait_are_told_and_half_the_nodes_gone_move_nothing() {
+    let mut world = World::new(3);
+    world.down(2);
+    world.down(3);
+    let (wrong, _) = world.told();
+    let told: Vec<&str> = wrong.iter().map(|one| one.problem.what.as_str()).collect();
+    assert_eq!(
+        told,
+        [
+            "node n2 is down",
+            "node n3 is down",
+            "pool safe: writes to 8 of 8 placement groups wait, for fewer than 2 replicas are in sync",
+            "pool safe: 8 of 8 placement groups have fewer than 3 replicas in sync",
+        ]
+    );
+    assert!(wrong[0].problem.doing.contains("half of the storage nodes"));
+    assert!(wrong[2].problem.doing.contains("waits for node n2, n3"));
+}
+
+#[test]
+fn a_drain_is_under_way_and_not_wrong() {
+    let mut world = World::new(4);
+    world.at += 5000;
+    let (node, at_, duty) = (NodeId(4), world.now(), Duty::Draining);
+    world.apply(Command::SetNodeDuty {
+        node,
+        duty,
+        at: at_,
+    });
+    let (wrong, under_way) = world.told();
+    assert_eq!(wrong, []);
+    let drain = &under_way[0].problem;
+    assert!(
+        drain.what.starts_with("node n4 is being emptied, "),
+        "{drain:?}"
+    );
+    assert_eq!((drain.since, drain.eta_s), (at(START + 5000), Some(90)));
+    assert!(under_way[1].problem.what.contains("move to other devices"));
+    // Without volumes nothing has to move.
+    world.view.volumes.clear();
+    let (_, under_way) = world.told();
+    assert_eq!(under_way.len(), 1);
+    assert_eq!(under_way[0].problem.what, "node n4 is empty");
+    assert_eq!(under_way[0].problem.eta_s, None);
+}
+
+#[test]
+fn devices_that_failed_or_are_not_served_are_told() {
+    let mut world = World::new(4);
+    world.at += 7000;
+    let (device, state, at_) = (DeviceId(2), meta::DeviceState::Failed, world.now());
+    world.apply(Command::SetDeviceState {
+        device,
+        state,
+        at: at_,
+    });
+    let (wrong, _) = world.told();
+    assert_eq!(wrong[0].problem.what, "device /dev/sd2 of node n2 failed");
+    assert_eq!(wrong[0].problem.since, at(START + 7000));
+    assert!(wrong[0].problem.doing.contains("penstock device remove 2"));
+
+    let mut world = World::new(4);
+    let node = NodeSpec {
+        incarnation: Incarnation(77),
+        ..spec(3)
+    };
+    let (replaces, at) = (Incarnation(3), world.now());
+    world.apply(Command::RegisterNode { node, replaces, at });
+    let (wrong, _) = world.told();
+    assert_eq!(
+        wrong[0].problem.what,
+        "device /dev/sd3 is not served by node n3, which is up"
+    );
+}
+
+#[test]
+fn a_pool_without_room_for_its_replicas_says_what_it_needs() {
+    let (wrong, _) = World::new(2).told();
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+    assert_eq!(
+        wrong[0].problem.doing,
+        "8 groups find no place for all replicas on different nodes: add devices"
+    );
+}
+
+#[test]
+fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
+    let mut world = World::new(3);
+    let failing = |index: u32, failures| FailingSync {
+        group: meta::GroupId {
+            pool: meta::PoolId(2),
+            index: meta::PgIndex(index),
+        },
+        device: DeviceId(3),
+        failures,
+        again_in_ms: 1500,
+    };
+    let word = |node, ago_ms| LastWord {
+        node,
+        ago_ms,
+        word: NodeWord {
+            devices: Vec::new(),
+            problems: vec![ProblemWord {
+                what: "device /dev/sdx is full".to_owned(),
+                since: Some(UnixMillis(START)),
+                doing: "trim in guests".to_owned(),
+            }],
+        },
+    };
+    world.view.report = LeaderReport {
+        heard: Vec::new(),
+        words: vec![word(HERE, 0), word(NodeId(2), 0), word(NodeId(3), 60_000)],
+        failing: vec![failing(0, 3), failing(1, 5), failing(2, 1)],
+    };
+    let (wrong, _) = world.told();
+    let told: Vec<&str> = wrong.iter().map(|one| one.problem.what.as_str()).collect();
+    assert_eq!(
+        told,
+        [
+            "2 placement groups fail to be synced to device /dev/sd3 of node n3, up to 5 times in a row",
+            "node n2: device /dev/sdx is full",
+        ]
+    );
+    assert!(wrong[0].problem.doing.contains("the last in 2 s"));
+    assert_eq!(wrong[1].problem.since, at(START));
+}

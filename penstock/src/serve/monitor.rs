@@ -1,0 +1,292 @@
+//! What a daemon watches by itself: since when something is wrong, and how fast work goes that has an end. Every few seconds it
+//! also tells the leader how this node is, so that any node can tell, and forgets devices that were being emptied and are empty.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use meta::{DeviceId, Duty, NodeId, NodeWord, PoolId, ProblemWord};
+
+use crate::api::types::Problem;
+use crate::failure::Result;
+use crate::moment::Moment;
+
+use super::cluster::View;
+use super::node::Node;
+
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_secs(5);
+/// A node's word that does not reach the leader within this is said again later.
+const TELL_WAIT_MAX: Duration = Duration::from_secs(2);
+/// A rate is made of what was seen in this time.
+const WINDOW: Duration = Duration::from_secs(300);
+/// Work that did not move for this long has no rate.
+const STALLED_AFTER: Duration = Duration::from_secs(60);
+/// Most looks that are remembered of one piece of work: those of the window.
+const SAMPLES_MAX: usize = (WINDOW.as_secs() / PAUSE.as_secs()) as usize;
+
+/// Work that goes on by itself and has an end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    /// A node is being emptied, or its share given to others.
+    Node(NodeId),
+    /// A device is being emptied.
+    Device(DeviceId),
+    /// A pool's groups come to have all copies in sync.
+    Sync(PoolId),
+    /// A pool's groups move.
+    Move(PoolId),
+}
+
+/// What is remembered between looks.
+#[derive(Default)]
+pub struct Monitor(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    paces: BTreeMap<Work, Pace>,
+    /// When problems of these names were seen first.
+    seen: BTreeMap<String, Moment>,
+    /// What was wrong with attachments when they were looked at last.
+    served: Vec<Found>,
+}
+
+/// A problem with a name that stays the same while its numbers change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The name.
+    pub key: String,
+    /// The problem.
+    pub problem: Problem,
+}
+
+impl Found {
+    /// A problem of which nobody knows since when it is there.
+    pub fn new(key: impl Into<String>, what: impl Into<String>, doing: impl Into<String>) -> Self {
+        Found {
+            key: key.into(),
+            problem: Problem {
+                what: what.into(),
+                since: None,
+                doing: doing.into(),
+                eta_s: None,
+            },
+        }
+    }
+
+    /// With what is known of since when.
+    pub fn since(mut self, since: Option<Moment>) -> Self {
+        self.problem.since = since;
+        self
+    }
+
+    /// With how long it will take.
+    pub fn eta_s(mut self, eta_s: Option<u64>) -> Self {
+        self.problem.eta_s = eta_s;
+        self
+    }
+}
+
+impl Monitor {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // What a panic leaves half done is a wrong estimate at worst.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seconds that work will take at the present rate.
+    pub fn eta_s(&self, work: Work) -> Option<u64> {
+        self.lock()
+            .paces
+            .get(&work)
+            .and_then(|pace| pace.eta_s(Instant::now()))
+    }
+
+    /// Takes what is left of all work there is.
+    pub fn note(&self, left: &BTreeMap<Work, usize>, now: Instant) {
+        let mut state = self.lock();
+        state.paces.retain(|work, _| left.contains_key(work));
+        for (work, left) in left {
+            state.paces.entry(*work).or_default().push(*left, now);
+        }
+    }
+
+    /// Keeps what is wrong with attachments, and gives it back.
+    pub fn remember_served(&self, problems: Vec<Found>) -> Vec<Found> {
+        self.lock().served.clone_from(&problems);
+        problems
+    }
+
+    /// What was wrong with attachments when they were looked at last.
+    pub fn served_before(&self) -> Vec<Found> {
+        self.lock().served.clone()
+    }
+
+    /// Fills in since when problems are there that do not say it; forgets those that are not there any more.
+    pub fn stamp<'a>(&self, found: impl Iterator<Item = &'a mut Found>, now: Moment) {
+        let mut state = self.lock();
+        let mut seen = BTreeMap::new();
+        for one in found {
+            let first = state.seen.get(&one.key).copied().unwrap_or(now);
+            one.problem.since.get_or_insert(first);
+            seen.insert(one.key.clone(), first);
+        }
+        state.seen = seen;
+    }
+}
+
+/// How fast something becomes less.
+#[derive(Debug, Default)]
+struct Pace {
+    samples: VecDeque<(Instant, usize)>,
+    moved: Option<Instant>,
+}
+
+impl Pace {
+    fn push(&mut self, left: usize, now: Instant) {
+        match self.samples.back() {
+            // More work came: what was done before says nothing of how long this takes.
+            Some((_, last)) if left > *last => {
+                self.samples.clear();
+                self.moved = None;
+            }
+            Some((_, last)) if left < *last => self.moved = Some(now),
+            _ => {}
+        }
+        self.samples.push_back((now, left));
+        while self.samples.len() > SAMPLES_MAX {
+            self.samples.pop_front();
+        }
+    }
+
+    fn eta_s(&self, now: Instant) -> Option<u64> {
+        let moved = self.moved?;
+        let ((start, before), (end, left)) = (self.samples.front()?, self.samples.back()?);
+        let done = before.checked_sub(*left).filter(|done| *done > 0)?;
+        if now.saturating_duration_since(moved) >= STALLED_AFTER {
+            return None;
+        }
+        let took = end.saturating_duration_since(*start).as_secs_f64();
+        Some((took * *left as f64 / done as f64).ceil() as u64)
+    }
+}
+
+/// What there is to do, and how much of it is left.
+pub fn work(view: &View) -> BTreeMap<Work, usize> {
+    let mut left = BTreeMap::new();
+    for node in view.map.nodes().filter(|node| node.duty != Duty::Active) {
+        left.insert(Work::Node(node.id), view.held_by(node.id).left);
+    }
+    for device in view.map.devices().filter(|device| device.draining) {
+        let held = view.held(|id| id == device.id);
+        left.insert(Work::Device(device.id), held.left);
+    }
+    let in_use: BTreeSet<PoolId> = view.pools_in_use();
+    for pool in view.map.pools().filter(|pool| in_use.contains(&pool.id)) {
+        let groups = view.groups_of(pool);
+        if groups.degraded > 0 {
+            left.insert(Work::Sync(pool.id), groups.degraded);
+        }
+        if groups.moving > 0 {
+            left.insert(Work::Move(pool.id), groups.moving);
+        }
+    }
+    left
+}
+
+/// Watches for as long as the node lives.
+pub fn keep(node: &Arc<Node>) {
+    let node = Arc::downgrade(node);
+    tokio::spawn(async move {
+        let mut told = false;
+        while let Some(node) = node.upgrade() {
+            match node.look().await {
+                Ok(()) => told = false,
+                // Said once: it is looked again.
+                Err(failure) if !told => {
+                    told = true;
+                    tracing::warn!(%failure, "look after the cluster");
+                }
+                Err(_) => {}
+            }
+            drop(node);
+            tokio::time::sleep(PAUSE).await;
+        }
+    });
+}
+
+impl Node {
+    async fn look(&self) -> Result<()> {
+        let view = self.view_as_applied(self.leader_report().await)?;
+        self.monitor.note(&work(&view), Instant::now());
+        let local = self.health_of(&view).await.local;
+        let problem = |found: Found| ProblemWord {
+            what: found.problem.what,
+            since: found.problem.since.map(Moment::to_millis),
+            doing: found.problem.doing,
+        };
+        let word = NodeWord {
+            devices: self.device_words(&view.map),
+            problems: local.into_iter().map(problem).collect(),
+        };
+        // Without a leader nobody would tell of it anyway.
+        let _ = tokio::time::timeout(TELL_WAIT_MAX, self.meta.tell(word)).await;
+        self.forget_emptied(&view).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn an_estimate_needs_a_rate_and_goes_when_the_work_stalls() {
+        let mut now = Instant::now();
+        let mut pace = Pace::default();
+        pace.push(100, now);
+        assert_eq!(pace.eta_s(now), None);
+        for left in [90, 80, 60] {
+            now += STEP;
+            pace.push(left, now);
+        }
+        // 40 in 30 s, so 60 take 45 s.
+        assert_eq!(pace.eta_s(now), Some(45));
+        now += STALLED_AFTER;
+        pace.push(60, now);
+        assert_eq!(pace.eta_s(now), None);
+        // New work begins a new rate.
+        pace.push(200, now);
+        now += STEP;
+        pace.push(100, now);
+        assert_eq!(pace.eta_s(now), Some(10));
+        now += STEP;
+        pace.push(0, now);
+        assert_eq!(pace.eta_s(now), Some(0));
+    }
+
+    #[test]
+    fn what_is_remembered_of_work_is_bounded() {
+        let mut pace = Pace::default();
+        let start = Instant::now();
+        for step in 0..10 * SAMPLES_MAX {
+            pace.push(100_000 - step, start + STEP * step as u32);
+        }
+        assert_eq!(pace.samples.len(), SAMPLES_MAX);
+    }
+
+    #[test]
+    fn a_problem_keeps_its_beginning_until_it_is_gone() {
+        let monitor = Monitor::default();
+        let at = |ms: u64| Moment::from(meta::UnixMillis(ms));
+        let stamped = |now| {
+            let mut found = [Found::new("a", "what", "")];
+            monitor.stamp(found.iter_mut(), now);
+            found[0].problem.since
+        };
+        assert_eq!(stamped(at(1000)), Some(at(1000)));
+        assert_eq!(stamped(at(2000)), Some(at(1000)));
+        monitor.stamp([].iter_mut(), at(3000));
+        assert_eq!(stamped(at(4000)), Some(at(4000)));
+    }
+}

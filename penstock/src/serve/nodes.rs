@@ -1,0 +1,98 @@
+//! Nodes of the cluster, as any of them tells.
+
+use meta::{Duty, NodeId, NodeState, Role};
+
+use crate::api::types::{self, ClusterNode, NodeDuty};
+use crate::failure::Result;
+
+use super::cluster::{View, part};
+use super::monitor::Work;
+use super::node::{Node, meta_failure};
+
+impl Node {
+    /// All nodes.
+    pub async fn nodes(&self) -> Result<Vec<ClusterNode>> {
+        let view = self.view().await?;
+        let nodes = view.map.nodes();
+        Ok(nodes.map(|node| self.node_shown(&view, node)).collect())
+    }
+
+    /// One node, by name or number.
+    pub async fn node(&self, name: &str) -> Result<ClusterNode> {
+        let view = self.view().await?;
+        let node = view.node(name)?;
+        Ok(self.node_shown(&view, node))
+    }
+
+    /// Moves all data off a node, or calls that off.
+    pub async fn node_drain(&self, name: &str, on: bool) -> Result<ClusterNode> {
+        let id = self.view().await?.node(name)?.id;
+        self.meta.drain_node(id, on).await.map_err(meta_failure)?;
+        self.node(&id.to_string()).await
+    }
+
+    /// Forgets a node.
+    pub async fn node_remove(&self, name: &str) -> Result<()> {
+        let id = self.view().await?.node(name)?.id;
+        let removed = self.meta.remove_node(id).await;
+        removed.map(drop).map_err(meta_failure)
+    }
+
+    fn node_shown(&self, view: &View, node: &meta::Node) -> ClusterNode {
+        let held = view.held_by(node.id);
+        let is_draining = node.duty == Duty::Draining;
+        let devices = self.devices_shown(view);
+        let name = node.name.as_str();
+        let served = view.attachments.iter().filter(|a| a.node == node.id);
+        ClusterNode {
+            id: node.id.0,
+            name: name.to_owned(),
+            state: match node.state {
+                NodeState::Up => types::NodeState::Up,
+                NodeState::Down => types::NodeState::Down,
+            },
+            since: view.node_since(node.id),
+            duty: match node.duty {
+                Duty::Active => NodeDuty::Active,
+                Duty::Absent => NodeDuty::Absent,
+                Duty::Draining => NodeDuty::Draining,
+            },
+            heard_ms_ago: heard(view, node.id),
+            roles: node
+                .roles
+                .iter()
+                .map(|role| word(*role).to_owned())
+                .collect(),
+            host: node.labels.host.clone(),
+            rack: node.labels.rack.clone(),
+            control_address: node.control_address.clone(),
+            data_address: node.data_address.clone(),
+            version: node.version.clone(),
+            joined_at: node.joined_at.into(),
+            meta: part(&self.meta.raft_status(), node.id),
+            groups: held.groups,
+            groups_total: held.total,
+            groups_left: is_draining.then_some(held.left),
+            eta_s: is_draining
+                .then(|| self.monitor.eta_s(Work::Node(node.id)))
+                .flatten(),
+            attachments: served.count(),
+            devices: devices.into_iter().filter(|d| d.node == name).collect(),
+        }
+    }
+}
+
+fn heard(view: &View, id: NodeId) -> Option<u64> {
+    let heard = view.report.heard.iter().find(|one| one.node == id);
+    heard.map(|one| one.ago_ms)
+}
+
+/// A role's word.
+pub fn word(role: Role) -> &'static str {
+    match role {
+        Role::Meta => "meta",
+        Role::Storage => "storage",
+        Role::Host => "host",
+        Role::Gateway => "gateway",
+    }
+}

@@ -1,0 +1,93 @@
+//! Pools.
+
+use meta::PoolSpec;
+
+use crate::api::types::{FailureDomain, Pool, PoolCreate};
+use crate::failure::Result;
+
+use super::cluster::View;
+use super::node::{Node, meta_failure};
+use super::volumes::is_listed;
+
+impl Node {
+    /// All pools.
+    pub async fn pools(&self) -> Result<Vec<Pool>> {
+        let view = self.view().await?;
+        let mut pools: Vec<Pool> = view
+            .map
+            .pools()
+            .map(|p| self.pool_shown(&view, p))
+            .collect();
+        pools.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(pools)
+    }
+
+    /// One pool.
+    pub async fn pool(&self, name: &str) -> Result<Pool> {
+        let pool = self.meta.get_pool(name).await.map_err(meta_failure)?;
+        Ok(self.pool_shown(&self.view().await?, &pool))
+    }
+
+    /// Makes a pool.
+    pub async fn pool_create(&self, request: PoolCreate) -> Result<Pool> {
+        let spec = PoolSpec {
+            name: request.name,
+            replicas: request.replicas,
+            min_in_sync: request.min_in_sync,
+            failure_domain: match request.failure_domain {
+                FailureDomain::Device => meta::FailureDomain::Device,
+                FailureDomain::Node => meta::FailureDomain::Node,
+                FailureDomain::Host => meta::FailureDomain::Host,
+                FailureDomain::Rack => meta::FailureDomain::Rack,
+            },
+            device_class: request.class,
+            placement_groups: None,
+        };
+        let pool = self.meta.create_pool(spec).await.map_err(meta_failure)?;
+        Ok(self.pool_shown(&self.view().await?, &pool))
+    }
+
+    /// Deletes a pool without volumes.
+    pub async fn pool_delete(&self, name: &str) -> Result<()> {
+        let deleted = self.meta.delete_pool(name).await;
+        deleted.map(drop).map_err(meta_failure)
+    }
+
+    fn pool_shown(&self, view: &View, pool: &meta::Pool) -> Pool {
+        let space = self.space_told(view);
+        let (mut capacity_bytes, mut used_bytes, mut free_bytes) = (0, 0, 0);
+        let (mut devices, mut devices_untold) = (0, 0);
+        for device in view.usable(pool) {
+            devices += 1;
+            capacity_bytes += device.size_bytes;
+            match space.get(&device.id) {
+                Some(told) => {
+                    used_bytes += told.used_bytes;
+                    free_bytes += told.capacity_bytes.saturating_sub(told.used_bytes);
+                }
+                None => devices_untold += 1,
+            }
+        }
+        let of_pool = |volume: &&meta::Volume| volume.pool == pool.name && is_listed(volume);
+        Pool {
+            name: pool.name.to_string(),
+            replicas: pool.replicas,
+            min_in_sync: pool.min_in_sync,
+            failure_domain: match pool.failure_domain {
+                meta::FailureDomain::Device => FailureDomain::Device,
+                meta::FailureDomain::Node => FailureDomain::Node,
+                meta::FailureDomain::Host => FailureDomain::Host,
+                meta::FailureDomain::Rack => FailureDomain::Rack,
+            },
+            class: pool.device_class.as_ref().map(ToString::to_string),
+            created_at: pool.created_at.into(),
+            volumes: view.volumes.iter().filter(of_pool).count(),
+            groups: view.groups_of(pool),
+            devices,
+            capacity_bytes,
+            used_bytes,
+            free_bytes,
+            devices_untold,
+        }
+    }
+}

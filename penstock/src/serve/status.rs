@@ -1,0 +1,60 @@
+//! The node at a glance.
+
+use crate::api::types::{AttachmentState, Status};
+use crate::failure::{Failure, Kind, Result};
+
+use super::limits;
+use super::node::Node;
+use super::nodes::word;
+use super::volumes::is_listed;
+
+impl Node {
+    /// The node at a glance. Waits for no leader.
+    pub async fn status(&self) -> Result<Status> {
+        let health = self.health().await?;
+        let map = self.meta.map();
+        let cluster = map.cluster().ok_or_else(|| {
+            Failure::new(
+                Kind::Failed,
+                "this node knows no cluster yet",
+                "wait until it has joined one",
+            )
+        })?;
+        let volumes = self.meta.applied().volumes();
+        let volumes = volumes.map_err(super::node::meta_failure)?;
+        let attachments = self.attachments_as_applied().await?;
+        let connected = |a: &&_| is_connected(a);
+        let devices = self.storage.local();
+        let roles = map.node(self.meta.node_id()).map(|node| &node.roles);
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            cluster_id: cluster.uuid.to_string(),
+            roles: roles
+                .into_iter()
+                .flatten()
+                .map(|role| word(*role).to_owned())
+                .collect(),
+            data: self.config().data.clone(),
+            pid: std::process::id(),
+            uptime_s: self.uptime().as_secs(),
+            store: match self.is_null() {
+                false => "file",
+                true => "null",
+            }
+            .to_owned(),
+            threads: self.config().threads,
+            open_files_max: limits::open_files_max(),
+            volumes: volumes.iter().filter(|v| is_listed(v)).count(),
+            guests: attachments.iter().filter(connected).count(),
+            attachments: attachments.len(),
+            capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
+            used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
+            recovery: self.recovery().to_vec(),
+            health,
+        })
+    }
+}
+
+fn is_connected(attachment: &crate::api::types::Attachment) -> bool {
+    attachment.state == AttachmentState::Connected
+}

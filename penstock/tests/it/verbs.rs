@@ -1,0 +1,384 @@
+//! Verbs on the cluster: pools, nodes, devices, events. The cluster here has one node; of several the machines below are tested.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Daemon, eventually, greet, one_error, temp, text};
+
+fn names(listing: &Value, field: &str) -> Vec<String> {
+    let items = listing.as_array().unwrap().iter();
+    items
+        .map(|item| item[field].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn pools_are_made_shown_used_and_deleted() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let made = daemon.json(&[
+        "pool",
+        "create",
+        "fast",
+        "--replicas",
+        "1",
+        "--class",
+        "file",
+    ]);
+    assert_eq!(made["replicas"], 1);
+    assert_eq!(made["min_in_sync"], 1);
+    assert_eq!(made["failure_domain"], "node");
+    assert_eq!(made["class"], "file");
+    assert_eq!(
+        names(&daemon.json(&["pool", "list"]), "name"),
+        ["default", "fast"]
+    );
+
+    daemon.ok(&["volume", "create", "a", "64M", "--pool", "fast"]);
+    let shown = daemon.json(&["pool", "show", "fast"]);
+    assert_eq!(
+        (&shown["volumes"], &shown["devices"]),
+        (&json!(1), &json!(1))
+    );
+    let groups = &shown["groups"];
+    assert_eq!(groups["total"], groups["in_sync"]);
+    for count in ["degraded", "waiting", "syncing", "moving"] {
+        assert_eq!(groups[count], 0, "{groups}");
+    }
+    let bytes = |field: &str| shown[field].as_u64().unwrap();
+    assert_eq!(
+        bytes("capacity_bytes"),
+        bytes("used_bytes") + bytes("free_bytes")
+    );
+    assert!(bytes("free_bytes") > 512 << 20);
+    let text = daemon.ok(&["pool", "show", "fast"]);
+    for told in [
+        "1 on different nodes",
+        "class file",
+        "in sync, 0 degraded",
+        "volumes    1",
+    ] {
+        assert!(text.contains(told), "{text}");
+    }
+
+    let told = daemon.refused(&["pool", "delete", "fast", "--yes"]);
+    assert!(told.contains("volume \"a\""), "{told}");
+    one_error(&daemon.run(&["pool", "delete", "fast"]), 2);
+    daemon.ok(&["volume", "delete", "a", "--yes"]);
+    daemon.ok(&["pool", "delete", "fast", "--yes"]);
+    assert_eq!(names(&daemon.json(&["pool", "list"]), "name"), ["default"]);
+}
+
+#[test]
+fn a_pool_that_cannot_be_is_refused_with_the_reason() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    for (args, code, told) in [
+        (&["pool", "create", "p", "--replicas", "9"][..], 2, "1 to 7"),
+        (&["pool", "create", "p", "--min-in-sync", "4"], 2, "1 to 3"),
+        (&["pool", "create", "bad/name"], 2, "bad/name"),
+        (
+            &["pool", "create", "p", "--failure-domain", "continent"],
+            2,
+            "continent",
+        ),
+        (&["pool", "create", "default"], 1, "exists"),
+        (&["pool", "delete", "default", "--yes"], 1, "default"),
+        (&["pool", "show", "nope"], 1, "nope"),
+        (&["pool", "delete", "nope", "--yes"], 1, "nope"),
+    ] {
+        let error = one_error(&daemon.run(args), code);
+        assert!(error.contains(told), "{args:?}: {error}");
+    }
+    // Three copies have no room on one node: the pool is made, and says so; a volume in it is refused.
+    let output = daemon.run(&["pool", "create", "safe"]);
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("cannot have 3 replicas on different nodes yet"),
+        "{said}"
+    );
+    let told = daemon.refused(&["volume", "create", "a", "64M", "--pool", "safe"]);
+    assert!(told.contains("needs 2 on different nodes"), "{told}");
+    assert_eq!(daemon.ok(&["health"]), "ok\n");
+}
+
+#[test]
+fn the_only_node_is_shown_and_stays() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let socket = dir.path().join("a.sock");
+    let node = daemon.json(&["node", "list"])[0].clone();
+    assert_eq!(
+        (&node["id"], &node["state"], &node["duty"]),
+        (&json!(1), &json!("up"), &json!("active"))
+    );
+    assert_eq!(node["meta"], "leader");
+    assert_eq!(node["devices"][0]["state"], "ok");
+    assert_eq!(node["groups"], node["groups_total"]);
+    let name = node["name"].as_str().unwrap();
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    for by in [name, "1"] {
+        let shown = daemon.json(&["node", "show", by]);
+        assert_eq!(
+            (&shown["name"], &shown["attachments"]),
+            (&node["name"], &json!(1))
+        );
+        assert!(shown["heard_ms_ago"].as_u64().unwrap() < 10_000, "{shown}");
+        assert!(shown["since"].is_string() && shown["joined_at"].is_string());
+        assert!(daemon.ok(&["node", "show", by]).contains("leader"));
+    }
+    assert!(daemon.ok(&["node", "list"]).contains(name));
+
+    let told = daemon.refused(&["node", "drain", name, "--yes"]);
+    assert!(told.contains("0 of 1 replicas"), "{told}");
+    let told = daemon.refused(&["node", "remove", name, "--yes"]);
+    assert!(told.contains("the only one"), "{told}");
+    for verb in ["show", "drain", "remove"] {
+        let told =
+            daemon.refused(&["node", verb, "nope", "--yes"][..if verb == "show" { 3 } else { 4 }]);
+        assert!(
+            told.contains("'nope'") && told.contains("node list"),
+            "{told}"
+        );
+    }
+    one_error(&daemon.run(&["node", "drain", name]), 2);
+
+    // Where nothing is stored nothing has to go anywhere; that is told, and is no problem.
+    daemon.ok(&["detach", "a"]);
+    daemon.ok(&["volume", "delete", "a", "--yes"]);
+    let drained = daemon.json(&["node", "drain", name, "--yes"]);
+    assert_eq!(
+        (&drained["duty"], &drained["groups_left"]),
+        (&json!("draining"), &json!(0))
+    );
+    let health = daemon.ok(&["health"]);
+    assert!(
+        health.starts_with("ok: node ") && health.contains("is empty"),
+        "{health}"
+    );
+    assert!(daemon.ok(&["status"]).contains("under way"));
+    let told = daemon.refused(&["volume", "create", "a", "64M"]);
+    assert!(told.contains("usable device"), "{told}");
+    daemon.ok(&["node", "drain", name, "--off"]);
+    assert_eq!(daemon.ok(&["health"]), "ok\n");
+    daemon.ok(&["volume", "create", "a", "64M"]);
+}
+
+#[test]
+fn what_happened_is_listed_and_followed() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let lines = |args: &[&str]| -> Vec<Value> {
+        let listed = daemon.ok(&[args, &["--json"]].concat());
+        listed
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    let all = lines(&["events"]);
+    let kinds: Vec<&str> = all
+        .iter()
+        .map(|event| event["kind"].as_str().unwrap())
+        .collect();
+    assert!(
+        kinds.contains(&"node_joined") && kinds.contains(&"device_added"),
+        "{kinds:?}"
+    );
+    let numbers: Vec<u64> = all
+        .iter()
+        .map(|event| event["number"].as_u64().unwrap())
+        .collect();
+    assert!(
+        numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]),
+        "{numbers:?}"
+    );
+    let last = numbers.last().unwrap().to_string();
+    assert_eq!(lines(&["events", "--limit", "1"]), all[all.len() - 1..]);
+    assert_eq!(lines(&["events", "--after", "0", "--limit", "1"]), all[..1]);
+    assert_eq!(lines(&["events", "--after", &last]), [] as [Value; 0]);
+    one_error(&daemon.run(&["events", "--limit", "0"]), 2);
+    let table = daemon.ok(&["events"]);
+    assert!(
+        table.starts_with("NUMBER  TIME") && table.contains(" joined"),
+        "{table}"
+    );
+
+    let mut follower = daemon
+        .command(&["events", "--after", &last, "--follow", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let name = daemon.json(&["node", "list"])[0]["name"].clone();
+    let name = name.as_str().unwrap();
+    daemon.ok(&["node", "drain", name, "--yes"]);
+    daemon.ok(&["node", "drain", name, "--off"]);
+    let mut told = BufReader::new(follower.stdout.take().unwrap()).lines();
+    for kind in ["node_draining", "node_active"] {
+        let event: Value = serde_json::from_str(&told.next().unwrap().unwrap()).unwrap();
+        assert_eq!((&event["kind"], &event["node"]), (&json!(kind), &json!(1)));
+        assert_eq!(event["subject"], json!(format!("node {name}")));
+        assert!(event["at"].as_str().unwrap().ends_with('Z'));
+    }
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+}
+
+#[test]
+fn a_device_is_added_for_the_next_start_and_removed_again() {
+    let dir = temp();
+    let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
+    let daemon = Daemon::start(&data);
+    let only = daemon.refused(&["device", "remove", "1", "--yes"]);
+    assert!(only.contains("the only one"), "{only}");
+    let output = daemon.run(&["device", "add", &format!("{}:1G", text(&disk))]);
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("next start") && said.contains("guests see a pause"),
+        "{said}"
+    );
+    assert!(!disk.exists(), "made before its time");
+    let states = |daemon: &Daemon| names(&daemon.json(&["device", "list"]), "state");
+    assert_eq!(states(&daemon), ["ok", "pending"]);
+    let told = daemon.refused(&["device", "add", &format!("{}:1G", text(&disk))]);
+    assert!(told.contains("already"), "{told}");
+
+    // An addition that no start has seen is taken back as if it had never been.
+    daemon.ok(&["device", "remove", text(&disk), "--yes"]);
+    assert_eq!(states(&daemon), ["ok"]);
+    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
+    daemon.kill();
+
+    let daemon = Daemon::start(&data);
+    assert_eq!(states(&daemon), ["ok", "ok"]);
+    assert!(disk.exists());
+    let second = daemon.json(&["device", "list"])[1].clone();
+    assert_eq!(
+        (&second["id"], &second["path"]),
+        (&json!(2), &json!(text(&disk)))
+    );
+    assert!(second["groups"].as_u64().unwrap() > 0 || second["groups"] == 0);
+
+    // Nothing is stored: it is empty and goes at once, and the next start leaves it alone.
+    let removed = daemon.json(&["device", "remove", "2", "--yes"]);
+    assert_eq!(
+        (&removed["state"], &removed["path"]),
+        (&json!("removed"), &json!(text(&disk)))
+    );
+    assert_eq!(states(&daemon), ["ok"]);
+    // What is stored from now on does not go there.
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    assert_ne!(greet(&socket).1, 0);
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::start(&data);
+    assert_eq!(states(&daemon), ["ok"]);
+    assert_eq!(daemon.ok(&["health"]), "ok\n");
+    assert_ne!(greet(&socket).1, 0);
+
+    let told = daemon.refused(&["device", "add", text(&disk)]);
+    assert!(
+        told.contains("was removed") && told.contains("dd if=/dev/zero"),
+        "{told}"
+    );
+    fs::remove_file(&disk).unwrap();
+    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
+    assert_eq!(states(&daemon), ["ok", "pending"]);
+}
+
+#[test]
+fn a_device_that_cannot_be_used_is_refused_when_it_is_added() {
+    let dir = temp();
+    let data = dir.path().join("data");
+    let daemon = Daemon::start(&data);
+    let (full, small) = (dir.path().join("full"), dir.path().join("small"));
+    fs::write(&full, vec![7; 64 << 20]).unwrap();
+    fs::File::create(&small).unwrap().set_len(1 << 20).unwrap();
+    let missing = dir.path().join("no/such/disk");
+    let default = data.join("devices/0.img");
+    for (device, code, told) in [
+        (text(&full).to_owned(), 1, "not blank"),
+        (text(&small).to_owned(), 1, "are needed"),
+        (format!("{}:1G", text(&missing)), 1, "there is no directory"),
+        (
+            format!("{}:1M", text(&dir.path().join("x"))),
+            2,
+            "too small",
+        ),
+        (format!("{}:16000P", text(&dir.path().join("x"))), 1, "free"),
+        (text(&dir.path().join("x")).to_owned(), 2, "no size"),
+        ("/dev/no-such-disk".to_owned(), 1, "does not exist"),
+        (text(&default).to_owned(), 1, "already"),
+    ] {
+        let error = one_error(&daemon.run(&["device", "add", &device]), code);
+        assert!(error.contains(told), "{device}: {error}");
+    }
+    assert_eq!(
+        daemon.json(&["device", "list"]).as_array().unwrap().len(),
+        1
+    );
+    let told = daemon.refused(&["device", "remove", "7", "--yes"]);
+    assert!(told.contains("no device '7'"), "{told}");
+}
+
+#[test]
+fn an_added_device_that_is_gone_stops_no_start_and_is_told() {
+    let dir = temp();
+    let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
+    let daemon = Daemon::start(&data);
+    fs::File::create(&disk).unwrap().set_len(1 << 30).unwrap();
+    daemon.ok(&["device", "add", text(&disk)]);
+    assert!(daemon.terminate().success());
+    fs::write(&disk, vec![7; 64 << 20]).unwrap();
+
+    let daemon = Daemon::start(&data);
+    let health = daemon.json_of(&["health"]);
+    let problem = &health["problems"][0];
+    assert!(
+        problem["what"].as_str().unwrap().contains(text(&disk)),
+        "{health}"
+    );
+    assert!(
+        problem["doing"]
+            .as_str()
+            .unwrap()
+            .contains("penstock device remove"),
+        "{health}"
+    );
+    assert!(problem["since"].is_string(), "{health}");
+    daemon.ok(&["device", "remove", text(&disk), "--yes"]);
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::start(&data);
+    eventually(|| daemon.ok(&["health"]) == "ok\n");
+}
+
+#[test]
+fn a_device_with_data_is_not_removed_where_no_other_can_take_its_share() {
+    let dir = temp();
+    let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
+    let daemon = Daemon::start(&data);
+    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::start(&data);
+    let pool = [
+        "pool",
+        "create",
+        "p",
+        "--replicas",
+        "2",
+        "--failure-domain",
+        "device",
+    ];
+    daemon.ok(&pool);
+    daemon.ok(&["volume", "create", "a", "64M", "--pool", "p"]);
+    let told = daemon.refused(&["device", "remove", "2", "--yes"]);
+    assert!(told.contains("could place 1 of 2 replicas"), "{told}");
+    one_error(&daemon.run(&["device", "remove", "2"]), 2);
+    assert_eq!(daemon.json(&["device", "list"])[1]["state"], "ok");
+}
