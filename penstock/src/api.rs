@@ -5,6 +5,7 @@
 pub mod client;
 pub mod extents;
 pub mod join;
+pub mod metrics;
 pub mod openapi;
 pub mod server;
 pub mod types;

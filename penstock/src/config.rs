@@ -2,7 +2,7 @@
 
 mod peers;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use fabric::store::recovery::DEVICE_BYTES_MIN;
@@ -29,6 +29,8 @@ pub struct File {
     pub data: Option<PathBuf>,
     /// Admin socket; default `DATA/penstock.sock`.
     pub admin_socket: Option<PathBuf>,
+    /// Address and port where Prometheus reads, over plain HTTP; off by default.
+    pub metrics_listen: Option<String>,
     /// `file` or `null`.
     pub store: Option<StoreKind>,
     /// Devices of this node; default one file below the data directory.
@@ -183,6 +185,8 @@ pub struct Config {
     pub data: PathBuf,
     /// Admin socket.
     pub admin_socket: PathBuf,
+    /// Where Prometheus reads.
+    pub metrics_listen: Option<SocketAddr>,
     /// Where data go.
     pub store: StoreKind,
     /// Devices; empty for the default one.
@@ -292,6 +296,7 @@ pub fn settle(file: File) -> Result<Config> {
     Ok(Config {
         admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
         data,
+        metrics_listen: file.metrics_listen.map(metrics_address).transpose()?,
         store: file.store.unwrap_or(StoreKind::File),
         devices: file.devices.unwrap_or_default(),
         device_size: file.device_size,
@@ -355,6 +360,15 @@ pub fn check_admin_socket(path: &Path) -> Result<()> {
         ),
         "choose a data directory with a shorter path, or set admin_socket to a shorter one",
     ))
+}
+
+fn metrics_address(text: String) -> Result<SocketAddr> {
+    text.parse().map_err(|_| {
+        Failure::invalid(
+            format!("metrics_listen = \"{text}\" is no address with a port"),
+            "write it like \"10.0.0.1:9180\", or \"[::]:9180\" for all addresses",
+        )
+    })
 }
 
 fn threads_default() -> usize {
@@ -483,7 +497,7 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_understood() {
         let file = parse(
-            "data = \"/d\"\nadmin_socket = \"/d/a\"\nstore = \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
+            "data = \"/d\"\nadmin_socket = \"/d/a\"\nmetrics_listen = \"[::1]:9180\"\nstore = \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
              device_size = \"2G\"\ndevice_preallocation = \"full\"\nthreads = 3\npoll = \"never\"\npoll_spin_us = 20\n\
              socket_mode = \"0660\"\nsocket_owner = \"root:0\"\nlisten = \"10.0.0.1\"\ncontrol_port = 1\ndata_port = 2\n\
              enrol_port = 3\nwire = \"crc\"\nname = \"one\"\nlabels = { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\n",
@@ -492,6 +506,7 @@ mod tests {
         .unwrap();
         let config = settle(file).unwrap();
         assert_eq!(config.store, StoreKind::Null);
+        assert_eq!(config.metrics_listen, "[::1]:9180".parse().ok());
         assert_eq!(config.device_preallocation, Preallocation::Full);
         assert_eq!(config.peers.listen, "10.0.0.1".parse().ok());
         assert_eq!(config.peers.wire, Some(Wire::Crc));

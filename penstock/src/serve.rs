@@ -17,6 +17,7 @@ mod health;
 mod leases;
 mod leftovers;
 pub mod limits;
+mod metrics;
 mod monitor;
 pub mod node;
 mod nodes;
@@ -152,7 +153,18 @@ async fn serve(config: Config) -> Result<()> {
                 return Err(failure);
             }
         };
-    announce(&node, &format!("admin unix:{}", admin_path.display()));
+    let metrics = match listen_for_metrics(&node).await {
+        Ok(metrics) => metrics,
+        Err(failure) => {
+            close(&node).await;
+            return Err(failure);
+        }
+    };
+    let mut endpoints = format!("admin unix:{}", admin_path.display());
+    if let Some(metrics) = &metrics {
+        endpoints.push_str(&format!(", metrics http://{}/metrics", metrics.address));
+    }
+    announce(&node, &endpoints);
     let (drain, drained) = oneshot::channel::<()>();
     let server =
         axum::serve(listener, server::router(node.clone())).with_graceful_shutdown(async {
@@ -177,6 +189,13 @@ async fn serve(config: Config) -> Result<()> {
     };
     close(&node).await;
     ended
+}
+
+async fn listen_for_metrics(node: &Arc<Node>) -> Result<Option<metrics::Listening>> {
+    match node.config().metrics_listen {
+        Some(address) => metrics::listen(address, node).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Closes a node within [`CLOSE_MAX`].

@@ -14,6 +14,7 @@ use super::{join, server};
         join::token_create,
         server::status,
         server::health,
+        server::metrics,
         server::cluster::nodes,
         server::cluster::node,
         server::cluster::node_drain,

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 
+use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
     Attach, Attachment, DetachQuery, ExportQuery, Health, ImportQuery, Status, Volume,
     VolumeCreate, VolumeResize,
@@ -29,6 +30,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/health", get(health))
         .route("/v1/tokens", post(join::token_create))
+        .route("/metrics", get(metrics))
         .merge(cluster::routes())
         .route("/v1/volumes", get(volumes).post(volume_create))
         .route(
@@ -110,6 +112,14 @@ pub async fn status(State(node): State<Arc<Node>>) -> Result<Json<Status>> {
 #[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), (status = "default", body = Failure)))]
 pub async fn health(State(node): State<Arc<Node>>) -> Result<Json<Health>> {
     node.health().await.map(Json)
+}
+
+/// What Prometheus reads; `docs/METRICS.md` lists it.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, content_type = "text/plain", body = String),
+    (status = "default", body = Failure)))]
+pub async fn metrics(State(node): State<Arc<Node>>) -> Result<Response> {
+    let page = node.metrics().await?;
+    Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], page).into_response())
 }
 
 /// All volumes.

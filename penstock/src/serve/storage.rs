@@ -10,6 +10,7 @@ use fabric::net::tcp::control::NetConfig;
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId};
 use fabric::store::api::LayerId;
 use fabric::store::file::DeviceError;
+use fabric::store::metrics::StoreMetrics;
 use meta::Meta;
 use uuid::Uuid;
 use vhost_backend::blk::BlkDevice;
@@ -60,6 +61,8 @@ pub struct LocalDevice {
     pub memory_bytes: u64,
     /// The scrub's progress.
     pub scrub: types::Scrub,
+    /// Counters of its shards.
+    pub shards: Vec<StoreMetrics>,
     /// Whether errors were seen.
     pub is_bad: bool,
     /// Whether it stores nothing.
@@ -294,6 +297,7 @@ impl Storage {
                 used_bytes: 0,
                 memory_bytes: 0,
                 scrub: types::Scrub::default(),
+                shards: Vec::new(),
                 is_bad: false,
                 is_null: true,
             }];
@@ -332,6 +336,7 @@ fn local(device: DeviceStatus) -> LocalDevice {
         },
         is_bad: scrub.bad_blocks > 0,
         is_null: false,
+        shards: device.shards,
     }
 }
 

@@ -9,5 +9,6 @@ mod harness;
 mod idle;
 mod images;
 mod lifecycle;
+mod metrics;
 mod transfers;
 mod verbs;

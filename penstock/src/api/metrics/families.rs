@@ -1,0 +1,183 @@
+//! Every family of values that a daemon tells.
+
+use super::{Family, Kind};
+
+macro_rules! families {
+    ($($const:ident: $kind:ident $name:literal [$($label:literal),*] $unit:literal $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $const: Family = Family {
+                name: $name,
+                kind: Kind::$kind,
+                labels: &[$($label),*],
+                unit: $unit,
+                help: $help,
+            };
+        )*
+
+        /// All, in the order in which they are told.
+        #[cfg(test)]
+        pub const ALL: &[&Family] = &[$(&$const),*];
+    };
+}
+
+families! {
+    BUILD_INFO: Gauge "penstock_build_info" ["version"] "1"
+        "Always 1; the version is in its label.";
+    START_TIME: Gauge "process_start_time_seconds" [] "seconds"
+        "When the process started, since 1970.";
+    CPU: Counter "process_cpu_seconds_total" [] "seconds"
+        "Processor time that the process used.";
+    RESIDENT: Gauge "process_resident_memory_bytes" [] "bytes"
+        "Memory of the process that is in RAM; guests' memory that it touched is in it.";
+    OPEN_FDS: Gauge "process_open_fds" [] "1"
+        "Files that the process has open.";
+    MAX_FDS: Gauge "process_max_fds" [] "1"
+        "Files that the process may have open.";
+    THREAD_CPU: Counter "penstock_thread_cpu_seconds_total" ["thread"] "seconds"
+        "Processor time that each data thread and the maintenance thread used; a data thread that polls uses it, too.";
+    PROBLEMS: Gauge "penstock_problems" [] "1"
+        "Problems that penstock health tells; 0 when all is well.";
+    UNDER_WAY: Gauge "penstock_work_under_way" [] "1"
+        "What goes on without being wrong: nodes and devices being emptied, pools whose data move.";
+    VOLUME_READS: Counter "penstock_volume_reads_total" ["volume", "socket"] "1"
+        "Read requests of guests that were done.";
+    VOLUME_WRITES: Counter "penstock_volume_writes_total" ["volume", "socket"] "1"
+        "Write requests of guests that were done.";
+    VOLUME_READ_BYTES: Counter "penstock_volume_read_bytes_total" ["volume", "socket"] "bytes"
+        "Bytes that guests read.";
+    VOLUME_WRITTEN_BYTES: Counter "penstock_volume_written_bytes_total" ["volume", "socket"] "bytes"
+        "Bytes that guests wrote.";
+    VOLUME_FLUSHES: Counter "penstock_volume_flushes_total" ["volume", "socket"] "1"
+        "Flush requests of guests that were done.";
+    VOLUME_DISCARDS: Counter "penstock_volume_discards_total" ["volume", "socket"] "1"
+        "Discard and write-zeroes requests of guests that were done.";
+    VOLUME_ERRORS: Counter "penstock_volume_errors_total" ["volume", "socket"] "1"
+        "Requests of guests that failed.";
+    CONNECTED: Gauge "penstock_attachment_connected" ["volume", "socket"] "1"
+        "1 while a guest is connected to the attachment.";
+    QUEUES: Gauge "penstock_attachment_queues_running" ["volume", "socket"] "1"
+        "Virtqueues that the guest runs.";
+    VOLUME_SIZE: Gauge "penstock_volume_size_bytes" ["volume", "pool"] "bytes"
+        "Size of each volume of the cluster, as guests see it.";
+    DEVICE_CAPACITY: Gauge "penstock_device_capacity_bytes" ["device"] "bytes"
+        "Bytes that a device of this node can hold.";
+    DEVICE_USED: Gauge "penstock_device_used_bytes" ["device"] "bytes"
+        "Bytes in use on it.";
+    DEVICE_MEMORY: Gauge "penstock_device_memory_bytes" ["device"] "bytes"
+        "Memory that its map takes in the daemon.";
+    SCRUB_PASSES: Counter "penstock_scrub_passes_total" ["device"] "1"
+        "Passes over the whole device that the scrub completed.";
+    SCRUB_BLOCKS: Counter "penstock_scrub_blocks_total" ["device"] "1"
+        "Blocks of 4 KiB that the scrub compared with their checksum.";
+    SCRUB_BAD: Counter "penstock_scrub_bad_blocks_total" ["device"] "1"
+        "Blocks of them that failed.";
+    STORE_OPS: Counter "penstock_store_ops_total" ["device"] "1"
+        "Operations that the store completed: reads, writes, discards, flushes, those of the cleaner and of copies among them.";
+    STORE_WRITE_OP_BYTES: Counter "penstock_store_write_bytes_total" ["device"] "bytes"
+        "Bytes that write operations asked to store; with penstock_store_device_written_bytes_total this gives the write amplification.";
+    STORE_READ_OP_BYTES: Counter "penstock_store_read_bytes_total" ["device"] "bytes"
+        "Bytes that read operations asked for.";
+    STORE_DEVICE_READS: Counter "penstock_store_device_reads_total" ["device"] "1"
+        "Reads that the store issued to its device.";
+    STORE_DEVICE_READ_BYTES: Counter "penstock_store_device_read_bytes_total" ["device"] "bytes"
+        "Bytes of them.";
+    STORE_DEVICE_WRITES: Counter "penstock_store_device_writes_total" ["device"] "1"
+        "Writes that the store issued to its device.";
+    STORE_DEVICE_WRITTEN_BYTES: Counter "penstock_store_device_written_bytes_total" ["device"] "bytes"
+        "Bytes of them.";
+    STORE_DEVICE_FLUSHES: Counter "penstock_store_device_flushes_total" ["device"] "1"
+        "Flushes that the store issued to its device.";
+    STORE_LOG_BATCHES: Counter "penstock_store_log_batches_total" ["device"] "1"
+        "Batches written to the log.";
+    STORE_LOG_BLOCKS: Counter "penstock_store_log_blocks_total" ["device"] "1"
+        "Blocks of 4 KiB that went through them.";
+    STORE_CHECKPOINTS: Counter "penstock_store_checkpoints_total" ["device"] "1"
+        "Checkpoints made durable.";
+    STORE_CHECKPOINT_BYTES: Counter "penstock_store_checkpoint_bytes_total" ["device"] "bytes"
+        "Bytes that checkpoints wrote.";
+    STORE_MAP_HITS: Counter "penstock_store_map_cache_hits_total" ["device"] "1"
+        "Map pages that were found in memory.";
+    STORE_MAP_MISSES: Counter "penstock_store_map_cache_misses_total" ["device"] "1"
+        "Map pages that had to be read from the device.";
+    STORE_MOVED_BYTES: Counter "penstock_store_moved_bytes_total" ["device"] "bytes"
+        "Bytes that the cleaner moved to put data in order.";
+    STORE_CHECKSUM_RETRIES: Counter "penstock_store_checksum_retries_total" ["device"] "1"
+        "Reads whose first checksum failed and that were repeated.";
+    STORE_CHECKSUM_ERRORS: Counter "penstock_store_checksum_errors_total" ["device"] "1"
+        "Checksum failures that remained: data that cannot be read from this device.";
+    STORE_CHUNKS: Gauge "penstock_store_chunks" ["device"] "1"
+        "Chunks that the store knows.";
+    STORE_PAGES_TO_CLEAN: Gauge "penstock_store_pages_to_clean" ["device"] "1"
+        "Map pages that wait for the cleaner.";
+    STORE_DIRTY_PAGES: Gauge "penstock_store_dirty_pages" ["device"] "1"
+        "Map pages that the next checkpoint writes.";
+    STORE_FREED_UNITS: Gauge "penstock_store_freed_units" ["device"] "1"
+        "Units of 4 KiB that are free once the next checkpoint is durable.";
+    EPOCH: Gauge "penstock_cluster_epoch" [] "1"
+        "Version of the cluster map that this node has.";
+    NODES: Gauge "penstock_cluster_nodes" ["state"] "1"
+        "Nodes of the cluster by state: up, down.";
+    NODES_DRAINING: Gauge "penstock_cluster_nodes_draining" [] "1"
+        "Nodes that are being emptied.";
+    DEVICES: Gauge "penstock_cluster_devices" ["state"] "1"
+        "Devices of the cluster by state: online, offline, failed; one of a node that is down is offline.";
+    GROUPS: Gauge "penstock_pool_groups" ["pool", "state"] "1"
+        "Placement groups of a pool by state: in_sync and degraded make up all; waiting, syncing and moving ones are among them.";
+    POOL_VOLUMES: Gauge "penstock_pool_volumes" ["pool"] "1"
+        "Volumes in a pool.";
+    META_LEADER: Gauge "penstock_meta_is_leader" [] "1"
+        "1 if this node leads the metadata service.";
+    META_SILENT: Gauge "penstock_meta_leader_silent_seconds" [] "seconds"
+        "How long ago a leader with a majority heard of this node; well below a second when all is well.";
+    META_TERM: Gauge "penstock_meta_term" [] "1"
+        "Term of the metadata service; it grows with every election.";
+    META_APPLIED: Gauge "penstock_meta_applied_index" [] "1"
+        "Last entry of the metadata log that this node has applied.";
+    META_LAST: Gauge "penstock_meta_last_index" [] "1"
+        "Last entry in this node's metadata log.";
+    META_VOTERS: Gauge "penstock_meta_voters" [] "1"
+        "Nodes that vote in the metadata service.";
+}
+
+/// What stands before the list.
+#[cfg(test)]
+const HEAD: &str = "\
+# Metrics
+
+A daemon tells these values to Prometheus, as text, at `GET /metrics`: on its admin socket, and over plain HTTP at the address that
+`metrics_listen = \"ADDR:PORT\"` in its configuration names. That is off by default. Whoever reaches the address reads names of volumes
+and sockets and how busy they are, and can do nothing else there: let only your monitoring reach it.
+
+```yaml
+scrape_configs:
+  - job_name: penstock
+    static_configs:
+      - targets: [\"10.0.0.1:9180\", \"10.0.0.2:9180\"]
+```
+
+Counters begin at 0 with each start of a daemon (those of a volume with each start of its attachment). Values of nodes, pools,
+volumes' sizes and the metadata service are of the whole cluster, as the node that is asked knows it: every node tells them. All others
+are of the node itself. The list is made from the code, and a test compares both.
+
+| name | type | labels | unit | meaning |
+|---|---|---|---|---|
+";
+
+/// The list as `docs/METRICS.md` has it.
+#[cfg(test)]
+pub fn document() -> String {
+    let mut text = HEAD.to_owned();
+    for family in ALL {
+        let labels: Vec<String> = family.labels.iter().map(|l| format!("`{l}`")).collect();
+        text.push_str(&format!(
+            "| `{}` | {} | {} | {} | {} |\n",
+            family.name,
+            family.kind.word(),
+            labels.join(", "),
+            family.unit,
+            family.help
+        ));
+    }
+    text
+}

@@ -1,0 +1,186 @@
+//! Gathers what the daemon tells Prometheus, and serves it where the configuration says.
+
+mod listener;
+mod process;
+
+use fabric::store::metrics::StoreMetrics;
+use meta::{ClusterMap, DeviceState, Duty, LeaderReport, NodeState};
+
+use crate::api::metrics::{Family, Page, families};
+use crate::api::types::{Attachment, AttachmentState, Health};
+use crate::failure::Result;
+
+use super::cluster::View;
+use super::node::Node;
+use super::storage::LocalDevice;
+use super::volumes::is_listed;
+
+pub use listener::{Listening, listen};
+
+impl Node {
+    /// The page that Prometheus reads. Waits for no leader.
+    pub async fn metrics(&self) -> Result<String> {
+        let health = self.health().await?;
+        let view = self.view_as_applied(LeaderReport::default())?;
+        let attachments = self.attachments_as_applied().await?;
+        let mut page = Page::default();
+        page.put(&families::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
+        process::put(&mut page);
+        put_health(&mut page, &health);
+        put_attachments(&mut page, &attachments);
+        for volume in view.volumes.iter().filter(|v| is_listed(v)) {
+            let labels = [volume.name.as_str(), volume.pool.as_str()];
+            page.put(&families::VOLUME_SIZE, &labels, volume.size_bytes);
+        }
+        let devices: Vec<LocalDevice> = self.storage.local();
+        put_devices(&mut page, &devices);
+        put_stores(&mut page, &devices);
+        put_map(&mut page, &view.map);
+        put_pools(&mut page, &view);
+        self.put_meta(&mut page);
+        Ok(page.into_text())
+    }
+
+    fn put_meta(&self, page: &mut Page) {
+        let raft = self.meta.raft_status();
+        let leads = raft.leader == Some(self.meta.node_id());
+        page.put(&families::META_LEADER, &[], u64::from(leads));
+        let silent = self.leader_silent_for().as_secs_f64();
+        page.put_f64(&families::META_SILENT, &[], silent);
+        page.put(&families::META_TERM, &[], raft.term);
+        page.put(&families::META_APPLIED, &[], raft.applied_index);
+        page.put(&families::META_LAST, &[], raft.last_index);
+        page.put(&families::META_VOTERS, &[], raft.voters.len() as u64);
+    }
+}
+
+fn put_health(page: &mut Page, health: &Health) {
+    page.put(&families::PROBLEMS, &[], health.problems.len() as u64);
+    page.put(&families::UNDER_WAY, &[], health.under_way.len() as u64);
+}
+
+/// A value of an attachment.
+type OfAttachment = fn(&Attachment) -> u64;
+
+fn put_attachments(page: &mut Page, attachments: &[Attachment]) {
+    let values: [(&'static Family, OfAttachment); 9] = [
+        (&families::VOLUME_READS, |a| a.counters.reads),
+        (&families::VOLUME_WRITES, |a| a.counters.writes),
+        (&families::VOLUME_READ_BYTES, |a| a.counters.read_bytes),
+        (&families::VOLUME_WRITTEN_BYTES, |a| a.counters.write_bytes),
+        (&families::VOLUME_FLUSHES, |a| a.counters.flushes),
+        (&families::VOLUME_DISCARDS, |a| a.counters.discards),
+        (&families::VOLUME_ERRORS, |a| a.counters.errors),
+        (&families::CONNECTED, |a| {
+            u64::from(a.state == AttachmentState::Connected)
+        }),
+        (&families::QUEUES, |a| u64::from(a.queues_running)),
+    ];
+    for (family, value) in values {
+        for attachment in attachments {
+            let labels = [attachment.volume.as_str(), attachment.socket.as_str()];
+            page.put(family, &labels, value(attachment));
+        }
+    }
+}
+
+/// A value of a device.
+type OfDevice = fn(&LocalDevice) -> u64;
+
+fn put_devices(page: &mut Page, devices: &[LocalDevice]) {
+    let values: [(&'static Family, OfDevice); 6] = [
+        (&families::DEVICE_CAPACITY, |d| d.capacity_bytes),
+        (&families::DEVICE_USED, |d| d.used_bytes),
+        (&families::DEVICE_MEMORY, |d| d.memory_bytes),
+        (&families::SCRUB_PASSES, |d| d.scrub.passes),
+        (&families::SCRUB_BLOCKS, |d| d.scrub.blocks),
+        (&families::SCRUB_BAD, |d| d.scrub.errors),
+    ];
+    for (family, value) in values {
+        for device in devices {
+            page.put(family, &[&device.path], value(device));
+        }
+    }
+}
+
+/// A value of a shard of a store.
+type OfShard = fn(&StoreMetrics) -> u64;
+
+fn put_stores(page: &mut Page, devices: &[LocalDevice]) {
+    let values: [(&'static Family, OfShard); 21] = [
+        (&families::STORE_OPS, |m| m.ops),
+        (&families::STORE_WRITE_OP_BYTES, |m| m.write_op_bytes),
+        (&families::STORE_READ_OP_BYTES, |m| m.read_op_bytes),
+        (&families::STORE_DEVICE_READS, |m| m.device_reads),
+        (&families::STORE_DEVICE_READ_BYTES, |m| m.device_read_bytes),
+        (&families::STORE_DEVICE_WRITES, |m| m.device_writes),
+        (&families::STORE_DEVICE_WRITTEN_BYTES, |m| {
+            m.device_write_bytes
+        }),
+        (&families::STORE_DEVICE_FLUSHES, |m| m.device_flushes),
+        (&families::STORE_LOG_BATCHES, |m| m.log_batches),
+        (&families::STORE_LOG_BLOCKS, |m| m.log_blocks),
+        (&families::STORE_CHECKPOINTS, |m| m.checkpoints),
+        (&families::STORE_CHECKPOINT_BYTES, |m| m.checkpoint_bytes),
+        (&families::STORE_MAP_HITS, |m| m.leaf_hits),
+        (&families::STORE_MAP_MISSES, |m| m.leaf_misses),
+        (&families::STORE_MOVED_BYTES, |m| m.moved_bytes),
+        (&families::STORE_CHECKSUM_RETRIES, |m| m.checksum_retries),
+        (&families::STORE_CHECKSUM_ERRORS, |m| m.checksum_errors),
+        (&families::STORE_CHUNKS, |m| m.chunks),
+        (&families::STORE_PAGES_TO_CLEAN, |m| m.leaves_to_clean),
+        (&families::STORE_DIRTY_PAGES, |m| m.dirty_leaves),
+        (&families::STORE_FREED_UNITS, |m| m.quarantined_units),
+    ];
+    for (family, value) in values {
+        for device in devices.iter().filter(|device| !device.is_null) {
+            let sum = device.shards.iter().map(value).sum();
+            page.put(family, &[&device.path], sum);
+        }
+    }
+}
+
+fn put_map(page: &mut Page, map: &ClusterMap) {
+    page.put(&families::EPOCH, &[], map.epoch().0);
+    let nodes = |state| map.nodes().filter(|node| node.state == state).count() as u64;
+    page.put(&families::NODES, &["up"], nodes(NodeState::Up));
+    page.put(&families::NODES, &["down"], nodes(NodeState::Down));
+    let draining = map.nodes().filter(|node| node.duty == Duty::Draining);
+    page.put(&families::NODES_DRAINING, &[], draining.count() as u64);
+    let is_up = |device: &meta::Device| {
+        let node = map.node(device.node);
+        node.is_some_and(|node| node.state == NodeState::Up)
+    };
+    let (mut online, mut offline, mut failed) = (0, 0, 0);
+    for device in map.devices() {
+        match device.state {
+            DeviceState::Failed => failed += 1,
+            DeviceState::Online if is_up(device) => online += 1,
+            DeviceState::Online | DeviceState::Offline => offline += 1,
+        }
+    }
+    page.put(&families::DEVICES, &["online"], online);
+    page.put(&families::DEVICES, &["offline"], offline);
+    page.put(&families::DEVICES, &["failed"], failed);
+}
+
+fn put_pools(page: &mut Page, view: &View) {
+    for pool in view.map.pools() {
+        let groups = view.groups_of(pool);
+        let states = [
+            ("in_sync", groups.in_sync),
+            ("degraded", groups.degraded),
+            ("waiting", groups.waiting),
+            ("syncing", groups.syncing),
+            ("moving", groups.moving),
+        ];
+        for (state, count) in states {
+            page.put(&families::GROUPS, &[&pool.name, state], count as u64);
+        }
+    }
+    for pool in view.map.pools() {
+        let of_pool = |v: &&meta::Volume| v.pool == pool.name && is_listed(v);
+        let volumes = view.volumes.iter().filter(of_pool).count();
+        page.put(&families::POOL_VOLUMES, &[&pool.name], volumes as u64);
+    }
+}
