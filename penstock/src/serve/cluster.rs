@@ -137,6 +137,12 @@ impl View {
         found.map(|event| event.at.into())
     }
 
+    /// Whether a node is down.
+    pub fn is_down(&self, id: NodeId) -> bool {
+        let node = self.map.node(id);
+        node.is_some_and(|node| node.state == NodeState::Down)
+    }
+
     /// Since when a node is up or down.
     pub fn node_since(&self, id: NodeId) -> Option<Moment> {
         self.last(|what| {

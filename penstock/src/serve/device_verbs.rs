@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use meta::{DeviceId, DeviceWord, NodeId};
+use meta::{DeviceId, DeviceWord};
 use uuid::Uuid;
 
 use crate::api::types::{Device, DeviceAdd, DeviceState};
@@ -231,12 +231,16 @@ impl Node {
         shown.ok_or_else(|| Failure::plain(Kind::NotFound, "the device was removed meanwhile"))
     }
 
-    /// Forgets a device that is being emptied once it is empty. Called with `live` held: nobody opens a volume meanwhile.
+    /// Forgets a device that is being emptied once it is empty; that of another node only while that node is down, for it has to
+    /// remember it. Called with `live` held: nobody opens a volume meanwhile.
     pub(super) async fn forget(&self, view: &View, id: DeviceId) -> Result<Option<Device>> {
         let Some(device) = view.map.device(id) else {
             return Ok(None);
         };
         let is_here = device.node == self.meta.node_id();
+        if !is_here && !view.is_down(device.node) {
+            return Ok(None);
+        }
         let shown = self
             .devices_shown(view)
             .into_iter()
@@ -262,11 +266,8 @@ impl Node {
     pub(super) async fn forget_emptied(&self, view: &View) -> Result<()> {
         let here = self.meta.node_id();
         let leads = self.meta.raft_status().leader == Some(here);
-        let is_down = |node: NodeId| {
-            let node = view.map.node(node);
-            node.is_some_and(|node| node.state == meta::NodeState::Down)
-        };
-        let mine = |d: &&meta::Device| d.draining && (d.node == here || leads && is_down(d.node));
+        let mine =
+            |d: &&meta::Device| d.draining && (d.node == here || leads && view.is_down(d.node));
         let emptied: Vec<DeviceId> = view.map.devices().filter(mine).map(|d| d.id).collect();
         for id in emptied {
             let live = self.live.lock().await;
