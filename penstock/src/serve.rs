@@ -4,26 +4,16 @@ mod admin;
 mod asks;
 mod attachments;
 pub mod backend_program;
-mod cluster;
 mod cluster_map;
 mod copier;
 pub mod datadir;
-mod device_list;
-mod device_verbs;
 mod devices;
-mod events;
 mod garbage;
-mod health;
 mod leases;
 mod leftovers;
 pub mod limits;
-mod metrics;
-mod monitor;
 pub mod node;
-mod nodes;
 mod peers;
-mod pools;
-mod status;
 mod storage;
 pub mod transfer;
 mod volumes;
@@ -57,7 +47,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(15);
 /// Environment variable that says what is logged, like `debug` or `penstock=debug`.
 const LOG_ENV: &str = "PENSTOCK_LOG";
 /// What is logged otherwise. openraft tells much at `info` that matters only to its developers.
-const LOG_DEFAULT: &str = "info,openraft=warn";
+const LOG_DEFAULT: &str = "info,openraft=warn,openraft::replication=off,openraft::core::raft_core=off,\
+                           openraft::engine::handler::replication_handler=off";
 
 /// Runs the daemon until it is told to stop.
 pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
@@ -153,18 +144,7 @@ async fn serve(config: Config) -> Result<()> {
                 return Err(failure);
             }
         };
-    let metrics = match listen_for_metrics(&node).await {
-        Ok(metrics) => metrics,
-        Err(failure) => {
-            close(&node).await;
-            return Err(failure);
-        }
-    };
-    let mut endpoints = format!("admin unix:{}", admin_path.display());
-    if let Some(metrics) = &metrics {
-        endpoints.push_str(&format!(", metrics http://{}/metrics", metrics.address));
-    }
-    announce(&node, &endpoints);
+    announce(&node, &format!("admin unix:{}", admin_path.display()));
     let (drain, drained) = oneshot::channel::<()>();
     let server =
         axum::serve(listener, server::router(node.clone())).with_graceful_shutdown(async {
@@ -191,13 +171,6 @@ async fn serve(config: Config) -> Result<()> {
     ended
 }
 
-async fn listen_for_metrics(node: &Arc<Node>) -> Result<Option<metrics::Listening>> {
-    match node.config().metrics_listen {
-        Some(address) => metrics::listen(address, node).await.map(Some),
-        None => Ok(None),
-    }
-}
-
 /// Closes a node within [`CLOSE_MAX`].
 pub async fn close(node: &Node) {
     if tokio::time::timeout(CLOSE_MAX, node.close()).await.is_err() {
@@ -221,7 +194,6 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     leases::keep(&node);
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);
-    monitor::keep(&node);
     for line in node.recovery() {
         eprintln!("penstock: store {line}");
     }

@@ -215,6 +215,11 @@ impl Settle {
         self.calls.len()
     }
 
+    /// The map that replicas were fenced under: requests of the new lease are to claim none that is older.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
     /// Blocks that were made to agree.
     pub fn settled_blocks(&self) -> u64 {
         self.settled

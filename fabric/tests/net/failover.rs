@@ -131,6 +131,22 @@ fn a_node_comes_back_while_its_blocks_are_written() {
 }
 
 #[test]
+fn a_volume_is_taken_over_while_its_groups_are_of_different_maps() {
+    let mut cluster = Cluster::start(3, 1);
+    cluster.kill(3);
+    cluster.boot(3);
+    // Each group was changed at another time.
+    cluster.wait_until_in_sync();
+    let volume = cluster.open(1, 7);
+    let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
+    let bytes = pattern(1, 64 << 20);
+    io.write_at(0, &bytes).unwrap();
+    let mut back = vec![0; bytes.len()];
+    io.read_at(0, &mut back).unwrap();
+    assert!(back == bytes);
+}
+
+#[test]
 fn a_newer_lease_on_another_node_fences_the_older_one_out() {
     let mut cluster = Cluster::start(3, 2);
     let old = cluster.open(1, 7);

@@ -150,6 +150,9 @@ impl Takeover {
             "volume"
         );
         if let Some(volume) = self.volume.upgrade() {
+            // Older than this they would be refused, though their own group has not changed since.
+            let fenced = self.machine.as_ref().map_or(self.epoch, Settle::epoch);
+            volume.set_epoch(fenced.max(self.epoch));
             volume.set_settled(true);
         }
     }
