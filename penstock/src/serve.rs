@@ -4,16 +4,26 @@ mod admin;
 mod asks;
 mod attachments;
 pub mod backend_program;
+mod cluster;
 mod cluster_map;
 mod copier;
 pub mod datadir;
+mod device_list;
+mod device_verbs;
 mod devices;
+mod events;
 mod garbage;
+mod health;
 mod leases;
 mod leftovers;
 pub mod limits;
+mod metrics;
+mod monitor;
 pub mod node;
+mod nodes;
 mod peers;
+mod pools;
+mod status;
 mod storage;
 pub mod transfer;
 mod volumes;
@@ -144,7 +154,18 @@ async fn serve(config: Config) -> Result<()> {
                 return Err(failure);
             }
         };
-    announce(&node, &format!("admin unix:{}", admin_path.display()));
+    let metrics = match listen_for_metrics(&node).await {
+        Ok(metrics) => metrics,
+        Err(failure) => {
+            close(&node).await;
+            return Err(failure);
+        }
+    };
+    let mut endpoints = format!("admin unix:{}", admin_path.display());
+    if let Some(metrics) = &metrics {
+        endpoints.push_str(&format!(", metrics http://{}/metrics", metrics.address));
+    }
+    announce(&node, &endpoints);
     let (drain, drained) = oneshot::channel::<()>();
     let server =
         axum::serve(listener, server::router(node.clone())).with_graceful_shutdown(async {
@@ -171,6 +192,13 @@ async fn serve(config: Config) -> Result<()> {
     ended
 }
 
+async fn listen_for_metrics(node: &Arc<Node>) -> Result<Option<metrics::Listening>> {
+    match node.config().metrics_listen {
+        Some(address) => metrics::listen(address, node).await.map(Some),
+        None => Ok(None),
+    }
+}
+
 /// Closes a node within [`CLOSE_MAX`].
 pub async fn close(node: &Node) {
     if tokio::time::timeout(CLOSE_MAX, node.close()).await.is_err() {
@@ -194,6 +222,7 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     leases::keep(&node);
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);
+    monitor::keep(&node);
     for line in node.recovery() {
         eprintln!("penstock: store {line}");
     }
