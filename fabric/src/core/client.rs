@@ -16,7 +16,6 @@ use super::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, Submit, Tag};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey};
 use crate::proto::{Command, Epoch, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence};
-use crate::store::device::IoVecs;
 
 mod fences;
 mod flush;
@@ -28,10 +27,11 @@ mod latency;
 mod maps;
 mod piece;
 mod places;
+mod repair;
 
 use hedge::Sent;
 use held::Held;
-use ios::{GuestIo, LocalVolume, NO_IO, NONE, check};
+use ios::{GuestIo, LocalVolume, NO_IO, NONE, check, data_command};
 use latency::Latency;
 use piece::{Next, Piece};
 use places::Places;
@@ -97,6 +97,17 @@ pub enum ClientAction {
         /// Map under which it was slow.
         epoch: Epoch,
     },
+    /// Tell people: a block of this replica had failed its checksum, and has been written again from another one.
+    Repaired {
+        /// Group.
+        pg: PgId,
+        /// Replica.
+        node: NodeId,
+        /// Chunk.
+        chunk: ChunkKey,
+        /// Block within the chunk.
+        block: u32,
+    },
 }
 
 /// A placement group and how its replicas fare.
@@ -133,6 +144,8 @@ pub struct Client {
     /// Reads sent to one replica, oldest first; some may have been answered.
     sent: VecDeque<Sent>,
     hedged_reads: u64,
+    /// Reads that are being repaired.
+    repairs: usize,
 }
 
 fn changes_data(op: Op) -> bool {
@@ -161,6 +174,7 @@ impl Client {
             latency: Latency::default(),
             sent: VecDeque::new(),
             hedged_reads: 0,
+            repairs: 0,
         };
         client.add_groups(sets);
         client
@@ -445,6 +459,10 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
+        if self.pieces[piece].repair.is_some() {
+            self.go_on_repairing(piece, transport);
+            return;
+        }
         let Some(result) = self.drive(piece, transport) else {
             return;
         };
@@ -482,7 +500,12 @@ impl Client {
                 return Some(Err(IoError::Fenced));
             }
             match next {
-                Next::Done(result) => return Some(result),
+                Next::Done(result) => {
+                    if result.is_ok() && !slot.corrupt.is_empty() {
+                        self.repair(piece, transport);
+                    }
+                    return Some(result);
+                }
                 Next::Send(to) => {
                     self.dispatch(piece, to, transport);
                     if !self.pieces[piece].waiting.is_empty() {
@@ -554,26 +577,6 @@ impl Client {
         self.segments.clear(&mut self.pieces[piece].segments);
         self.pieces[piece].copy = None;
         self.pieces.give_back(piece);
-    }
-}
-
-#[inline]
-fn data_command(io: &GuestIo, chunk: ChunkKey, at: u64, len: u64, buffers: IoVecs) -> Command {
-    let (offset, len) = ((at % CHUNK_BYTES) as u32, len as u32);
-    match io.op {
-        Op::Read => Command::Read {
-            chunk,
-            offset,
-            buffers,
-            len,
-        },
-        _ => Command::Write {
-            chunk,
-            offset,
-            buffers,
-            len,
-            fua: io.fua,
-        },
     }
 }
 

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use self::traffic::Counters;
 use super::stores::Stores;
-use crate::core::client::ClientAction;
 use crate::core::groups::Groups;
 use crate::core::membership::{Member, ReplicaSet, Standing};
 use crate::core::replica::Peers;
@@ -81,17 +80,6 @@ pub enum Ask {
         /// Epoch at which it became syncing.
         since: Epoch,
     },
-}
-
-impl From<ClientAction> for Ask {
-    fn from(action: ClientAction) -> Self {
-        match action {
-            ClientAction::ReportFailed { pg, node, epoch } => {
-                Self::ReportFailed { pg, node, epoch }
-            }
-            ClientAction::ReportSlow { pg, node, epoch } => Self::ReportSlow { pg, node, epoch },
-        }
-    }
 }
 
 type Asker = Box<dyn Fn(Ask) + Send + Sync>;

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::VolumeHandle;
+use super::cluster::Ask;
 use super::cluster::MapReader;
 use super::config::FabricError;
 use super::shared::Shared;
 use super::transport::{NodeTransport, Told};
 use crate::core::client::Client;
+use crate::core::client::ClientAction;
 use crate::io::{Engine, IoResult, Request, Submit, Tag};
 
 /// The engine of one data thread.
@@ -88,7 +90,24 @@ impl FabricEngine {
             return;
         };
         while let Some(action) = self.client.poll_action() {
-            maps.cluster().ask(action.into());
+            let cluster = maps.cluster();
+            match action {
+                ClientAction::ReportFailed { pg, node, epoch } => {
+                    cluster.ask(Ask::ReportFailed { pg, node, epoch });
+                }
+                ClientAction::ReportSlow { pg, node, epoch } => {
+                    cluster.ask(Ask::ReportSlow { pg, node, epoch });
+                }
+                ClientAction::Repaired {
+                    pg,
+                    node,
+                    chunk,
+                    block,
+                } => tracing::warn!(
+                    %pg, %node, ?chunk, block,
+                    "a replica's block was damaged and has been written again from another one"
+                ),
+            }
         }
     }
 }

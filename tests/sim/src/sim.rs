@@ -208,6 +208,8 @@ pub struct Sim {
     takeovers: BTreeMap<usize, Takeover>,
     /// Requests of guests that left the host that still has them, by name.
     orphans: BTreeMap<u64, (usize, GuestOp)>,
+    /// Blocks that were repaired after a read: node, chunk, block.
+    pub repaired: Vec<(usize, ChunkKey, u32)>,
     /// Blocks that takeovers made agree.
     pub settled_blocks: u64,
     ops: (u64, u64),
@@ -307,6 +309,7 @@ impl Sim {
             leases: Vec::new(),
             takeovers: BTreeMap::new(),
             orphans: BTreeMap::new(),
+            repaired: Vec::new(),
             settled_blocks: 0,
             ops: (0, 0),
             failure: None,

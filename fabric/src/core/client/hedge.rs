@@ -42,7 +42,7 @@ impl Client {
     /// A replica did what it was asked.
     #[inline]
     pub(super) fn note_answered(&mut self, piece: u32, node: NodeId) {
-        if !self.is_replicated() {
+        if !self.is_replicated() || self.pieces[piece].repair.is_some() {
             return;
         }
         let us = self.now_us.saturating_sub(self.pieces[piece].sent_us);

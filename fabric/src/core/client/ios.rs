@@ -5,8 +5,9 @@ use std::sync::Arc;
 use super::{Client, TRANSFER_BYTES_MAX, changes_data};
 use crate::core::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
-use crate::proto::Sequence;
-use crate::proto::ids::Version;
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
+use crate::proto::{Command, Sequence};
+use crate::store::device::IoVecs;
 
 /// No element of a linked list.
 pub(super) const NONE: u32 = u32::MAX;
@@ -221,4 +222,31 @@ pub(super) fn check(volume: &VolumeState, request: &io::Request<'_>) -> IoResult
         return Err(IoError::OutOfRange);
     }
     Ok(())
+}
+
+/// What a read or write of `len` bytes at byte `at` asks of a replica.
+#[inline]
+pub(super) fn data_command(
+    io: &GuestIo,
+    chunk: ChunkKey,
+    at: u64,
+    len: u64,
+    buffers: IoVecs,
+) -> Command {
+    let (offset, len) = ((at % CHUNK_BYTES) as u32, len as u32);
+    match io.op {
+        Op::Read => Command::Read {
+            chunk,
+            offset,
+            buffers,
+            len,
+        },
+        _ => Command::Write {
+            chunk,
+            offset,
+            buffers,
+            len,
+            fua: io.fua,
+        },
+    }
 }

@@ -1,6 +1,7 @@
 //! One piece of a guest request: who was asked, who answered what, and what follows from it.
 
 use super::Segments;
+use super::repair::Repair;
 use crate::core::membership::{Members, ReplicaSet};
 use crate::io::{IoError, IoResult};
 use crate::proto::{Command, Epoch, Generation, Refusal, Request};
@@ -45,6 +46,10 @@ pub(super) struct Piece {
     refusal: Option<Refusal>,
     /// At least one did not answer, so whether it has the write is unknown.
     unreachable: bool,
+    /// Could not read all of it: a block failed its checksum.
+    pub(super) corrupt: Members,
+    /// It is no part of a guest's request.
+    pub(super) repair: Option<Repair>,
     /// How often the write was numbered anew.
     pub(super) renumbered: u8,
 }
@@ -150,6 +155,8 @@ impl Piece {
             verdict: None,
             refusal: None,
             unreachable: false,
+            corrupt: Members::NONE,
+            repair: None,
             renumbered: 0,
         }
     }
@@ -167,6 +174,7 @@ impl Piece {
         self.waiting = Members::NONE;
         self.void = Members::NONE;
         self.verdict = None;
+        self.corrupt = Members::NONE;
         self.put_off = 0;
         self.forget_answers();
     }
@@ -219,6 +227,19 @@ impl Piece {
         self.asked
     }
 
+    /// Who did it.
+    pub(super) fn answered_by(&self) -> Option<usize> {
+        self.done.iter().next()
+    }
+
+    /// What the one that was asked said; `None` if that says nothing.
+    pub(super) fn outcome(&self) -> Option<Result<(), Refusal>> {
+        match self.refusal {
+            None => (!self.done.is_empty()).then_some(Ok(())),
+            Some(refusal) => Some(Err(refusal)),
+        }
+    }
+
     /// Somebody did it.
     #[inline]
     pub(super) fn has_answer(&self) -> bool {
@@ -251,6 +272,9 @@ impl Piece {
                 self.put_off += 1;
             }
             Err(refusal) => {
+                if refusal == Refusal::Corrupt {
+                    self.corrupt.insert(member);
+                }
                 self.unreachable |= refusal == Refusal::Unreachable;
                 if self
                     .refusal

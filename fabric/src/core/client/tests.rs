@@ -15,6 +15,7 @@ mod overlap;
 mod places;
 mod private_copy;
 mod property;
+mod repair;
 mod revoked;
 mod stale_map;
 
@@ -338,7 +339,7 @@ fn a_write_that_is_never_new_enough_fails_in_the_end() {
 fn a_read_asks_one_replica_and_the_next_only_if_that_fails() {
     let mut bench = Bench::new(set(1, 2, &[IN, SYNCING, IN]));
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
-    bench.answer(0, Err(Refusal::Corrupt));
+    bench.answer(0, Err(Refusal::Device(5)));
     assert_eq!(bench.nodes(), [1, 3], "never one that is not in sync");
     bench.answer(1, Ok(()));
     assert_eq!(bench.done[&1], Ok(()));

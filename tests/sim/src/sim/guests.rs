@@ -7,7 +7,8 @@ use fabric::core::client::ClientAction;
 use fabric::core::membership::ReplicaSet;
 use fabric::core::volume::{Durability, VolumeParams, VolumeState};
 use fabric::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
-use fabric::proto::ids::CHUNK_BYTES;
+use fabric::proto::NodeId;
+use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
 use fabric::proto::{Epoch, Generation};
 
 use super::leases::Lease;
@@ -183,8 +184,16 @@ impl Sim {
                 return;
             }
             for action in actions {
-                let (ClientAction::ReportFailed { pg, node, epoch }
-                | ClientAction::ReportSlow { pg, node, epoch }) = action;
+                let (pg, node, epoch) = match action {
+                    ClientAction::ReportFailed { pg, node, epoch }
+                    | ClientAction::ReportSlow { pg, node, epoch } => (pg, node, epoch),
+                    ClientAction::Repaired {
+                        node, chunk, block, ..
+                    } => {
+                        self.note_repaired(host, node, chunk, block);
+                        continue;
+                    }
+                };
                 self.note_report(host, pg, node, epoch);
             }
             for (node, request) in sent {
@@ -290,6 +299,15 @@ impl Sim {
                 "guest {guest} got {error:?}, and nothing that was done to the cluster explains it"
             ));
         }
+    }
+
+    /// A host has repaired a block of a replica.
+    fn note_repaired(&mut self, host: usize, node: NodeId, chunk: ChunkKey, block: u32) {
+        let numbers = [36, host as u64, node.0, chunk.layer.0, u64::from(block)];
+        self.trace.note(self.now, &numbers, || {
+            format!("host {host} has repaired {chunk:?} block {block} of {node}")
+        });
+        self.repaired.push((node.0 as usize, chunk, block));
     }
 
     /// A map arrives at a host.
