@@ -129,6 +129,8 @@ pub struct Outstanding {
     pub request: Request,
     /// When it was made.
     pub since: At,
+    /// The checksum of its data at that time.
+    pub crc: u32,
 }
 
 /// A connection from a data thread to a node's process. One that broke is never used again.

@@ -39,7 +39,10 @@ impl Ledger {
                 .copied()
                 .collect();
             if !ranges.is_empty() {
-                of_write.entry(heir).or_default().extend(ranges);
+                let known = of_write.entry(heir).or_default();
+                known.extend(ranges);
+                known.sort_unstable();
+                known.dedup();
             }
         }
     }

@@ -13,7 +13,7 @@ use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Reply, Request,
 };
 use fabric::store;
-use fabric::store::api::{CoreParams, DeviceLabel, StoreCore};
+use fabric::store::api::{CoreParams, DeviceLabel, ScrubFinding, StoreCore};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
@@ -38,6 +38,8 @@ pub struct Parcel {
     pub request: Request,
     /// What a write stores.
     pub data: Box<[u8]>,
+    /// The checksum of it that the host took when it sent the first byte.
+    pub crc: u32,
 }
 
 /// An answer as it travels.
@@ -409,6 +411,17 @@ impl Node {
 
 impl Process {
     fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, wishes: &mut Wishes) {
+        if fabric::checksum::crc32c(&parcel.data) != parcel.crc {
+            // The guest has changed its buffer meanwhile: what arrived is nobody's data.
+            let reply = Reply {
+                id: parcel.request.id,
+                incarnation: self.incarnation,
+                result: Err(Refusal::Mismatch),
+            };
+            let data = None;
+            wishes.answers.push(Answer { peer, reply, data });
+            return;
+        }
         let thread = thread % self.replicas.len();
         let mut request = self.port.receive(thread, parcel);
         let writes = matches!(
@@ -493,7 +506,11 @@ impl Process {
                     };
                     let data = memory::pick_up(command);
                     let whom = For::Round(pg, number, call);
-                    let parcel = Parcel { request, data };
+                    let parcel = Parcel {
+                        request,
+                        data,
+                        crc: 0,
+                    };
                     if let Some(data) = self.port.submit_local(whom, parcel) {
                         self.end_local((pg, number), call, Ok(()), Some(data));
                     }
@@ -521,6 +538,11 @@ impl Process {
             }
             other => other,
         }
+    }
+
+    /// Lets the scrubber read every block once; what it finds bad. The store must be idle.
+    pub fn scrub(&mut self, disk: &mut SimDisk) -> Vec<ScrubFinding> {
+        self.port.scrub(disk)
     }
 
     /// Takes the list of what was stored since the last call.

@@ -105,6 +105,8 @@ pub struct Plan {
     pub spots: u64,
     /// Bytes of a device.
     pub device_bytes: u64,
+    /// Bytes of the last node's, if it has a smaller one.
+    pub small_device_bytes: Option<u64>,
     /// Requests of each guest.
     pub ops: u32,
     /// Requests that a guest has in flight at most.
@@ -141,6 +143,7 @@ impl Plan {
             chunks: 2,
             spots: 3,
             device_bytes: 12 << 20,
+            small_device_bytes: None,
             ops: 150,
             depth: 4,
             manners: Manners {

@@ -274,6 +274,9 @@ impl Sim {
             })
             .collect();
         let mut incarnations = Vec::new();
+        if let (Some(bytes), Some(last)) = (plan.small_device_bytes, nodes.last_mut()) {
+            last.disk = formatted(bytes).crash(CrashKind::Process, rng.random());
+        }
         for node in &mut nodes {
             node.mutation = plan.mutation;
             let nonce = rng.random();

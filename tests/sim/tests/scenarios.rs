@@ -272,3 +272,84 @@ fn cluster_grows_and_a_second_loss_is_borne() {
     sim.start_node(other);
     sim.end();
 }
+
+/// A bit of one replica's copy turns over. The guest gets the data from another one, and the bad block is written again.
+#[test]
+fn flipped_bit_is_repaired_and_reported() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    sim.pass(Span::millis(200));
+    let asked_first = sim.member(0);
+    sim.flip_bit(asked_first, 5);
+    assert!(!sim.can_read(asked_first, 5), "the checksum tells");
+    sim.read_blocks(0, 8);
+    sim.pass(Span::millis(200));
+    let repaired: Vec<(usize, u32)> = sim.repaired.iter().map(|(n, _, b)| (*n, *b)).collect();
+    assert_eq!(repaired, [(asked_first, 5)]);
+    assert!(sim.can_read(asked_first, 5));
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.repaired.len(), 1, "there is nothing more to repair");
+    sim.end();
+}
+
+/// With no good copy left the guest gets an error, and the other blocks all the same.
+#[test]
+fn block_that_nobody_can_read_is_an_error() {
+    let mut sim = Sim::scripted();
+    sim.plan.faults.disk_errors = 1;
+    sim.write_blocks(0, 8);
+    sim.flush();
+    sim.pass(Span::millis(200));
+    for node in 0..3 {
+        sim.flip_bit(node, 5);
+    }
+    let errors = sim.errors();
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), errors + 1);
+    sim.read_blocks(0, 5);
+    assert_eq!(sim.errors(), errors + 1);
+    sim.write_blocks(5, 1);
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), errors + 1);
+    sim.end();
+}
+
+/// A write is on one replica and not, or not yet, on the others. Each copy is right in itself: the scrubber finds nothing.
+#[test]
+fn scrub_meets_unresolved_write() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    for node in [0, 1] {
+        sim.on_fault(Fault::Cut(End::Host(0), End::Node(node)));
+    }
+    let write = sim.ask(WRITE, 0, 32);
+    sim.pass(Span::millis(5));
+    let (new, old) = (sim.tag_at(2, 0), sim.tag_at(0, 0));
+    assert_ne!(new, old);
+    for node in 0..3 {
+        assert_eq!(sim.scrub(node), 0, "node {node}");
+    }
+    assert_eq!((sim.tag_at(2, 0), sim.tag_at(0, 0)), (new, old));
+    for node in [0, 1] {
+        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+    }
+    sim.wait_for(write);
+    sim.read_blocks(0, 8);
+    sim.end();
+}
+
+/// One replica has no room left: it leaves, and writes go on without it. When there is room again it comes back.
+#[test]
+fn replica_disk_fills_up() {
+    let mut sim = Sim::scripted_with_small_device(6 << 20);
+    for block in (0..2048).step_by(64) {
+        sim.write_blocks(block, 64);
+    }
+    assert_ne!(sim.standing(2), Standing::InSync, "8 MiB on 6");
+    sim.read_blocks(0, 64);
+    let discard = sim.ask(Op::Discard, 4096, 12288);
+    sim.wait_for(discard);
+    sim.write_blocks(0, 8);
+    sim.end();
+}

@@ -14,7 +14,9 @@ use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId, Version};
 use fabric::proto::{Command, Generation, PgId, Request, placement};
 use fabric::store::ShardCore;
-use fabric::store::api::{OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
+use fabric::store::api::{
+    OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
+};
 use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoVecs};
 use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
 
@@ -293,13 +295,26 @@ impl Port {
         Ok(bytes)
     }
 
+    /// Reads every block once beside the data path.
+    pub fn scrub(&mut self, disk: &mut SimDisk) -> Vec<ScrubFinding> {
+        assert_eq!(self.core.in_flight(), 0, "only while the store is idle");
+        while self.core.scrub_step() != ScrubStep::PassDone {
+            self.run_device(disk);
+        }
+        std::iter::from_fn(|| self.core.poll_finding()).collect()
+    }
+
+    fn run_device(&mut self, disk: &mut SimDisk) {
+        while let Some(action) = self.core.poll_action() {
+            let (key, _) = begin(disk, action);
+            let result = disk.complete(key).expect("it was begun just now");
+            self.core.on_device(key.id, result);
+        }
+    }
+
     fn run_alone(&mut self, disk: &mut SimDisk) -> StoreResult {
         loop {
-            while let Some(action) = self.core.poll_action() {
-                let (key, _) = begin(disk, action);
-                let result = disk.complete(key).expect("it was begun just now");
-                self.core.on_device(key.id, result);
-            }
+            self.run_device(disk);
             if let Some((_, result)) = self.core.poll_completion() {
                 return result;
             }
@@ -336,7 +351,9 @@ fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreF
 }
 
 fn with_memory(parcel: Parcel) -> (Request, Memory) {
-    let Parcel { mut request, data } = parcel;
+    let Parcel {
+        mut request, data, ..
+    } = parcel;
     let mut bytes = match usage(&request.command) {
         Use::Destination(len) => vec![0xa5; len].into(),
         _ => data,

@@ -108,7 +108,8 @@ impl Sim {
             watermark: Sequence(0),
             command,
         };
-        let parcel = Parcel { request, data };
+        let crc = fabric::checksum::crc32c(&data);
+        let parcel = Parcel { request, data, crc };
         let (from, to) = (caller.end(), End::Node(to));
         self.send_control(from, to, Event::Call { number, parcel });
         self.after(PATIENCE, Event::CallOver(number));

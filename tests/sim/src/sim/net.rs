@@ -221,7 +221,12 @@ impl Sim {
         }
         let id = request.id.0;
         let since = self.now;
-        let sent = Outstanding { request, since };
+        let crc = fabric::checksum::crc32c(&memory::pick_up(request.command));
+        let sent = Outstanding {
+            request,
+            since,
+            crc,
+        };
         if self.conns[conn].outstanding.insert(id, sent).is_some() {
             self.fail(format!("request {id:x} was sent twice to node {node}"));
             return;
@@ -241,10 +246,10 @@ impl Sim {
     /// The data of a request leave the guest's memory.
     pub(super) fn on_pickup(&mut self, conn: usize, id: u64) {
         let state = &self.conns[conn];
-        let Some(Outstanding { request, .. }) = state.outstanding.get(&id) else {
+        let Some(Outstanding { request, crc, .. }) = state.outstanding.get(&id) else {
             return;
         };
-        let request = *request;
+        let (request, crc) = (*request, *crc);
         let data = memory::pick_up(request.command);
         let (host, node) = (state.host, state.node);
         let numbers = [4, conn as u64, id, request.sequence.0, request.epoch.0];
@@ -258,7 +263,7 @@ impl Sim {
                 request.pg,
             )
         });
-        let parcel = Parcel { request, data };
+        let parcel = Parcel { request, data, crc };
         self.send_on(conn, THERE, Event::Request { conn, parcel });
     }
 

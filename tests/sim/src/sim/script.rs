@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::Sim;
-use crate::checker::Tag;
+use crate::checker::{self, Tag};
 use crate::plan::Plan;
 use crate::queue::Span;
 use crate::workload::GuestOp;
@@ -30,6 +30,21 @@ impl Sim {
         Self::scripted_as(Plan {
             nodes,
             spares,
+            ..Self::scripted_plan()
+        })
+    }
+
+    /// One host, whose requests take a while to leave its guest's memory.
+    pub fn scripted_with_slow_pickup() -> Self {
+        let mut plan = Self::scripted_plan();
+        plan.net.pickup = Span(500);
+        Self::scripted_as(plan)
+    }
+
+    /// Three nodes, the last of which has a smaller device.
+    pub fn scripted_with_small_device(bytes: u64) -> Self {
+        Self::scripted_as(Plan {
+            small_device_bytes: Some(bytes),
             ..Self::scripted_plan()
         })
     }
@@ -67,9 +82,58 @@ impl Sim {
         self.submit(0, asked).expect("the client has room")
     }
 
+    /// The guest changes the buffer of a write under way, but for the first sector, which names the write.
+    pub fn change_buffer(&mut self, name: u64) {
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        let op = self.guests[0].in_flight.get_mut(&name);
+        let op = op.expect("it is under way");
+        checker::fill(&mut op.memory[512..], 0, op.first + 1, tag);
+    }
+
+    /// Flips a bit of what a node's disk holds of a block of the first chunk, wherever it lies.
+    pub fn flip_bit(&mut self, node: usize, block: u32) {
+        let node = &mut self.nodes[node];
+        let process = node.process.as_mut().expect("it runs");
+        let range = (block * 4096, 4096);
+        let content = process.peek(&mut node.disk, super::layer_of(0), 0, range);
+        let content = content.expect("it can be read");
+        let mut found = 0;
+        for at in node.disk.written_blocks() {
+            let mut there = vec![0; 4096];
+            node.disk.peek(at * 4096, &mut there);
+            if there == content {
+                node.disk.flip_bit(at * 4096 + 100, 3);
+                found += 1;
+            }
+        }
+        assert!(found > 0, "the disk has it somewhere");
+    }
+
+    /// Whether the node can read a block of the first chunk.
+    pub fn can_read(&mut self, node: usize, block: u32) -> bool {
+        let node = &mut self.nodes[node];
+        let process = node.process.as_mut().expect("it runs");
+        let range = (block * 4096, 4096);
+        let layer = super::layer_of(0);
+        process.peek(&mut node.disk, layer, 0, range).is_ok()
+    }
+
+    /// Lets a node's scrubber read everything once; how many blocks it finds bad.
+    pub fn scrub(&mut self, node: usize) -> usize {
+        let node = &mut self.nodes[node];
+        let process = node.process.as_mut().expect("it runs");
+        process.scrub(&mut node.disk).len()
+    }
+
     /// Whether a request has been answered.
     pub fn is_done(&self, name: u64) -> bool {
         !self.guests[0].in_flight.contains_key(&name)
+    }
+
+    /// Requests that ended with an error.
+    pub fn errors(&self) -> u64 {
+        self.ops.1
     }
 
     /// Waits for the answer.
