@@ -103,6 +103,24 @@ impl Front {
         assert_eq!(self.queues[0].request(VIRTIO_BLK_T_OUT, sector, &data).0, 0);
     }
 
+    /// Writes a sector on the first ring, and waits for as long as it takes.
+    pub fn write_patiently(&mut self, sector: u64, byte: u8) {
+        let from = self.guest.place(&[byte; SECTOR_BYTES]);
+        let data = [(from, SECTOR_BYTES as u32, false)];
+        let queue = &mut self.queues[0];
+        let (chain, status) = queue.blk(VIRTIO_BLK_T_OUT, sector, &data);
+        queue.add(&chain);
+        queue.submit();
+        let head = loop {
+            match queue.next_used() {
+                Some((head, _)) => break head,
+                None => std::thread::sleep(std::time::Duration::from_millis(20)),
+            }
+        };
+        queue.recycle(head);
+        assert_eq!(self.guest.read(status, 1), [0]);
+    }
+
     /// Reads a sector on ring `index`.
     pub fn read(&mut self, index: usize, sector: u64) -> Vec<u8> {
         let to = self.guest.alloc(SECTOR_BYTES as u64, SECTOR_BYTES as u64);
