@@ -8,7 +8,7 @@ use super::{Ask, Cluster, Map};
 use crate::core::membership::Standing;
 use crate::core::replica::StoreFailure;
 use crate::core::resync::{Action, Call, Progress, Resync, TICK, Why};
-use crate::proto::{Command, Incarnation, NodeId, PgId, Refusal};
+use crate::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal};
 
 /// Pause before a round that failed begins anew; doubled with each failure up to the maximum.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -28,6 +28,8 @@ pub struct Token {
 struct Round {
     number: u64,
     source: (NodeId, Incarnation),
+    /// Of the group, in the newest map.
+    epoch: Epoch,
     machine: Resync,
     /// It has ended well: when meta was asked.
     asked: Option<Instant>,
@@ -36,8 +38,8 @@ struct Round {
 /// What a round wants done.
 #[derive(Debug, Clone, Copy)]
 pub enum Wish {
-    /// A command for the source.
-    Ask((NodeId, Incarnation), Command),
+    /// A command for the source, under this map.
+    Ask((NodeId, Incarnation), Epoch, Command),
     /// A command for this node's own store.
     Local(Command),
 }
@@ -97,8 +99,11 @@ impl Rounds {
                 self.pauses.remove(&set.pg());
                 continue;
             };
-            match self.all.get(&set.pg()) {
-                Some(round) if round.machine.since() == member.since => continue,
+            match self.all.get_mut(&set.pg()) {
+                Some(round) if round.machine.since() == member.since => {
+                    round.epoch = set.epoch();
+                    continue;
+                }
                 Some(_) => self.end(set.pg()),
                 None => {}
             }
@@ -117,6 +122,7 @@ impl Rounds {
             let round = Round {
                 number: self.next,
                 source: (source.node, source.incarnation),
+                epoch: set.epoch(),
                 machine: Resync::new(set.pg(), member.since, source.node),
                 asked: None,
             };
@@ -151,7 +157,14 @@ impl Rounds {
             };
             match action {
                 Action::Ask(call, command) => {
-                    return Some((pg, token(call), Wish::Ask(round.source, command)));
+                    // The source refuses what is older than a join: clients, who go by the group's last change, are not to be
+                    // refused for what has happened to other groups since.
+                    let epoch = match command {
+                        Command::Join => round.epoch,
+                        _ => cluster.groups.known(),
+                    };
+                    let wish = Wish::Ask(round.source, epoch, command);
+                    return Some((pg, token(call), wish));
                 }
                 Action::Local(call, command) => {
                     return Some((pg, token(call), Wish::Local(command)));

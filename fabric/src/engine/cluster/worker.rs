@@ -237,11 +237,10 @@ impl State {
     }
 
     fn begin(&mut self, pg: PgId, token: Token, wish: Wish) {
-        let (Wish::Ask(_, command) | Wish::Local(command)) = wish;
-        let request = Request {
+        let request = |epoch, command| Request {
             id: RequestId(0),
             pg,
-            epoch: self.cluster.groups.known(),
+            epoch,
             // A round works past the fences of leases.
             generation: ROUND,
             sequence: Sequence(0),
@@ -249,17 +248,21 @@ impl State {
             command,
         };
         match wish {
-            Wish::Ask(source, command) => {
+            Wish::Ask(source, epoch, command) => {
                 let bytes = match command {
                     Command::Read { len, .. } => len,
                     _ => 0,
                 };
                 self.pace.spend(bytes, false);
+                let request = request(epoch, command);
                 if let Some(result) = self.rounds_ways.send(source, &request, token) {
                     self.rounds.on_reply(token, result, &self.cluster);
                 }
             }
-            Wish::Local(_) => self.begin_local(token, &request),
+            Wish::Local(command) => {
+                let known = self.cluster.groups.known();
+                self.begin_local(token, &request(known, command));
+            }
         }
     }
 

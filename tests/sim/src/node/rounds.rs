@@ -161,7 +161,12 @@ impl Rounds {
                 match action {
                     Action::Ask(call, command) => {
                         round.open.insert(call, command);
-                        let wish = Wish::Ask(source, groups.known(), command);
+                        // As in the engine that ships: clients go by the group's last change.
+                        let epoch = match (command, self.sets.get(pg)) {
+                            (Command::Join, Some(set)) => set.epoch(),
+                            _ => groups.known(),
+                        };
+                        let wish = Wish::Ask(source, epoch, command);
                         wishes.push((*pg, round.number, call, wish));
                     }
                     Action::Local(call, command) => {
