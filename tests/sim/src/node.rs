@@ -9,6 +9,7 @@ use fabric::core::replica::{Handled, PeerId, Peers, Replica, StoreFailure};
 use fabric::core::resync::Call;
 use fabric::core::unresolved::Unresolved;
 use fabric::proto::ids::LayerId;
+use fabric::proto::message::BlockStamp;
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Reply, Request,
 };
@@ -538,6 +539,16 @@ impl Process {
             }
             other => other,
         }
+    }
+
+    /// What a block of a layer is, as its map tells; the store must be idle.
+    pub fn stamp(
+        &mut self,
+        disk: &mut SimDisk,
+        layer: LayerId,
+        place: (u32, u32),
+    ) -> Result<BlockStamp, String> {
+        self.port.stamp(disk, layer, place)
     }
 
     /// Lets the scrubber read every block once; what it finds bad. The store must be idle.

@@ -339,6 +339,27 @@ fn scrub_meets_unresolved_write() {
     sim.end();
 }
 
+/// Each replica would be sent other bytes. None takes what does not fit the checksum, and all get a copy.
+#[test]
+fn guest_changes_buffer_in_flight() {
+    let mut sim = Sim::scripted_with_slow_pickup();
+    sim.write_blocks(0, 8);
+    for round in 0..20 {
+        let write = sim.ask(WRITE, 0, 64);
+        sim.pass(Span(20 * round));
+        if !sim.is_done(write) {
+            sim.change_buffer(write);
+        }
+        sim.wait_for(write);
+        for block in 0..8 {
+            let tags = [0, 1, 2].map(|node| sim.tag_at(node, block * 8));
+            assert!(tags.iter().all(|tag| *tag == tags[0]), "{tags:?}");
+        }
+    }
+    sim.write_blocks(0, 8);
+    sim.end();
+}
+
 /// One replica has no room left: it leaves, and writes go on without it. When there is room again it comes back.
 #[test]
 fn replica_disk_fills_up() {

@@ -12,6 +12,7 @@ use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::Call;
 use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId, Version};
+use fabric::proto::message::BlockStamp;
 use fabric::proto::{Command, Generation, PgId, Request, placement};
 use fabric::store::ShardCore;
 use fabric::store::api::{
@@ -293,6 +294,32 @@ impl Port {
         let result = self.run_alone(disk);
         result.map_err(|e| e.to_string())?;
         Ok(bytes)
+    }
+
+    /// What a block is, beside the data path.
+    pub fn stamp(
+        &mut self,
+        disk: &mut SimDisk,
+        layer: LayerId,
+        (chunk, block): (u32, u32),
+    ) -> Result<BlockStamp, String> {
+        let mut stamp = BlockStamp::default();
+        let list = [libc::iovec {
+            iov_base: (&raw mut stamp).cast(),
+            iov_len: size_of::<BlockStamp>(),
+        }];
+        let op = StoreOp::Inspect {
+            layer,
+            chunk,
+            block,
+            iovecs: &list,
+        };
+        // SAFETY: the memory is on this stack until the completion below.
+        let taken = unsafe { self.core.submit(OpId(PEEK), op) };
+        assert_eq!(taken, Submitted::Accepted, "an idle store has room");
+        let result = self.run_alone(disk);
+        result.map_err(|e| e.to_string())?;
+        Ok(stamp)
     }
 
     /// Reads every block once beside the data path.

@@ -2,6 +2,7 @@
 
 use fabric::core::membership::Standing;
 use fabric::proto::PgId;
+use fabric::proto::message::BlockStamp;
 use fabric::store::api::StoreCore;
 
 use super::{Fault, Sim, layer_of};
@@ -88,6 +89,7 @@ impl Sim {
                 for (chunk, range) in pieces(first) {
                     if u64::from(chunk) < self.plan.chunks && self.group_of(volume, chunk) == pg {
                         self.agree_on(&in_sync, volume, chunk, range);
+                        self.versions_agree(&in_sync, volume, chunk, range);
                     }
                 }
             }
@@ -131,6 +133,38 @@ impl Sim {
                     return;
                 }
                 Some(_) => {}
+            }
+        }
+    }
+
+    /// The members have the same versions of all blocks, so that none differs by luck, nor the next comparison copies it.
+    fn versions_agree(
+        &mut self,
+        nodes: &[usize],
+        volume: usize,
+        chunk: u32,
+        (from, len): (u32, u32),
+    ) {
+        for block in from / 4096..(from + len) / 4096 {
+            let mut first: Option<(usize, BlockStamp)> = None;
+            for &at in nodes {
+                let node = &mut self.nodes[at];
+                let process = node.process.as_mut().expect("it runs");
+                let stamp = process.stamp(&mut node.disk, layer_of(volume), (chunk, block));
+                let Ok(stamp) = stamp else {
+                    self.fail(format!("node {at} cannot read its map"));
+                    return;
+                };
+                match &first {
+                    None => first = Some((at, stamp)),
+                    Some((other, known)) if !known.agrees_with(&stamp) => {
+                        self.fail(format!(
+                            "nodes {other} and {at} are in sync, and volume {volume} chunk {chunk} block {block} is {known:?} and {stamp:?}"
+                        ));
+                        return;
+                    }
+                    Some(_) => {}
+                }
             }
         }
     }
