@@ -430,3 +430,6 @@ impl Groups {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -158,3 +158,6 @@ impl Unresolved {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

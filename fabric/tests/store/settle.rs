@@ -10,6 +10,7 @@ use fabric::core::replica::{Handled, PeerId, Peers, Replica, StoreFailure, Store
 use fabric::core::settle::{Action, Call, PlaceOf, Settle};
 use fabric::core::unresolved::Unresolved;
 use fabric::proto::ids::ChunkKey;
+use fabric::proto::message::UnresolvedEntry;
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
 };
@@ -17,6 +18,7 @@ use fabric::store::api::Version;
 use fabric::store::device::{BLOCK_BYTES, IoVecs};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
+use zerocopy::IntoBytes;
 
 use crate::seeds::{self, for_each_seed};
 use crate::shard::{Block, CHUNK, LAYER, Shard, iovec};
@@ -50,6 +52,8 @@ struct Node {
     replica: Replica,
     shard: Shard,
     groups: Arc<Groups>,
+    /// It has forgotten which writes are unresolved: all may be.
+    forgetful: bool,
 }
 
 impl Node {
@@ -67,6 +71,7 @@ impl Node {
             replica: replica.with_peers(peers),
             shard: Shard::new(seed),
             groups,
+            forgetful: false,
         }
     }
 
@@ -77,6 +82,14 @@ impl Node {
             Handled::Held => {
                 let key = port.1.expect("only fences are held");
                 let (_, reply) = self.replica.on_store(key, Ok(())).expect("it is held");
+                if let Command::Fence { buffers, .. } = request.command
+                    && self.forgetful
+                {
+                    // SAFETY: the machine keeps the list and its memory until the answer.
+                    let list = unsafe { buffers.first_mut() };
+                    let everything = UnresolvedEntry::EVERYTHING;
+                    list[..size_of::<UnresolvedEntry>()].copy_from_slice(everything.as_bytes());
+                }
                 reply.result
             }
             Handled::Full => panic!("one request at a time"),
@@ -128,6 +141,16 @@ fn settle(
     dead: &[usize],
     rng: &mut ChaCha8Rng,
 ) -> Settle {
+    settle_while(nodes, standings, |node| !dead.contains(&node), rng)
+}
+
+/// The same; `answers` is asked for each request to a node.
+fn settle_while(
+    nodes: &mut [Node],
+    standings: &[Standing],
+    mut answers: impl FnMut(usize) -> bool,
+    rng: &mut ChaCha8Rng,
+) -> Settle {
     let mut standings = standings.to_vec();
     let mut epoch = 1;
     let mut machine = Settle::new(LAYER, 64 << 20, vec![set(epoch, &standings)]);
@@ -171,9 +194,9 @@ fn settle(
             continue;
         }
         let (call, node, request) = asked.swap_remove(rng.random_range(0..asked.len()));
-        let result = match dead.contains(&node) {
-            true => Err(Refusal::Unreachable),
-            false => nodes[node].request(&request),
+        let result = match answers(node) {
+            false => Err(Refusal::Unreachable),
+            true => nodes[node].request(&request),
         };
         machine.on_reply(call, result, &OnePlace);
     }
@@ -279,4 +302,65 @@ fn what_every_replica_has_is_not_looked_at() {
     }
     let machine = settle(&mut nodes, &standings, &[], &mut rng);
     assert_eq!(machine.settled_blocks(), 0);
+}
+
+#[test]
+fn replicas_that_hold_different_data_under_one_version_agree_on_that_of_the_first_in_sync() {
+    for_each_seed(5, |seed| {
+        let mut rng = seeds::rng(seed, 0xf5);
+        let standings = [Standing::Syncing, IN, IN];
+        let mut nodes = standings.map(|s| Node::new(seed, s));
+        // The guest changed its buffer between two sendings of the write, and the host died.
+        for (node, tag) in nodes.iter_mut().zip(1..) {
+            let data = content(tag);
+            let iov = iovec(&data);
+            node.request(&write(5, 9, 0, &iov)).unwrap();
+        }
+        let machine = settle(&mut nodes, &standings, &[], &mut rng);
+        assert_eq!(machine.settled_blocks(), 1);
+        assert_equal(&mut nodes, &[0, 1, 2]);
+        assert!(nodes[0].shard.read(5) == content(2));
+    });
+}
+
+#[test]
+fn a_replica_that_has_forgotten_what_is_unresolved_makes_everything_be_looked_at() {
+    let mut rng = seeds::rng(1, 0xf6);
+    let standings = [IN, IN, IN];
+    for forgetful in [false, true] {
+        let mut nodes = standings.map(|s| Node::new(1, s));
+        nodes[1].forgetful = forgetful;
+        // Nobody lists these.
+        for (block, version) in [(0, 3), (300, 4), (1023, 5)] {
+            nodes[2]
+                .shard
+                .write(block, Version::new(1, version).0, &content(version));
+        }
+        let machine = settle(&mut nodes, &standings, &[], &mut rng);
+        assert_eq!(machine.settled_blocks(), if forgetful { 3 } else { 0 });
+        if forgetful {
+            assert_equal(&mut nodes, &[0, 1, 2]);
+            assert!(nodes[0].shard.read(1023) == content(5));
+        }
+    }
+}
+
+#[test]
+fn a_replica_that_is_lost_at_any_moment_is_left_out_and_the_others_agree() {
+    for_each_seed(30, |seed| {
+        let mut rng = seeds::rng(seed, 0xf7);
+        let standings = [IN, IN, IN];
+        let mut nodes = standings.map(|s| Node::new(seed, s));
+        leave_behind(&mut nodes, &mut rng, 20);
+        // Some of the newest are on the one that goes only, some on the others only.
+        let goes = rng.random_range(0..3);
+        let mut left: u32 = rng.random_range(1..40);
+        let answers = |node: usize| {
+            left = left.saturating_sub(u32::from(node == goes));
+            node != goes || left > 0
+        };
+        settle_while(&mut nodes, &standings, answers, &mut rng);
+        let stay: Vec<usize> = (0..3).filter(|node| *node != goes).collect();
+        assert_equal(&mut nodes, &stay);
+    });
 }

@@ -1,0 +1,134 @@
+use super::*;
+use crate::proto::ids::ChunkKey;
+use crate::proto::{Epoch, PgId};
+
+const LAYER: LayerId = LayerId(4);
+const NEXT_LEASE: Generation = Generation(3);
+
+fn zero(
+    (generation, sequence, watermark): (u64, u64, u64),
+    (chunk, offset, len): (u32, u32, u32),
+) -> Request {
+    Request {
+        pg: PgId(1),
+        epoch: Epoch(1),
+        generation: Generation(generation),
+        sequence: Sequence(sequence),
+        watermark: Sequence(watermark),
+        command: Command::Zero {
+            chunk: ChunkKey {
+                layer: LAYER,
+                index: chunk,
+            },
+            offset,
+            len,
+            fua: false,
+        },
+        ..Request::NOTHING
+    }
+}
+
+fn lanes(count: usize) -> Vec<Arc<Unresolved>> {
+    (0..count).map(|_| Arc::default()).collect()
+}
+
+/// What a new lease is told: sequence, chunk, first block, blocks.
+fn told(lanes: &[Arc<Unresolved>], room: usize) -> Vec<(u64, u32, u32, u32)> {
+    let entries = list(lanes, LAYER, NEXT_LEASE, room);
+    let of = |e: &UnresolvedEntry| (Version(e.version).sequence(), e.chunk, e.block, e.count);
+    entries.iter().map(of).collect()
+}
+
+#[test]
+fn writes_above_the_watermark_are_remembered_by_the_blocks_that_they_touch() {
+    let lanes = lanes(1);
+    lanes[0].note(&zero((2, 10, 10), (0, 0, 4096)));
+    lanes[0].note(&zero((2, 11, 10), (1, 512, 4096)));
+    assert_eq!(told(&lanes, 9), [(10, 0, 0, 1), (11, 1, 0, 2)]);
+    // The watermark is the oldest that is not resolved.
+    lanes[0].note(&zero((2, 12, 11), (0, 8192, 512)));
+    assert_eq!(told(&lanes, 9), [(11, 1, 0, 2), (12, 0, 2, 1)]);
+    lanes[0].note(&zero((2, 13, 13), (0, 0, 512)));
+    assert_eq!(told(&lanes, 9), [(13, 0, 0, 1)]);
+}
+
+#[test]
+fn the_pieces_of_a_write_and_its_repetitions_are_remembered_as_one_by_chunk() {
+    let lanes = lanes(1);
+    lanes[0].note(&zero((2, 10, 1), (0, 4096, 4096)));
+    lanes[0].note(&zero((2, 10, 1), (1, 0, 4096)));
+    lanes[0].note(&zero((2, 10, 1), (0, 16384, 4096)));
+    assert_eq!(told(&lanes, 9), [(10, 0, 1, 4), (10, 1, 0, 1)]);
+}
+
+#[test]
+fn nothing_is_resolved_by_a_lease_that_has_just_begun() {
+    let lanes = lanes(1);
+    lanes[0].note(&zero((1, 500, 1), (0, 0, 4096)));
+    lanes[0].note(&zero((2, 1, 0), (1, 0, 4096)));
+    assert_eq!(told(&lanes, 9), [(500, 0, 0, 1), (1, 1, 0, 1)]);
+    // Its first watermark says that what older leases left has been settled.
+    lanes[0].note(&zero((2, 2, 1), (2, 0, 4096)));
+    assert_eq!(told(&lanes, 9), [(1, 1, 0, 1), (2, 2, 0, 1)]);
+}
+
+#[test]
+fn a_new_lease_is_told_of_older_ones_only_and_of_all_data_threads() {
+    let lanes = lanes(3);
+    lanes[0].note(&zero((2, 10, 1), (0, 0, 4096)));
+    lanes[2].note(&zero((1, 70, 1), (1, 0, 4096)));
+    lanes[1].note(&zero((3, 1, 0), (2, 0, 4096)));
+    assert_eq!(told(&lanes, 9), [(70, 1, 0, 1), (10, 0, 0, 1)]);
+    let of_another = list(&lanes, LayerId(5), NEXT_LEASE, 9);
+    assert!(of_another.is_empty());
+    lanes[0].forget(LAYER);
+    assert_eq!(told(&lanes, 9), [(70, 1, 0, 1)]);
+    let lens: Vec<usize> = lanes.iter().map(|l| l.len()).collect();
+    assert_eq!(lens, [0, 1, 1]);
+    assert!(lanes[0].is_empty());
+}
+
+#[test]
+fn what_writes_nothing_is_not_remembered() {
+    let lanes = lanes(1);
+    let layer = LAYER;
+    let flush = Request {
+        command: Command::Flush { layer },
+        ..zero((2, 10, 1), (0, 0, 0))
+    };
+    lanes[0].note(&flush);
+    assert!(lanes[0].is_empty());
+}
+
+#[test]
+fn too_many_for_the_list_are_merged_and_nothing_is_left_out() {
+    let lanes = lanes(2);
+    for nth in 0..10 {
+        let at = (nth % 2, nth * 8192, 4096);
+        lanes[nth as usize % 2].note(&zero((2, 10 + u64::from(nth), 1), at));
+    }
+    assert_eq!(told(&lanes, 10).len(), 10);
+    // One range for each chunk, under its newest version.
+    assert_eq!(told(&lanes, 9), [(18, 0, 0, 17), (19, 1, 2, 17)]);
+    let all = list(&lanes, LAYER, NEXT_LEASE, 1);
+    assert_eq!(all, [UnresolvedEntry::EVERYTHING]);
+}
+
+#[test]
+fn bounded_what_one_client_leaves_behind_is_merged_beyond_the_limit() {
+    let lanes = lanes(1);
+    for nth in 0..=WRITES_MAX as u64 {
+        let at = ((nth % 8) as u32, (nth % 1024) as u32 * 4096, 4096);
+        lanes[0].note(&zero((2, 10 + nth, 1), at));
+    }
+    assert_eq!(lanes[0].len(), 8);
+    let told = told(&lanes, 9);
+    assert_eq!(told.len(), 8);
+    for (chunk, (_, of, first, count)) in told.into_iter().map(|t| (t.1, t)) {
+        assert_eq!((of, first, first + count), (chunk, chunk, 1024 - 7 + chunk));
+    }
+    // They are resolved when the newest of them is.
+    let newest = 10 + WRITES_MAX as u64;
+    lanes[0].note(&zero((2, newest + 1, newest + 1), (0, 0, 4096)));
+    assert_eq!(lanes[0].len(), 1);
+}
