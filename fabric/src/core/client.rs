@@ -24,9 +24,11 @@ mod held;
 mod in_place;
 mod ios;
 mod latency;
+mod lost;
 mod maps;
 mod piece;
 mod places;
+mod private;
 mod repair;
 
 use hedge::Sent;
@@ -136,6 +138,11 @@ pub struct Client {
     flushes: Vec<bool>,
     /// Some pieces wait for a tick.
     retrying: bool,
+    /// Some wait for a replica that could not be reached; ticks since they were looked at.
+    parked: bool,
+    parked_ticks: u32,
+    /// Bytes copied for writes in flight.
+    private_bytes: usize,
     /// Requests that wait for others that overlap them.
     held: VecDeque<Held>,
     /// What the shell said last.
@@ -169,6 +176,9 @@ impl Client {
             groups: Vec::new(),
             places: Places::default(),
             retrying: false,
+            parked: false,
+            parked_ticks: 0,
+            private_bytes: 0,
             held: VecDeque::new(),
             now_us: 0,
             latency: Latency::default(),
@@ -286,32 +296,6 @@ impl Client {
         }
     }
 
-    /// A replica is lost: it will answer nothing more, and uses no buffer any more.
-    pub fn on_lost<T: Transport>(
-        &mut self,
-        node: NodeId,
-        transport: &mut T,
-        done: &mut dyn FnMut(Tag, IoResult),
-    ) {
-        for piece in 0..self.pieces.capacity() {
-            if !self.pieces.is_taken(piece) {
-                continue;
-            }
-            let group = &self.groups[usize::from(self.pieces[piece].group)];
-            let Some(member) = group.set.index_of(node) else {
-                continue;
-            };
-            let lost = Reply {
-                id: RequestId(self.pieces.key(piece).0),
-                incarnation: group.set.members()[member].incarnation,
-                result: Err(Refusal::Unreachable),
-            };
-            if self.record(piece, member, &lost) && self.pieces[piece].waiting.is_empty() {
-                self.go_on(piece, transport, done);
-            }
-        }
-    }
-
     /// Cuts a read or write into pieces and sends them. Nothing was sent on an error.
     #[inline]
     fn send_data<T: Transport>(
@@ -399,8 +383,7 @@ impl Client {
     /// Gives a fresh piece its request; the fences are filled in when it is sent.
     #[inline]
     fn fill_piece(&mut self, piece: u32, io: u32, group: u16, command: Command) {
-        let version = self.ios[io].version;
-        let (generation, sequence) = version.parts();
+        let (generation, sequence) = self.ios[io].number.parts();
         let request = Request {
             id: RequestId(self.pieces.key(piece).0),
             pg: self.groups[usize::from(group)].set.pg(),
@@ -506,6 +489,11 @@ impl Client {
                     }
                     return Some(result);
                 }
+                Next::Send(_) if self.needs_copy(piece) => {
+                    if !self.copy_piece(piece) {
+                        return None;
+                    }
+                }
                 Next::Send(to) => {
                     self.dispatch(piece, to, transport);
                     if !self.pieces[piece].waiting.is_empty() {
@@ -524,7 +512,8 @@ impl Client {
                     }
                     self.pieces[piece].forget_answers();
                 }
-                Next::Copy => self.pieces[piece].make_private(),
+                Next::Copy if !self.copy_piece(piece) => return None,
+                Next::Copy => {}
                 Next::Retry => {
                     self.retrying = true;
                     self.report(piece, self.pieces[piece].lagging());
@@ -539,6 +528,7 @@ impl Client {
                     self.report(piece, failed);
                     let io = self.pieces[piece].io;
                     self.ios[io].failed_somewhere = true;
+                    self.parked |= self.pieces[piece].is_parked();
                     return None;
                 }
             }
@@ -575,7 +565,7 @@ impl Client {
     #[inline]
     fn free_piece(&mut self, piece: u32) {
         self.segments.clear(&mut self.pieces[piece].segments);
-        self.pieces[piece].copy = None;
+        self.drop_copy(piece);
         self.pieces.give_back(piece);
     }
 }

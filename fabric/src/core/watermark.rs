@@ -94,6 +94,12 @@ impl Watermark {
         Some(version)
     }
 
+    /// Whether another version was drawn after this one.
+    #[inline]
+    pub fn is_newest(&self, version: Version) -> bool {
+        self.next.load(Ordering::Acquire) == version.0 + 1
+    }
+
     /// Says which write of the lane is the oldest in flight now.
     #[inline]
     pub fn settle(&self, lane: usize, oldest: Option<Version>) {

@@ -3,9 +3,13 @@
 use std::ops::Range;
 
 use super::ios::GuestIo;
+use super::piece::Piece;
 use super::{Client, Transport};
 use crate::core::overlap::Access;
 use crate::io::{IoResult, Op, Tag};
+
+/// Ticks after which a replica that could not be reached is asked again, if the map still has it.
+pub(super) const PARKED_TICKS: u32 = 100;
 
 /// A request that has not begun, with the pieces that it is cut into.
 pub(super) struct Held {
@@ -44,7 +48,14 @@ impl Client {
         let volume = &self.local(state.volume).state;
         let overlap = volume.overlap.get_or_init(Default::default);
         let entered = overlap.enter(self.lane, access, &bytes);
+        // Whoever overlaps it was done before, or waits. A version that one of those drew, and that is newer than this
+        // one's, would make this one pass for overwritten.
+        let version = state.number;
+        let renumbers = entered && access != Access::Read && !volume.watermark.is_newest(version);
+        let number = renumbers.then(|| volume.watermark.draw(self.lane, false));
         self.ios[io].entered = entered;
+        // A lease without a number left is about to be renewed, and with it all is numbered anew.
+        self.ios[io].number = number.flatten().unwrap_or(version);
         entered
     }
 
@@ -82,7 +93,10 @@ impl Client {
                 self.held.push_back(held);
                 continue;
             }
+            let (generation, sequence) = self.ios[held.io].number.parts();
             for &piece in &held.pieces {
+                let request = &mut self.pieces[piece].request;
+                (request.generation, request.sequence) = (generation, sequence);
                 self.start(piece, held.io, transport);
             }
             if held.pieces.is_empty() {
@@ -99,10 +113,17 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        if std::mem::take(&mut self.retrying) {
+        // Meta never takes the last in-sync replica out: no newer map will tell that it is back.
+        self.parked_ticks += u32::from(self.parked);
+        let look = self.parked_ticks >= PARKED_TICKS;
+        if look {
+            (self.parked, self.parked_ticks) = (false, 0);
+        }
+        if std::mem::take(&mut self.retrying) || look {
             for piece in 0..self.pieces.capacity() {
                 let waits = self.pieces.is_taken(piece) && self.pieces[piece].waiting.is_empty();
-                if waits && self.pieces[piece].take_retry() {
+                let asks = |piece: &mut Piece| piece.take_retry() || (look && piece.is_parked());
+                if waits && asks(&mut self.pieces[piece]) {
                     self.ask_again(piece);
                     self.go_on(piece, transport, done);
                 }
@@ -116,6 +137,6 @@ impl Client {
     /// Whether something waits for the next tick.
     #[inline]
     pub fn needs_tick(&self) -> bool {
-        self.retrying || !self.held.is_empty() || !self.sent.is_empty()
+        self.retrying || self.parked || !self.held.is_empty() || !self.sent.is_empty()
     }
 }

@@ -19,7 +19,10 @@ pub(super) struct GuestIo {
     pub(super) op: Op,
     /// Index into `Client::volumes`.
     pub(super) volume: u32,
+    /// Drawn when it came: no older one is its own.
     pub(super) version: Version,
+    /// What its pieces are numbered with.
+    pub(super) number: Version,
     pub(super) fua: bool,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -45,6 +48,7 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     op: Op::Flush,
     volume: 0,
     version: Version(0),
+    number: Version(0),
     fua: false,
     offset: 0,
     len: 0,
@@ -109,6 +113,7 @@ impl Client {
             op: request.op,
             volume: volume.slot(),
             version,
+            number: version,
             fua: mutates && (asks || durable),
             offset: request.offset,
             len: request.len,

@@ -46,6 +46,8 @@ pub(super) struct Piece {
     refusal: Option<Refusal>,
     /// At least one did not answer, so whether it has the write is unknown.
     unreachable: bool,
+    /// Since all were asked last, somebody has done it, or may have.
+    spread: bool,
     /// Could not read all of it: a block failed its checksum.
     pub(super) corrupt: Members,
     /// It is no part of a guest's request.
@@ -99,6 +101,11 @@ pub(super) struct PrivateCopy {
 unsafe impl Send for PrivateCopy {}
 
 impl PrivateCopy {
+    /// Bytes that it takes.
+    fn len(&self) -> usize {
+        self.iov.iov_len
+    }
+
     /// Copies what the list names.
     ///
     /// # Safety
@@ -135,6 +142,24 @@ impl Piece {
         self.forget_answers();
     }
 
+    /// Bytes of data that it holds itself.
+    pub(super) fn private_bytes(&self) -> usize {
+        self.copy.as_ref().map_or(0, PrivateCopy::len)
+    }
+
+    /// Whether somebody has the data, or may have, or a part of them. Whoever is asked once more must get the same: two replicas
+    /// would hold different data under one version, if the guest changed its buffer meanwhile.
+    #[inline]
+    pub(super) fn is_spread(&self) -> bool {
+        let writes = matches!(self.request.command, Command::Write { .. });
+        self.spread && writes && self.copy.is_none()
+    }
+
+    /// Whether a member that did not answer is to be asked again.
+    pub(super) fn is_parked(&self) -> bool {
+        self.unreachable && self.waiting.is_empty() && self.begun
+    }
+
     pub(super) fn new() -> Self {
         Self {
             io: 0,
@@ -155,6 +180,7 @@ impl Piece {
             verdict: None,
             refusal: None,
             unreachable: false,
+            spread: false,
             corrupt: Members::NONE,
             repair: None,
             renumbered: 0,
@@ -186,6 +212,7 @@ impl Piece {
         self.done = Members::NONE;
         self.refusal = None;
         self.unreachable = false;
+        self.spread = false;
         self.retry = false;
     }
 
@@ -210,6 +237,11 @@ impl Piece {
             true => self.behind,
             false => Members::NONE,
         }
+    }
+
+    /// Is to be looked at again at the next tick.
+    pub(super) fn put_off(&mut self) {
+        self.retry = true;
     }
 
     /// A new map: members that failed under the old one are asked again if they still belong. A write that one of
@@ -259,6 +291,7 @@ impl Piece {
 
     #[inline]
     pub(super) fn answered(&mut self, member: usize, result: Result<(), Refusal>) {
+        self.spread |= matches!(result, Ok(()) | Err(Refusal::Unreachable));
         if self.void.remove(member) {
             self.asked.remove(member);
             return;

@@ -237,9 +237,11 @@ impl Worker {
     }
 
     /// Whether block `i` differs, and a client has sent a write to it of which it is not known that it is stored here: it
-    /// may be about to be, or have failed.
+    /// may be about to be, or have failed. The same if one is stored, and the source has a newer: that may be about to come.
     fn is_unclear(&self, i: usize, touched: &Touched) -> bool {
-        touched.is_noted(i) && !touched.is_stored(i) && !self.agrees(i)
+        let (source, here) = (&self.memory.source[i], &self.memory.here[i]);
+        let lags = source.holds() != Holds::Nothing && source.version >= here.version;
+        touched.is_noted(i) && (!touched.is_stored(i) || lags) && !self.agrees(i)
     }
 
     /// Nothing is left to be taken over.

@@ -49,7 +49,7 @@ fn a_volume_of_a_pool_that_the_map_does_not_have_yet_waits_for_it() {
 #[test]
 fn groups_that_come_to_the_map_later_change_nothing_for_requests_under_way() {
     let mut bench = Bench::new(set_of(0, 1, &[1, 2]));
-    bench.write(1, 0, 4096);
+    bench.discard(1, 0, 4096);
     bench.map(set_of(2 * POOL, 2, &[4]));
     bench.map(set_of(0, 3, &[1, 3]));
     bench.answer(0, Ok(()));

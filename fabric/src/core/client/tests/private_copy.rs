@@ -69,6 +69,53 @@ fn a_buffer_that_changes_while_it_is_sent_is_sent_again_as_a_copy_and_to_all() {
 }
 
 #[test]
+fn a_write_that_is_sent_once_more_later_is_the_same_everywhere() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN, OUT]));
+    let mut memory = vec![1; 4096];
+    write_memory(&mut bench, 1, &mut memory);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Err(Refusal::Unreachable));
+    memory.fill(2);
+    // The first has what was in the buffer then; whoever comes now would get what is in it now.
+    bench.map(set(2, 1, &[IN, OUT, SYNCING]));
+    assert_eq!(bench.nodes()[2..], [1, 3]);
+    memory.fill(3);
+    for nth in 2..4 {
+        assert!(bytes_of(&bench.script.sent[nth].1) == vec![2; 4096]);
+        assert_eq!(
+            bench.script.sent[nth].1.sequence,
+            bench.script.sent[0].1.sequence
+        );
+    }
+    bench.answer(2, Ok(()));
+    // Now that it is a copy only those who failed are asked again.
+    bench.answer(3, Err(Refusal::Behind(Epoch(1))));
+    bench.tick();
+    assert_eq!(bench.nodes()[4..], [3]);
+    bench.answer(4, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_write_that_nobody_has_is_sent_again_without_a_copy() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    let mut memory = vec![1; 4096];
+    write_memory(&mut bench, 1, &mut memory);
+    bench.answer(0, Err(Refusal::Behind(Epoch(1))));
+    bench.answer(1, Err(Refusal::Behind(Epoch(1))));
+    memory.fill(2);
+    bench.tick();
+    assert_eq!(bench.nodes()[2..], [1, 2]);
+    memory.fill(3);
+    assert!(bytes_of(&bench.script.sent[2].1) == vec![3; 4096]);
+    bench.answer(2, Ok(()));
+    bench.answer(3, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
 fn a_replica_that_gets_other_bytes_than_a_copy_has_failed() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     let mut memory = vec![1; 4096];

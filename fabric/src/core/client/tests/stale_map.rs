@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_write_refused_for_its_map_goes_on_although_the_newer_map_came_first() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
-    bench.write(1, 0, 4096);
+    bench.discard(1, 0, 4096);
     bench.map(set(2, 1, &[IN, IN]));
     bench.answer(0, Ok(()));
     bench.answer(1, Err(Refusal::StaleEpoch(Epoch(2))));

@@ -1,5 +1,6 @@
 use super::*;
 use crate::proto::ids::LayerId;
+use zerocopy::IntoBytes;
 
 const NOBODY: Touched = Touched::NOTHING;
 const LEAF: LeafKey = LeafKey {
@@ -81,9 +82,48 @@ fn a_discard_is_not_undone_by_what_was_read_before_it() {
         noted,
         stored: noted,
     };
+    // It is, and the source does not seem to have executed it.
     worker.begin(LEAF);
     let _ = commands(worker.step(Ok(()), &executed, &mut progress));
     let _ = worker.step(Ok(()), &executed, &mut progress);
+    let later = worker.step(Ok(()), &executed, &mut progress);
+    assert!(matches!(later, Step::Later(LEAF)), "{later:?}");
+    worker.begin(LEAF);
+    let asked = commands(worker.step(Ok(()), &executed, &mut progress));
+    fill(&asked[0].1, &[0; (BLOCK + 1) * size_of::<BlockStamp>()]);
+    let _ = worker.step(Ok(()), &executed, &mut progress);
     let done = worker.step(Ok(()), &executed, &mut progress);
     assert!(matches!(done, Step::Done(LEAF)), "{done:?}");
+}
+
+#[test]
+fn a_block_that_was_written_here_is_not_trusted_while_the_source_has_a_newer_version() {
+    let stored = Touched {
+        noted: [1 << BLOCK, 0, 0, 0],
+        stored: [1 << BLOCK, 0, 0, 0],
+    };
+    let outcome = |source: u64, here: u64| {
+        let (mut worker, mut progress) = (Worker::new(), Progress::default());
+        worker.begin(LEAF);
+        let asked = commands(worker.step(Ok(()), &stored, &mut progress));
+        for ((_, command), version) in asked.iter().zip([source, here]) {
+            let mut stamps = [BlockStamp::default(); BLOCK + 1];
+            stamps[BLOCK] = BlockStamp {
+                version,
+                crc: version as u32,
+                holds: Holds::Data as u32,
+            };
+            fill(command, stamps.as_bytes());
+        }
+        let _ = worker.step(Ok(()), &stored, &mut progress);
+        matches!(
+            worker.step(Ok(()), &stored, &mut progress),
+            Step::Done(LEAF)
+        )
+    };
+    // An older write that came late: the newer one was done before this replica was sent any.
+    assert!(!outcome(9, 8));
+    // The source is about to get it.
+    assert!(outcome(8, 9));
+    assert!(outcome(9, 9));
 }

@@ -1,0 +1,42 @@
+//! What a client does when a replica is lost.
+
+use super::{Client, Transport};
+use crate::io::{IoResult, Tag};
+use crate::proto::{NodeId, Refusal, Reply, RequestId};
+
+impl Client {
+    /// A replica is lost: it will answer nothing more, and uses no buffer any more.
+    pub fn on_lost<T: Transport>(
+        &mut self,
+        node: NodeId,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        // All that it owes first: what goes on may have others sent, to this replica among them.
+        let mut answered = Vec::new();
+        for piece in 0..self.pieces.capacity() {
+            if !self.pieces.is_taken(piece) {
+                continue;
+            }
+            let group = &self.groups[usize::from(self.pieces[piece].group)];
+            let Some(member) = group.set.index_of(node) else {
+                continue;
+            };
+            let key = self.pieces.key(piece);
+            let lost = Reply {
+                id: RequestId(key.0),
+                incarnation: group.set.members()[member].incarnation,
+                result: Err(Refusal::Unreachable),
+            };
+            if self.record(piece, member, &lost) && self.pieces[piece].waiting.is_empty() {
+                answered.push(key);
+            }
+        }
+        for key in answered {
+            let piece = self.pieces.find(key);
+            if let Some(piece) = piece.filter(|&piece| self.pieces[piece].waiting.is_empty()) {
+                self.go_on(piece, transport, done);
+            }
+        }
+    }
+}
