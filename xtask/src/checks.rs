@@ -30,6 +30,10 @@ pub fn test(args: &[OsString]) -> Result<()> {
 
 /// Builds and runs the benchmarks.
 pub fn bench(args: &[OsString]) -> Result<()> {
+    let ceph = |arg: &OsString| arg == "ceph" || arg == "--peer=ceph";
+    if args.iter().any(ceph) && !args.iter().any(|arg| arg == "--help") {
+        crate::packages::install_ceph()?;
+    }
     build()?;
     let mut command = std::process::Command::new(binary("penstock-bench")?);
     check(

@@ -30,9 +30,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon
+    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `cluster` replicated ones beside Ceph
     Bench {
-        /// Benchmark and its options; `bench blk --help` lists them
+        /// Benchmark and its options; `bench cluster --help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },

@@ -35,8 +35,13 @@ const PACKAGES: &[(&str, &str)] = &[
 
 /// All QEMU packages must be of one version: they share files.
 const QEMU: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-utils"];
+/// Belongs to them where it is installed.
+const QEMU_EXTRA: &str = "qemu-block-extra";
 
-/// Programs that stand for the packages where there is no dpkg to ask.
+/// Programs that stand for the peer's packages where there is no dpkg to ask.
+const CEPH_PROGRAMS: &[&str] = &["ceph-mon", "ceph-osd", "ceph", "rbd", "monmaptool"];
+
+/// Likewise, of every command.
 const PROGRAMS: &[&str] = &[
     "c++",
     "make",
@@ -52,12 +57,35 @@ const PROGRAMS: &[&str] = &[
     "nft",
 ];
 
+/// What `bench cluster --peer ceph` needs beyond that.
+const CEPH: &[(&str, &str)] = &[
+    ("ceph-mon", "the peer's monitor"),
+    ("ceph-osd", "the peer's storage"),
+    ("ceph-common", "sets the peer up"),
+    (
+        "qemu-block-extra",
+        "has librbd for qemu-storage-daemon, which serves the peer's disk",
+    ),
+];
+
 /// Installs what is missing, and says so.
 pub fn install() -> Result<()> {
     if find_program("dpkg-query").is_none() {
-        return check_programs();
+        return check_programs(PROGRAMS);
     }
-    let missing: Vec<&str> = PACKAGES
+    install_missing(PACKAGES)
+}
+
+/// Installs what the benchmark's peer needs, too.
+pub fn install_ceph() -> Result<()> {
+    if find_program("dpkg-query").is_none() {
+        return check_programs(CEPH_PROGRAMS);
+    }
+    install_missing(CEPH)
+}
+
+fn install_missing(packages: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<&str> = packages
         .iter()
         .map(|(name, _)| *name)
         .filter(|name| installed(name).is_none())
@@ -65,7 +93,7 @@ pub fn install() -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    for (name, purpose) in PACKAGES.iter().filter(|(name, _)| missing.contains(name)) {
+    for (name, purpose) in packages.iter().filter(|(name, _)| missing.contains(name)) {
         eprintln!("xtask: Debian package {name} is missing ({purpose})");
     }
     apt_get(&["update".to_owned()])?;
@@ -76,21 +104,23 @@ pub fn install() -> Result<()> {
     args.extend(
         missing
             .iter()
-            .filter(|name| !QEMU.contains(name))
+            .filter(|name| !QEMU.contains(name) && **name != QEMU_EXTRA)
             .map(|name| (*name).to_owned()),
     );
-    if missing.iter().any(|name| QEMU.contains(name)) {
-        args.extend(qemu_of_one_version()?);
+    let extra = missing.contains(&QEMU_EXTRA);
+    if extra || missing.iter().any(|name| QEMU.contains(name)) {
+        args.extend(qemu_of_one_version(extra)?);
     }
     apt_get(&args)
 }
 
 /// Names every QEMU package at the version at which the system emulator can be installed. An image may carry a newer
 /// qemu-utils from backports, which conflicts with it: that one is brought down to the same version.
-fn qemu_of_one_version() -> Result<Vec<String>> {
+fn qemu_of_one_version(extra: bool) -> Result<Vec<String>> {
     let version = candidate("qemu-system-x86")?;
     let mut args = vec!["--allow-downgrades".to_owned()];
-    for name in QEMU {
+    let extra = (extra || installed(QEMU_EXTRA).is_some()).then_some(&QEMU_EXTRA);
+    for name in QEMU.iter().chain(extra) {
         if installed(name).is_some_and(|present| present != version) {
             eprintln!("xtask: {name} is set to version {version}, that of qemu-system-x86");
         }
@@ -156,8 +186,8 @@ fn apt_get(args: &[String]) -> Result<()> {
     crate::build::check(&mut command)
 }
 
-fn check_programs() -> Result<()> {
-    let missing: Vec<&str> = PROGRAMS
+fn check_programs(programs: &[&'static str]) -> Result<()> {
+    let missing: Vec<&str> = programs
         .iter()
         .copied()
         .filter(|name| find_program(name).is_none())

@@ -1,5 +1,6 @@
 //! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on one core,
-//! the back end on another, side by side with qemu-storage-daemon in one run.
+//! the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench cluster` does so with three nodes,
+//! side by side with Ceph.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -8,6 +9,7 @@ mod allocations;
 mod backend;
 mod blk;
 mod clock;
+mod cluster;
 mod driver;
 mod idle;
 mod ping_pong;
@@ -16,7 +18,7 @@ mod usage;
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo xtask bench",
-    about = "Measures Penstock beside qemu-storage-daemon on this machine"
+    about = "Measures Penstock beside qemu-storage-daemon and Ceph on this machine"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -27,10 +29,13 @@ struct Cli {
 enum Command {
     /// Disks over vhost-user: a null back end, a file with O_DIRECT, and an idle daemon
     Blk(blk::Options),
+    /// Disks replicated over three nodes on this machine, over both wires, beside Ceph if wanted
+    Cluster(cluster::Options),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Blk(options) => blk::run(&options),
+        Command::Cluster(options) => cluster::run(&options),
     }
 }

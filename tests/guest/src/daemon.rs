@@ -1,6 +1,8 @@
 //! The `penstock` daemon under test: started on a data directory, killed, restarted, and asked through its CLI.
 
 use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -16,6 +18,9 @@ use crate::storage_daemon::pinned;
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// SIGTERM drains guests' requests and checkpoints the store.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
+
+/// Metrics wait for nobody.
+const METRICS_LIMIT: Duration = Duration::from_secs(20);
 
 /// How a daemon is started.
 #[derive(Debug, Clone)]
@@ -219,6 +224,27 @@ impl Daemon {
             &queues.to_string(),
         ])?;
         Ok(socket)
+    }
+
+    /// The sum of a metric over its labels, as the daemon tells Prometheus on its admin socket.
+    pub fn metric(&self, name: &str) -> Result<f64> {
+        let socket = self.data.join("penstock.sock");
+        let mut stream = UnixStream::connect(&socket)
+            .with_context(|| format!("connect to {}", socket.display()))?;
+        stream.set_read_timeout(Some(METRICS_LIMIT))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nhost: rig\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let values = answer.lines().filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let family = series.split('{').next()?;
+            (family == name).then(|| value.parse::<f64>().ok())?
+        });
+        let values: Vec<f64> = values.collect();
+        if values.is_empty() {
+            bail!("the daemon tells no {name}");
+        }
+        Ok(values.iter().sum())
     }
 
     /// Bytes in use on all devices, as `penstock device list --json` tells.

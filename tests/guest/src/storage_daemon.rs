@@ -19,6 +19,15 @@ pub enum Backing {
     Null(u64),
     /// A raw file through io_uring with O_DIRECT.
     File(PathBuf),
+    /// An image of a Ceph cluster through librbd.
+    Rbd {
+        /// The cluster's configuration.
+        conf: PathBuf,
+        /// The image's pool.
+        pool: String,
+        /// The image.
+        image: String,
+    },
 }
 
 /// A running qemu-storage-daemon with one vhost-user-blk export.
@@ -53,6 +62,10 @@ impl StorageDaemon {
                     path.display()
                 )
             }
+            Backing::Rbd { conf, pool, image } => format!(
+                "driver=rbd,node-name=disk,pool={pool},image={image},conf={},cache.direct=on",
+                conf.display()
+            ),
         };
         let export = format!(
             "vhost-user-blk,id=export,node-name=disk,iothread=io0,addr.type=unix,addr.path={},num-queues={queues},\

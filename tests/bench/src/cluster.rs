@@ -1,0 +1,235 @@
+//! `cluster`: a disk with three copies on this machine, its daemons on the loopback device, and Ceph beside it.
+//!
+//! The driver polls on one CPU, everything else shares the other one: all daemons of Penstock, or the monitor, the OSDs and
+//! qemu-storage-daemon with librbd. So IOPS say what one core gives, and the time of all these processes is counted.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use cluster_rig::{Cluster, ClusterOptions};
+use guest_rig::paths::penstock_binary;
+use serde::Serialize;
+
+use crate::clock::Clock;
+use crate::driver::{Direction, Driver, Load, Order};
+use crate::ping_pong;
+use crate::usage::cpu_time;
+use ceph::Ceph;
+
+mod ceph;
+mod report;
+
+/// Nodes, and copies.
+const NODES: u8 = 3;
+/// Size of the disk.
+const DISK_MIB: u64 = 1024;
+/// Size of each node's device.
+const DEVICE_BYTES: u64 = 4 << 30;
+/// Depths of the loads.
+const DEPTHS: [usize; 2] = [1, 32];
+
+/// Whom to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum System {
+    /// Penstock, its data encrypted between nodes.
+    PenstockTls,
+    /// Penstock, its data with checksums only between nodes.
+    PenstockCrc,
+    /// Ceph.
+    Ceph,
+}
+
+impl System {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PenstockTls => "penstock, tls",
+            Self::PenstockCrc => "penstock, crc",
+            Self::Ceph => "ceph",
+        }
+    }
+}
+
+/// What is measured beside Penstock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Peer {
+    /// Ceph: one monitor, three OSDs on files, librbd in qemu-storage-daemon.
+    Ceph,
+}
+
+/// Options of `cluster`.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Measure another system in the same run; its Debian packages are installed
+    #[arg(long)]
+    peer: Option<Peer>,
+    /// Systems to measure [default: Penstock over both wires, and the peer]
+    #[arg(long, value_delimiter = ',')]
+    systems: Vec<System>,
+    /// Print JSON instead of tables
+    #[arg(long)]
+    json: bool,
+    /// One short round: shows that everything works, measures little
+    #[arg(long)]
+    quick: bool,
+    /// Alternations between the systems [default: 3, quick: 1]
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Length of each run in seconds [default: 4, quick: 0.5]
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Where the files live: a directory on a disk, not in memory [default: the system's temporary directory]
+    #[arg(long)]
+    directory: Option<PathBuf>,
+    /// The driver's CPU, and that of everything else
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 1])]
+    cpus: Vec<usize>,
+}
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub(super) struct Run {
+    system: System,
+    load: Load,
+    iops: f64,
+    p50_us: f64,
+    p99_us: f64,
+    cpu_us_per_io: f64,
+}
+
+/// A running system.
+enum Running {
+    Penstock(Box<Cluster>, PathBuf),
+    Ceph(Ceph),
+}
+
+impl Running {
+    fn start(system: System, directory: &Path, cpu: usize) -> Result<Self> {
+        let wire = match system {
+            System::Ceph => return Ok(Self::Ceph(Ceph::start(directory, cpu, DISK_MIB)?)),
+            System::PenstockTls => "tls",
+            System::PenstockCrc => "crc",
+        };
+        let mut options = ClusterOptions::new(penstock_binary()?, NODES);
+        options.wire = Some(wire.to_owned());
+        options.device_bytes = DEVICE_BYTES;
+        options.loopback = true;
+        options.cpu = Some(cpu);
+        options.base = Some(directory.to_owned());
+        options.serve_args = vec!["--threads".to_owned(), "1".to_owned()];
+        let cluster = Cluster::start(options)?;
+        let size = format!("{DISK_MIB}M");
+        let socket = cluster.node(1)?.daemon().disk("bench", &size, 1)?;
+        Ok(Self::Penstock(Box::new(cluster), socket))
+    }
+
+    fn socket(&self) -> Result<&Path> {
+        match self {
+            Self::Penstock(_, socket) => Ok(socket),
+            Self::Ceph(ceph) => ceph.socket(),
+        }
+    }
+
+    fn cpu_time(&self) -> Result<Duration> {
+        let pids = match self {
+            Self::Penstock(cluster, _) => {
+                let nodes = cluster.nodes().iter();
+                nodes
+                    .map(|node| node.daemon().pid())
+                    .collect::<Result<Vec<_>>>()?
+            }
+            Self::Ceph(ceph) => ceph.pids(),
+        };
+        pids.into_iter().map(cpu_time).sum()
+    }
+}
+
+/// Runs the benchmark and prints its result.
+pub fn run(options: &Options) -> Result<()> {
+    let cpus: [usize; 2] = options
+        .cpus
+        .as_slice()
+        .try_into()
+        .ok()
+        .context("--cpus takes two numbers")?;
+    if cpus[0] == cpus[1] {
+        bail!("--cpus names {} twice", cpus[0]);
+    }
+    let base = options.directory.clone().unwrap_or_else(std::env::temp_dir);
+    let clock = Clock::calibrate();
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
+    let seconds = options
+        .seconds
+        .unwrap_or(if options.quick { 0.5 } else { 4.0 });
+    let mut systems = vec![System::PenstockTls, System::PenstockCrc];
+    systems.extend(options.peer.map(|Peer::Ceph| System::Ceph));
+    if !options.systems.is_empty() {
+        systems.clone_from(&options.systems);
+    }
+    ping_pong::pin(cpus[0])?;
+    let mut runs = Vec::new();
+    for round in 1..=rounds.max(1) {
+        for &system in &systems {
+            say(&format!("round {round} of {rounds}: {}", system.name()));
+            let scratch = tempfile::Builder::new()
+                .prefix("penstock-bench-")
+                .tempdir_in(&base)
+                .context("make a directory")?;
+            let running = Running::start(system, scratch.path(), cpus[1])?;
+            let time = Duration::from_secs_f64(seconds);
+            measure(&running, system, time, clock, &mut runs)
+                .with_context(|| format!("measure {}", system.name()))?;
+        }
+    }
+    let rows = report::summarise(&runs);
+    if options.json {
+        let all = serde_json::json!({ "summary": rows, "runs": runs });
+        println!("{}", serde_json::to_string_pretty(&all)?);
+    } else {
+        report::print(&rows);
+    }
+    Ok(())
+}
+
+fn measure(
+    running: &Running,
+    system: System,
+    time: Duration,
+    clock: Clock,
+    runs: &mut Vec<Run>,
+) -> Result<()> {
+    let mut driver = Driver::connect(running.socket()?, 1, clock)?;
+    // Reads must find data, and nobody has to allocate while it is measured.
+    driver.fill()?;
+    for direction in [Direction::Write, Direction::Read] {
+        for depth in DEPTHS {
+            let load = Load {
+                direction,
+                order: Order::Random,
+                block: 4096,
+                depth,
+            };
+            driver.run(&load, time / 4)?;
+            let before = running.cpu_time()?;
+            let sample = driver.run(&load, time)?;
+            let cpu = running.cpu_time()?.saturating_sub(before);
+            let quantile = |q| sample.latency.value_at_quantile(q) as f64 / 1e3;
+            let requests = sample.requests as f64;
+            runs.push(Run {
+                system,
+                load,
+                iops: requests / sample.elapsed.as_secs_f64(),
+                p50_us: quantile(0.5),
+                p99_us: quantile(0.99),
+                cpu_us_per_io: cpu.as_secs_f64() * 1e6 / requests,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn say(line: &str) {
+    eprintln!("bench: {line}");
+}

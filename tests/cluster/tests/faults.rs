@@ -1,0 +1,125 @@
+//! What a guest wrote is there, and no request ever fails, whatever happens to the nodes and the network.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::{Cluster, ClusterOptions, Ledger, Load, Promise, Way, load};
+use guest_rig::paths::penstock_binary;
+
+/// Requests go on within this after a fault: far above what the defaults promise, as the machine may be busy.
+const SOON: Duration = Duration::from_secs(60);
+/// The disk of these tests.
+const DISK: &str = "256M";
+const DISK_BYTES: u64 = 256 << 20;
+const BLOCKS: u32 = 2048;
+/// Requests after which a load counts as going on.
+const SOME: u64 = 300;
+
+/// A cluster of three, and a disk on node 1.
+fn cluster_with_disk(options: ClusterOptions) -> Result<(Cluster, PathBuf)> {
+    let cluster = Cluster::start(options)?;
+    let socket = cluster.node(1)?.daemon().disk("disk", DISK, 1)?;
+    Ok((cluster, socket))
+}
+
+fn ledger() -> Ledger {
+    Ledger::new(BLOCKS, DISK_BYTES)
+}
+
+fn goes_on(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
+    load.progress(SOME, SOON)
+        .with_context(|| format!("after {after}\n{}", cluster.report()))?;
+    eprintln!(
+        "{after}: {} ms without an answer",
+        load.take_gap().as_millis()
+    );
+    Ok(())
+}
+
+#[test]
+fn a_guest_goes_on_while_nodes_are_killed_and_cut_off() -> Result<()> {
+    let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    for node in [3, 2] {
+        cluster.node_mut(node)?.kill()?;
+        goes_on(&cluster, &load, &format!("kill -9 of node {node}"))?;
+        cluster.node_mut(node)?.start()?;
+        cluster.wait_ready()?;
+        goes_on(&cluster, &load, &format!("the return of node {node}"))?;
+    }
+    for (node, way) in [(3, Way::Both), (2, Way::In), (3, Way::Out)] {
+        cluster.network()?.cut(node, way)?;
+        goes_on(&cluster, &load, &format!("a cut at node {node}, {way:?}"))?;
+        cluster.network()?.heal(node)?;
+        cluster.wait_ready()?;
+        goes_on(&cluster, &load, &format!("healing node {node}"))?;
+    }
+    // Two of the three that do not hear each other, while both hear the third.
+    cluster.network()?.cut_pair(2, 3, Way::Both)?;
+    goes_on(&cluster, &load, "a cut between nodes 2 and 3")?;
+    cluster.network()?.heal_all()?;
+    cluster.wait_ready()?;
+    goes_on(&cluster, &load, "healing it")?;
+    let mut ledger = load.stop()?;
+    load::check(&socket, &mut ledger, Promise::Acknowledged)
+}
+
+#[test]
+fn the_guest_of_a_node_that_is_cut_off_waits_and_gets_no_error() -> Result<()> {
+    let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    cluster.network()?.cut(1, Way::Both)?;
+    // Long enough that the others have replaced it in all that it did, and its lease has ended.
+    std::thread::sleep(Duration::from_secs(20));
+    let before = load.completed();
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(
+        load.completed() == before,
+        "a node that is cut off acknowledges writes"
+    );
+    cluster.network()?.heal(1)?;
+    goes_on(&cluster, &load, "healing node 1")?;
+    cluster.wait_ready()?;
+    let mut ledger = load.stop()?;
+    load::check(&socket, &mut ledger, Promise::Acknowledged)
+}
+
+#[test]
+fn nodes_restart_in_turn_and_the_guest_notices_nothing() -> Result<()> {
+    let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    for node in [2, 3] {
+        cluster.node_mut(node)?.stop()?;
+        goes_on(&cluster, &load, &format!("SIGTERM of node {node}"))?;
+        cluster.node_mut(node)?.start()?;
+        cluster.wait_ready()?;
+    }
+    let mut ledger = load.stop()?;
+    cluster.node_mut(1)?.stop()?;
+    cluster.node_mut(1)?.start()?;
+    cluster.wait_ready()?;
+    load::check(&socket, &mut ledger, Promise::Acknowledged)
+}
+
+#[test]
+fn what_was_flushed_survives_the_loss_of_power_of_all_nodes() -> Result<()> {
+    let options = ClusterOptions::new(penstock_binary()?, 3).powered(1 << 30);
+    let (mut cluster, socket) = cluster_with_disk(options)?;
+    let mut ledger = ledger();
+    for seed in 1..=3 {
+        let load = Load::start(&socket, ledger);
+        goes_on(&cluster, &load, "the start")?;
+        let lost = cluster.cut_power_of_all(seed)?;
+        ledger = load.abandon()?;
+        eprintln!("seed {seed}: lost blocks {lost:?}");
+        cluster.start_all()?;
+        cluster.wait_ready()?;
+        load::check(&socket, &mut ledger, Promise::Flushed)
+            .with_context(|| format!("after a loss of power, seed {seed}\n{}", cluster.report()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! Strangers stay out.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::{Cluster, ClusterOptions};
+use guest_rig::paths::penstock_binary;
+use serde_json::Value;
+
+fn shown(cluster: &Cluster, node: u8) -> Result<Value> {
+    cluster
+        .any()?
+        .daemon()
+        .json(&["node", "show", &format!("node{node}")])
+}
+
+#[test]
+fn strangers_stay_out() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 2))?;
+    let nodes = |cluster: &Cluster| -> Result<usize> {
+        let list = cluster.node(1)?.daemon().json(&["node", "list"])?;
+        Ok(list.as_array().map_or(0, Vec::len))
+    };
+
+    let token = cluster.token()?;
+    let third = cluster.add_machine()?;
+    cluster.found_or_join(third, "join", &[&token])?;
+    cluster.node_mut(third)?.start()?;
+    ensure!(nodes(&cluster)? == 3, "the token let nobody in");
+    let late = cluster.add_machine()?;
+    let refused = cluster.found_or_join(late, "join", &[&token]);
+    ensure!(refused.is_err(), "a token was used twice");
+    ensure!(nodes(&cluster)? == 3);
+
+    // A node of a cluster of its own, on the same network, that takes itself for node 3 of this one.
+    cluster.found_or_join(late, "init", &["--replicas", "1"])?;
+    cluster.node_mut(late)?.start()?;
+    let foreign = cluster.node(late)?.daemon().cli(&["token", "create"])?;
+    let other = cluster.add_machine()?;
+    cluster.found_or_join(other, "join", &[foreign.trim()])?;
+    ensure!(
+        nodes(&cluster)? == 3,
+        "a token of another cluster let a node in"
+    );
+
+    // Its identity in the place of node 3's: the certificate is another authority's.
+    cluster.node_mut(third)?.stop()?;
+    let identity =
+        |node: u8| -> Result<_> { Ok(cluster.node(node)?.daemon().data().join("cluster")) };
+    let (theirs, ours) = (identity(third)?, identity(other)?);
+    for file in ["node.pem", "node.key"] {
+        std::fs::copy(ours.join(file), theirs.join(file)).context(file)?;
+    }
+    cluster.node_mut(third)?.spawn()?;
+    std::thread::sleep(Duration::from_secs(5));
+    let state = shown(&cluster, third)?["state"].clone();
+    ensure!(
+        state == "down",
+        "a node with another cluster's certificate is {state}\n{}",
+        cluster.report()
+    );
+    Ok(())
+}

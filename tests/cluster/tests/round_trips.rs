@@ -1,0 +1,62 @@
+//! What a request costs on the network.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, ensure};
+use cluster_rig::trace::Message;
+use cluster_rig::{Cluster, ClusterOptions, Requests, Trace};
+use guest_rig::paths::penstock_binary;
+
+/// Where data travel.
+const DATA_PORT: u16 = 7471;
+/// Where the block lies.
+const OFFSET: u64 = 40 << 20;
+
+/// The messages that node 1 and others exchange about data while `act` goes on.
+fn traced(cluster: &mut Cluster, act: impl FnOnce() -> Result<()>) -> Result<Vec<Message>> {
+    let trace = Trace::start(cluster.network()?, 1)?;
+    act()?;
+    let mut messages = trace.stop()?;
+    messages.retain(|message| message.port == DATA_PORT);
+    for message in &messages {
+        eprintln!("{message}");
+    }
+    Ok(messages)
+}
+
+#[test]
+fn a_replicated_write_is_one_round_trip_and_a_read_of_a_local_copy_none() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
+    let socket = cluster.node(1)?.daemon().disk("disk", "64M", 1)?;
+    let mut requests = Requests::connect(&socket)?;
+    // The first ones make connections and learn the map.
+    for _ in 0..3 {
+        requests.write(OFFSET)?;
+        requests.read(OFFSET)?;
+    }
+    std::thread::sleep(std::time::Duration::from_secs(1));
+
+    eprintln!("a write:");
+    let messages = traced(&mut cluster, || requests.write(OFFSET))?;
+    let one: Ipv4Addr = cluster.address(1).parse()?;
+    for node in [2, 3] {
+        let other: Ipv4Addr = cluster.address(node).parse()?;
+        let said = |from: Ipv4Addr, to: Ipv4Addr| {
+            let between = messages.iter();
+            between.filter(|m| m.from == from && m.to == to).count()
+        };
+        assert_eq!(
+            (said(one, other), said(other, one)),
+            (1, 1),
+            "one message to node {node} and one back"
+        );
+    }
+
+    eprintln!("a read:");
+    let messages = traced(&mut cluster, || requests.read(OFFSET))?;
+    ensure!(
+        messages.is_empty(),
+        "a local read asks others: {messages:?}"
+    );
+    Ok(())
+}
