@@ -3,6 +3,8 @@
 mod listener;
 mod process;
 
+use fabric::engine::Fabric;
+use fabric::store::device::BLOCK_BYTES;
 use fabric::store::metrics::StoreMetrics;
 use meta::{ClusterMap, DeviceState, Duty, LeaderReport, NodeState};
 
@@ -35,6 +37,7 @@ impl Node {
         let devices: Vec<LocalDevice> = self.storage.local();
         put_devices(&mut page, &devices);
         put_stores(&mut page, &devices);
+        put_peers(&mut page, self.storage.fabric());
         put_map(&mut page, &view.map);
         put_pools(&mut page, &view);
         self.put_meta(&mut page);
@@ -137,6 +140,21 @@ fn put_stores(page: &mut Page, devices: &[LocalDevice]) {
             let sum = device.shards.iter().map(value).sum();
             page.put(family, &[&device.path], sum);
         }
+    }
+}
+
+fn put_peers(page: &mut Page, fabric: &Fabric) {
+    let (traffic, resynced) = (fabric.traffic(), fabric.resynced());
+    let bytes = resynced.progress.blocks * BLOCK_BYTES as u64;
+    for (family, value) in [
+        (&families::PEER_ASKED, traffic.asked),
+        (&families::PEER_SERVED, traffic.served),
+        (&families::RESYNC_ROUNDS, resynced.rounds),
+        (&families::RESYNC_FAILED, resynced.failed),
+        (&families::RESYNC_BYTES, bytes),
+        (&families::RESYNC_PAGES, resynced.progress.leaves),
+    ] {
+        page.put(family, &[], value);
     }
 }
 

@@ -133,6 +133,11 @@ impl Storage {
         Ok(storage)
     }
 
+    /// What counts requests and copies.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
     /// Tells meta which devices there are.
     async fn register(&self, meta: &Meta) -> Result<()> {
         let mut specs: Vec<meta::DeviceSpec> = {

@@ -114,6 +114,18 @@ families! {
         "Map pages that the next checkpoint writes.";
     STORE_FREED_UNITS: Gauge "penstock_store_freed_units" ["device"] "1"
         "Units of 4 KiB that are free once the next checkpoint is durable.";
+    PEER_ASKED: Counter "penstock_peer_requests_total" [] "1"
+        "Requests for data that this node sent to other nodes, each of which is one round trip.";
+    PEER_SERVED: Counter "penstock_peer_served_total" [] "1"
+        "Requests for data of other nodes that this node executed.";
+    RESYNC_ROUNDS: Counter "penstock_resync_rounds_total" [] "1"
+        "Times that a replica on this node was brought up to date.";
+    RESYNC_FAILED: Counter "penstock_resync_failed_rounds_total" [] "1"
+        "Times that it was tried in vain.";
+    RESYNC_BYTES: Counter "penstock_resync_bytes_total" [] "bytes"
+        "Bytes that were copied to this node's replicas for it.";
+    RESYNC_PAGES: Counter "penstock_resync_compared_pages_total" [] "1"
+        "Map pages that were compared for it, 4 KiB for each MiB of data.";
     EPOCH: Gauge "penstock_cluster_epoch" [] "1"
         "Version of the cluster map that this node has.";
     NODES: Gauge "penstock_cluster_nodes" ["state"] "1"
