@@ -23,7 +23,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show the main job: a Debian guest formats, writes, verifies and survives daemon kills on a Penstock disk
-    Demo,
+    Demo {
+        /// Nodes, each in a network namespace; from three on, nodes are killed, cut off, robbed of power and replaced
+        #[arg(long, default_value_t = 1, value_parser = nodes)]
+        nodes: u8,
+    },
     /// Run the tests; arguments go to cargo-nextest (or to cargo test where that is missing)
     Test {
         /// Filters and options, as cargo-nextest takes them
@@ -50,9 +54,9 @@ enum Command {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Demo => {
+        Command::Demo { nodes } => {
             packages::install()?;
-            demo::run()
+            demo::run(nodes)
         }
         Command::Test { args } => {
             packages::install()?;
@@ -68,5 +72,13 @@ fn main() -> Result<()> {
             checks::prepush()
         }
         Command::Packages => packages::install(),
+    }
+}
+
+/// One, or enough for three copies on nodes of their own and one that is lost; more than a few are more than a machine runs.
+fn nodes(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(nodes @ (1 | 3..=5)) => Ok(nodes),
+        _ => Err("give 1, or 3 to 5".to_owned()),
     }
 }

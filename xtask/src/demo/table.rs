@@ -2,36 +2,61 @@
 
 use std::time::Duration;
 
-/// Rows of step, what was done, how long it took.
-#[derive(Debug, Default)]
+/// Rows under a head; the last column is aligned to the right.
+#[derive(Debug)]
 pub struct Table {
-    rows: Vec<[String; 3]>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Default for Table {
+    /// Of step, what was done, how long it took.
+    fn default() -> Self {
+        Self::new(&["step", "done and measured", "time"])
+    }
 }
 
 impl Table {
+    /// With this head.
+    pub fn new(head: &[&str]) -> Self {
+        Self {
+            rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()],
+        }
+    }
+
     /// Adds a row.
     pub fn row(&mut self, step: &str, done: &str, took: Duration) {
-        self.rows.push([
-            step.to_owned(),
-            done.to_owned(),
-            format!("{:.2} s", took.as_secs_f64()),
-        ]);
+        self.cells(&[step, done, &seconds(took)]);
+    }
+
+    /// Adds a row of as many cells as the head has.
+    pub fn cells(&mut self, cells: &[&str]) {
+        self.rows
+            .push(cells.iter().map(|cell| (*cell).to_owned()).collect());
     }
 
     /// Prints all rows to stdout.
     pub fn print(&self) {
-        let head = ["step", "done and measured", "time"].map(str::to_owned);
+        let columns = self.rows[0].len();
         let width = |column: usize| {
-            self.rows
-                .iter()
-                .chain([&head])
-                .map(|row| row[column].chars().count())
-                .max()
-                .unwrap_or_default()
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.max().unwrap_or_default()
         };
-        let (first, second, third) = (width(0), width(1), width(2));
-        for [step, done, took] in [&head].into_iter().chain(&self.rows) {
-            println!("{step:<first$}  {done:<second$}  {took:>third$}");
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                if column + 1 == columns {
+                    line.push_str(&format!("{cell:>width$}"));
+                } else {
+                    line.push_str(&format!("{cell:<width$}  "));
+                }
+            }
+            println!("{line}");
         }
     }
+}
+
+/// As tables show it.
+pub fn seconds(time: Duration) -> String {
+    format!("{:.2} s", time.as_secs_f64())
 }
