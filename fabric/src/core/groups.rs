@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use super::membership::Standing;
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
-use crate::proto::{Command, Epoch, PgId, Refusal, Request};
+use crate::proto::{Command, Epoch, PgId, Refusal, Request, placement};
 use crate::store::device::BLOCK_BYTES;
 
 /// Blocks of a map page.
@@ -84,6 +84,10 @@ struct Stay {
     all_compared: bool,
     /// Pages that writes wait for.
     wanted: VecDeque<LeafKey>,
+    /// Layers of which this replica knows who may write them: a lease may have been given to another while it was away.
+    fenced: HashSet<LayerId>,
+    /// Layers whose writes wait for that.
+    to_fence: VecDeque<LayerId>,
 }
 
 const _: () = assert!(LEAVES <= u8::BITS);
@@ -158,6 +162,17 @@ impl Stay {
     fn is_compared(&self, leaf: LeafKey) -> bool {
         let mask = self.compared.get(&leaf.chunk_key());
         self.all_compared || mask.is_some_and(|mask| mask & 1 << leaf.leaf != 0)
+    }
+
+    /// Whether it is not known yet who may write the layer. If so, it is to be asked.
+    fn is_unfenced(&mut self, layer: LayerId) -> bool {
+        if self.fenced.contains(&layer) {
+            return false;
+        }
+        if self.to_fence.len() < WANTED_MAX && !self.to_fence.contains(&layer) {
+            self.to_fence.push_back(layer);
+        }
+        true
     }
 
     /// Whether a write would complete a block from what may be out of date. If so, its page is wanted.
@@ -241,9 +256,18 @@ impl Group {
 
     /// Whether the command writes a part of a block that has not been compared yet. The rest of the block would be what this
     /// replica happens to hold, under the version of the write, and nobody would see that it is out of date.
+    ///
+    /// Or whether it writes a layer of which it is not known who may: the source refuses an older lease's writes, and what
+    /// only this replica took would stay here.
     fn must_wait(&self, command: &Command) -> bool {
-        let extent = Extent::of(command).filter(|extent| extent.partial().next().is_some());
-        extent.is_some_and(|extent| self.stay().must_wait(&extent))
+        if !matches!(command, Command::Write { .. } | Command::Zero { .. }) {
+            return false;
+        }
+        let Some(extent) = Extent::of(command) else {
+            return false;
+        };
+        let mut stay = self.stay();
+        stay.is_unfenced(extent.chunk.layer) || stay.must_wait(&extent)
     }
 
     fn stay(&self) -> MutexGuard<'_, Stay> {
@@ -299,6 +323,16 @@ impl Group {
         stay.wanted.clear();
     }
 
+    /// It is known who may write the layer: older leases' writes are refused here as at the source.
+    pub fn fenced(&self, layer: LayerId) {
+        self.stay().fenced.insert(layer);
+    }
+
+    /// A layer whose writes wait for that. It is handed out once, until another write asks.
+    pub fn take_to_fence(&self) -> Option<LayerId> {
+        self.stay().to_fence.pop_front()
+    }
+
     /// A page that a write waits for. It is handed out once, until another write asks.
     pub fn take_wanted(&self) -> Option<LeafKey> {
         self.stay().wanted.pop_front()
@@ -311,6 +345,8 @@ pub struct Groups {
     /// Newest map applied.
     known: AtomicU64,
     groups: RwLock<HashMap<PgId, Arc<Group>>>,
+    /// By pool: the newest map for which a replica has joined one of its groups.
+    joined: Mutex<HashMap<u32, Epoch>>,
 }
 
 impl Groups {
@@ -395,9 +431,14 @@ impl Groups {
     ///
     /// Invariant *One writer*, the map's part of it: a request made under a map older than the group's fence is refused.
     pub fn admit(&self, request: &Request) -> Result<(), Refusal> {
-        // Fences are about a layer, not a group, and are raised whatever the map.
-        if matches!(request.command, Command::Fence { .. }) {
-            return Ok(());
+        // Fences are about a layer, not a group. One that comes of a map in which a replica that has joined is not told of yet
+        // is refused: whoever takes over has to fence that one, too.
+        if let Command::Fence { layer, .. } = request.command {
+            let joined = self.joined_in(placement::pool_of(layer));
+            return match request.epoch < joined {
+                true => Err(Refusal::StaleEpoch(joined)),
+                false => Ok(()),
+            };
         }
         let known = self.known();
         if request.epoch > known {
@@ -427,7 +468,16 @@ impl Groups {
     pub fn join(&self, pg: PgId, epoch: Epoch) {
         if let Some(group) = self.get(pg) {
             group.fence.fetch_max(epoch.0, Ordering::AcqRel);
+            let mut joined = self.joined.lock().expect("no panic under this lock");
+            let newest = joined.entry((pg.0 >> 32) as u32).or_default();
+            *newest = (*newest).max(epoch);
         }
+    }
+
+    /// The newest map for which a replica has joined a group of the pool.
+    fn joined_in(&self, pool: u32) -> Epoch {
+        let joined = self.joined.lock().expect("no panic under this lock");
+        joined.get(&pool).copied().unwrap_or_default()
     }
 }
 

@@ -12,7 +12,7 @@ use super::groups::Groups;
 use super::slab::{Key, Slab};
 use super::unresolved::{self, Unresolved};
 use crate::proto::ids::LayerId;
-use crate::proto::message::UnresolvedEntry;
+use crate::proto::message::{FenceEntry, UnresolvedEntry};
 use crate::proto::{
     Command, Epoch, Generation, Incarnation, PgId, Refusal, Reply, Request, RequestId,
 };
@@ -165,6 +165,11 @@ impl Replica {
             Some(result) => {
                 self.held.give_back(slot);
                 self.note_stored(noted, result);
+                if let (Command::TellFence { layer, buffers, .. }, Ok(())) =
+                    (request.command, result)
+                {
+                    self.add_unpersisted(layer, &buffers);
+                }
                 Handled::Replied(self.reply(request.id, outcome(result)))
             }
             None => {
@@ -230,6 +235,21 @@ impl Replica {
     fn note_stored(&self, noted: Option<Noted>, result: Result<(), StoreFailure>) {
         if let (Some(noted), Ok(()), Some(peers)) = (noted, result, &self.peers) {
             peers.groups.stored(noted.pg, &noted.command, noted.since);
+        }
+    }
+
+    /// A fence holds from the moment in which it was raised, which is before it is persisted.
+    fn add_unpersisted(&mut self, layer: LayerId, buffers: &IoVecs) {
+        let (generation, epoch) = self.fences.of(layer).get();
+        let raised = FenceEntry {
+            generation: generation.0,
+            epoch: epoch.0,
+        };
+        // SAFETY: the transport keeps the list and its memory until the reply.
+        let buffer = unsafe { buffers.first_mut() };
+        let both = FenceEntry::from_memory(buffer).max(raised);
+        if let Some(place) = buffer.first_chunk_mut::<{ size_of::<FenceEntry>() }>() {
+            place.copy_from_slice(both.as_bytes());
         }
     }
 

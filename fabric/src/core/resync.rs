@@ -15,8 +15,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::groups::{Groups, LEAF_BLOCKS, LeafKey, Touched};
 use super::replica::StoreFailure;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::message::{ChunkEntry, chunk_entry};
-use crate::proto::{Command, Epoch, NodeId, PgId, Refusal};
+use crate::proto::message::{ChunkEntry, FenceEntry, chunk_entry};
+use crate::proto::{Command, Epoch, Generation, NodeId, PgId, Refusal};
 use crate::store::device::IoVecs;
 use worker::{Side, Step, Worker};
 
@@ -50,6 +50,8 @@ pub enum Action {
     ///
     /// [`still_untouched`]: super::replica::store_op::still_untouched
     Local(Call, Command),
+    /// Refuse the layer's writes of older leases, and requests of older maps, from now on, durably.
+    Fence(Call, LayerId, Generation, Epoch),
     /// Everything agrees and is durable here: ask meta to promote.
     Promote,
     /// The round is over in vain.
@@ -159,6 +161,40 @@ impl Listing {
     }
 }
 
+/// A fence that the source tells.
+#[derive(Debug)]
+struct Told {
+    asked: bool,
+    entry: FenceEntry,
+    iov: libc::iovec,
+}
+
+impl Told {
+    fn new() -> Box<Self> {
+        let mut told = Box::new(Self {
+            asked: false,
+            entry: FenceEntry::default(),
+            iov: libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: size_of::<FenceEntry>(),
+            },
+        });
+        told.iov.iov_base = (&raw mut told.entry).cast();
+        told
+    }
+
+    fn command(&self, layer: LayerId) -> Command {
+        Command::TellFence {
+            layer,
+            buffers: IoVecs {
+                ptr: &raw const self.iov,
+                len: 1,
+            },
+            len: size_of::<FenceEntry>() as u32,
+        }
+    }
+}
+
 /// What a call was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
@@ -166,6 +202,10 @@ enum Purpose {
     ListSource,
     ListLocal,
     Worker(u32),
+    /// What the source's fence of the layer is.
+    TellFence(LayerId),
+    /// The layer's fence is being raised here.
+    Fence(LayerId),
     Flush,
 }
 
@@ -174,6 +214,8 @@ enum Phase {
     Join,
     Compare,
     Flush,
+    /// Meta was asked. Writes go on to ask who may write their layers until it has answered.
+    Promoted,
     Over,
 }
 
@@ -195,6 +237,8 @@ pub struct Resync {
     /// Those of them that are to be looked at now.
     again: VecDeque<LeafKey>,
     workers: Vec<Worker>,
+    /// Fences that the source is being asked for.
+    fences: BTreeMap<LayerId, Box<Told>>,
     calls: Vec<(Call, Purpose)>,
     next_call: u32,
     actions: VecDeque<Action>,
@@ -219,6 +263,7 @@ impl Resync {
             leaf: 0,
             postponed: BTreeMap::new(),
             again: VecDeque::new(),
+            fences: BTreeMap::new(),
             workers: (0..WORKERS).map(|_| Worker::new()).collect(),
             calls: Vec::new(),
             next_call: 0,
@@ -252,7 +297,7 @@ impl Resync {
 
     /// Whether it has ended, well or not.
     pub fn is_over(&self) -> bool {
-        self.phase == Phase::Over
+        matches!(self.phase, Phase::Over | Phase::Promoted)
     }
 
     /// Next thing to do.
@@ -268,7 +313,7 @@ impl Resync {
         let Some(purpose) = self.end_call(call) else {
             return;
         };
-        if self.is_over() {
+        if self.phase == Phase::Over {
             return;
         }
         match (purpose, result) {
@@ -282,7 +327,39 @@ impl Resync {
             (Purpose::ListSource, Ok(())) => {
                 self.listings[0].take(&mut self.chunks, &mut self.seen)
             }
-            (Purpose::ListLocal | Purpose::Flush, Ok(())) => {}
+            (Purpose::TellFence(layer), Ok(())) => self.fence(layer, groups),
+            (Purpose::ListLocal | Purpose::Flush | Purpose::Fence(_), Ok(())) => {}
+        }
+    }
+
+    /// The source has told its fence of a layer.
+    fn fence(&mut self, layer: LayerId, groups: &Groups) {
+        let told = self.fences.remove(&layer);
+        let told = told.map_or_else(FenceEntry::default, |memory| memory.entry);
+        if told == FenceEntry::default() {
+            // Nobody is fenced out.
+            if let Some(group) = groups.get(self.pg) {
+                group.fenced(layer);
+            }
+            return;
+        }
+        let call = self.begin_call(Purpose::Fence(layer));
+        let (generation, epoch) = (Generation(told.generation), Epoch(told.epoch));
+        // What a peer wrote is any bytes.
+        let generation = generation.min(Generation::MAX);
+        let action = Action::Fence(call, layer, generation, epoch);
+        self.actions.push_back(action);
+    }
+
+    /// Asks the source who may write layers whose writes wait for that.
+    fn ask_fences(&mut self, groups: &Groups) {
+        while let Some(layer) = groups.get(self.pg).and_then(|g| g.take_to_fence()) {
+            let told = self.fences.entry(layer).or_insert_with(Told::new);
+            if std::mem::replace(&mut told.asked, true) {
+                continue;
+            }
+            let command = told.command(layer);
+            self.ask(Purpose::TellFence(layer), command);
         }
     }
 
@@ -291,7 +368,7 @@ impl Resync {
         let Some(purpose) = self.end_call(call) else {
             return;
         };
-        if self.is_over() {
+        if self.phase == Phase::Over {
             return;
         }
         match (purpose, result) {
@@ -305,10 +382,15 @@ impl Resync {
             (_, Err(failure)) => self.fail(Why::Store(failure)),
             (Purpose::ListLocal, Ok(())) => self.listings[1].take(&mut self.chunks, &mut self.seen),
             (Purpose::Flush, Ok(())) => {
-                self.phase = Phase::Over;
+                self.phase = Phase::Promoted;
                 self.actions.push_back(Action::Promote);
             }
-            (Purpose::Join | Purpose::ListSource, Ok(())) => {}
+            (Purpose::Fence(layer), Ok(())) => {
+                if let Some(group) = groups.get(self.pg) {
+                    group.fenced(layer);
+                }
+            }
+            (Purpose::Join | Purpose::ListSource | Purpose::TellFence(_), Ok(())) => {}
         }
     }
 
@@ -325,6 +407,9 @@ impl Resync {
     }
 
     fn go_on(&mut self, groups: &Groups) {
+        if matches!(self.phase, Phase::Compare | Phase::Flush | Phase::Promoted) {
+            self.ask_fences(groups);
+        }
         if self.phase != Phase::Compare {
             return;
         }

@@ -14,7 +14,7 @@ use super::shared::Lane;
 use super::stores::{Event, HELD_MAX, Hands, ShardState, Stores, name_of, op_id};
 use crate::core::fence::{FenceCache, Fences};
 use crate::core::groups::Groups;
-use crate::core::replica::store_op::{failure, operation, still_admitted};
+use crate::core::replica::store_op::{failure, operation, still_admitted, tell_fence};
 use crate::core::replica::{StoreFailure, StoreKey};
 use crate::proto::ids::LayerId;
 use crate::proto::{Command, Refusal, Request};
@@ -134,6 +134,13 @@ impl ShardPort {
             | Command::Restore { chunk, .. } => chunk,
             Command::Flush { .. } | Command::Fence { .. } => return self.begin_tour(index),
             Command::ListChunks { .. } => return Some(self.list_chunks(request)),
+            Command::TellFence { layer, buffers, .. } => {
+                let shards = 0..self.queues.len() as u32;
+                let persisted = shards.map(|shard| self.stores.lock(shard).core.fence(layer));
+                // SAFETY: whoever asks keeps the list and its memory until the answer.
+                unsafe { tell_fence(&buffers, persisted) };
+                return Some(Ok(()));
+            }
             // The replica machine answers it.
             Command::Join => return Some(Err(StoreFailure::Invalid)),
         };

@@ -98,6 +98,15 @@ pub enum Command {
         /// Its bytes: 24 for each entry.
         len: u32,
     },
+    /// Tell the fence of a layer, persisted or not: fill `buffers`, one piece of memory, with a [`FenceEntry`].
+    TellFence {
+        /// The layer.
+        layer: LayerId,
+        /// Destination.
+        buffers: IoVecs,
+        /// Its bytes: 16.
+        len: u32,
+    },
     /// Refuse requests of older maps for this placement group from now on.
     Join,
 }
@@ -116,6 +125,35 @@ pub struct ChunkEntry {
     pub chunk: u32,
     /// One of [`chunk_entry`].
     pub kind: u32,
+}
+
+/// The answer to [`Command::TellFence`]. 16 bytes, little-endian in memory.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct FenceEntry {
+    /// Oldest lease that may write; 0 for any.
+    pub generation: u64,
+    /// Oldest map that is acted under; 0 for any.
+    pub epoch: u64,
+}
+
+impl FenceEntry {
+    /// Reads what an answer filled: any bytes.
+    #[must_use]
+    pub fn from_memory(bytes: &[u8]) -> Self {
+        Self::read_from_prefix(bytes).map_or_else(|_| Self::default(), |(entry, _)| entry)
+    }
+
+    /// The newer of each.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            generation: self.generation.max(other.generation),
+            epoch: self.epoch.max(other.epoch),
+        }
+    }
 }
 
 /// Values of [`ChunkEntry::kind`].
@@ -167,7 +205,9 @@ impl Command {
             | Self::Zero { chunk, .. }
             | Self::Inspect { chunk, .. }
             | Self::Restore { chunk, .. } => Some(chunk.layer),
-            Self::Flush { layer } | Self::Fence { layer, .. } => Some(*layer),
+            Self::Flush { layer } | Self::Fence { layer, .. } | Self::TellFence { layer, .. } => {
+                Some(*layer)
+            }
             Self::ListChunks { .. } | Self::Join => None,
         }
     }
@@ -204,6 +244,7 @@ impl Command {
             | Self::Flush { .. }
             | Self::Inspect { .. }
             | Self::ListChunks { .. }
+            | Self::TellFence { .. }
             | Self::Join => false,
         }
     }

@@ -49,6 +49,8 @@ pub mod kind {
     pub const FENCE: u8 = 8;
     /// `Command::Join`
     pub const JOIN: u8 = 9;
+    /// `Command::TellFence`
+    pub const TELL_FENCE: u8 = 10;
 }
 
 /// Values of [`ReplyHeader::status`]; `detail` carries what is named in brackets.
@@ -236,6 +238,7 @@ impl RequestHeader {
             } => (kind::RESTORE, chunk.index, block, STAMPS_BYTES + len, 0),
             Command::ListChunks { len, .. } => (kind::LIST_CHUNKS, 0, 0, len, 0),
             Command::Fence { len, .. } => (kind::FENCE, 0, 0, len, 0),
+            Command::TellFence { len, .. } => (kind::TELL_FENCE, 0, 0, len, 0),
             Command::Join => (kind::JOIN, 0, 0, 0, 0),
         };
         let crc_count = if kind == kind::WRITE {
@@ -302,6 +305,7 @@ impl RequestHeader {
             }
             // The offset is a block, and the length one of a list.
             kind::INSPECT | kind::LIST_CHUNKS | kind::FENCE => len <= LIST_BYTES_MAX,
+            kind::TELL_FENCE => len == size_of::<super::message::FenceEntry>() as u32,
             kind::RESTORE => [STAMPS_BYTES, STAMPS_BYTES + BLOCK_BYTES as u32].contains(&len),
             _ => len == 0,
         };
@@ -351,6 +355,11 @@ impl RequestHeader {
                 len,
             },
             kind::FENCE => Command::Fence {
+                layer: chunk.layer,
+                buffers,
+                len,
+            },
+            kind::TELL_FENCE => Command::TellFence {
                 layer: chunk.layer,
                 buffers,
                 len,

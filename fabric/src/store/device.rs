@@ -58,7 +58,7 @@ pub enum DeviceAction {
 pub struct IoVecs {
     /// First element of an array of `len` iovecs.
     pub ptr: *const libc::iovec,
-    /// Number of elements, at least 1.
+    /// Number of elements; 0 only where nothing is read or filled.
     pub len: u32,
 }
 
@@ -66,6 +66,12 @@ pub struct IoVecs {
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
+    /// No memory.
+    pub const NONE: Self = Self {
+        ptr: std::ptr::null(),
+        len: 0,
+    };
+
     /// The first piece of memory.
     ///
     /// # Safety

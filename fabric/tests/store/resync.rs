@@ -70,6 +70,11 @@ fn discard(shard: &mut Shard, chunk: u32, block: u32, count: u32, version: u64) 
     }
 }
 
+/// It is known who may write the layer, as if the source had been asked.
+fn know_writers(groups: &Groups) {
+    groups.get(PG).unwrap().fenced(LAYER);
+}
+
 /// A client's write.
 fn whole_block(chunk: u32, block: u32, version: u64) -> Request {
     Request {
@@ -99,6 +104,7 @@ impl Pair {
     fn new(seed: u64) -> Self {
         let groups = Groups::default();
         groups.set(PG, Standing::Syncing, SINCE);
+        know_writers(&groups);
         groups.applied(SINCE);
         Self {
             source: Shard::new(seed),
@@ -177,6 +183,7 @@ impl Pair {
                 match action {
                     Action::Ask(call, command) => asked.push((call, command, true)),
                     Action::Local(call, command) => asked.push((call, command, false)),
+                    Action::Fence(..) => unreachable!("no write waits for its layer"),
                     Action::Promote => return None,
                     Action::Failed(why) => return Some(why),
                 }
@@ -233,6 +240,7 @@ fn whatever_differs_is_taken_over_and_nothing_else() {
         );
         // A second round finds nothing to do.
         pair.groups.set(PG, Standing::Syncing, Epoch(SINCE.0 + 1));
+        know_writers(&pair.groups);
         pair.round = Resync::new(PG, Epoch(SINCE.0 + 1), NodeId(1));
         assert_eq!(pair.run(&mut rng, |_, _| ()), None);
         assert_eq!(pair.round.progress().blocks, 0);
@@ -359,6 +367,7 @@ fn a_write_that_came_to_nothing_does_not_keep_its_block_from_being_compared() {
     // A new stay: whatever this side holds is from before.
     let since = Epoch(SINCE.0 + 1);
     pair.groups.set(PG, Standing::Syncing, since);
+    know_writers(&pair.groups);
     pair.groups.applied(since);
     pair.round = Resync::new(PG, since, NodeId(1));
     assert_eq!(pair.run(&mut rng, |_, _| ()), None);

@@ -60,6 +60,7 @@ impl Node {
     fn new(seed: u64, standing: Standing) -> Self {
         let groups = Arc::new(Groups::default());
         groups.set(PG, standing, Epoch(1));
+        groups.get(PG).unwrap().fenced(LAYER);
         groups.applied(Epoch(1));
         let peers = Peers {
             groups: Arc::clone(&groups),

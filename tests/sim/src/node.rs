@@ -15,6 +15,7 @@ use fabric::proto::{
 };
 use fabric::store;
 use fabric::store::api::{CoreParams, DeviceLabel, ScrubFinding, StoreCore};
+use fabric::store::device::IoVecs;
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
@@ -499,6 +500,29 @@ impl Process {
                     epoch,
                     command,
                 }),
+                Wish::Fence(layer, generation, epoch) => {
+                    // In memory first: no write slips in between.
+                    self.fences.of(layer).raise(generation, epoch);
+                    let command = Command::Fence {
+                        layer,
+                        buffers: IoVecs::NONE,
+                        len: 0,
+                    };
+                    let request = Request {
+                        pg,
+                        epoch,
+                        generation,
+                        command,
+                        ..Request::NOTHING
+                    };
+                    let data = memory::pick_up(command);
+                    let parcel = Parcel {
+                        request,
+                        data,
+                        crc: 0,
+                    };
+                    self.port.submit_local(For::Round(pg, number, call), parcel);
+                }
                 Wish::Local(command) => {
                     let request = Request {
                         pg,

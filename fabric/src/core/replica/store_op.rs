@@ -5,15 +5,15 @@ use super::StoreFailure;
 use crate::core::fence::Fence as LayerFence;
 use crate::core::groups::{Groups, LEAF_BLOCKS, leaf_of};
 use crate::proto::ids::{ChunkKey, Version};
-use crate::proto::message::{ChunkEntry, chunk_entry};
+use crate::proto::message::{ChunkEntry, FenceEntry, chunk_entry};
 use crate::proto::{Command, Epoch, Generation, PgId, Refusal, Request};
 use crate::store::api::{Fence, StoreError, StoreOp};
 use crate::store::device::IoVecs;
 
 use zerocopy::IntoBytes;
 
-/// The shard's operation that executes the request. `None` where none does: a join, and the list of a group's chunks
-/// ([`list_chunks`]). A flush and a fence concern every shard; their operations are for one.
+/// The shard's operation that executes the request. `None` where none does: a join, a look at a fence ([`tell_fence`]), and
+/// the list of a group's chunks ([`list_chunks`]). A flush and a fence concern every shard; their operations are for one.
 ///
 /// # Safety
 /// The request's list of buffers and their memory are valid for as long as the operation is in use.
@@ -94,7 +94,7 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
                 epoch: request.epoch.0,
             },
         },
-        Command::ListChunks { .. } | Command::Join => return None,
+        Command::ListChunks { .. } | Command::TellFence { .. } | Command::Join => return None,
     })
 }
 
@@ -107,6 +107,25 @@ unsafe fn slice_of(list: &IoVecs) -> &[libc::iovec] {
     }
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts(list.ptr, list.len as usize) }
+}
+
+/// Fills the memory that a [`Command::TellFence`] names with the newest of the fences that shards have persisted. The replica
+/// machine adds what is not persisted yet.
+///
+/// # Safety
+/// The list and its memory are valid, and nobody else uses them.
+pub unsafe fn tell_fence(buffers: &IoVecs, persisted: impl Iterator<Item = Fence>) {
+    let newest = persisted
+        .map(|fence| FenceEntry {
+            generation: u64::from(fence.generation),
+            epoch: fence.epoch,
+        })
+        .fold(FenceEntry::default(), FenceEntry::max);
+    // SAFETY: the caller's promise.
+    let out = unsafe { buffers.first_mut() };
+    if let Some(place) = out.first_chunk_mut::<{ size_of::<FenceEntry>() }>() {
+        place.copy_from_slice(newest.as_bytes());
+    }
 }
 
 /// What comes next in a list of chunks.
@@ -187,6 +206,10 @@ pub fn still_admitted(
     let Some(groups) = groups else {
         return Ok(());
     };
+    if let Command::Fence { .. } = request.command {
+        // It holds since it was admitted; what is left is to persist it.
+        return Ok(());
+    }
     groups.admit(request)?;
     match request.generation {
         ROUND => still_untouched(request.pg, &request.command, groups),

@@ -155,9 +155,8 @@ fn to_group(pg: PgId, offset: u32, len: u32) -> Request {
 #[test]
 fn while_syncing_a_block_counts_as_written_only_once_the_store_has_all_of_it() {
     let pg = PgId(2);
-    let groups = Arc::new(Groups::default());
-    groups.set(pg, Standing::Syncing, Epoch(1));
-    groups.applied(Epoch(1));
+    let groups = syncing(pg);
+    groups.get(pg).unwrap().fenced(LAYER);
     let (replica, _) = replica(4);
     let mut replica = replica.with_peers(Peers {
         groups: Arc::clone(&groups),
@@ -205,9 +204,8 @@ fn while_syncing_a_block_counts_as_written_only_once_the_store_has_all_of_it() {
 #[test]
 fn while_syncing_a_part_of_a_block_is_written_only_once_the_rest_was_compared() {
     let pg = PgId(2);
-    let groups = Arc::new(Groups::default());
-    groups.set(pg, Standing::Syncing, Epoch(1));
-    groups.applied(Epoch(1));
+    let groups = syncing(pg);
+    groups.get(pg).unwrap().fenced(LAYER);
     let (replica, _) = replica(4);
     let mut replica = replica.with_peers(Peers {
         groups: Arc::clone(&groups),
@@ -231,4 +229,92 @@ fn while_syncing_a_part_of_a_block_is_written_only_once_the_rest_was_compared() 
     group.compared(wanted);
     let done = Handled::Replied(reply(1, Ok(())));
     assert_eq!(replica.on_request(PeerId(1), &part, &mut store), done);
+}
+
+fn syncing(pg: PgId) -> Arc<Groups> {
+    let groups = Arc::new(Groups::default());
+    groups.set(pg, Standing::Syncing, Epoch(1));
+    groups.applied(Epoch(1));
+    groups
+}
+
+/// While it was away the lease may have been given to another, and nobody told it: the older holder's writes, which the source
+/// refuses, would stay here.
+#[test]
+fn while_syncing_a_layer_is_written_only_once_it_is_known_who_may() {
+    let pg = PgId(2);
+    let groups = syncing(pg);
+    let (replica, fences) = replica(4);
+    let mut replica = replica.with_peers(Peers {
+        groups: Arc::clone(&groups),
+        unresolved: Arc::new([Arc::default()]),
+        lane: 0,
+    });
+    let mut store = Scripted {
+        answer: Some(Ok(())),
+        keys: Vec::new(),
+    };
+    let whole = to_group(pg, 0, 4096);
+    let mut answer = || match replica.on_request(PeerId(1), &whole, &mut store) {
+        Handled::Replied(reply) => reply.result,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(answer(), Err(Refusal::Behind(Epoch(1))));
+    assert_eq!(answer(), Err(Refusal::Behind(Epoch(1))));
+    let group = groups.get(pg).unwrap();
+    assert_eq!(
+        group.take_to_fence(),
+        Some(LAYER),
+        "the round is asked for it"
+    );
+    assert_eq!(group.take_to_fence(), None, "once");
+    // The source knows a newer lease.
+    let newer = Generation(whole.generation.0 + 1);
+    fences.of(LAYER).raise(newer, Epoch(1));
+    group.fenced(LAYER);
+    assert_eq!(answer(), Err(Refusal::StaleGeneration(newer)));
+    assert_eq!(
+        group
+            .touched(leaf_of(
+                ChunkKey {
+                    layer: LAYER,
+                    index: 0
+                },
+                0
+            ))
+            .noted[0],
+        0
+    );
+}
+
+/// Else a takeover under an older map could be over without the replica that has joined, which would go on taking the older
+/// lease's writes.
+#[test]
+fn a_takeover_under_a_map_without_a_replica_that_has_joined_is_refused() {
+    let groups = Groups::default();
+    let pg = PgId(2);
+    groups.set(pg, Standing::InSync, Epoch(1));
+    groups.applied(Epoch(9));
+    let fence = |epoch| Request {
+        epoch: Epoch(epoch),
+        command: Command::Fence {
+            layer: LAYER,
+            buffers: IoVecs::NONE,
+            len: 0,
+        },
+        ..Request::NOTHING
+    };
+    assert_eq!(groups.admit(&fence(3)), Ok(()));
+    groups.join(pg, Epoch(5));
+    assert_eq!(groups.admit(&fence(4)), Err(Refusal::StaleEpoch(Epoch(5))));
+    assert_eq!(groups.admit(&fence(5)), Ok(()));
+    let other_pool = Request {
+        command: Command::Fence {
+            layer: LayerId(1 << 54),
+            buffers: IoVecs::NONE,
+            len: 0,
+        },
+        ..fence(4)
+    };
+    assert_eq!(groups.admit(&other_pool), Ok(()));
 }

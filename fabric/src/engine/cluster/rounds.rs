@@ -8,7 +8,8 @@ use super::{Ask, Cluster, Map};
 use crate::core::membership::Standing;
 use crate::core::replica::StoreFailure;
 use crate::core::resync::{Action, Call, Progress, Resync, TICK, Why};
-use crate::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal};
+use crate::proto::ids::LayerId;
+use crate::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal};
 
 /// Pause before a round that failed begins anew; doubled with each failure up to the maximum.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -42,6 +43,8 @@ pub enum Wish {
     Ask((NodeId, Incarnation), Epoch, Command),
     /// A command for this node's own store.
     Local(Command),
+    /// Raise the layer's fence here.
+    Fence(LayerId, Generation, Epoch),
 }
 
 /// Why a replica is not being compared now.
@@ -168,6 +171,9 @@ impl Rounds {
                 }
                 Action::Local(call, command) => {
                     return Some((pg, token(call), Wish::Local(command)));
+                }
+                Action::Fence(call, layer, generation, epoch) => {
+                    return Some((pg, token(call), Wish::Fence(layer, generation, epoch)));
                 }
                 Action::Promote => {
                     // Before anybody hears of it.

@@ -15,6 +15,7 @@ use super::requests::Requests;
 use super::rounds::{Rounds, Token, Totals, Wish};
 use super::takeover::{self, Takeover};
 use super::{Cluster, MapReader};
+use crate::core::fence::Fences;
 use crate::core::replica::StorePort;
 use crate::core::replica::store_op::ROUND;
 use crate::core::slab::Slab;
@@ -25,6 +26,7 @@ use crate::engine::stores::{HELD_MAX, Stores};
 use crate::engine::transport::NodeTransport;
 use crate::net::tcp::mail::Bell;
 use crate::proto::{Command, PgId, Request, RequestId, Sequence};
+use crate::store::device::IoVecs;
 
 /// How often machines that wait for a moment are told that it passed.
 const TICK: Duration = Duration::from_millis(5);
@@ -117,6 +119,7 @@ struct State {
     cluster: Arc<Cluster>,
     reader: MapReader,
     stores: Option<Arc<Stores>>,
+    fences: Arc<Fences>,
     door: Arc<Door>,
     /// The store behind it is the rounds': what it finishes is named by `local`.
     rounds_ways: Requests<Token>,
@@ -142,6 +145,7 @@ impl State {
             cluster: Arc::clone(cluster),
             reader,
             stores: shared.stores.clone(),
+            fences: Arc::clone(&shared.fences),
             rounds: Rounds::new(Arc::clone(&door.totals)),
             door,
             rounds_ways: Requests::new(ways()?),
@@ -262,6 +266,20 @@ impl State {
             Wish::Local(command) => {
                 let known = self.cluster.groups.known();
                 self.begin_local(token, &request(known, command));
+            }
+            Wish::Fence(layer, generation, epoch) => {
+                // In memory first: no write slips in between.
+                self.fences.of(layer).raise(generation, epoch);
+                let command = Command::Fence {
+                    layer,
+                    buffers: IoVecs::NONE,
+                    len: 0,
+                };
+                let fence = Request {
+                    generation,
+                    ..request(epoch, command)
+                };
+                self.begin_local(token, &fence);
             }
         }
     }

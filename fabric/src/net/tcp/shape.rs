@@ -70,7 +70,8 @@ pub fn of(command: &Command) -> Shape {
         },
         Command::Inspect { buffers, len, .. }
         | Command::ListChunks { buffers, len, .. }
-        | Command::Fence { buffers, len, .. } => Shape {
+        | Command::Fence { buffers, len, .. }
+        | Command::TellFence { buffers, len, .. } => Shape {
             destination: Some(buffers),
             room: len,
             ..none

@@ -21,7 +21,8 @@ pub fn usage(command: &Command) -> Use {
         Command::Read { len, .. }
         | Command::Inspect { len, .. }
         | Command::ListChunks { len, .. }
-        | Command::Fence { len, .. } => Use::Destination(len as usize),
+        | Command::Fence { len, .. }
+        | Command::TellFence { len, .. } => Use::Destination(len as usize),
         Command::Zero { .. } | Command::Flush { .. } | Command::Join => Use::None,
     }
 }
@@ -34,7 +35,8 @@ pub fn buffers_of(command: &mut Command) -> Option<&mut IoVecs> {
         | Command::Read { buffers, .. }
         | Command::Inspect { buffers, .. }
         | Command::ListChunks { buffers, .. }
-        | Command::Fence { buffers, .. } => Some(buffers),
+        | Command::Fence { buffers, .. }
+        | Command::TellFence { buffers, .. } => Some(buffers),
         Command::Zero { .. } | Command::Flush { .. } | Command::Join => None,
     }
 }

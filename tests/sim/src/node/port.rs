@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
 use fabric::core::replica::store_op::{
-    failure, list_chunks, operation, still_admitted, still_untouched,
+    failure, list_chunks, operation, still_admitted, still_untouched, tell_fence,
 };
 use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::Call;
@@ -358,6 +358,13 @@ impl StorePort for Port {
         } = request.command
         {
             self.list(request.pg, cursor, &buffers);
+            self.at_once = Some(memory);
+            return Some(Ok(()));
+        }
+        if let Command::TellFence { layer, buffers, .. } = request.command {
+            let persisted = std::iter::once(self.core.fence(layer));
+            // SAFETY: the list and its memory are held here.
+            unsafe { tell_fence(&buffers, persisted) };
             self.at_once = Some(memory);
             return Some(Ok(()));
         }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use fabric::core::groups::Groups;
 use fabric::core::membership::{Member, ReplicaSet, Standing};
 use fabric::core::resync::{Action, Call, Resync, Why};
-use fabric::proto::ids::ChunkKey;
-use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId};
+use fabric::proto::ids::{ChunkKey, LayerId};
+use fabric::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId};
 
 use super::memory;
 use crate::mutation::{self, Newest};
@@ -57,6 +57,8 @@ pub enum Wish {
     Ask(NodeId, Epoch, Command),
     /// A command for this node's own store.
     Local(Command),
+    /// Raise the layer's fence here.
+    Fence(LayerId, Generation, Epoch),
 }
 
 /// The rounds of a process, by group.
@@ -172,6 +174,10 @@ impl Rounds {
                     Action::Local(call, command) => {
                         round.open.insert(call, command);
                         wishes.push((*pg, round.number, call, Wish::Local(command)));
+                    }
+                    Action::Fence(call, layer, generation, epoch) => {
+                        let wish = Wish::Fence(layer, generation, epoch);
+                        wishes.push((*pg, round.number, call, wish));
                     }
                     Action::Promote => round.promoted = true,
                     Action::Failed(why) => {

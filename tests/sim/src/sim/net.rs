@@ -368,6 +368,7 @@ pub(super) fn describe(command: &Command) -> String {
         } => format!("restore {chunk:?} block {block}: {from:?} -> {to:?}"),
         Command::ListChunks { cursor, .. } => format!("list chunks from {cursor}"),
         Command::Fence { layer, .. } => format!("fence {layer:?}"),
+        Command::TellFence { layer, .. } => format!("tell the fence of {layer:?}"),
         Command::Flush { .. } | Command::Join => format!("{command:?}"),
     }
 }

@@ -408,7 +408,7 @@ fn a_slow_store_is_no_lost_peer_and_a_silent_one_is() {
     assert!(matches!(caller.tick(), Err(LinkError::Silent)));
 }
 
-fn every_command(read: Command, buffers: IoVecs) -> [Command; 10] {
+fn every_command(read: Command, buffers: IoVecs) -> [Command; 11] {
     let Command::Read { chunk, .. } = read else {
         unreachable!();
     };
@@ -464,6 +464,11 @@ fn every_command(read: Command, buffers: IoVecs) -> [Command; 10] {
             layer,
             buffers,
             len,
+        },
+        Command::TellFence {
+            layer,
+            buffers,
+            len: 16,
         },
         Command::Join,
     ]
