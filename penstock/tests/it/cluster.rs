@@ -58,7 +58,23 @@ impl Cluster {
             assert!(joined.status.success(), "{joined:?}");
             cluster.start(node);
         }
+        cluster.wait_for_voters();
         cluster
+    }
+
+    /// Nodes vote shortly after they joined; before that the cluster does not survive the first one.
+    fn wait_for_voters(&self) {
+        let votes = |node: &serde_json::Value| node["meta"] != "learner";
+        eventually(|| {
+            let nodes = self.node(1).json(&["node", "list"]);
+            nodes
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|n| votes(n))
+                .count()
+                == 3
+        });
     }
 
     fn data(&self, node: usize) -> PathBuf {

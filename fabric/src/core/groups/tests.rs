@@ -80,6 +80,8 @@ fn groups(standing: Standing) -> Groups {
     let groups = Groups::default();
     groups.set(PG, standing, Epoch(4));
     groups.applied(Epoch(6));
+    // It is known who may write: what is tested is something else.
+    groups.get(PG).unwrap().fenced(CHUNK.layer);
     groups
 }
 
