@@ -6,6 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -125,6 +126,17 @@ impl Shared {
             Ok(cells)
         } else {
             Err(Errno::EIO)
+        }
+    }
+}
+
+impl Drop for PoweredDevice {
+    /// At once for whoever looks, though a process that was just killed may still have it open.
+    fn drop(&mut self) {
+        let mount = self.path.parent().map(|dir| dir.as_os_str().as_bytes());
+        if let Some(Ok(mount)) = mount.map(std::ffi::CString::new) {
+            // SAFETY: the path is a string that ends with a zero byte and lives during the call.
+            unsafe { libc::umount2(mount.as_ptr(), libc::MNT_DETACH) };
         }
     }
 }
