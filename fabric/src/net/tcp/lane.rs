@@ -31,6 +31,8 @@ use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
 
 mod links;
 mod receive;
+#[cfg(test)]
+mod tests;
 
 /// Connections of a data thread; one more is closed at once.
 const LINKS_MAX: u32 = 2048;

@@ -20,7 +20,7 @@ use crate::proto::{Command, Incarnation, NodeId, Refusal, Reply, Request};
 use crate::store::device::IoVecs;
 
 mod exchange;
-mod handshakes;
+pub mod handshakes;
 
 proptest! {
     #[test]

@@ -9,11 +9,11 @@ impl Lane {
                 Letter::Connected(node, fd, established) => self.connected(node, fd, *established),
                 Letter::Accepted(fd, established) => {
                     let responder = Responder::new(&established.agreed);
-                    if self
-                        .link(fd, *established, End::Responder(responder))
-                        .is_none()
-                    {
-                        self.mail.served.fetch_sub(1, Ordering::AcqRel);
+                    match self.link(fd, *established, End::Responder(responder)) {
+                        Some(index) => self.serve(index, EventFlags::IN),
+                        None => {
+                            self.mail.served.fetch_sub(1, Ordering::AcqRel);
+                        }
                     }
                 }
                 Letter::Unreachable(node) => self.unreachable(node, Road::Down),
@@ -34,6 +34,7 @@ impl Lane {
             Some(index) => {
                 self.peers.get_mut(&node).expect("looked up above").road = Road::Up(index);
                 self.send_waiting(node);
+                self.serve(index, EventFlags::IN);
             }
             None => self.unreachable(node, Road::None),
         }
@@ -52,6 +53,8 @@ impl Lane {
         }
     }
 
+    /// Takes a connection up; `None`: there is no room for it, and it is closed. Whoever owns its end is then ready to lose it, and
+    /// [serves](Self::serve) it once: what came along with the handshake tells of itself no more.
     pub(super) fn link(
         &mut self,
         fd: OwnedFd,
@@ -85,9 +88,7 @@ impl Lane {
             dirty: false,
             blocked: false,
         }));
-        // What came along with the handshake tells of itself no more.
-        self.serve(index, EventFlags::IN);
-        self.links[index].is_some().then_some(index)
+        Some(index)
     }
 
     pub(super) fn set_timer(&self, every_ms: i64) {

@@ -3,13 +3,13 @@
 use super::*;
 
 /// A certificate authority of a cluster.
-struct Authority {
+pub struct Authority {
     certificate: String,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -21,7 +21,7 @@ impl Authority {
     }
 
     /// A node's identity that trusts `trusted`; valid until so long from now.
-    fn identity(&self, node: u64, trusted: &Self, valid: Duration) -> Identity {
+    pub fn identity(&self, node: u64, trusted: &Self, valid: Duration) -> Identity {
         self.with_names(vec![node_name(CLUSTER, NodeId(node))], trusted, valid)
     }
 
@@ -40,8 +40,10 @@ impl Authority {
     }
 }
 
-const CLUSTER: [u8; 16] = [7; 16];
-const DAY: Duration = Duration::from_secs(24 * 3600);
+/// The cluster of its nodes.
+pub const CLUSTER: [u8; 16] = [7; 16];
+/// How long certificates are good for.
+pub const DAY: Duration = Duration::from_secs(24 * 3600);
 
 fn hello(node: u64, to: u64, wire: Wire) -> Hello {
     Hello {

@@ -1,0 +1,84 @@
+//! A lane and its letters, without the thread that makes connections.
+
+use std::os::unix::net::UnixStream;
+
+use super::super::tests::handshakes::{Authority, CLUSTER, DAY};
+use super::*;
+use crate::net::tcp::control::{NetConfig, Network};
+use crate::net::tcp::fuzzing::{agreed, request};
+use crate::net::tcp::hello::Wire;
+
+const PEER: NodeId = NodeId(2);
+
+/// A lane, and the network that knows `PEER` somewhere that nobody listens.
+fn lane() -> (Network, Lane) {
+    let authority = Authority::new();
+    let config = NetConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        identity: authority.identity(1, &authority, DAY),
+        wire: Wire::Crc,
+    };
+    let network = Network::start(&config, CLUSTER, NodeId(1), Incarnation(10)).unwrap();
+    network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));
+    // Not registered: letters are the test's.
+    let lane = Lane::new(Arc::clone(network.control()), 0, true).unwrap();
+    network.control().wish(Wish::Unregister { lane: 0 });
+    (network, lane)
+}
+
+/// A connection that was agreed upon, and its other end.
+fn connection() -> (UnixStream, OwnedFd, Box<Established>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let established = Established {
+        agreed: agreed(),
+        session: None,
+        rest: Vec::new(),
+    };
+    (theirs, ours.into(), Box::new(established))
+}
+
+#[test]
+fn a_connection_that_is_dead_when_it_is_handed_over_is_counted_out_once() {
+    let (_network, mut lane) = lane();
+    for _ in 0..3 {
+        let (theirs, ours, established) = connection();
+        drop(theirs);
+        lane.mail.served.fetch_add(1, Ordering::AcqRel);
+        lane.mail.post(Letter::Accepted(ours, established));
+        lane.poll();
+        assert_eq!(lane.links.taken(), 0);
+        assert_eq!(lane.mail.served.load(Ordering::Acquire), 0);
+    }
+    let (_theirs, ours, established) = connection();
+    lane.mail.served.fetch_add(1, Ordering::AcqRel);
+    lane.mail.post(Letter::Accepted(ours, established));
+    lane.poll();
+    assert_eq!(lane.links.taken(), 1);
+    assert_eq!(lane.mail.served.load(Ordering::Acquire), 1);
+}
+
+#[test]
+fn a_request_that_waited_for_a_connection_that_is_dead_is_lost_once() {
+    let (_network, mut lane) = lane();
+    let mut memory = [0; 4096];
+    let list = [libc::iovec {
+        iov_base: memory.as_mut_ptr().cast(),
+        iov_len: memory.len(),
+    }];
+    let read = request(1, false, 0, &list, 4096);
+    assert!(lane.send(PEER, &read).is_none(), "it waits");
+    let (theirs, ours, established) = connection();
+    drop(theirs);
+    lane.mail.post(Letter::Connected(PEER, ours, established));
+    lane.poll();
+    assert!(matches!(lane.next_event(), Some(Event::Lost(PEER))));
+    assert!(lane.next_event().is_none());
+    // Until it is reached again it counts as lost.
+    assert!(lane.send(PEER, &read).is_some());
+    let (_theirs, ours, established) = connection();
+    lane.mail.post(Letter::Connected(PEER, ours, established));
+    lane.poll();
+    assert!(lane.send(PEER, &read).is_none());
+    assert!(lane.next_event().is_none());
+}
