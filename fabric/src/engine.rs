@@ -30,7 +30,7 @@ mod stores;
 mod transport;
 pub mod volume_io;
 
-pub use cluster::rounds::Totals as ResyncTotals;
+pub use crate::core::resync::rounds::Totals as ResyncTotals;
 pub use cluster::traffic::Traffic;
 pub use cluster::{Ask, ClusterView, GroupView};
 pub use config::{

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-use super::membership::Standing;
+use super::membership::{Member, Standing};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
-use crate::proto::{Command, Epoch, PgId, Refusal, Request, placement};
+use crate::proto::{Command, Epoch, Incarnation, PgId, Refusal, Request, placement};
 use crate::store::device::BLOCK_BYTES;
 
 /// Blocks of a map page.
@@ -396,6 +396,16 @@ impl Groups {
         if standing != Standing::Syncing {
             *stay = Stay::default();
         }
+    }
+
+    /// The same by what the map says of the node, whose process is the start `running`.
+    pub fn set_member(&self, pg: PgId, member: &Member, running: Incarnation) {
+        // Invariant *No trust on return*: what the map says of an earlier process does not hold for this one.
+        let standing = match member.incarnation == running {
+            true => member.standing,
+            false => Standing::Out,
+        };
+        self.set(pg, standing, member.since);
     }
 
     /// This node is no member of the group any more.

@@ -5,6 +5,7 @@
 //! [`Resync::poll`]. Pages are compared by a fixed number of workers, each with memory of its own; what the shell allows at
 //! a time is its throttle. The same chunks are listed on both sides, for what this side has in excess has to go, too.
 
+pub mod rounds;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -510,9 +511,20 @@ impl Resync {
     }
 
     fn fail(&mut self, why: Why) {
-        self.phase = Phase::Over;
-        self.actions.clear();
+        self.give_up();
         self.actions.push_back(Action::Failed(why));
+    }
+
+    /// The round is over: nothing more is asked, and answers that are due only free the memory they are written to.
+    pub fn give_up(&mut self) {
+        self.phase = Phase::Over;
+        // Nobody has heard of these, so nobody answers them.
+        for action in std::mem::take(&mut self.actions) {
+            if let Action::Ask(call, _) | Action::Local(call, _) | Action::Fence(call, ..) = action
+            {
+                self.end_call(call);
+            }
+        }
     }
 
     fn ask(&mut self, purpose: Purpose, command: Command) {

@@ -5,9 +5,12 @@
 //!
 //! Blocks become what the in-sync replica with the newest version has. A syncing replica never decides: it may hold what
 //! nobody acknowledged, from before it left. Whatever goes wrong with a replica, it is reported, and with the next map
-//! everything begins anew; that is safe, since each step may be done any number of times.
+//! everything begins anew; that is safe, since each step may be done any number of times. Without a newer map it does so after
+//! a while: a replica that stays in the map, as the last in-sync one does, may answer by then. [`takeover`] is the machine around
+//! this one that shells drive.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -15,10 +18,16 @@ use super::groups::{LEAF_BLOCKS, LeafKey};
 use super::membership::{REPLICAS_MAX, ReplicaSet, Standing};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::message::{BlockStamp, UnresolvedEntry};
-use crate::proto::{Command, Epoch, NodeId, PgId, Refusal};
+use crate::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal};
 use crate::store::api::Holds;
 use crate::store::device::{BLOCK_BYTES, IoVecs};
 
+pub mod takeover;
+
+/// How often [`Settle::on_tick`] is called while something waits for it.
+pub const TICK: Duration = Duration::from_millis(5);
+/// Ticks after which it is tried again without a newer map: 100 ms, as clients do with a replica that stays in the map.
+const AGAIN_TICKS: u32 = 20;
 /// Entries of one replica's list of unresolved writes.
 const LIST_ENTRIES: usize = 2048;
 const BLOCKS: usize = LEAF_BLOCKS as usize;
@@ -36,8 +45,8 @@ pub enum Action {
     Ask {
         /// Names the answer.
         call: Call,
-        /// To whom.
-        node: NodeId,
+        /// To whom. An answer of another start of that node is none.
+        to: (NodeId, Incarnation),
         /// For which group.
         pg: PgId,
         /// Under which map.
@@ -78,8 +87,8 @@ enum Purpose {
 enum Phase {
     Fence,
     Blocks,
-    /// For a newer map.
-    AwaitMap,
+    /// For a newer map, or for so many ticks.
+    AwaitMap(u32),
     /// For a moment: a replica does not know the map yet.
     AwaitTick,
     Over,
@@ -234,7 +243,7 @@ impl Settle {
         match self.phase {
             Phase::Over => return,
             // Answers to what was asked before: with the last of them everything begins anew.
-            Phase::AwaitMap | Phase::AwaitTick => return,
+            Phase::AwaitMap(_) | Phase::AwaitTick => return,
             Phase::Fence | Phase::Blocks => {}
         }
         match result {
@@ -250,12 +259,12 @@ impl Settle {
                 return;
             }
             Err(Refusal::StaleEpoch(_)) => {
-                self.phase = Phase::AwaitMap;
+                self.phase = Phase::AwaitMap(AGAIN_TICKS);
                 return;
             }
             Err(_) => {
                 self.report(purpose);
-                self.phase = Phase::AwaitMap;
+                self.phase = Phase::AwaitMap(AGAIN_TICKS);
                 return;
             }
         }
@@ -278,9 +287,20 @@ impl Settle {
 
     /// Some milliseconds have passed: tries again what could not be done.
     pub fn on_tick(&mut self) {
-        if self.phase == Phase::AwaitTick && self.calls.is_empty() {
-            self.start();
+        if !self.calls.is_empty() {
+            return;
         }
+        match self.phase {
+            Phase::AwaitTick | Phase::AwaitMap(0) => self.start(),
+            Phase::AwaitMap(ticks) => self.phase = Phase::AwaitMap(ticks - 1),
+            Phase::Fence | Phase::Blocks | Phase::Over => {}
+        }
+    }
+
+    /// Whether something waits for the next tick.
+    pub fn needs_tick(&self) -> bool {
+        let waits = matches!(self.phase, Phase::AwaitTick | Phase::AwaitMap(_));
+        waits && self.calls.is_empty()
     }
 
     /// Fences everybody who takes writes.
@@ -292,20 +312,30 @@ impl Settle {
         self.lists.clear();
         let newest = self.sets.iter().map(ReplicaSet::epoch).max();
         self.epoch = newest.unwrap_or_default();
-        let nodes: BTreeSet<NodeId> = self
-            .sets
-            .iter()
-            .flat_map(|set| set.receiving().iter().map(|i| set.members()[i].node))
-            .collect();
+        let nodes = self.receiving_nodes();
         if self.sets.iter().any(|set| set.in_sync().is_empty()) {
-            self.phase = Phase::AwaitMap;
+            self.phase = Phase::AwaitMap(AGAIN_TICKS);
             return;
         }
-        for node in nodes {
+        for (node, (_, incarnation)) in nodes {
             let list = self.lists.entry(node).or_insert_with(List::new);
             let command = list.command(self.layer);
-            self.ask(Purpose::Fence(node), node, PgId(0), command);
+            let to = (node, incarnation);
+            self.ask(Purpose::Fence(node), to, PgId(0), command);
         }
+    }
+
+    /// Nodes that take writes, and the start of each that the map knows last: in other groups it may stand with one before.
+    fn receiving_nodes(&self) -> BTreeMap<NodeId, (Epoch, Incarnation)> {
+        let mut nodes = BTreeMap::new();
+        for set in &self.sets {
+            for member in set.receiving().iter().map(|i| set.members()[i]) {
+                let known = (member.since, member.incarnation);
+                let newest = nodes.entry(member.node).or_insert(known);
+                *newest = (*newest).max(known);
+            }
+        }
+        nodes
     }
 
     /// Every answer to the last questions is there.
@@ -512,17 +542,18 @@ impl Settle {
 
     fn ask_member(&mut self, purpose: Purpose, member: usize, command: Command) {
         let set = &self.sets[self.current().set];
-        let (node, pg) = (set.members()[member].node, set.pg());
-        self.ask(purpose, node, pg, command);
+        let (member, pg) = (set.members()[member], set.pg());
+        let to = (member.node, member.incarnation);
+        self.ask(purpose, to, pg, command);
     }
 
-    fn ask(&mut self, purpose: Purpose, node: NodeId, pg: PgId, command: Command) {
+    fn ask(&mut self, purpose: Purpose, to: (NodeId, Incarnation), pg: PgId, command: Command) {
         let call = Call(self.next_call);
         self.next_call = self.next_call.wrapping_add(1);
         self.calls.push((call, purpose));
         self.actions.push_back(Action::Ask {
             call,
-            node,
+            to,
             pg,
             epoch: self.epoch,
             command,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use self::traffic::Counters;
 use super::stores::Stores;
 use crate::core::groups::Groups;
-use crate::core::membership::{Member, ReplicaSet, Standing};
+use crate::core::membership::{Member, ReplicaSet};
 use crate::core::replica::Peers;
 use crate::core::unresolved::Unresolved;
 use crate::core::watermark::LANES_MAX;
@@ -19,7 +19,6 @@ use crate::proto::{Epoch, Incarnation, NodeId, PgId};
 
 mod pace;
 pub mod requests;
-pub mod rounds;
 pub mod takeover;
 pub mod traffic;
 pub mod worker;
@@ -225,14 +224,9 @@ impl Cluster {
             let (Some(member), Some(&device)) = (member, device) else {
                 continue;
             };
-            // Invariant *No trust on return*: what the map says of an earlier process does not hold for this one.
-            let standing = match member.incarnation == self.incarnation {
-                true => member.standing,
-                false => Standing::Out,
-            };
             self.groups
                 .place(group.pg, device, pools[&(group.pg.0 >> 32)]);
-            self.groups.set(group.pg, standing, member.since);
+            self.groups.set_member(group.pg, member, self.incarnation);
             held.push(group.pg);
         }
         self.groups.keep(&held);

@@ -161,13 +161,13 @@ fn settle_while(
             match action {
                 Action::Ask {
                     call,
-                    node,
+                    to,
                     pg,
                     epoch,
                     command,
                 } => asked.push((
                     call,
-                    node.0 as usize - 1,
+                    to.0.0 as usize - 1,
                     Request {
                         id: RequestId(0),
                         pg,

@@ -41,6 +41,9 @@ struct Cli {
     /// Print every event (with one seed)
     #[arg(long)]
     trace: bool,
+    /// Print the number of each seed's trace, to compare it with another process's
+    #[arg(long)]
+    hashes: bool,
     /// Go on after a failure and count them
     #[arg(long)]
     keep_going: bool,
@@ -108,6 +111,9 @@ fn main() -> std::process::ExitCode {
                     }
                     match run(seed, &cli) {
                         Ok(outcome) => {
+                            if cli.hashes {
+                                println!("seed {seed} trace {:016x}", outcome.trace);
+                            }
                             let mut totals = totals.lock().expect("no panic under this lock");
                             totals.0 += 1;
                             totals.1 += outcome.ops.0;

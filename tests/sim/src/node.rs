@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
-use fabric::core::membership::{Member, ReplicaSet};
-use fabric::core::replica::{Handled, PeerId, Peers, Replica, StoreFailure};
-use fabric::core::resync::Call;
+use fabric::core::replica::{Handled, PeerId, Peers, Replica};
+use fabric::core::resync::rounds::Rounds;
 use fabric::core::unresolved::Unresolved;
 use fabric::proto::ids::LayerId;
 use fabric::proto::message::BlockStamp;
@@ -15,13 +14,13 @@ use fabric::proto::{
 };
 use fabric::store;
 use fabric::store::api::{CoreParams, DeviceLabel, ScrubFinding, StoreCore};
-use fabric::store::device::IoVecs;
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
 use crate::queue::At;
 use port::{For, Port};
-use rounds::{Rounds, Wish};
+use rounds::Shell;
+pub use rounds::{Ask, GivenUp};
 
 pub mod memory;
 mod port;
@@ -58,27 +57,18 @@ pub struct Answer {
 /// What a process wants done.
 #[derive(Debug, Default)]
 pub struct Wishes {
+    /// What time it is.
+    pub now_us: u64,
     /// Answers to send.
     pub answers: Vec<Answer>,
     /// Disk requests that were begun; the world says when they end.
     pub disk: Vec<(IoKey, IoKind)>,
     /// Commands for other nodes.
     pub asks: Vec<Ask>,
-}
-
-/// A command of a round of comparison for its source.
-#[derive(Debug, Clone, Copy)]
-pub struct Ask {
-    /// The round: group and number.
-    pub round: (PgId, u64),
-    /// Names the answer.
-    pub call: Call,
-    /// The source.
-    pub source: NodeId,
-    /// The map.
-    pub epoch: Epoch,
-    /// The command.
-    pub command: Command,
+    /// What meta is asked for.
+    pub promotions: Vec<Promotion>,
+    /// See [`GivenUp`].
+    pub given_up: Vec<GivenUp>,
 }
 
 /// A promotion to be asked for.
@@ -118,9 +108,7 @@ pub struct Process {
     fences: Arc<Fences>,
     groups: Arc<Groups>,
     unresolved: Arc<[Arc<Unresolved>]>,
-    rounds: Rounds,
-    /// A tick is due.
-    ticking: bool,
+    rounds: Shell,
     mutation: Option<Mutation>,
     /// What the processes before it had stored.
     newest: Newest,
@@ -243,6 +231,8 @@ impl Node {
             Replica::new(incarnation, Arc::clone(&fences), REPLICA_SLOTS).with_peers(peers)
         };
         let replicas = (0..threads).map(replica).collect();
+        let me = (self.id, incarnation);
+        let rounds = Rounds::new(me, Arc::clone(&groups), Arc::clone(&fences));
         self.process = Some(Process {
             incarnation,
             replicas,
@@ -250,8 +240,7 @@ impl Node {
             fences,
             groups,
             unresolved,
-            ticking: false,
-            rounds: Rounds::new(self.mutation == Some(Mutation::TrustCleanFlag)),
+            rounds: Shell::new(rounds),
             mutation: self.mutation,
             newest: self.newest.clone(),
         });
@@ -303,78 +292,7 @@ impl Node {
         if process.port.core.in_flight() == 0 {
             process.port.core.on_idle();
         }
-        let me = (self.id, process.incarnation);
-        process.rounds.begin(me, &process.groups);
         self.pump(wishes);
-    }
-
-    /// A moment has passed for rounds of comparison.
-    pub fn on_tick(&mut self, wishes: &mut Wishes) {
-        if let Some(process) = &mut self.process {
-            process.ticking = false;
-            process.rounds.on_tick();
-        }
-        self.pump(wishes);
-    }
-
-    /// Whether a tick is to be set; said once.
-    pub fn wants_tick(&mut self) -> bool {
-        let process = self.process.as_mut();
-        process.is_some_and(|p| p.rounds.needs_tick() && !std::mem::replace(&mut p.ticking, true))
-    }
-
-    /// Memberships that this node gives up, and by which maps.
-    pub fn take_hopeless(&mut self) -> Vec<(PgId, Member, Epoch)> {
-        let (id, process) = (self.id, self.process.as_mut());
-        process.map_or_else(Vec::new, |p| p.rounds.take_hopeless(id))
-    }
-
-    /// A map arrived.
-    pub fn on_map(&mut self, epoch: Epoch, sets: &[ReplicaSet], wishes: &mut Wishes) {
-        let Some(process) = &mut self.process else {
-            return;
-        };
-        let me = (self.id, process.incarnation);
-        process.rounds.on_map(me, epoch, sets, &process.groups);
-        self.pump(wishes);
-    }
-
-    /// The source of a round answered, or is lost.
-    pub fn on_round(
-        &mut self,
-        (pg, number): (PgId, u64),
-        call: Call,
-        result: Result<(), Refusal>,
-        data: Option<&[u8]>,
-        wishes: &mut Wishes,
-    ) {
-        let Some(process) = &mut self.process else {
-            return;
-        };
-        let data = data.filter(|_| result.is_ok());
-        let delta = process.mutation == Some(Mutation::DeltaLogFromDeparture);
-        if let Some(round) = process.rounds.get(pg, number) {
-            let shown = data
-                .filter(|_| delta)
-                .and_then(|data| round.only_newer(call, data, &process.newest));
-            round.end(call, shown.as_deref().or(data));
-            round.machine.on_reply(call, result, &process.groups);
-        }
-        self.pump(wishes);
-    }
-
-    /// Promotions to be asked for.
-    pub fn promotions(&self) -> Vec<Promotion> {
-        let process = self.process.iter();
-        let rounds = process.flat_map(|p| p.rounds.all.iter().map(move |r| (p.incarnation, r)));
-        rounds
-            .filter(|(_, (_, round))| round.promoted)
-            .map(|(incarnation, (pg, round))| Promotion {
-                pg: *pg,
-                incarnation,
-                since: round.machine.since(),
-            })
-            .collect()
     }
 
     /// Takes the process as far as it goes now.
@@ -406,7 +324,21 @@ impl Node {
             p.port.core.in_flight() == 0
                 && p.port.core.device_in_flight() == 0
                 && p.replicas.iter().all(|r| r.in_flight() == 0)
-                && p.rounds.all.is_empty()
+                && p.rounds.machine.is_idle()
+        })
+    }
+
+    /// What is, in words.
+    pub fn unrest(&self) -> String {
+        self.process.as_ref().map_or_else(String::new, |p| {
+            let replicas: usize = p.replicas.iter().map(Replica::in_flight).sum();
+            format!(
+                "{}: {} operations, {} device requests, {replicas} requests, {} calls of rounds; ",
+                self.id,
+                p.port.core.in_flight(),
+                p.port.core.device_in_flight(),
+                p.rounds.machine.calls_due(),
+            )
         })
     }
 }
@@ -458,111 +390,13 @@ impl Process {
                         wishes.answers.push(Answer { peer, reply, data });
                     }
                 }
-                For::Round(pg, number, call) => {
+                For::Round(token) => {
                     let result = finished.result;
-                    self.end_local((pg, number), call, result, finished.data());
+                    self.end_local(token, result, finished.data());
                 }
             }
         }
         any
-    }
-
-    fn end_local(
-        &mut self,
-        (pg, number): (PgId, u64),
-        call: Call,
-        result: Result<(), StoreFailure>,
-        data: Option<Arc<[u8]>>,
-    ) {
-        if let Some(round) = self.rounds.get(pg, number) {
-            if let Some(data) = &data {
-                round.note_here(call, data);
-            }
-            round.end(call, data.as_deref().filter(|_| result.is_ok()));
-            round.machine.on_local(call, result, &self.groups);
-        }
-    }
-
-    /// Takes the rounds of comparison as far as they go now.
-    fn work_rounds(&mut self, wishes: &mut Wishes) -> bool {
-        let wanted = self.rounds.poll(&self.groups);
-        let any = !wanted.is_empty();
-        for (pg, number, call, wish) in wanted {
-            let wish = match self.mutation {
-                Some(Mutation::ResyncFromReturning) => self.turned_round(pg, wish),
-                _ => wish,
-            };
-            match wish {
-                Wish::Ask(source, epoch, command) => wishes.asks.push(Ask {
-                    round: (pg, number),
-                    call,
-                    source,
-                    epoch,
-                    command,
-                }),
-                Wish::Fence(layer, generation, epoch) => {
-                    // In memory first: no write slips in between.
-                    self.fences.of(layer).raise(generation, epoch);
-                    let command = Command::Fence {
-                        layer,
-                        buffers: IoVecs::NONE,
-                        len: 0,
-                    };
-                    let request = Request {
-                        pg,
-                        epoch,
-                        generation,
-                        command,
-                        ..Request::NOTHING
-                    };
-                    let data = memory::pick_up(command);
-                    let parcel = Parcel {
-                        request,
-                        data,
-                        crc: 0,
-                    };
-                    self.port.submit_local(For::Round(pg, number, call), parcel);
-                }
-                Wish::Local(command) => {
-                    let request = Request {
-                        pg,
-                        command,
-                        ..Request::NOTHING
-                    };
-                    let data = memory::pick_up(command);
-                    let whom = For::Round(pg, number, call);
-                    let parcel = Parcel {
-                        request,
-                        data,
-                        crc: 0,
-                    };
-                    if let Some(data) = self.port.submit_local(whom, parcel) {
-                        self.end_local((pg, number), call, Ok(()), Some(data));
-                    }
-                }
-            }
-        }
-        any
-    }
-
-    /// The same comparison with the two sides confused.
-    fn turned_round(&mut self, pg: PgId, wish: Wish) -> Wish {
-        let compares = |command: &Command| {
-            matches!(
-                command,
-                Command::Inspect { .. } | Command::Read { .. } | Command::Restore { .. }
-            )
-        };
-        match wish {
-            Wish::Ask(_, _, command) if compares(&command) => Wish::Local(command),
-            Wish::Local(command) if compares(&command) => {
-                let round = self.rounds.all.get(&pg);
-                let source = round.map(|round| round.machine.source());
-                let source = source.expect("it has just said what it wants");
-                Wish::Ask(source, self.groups.known(), command)
-            }
-            other => other,
-        }
     }
 
     /// What a block of a layer is, as its map tells; the store must be idle.

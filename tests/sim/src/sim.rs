@@ -334,7 +334,8 @@ impl Sim {
             let host = volume % self.plan.hosts;
             let generation = Generation(1);
             self.leases.push(Lease { generation, host });
-            self.open_volume(host, volume, generation);
+            let epoch = self.hosts[host].map;
+            self.open_volume(host, volume, generation, epoch);
             let spots = workload::spots(self.plan.chunks, self.plan.spots, &mut self.rng);
             self.guests.push(Guest {
                 volume,

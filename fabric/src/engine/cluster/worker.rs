@@ -12,12 +12,11 @@ use rustix::time::Timespec;
 
 use super::pace::Pace;
 use super::requests::Requests;
-use super::rounds::{Rounds, Token, Totals, Wish};
 use super::takeover::{self, Takeover};
-use super::{Cluster, MapReader};
-use crate::core::fence::Fences;
+use super::{Ask, Cluster, MapReader};
 use crate::core::replica::StorePort;
-use crate::core::replica::store_op::ROUND;
+use crate::core::resync::rounds::{Action, Rounds, Token, Totals};
+use crate::core::settle;
 use crate::core::slab::Slab;
 use crate::core::volume::VolumeState;
 use crate::engine::config::FabricError;
@@ -25,11 +24,10 @@ use crate::engine::shared::Shared;
 use crate::engine::stores::{HELD_MAX, Stores};
 use crate::engine::transport::NodeTransport;
 use crate::net::tcp::mail::Bell;
-use crate::proto::{Command, PgId, Request, RequestId, Sequence};
-use crate::store::device::IoVecs;
+use crate::proto::{Command, Request};
 
-/// How often machines that wait for a moment are told that it passed.
-const TICK: Duration = Duration::from_millis(5);
+/// How often machines that wait for a moment are told that it passed, and how long the thread sleeps when the pace holds it back.
+const TICK: Duration = settle::TICK;
 /// How long an idle thread sleeps at most.
 const IDLE: Duration = Duration::from_secs(1);
 /// Commands begun in one turn, so that answers are looked at in between.
@@ -112,18 +110,14 @@ impl Drop for Worker {
     }
 }
 
-/// A command that this node's store executes for a round.
-type Local = (PgId, Token);
-
 struct State {
     cluster: Arc<Cluster>,
     reader: MapReader,
     stores: Option<Arc<Stores>>,
-    fences: Arc<Fences>,
     door: Arc<Door>,
     /// The store behind it is the rounds': what it finishes is named by `local`.
     rounds_ways: Requests<Token>,
-    local: Slab<Local>,
+    local: Slab<Token>,
     rounds: Rounds,
     pace: Pace,
     takeover_ways: Requests<takeover::Token>,
@@ -141,15 +135,16 @@ impl State {
         reader.tell_again();
         let ways = || -> Result<NodeTransport, FabricError> { shared.transport(false) };
         let now = Instant::now();
+        let me = (cluster.node, cluster.incarnation);
+        let (groups, fences) = (Arc::clone(&cluster.groups), Arc::clone(&shared.fences));
         Ok(Self {
             cluster: Arc::clone(cluster),
             reader,
             stores: shared.stores.clone(),
-            fences: Arc::clone(&shared.fences),
-            rounds: Rounds::new(Arc::clone(&door.totals)),
+            rounds: Rounds::new(me, groups, fences),
             door,
             rounds_ways: Requests::new(ways()?),
-            local: Slab::new(HELD_MAX, || (PgId(0), Token::default())),
+            local: Slab::new(HELD_MAX, Token::default),
             pace: Pace::new(shared.config.resync, now),
             takeover_ways: Requests::new(ways()?),
             takeovers: Vec::new(),
@@ -163,7 +158,7 @@ impl State {
             self.hear(now);
             let worked = self.turn(now);
             if !worked {
-                self.sleep();
+                self.sleep(now);
             }
         }
         self.end();
@@ -182,7 +177,7 @@ impl State {
         }
         if self.reader.news().is_some() {
             let map = self.cluster.map();
-            self.rounds.look_at(&map, &self.cluster, now);
+            self.rounds.on_map(&map.sets, self.cluster.us_at(now));
             self.takeovers
                 .iter_mut()
                 .for_each(|takeover| takeover.on_map(&map));
@@ -190,10 +185,11 @@ impl State {
         if now - self.ticked >= TICK {
             self.ticked = now;
             self.takeovers.iter_mut().for_each(Takeover::on_tick);
-            if self.rounds.any() {
-                self.rounds.look_at(&self.cluster.map(), &self.cluster, now);
-                self.rounds.on_tick(&self.cluster, now);
-            }
+        }
+        let now_us = self.cluster.us_at(now);
+        let wake = self.rounds.wake_at(now_us);
+        if wake.is_some_and(|wake| wake <= now_us) {
+            self.rounds.on_time(now_us);
         }
     }
 
@@ -224,64 +220,55 @@ impl State {
         let Some(stores) = self.stores.clone() else {
             return false;
         };
-        if !self.rounds.any() {
+        if self.rounds.is_idle() {
             return false;
         }
         self.pace.turn(&stores, now);
-        for begun in 0..BEGUN_MAX {
-            if !self.pace.allows() {
-                return begun > 0;
-            }
-            let Some((pg, token, wish)) = self.rounds.poll(&self.cluster, now) else {
-                return begun > 0;
+        let now_us = self.cluster.us_at(now);
+        let mut begun = 0;
+        while begun < BEGUN_MAX && self.pace.allows() {
+            let Some(action) = self.rounds.poll(now_us) else {
+                break;
             };
-            self.begin(pg, token, wish);
+            self.begin(action);
+            begun += 1;
         }
-        true
+        self.tell_totals();
+        begun > 0
     }
 
-    fn begin(&mut self, pg: PgId, token: Token, wish: Wish) {
-        let request = |epoch, command| Request {
-            id: RequestId(0),
-            pg,
-            epoch,
-            // A round works past the fences of leases.
-            generation: ROUND,
-            sequence: Sequence(0),
-            watermark: Sequence(0),
-            command,
-        };
-        match wish {
-            Wish::Ask(source, epoch, command) => {
-                let bytes = match command {
+    fn begin(&mut self, action: Action) {
+        match action {
+            Action::Ask {
+                token,
+                source,
+                request,
+            } => {
+                let bytes = match request.command {
                     Command::Read { len, .. } => len,
                     _ => 0,
                 };
                 self.pace.spend(bytes, false);
-                let request = request(epoch, command);
                 if let Some(result) = self.rounds_ways.send(source, &request, token) {
-                    self.rounds.on_reply(token, result, &self.cluster);
+                    self.rounds.on_reply(token, result);
                 }
             }
-            Wish::Local(command) => {
-                let known = self.cluster.groups.known();
-                self.begin_local(token, &request(known, command));
+            Action::Local { token, request } => self.begin_local(token, &request),
+            Action::Promote { pg, since } => {
+                // Before anybody hears of it.
+                self.tell_totals();
+                self.cluster.ask(Ask::Promote { pg, since });
             }
-            Wish::Fence(layer, generation, epoch) => {
-                // In memory first: no write slips in between.
-                self.fences.of(layer).raise(generation, epoch);
-                let command = Command::Fence {
-                    layer,
-                    buffers: IoVecs::NONE,
-                    len: 0,
-                };
-                let fence = Request {
-                    generation,
-                    ..request(epoch, command)
-                };
-                self.begin_local(token, &fence);
+            Action::ReportFailed { pg, member, epoch } => {
+                let node = member.node;
+                self.cluster.ask(Ask::ReportFailed { pg, node, epoch });
             }
         }
+    }
+
+    fn tell_totals(&self) {
+        let mut told = self.door.totals.lock().expect("no panic under this lock");
+        *told = self.rounds.totals();
     }
 
     fn begin_local(&mut self, token: Token, request: &Request) {
@@ -290,17 +277,17 @@ impl State {
             .local
             .take()
             .expect("rounds have far fewer calls than there are slots");
-        self.local[slot] = (request.pg, token);
+        self.local[slot] = token;
         let store = self.rounds_ways.transport.local.store();
         if let Some(result) = store.submit(self.local.key(slot), request) {
             self.local.give_back(slot);
-            self.rounds.on_local(token, result, &self.cluster);
+            self.rounds.on_local(token, result);
         }
     }
 
     /// Takes in what the source and the store have done for rounds.
     fn end_commands(&mut self) -> bool {
-        let (rounds, cluster) = (&mut self.rounds, &self.cluster);
+        let rounds = &mut self.rounds;
         let ways = &mut self.rounds_ways;
         ways.transport.kick();
         ways.transport.reap();
@@ -310,17 +297,16 @@ impl State {
             let Some(slot) = self.local.find(key) else {
                 continue;
             };
-            let (_, token) = self.local[slot];
+            let token = self.local[slot];
             self.local.give_back(slot);
-            rounds.on_local(token, result, cluster);
+            rounds.on_local(token, result);
         }
-        worked |= ways.poll_remote(|token, result| rounds.on_reply(token, result, cluster));
+        worked |= ways.poll_remote(|token, result| rounds.on_reply(token, result));
         worked
     }
 
-    fn sleep(&mut self) {
-        let busy = self.rounds.any() || !self.takeovers.is_empty();
-        let patience = if busy { TICK } else { IDLE };
+    fn sleep(&mut self, now: Instant) {
+        let patience = self.patience(now);
         let timeout = Timespec {
             tv_sec: patience.as_secs() as i64,
             tv_nsec: i64::from(patience.subsec_nanos()),
@@ -336,6 +322,19 @@ impl State {
             .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
         // Interrupted or not, the next turn looks at everything.
         let _ = poll(&mut fds, Some(&timeout));
+    }
+
+    /// How long there is nothing to do, unless somebody rings.
+    fn patience(&mut self, now: Instant) -> Duration {
+        let held_back = !self.rounds.is_idle() && !self.pace.allows();
+        if held_back || !self.takeovers.is_empty() {
+            return TICK;
+        }
+        let now_us = self.cluster.us_at(now);
+        let wake = self.rounds.wake_at(now_us);
+        wake.map_or(IDLE, |wake| {
+            IDLE.min(Duration::from_micros(wake.saturating_sub(now_us)))
+        })
     }
 
     /// Waits until nobody uses the machines' memory.
@@ -355,7 +354,7 @@ impl State {
                 Box::leak(Box::new(self));
                 return;
             }
-            self.sleep();
+            self.sleep(Instant::now());
         }
     }
 }

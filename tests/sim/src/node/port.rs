@@ -6,14 +6,14 @@ use std::sync::Arc;
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
 use fabric::core::replica::store_op::{
-    failure, list_chunks, operation, still_admitted, still_untouched, tell_fence,
+    failure, list_chunks, operation, still_admitted, tell_fence,
 };
 use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
-use fabric::core::resync::Call;
+use fabric::core::resync::rounds::Token;
 use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId, Version};
 use fabric::proto::message::BlockStamp;
-use fabric::proto::{Command, Generation, PgId, Request, placement};
+use fabric::proto::{Command, Generation, PgId, Refusal, Request, placement};
 use fabric::store::ShardCore;
 use fabric::store::api::{
     OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
@@ -32,8 +32,8 @@ const PEEK: u64 = 1 << 60;
 pub enum For {
     /// A replica machine, by data thread.
     Replica(usize, StoreKey),
-    /// A round of comparison: the group, its number, its call.
-    Round(PgId, u64, Call),
+    /// A round of comparison.
+    Round(Token),
 }
 
 /// A request's memory: what is written, or what is filled.
@@ -233,11 +233,7 @@ impl Port {
             } => (chunk, block * BLOCK_BYTES as u32, len),
             _ => return,
         };
-        // A round of comparison works past the fences.
-        let generation = match held.whom {
-            For::Replica(..) => held.request.generation,
-            For::Round(..) => Generation(u64::MAX),
-        };
+        let generation = held.request.generation;
         let version = match held.request.command {
             Command::Restore { stamps, .. } => stamps[1].version,
             _ => Version::of(held.request.generation, held.request.sequence).0,
@@ -376,12 +372,12 @@ impl StorePort for Port {
 /// The last look at a request.
 fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreFailure> {
     let request = &held.request;
-    if let For::Round(pg, ..) = held.whom {
-        let looked = still_untouched(pg, &request.command, groups);
-        return looked.map_err(|_| StoreFailure::Changed);
-    }
     let fence = request.command.layer().map(|layer| fences.of(layer));
-    still_admitted(request, fence.as_deref(), Some(groups)).map_err(StoreFailure::Fenced)
+    let looked = still_admitted(request, fence.as_deref(), Some(groups));
+    looked.map_err(|refusal| match refusal {
+        Refusal::Changed => StoreFailure::Changed,
+        other => StoreFailure::Fenced(other),
+    })
 }
 
 fn with_memory(parcel: Parcel) -> (Request, Memory) {

@@ -1,225 +1,250 @@
-//! Bringing a returning replica up to date: the shell around [`Resync`] on a storage node.
+//! Bringing a returning replica up to date: the shell around the [`Rounds`] that ship, on a storage node. It carries their
+//! commands and fills their memory; mistakes that are made on purpose are made here.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use fabric::core::groups::Groups;
-use fabric::core::membership::{Member, ReplicaSet, Standing};
-use fabric::core::resync::{Action, Call, Resync, Why};
-use fabric::proto::ids::{ChunkKey, LayerId};
-use fabric::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId};
+use fabric::core::membership::{Member, ReplicaSet};
+use fabric::core::replica::StoreFailure;
+use fabric::core::resync::rounds::{Action, Rounds, Token};
+use fabric::proto::ids::ChunkKey;
+use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
 
-use super::memory;
-use crate::mutation::{self, Newest};
+use super::port::For;
+use super::{Node, Parcel, Process, Promotion, Wishes, memory};
+use crate::mutation::{self, Mutation};
 
-/// A round of comparison under way.
-pub struct Round {
-    /// Tells it from those before it.
-    pub number: u64,
-    /// The machine.
-    pub machine: Resync,
-    /// It has ended well; meta is asked until the map says so.
-    pub promoted: bool,
-    /// Commands that are being executed, here or at the source; they name the machine's memory.
-    pub open: BTreeMap<Call, Command>,
-    /// What this side said of its blocks, by chunk and first block.
-    here: BTreeMap<(ChunkKey, u32), Vec<u8>>,
+/// A command of a round of comparison for its source.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    /// Names the answer.
+    pub token: Token,
+    /// The source: another start of it does not count.
+    pub source: (NodeId, Incarnation),
+    /// What.
+    pub request: Request,
 }
 
-impl Round {
-    /// This side has said what some blocks of it are.
-    pub fn note_here(&mut self, call: Call, data: &[u8]) {
-        if let Some(Command::Inspect { chunk, block, .. }) = self.open.get(&call) {
-            self.here.insert((*chunk, *block), data.to_vec());
+/// A membership that a node gives up, and by which map.
+pub type GivenUp = (PgId, Member, Epoch);
+
+/// See the module.
+pub struct Shell {
+    /// What ships.
+    pub machine: Rounds,
+    /// Commands that are being executed, here or at the source; they name the machine's memory.
+    open: BTreeMap<Token, Command>,
+    /// What this side said of its blocks, by chunk and first block; for [`Mutation::DeltaLogFromDeparture`].
+    here: BTreeMap<(ChunkKey, u32), Vec<u8>>,
+    /// When the machine is told the time next.
+    wake_us: Option<u64>,
+}
+
+impl Shell {
+    pub fn new(machine: Rounds) -> Self {
+        Self {
+            machine,
+            open: BTreeMap::new(),
+            here: BTreeMap::new(),
+            wake_us: None,
         }
     }
 
-    /// See [`mutation::only_newer`].
-    pub fn only_newer(&self, call: Call, data: &[u8], newest: &Newest) -> Option<Vec<u8>> {
-        let Command::Inspect { chunk, block, .. } = *self.open.get(&call)? else {
-            return None;
-        };
-        let (here, newest) = (self.here.get(&(chunk, block))?, newest.get(&chunk.layer)?);
-        Some(mutation::only_newer(data, here, *newest))
-    }
-
     /// A command has ended: fills the memory that it names.
-    pub fn end(&mut self, call: Call, data: Option<&[u8]>) {
-        if let (Some(command), Some(data)) = (self.open.remove(&call), data) {
+    fn end(&mut self, token: Token, data: Option<&[u8]>) {
+        if let (Some(command), Some(data)) = (self.open.remove(&token), data) {
             memory::put_down(command, data);
         }
     }
 }
 
-/// What rounds want done.
-#[derive(Debug, Clone, Copy)]
-pub enum Wish {
-    /// A command for the source.
-    Ask(NodeId, Epoch, Command),
-    /// A command for this node's own store.
-    Local(Command),
-    /// Raise the layer's fence here.
-    Fence(LayerId, Generation, Epoch),
-}
-
-/// The rounds of a process, by group.
-#[derive(Default)]
-pub struct Rounds {
-    /// They.
-    pub all: BTreeMap<PgId, Round>,
-    next: u64,
-    /// What returns is believed to lack nothing.
-    trusting: bool,
-    /// How many ended in vain.
-    pub failed: u64,
-    /// Groups in which this replica gives itself up, so that it begins anew.
-    hopeless: Vec<PgId>,
-    sets: BTreeMap<PgId, ReplicaSet>,
-}
-
-impl Rounds {
-    /// None; with `trusting` each is over as soon as it has begun.
-    pub fn new(trusting: bool) -> Self {
-        Self {
-            trusting,
-            ..Self::default()
-        }
-    }
-
-    /// A map arrived: begins what is to be begun, and ends what is over.
-    pub fn on_map(
-        &mut self,
-        me: (NodeId, Incarnation),
-        epoch: Epoch,
-        sets: &[ReplicaSet],
-        groups: &Groups,
-    ) {
-        if epoch < groups.known() {
+impl Node {
+    /// A map arrived.
+    pub fn on_map(&mut self, epoch: Epoch, sets: &[ReplicaSet], wishes: &mut Wishes) {
+        let Some(process) = &mut self.process else {
+            return;
+        };
+        if epoch <= process.groups.known() {
             return;
         }
         for set in sets {
-            self.sets.insert(set.pg(), set.clone());
-            let Some(index) = set.index_of(me.0) else {
-                groups.forget(set.pg());
-                self.all.remove(&set.pg());
-                continue;
-            };
-            let member = set.members()[index];
-            // Invariant *No trust on return*: what the map says of an earlier process does not hold for this one.
-            let standing = match member.incarnation == me.1 {
-                true => member.standing,
-                false => Standing::Out,
-            };
-            groups.set(set.pg(), standing, member.since);
-            let syncing = standing == Standing::Syncing;
-            let same = |r: &Round| syncing && r.machine.since() == member.since;
-            if !self.all.get(&set.pg()).is_some_and(same) {
-                self.all.remove(&set.pg());
+            match set.index_of(self.id) {
+                Some(index) => {
+                    let (member, running) = (&set.members()[index], process.incarnation);
+                    process.groups.set_member(set.pg(), member, running);
+                }
+                None => process.groups.forget(set.pg()),
             }
         }
-        groups.applied(epoch);
-        self.begin(me, groups);
+        process.groups.applied(epoch);
+        process.rounds.machine.on_map(sets, wishes.now_us);
+        self.pump(wishes);
     }
 
-    /// Begins a round for each group in which this node is syncing and none is under way.
-    pub fn begin(&mut self, me: (NodeId, Incarnation), groups: &Groups) {
-        for (pg, set) in &self.sets {
-            let Some(index) = set.index_of(me.0) else {
-                continue;
-            };
-            let member = set.members()[index];
-            let mine = member.incarnation == me.1 && groups.get(*pg).is_some();
-            if !mine || member.standing != Standing::Syncing || self.all.contains_key(pg) {
-                continue;
-            }
-            let sources: Vec<NodeId> = set
-                .in_sync()
-                .iter()
-                .map(|i| set.members()[i].node)
-                .collect();
-            if sources.is_empty() {
-                continue;
-            }
-            // Another one after each failure.
-            let source = sources[self.failed as usize % sources.len()];
-            self.next += 1;
-            let round = Round {
-                number: self.next,
-                machine: Resync::new(*pg, member.since, source),
-                promoted: self.trusting,
-                open: BTreeMap::new(),
-                here: BTreeMap::new(),
-            };
-            self.all.insert(*pg, round);
+    /// Time has passed for rounds of comparison.
+    pub fn on_tick(&mut self, wishes: &mut Wishes) {
+        if let Some(process) = &mut self.process {
+            process.rounds.wake_us = None;
+            process.rounds.machine.on_time(wishes.now_us);
         }
+        self.pump(wishes);
     }
 
-    /// What the rounds want now.
-    pub fn poll(&mut self, groups: &Groups) -> Vec<(PgId, u64, Call, Wish)> {
-        let mut wishes = Vec::new();
-        let mut over = Vec::new();
-        for (pg, round) in &mut self.all {
-            while let Some(action) = round.machine.poll(groups) {
-                let source = round.machine.source();
-                match action {
-                    Action::Ask(call, command) => {
-                        round.open.insert(call, command);
-                        // As in the engine that ships: clients go by the group's last change.
-                        let epoch = match (command, self.sets.get(pg)) {
-                            (Command::Join, Some(set)) => set.epoch(),
-                            _ => groups.known(),
-                        };
-                        let wish = Wish::Ask(source, epoch, command);
-                        wishes.push((*pg, round.number, call, wish));
-                    }
-                    Action::Local(call, command) => {
-                        round.open.insert(call, command);
-                        wishes.push((*pg, round.number, call, Wish::Local(command)));
-                    }
-                    Action::Fence(call, layer, generation, epoch) => {
-                        let wish = Wish::Fence(layer, generation, epoch);
-                        wishes.push((*pg, round.number, call, wish));
-                    }
-                    Action::Promote => round.promoted = true,
-                    Action::Failed(why) => {
-                        if why == Why::Busy {
-                            self.hopeless.push(*pg);
-                        }
-                        over.push(*pg);
-                    }
+    /// When [`on_tick`](Self::on_tick) is to be called, if that has not been said yet.
+    pub fn wake_at(&mut self, now_us: u64) -> Option<u64> {
+        let rounds = &mut self.process.as_mut()?.rounds;
+        let wake = rounds.machine.wake_at(now_us)?.max(now_us);
+        if rounds.wake_us.is_some_and(|said| said <= wake) {
+            return None;
+        }
+        rounds.wake_us = Some(wake);
+        Some(wake)
+    }
+
+    /// The source of a round answered, or is lost.
+    pub fn on_round(
+        &mut self,
+        token: Token,
+        result: Result<(), Refusal>,
+        data: Option<&[u8]>,
+        wishes: &mut Wishes,
+    ) {
+        if let Some(process) = &mut self.process {
+            process.end_ask(token, result, data.filter(|_| result.is_ok()));
+        }
+        self.pump(wishes);
+    }
+}
+
+impl Process {
+    fn end_ask(&mut self, token: Token, result: Result<(), Refusal>, data: Option<&[u8]>) {
+        let shown = data.and_then(|data| self.only_newer(token, data));
+        self.rounds.end(token, shown.as_deref().or(data));
+        self.rounds.machine.on_reply(token, result);
+    }
+
+    /// See [`mutation::only_newer`].
+    fn only_newer(&self, token: Token, data: &[u8]) -> Option<Vec<u8>> {
+        let Some(Mutation::DeltaLogFromDeparture) = self.mutation else {
+            return None;
+        };
+        let Command::Inspect { chunk, block, .. } = *self.rounds.open.get(&token)? else {
+            return None;
+        };
+        let here = self.rounds.here.get(&(chunk, block))?;
+        let newest = self.newest.get(&chunk.layer)?;
+        Some(mutation::only_newer(data, here, *newest))
+    }
+
+    /// The store is done with a command of a round.
+    pub(super) fn end_local(
+        &mut self,
+        token: Token,
+        result: Result<(), StoreFailure>,
+        data: Option<Arc<[u8]>>,
+    ) {
+        let data = data.filter(|_| result.is_ok());
+        let delta = self.mutation == Some(Mutation::DeltaLogFromDeparture);
+        if let (true, Some(data), Some(Command::Inspect { chunk, block, .. })) =
+            (delta, &data, self.rounds.open.get(&token))
+        {
+            self.rounds.here.insert((*chunk, *block), data.to_vec());
+        }
+        self.rounds.end(token, data.as_deref());
+        self.rounds.machine.on_local(token, result);
+    }
+
+    /// Takes the rounds of comparison as far as they go now.
+    pub(super) fn work_rounds(&mut self, wishes: &mut Wishes) -> bool {
+        let mut any = false;
+        while let Some(action) = self.rounds.machine.poll(wishes.now_us) {
+            any = true;
+            let action = match self.mutation {
+                Some(Mutation::ResyncFromReturning) => self.turned_round(action),
+                _ => action,
+            };
+            match action {
+                Action::Ask {
+                    token,
+                    source,
+                    request,
+                } => self.ask(token, source, request, wishes),
+                Action::Local { token, request } => self.begin_local(token, request),
+                Action::Promote { pg, since } => wishes.promotions.push(self.promotion(pg, since)),
+                Action::ReportFailed { pg, member, epoch } => {
+                    wishes.given_up.push((pg, member, epoch));
                 }
             }
         }
-        for pg in over {
-            self.failed += 1;
-            self.all.remove(&pg);
-        }
-        wishes
+        any
     }
 
-    /// This node's memberships that it gives up, and by which maps.
-    pub fn take_hopeless(&mut self, node: NodeId) -> Vec<(PgId, Member, Epoch)> {
-        let sets = &self.sets;
-        let mine = |pg: PgId| {
-            let set = sets.get(&pg)?;
-            Some((pg, set.members()[set.index_of(node)?], set.epoch()))
+    fn promotion(&self, pg: PgId, since: Epoch) -> Promotion {
+        Promotion {
+            pg,
+            incarnation: self.incarnation,
+            since,
+        }
+    }
+
+    fn ask(
+        &mut self,
+        token: Token,
+        source: (NodeId, Incarnation),
+        request: Request,
+        wishes: &mut Wishes,
+    ) {
+        if self.mutation == Some(Mutation::TrustCleanFlag) {
+            // Nothing is compared, and this replica is as good as the others at once.
+            if let Some(since) = self.rounds.machine.since(request.pg) {
+                wishes.promotions.push(self.promotion(request.pg, since));
+            }
+            let nobody = Err(Refusal::Unreachable);
+            return self.rounds.machine.on_reply(token, nobody);
+        }
+        self.rounds.open.insert(token, request.command);
+        wishes.asks.push(Ask {
+            token,
+            source,
+            request,
+        });
+    }
+
+    fn begin_local(&mut self, token: Token, request: Request) {
+        self.rounds.open.insert(token, request.command);
+        let data = memory::pick_up(request.command);
+        let parcel = Parcel {
+            request,
+            data,
+            crc: 0,
         };
-        self.hopeless.drain(..).filter_map(mine).collect()
-    }
-
-    /// A moment has passed.
-    pub fn on_tick(&mut self) {
-        for round in self.all.values_mut() {
-            round.machine.on_tick();
+        if let Some(data) = self.port.submit_local(For::Round(token), parcel) {
+            self.end_local(token, Ok(()), Some(data));
         }
     }
 
-    /// Whether something waits for that.
-    pub fn needs_tick(&self) -> bool {
-        self.all.values().any(|round| round.machine.needs_tick())
-    }
-
-    /// The round, if it is still the one of this number.
-    pub fn get(&mut self, pg: PgId, number: u64) -> Option<&mut Round> {
-        self.all.get_mut(&pg).filter(|r| r.number == number)
+    /// The same comparison with the two sides confused.
+    fn turned_round(&mut self, action: Action) -> Action {
+        let compares = |command: &Command| {
+            matches!(
+                command,
+                Command::Inspect { .. } | Command::Read { .. } | Command::Restore { .. }
+            )
+        };
+        match action {
+            Action::Ask { token, request, .. } if compares(&request.command) => {
+                Action::Local { token, request }
+            }
+            Action::Local { token, request } if compares(&request.command) => {
+                let source = self.rounds.machine.source(request.pg);
+                let source = source.expect("it has just said what it wants");
+                Action::Ask {
+                    token,
+                    source,
+                    request,
+                }
+            }
+            other => other,
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Single calls between machines: what a returning replica asks its source, and a new lease all replicas.
 
 use fabric::core::replica::PeerId;
-use fabric::core::{resync, settle};
-use fabric::proto::{
-    Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
-};
+use fabric::core::resync::rounds::Token;
+use fabric::core::settle::Call;
+use fabric::proto::{Incarnation, NodeId, Refusal, Request, RequestId};
 
 use super::{End, Event, Sim};
 use crate::node::memory;
@@ -19,12 +18,11 @@ const PATIENCE: Span = Span::millis(500);
 /// Who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// A round of comparison on a node: its group and number, and its name for the call.
+    /// A round of comparison on a node, and its name for the call.
     Round {
         node: usize,
         incarnation: Incarnation,
-        round: (PgId, u64),
-        call: resync::Call,
+        token: Token,
     },
     /// A takeover of a volume: its number, and its name for the call.
     Lease {
@@ -32,7 +30,7 @@ pub(crate) enum Caller {
         life: u64,
         volume: usize,
         number: u64,
-        call: settle::Call,
+        call: Call,
     },
 }
 
@@ -41,8 +39,9 @@ pub(crate) enum Caller {
 pub(crate) struct CallState {
     caller: Caller,
     to: usize,
-    pg: PgId,
-    /// The process that it was sent to.
+    /// The process that is meant.
+    expected: Incarnation,
+    /// The one that it was sent to.
     incarnation: Option<Incarnation>,
     open: bool,
 }
@@ -61,52 +60,39 @@ impl Sim {
         let caller = Caller::Round {
             node,
             incarnation,
-            round: ask.round,
-            call: ask.call,
+            token: ask.token,
         };
-        let (pg, epoch, command) = (ask.round.0, ask.epoch, ask.command);
-        // A round asks its source for nothing that a lease is needed for, unless it has confused the sides.
-        let generation = match command {
-            Command::Restore { .. } => Generation::MAX,
-            _ => Generation(0),
-        };
-        self.call(caller, ask.source, pg, epoch, generation, command);
+        self.call(caller, ask.source, ask.request);
     }
 
+    /// Sends a request to a process; another one's answer says nothing.
     pub(super) fn call(
         &mut self,
         caller: Caller,
-        to: NodeId,
-        pg: PgId,
-        epoch: Epoch,
-        generation: Generation,
-        command: Command,
+        (to, expected): (NodeId, Incarnation),
+        request: Request,
     ) {
         let number = self.calls.len();
         let to = to.0 as usize;
         self.calls.push(CallState {
             caller,
             to,
-            pg,
+            expected,
             incarnation: self.nodes[to].process.as_ref().map(|p| p.incarnation),
             open: true,
         });
-        let data = memory::pick_up(command);
-        let numbers = [21, number as u64, to as u64, epoch.0];
+        let data = memory::pick_up(request.command);
+        let numbers = [21, number as u64, to as u64, request.epoch.0];
         self.trace.note(self.now, &numbers, || {
             format!(
-                "{caller:?} asks node {to} by {epoch}: {}",
-                super::net::describe(&command)
+                "{caller:?} asks node {to} by {}: {}",
+                request.epoch,
+                super::net::describe(&request.command)
             )
         });
         let request = Request {
             id: RequestId(number as u64),
-            pg,
-            epoch,
-            generation,
-            sequence: Sequence(0),
-            watermark: Sequence(0),
-            command,
+            ..request
         };
         let crc = fabric::checksum::crc32c(&data);
         let parcel = Parcel { request, data, crc };
@@ -142,24 +128,12 @@ impl Sim {
     /// The answer to a call arrives.
     pub(super) fn on_call_answer(&mut self, answer: Answer) {
         let number = (answer.peer.0 - CALLS_FROM) as usize;
-        let result = answer.reply.result;
-        let result = match self.is_expected(number, answer.reply.incarnation) {
-            true => result,
+        let expected = self.calls[number].expected;
+        let result = match answer.reply.incarnation == expected {
+            true => answer.reply.result,
             false => Err(Refusal::Unreachable),
         };
         self.end_call(number, result, answer.data.as_deref());
-    }
-
-    /// Whether the process that answered is the one that the caller's map names.
-    fn is_expected(&self, number: usize, incarnation: Incarnation) -> bool {
-        let CallState { caller, to, pg, .. } = self.calls[number];
-        match caller {
-            Caller::Round { .. } => true,
-            Caller::Lease { host, .. } => {
-                let known = self.known_incarnation(host, pg, NodeId(to as u64));
-                known == Some(incarnation)
-            }
-        }
     }
 
     pub(super) fn end_call(
@@ -175,16 +149,15 @@ impl Sim {
             Caller::Round {
                 node,
                 incarnation,
-                round,
-                call,
+                token,
             } => {
                 let numbers = [20, node as u64, number as u64, u64::from(result.is_ok())];
                 self.trace.note(self.now, &numbers, || {
-                    format!("node {node}: round {round:?} hears {call:?} {result:?}")
+                    format!("node {node}: {token:?} hears {result:?}")
                 });
                 if self.nodes[node].runs(incarnation) {
                     self.with_node(node, |node, wishes| {
-                        node.on_round(round, call, result, data, wishes);
+                        node.on_round(token, result, data, wishes);
                     });
                 }
             }

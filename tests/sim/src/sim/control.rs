@@ -76,14 +76,6 @@ impl Sim {
         self.after(BEAT_EVERY, Event::Beat(node));
     }
 
-    /// A node asks for the promotion of what it has compared.
-    pub(super) fn ask_promotions(&mut self, node: usize) {
-        for promotion in self.nodes[node].promotions() {
-            let word = Event::Word(Word::Promote(node, promotion));
-            self.send_control(End::Node(node), End::Meta, word);
-        }
-    }
-
     /// Somebody's word arrives at meta's leader, if there is one.
     pub(super) fn on_word(&mut self, word: Word) {
         if self.leaderless_until > self.now {

@@ -55,7 +55,11 @@ impl Sim {
             sim.nodes.iter().all(crate::node::Node::is_idle)
         });
         if !quiet && self.failure.is_none() {
-            self.fail("all is mended, and a store does not come to rest");
+            let busy = self.nodes.iter().filter(|node| !node.is_idle());
+            let what: String = busy.map(crate::node::Node::unrest).collect();
+            self.fail(format!(
+                "all is mended, and a store does not come to rest: {what}"
+            ));
         }
         self.clients_hold_nothing();
         for pg in 0..self.plan.groups {

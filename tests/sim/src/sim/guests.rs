@@ -62,12 +62,18 @@ impl Sim {
     }
 
     /// Opens a volume on a host that has its lease.
-    pub(super) fn open_volume(&mut self, host: usize, volume: usize, generation: Generation) {
+    pub(super) fn open_volume(
+        &mut self,
+        host: usize,
+        volume: usize,
+        generation: Generation,
+        epoch: Epoch,
+    ) {
         let params = VolumeParams {
             layer: layer_of(volume),
             size_bytes: self.plan.chunks * CHUNK_BYTES,
             generation,
-            epoch: self.hosts[host].map,
+            epoch,
             read_only: false,
             durability: Durability::Flush,
         };
@@ -337,11 +343,7 @@ impl Sim {
             self.hosts[host].lanes[lane].on_map(sets.clone());
             self.after_lane(host, lane);
         }
-        // Whoever names this version in a request knows all of it.
-        for state in self.hosts[host].volumes.values() {
-            state.set_epoch(epoch);
-        }
-        self.map_for_takeovers(host, &sets);
+        self.map_for_takeovers(host);
     }
 
     /// Tells meta again what it has not acted upon.

@@ -1,15 +1,15 @@
 //! Leases that move: hosts that die, or are given up while their writes are still under way, and guests that go elsewhere.
 //!
 //! A host that has lost its lease hears so with the next map, and not before: until then its clients go on, and it is the
-//! replicas that have to refuse what they send. Whoever takes over runs the shipping [`Settle`] machine before its guest's
-//! first request, and under a map no older than the grant.
+//! replicas that have to refuse what they send. Whoever takes over runs the machine that ships
+//! ([`takeover`](fabric::core::settle::takeover)) before its guest's first request.
 
 use std::collections::BTreeMap;
 
-use fabric::core::membership::ReplicaSet;
-use fabric::core::settle::{self, Action, PlaceOf, Settle};
-use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
-use fabric::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal};
+use fabric::core::settle::takeover::{Action, Takeover as Machine};
+use fabric::core::settle::{self, Call};
+use fabric::proto::ids::CHUNK_BYTES;
+use fabric::proto::{Command, Epoch, Generation, Refusal};
 use rand::Rng;
 
 use super::calls::Caller;
@@ -23,7 +23,7 @@ use crate::workload::GuestOp;
 /// A host without the lease that it needs asks for it this often: longer than an answer takes, for each is another grant.
 const ASK_EVERY: Span = Span::millis(500);
 /// How often a takeover looks at what waits for a moment.
-const TICK: Span = Span::millis(1);
+const TICK: Span = Span(settle::TICK.as_micros() as u64);
 
 /// Who may write a volume, as meta knows it.
 #[derive(Debug, Clone, Copy)]
@@ -40,21 +40,11 @@ pub(crate) struct Takeover {
     life: u64,
     /// Tells it from those before it.
     number: u64,
-    generation: Generation,
-    /// The map by which it was granted: an older one is not used.
-    epoch: Epoch,
-    /// `None` until the host knows that map.
-    machine: Option<Settle>,
+    machine: Machine,
     /// Commands under way; they name the machine's memory.
-    open: BTreeMap<settle::Call, Command>,
-}
-
-struct Places(usize);
-
-impl PlaceOf for Places {
-    fn set_of(&self, chunk: ChunkKey) -> usize {
-        fabric::proto::placement::group_of(chunk, self.0 as u32) as usize
-    }
+    open: BTreeMap<Call, Command>,
+    /// A tick is due.
+    ticking: bool,
 }
 
 impl Sim {
@@ -189,7 +179,7 @@ impl Sim {
         let newer = self
             .takeovers
             .get(&volume)
-            .is_none_or(|takeover| takeover.generation < generation);
+            .is_none_or(|takeover| takeover.machine.generation() < generation);
         let open = self.hosts[host].volumes.get(&volume);
         let newer = newer && open.is_none_or(|state| state.generation() < generation);
         if !current || !newer || !self.guests[volume].suspended {
@@ -202,13 +192,12 @@ impl Sim {
             host,
             life,
             number: self.next_name,
-            generation,
-            epoch,
-            machine: None,
+            machine: Machine::new(layer_of(volume), generation, epoch),
             open: BTreeMap::new(),
+            ticking: false,
         };
         self.takeovers.insert(volume, takeover);
-        self.drive_takeover(volume);
+        self.map_for_takeovers(host);
     }
 
     /// The host closes a volume.
@@ -237,16 +226,16 @@ impl Sim {
         }
     }
 
-    /// A newer map for whoever is taking over.
-    pub(super) fn map_for_takeovers(&mut self, host: usize, sets: &[ReplicaSet]) {
+    /// The map that a host has, for whoever is taking over there.
+    pub(super) fn map_for_takeovers(&mut self, host: usize) {
         let of_host =
             |(volume, takeover): (&usize, &Takeover)| (takeover.host == host).then_some(*volume);
         let volumes: Vec<usize> = self.takeovers.iter().filter_map(of_host).collect();
+        let size_bytes = self.plan.chunks * CHUNK_BYTES;
         for volume in volumes {
             if let Some(takeover) = self.takeovers.get_mut(&volume) {
-                if let Some(machine) = &mut takeover.machine {
-                    machine.on_map(sets);
-                }
+                let state = &self.hosts[host];
+                takeover.machine.on_map(state.map, &state.sets, size_bytes);
             }
             self.drive_takeover(volume);
         }
@@ -255,17 +244,9 @@ impl Sim {
     pub(super) fn on_settle_tick(&mut self, volume: usize, number: u64) {
         if let Some(takeover) = self.takeovers.get_mut(&volume) {
             if takeover.number == number {
-                if let Some(machine) = &mut takeover.machine {
-                    machine.on_tick();
-                }
+                takeover.ticking = false;
+                takeover.machine.on_tick();
                 self.drive_takeover(volume);
-                if self
-                    .takeovers
-                    .get(&volume)
-                    .is_some_and(|t| t.number == number)
-                {
-                    self.after(TICK, Event::SettleTick { volume, number });
-                }
             }
         }
     }
@@ -274,11 +255,10 @@ impl Sim {
     pub(super) fn on_settle_reply(
         &mut self,
         (volume, number): (usize, u64),
-        call: settle::Call,
+        call: Call,
         result: Result<(), Refusal>,
         data: Option<&[u8]>,
     ) {
-        let places = Places(self.plan.groups);
         let Some(takeover) = self.takeovers.get_mut(&volume) else {
             return;
         };
@@ -291,42 +271,24 @@ impl Sim {
         if let (Some(command), Some(data), Ok(())) = (command, data, result) {
             memory::put_down(command, data);
         }
-        if let Some(machine) = &mut takeover.machine {
-            machine.on_reply(call, result, &places);
-        }
+        takeover.machine.on_reply(call, result);
         self.drive_takeover(volume);
     }
 
     /// Takes a takeover as far as it goes now.
     fn drive_takeover(&mut self, volume: usize) {
-        loop {
-            let size_bytes = self.plan.chunks * CHUNK_BYTES;
-            let Some(takeover) = self.takeovers.get_mut(&volume) else {
-                return;
-            };
-            let (host, number) = (takeover.host, takeover.number);
-            if takeover.machine.is_none() {
-                if self.hosts[host].map < takeover.epoch {
-                    return;
+        while let Some(takeover) = self.takeovers.get_mut(&volume) {
+            let (host, life, number) = (takeover.host, takeover.life, takeover.number);
+            let Some(action) = takeover.machine.poll() else {
+                if takeover.machine.needs_tick() && !std::mem::replace(&mut takeover.ticking, true)
+                {
+                    self.after(TICK, Event::SettleTick { volume, number });
                 }
-                let sets = self.hosts[host].sets.clone();
-                takeover.machine = Some(Settle::new(layer_of(volume), size_bytes, sets));
-                self.after(TICK, Event::SettleTick { volume, number });
-                continue;
-            }
-            let (life, generation) = (takeover.life, takeover.generation);
-            let Some(action) = takeover.machine.as_mut().and_then(Settle::poll) else {
                 return;
             };
             match action {
-                Action::Ask {
-                    call,
-                    node,
-                    pg,
-                    epoch,
-                    command,
-                } => {
-                    takeover.open.insert(call, command);
+                Action::Ask { call, to, request } => {
+                    takeover.open.insert(call, request.command);
                     let caller = Caller::Lease {
                         host,
                         life,
@@ -334,12 +296,12 @@ impl Sim {
                         number,
                         call,
                     };
-                    self.call(caller, node, pg, epoch, generation, command);
+                    self.call(caller, to, request);
                 }
                 Action::ReportFailed { pg, node, epoch } => {
                     self.note_report(host, pg, node, epoch);
                 }
-                Action::Done => self.taken_over(volume),
+                Action::Done(epoch) => self.taken_over(volume, epoch),
                 // Somebody has a newer lease; the guest, if it is still here, asks for another.
                 Action::Fenced => {
                     self.takeovers.remove(&volume);
@@ -348,37 +310,22 @@ impl Sim {
         }
     }
 
-    /// All replicas agree, and whoever held the lease before is kept out: the guest goes on.
-    fn taken_over(&mut self, volume: usize) {
+    /// All replicas agree, and whoever held the lease before is kept out: the guest goes on, under no map older than `epoch`.
+    fn taken_over(&mut self, volume: usize, epoch: Epoch) {
         let Some(takeover) = self.takeovers.remove(&volume) else {
             return;
         };
-        let (host, generation) = (takeover.host, takeover.generation);
-        let blocks = takeover.machine.as_ref().map_or(0, Settle::settled_blocks);
+        let (host, generation) = (takeover.host, takeover.machine.generation());
+        let blocks = takeover.machine.settled_blocks();
         self.settled_blocks += blocks;
         let numbers = [33, volume as u64, host as u64, generation.0, blocks];
         self.trace.note(self.now, &numbers, || {
             format!("host {host} has taken volume {volume} over as {generation}, {blocks} blocks settled")
         });
         self.checker.seal(volume);
-        self.open_volume(host, volume, generation);
+        self.open_volume(host, volume, generation, epoch);
         self.guests[volume].suspended = false;
         self.wake(volume, Span(0));
-    }
-
-    /// The incarnation that a caller's map has for a node.
-    pub(super) fn known_incarnation(
-        &self,
-        host: usize,
-        pg: PgId,
-        node: NodeId,
-    ) -> Option<Incarnation> {
-        // A fence concerns all groups of the node.
-        let sets = self.hosts[host].sets.iter();
-        let of_node = sets.filter_map(|set| Some((set.pg(), set.members()[set.index_of(node)?])));
-        let mut of_node = of_node.collect::<Vec<_>>();
-        of_node.sort_by_key(|(of, member)| (*of != pg, std::cmp::Reverse(member.since)));
-        of_node.first().map(|(_, member)| member.incarnation)
     }
 
     /// A request of a guest that is not there any more is over.

@@ -9,18 +9,18 @@ use super::calls::CALLS_FROM;
 use super::control::Word;
 use super::{End, Event, Fault, IDLE_EVERY, Sim};
 use crate::node::{Node, Wishes};
-use crate::queue::Span;
+use crate::queue::{At, Span};
 
 /// Between two starts of a process that ends at once.
 const RESTART_PAUSE: Span = Span::millis(50);
 
-/// How often a round of comparison looks once more at what would not hold still.
-const ROUND_TICK: Span = Span(fabric::core::resync::TICK.as_micros() as u64);
-
 impl Sim {
     /// Lets something happen to a node and does what it then wants.
     pub(super) fn with_node(&mut self, node: usize, act: impl FnOnce(&mut Node, &mut Wishes)) {
-        let mut wishes = Wishes::default();
+        let mut wishes = Wishes {
+            now_us: self.now.0,
+            ..Wishes::default()
+        };
         act(&mut self.nodes[node], &mut wishes);
         let Some(process) = &mut self.nodes[node].process else {
             return;
@@ -50,12 +50,15 @@ impl Sim {
         for ask in wishes.asks {
             self.ask_source(node, incarnation, ask);
         }
-        for (pg, member, epoch) in self.nodes[node].take_hopeless() {
-            let word = Word::Report(pg, member, epoch);
+        let words = wishes.promotions.into_iter();
+        let words = words.map(|promotion| Word::Promote(node, promotion));
+        let given_up = wishes.given_up.into_iter();
+        let given_up = given_up.map(|(pg, member, epoch)| Word::Report(pg, member, epoch));
+        for word in words.chain(given_up) {
             self.send_control(End::Node(node), End::Meta, Event::Word(word));
         }
-        if self.nodes[node].wants_tick() {
-            self.after(ROUND_TICK, Event::RoundTick(node));
+        if let Some(wake) = self.nodes[node].wake_at(self.now.0) {
+            self.at(At(wake), Event::RoundTick(node));
         }
     }
 
@@ -101,7 +104,6 @@ impl Sim {
     pub(super) fn on_idle(&mut self, node: usize) {
         if self.nodes[node].paused_until <= self.now {
             self.with_node(node, Node::on_idle);
-            self.ask_promotions(node);
         }
         self.after(IDLE_EVERY, Event::Idle(node));
     }

@@ -1,0 +1,445 @@
+//! Which rounds of comparison a node has under way: it decides when one begins, with whom, under which map each of its commands
+//! goes, and when one that failed is tried anew. A [`Resync`] does the comparing.
+//!
+//! Events in: [`Rounds::on_map`], [`Rounds::on_time`], [`Rounds::on_reply`] and [`Rounds::on_local`]. Actions out:
+//! [`Rounds::poll`]. Time is told, in microseconds from whatever beginning; [`Rounds::wake_at`] says when to tell it next.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use super::{Action as Wish, Call, Progress, Resync, TICK, Why};
+use crate::core::fence::Fences;
+use crate::core::groups::Groups;
+use crate::core::membership::{Member, ReplicaSet, Standing};
+use crate::core::replica::StoreFailure;
+use crate::core::replica::store_op::ROUND;
+use crate::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request};
+use crate::store::device::IoVecs;
+
+/// Pause before a round that failed begins anew; doubled with each failure up to the maximum.
+const PAUSE_MIN_US: u64 = 40_000;
+/// See [`PAUSE_MIN_US`].
+const PAUSE_MAX_US: u64 = 2_000_000;
+/// How often meta is asked to promote a replica that has been compared, until the map says so.
+const ASK_AGAIN_US: u64 = 1_000_000;
+const TICK_US: u64 = TICK.as_micros() as u64;
+/// Rounds that were given up while calls of theirs are under way, in whose memory others still write. With so many no further
+/// one begins: a device, or a peer, that answers nothing would otherwise be asked without end.
+const RETIRED_MAX: usize = 8;
+
+/// A round and one of its calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Token {
+    number: u64,
+    call: u32,
+}
+
+/// What the shell is to do.
+#[derive(Debug, Clone, Copy)]
+pub enum Action {
+    /// Send the request to the source. An answer of another start of that node is none.
+    Ask {
+        /// Names the answer.
+        token: Token,
+        /// To whom.
+        source: (NodeId, Incarnation),
+        /// What.
+        request: Request,
+    },
+    /// Have this node's own store execute the request, past the replica machine, with the last look at its turn
+    /// ([`still_admitted`]).
+    ///
+    /// [`still_admitted`]: super::super::replica::store_op::still_admitted
+    Local {
+        /// Names the outcome.
+        token: Token,
+        /// What.
+        request: Request,
+    },
+    /// Ask meta to promote this node's replica, which has been compared in the stay that began at `since`.
+    Promote {
+        /// Group.
+        pg: PgId,
+        /// Epoch at which it became syncing.
+        since: Epoch,
+    },
+    /// Ask meta to take this node's replica out, so that it begins anew.
+    ReportFailed {
+        /// Group.
+        pg: PgId,
+        /// This node's replica.
+        member: Member,
+        /// Epoch of the group.
+        epoch: Epoch,
+    },
+}
+
+/// What rounds have done since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Rounds that ended well.
+    pub rounds: u64,
+    /// Rounds that ended in vain.
+    pub failed: u64,
+    /// What those that ended did.
+    pub progress: Progress,
+}
+
+/// A round under way.
+#[derive(Debug)]
+struct Round {
+    number: u64,
+    source: Member,
+    machine: Resync,
+    /// It has ended well: when meta was asked.
+    asked_us: Option<u64>,
+}
+
+/// A group in which this node's replica is syncing.
+#[derive(Debug)]
+struct Stay {
+    set: ReplicaSet,
+    since: Epoch,
+    round: Option<Round>,
+    failures: u32,
+    /// No round begins before.
+    begin_us: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Rounds {
+    me: (NodeId, Incarnation),
+    groups: Arc<Groups>,
+    fences: Arc<Fences>,
+    stays: BTreeMap<PgId, Stay>,
+    /// Rounds that are over, whose memory is still in use.
+    retired: Vec<Round>,
+    next: u64,
+    /// When machines are told that a [`TICK`] has passed, if any waits for that.
+    tick_us: Option<u64>,
+    actions: VecDeque<Action>,
+    totals: Totals,
+}
+
+impl Stay {
+    /// The in-sync replicas that it can be compared with.
+    fn sources(&self) -> impl Iterator<Item = Member> {
+        let members = self.set.members();
+        self.set.in_sync().iter().map(|i| members[i])
+    }
+
+    /// Whether the round goes on by the map: whoever it is compared with is still what it was. Once meta has been asked that does
+    /// not matter any more.
+    fn may_go_on(&self, round: &Round) -> bool {
+        let source = round.source;
+        let same = |m: Member| {
+            (m.node, m.incarnation, m.since) == (source.node, source.incarnation, source.since)
+        };
+        round.machine.since() == self.since
+            && (round.asked_us.is_some() || self.sources().any(same))
+    }
+
+    /// Whether a round is to begin, now or later.
+    fn is_due(&self) -> bool {
+        self.round.is_none() && !self.set.in_sync().is_empty()
+    }
+
+    fn pause(&mut self, now_us: u64) {
+        let pause = PAUSE_MIN_US << self.failures.min(8);
+        self.begin_us = now_us + pause.min(PAUSE_MAX_US);
+        self.failures = self.failures.saturating_add(1);
+    }
+}
+
+impl Rounds {
+    /// Of this start of this node; none is under way before the first map.
+    pub fn new(me: (NodeId, Incarnation), groups: Arc<Groups>, fences: Arc<Fences>) -> Self {
+        Self {
+            me,
+            groups,
+            fences,
+            stays: BTreeMap::new(),
+            retired: Vec::new(),
+            next: 0,
+            tick_us: None,
+            actions: VecDeque::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// The newest map, all of it, which the groups have been told of: begins what is to be begun, and ends what is over.
+    pub fn on_map(&mut self, sets: &[ReplicaSet], now_us: u64) {
+        let mut stays = std::mem::take(&mut self.stays);
+        for set in sets {
+            let pg = set.pg();
+            let member = set.index_of(self.me.0).map(|index| set.members()[index]);
+            let syncing = |m: &Member| {
+                m.incarnation == self.me.1
+                    && m.standing == Standing::Syncing
+                    && self.groups.get(pg).is_some()
+            };
+            let Some(member) = member.filter(syncing) else {
+                continue;
+            };
+            let mut stay = stays.remove(&pg).unwrap_or_else(|| Stay {
+                set: set.clone(),
+                since: member.since,
+                round: None,
+                failures: 0,
+                begin_us: now_us,
+            });
+            stay.set = set.clone();
+            stay.since = member.since;
+            match stay.round.take() {
+                Some(round) if stay.may_go_on(&round) => stay.round = Some(round),
+                over => self.retire(over),
+            }
+            self.stays.insert(pg, stay);
+        }
+        // Of groups in which this node does not take part any more, or not as one that is to be compared.
+        stays.into_values().for_each(|stay| self.retire(stay.round));
+        self.begin(now_us);
+    }
+
+    /// It is later than it was.
+    pub fn on_time(&mut self, now_us: u64) {
+        if self.tick_us.take_if(|due| *due <= now_us).is_some() {
+            let rounds = self.stays.values_mut().filter_map(|s| s.round.as_mut());
+            rounds.for_each(|round| round.machine.on_tick());
+        }
+        for (pg, stay) in &mut self.stays {
+            let Some(round) = &mut stay.round else {
+                continue;
+            };
+            let since = round.machine.since();
+            if let Some(asked) = &mut round.asked_us {
+                if now_us >= *asked + ASK_AGAIN_US {
+                    *asked = now_us;
+                    let pg = *pg;
+                    self.actions.push_back(Action::Promote { pg, since });
+                }
+            }
+        }
+        self.begin(now_us);
+    }
+
+    /// When [`on_time`](Self::on_time) is to be called, if nothing else happens before.
+    pub fn wake_at(&mut self, now_us: u64) -> Option<u64> {
+        let rounds = || self.stays.values().filter_map(|stay| stay.round.as_ref());
+        self.tick_us = match rounds().any(|round| round.machine.needs_tick()) {
+            true => Some(self.tick_us.unwrap_or(now_us + TICK_US)),
+            false => None,
+        };
+        let again = rounds().filter_map(|round| Some(round.asked_us? + ASK_AGAIN_US));
+        let room = self.retired.len() < RETIRED_MAX;
+        let due = self.stays.values().filter(|stay| room && stay.is_due());
+        let begin = due.map(|stay| stay.begin_us);
+        again.chain(begin).chain(self.tick_us).min()
+    }
+
+    /// Begins what has waited long enough.
+    fn begin(&mut self, now_us: u64) {
+        for (pg, stay) in &mut self.stays {
+            let room = self.retired.len() < RETIRED_MAX;
+            if !room || !stay.is_due() || stay.begin_us > now_us {
+                continue;
+            }
+            // Another one after each failure; at first groups are spread over all.
+            let turn = match stay.failures {
+                0 => pg.0 as usize,
+                failures => failures as usize,
+            };
+            let sources: Vec<Member> = stay.sources().collect();
+            let source = sources[turn % sources.len()];
+            self.next += 1;
+            stay.round = Some(Round {
+                number: self.next,
+                source,
+                machine: Resync::new(*pg, stay.since, source.node),
+                asked_us: None,
+            });
+        }
+    }
+
+    fn retire(&mut self, round: Option<Round>) {
+        let Some(mut round) = round else {
+            return;
+        };
+        round.machine.give_up();
+        if round.machine.calls_due() > 0 {
+            self.retired.push(round);
+        }
+    }
+
+    /// Next thing to do.
+    pub fn poll(&mut self, now_us: u64) -> Option<Action> {
+        loop {
+            if let Some(action) = self.actions.pop_front() {
+                return Some(action);
+            }
+            let next = self.stays.iter_mut().find_map(|(pg, stay)| {
+                let round = stay.round.as_mut()?;
+                let wish = round.machine.poll(&self.groups)?;
+                Some((*pg, wish))
+            });
+            let (pg, wish) = next?;
+            if let Some(action) = self.heed(pg, wish, now_us) {
+                return Some(action);
+            }
+        }
+    }
+
+    /// A round's wish, with what only this machine knows.
+    fn heed(&mut self, pg: PgId, wish: Wish, now_us: u64) -> Option<Action> {
+        let known = self.groups.known();
+        let stay = self.stays.get_mut(&pg)?;
+        let round = stay.round.as_mut()?;
+        let number = round.number;
+        let token = |call: Call| Token {
+            number,
+            call: call.0,
+        };
+        let request = |epoch, command| Request {
+            pg,
+            epoch,
+            generation: ROUND,
+            command,
+            ..Request::NOTHING
+        };
+        match wish {
+            Wish::Ask(call, command) => {
+                // The source refuses what is older than a join: clients, who go by the group's last change, are not to be
+                // refused for what has happened to other groups since.
+                let epoch = match command {
+                    Command::Join => stay.set.epoch(),
+                    _ => known,
+                };
+                Some(Action::Ask {
+                    token: token(call),
+                    source: (round.source.node, round.source.incarnation),
+                    request: request(epoch, command),
+                })
+            }
+            Wish::Local(call, command) => Some(Action::Local {
+                token: token(call),
+                request: request(known, command),
+            }),
+            Wish::Fence(call, layer, generation, epoch) => {
+                // In memory first: no write slips in between.
+                self.fences.of(layer).raise(generation, epoch);
+                Some(Action::Local {
+                    token: token(call),
+                    request: fence(pg, layer, generation, epoch),
+                })
+            }
+            Wish::Promote => {
+                round.asked_us = Some(now_us);
+                self.totals.add(round.machine.progress(), true);
+                let since = stay.since;
+                Some(Action::Promote { pg, since })
+            }
+            Wish::Failed(why) => self.fail(pg, why, now_us),
+        }
+    }
+
+    fn fail(&mut self, pg: PgId, why: Why, now_us: u64) -> Option<Action> {
+        tracing::debug!(%pg, ?why, "a round of comparison failed");
+        let stay = self.stays.get_mut(&pg)?;
+        stay.pause(now_us);
+        let round = stay.round.take()?;
+        if round.asked_us.is_none() {
+            self.totals.add(round.machine.progress(), false);
+        }
+        let member = stay.set.members()[stay.set.index_of(self.me.0)?];
+        let epoch = stay.set.epoch();
+        self.retire(Some(round));
+        (why == Why::Busy).then_some(Action::ReportFailed { pg, member, epoch })
+    }
+
+    fn named(&mut self, token: Token) -> Option<&mut Round> {
+        let rounds = self.stays.values_mut().filter_map(|s| s.round.as_mut());
+        let mut all = rounds.chain(&mut self.retired);
+        all.find(|round| round.number == token.number)
+    }
+
+    /// The source answered, or is lost ([`Refusal::Unreachable`]).
+    pub fn on_reply(&mut self, token: Token, result: Result<(), Refusal>) {
+        let groups = Arc::clone(&self.groups);
+        if let Some(round) = self.named(token) {
+            round.machine.on_reply(Call(token.call), result, &groups);
+        }
+        self.retired.retain(|round| round.machine.calls_due() > 0);
+    }
+
+    /// This node's store is done.
+    pub fn on_local(&mut self, token: Token, result: Result<(), StoreFailure>) {
+        let groups = Arc::clone(&self.groups);
+        if let Some(round) = self.named(token) {
+            round.machine.on_local(Call(token.call), result, &groups);
+        }
+        self.retired.retain(|round| round.machine.calls_due() > 0);
+    }
+
+    /// Whether nothing is under way, and nothing is to be begun.
+    pub fn is_idle(&self) -> bool {
+        self.stays.is_empty() && self.retired.is_empty()
+    }
+
+    /// Calls whose answers are due: until they are, memory of this machine is in use.
+    pub fn calls_due(&self) -> usize {
+        let rounds = self.stays.values().filter_map(|stay| stay.round.as_ref());
+        let all = rounds.chain(&self.retired);
+        all.map(|round| round.machine.calls_due()).sum()
+    }
+
+    /// What has been done since the start.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Since when this node's replica of the group is syncing, if it is.
+    pub fn since(&self, pg: PgId) -> Option<Epoch> {
+        Some(self.stays.get(&pg)?.since)
+    }
+
+    /// With whom the group is being compared.
+    pub fn source(&self, pg: PgId) -> Option<(NodeId, Incarnation)> {
+        let round = self.stays.get(&pg)?.round.as_ref()?;
+        Some((round.source.node, round.source.incarnation))
+    }
+}
+
+/// A layer's fence, to be persisted here.
+fn fence(
+    pg: PgId,
+    layer: crate::proto::ids::LayerId,
+    generation: Generation,
+    epoch: Epoch,
+) -> Request {
+    let command = Command::Fence {
+        layer,
+        buffers: IoVecs::NONE,
+        len: 0,
+    };
+    Request {
+        pg,
+        epoch,
+        generation,
+        command,
+        ..Request::NOTHING
+    }
+}
+
+impl Totals {
+    fn add(&mut self, progress: Progress, well: bool) {
+        self.rounds += u64::from(well);
+        self.failed += u64::from(!well);
+        self.progress.leaves += progress.leaves;
+        self.progress.blocks += progress.blocks;
+        self.progress.dropped += progress.dropped;
+    }
+}
+
+#[cfg(test)]
+mod tests;

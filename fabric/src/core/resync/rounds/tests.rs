@@ -1,0 +1,353 @@
+use super::*;
+use crate::core::replica::store_op::{Listed, list_chunks, tell_fence};
+use crate::proto::ids::ChunkKey;
+use crate::proto::ids::LayerId;
+
+const PG: PgId = PgId(1);
+const ME: (NodeId, Incarnation) = (NodeId(0), Incarnation(7));
+
+fn member(node: u64, standing: Standing, since: u64) -> Member {
+    Member {
+        node: NodeId(node),
+        incarnation: if node == ME.0.0 {
+            ME.1
+        } else {
+            Incarnation(node)
+        },
+        standing,
+        since: Epoch(since),
+    }
+}
+
+/// The map of `epoch`, of one group that changed last at `changed`; this node is syncing in it since `since`.
+struct World {
+    rounds: Rounds,
+    groups: Arc<Groups>,
+    now_us: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let groups = Arc::new(Groups::default());
+        let rounds = Rounds::new(ME, Arc::clone(&groups), Arc::default());
+        Self {
+            rounds,
+            groups,
+            now_us: 0,
+        }
+    }
+
+    fn map(&mut self, epoch: u64, changed: u64, since: u64, in_sync: &[u64]) {
+        let mut members = vec![member(0, Standing::Syncing, since)];
+        let sources = in_sync.iter().map(|&n| member(n, Standing::InSync, 1));
+        members.extend(sources);
+        self.groups.set(PG, Standing::Syncing, Epoch(since));
+        self.groups.applied(Epoch(epoch));
+        let set = ReplicaSet::new(PG, Epoch(changed), 1, members);
+        self.rounds.on_map(&[set], self.now_us);
+    }
+
+    fn poll(&mut self) -> Option<Action> {
+        self.rounds.poll(self.now_us)
+    }
+
+    fn asked(&mut self) -> (Token, NodeId, Request) {
+        match self.poll() {
+            Some(Action::Ask {
+                token,
+                source,
+                request,
+            }) => (token, source.0, request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pass(&mut self, us: u64) {
+        self.now_us += us;
+        self.rounds.on_time(self.now_us);
+    }
+
+    /// Answers whatever is asked until nothing more is: the source and this side have nothing. The end of it.
+    fn compare_nothing(&mut self) -> Action {
+        loop {
+            match self.poll().expect("it goes on") {
+                Action::Ask { token, request, .. } => {
+                    list_nothing(&request);
+                    self.rounds.on_reply(token, Ok(()));
+                }
+                Action::Local { token, request } => {
+                    list_nothing(&request);
+                    self.rounds.on_local(token, Ok(()));
+                }
+                end => return end,
+            }
+        }
+    }
+}
+
+/// A list that has ended.
+fn list_nothing(request: &Request) {
+    if let Command::ListChunks { buffers, .. } = request.command {
+        let nothing = |_| Listed::End;
+        // SAFETY: the round keeps the list and its memory until it is answered.
+        unsafe { list_chunks(0, &buffers, nothing) };
+    }
+}
+
+/// A client goes by the epoch of the group's last change. A source that had been joined under a newer one, which other groups'
+/// changes brought, would refuse it until this group changes again.
+#[test]
+fn a_join_goes_under_the_epoch_of_the_group_and_not_of_the_map() {
+    let mut world = World::new();
+    world.map(9, 5, 5, &[1]);
+    let (token, _, join) = world.asked();
+    assert!(matches!(join.command, Command::Join));
+    assert_eq!(join.epoch, Epoch(5));
+    world.rounds.on_reply(token, Ok(()));
+    let (_, _, list) = world.asked();
+    assert!(matches!(list.command, Command::ListChunks { .. }));
+    assert_eq!(list.epoch, Epoch(9), "the newest map that is known");
+}
+
+#[test]
+fn a_map_that_is_known_changes_nothing_and_wakes_nobody() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1]);
+    let (token, _, _) = world.asked();
+    for _ in 0..3 {
+        world.map(5, 5, 5, &[1]);
+        assert!(world.poll().is_none());
+        assert_eq!(world.rounds.wake_at(world.now_us), None, "for its answer");
+    }
+    // The same while a round waits to be begun anew.
+    world.rounds.on_reply(token, Err(Refusal::Unreachable));
+    assert!(world.poll().is_none());
+    let wake = world.rounds.wake_at(world.now_us);
+    world.map(5, 5, 5, &[1]);
+    assert!(world.poll().is_none());
+    assert_eq!(world.rounds.wake_at(world.now_us), wake);
+    assert!(wake > Some(world.now_us));
+    // And once meta has been asked.
+    world.pass(PAUSE_MIN_US);
+    let end = world.compare_nothing();
+    assert!(matches!(end, Action::Promote { .. }), "{end:?}");
+    world.map(5, 5, 5, &[1]);
+    assert!(world.poll().is_none());
+    let wake = world.rounds.wake_at(world.now_us);
+    assert_eq!(wake, Some(world.now_us + ASK_AGAIN_US));
+}
+
+#[test]
+fn a_round_goes_on_through_a_map_that_does_not_concern_it() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1, 2]);
+    let (token, source, _) = world.asked();
+    // The other one left.
+    world.map(8, 7, 5, &[source.0]);
+    assert!(world.poll().is_none(), "it waits for its answer");
+    world.rounds.on_reply(token, Ok(()));
+    let (_, same, list) = world.asked();
+    assert_eq!((same, list.epoch), (source, Epoch(8)));
+}
+
+#[test]
+fn a_source_that_left_is_not_compared_with() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1, 2]);
+    let (token, source, _) = world.asked();
+    world.rounds.on_reply(token, Ok(()));
+    let (listing, _, list) = world.asked();
+    let other = 3 - source.0;
+    // It would go on with what it is told.
+    world.map(6, 6, 5, &[other]);
+    let (_, next, join) = world.asked();
+    assert_eq!((next, join.epoch), (NodeId(other), Epoch(6)));
+    assert!(matches!(join.command, Command::Join));
+    assert!(!world.rounds.is_idle());
+    // What the first one still says is nobody's.
+    assert_eq!(world.rounds.calls_due(), 2);
+    list_nothing(&list);
+    world.rounds.on_reply(listing, Ok(()));
+    assert!(world.poll().is_none());
+    assert_eq!(world.rounds.calls_due(), 1);
+}
+
+#[test]
+fn a_new_stay_is_compared_from_the_beginning() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1]);
+    let (token, _, _) = world.asked();
+    world.rounds.on_reply(token, Ok(()));
+    let (old, _, _) = world.asked();
+    world.map(8, 8, 8, &[1]);
+    let (_, _, join) = world.asked();
+    assert!(matches!(join.command, Command::Join));
+    assert_eq!(join.epoch, Epoch(8));
+    world.rounds.on_reply(old, Err(Refusal::Unreachable));
+    assert!(world.poll().is_none(), "another round's answer");
+    assert_eq!(world.rounds.totals(), Totals::default());
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_asked_again_later_and_another_one_before() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1, 2]);
+    let mut sources = Vec::new();
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        let (token, source, _) = world.asked();
+        sources.push(source.0);
+        world.rounds.on_reply(token, Err(Refusal::Unreachable));
+        assert!(world.poll().is_none());
+        let wake = world
+            .rounds
+            .wake_at(world.now_us)
+            .expect("it is tried anew");
+        pauses.push(wake - world.now_us);
+        world.pass(wake - world.now_us - 1);
+        assert!(world.poll().is_none(), "not yet");
+        world.pass(1);
+    }
+    assert_eq!(sources[1..5], [2, 1, 2, 1]);
+    assert!(pauses.is_sorted() && pauses[0] == PAUSE_MIN_US);
+    assert_eq!(pauses[7], PAUSE_MAX_US);
+    assert_eq!(world.rounds.totals().failed, 8);
+}
+
+#[test]
+fn meta_is_asked_again_until_the_map_says_so() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1]);
+    for _ in 0..3 {
+        let end = world.compare_nothing();
+        assert!(matches!(end, Action::Promote { pg: PG, since } if since == Epoch(5)));
+        assert!(world.poll().is_none());
+        world.pass(ASK_AGAIN_US);
+    }
+    assert_eq!(world.rounds.totals().rounds, 1);
+    // Even if the source is gone by then: what was compared is compared.
+    world.map(6, 6, 5, &[2]);
+    assert!(matches!(world.poll(), Some(Action::Promote { .. })));
+    world.groups.set(PG, Standing::InSync, Epoch(5));
+    let set = ReplicaSet::new(PG, Epoch(7), 1, vec![member(0, Standing::InSync, 5)]);
+    world.rounds.on_map(&[set], world.now_us);
+    assert!(world.rounds.is_idle());
+    assert_eq!(world.rounds.wake_at(world.now_us), None);
+}
+
+#[test]
+fn nothing_is_left_of_a_group_that_is_gone() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1]);
+    let (token, _, _) = world.asked();
+    world.groups.keep(&[]);
+    world.rounds.on_map(&[], world.now_us);
+    assert!(world.poll().is_none());
+    assert!(!world.rounds.is_idle(), "its memory is in use");
+    world.rounds.on_reply(token, Ok(()));
+    assert!(world.rounds.is_idle());
+    assert_eq!(world.rounds.wake_at(world.now_us), None);
+}
+
+/// A round that fails has wishes that nobody has heard of: no answer to them is due.
+#[test]
+fn a_round_that_failed_is_over_with_the_answers_to_what_was_asked() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1]);
+    let (join, _, _) = world.asked();
+    world.rounds.on_reply(join, Ok(()));
+    let (listing, _, list) = world.asked();
+    let Command::ListChunks { buffers, .. } = list.command else {
+        panic!("{list:?}")
+    };
+    let chunk = ChunkKey {
+        layer: LayerId(3),
+        index: 0,
+    };
+    let one = |cursor| match cursor {
+        0 => Listed::Chunk(chunk, 1),
+        _ => Listed::End,
+    };
+    // SAFETY: the round keeps the list and its memory until it is answered.
+    unsafe { list_chunks(0, &buffers, one) };
+    world.rounds.on_reply(listing, Ok(()));
+    // Of the first of four pages.
+    let (there, _, _) = world.asked();
+    let Some(Action::Local { token: here, .. }) = world.poll() else {
+        panic!("both sides are looked at")
+    };
+    world.rounds.on_reply(there, Err(Refusal::Unreachable));
+    world.rounds.on_local(here, Ok(()));
+    assert!(world.poll().is_none());
+    world.groups.keep(&[]);
+    world.rounds.on_map(&[], world.now_us);
+    assert!(world.rounds.is_idle());
+}
+
+/// A device that answers nothing is not asked without end.
+#[test]
+fn rounds_wait_while_too_many_that_failed_are_not_over() {
+    let mut world = World::new();
+    let mut open = Vec::new();
+    for stay in 1..100 {
+        world.map(stay, stay, stay, &[1]);
+        if let Some(Action::Ask { token, .. }) = world.poll() {
+            open.push(token);
+        }
+    }
+    // One is the last one that began, which was given up, too.
+    assert_eq!(open.len(), RETIRED_MAX);
+    assert_eq!(world.rounds.wake_at(world.now_us), None);
+    world.rounds.on_reply(open[0], Ok(()));
+    assert_eq!(world.rounds.wake_at(world.now_us), Some(0));
+    world.pass(0);
+    let (_, _, join) = world.asked();
+    assert_eq!(join.epoch, Epoch(99));
+}
+
+#[test]
+fn a_fence_holds_in_memory_before_it_is_persisted() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1]);
+    let (token, _, _) = world.asked();
+    world.rounds.on_reply(token, Ok(()));
+    let layer = LayerId(3);
+    let write = Request {
+        pg: PG,
+        epoch: Epoch(5),
+        generation: Generation(1),
+        command: Command::Zero {
+            chunk: ChunkKey { layer, index: 0 },
+            offset: 0,
+            len: 4096,
+            fua: false,
+        },
+        ..Request::NOTHING
+    };
+    assert!(world.groups.admit(&write).is_err(), "whose layer is it?");
+    let (tell, request) = loop {
+        let (token, _, request) = world.asked();
+        if let Command::TellFence { .. } = request.command {
+            break (token, request);
+        }
+    };
+    let Command::TellFence { buffers, .. } = request.command else {
+        unreachable!()
+    };
+    let told = std::iter::once(crate::store::api::Fence {
+        generation: 4,
+        epoch: 2,
+    });
+    // SAFETY: the round keeps the list and its memory until it is answered.
+    unsafe { tell_fence(&buffers, told) };
+    world.rounds.on_reply(tell, Ok(()));
+    let persist = loop {
+        match world.poll().expect("the fence is to be persisted") {
+            Action::Local { request, .. } => break request,
+            Action::Ask { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(matches!(persist.command, Command::Fence { .. }));
+    assert_eq!(world.rounds.fences.of(layer).get().0, Generation(4));
+}
