@@ -170,10 +170,12 @@ impl Meta {
     }
 
     /// Forgets a node with its devices: one that is up must be empty, one that is down must not be the last to hold
-    /// anything.
+    /// anything. Returns when the node's vote counts no more, so that it can be switched off.
     pub async fn remove_node(&self, node: NodeId) -> Result<Node, MetaError> {
         let at = UnixMillis::now();
-        a_node(self.propose(Command::RemoveNode { node, at }).await?)
+        let removed = a_node(self.propose(Command::RemoveNode { node, at }).await?)?;
+        self.core.wait_without_vote(node).await?;
+        Ok(removed)
     }
 
     /// Says whether a device is to be emptied (`on`) or may hold data again.

@@ -25,6 +25,15 @@ pub enum MetaError {
         "the metadata leader was lost while it worked on the request, which may or may not be done: look, then repeat"
     )]
     Interrupted,
+    /// A node was removed, and the others still need its vote.
+    #[error(
+        "node {node} is removed, but the metadata service still counts on its vote: switch no node off before most of the \
+         others run and reach each other"
+    )]
+    StillVotes {
+        /// The node.
+        node: NodeId,
+    },
     /// The file system under the metadata is full. The service waits, and goes on by itself.
     #[error(
         "the file system under {} is full, and the metadata service waits for room; {}", .dir.display(),

@@ -77,6 +77,23 @@ impl Cluster {
         cluster
     }
 
+    /// Four nodes of which three vote, chosen by the leader.
+    async fn of_four() -> Self {
+        let mut cluster = Self::of_one(tuning()).await;
+        for id in 1..=4 {
+            if id > 1 {
+                cluster.open(id).await;
+            }
+            let node = NodeSpec {
+                control_address: format!("mem:{id}"),
+                ..NodeSpec::new(NodeId(id), format!("node{id}"))
+            };
+            cluster.nodes[0].meta().register_node(node).await.unwrap();
+        }
+        until(async || (cluster.nodes[0].voters().len() == 3).then_some(())).await;
+        cluster
+    }
+
     async fn open(&mut self, id: u64) {
         let start = Start::Join {
             cluster: self.nodes[0].cluster_uuid(),
@@ -530,4 +547,19 @@ async fn every_node_tells_what_the_leader_has_heard_and_who_speaks_for_another_i
     assert!(!events.is_empty());
     assert_eq!(meta.applied().volumes().unwrap(), []);
     assert_eq!(meta.applied().attachments().unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_node_and_another_may_fail_as_soon_as_the_removal_returns() {
+    let mut cluster = Cluster::of_four().await;
+    let meta = cluster.nodes[0].meta();
+    let voters = cluster.nodes[0].voters();
+    let mut others = voters.into_iter().filter(|node| *node != NodeId(1));
+    let (gone, lost) = (others.next().unwrap(), others.next().unwrap());
+    meta.remove_node(gone).await.unwrap();
+    cluster.stop(gone).await;
+    cluster.stop(lost).await;
+    meta.create_volume(VolumeSpec::new("disk", GIB))
+        .await
+        .unwrap();
 }

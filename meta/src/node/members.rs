@@ -7,10 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use openraft::metrics::WaitError;
 use openraft::{BasicNode, ChangeMembers};
 use tokio::time::timeout;
 
 use super::Core;
+use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::map::ClusterMap;
 use crate::model::{Duty, Node, NodeState, Role};
@@ -21,6 +23,8 @@ const VOTERS_MAX: usize = 5;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// A change that is not committed in this time is looked at again; Raft goes on with it.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// A removed node's vote is waited for this long; then whoever removed it is told. Covers a change of the group and an election.
+const VOTE_WAIT_MAX: Duration = Duration::from_secs(20);
 /// A learner that is at most this many entries behind may vote.
 const BEHIND_MAX: u64 = 1000;
 
@@ -72,14 +76,16 @@ fn plan(map: &ClusterMap, group: &Group) -> Option<Step> {
     gone.map(|id| Step::Drop(*id))
 }
 
-/// Who votes stays, unless it was away for long and another can take its place. The leader comes first.
+/// Who votes stays, unless it was away for long or is being emptied, and another can take its place. The leader comes first.
 fn choose_voters(map: &ClusterMap, group: &Group) -> BTreeSet<NodeId> {
     let may_vote = |node: &&Node| node.roles.contains(&Role::Meta);
     let rank = |node: &Node| {
         let votes = group.voters.contains(&node.id);
-        let is_lost = node.state == NodeState::Down && node.duty == Duty::Absent;
-        let is_ready = node.state == NodeState::Up && group.caught_up.contains(&node.id);
-        match (votes, is_lost, is_ready) {
+        let is_leaving = node.duty == Duty::Draining
+            || node.state == NodeState::Down && node.duty == Duty::Absent;
+        let is_ready =
+            node.state == NodeState::Up && !is_leaving && group.caught_up.contains(&node.id);
+        match (votes, is_leaving, is_ready) {
             _ if node.id == group.leader => Some(0),
             (true, false, _) => Some(1),
             (false, _, true) => Some(2),
@@ -104,6 +110,10 @@ impl Core {
         let metrics = metrics.borrow();
         // Only the leader knows how far the others are.
         let replication = metrics.replication.as_ref()?;
+        // A change that is under way is waited for: Raft makes one at a time.
+        if *metrics.membership_config.log_id() > metrics.last_applied {
+            return None;
+        }
         let membership = metrics.membership_config.membership();
         let last = metrics.last_log_index.unwrap_or(0);
         let is_near =
@@ -121,6 +131,21 @@ impl Core {
                 .map(|(id, _)| *id)
                 .collect(),
         })
+    }
+
+    /// Waits until the metadata group does not count on the vote of a node that was removed: until then the cluster may come
+    /// to a halt when that node is switched off and another one fails.
+    pub(crate) async fn wait_without_vote(&self, node: NodeId) -> Result<(), MetaError> {
+        let without = |metrics: &openraft::RaftMetrics<NodeId, BasicNode>| {
+            let membership = metrics.membership_config.membership();
+            membership.voter_ids().all(|voter| voter != node)
+        };
+        let wait = self.raft.wait(Some(VOTE_WAIT_MAX));
+        match wait.metrics(without, "a removed node votes no more").await {
+            Ok(_) => Ok(()),
+            Err(WaitError::ShuttingDown) => Err(MetaError::Stopped),
+            Err(WaitError::Timeout(..)) => Err(MetaError::StillVotes { node }),
+        }
     }
 
     async fn follow_map(&self) {
@@ -298,6 +323,23 @@ mod tests {
         settle(&machine, &mut group);
         let left: BTreeSet<NodeId> = group.nodes.keys().copied().collect();
         assert_eq!(left, ids(&[1, 3, 4]));
+    }
+
+    #[test]
+    fn a_node_that_is_being_emptied_gives_its_vote_to_another() {
+        let (mut machine, mut group) = (cluster(4), founded());
+        settle(&machine, &mut group);
+        let mut drain = |node: u64, duty: Duty| {
+            let (node, at) = (NodeId(node), AT);
+            let command = Command::SetNodeDuty { node, duty, at };
+            machine.apply(&command).unwrap();
+            settle(&machine, &mut group);
+            group.voters.clone()
+        };
+        assert_eq!(drain(2, Duty::Draining), ids(&[1, 3, 4]));
+        // Nobody is left to take this one.
+        assert_eq!(drain(3, Duty::Draining), ids(&[1, 3, 4]));
+        assert_eq!(drain(2, Duty::Active), ids(&[1, 2, 4]));
     }
 
     #[test]

@@ -273,8 +273,8 @@ fn check_data(view: &dyn Read, node: &Node, devices: &[Device]) -> Result<(), St
             };
             let device = member.device;
             if node.state == NodeState::Up {
-                let pool = pool.name.into();
-                return Err(MapRefusal::DeviceInUse { device, pool }.into());
+                let (node, pool) = (node.id, pool.name.into());
+                return Err(MapRefusal::NodeInUse { node, pool }.into());
             }
             if !group::survives_without(view, &found, &ids)? {
                 let group = found.id();

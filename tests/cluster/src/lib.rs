@@ -3,6 +3,7 @@
 
 mod clock;
 pub mod cluster;
+pub mod guest;
 pub mod ledger;
 pub mod load;
 pub mod network;

@@ -1,41 +1,11 @@
 //! What a guest wrote is there, and no request ever fails, whatever happens to the nodes and the network.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cluster_rig::{Cluster, ClusterOptions, Ledger, Load, Promise, Way, load};
+use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
+use cluster_rig::{ClusterOptions, Load, Promise, Way, load};
 use guest_rig::paths::penstock_binary;
-
-/// Requests go on within this after a fault: far above what the defaults promise, as the machine may be busy.
-const SOON: Duration = Duration::from_secs(60);
-/// The disk of these tests.
-const DISK: &str = "256M";
-const DISK_BYTES: u64 = 256 << 20;
-const BLOCKS: u32 = 2048;
-/// Requests after which a load counts as going on.
-const SOME: u64 = 300;
-
-/// A cluster of three, and a disk on node 1.
-fn cluster_with_disk(options: ClusterOptions) -> Result<(Cluster, PathBuf)> {
-    let cluster = Cluster::start(options)?;
-    let socket = cluster.node(1)?.daemon().disk("disk", DISK, 1)?;
-    Ok((cluster, socket))
-}
-
-fn ledger() -> Ledger {
-    Ledger::new(BLOCKS, DISK_BYTES)
-}
-
-fn goes_on(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
-    load.progress(SOME, SOON)
-        .with_context(|| format!("after {after}\n{}", cluster.report()))?;
-    eprintln!(
-        "{after}: {} ms without an answer",
-        load.take_gap().as_millis()
-    );
-    Ok(())
-}
 
 #[test]
 fn a_guest_goes_on_while_nodes_are_killed_and_cut_off() -> Result<()> {

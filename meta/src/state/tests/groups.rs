@@ -441,10 +441,13 @@ fn a_drained_node_is_left_only_when_the_others_hold_everything() {
         node: NodeId(2),
         at: AT,
     };
+    let refused = world.run(&remove).unwrap_err();
     assert!(matches!(
-        world.run(&remove),
-        Err(Refusal::Map(MapRefusal::DeviceInUse { .. }))
+        refused,
+        Refusal::Map(MapRefusal::NodeInUse { .. })
     ));
+    let told = refused.to_string();
+    assert!(told.contains("counts as down 3 s after"), "{told}");
     world.sync(id, 4, 0).unwrap();
     assert!(leaving(&world));
     world.promote(id, 4).unwrap();

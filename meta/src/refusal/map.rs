@@ -1,0 +1,198 @@
+//! Why the cluster, its nodes and devices do not change.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{MAX_ADDRESS_BYTES, MAX_DEVICE_PATH_BYTES, RefusalKind};
+use crate::ids::{DeviceId, Incarnation, NodeId};
+use crate::watch::NODE_DOWN_AFTER;
+
+/// Refusals about the cluster, its nodes and devices.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MapRefusal {
+    /// Nothing can be done before the cluster is made.
+    #[error("the cluster is not set up yet: start its first node")]
+    NoCluster,
+    /// A second cluster over the first.
+    #[error("this is cluster {ours}, not {theirs}: use another data directory for another cluster")]
+    OtherCluster {
+        /// The cluster that exists.
+        ours: Uuid,
+        /// The one asked for.
+        theirs: Uuid,
+    },
+    /// A node without any role.
+    #[error("node {node} has no role: give it at least one of meta, storage, host, gateway")]
+    NoRole {
+        /// The node.
+        node: NodeId,
+    },
+    /// A name that another node bears.
+    #[error("node name {name:?} is taken by node {holder}: give this node another name")]
+    NodeNameTaken {
+        /// The name.
+        name: String,
+        /// Who bears it.
+        holder: NodeId,
+    },
+    /// An address or version beyond [`MAX_ADDRESS_BYTES`].
+    #[error("node {node}: {text:?}... is too long: give at most {MAX_ADDRESS_BYTES} bytes")]
+    LongAddress {
+        /// The node.
+        node: NodeId,
+        /// Its beginning.
+        text: String,
+    },
+    /// A node that is not in the cluster.
+    #[error("node {node} is not in the cluster: see `penstock node list`")]
+    UnknownNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// Another start of the node's process has registered.
+    #[error("node {node} runs as start {known:x}, not {claimed:x}: this is an older process's word, or a newer one that \
+         must register", known = .known.0, claimed = .claimed.0)]
+    OtherStart {
+        /// The node.
+        node: NodeId,
+        /// The start that is known.
+        known: Incarnation,
+        /// The one that was named.
+        claimed: Incarnation,
+    },
+    /// The node was removed for good.
+    #[error("node {node} was removed: join with a new token and an empty data directory")]
+    WasRemoved {
+        /// The node.
+        node: NodeId,
+    },
+    /// The only node.
+    #[error("node {node} is the only one: it stays")]
+    LastNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node that is up and serves guests.
+    #[error("node {node} serves {socket:?}: detach that first, or stop the node")]
+    NodeServes {
+        /// The node.
+        node: NodeId,
+        /// Socket of one of its attachments.
+        socket: String,
+    },
+    /// A node that is up, as far as is known, and holds data of volumes.
+    #[error(
+        "node {node} is up and holds data of volumes in pool {pool:?}: empty it first with `penstock node drain`; if it has \
+         died, repeat this in a moment, for it counts as down {} s after it was heard of last",
+        NODE_DOWN_AFTER.as_secs()
+    )]
+    NodeInUse {
+        /// The node.
+        node: NodeId,
+        /// A pool with volumes and placement groups on it.
+        pool: String,
+    },
+    /// The others could not hold all replicas.
+    #[error(
+        "without node {node} pool {pool:?} could place {possible} of {replicas} replicas on different {apart}s: add one \
+         first"
+    )]
+    TooFewLeft {
+        /// The node.
+        node: NodeId,
+        /// The pool.
+        pool: String,
+        /// How many replicas the others could hold.
+        possible: usize,
+        /// Replicas of the pool.
+        replicas: u8,
+        /// The pool's failure domain.
+        apart: String,
+    },
+    /// The other devices could not hold all replicas.
+    #[error(
+        "without device {device} pool {pool:?} could place {possible} of {replicas} replicas on different {apart}s: add one \
+         first"
+    )]
+    TooFewDevicesLeft {
+        /// The device.
+        device: DeviceId,
+        /// The pool.
+        pool: String,
+        /// How many replicas the others could hold.
+        possible: usize,
+        /// Replicas of the pool.
+        replicas: u8,
+        /// The pool's failure domain.
+        apart: String,
+    },
+    /// A device that is not in the cluster.
+    #[error("device {device} is not in the cluster: see `penstock device list`")]
+    UnknownDevice {
+        /// The device.
+        device: DeviceId,
+    },
+    /// A path that is not absolute, empty, too long or with a NUL.
+    #[error(
+        "device path {path:?} cannot be used: give an absolute path of at most {MAX_DEVICE_PATH_BYTES} bytes"
+    )]
+    BadDevicePath {
+        /// The path.
+        path: String,
+    },
+    /// Another device of the cluster is known to be there.
+    #[error(
+        "{path:?} on node {node} was device {device} and now holds another one: bring the old one back, or give it up \
+         with `penstock device remove {device}`"
+    )]
+    DevicePathTaken {
+        /// The path.
+        path: String,
+        /// The node.
+        node: NodeId,
+        /// The device that was there.
+        device: DeviceId,
+    },
+    /// A device without space.
+    #[error("device {path:?} has a size of 0 bytes: give a device or file with space")]
+    EmptyDevice {
+        /// The path.
+        path: String,
+    },
+    /// A device that holds data of volumes.
+    #[error(
+        "device {device} holds data of volumes in pool {pool:?}: empty it first with `penstock device remove` or `penstock \
+         node drain`, and wait until that is done"
+    )]
+    DeviceInUse {
+        /// The device.
+        device: DeviceId,
+        /// A pool with volumes and placement groups on it.
+        pool: String,
+    },
+}
+
+impl MapRefusal {
+    pub(super) fn kind(&self) -> RefusalKind {
+        match self {
+            Self::NoRole { .. }
+            | Self::LongAddress { .. }
+            | Self::BadDevicePath { .. }
+            | Self::EmptyDevice { .. } => RefusalKind::Invalid,
+            Self::UnknownNode { .. } | Self::UnknownDevice { .. } => RefusalKind::NotFound,
+            Self::NoCluster
+            | Self::OtherCluster { .. }
+            | Self::NodeNameTaken { .. }
+            | Self::OtherStart { .. }
+            | Self::WasRemoved { .. }
+            | Self::LastNode { .. }
+            | Self::NodeServes { .. }
+            | Self::NodeInUse { .. }
+            | Self::TooFewLeft { .. }
+            | Self::TooFewDevicesLeft { .. }
+            | Self::DevicePathTaken { .. }
+            | Self::DeviceInUse { .. } => RefusalKind::Conflict,
+        }
+    }
+}
