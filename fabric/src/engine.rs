@@ -27,6 +27,7 @@ mod shard_port;
 mod shared;
 mod store_port;
 mod stores;
+mod strays;
 mod transport;
 pub mod volume_io;
 

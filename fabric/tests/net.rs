@@ -6,4 +6,5 @@ mod net {
     mod meta;
     mod replication;
     mod rig;
+    mod strays;
 }

@@ -9,8 +9,9 @@ use super::config::{CleanConfig, FabricError, ScrubConfig};
 use super::maintenance::{COMMANDS_MAX, Command, Maintenance};
 use super::scrub::ScrubStatus;
 use super::stores::{MAINTENANCE_LANE, Stores};
+use super::strays::Stray;
 use crate::core::volume::VolumeParams;
-use crate::proto::ids::LayerId;
+use crate::proto::ids::{ChunkKey, LayerId};
 use crate::proto::{Epoch, Generation};
 use crate::store::api::{DeviceLabel, Fence, RecoveryReport, StoreResult};
 use crate::store::metrics::StoreMetrics;
@@ -141,6 +142,34 @@ impl Control {
     /// The layers that have chunks here.
     pub fn layers(&self) -> Vec<LayerId> {
         self.stores.layers().into_iter().collect()
+    }
+
+    /// Frees chunks whose groups are not here.
+    pub fn drop_strays(&self, strays: &[Stray]) -> Result<(), FabricError> {
+        // Several at a time, so that they share writes to the log.
+        for strays in strays.chunks(COMMANDS_MAX / 2) {
+            let (reply, outcomes) = sync_channel(strays.len());
+            for stray in strays {
+                let (stray, reply) = (stray.clone(), reply.clone());
+                let sent = self.commands.send(Command::DropStray { stray, reply });
+                sent.map_err(|_| FabricError::Closed)?;
+            }
+            drop(reply);
+            self.stores.mailbox(MAINTENANCE_LANE).ring();
+            for _ in strays {
+                let outcome = outcomes.recv().map_err(|_| FabricError::Closed)?;
+                outcome.map_err(|source| FabricError::Operation {
+                    verb: "give the space of moved data back",
+                    source,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows all chunks, with the devices that they lie on. Called under a lock of the stores.
+    pub fn each_chunk(&self, show: impl FnMut(u32, ChunkKey)) {
+        self.stores.each_chunk(show);
     }
 
     /// Writes a checkpoint everywhere.

@@ -14,6 +14,7 @@ use super::clean::Cleaner;
 use super::config::{CleanConfig, ScrubConfig};
 use super::scrub::{ScrubStatus, Scrubber};
 use super::stores::{Event, Hands, MAINTENANCE_LANE, Stores, name_of, op_id};
+use super::strays::Stray;
 use crate::proto::ids::LayerId;
 use crate::store::api::{Fence, StoreError, StoreOp, StoreResult, Submitted};
 
@@ -45,6 +46,13 @@ pub enum Command {
         /// Outcome.
         reply: SyncSender<StoreResult>,
     },
+    /// Free a chunk whose group is not here.
+    DropStray {
+        /// Which.
+        stray: Stray,
+        /// Outcome.
+        reply: SyncSender<StoreResult>,
+    },
     /// Write a checkpoint on all devices.
     Checkpoint {
         /// No write follows.
@@ -57,10 +65,11 @@ pub enum Command {
 }
 
 /// An operation that every shard of a job gets.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum JobOp {
     SetFence(LayerId, Fence),
     DropLayer(LayerId),
+    DropStray(Stray),
     Checkpoint { clean: bool },
 }
 
@@ -142,6 +151,13 @@ impl Maintenance {
                 let shards = self.stores.devices[device as usize].shard_indexes();
                 (shards, JobOp::DropLayer(layer), reply)
             }
+            Command::DropStray { stray, reply } => {
+                let chunk = stray.chunk;
+                let shard = self
+                    .stores
+                    .shard_for(stray.device, chunk.layer, chunk.index);
+                (shard..shard + 1, JobOp::DropStray(stray), reply)
+            }
             Command::Checkpoint { clean, reply } => {
                 if clean {
                     self.cleaner.stop();
@@ -159,7 +175,8 @@ impl Maintenance {
             reply,
         };
         self.jobs.push((name, job));
-        self.pending.extend(shards.map(|shard| (shard, op, name)));
+        let ops = shards.map(|shard| (shard, op.clone(), name));
+        self.pending.extend(ops);
     }
 
     /// One round: device outcomes, new operations, scrubbing and cleaning.
@@ -211,10 +228,22 @@ impl Maintenance {
                 return;
             };
             let mut state = self.stores.lock(shard);
-            let store_op = match op {
-                JobOp::SetFence(layer, fence) => StoreOp::SetFence { layer, fence },
-                JobOp::DropLayer(layer) => StoreOp::DropLayer { layer },
-                JobOp::Checkpoint { clean } => StoreOp::Checkpoint { clean },
+            let store_op = match &op {
+                JobOp::SetFence(layer, fence) => StoreOp::SetFence {
+                    layer: *layer,
+                    fence: *fence,
+                },
+                JobOp::DropLayer(layer) => StoreOp::DropLayer { layer: *layer },
+                JobOp::DropStray(stray) if stray.is_at_home() => {
+                    let id = op_id(MAINTENANCE_LANE, name);
+                    self.hands.mine.push_back((id, Ok(())));
+                    continue;
+                }
+                JobOp::DropStray(stray) => StoreOp::DropChunk {
+                    layer: stray.chunk.layer,
+                    chunk: stray.chunk.index,
+                },
+                JobOp::Checkpoint { clean } => StoreOp::Checkpoint { clean: *clean },
             };
             // SAFETY: none of these has buffers.
             let submitted = unsafe { state.core.submit(op_id(MAINTENANCE_LANE, name), store_op) };

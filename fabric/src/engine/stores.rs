@@ -13,7 +13,7 @@ use super::mailbox::Mailbox;
 use crate::core::client::PIECES_MAX;
 use crate::core::watermark::LANES_MAX;
 use crate::net::tcp::serving::SERVINGS_MAX;
-use crate::proto::ids::LayerId;
+use crate::proto::ids::{ChunkKey, LayerId};
 use crate::store::api::{DeviceLabel, OpId, RecoveryReport, StoreCore, StoreResult, shard_of};
 use crate::store::file::DeviceFile;
 use crate::store::uring::{DEPTH, Finished, Owner, Uring};
@@ -150,7 +150,16 @@ impl Stores {
     /// The layers that have chunks here.
     pub fn layers(&self) -> BTreeSet<LayerId> {
         let mut layers = BTreeSet::new();
+        self.each_chunk(|_, chunk| {
+            layers.insert(chunk.layer);
+        });
+        layers
+    }
+
+    /// Shows all chunks, with the devices that they lie on. Called under a shard's lock.
+    pub fn each_chunk(&self, mut show: impl FnMut(u32, ChunkKey)) {
         for shard in 0..self.shards.len() as u32 {
+            let device = self.shards[shard as usize].device;
             let mut cursor = 0;
             loop {
                 // Bounded, for others want the lock, too.
@@ -160,8 +169,8 @@ impl Stores {
                         state.core.next_chunk(*next)
                     });
                 let before = cursor;
-                for (layer, _, next) in chunks.take(LISTED_MAX) {
-                    layers.insert(layer);
+                for (layer, index, next) in chunks.take(LISTED_MAX) {
+                    show(device, ChunkKey { layer, index });
                     cursor = next;
                 }
                 if cursor == before {
@@ -169,7 +178,6 @@ impl Stores {
                 }
             }
         }
-        layers
     }
 
     pub fn lock(&self, shard: u32) -> MutexGuard<'_, ShardState> {

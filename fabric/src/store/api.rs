@@ -241,6 +241,14 @@ pub enum StoreOp<'a> {
         /// Layer; the caller makes sure that nothing else uses it meanwhile.
         layer: LayerId,
     },
+    /// Unmap one chunk of the layer, whatever the versions there, and forget them. What was submitted before is done first, and
+    /// what is submitted after finds nothing.
+    DropChunk {
+        /// Layer.
+        layer: LayerId,
+        /// Chunk index.
+        chunk: u32,
+    },
     /// Write a checkpoint that covers everything complete by now; `clean` promises that no write follows (close).
     Checkpoint {
         /// The next open need not scan the log.

@@ -1,6 +1,6 @@
 //! A cluster of nodes with the part of meta that they need: it takes out who fails, and lets in who has been compared.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The layer of a volume of that pool.
 pub fn layer_of(volume: u64) -> LayerId {
     LayerId(1 << 54 | volume << 26 | 1)
+}
+
+/// All groups.
+pub fn all_groups() -> HashSet<PgId> {
+    (0..GROUPS).map(pg).collect()
 }
 
 fn pg(index: u64) -> PgId {
@@ -231,6 +236,32 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// The newest map.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.state.lock().unwrap().epoch)
+    }
+
+    /// A node is no member of any group from now on.
+    pub fn let_go(&self, node: u64) {
+        self.state.lock().unwrap().regroup(|members, _| {
+            members.retain(|member| member.node != NodeId(node));
+        });
+    }
+
+    /// It is one of all groups again, out at first.
+    pub fn take_in(&self, node: u64) {
+        self.state.lock().unwrap().regroup(|members, since| {
+            members.push(Member {
+                node: NodeId(node),
+                incarnation: Incarnation(0),
+                standing: Standing::Out,
+                since,
+            });
+        });
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
@@ -258,6 +289,15 @@ impl State {
             self.epoch = epoch.0;
             self.publish();
         }
+    }
+
+    fn regroup(&mut self, change: impl Fn(&mut Vec<Member>, Epoch)) {
+        self.epoch += 1;
+        for (changed, members) in self.groups.values_mut() {
+            *changed = self.epoch;
+            change(members, Epoch(self.epoch));
+        }
+        self.publish();
     }
 
     /// Does what was asked, and begins what is to be begun.

@@ -26,6 +26,7 @@ pub enum Op {
     Checkpoint,
     RaiseFence(View),
     DropLayer(View),
+    DropChunk(View, u32),
     Idle,
 }
 
@@ -73,7 +74,11 @@ pub fn random_op(rng: &mut ChaCha8Rng) -> Op {
         82..88 => Op::Flush,
         88..91 => Op::FlushByMarks,
         91..95 => Op::Checkpoint,
-        95..97 => Op::RaiseFence(PLAIN),
+        95..96 => Op::RaiseFence(PLAIN),
+        96..97 => Op::DropChunk(
+            VIEWS[rng.random_range(0..3)],
+            CHUNKS[rng.random_range(0..3)],
+        ),
         97..98 => Op::DropLayer([OTHER, CHILD][rng.random_range(0..2)]),
         _ => Op::Idle,
     }
@@ -99,6 +104,7 @@ pub fn apply(rig: &mut Rig, op: Op) {
             rig.raise_fence(view);
         }
         Op::DropLayer(view) => rig.drop_layer(view),
+        Op::DropChunk(view, chunk) => rig.drop_chunk(view, chunk),
         Op::Idle => rig.idle(),
     }
 }

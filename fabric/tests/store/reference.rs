@@ -54,6 +54,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Op::FlushByMarks),
         2 => Just(Op::Checkpoint),
         1 => Just(Op::RaiseFence(PLAIN)),
+        1 => (0..3usize, 0..3usize)
+            .prop_map(|(view, chunk)| Op::DropChunk(history::VIEWS[view], history::CHUNKS[chunk])),
         1 => prop_oneof![Just(Op::DropLayer(OTHER)), Just(Op::DropLayer(CHILD))],
         1 => Just(Op::Idle),
     ];

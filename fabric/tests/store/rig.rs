@@ -391,6 +391,19 @@ impl Rig {
         self.drain();
     }
 
+    /// Drops a chunk of the first layer of a view, beside whatever is under way.
+    pub fn drop_chunk(&mut self, view: View, chunk: u32) {
+        let layer = view.layers()[0];
+        let (seq, spots) = self.now.model.drop_layer(view, |spot| spot.chunk == chunk);
+        let expect = Expect::Change {
+            spots,
+            seq,
+            fua: false,
+        };
+        let op = StoreOp::DropChunk { layer, chunk };
+        self.submit(self.shard(chunk), op, expect, None);
+    }
+
     /// Hands the cores' requests to the disk.
     pub fn pump(&mut self) -> bool {
         let mut any = false;

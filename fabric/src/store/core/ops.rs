@@ -88,6 +88,18 @@ impl ShardCore {
                     fence_sent: false,
                 });
             }),
+            StoreOp::DropChunk { layer, chunk } => {
+                let span = Span {
+                    layers: &[layer],
+                    chunk,
+                    offset: 0,
+                    len: CHUNK_BYTES,
+                    // As for a whole layer: no fence is above it.
+                    version: Version(u64::MAX),
+                    fua: false,
+                };
+                self.start_parts(slot, &span, PartKind::Drop)
+            }
             StoreOp::Checkpoint { clean } => self.refuse_if_failed().map(|()| {
                 self.ops[slot].kind = OpKind::Checkpoint;
                 self.ckpt.request(slot, clean);
@@ -393,7 +405,9 @@ impl ShardCore {
         match kind {
             PartKind::Scrub => self.scrub.busy = false,
             PartKind::Survey | PartKind::Move => self.end_cleaning(),
-            PartKind::Drop | PartKind::FenceDrop => self.on_drop_part(op, error),
+            PartKind::Drop | PartKind::FenceDrop if self.ops[op].kind == OpKind::Drop => {
+                self.on_drop_part(op, error);
+            }
             _ => self.on_op_part(op, error),
         }
     }
