@@ -2,6 +2,7 @@
 //!
 //! The driver polls on one CPU, everything else shares the other one: all daemons of Penstock, or the monitor, the OSDs and
 //! qemu-storage-daemon with librbd. So IOPS say what one core gives, and the time of all these processes is counted.
+//! Then, of Penstock alone: what a node's return costs, and how long a guest pauses when a node goes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,15 +12,19 @@ use clap::{Args, ValueEnum};
 use cluster_rig::{Cluster, ClusterOptions};
 use guest_rig::paths::penstock_binary;
 use serde::Serialize;
+use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::driver::{Direction, Driver, Load, Order};
 use crate::ping_pong;
 use crate::usage::cpu_time;
 use ceph::Ceph;
+use failover::Event;
 
 mod ceph;
+mod failover;
 mod report;
+mod resync;
 
 /// Nodes, and copies.
 const NODES: u8 = 3;
@@ -29,6 +34,17 @@ const DISK_MIB: u64 = 1024;
 const DEVICE_BYTES: u64 = 4 << 30;
 /// Depths of the loads.
 const DEPTHS: [usize; 2] = [1, 32];
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Loads on all systems
+    Loads,
+    /// A node that was away for 10 s, on Penstock with the first of the systems' wires
+    Resync,
+    /// Pauses of a guest while nodes are killed and cut off; needs root
+    Failover,
+}
 
 /// Whom to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
@@ -50,6 +66,15 @@ impl System {
             Self::Ceph => "ceph",
         }
     }
+
+    /// What Penstock's nodes are told; nothing if it is another system.
+    fn wire(self) -> Option<&'static str> {
+        match self {
+            Self::PenstockTls => Some("tls"),
+            Self::PenstockCrc => Some("crc"),
+            Self::Ceph => None,
+        }
+    }
 }
 
 /// What is measured beside Penstock.
@@ -68,6 +93,12 @@ pub struct Options {
     /// Systems to measure [default: Penstock over both wires, and the peer]
     #[arg(long, value_delimiter = ',')]
     systems: Vec<System>,
+    /// Parts to run [default: all]
+    #[arg(long, value_delimiter = ',')]
+    parts: Vec<Part>,
+    /// What happens to nodes while the guest writes [default: everything]
+    #[arg(long, value_delimiter = ',')]
+    events: Vec<Event>,
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
@@ -99,6 +130,21 @@ pub(super) struct Run {
     cpu_us_per_io: f64,
 }
 
+/// Three nodes in `directory` with all their threads on `cpu`, and the socket of a disk on the first.
+fn start_penstock(wire: &str, directory: &Path, cpu: usize) -> Result<(Cluster, PathBuf)> {
+    let mut options = ClusterOptions::new(penstock_binary()?, NODES);
+    options.wire = Some(wire.to_owned());
+    options.device_bytes = DEVICE_BYTES;
+    options.loopback = true;
+    options.cpu = Some(cpu);
+    options.base = Some(directory.to_owned());
+    options.serve_args = vec!["--threads".to_owned(), "1".to_owned()];
+    let cluster = Cluster::start(options)?;
+    let size = format!("{DISK_MIB}M");
+    let socket = cluster.node(1)?.daemon().disk("bench", &size, 1)?;
+    Ok((cluster, socket))
+}
+
 /// A running system.
 enum Running {
     Penstock(Box<Cluster>, PathBuf),
@@ -107,21 +153,10 @@ enum Running {
 
 impl Running {
     fn start(system: System, directory: &Path, cpu: usize) -> Result<Self> {
-        let wire = match system {
-            System::Ceph => return Ok(Self::Ceph(Ceph::start(directory, cpu, DISK_MIB)?)),
-            System::PenstockTls => "tls",
-            System::PenstockCrc => "crc",
+        let Some(wire) = system.wire() else {
+            return Ok(Self::Ceph(Ceph::start(directory, cpu, DISK_MIB)?));
         };
-        let mut options = ClusterOptions::new(penstock_binary()?, NODES);
-        options.wire = Some(wire.to_owned());
-        options.device_bytes = DEVICE_BYTES;
-        options.loopback = true;
-        options.cpu = Some(cpu);
-        options.base = Some(directory.to_owned());
-        options.serve_args = vec!["--threads".to_owned(), "1".to_owned()];
-        let cluster = Cluster::start(options)?;
-        let size = format!("{DISK_MIB}M");
-        let socket = cluster.node(1)?.daemon().disk("bench", &size, 1)?;
+        let (cluster, socket) = start_penstock(wire, directory, cpu)?;
         Ok(Self::Penstock(Box::new(cluster), socket))
     }
 
@@ -148,49 +183,116 @@ impl Running {
 
 /// Runs the benchmark and prints its result.
 pub fn run(options: &Options) -> Result<()> {
-    let cpus: [usize; 2] = options
-        .cpus
-        .as_slice()
-        .try_into()
-        .ok()
-        .context("--cpus takes two numbers")?;
-    if cpus[0] == cpus[1] {
-        bail!("--cpus names {} twice", cpus[0]);
-    }
-    let base = options.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let clock = Clock::calibrate();
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
-    let seconds = options
-        .seconds
-        .unwrap_or(if options.quick { 0.5 } else { 4.0 });
-    let mut systems = vec![System::PenstockTls, System::PenstockCrc];
-    systems.extend(options.peer.map(|Peer::Ceph| System::Ceph));
-    if !options.systems.is_empty() {
-        systems.clone_from(&options.systems);
-    }
-    ping_pong::pin(cpus[0])?;
-    let mut runs = Vec::new();
-    for round in 1..=rounds.max(1) {
-        for &system in &systems {
-            say(&format!("round {round} of {rounds}: {}", system.name()));
-            let scratch = tempfile::Builder::new()
-                .prefix("penstock-bench-")
-                .tempdir_in(&base)
-                .context("make a directory")?;
-            let running = Running::start(system, scratch.path(), cpus[1])?;
-            let time = Duration::from_secs_f64(seconds);
-            measure(&running, system, time, clock, &mut runs)
-                .with_context(|| format!("measure {}", system.name()))?;
-        }
-    }
-    let rows = report::summarise(&runs);
+    let bench = Bench::new(options)?;
+    let wants = |part| options.parts.is_empty() || options.parts.contains(&part);
+    // The guest before this thread is pinned, as QEMU would be with it.
+    let pauses = match wants(Part::Failover) {
+        true => bench.failover(&options.events)?,
+        false => Vec::new(),
+    };
+    ping_pong::pin(bench.cpus[0])?;
+    let runs = match wants(Part::Loads) {
+        true => bench.loads()?,
+        false => Vec::new(),
+    };
+    let resyncs = match wants(Part::Resync) {
+        true => bench.resync()?,
+        false => Vec::new(),
+    };
+    let summary = report::Summary::new(&runs, &resyncs, &pauses);
     if options.json {
-        let all = serde_json::json!({ "summary": rows, "runs": runs });
+        let all = serde_json::json!({
+            "summary": summary, "runs": runs, "resyncs": resyncs, "pauses": pauses,
+        });
         println!("{}", serde_json::to_string_pretty(&all)?);
     } else {
-        report::print(&rows);
+        summary.print();
     }
     Ok(())
+}
+
+/// What to do, with all defaults filled in.
+struct Bench {
+    systems: Vec<System>,
+    quick: bool,
+    rounds: usize,
+    time: Duration,
+    base: PathBuf,
+    cpus: [usize; 2],
+    clock: Clock,
+}
+
+impl Bench {
+    fn new(options: &Options) -> Result<Self> {
+        let cpus: [usize; 2] = options
+            .cpus
+            .as_slice()
+            .try_into()
+            .ok()
+            .context("--cpus takes two numbers")?;
+        if cpus[0] == cpus[1] {
+            bail!("--cpus names {} twice", cpus[0]);
+        }
+        let quick = options.quick;
+        let seconds = options.seconds.unwrap_or(if quick { 0.5 } else { 4.0 });
+        let mut systems = vec![System::PenstockTls, System::PenstockCrc];
+        systems.extend(options.peer.map(|Peer::Ceph| System::Ceph));
+        if !options.systems.is_empty() {
+            systems.clone_from(&options.systems);
+        }
+        Ok(Self {
+            systems,
+            quick,
+            rounds: options.rounds.unwrap_or(if quick { 1 } else { 3 }).max(1),
+            time: Duration::from_secs_f64(seconds),
+            base: options.directory.clone().unwrap_or_else(std::env::temp_dir),
+            cpus,
+            clock: Clock::calibrate(),
+        })
+    }
+
+    fn scratch(&self) -> Result<TempDir> {
+        tempfile::Builder::new()
+            .prefix("penstock-bench-")
+            .tempdir_in(&self.base)
+            .context("make a directory")
+    }
+
+    fn loads(&self) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        for round in 1..=self.rounds {
+            for &system in &self.systems {
+                let name = system.name();
+                say(&format!("loads, round {round} of {}: {name}", self.rounds));
+                let scratch = self.scratch()?;
+                let running = Running::start(system, scratch.path(), self.cpus[1])?;
+                measure(&running, system, self.time, self.clock, &mut runs)
+                    .with_context(|| format!("measure {name}"))?;
+            }
+        }
+        Ok(runs)
+    }
+
+    fn resync(&self) -> Result<Vec<resync::Round>> {
+        let mut wires = self.systems.iter().filter_map(|system| system.wire());
+        let wire = wires.next().context("--systems names no Penstock")?;
+        (1..=self.rounds)
+            .map(|round| {
+                say(&format!("resync, round {round} of {}", self.rounds));
+                let scratch = self.scratch()?;
+                resync::round(scratch.path(), wire, self.cpus[1], self.clock, self.quick)
+            })
+            .collect()
+    }
+
+    fn failover(&self, events: &[Event]) -> Result<Vec<failover::Pause>> {
+        let events = if events.is_empty() {
+            &Event::ALL
+        } else {
+            events
+        };
+        failover::run(self.scratch()?.path(), events, self.rounds)
+    }
 }
 
 fn measure(

@@ -22,6 +22,8 @@ const BUFFER_BYTES: usize = 64 << 20;
 /// At depths above one, every so many requests is timed: two readings of the counter for each would show in the result.
 /// A power of two.
 const SAMPLE_EVERY: u64 = 8;
+/// Written blocks are counted in this unit.
+const COUNTED_BLOCK: u64 = 4096;
 /// Latencies above this count as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
@@ -104,6 +106,8 @@ pub struct Driver {
     capacity: u64,
     clock: Clock,
     seed: u64,
+    /// Blocks written since [`Driver::count_written`], one bit each.
+    written: Option<Vec<u64>>,
 }
 
 /// The state of one queue during a run.
@@ -174,7 +178,20 @@ impl Driver {
             capacity,
             clock,
             seed: 0x2545_F491_4F6C_DD1D,
+            written: None,
         })
+    }
+
+    /// From now on it is known which blocks are written.
+    pub fn count_written(&mut self) {
+        let blocks = self.capacity.div_ceil(COUNTED_BLOCK);
+        self.written = Some(vec![0; blocks.div_ceil(64) as usize]);
+    }
+
+    /// Bytes of all blocks written since [`Driver::count_written`], each counted once.
+    pub fn written_bytes(&self) -> u64 {
+        let words = self.written.iter().flatten();
+        words.map(|word| u64::from(word.count_ones())).sum::<u64>() * COUNTED_BLOCK
     }
 
     /// Writes the whole disk once, in order.
@@ -296,6 +313,12 @@ impl Driver {
             0
         };
         progress.submitted += 1;
+        if let (Some(written), Direction::Write) = (&mut self.written, load.direction) {
+            let end = offset + load.block as u64;
+            for block in offset / COUNTED_BLOCK..end.div_ceil(COUNTED_BLOCK) {
+                written[(block / 64) as usize] |= 1 << (block % 64);
+            }
+        }
         let queue = &mut self.queues[index];
         match load.direction {
             Direction::Read => queue.read(offset, buffer, load.block, slot, ReqFlags::empty()),

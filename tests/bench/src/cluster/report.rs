@@ -1,9 +1,11 @@
-//! Medians of the runs, and a table of them.
+//! Medians of the runs, and tables of them.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::failover::{Event, Pause};
+use super::resync::{Quantiles, Round};
 use super::{Run, System};
 use crate::driver::Load;
 
@@ -24,8 +26,115 @@ pub(super) struct Row {
     cpu_ratio: Option<f64>,
 }
 
+/// One load before and during a resync.
+#[derive(Debug, Serialize)]
+struct Beside {
+    load: Load,
+    p50_before_us: f64,
+    p50_during_us: f64,
+    p99_before_us: f64,
+    p99_during_us: f64,
+    /// Of the two, the median of the rounds' ratios.
+    p99_ratio: f64,
+}
+
+/// What a node's return took.
+#[derive(Debug, Serialize)]
+struct Returned {
+    rounds: usize,
+    written_mib: f64,
+    copied_mib: f64,
+    resync_s: f64,
+    loads: Vec<Beside>,
+}
+
+/// What a guest saw of an event.
+#[derive(Debug, Serialize)]
+struct Paused {
+    event: Event,
+    accel: &'static str,
+    runs: usize,
+    p50_ms: f64,
+    /// The longest write: of the runs, the median and the worst.
+    longest_ms: f64,
+    worst_ms: f64,
+}
+
+/// Medians of everything.
+#[derive(Debug, Serialize)]
+pub(super) struct Summary {
+    loads: Vec<Row>,
+    resync: Option<Returned>,
+    failover: Vec<Paused>,
+}
+
+impl Summary {
+    /// Puts the runs together.
+    pub(super) fn new(runs: &[Run], resyncs: &[Round], pauses: &[Pause]) -> Self {
+        Self {
+            loads: summarise(runs),
+            resync: (!resyncs.is_empty()).then(|| returned(resyncs)),
+            failover: Event::ALL
+                .into_iter()
+                .filter_map(|event| paused(event, pauses))
+                .collect(),
+        }
+    }
+
+    /// Prints the tables of what was measured.
+    pub(super) fn print(&self) {
+        if !self.loads.is_empty() {
+            print(&self.loads);
+        }
+        if let Some(returned) = &self.resync {
+            print_returned(returned);
+        }
+        if !self.failover.is_empty() {
+            print_paused(&self.failover);
+        }
+    }
+}
+
+fn returned(rounds: &[Round]) -> Returned {
+    let of = |figure: &dyn Fn(&Round) -> f64| middle(rounds.iter().map(figure));
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let loads = rounds.first().map_or(0, |round| round.loads.len());
+    let beside = |index: usize| {
+        let before = |figure: fn(&Quantiles) -> f64| of(&|r| figure(&r.loads[index].before));
+        let during = |figure: fn(&Quantiles) -> f64| of(&|r| figure(&r.loads[index].during));
+        Beside {
+            load: rounds[0].loads[index].load,
+            p50_before_us: before(|q| q.p50_us),
+            p50_during_us: during(|q| q.p50_us),
+            p99_before_us: before(|q| q.p99_us),
+            p99_during_us: during(|q| q.p99_us),
+            p99_ratio: of(&|r| r.loads[index].during.p99_us / r.loads[index].before.p99_us),
+        }
+    };
+    Returned {
+        rounds: rounds.len(),
+        written_mib: of(&|r| mib(r.written_bytes)),
+        copied_mib: of(&|r| mib(r.copied_bytes)),
+        resync_s: of(&|r| r.resync_s),
+        loads: (0..loads).map(beside).collect(),
+    }
+}
+
+fn paused(event: Event, pauses: &[Pause]) -> Option<Paused> {
+    let of: Vec<&Pause> = pauses.iter().filter(|one| one.event == event).collect();
+    let first = of.first()?;
+    Some(Paused {
+        event,
+        accel: first.accel,
+        runs: of.len(),
+        p50_ms: middle(of.iter().map(|pause| pause.p50_ms)),
+        longest_ms: middle(of.iter().map(|pause| pause.longest_ms)),
+        worst_ms: of.iter().map(|pause| pause.longest_ms).fold(0.0, f64::max),
+    })
+}
+
 /// Puts the runs together.
-pub(super) fn summarise(runs: &[Run]) -> Vec<Row> {
+fn summarise(runs: &[Run]) -> Vec<Row> {
     let mut cases: BTreeMap<Load, BTreeMap<System, Vec<&Run>>> = BTreeMap::new();
     for run in runs {
         let systems = cases.entry(run.load).or_default();
@@ -55,7 +164,7 @@ pub(super) fn summarise(runs: &[Run]) -> Vec<Row> {
 }
 
 /// Prints the table.
-pub(super) fn print(rows: &[Row]) {
+fn print(rows: &[Row]) {
     println!("3 copies on this machine; all processes but the driver on one CPU");
     println!(
         "{:<26} {:<14} {:>4} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9}",
@@ -78,8 +187,53 @@ pub(super) fn print(rows: &[Row]) {
     }
 }
 
+fn print_returned(returned: &Returned) {
+    println!(
+        "a node away: {:.1} MiB written meanwhile, {:.1} MiB copied to it within {:.1} s beside the loads; rounds: {}",
+        returned.written_mib, returned.copied_mib, returned.resync_s, returned.rounds
+    );
+    println!(
+        "{:<26} {:>10} {:>10} {:>10} {:>10} {:>10}",
+        "load", "p50 before", "during us", "p99 before", "during us", "p99 ratio"
+    );
+    for load in &returned.loads {
+        println!(
+            "{:<26} {:>10.0} {:>10.0} {:>10.0} {:>10.0} {:>10.2}",
+            load.load.name(),
+            load.p50_before_us,
+            load.p50_during_us,
+            load.p99_before_us,
+            load.p99_during_us,
+            load.p99_ratio,
+        );
+    }
+}
+
+fn print_paused(paused: &[Paused]) {
+    println!("longest write that fio in a guest has seen");
+    println!(
+        "{:<32} {:<6} {:>4} {:>12} {:>12} {:>12}",
+        "event", "guest", "runs", "p50 ms", "longest ms", "worst run ms"
+    );
+    for one in paused {
+        println!(
+            "{:<32} {:<6} {:>4} {:>12.2} {:>12.0} {:>12.0}",
+            one.event.name(),
+            one.accel,
+            one.runs,
+            one.p50_ms,
+            one.longest_ms,
+            one.worst_ms,
+        );
+    }
+}
+
 fn median(runs: &[&Run], figure: impl Fn(&Run) -> f64) -> f64 {
-    let mut values: Vec<f64> = runs.iter().map(|run| figure(run)).collect();
+    middle(runs.iter().map(|run| figure(run)))
+}
+
+fn middle(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() % 2 {
