@@ -144,6 +144,12 @@ pub enum TransportError {
         /// Why not.
         detail: String,
     },
+    /// Nobody listens at its address: its process is gone, or has yet to begin. Nothing was done.
+    #[error("node {target} cannot be reached: nobody listens at its address")]
+    Gone {
+        /// The peer.
+        target: NodeId,
+    },
     /// The request may have got there.
     #[error("the connection to node {target} was lost: {detail}")]
     Lost {

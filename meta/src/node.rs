@@ -3,6 +3,7 @@
 mod core;
 mod members;
 mod report;
+mod succession;
 mod vigil;
 
 use std::collections::BTreeSet;
@@ -188,6 +189,7 @@ impl MetaNode {
             raft,
             db,
             Arc::clone(&config.transport),
+            &config.tuning,
         ));
         let mut node = Self {
             core,

@@ -25,6 +25,10 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 pub const HEARTBEAT_LEASE: Duration = Duration::from_secs(10);
 /// A node not heard of for this long is down: where others hold its data, it is taken out.
 pub const NODE_DOWN_AFTER: Duration = Duration::from_secs(3);
+/// The same of a node of which somebody has reported meanwhile that it does not answer. Without that, every group of a node
+/// that died is taken out by a report of its own, and each first write to one waits for that. Several times
+/// [`HEARTBEAT_INTERVAL`]: a node that is merely slow goes on sending heartbeats.
+pub const REPORTED_DOWN_AFTER: Duration = Duration::from_secs(1);
 /// A group none of whose replicas in sync is valid waits this long for all of them to come back. Longer than
 /// [`HEARTBEAT_LEASE`], so whoever is missing has stopped serving by then.
 pub const RESETTLE_GRACE: Duration = Duration::from_secs(30);
@@ -54,6 +58,8 @@ pub struct Watch {
     /// When this node began to lead; it does not lead if absent.
     leading_since: Option<Duration>,
     heard: BTreeMap<NodeId, (Incarnation, Duration)>,
+    /// Nodes reported since they were heard of last.
+    reported: BTreeMap<NodeId, Incarnation>,
     /// Since when nodes are known to be down.
     down_since: BTreeMap<NodeId, Duration>,
     /// Since when groups are known to have no valid member in sync.
@@ -98,6 +104,14 @@ impl Watch {
     pub fn heard(&mut self, node: NodeId, incarnation: Incarnation, now: Duration) {
         if self.leads() {
             self.heard.insert(node, (incarnation, now));
+            self.reported.remove(&node);
+        }
+    }
+
+    /// Somebody says that a node does not answer.
+    pub fn reported(&mut self, node: NodeId, incarnation: Incarnation) {
+        if self.leads() {
+            self.reported.insert(node, incarnation);
         }
     }
 
@@ -144,6 +158,7 @@ impl Watch {
             commands.extend(self.plan_node(map, node, leading_since, now, at));
         }
         self.heard.retain(|node, _| map.node(*node).is_some());
+        self.reported.retain(|node, _| map.node(*node).is_some());
         let heard = self.heard_since(now.saturating_sub(WITNESS_AGE_MAX));
         for changes in self.plan_groups(map, &heard, now).chunks(CHANGES_MAX) {
             commands.push(Command::Regroup {
@@ -166,7 +181,11 @@ impl Watch {
         let heard = self.heard.get(&node.id);
         let heard = heard.filter(|(incarnation, _)| *incarnation == node.incarnation);
         let last = heard.map_or(leading_since, |(_, at)| *at);
-        let is_silent = now.saturating_sub(last) >= NODE_DOWN_AFTER;
+        let limit = match self.reported.get(&node.id) == Some(&node.incarnation) {
+            true => REPORTED_DOWN_AFTER,
+            false => NODE_DOWN_AFTER,
+        };
+        let is_silent = now.saturating_sub(last) >= limit;
         let state = match (node.state, is_silent) {
             (NodeState::Up, true) => Some(NodeState::Down),
             (NodeState::Down, false) if heard.is_some() => Some(NodeState::Up),

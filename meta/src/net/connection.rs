@@ -65,7 +65,9 @@ impl Connection {
                 Some(Err(error)) => Err(RemoteError::new(self.target, error).into()),
                 None => Err(NetworkError::new(&Misfit(self.target)).into()),
             },
-            Err(error @ TransportError::Unreachable { .. }) => Err(Unreachable::new(&error).into()),
+            Err(error @ (TransportError::Unreachable { .. } | TransportError::Gone { .. })) => {
+                Err(Unreachable::new(&error).into())
+            }
             Err(error @ TransportError::Lost { .. }) => Err(NetworkError::new(&error).into()),
         }
     }

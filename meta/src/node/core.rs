@@ -1,6 +1,6 @@
 //! What client and server side of a node share: reaching the leader, and doing what only the leader can.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use openraft::BasicNode;
@@ -13,8 +13,9 @@ use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::leases::LeaseWatch;
 use crate::map::ClusterMap;
 use crate::net::{Beat, PeerReply, PeerRequest, ProposeError, Transport, TransportError};
+use crate::node::succession::Signs;
 use crate::node::vigil::Vigil;
-use crate::raft::{LogId, Raft};
+use crate::raft::{LogId, Raft, RaftTuning};
 use crate::report::NodeWord;
 use crate::state::tables::{LEASES, VOLUMES};
 use crate::state::{ReadError, check_lease_holder};
@@ -39,6 +40,7 @@ pub(crate) struct Core {
     transport: Arc<dyn Transport>,
     leases: Mutex<LeaseWatch>,
     pub(super) vigil: Vigil,
+    signs: Mutex<Signs>,
     /// The cluster map as this node has applied it.
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
 }
@@ -104,6 +106,7 @@ impl Core {
         raft: Raft,
         db: Arc<Db>,
         transport: Arc<dyn Transport>,
+        tuning: &RaftTuning,
     ) -> Self {
         Self {
             id: node.id,
@@ -114,7 +117,13 @@ impl Core {
             transport,
             leases: Mutex::default(),
             vigil: Vigil::default(),
+            signs: Mutex::new(Signs::new(tuning.vote_hold(), Instant::now())),
         }
+    }
+
+    pub(super) fn signs(&self) -> MutexGuard<'_, Signs> {
+        // Whole after every statement.
+        self.signs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn take_db(&self) -> Option<Arc<Db>> {
@@ -264,6 +273,7 @@ impl Core {
                             waited: LEADER_WAIT_MAX,
                         });
                     }
+                    self.succeed().await;
                     tokio::time::sleep(RETRY_PAUSE).await;
                     None
                 }
@@ -286,6 +296,10 @@ impl Core {
             ) => error.means(leader),
             Ok(answer) => Attempt::Done(answer),
             Err(TransportError::Unreachable { .. }) => Attempt::Again(None),
+            Err(TransportError::Gone { target }) => {
+                self.signs().gone(target);
+                Attempt::Again(None)
+            }
             Err(TransportError::Lost { .. }) => match ask {
                 Ask::Propose(_) => Attempt::Failed(MetaError::Interrupted),
                 // Asking again is harmless.
@@ -341,10 +355,12 @@ impl Core {
     pub(crate) async fn handle(&self, request: PeerRequest) -> PeerReply {
         match request {
             PeerRequest::AppendEntries(rpc) => {
+                self.signs().heard(Instant::now());
                 PeerReply::AppendEntries(self.raft.append_entries(rpc).await)
             }
             PeerRequest::Vote(rpc) => PeerReply::Vote(self.raft.vote(rpc).await),
             PeerRequest::InstallSnapshot(rpc) => {
+                self.signs().heard(Instant::now());
                 PeerReply::InstallSnapshot(self.raft.install_snapshot(rpc).await)
             }
             PeerRequest::Propose(command) => PeerReply::Propose(self.propose_here(command).await),

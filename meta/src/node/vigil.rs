@@ -9,10 +9,11 @@ use tokio::time::timeout;
 use super::Core;
 use super::report::Words;
 use crate::client::Meta;
-use crate::command::{Command, NodeSpec, Outcome};
+use crate::command::{Command, Heard, NodeSpec, Outcome};
 use crate::error::MetaError;
-use crate::ids::{Incarnation, NodeId, UnixMillis};
+use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
 use crate::map::ClusterMap;
+use crate::model::{GroupId, Member};
 use crate::net::{Beat, ProposeError};
 use crate::report::NodeWord;
 use crate::watch::{HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, Watch};
@@ -81,6 +82,10 @@ impl Vigil {
             leading.words.clear();
         }
         leading.confirmed = Some(asked);
+        drop(leading);
+        // Reports wait for a leader to be sure of itself, too.
+        self.heard
+            .send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn deposed(&self) {
@@ -151,28 +156,11 @@ impl Core {
             return command;
         };
         let arrived = Instant::now();
+        self.note_report(group, device);
         let mut beats = self.vigil.heard.subscribe();
         let heard = loop {
-            let (heard, leads) = {
-                let leading = self.vigil.lock();
-                let heard = leading.watch.heard_since(self.vigil.since_origin(arrived));
-                (heard, leading.watch.leads())
-            };
-            let suffices = {
-                let map: &ClusterMap = &self.map.borrow();
-                let found = map.group(group);
-                let needs = found.is_some_and(|group| {
-                    let member = group.member(device);
-                    member.is_some_and(crate::model::Member::is_in_sync)
-                });
-                let is_witness = |member: &crate::model::Member| {
-                    let is_heard = heard.iter().any(|one| {
-                        one.node == member.node && one.incarnation == member.incarnation
-                    });
-                    member.device != device && is_heard && map.is_valid(member)
-                };
-                !needs || found.is_some_and(|group| group.in_sync().any(is_witness))
-            };
+            let (heard, leads) = self.witnesses(arrived);
+            let suffices = self.suffices(group, device, &heard);
             let left = WITNESS_WAIT_MAX.saturating_sub(arrived.elapsed());
             if suffices || !leads || left.is_zero() {
                 break heard;
@@ -188,6 +176,51 @@ impl Core {
             heard,
             at,
         }
+    }
+
+    /// The node that a report is about is taken for down sooner, if it is silent.
+    fn note_report(&self, group: GroupId, device: DeviceId) {
+        let map = Arc::clone(&self.map.borrow());
+        let member = map.group(group).and_then(|group| group.member(device));
+        if let Some(member) = member {
+            let mut leading = self.vigil.lock();
+            leading.watch.reported(member.node, member.incarnation);
+        }
+    }
+
+    /// Who is known to live at or after a moment, and whether this node leads, or is about to.
+    fn witnesses(&self, moment: Instant) -> (Vec<Heard>, bool) {
+        let (mut heard, mut leads) = {
+            let leading = self.vigil.lock();
+            let heard = leading.watch.heard_since(self.vigil.since_origin(moment));
+            (heard, leading.watch.leads())
+        };
+        if leads {
+            // The leader need not tell itself that it lives.
+            heard.retain(|one| one.node != self.id);
+            heard.push(Heard {
+                node: self.id,
+                incarnation: self.incarnation,
+            });
+        } else {
+            // Elected, and not confirmed yet.
+            leads = self.raft.metrics().borrow().current_leader == Some(self.id);
+        }
+        (heard, leads)
+    }
+
+    /// Whether a report about a member needs no more witnesses.
+    fn suffices(&self, group: GroupId, device: DeviceId, heard: &[Heard]) -> bool {
+        let map: &ClusterMap = &self.map.borrow();
+        let found = map.group(group);
+        let needs = found.is_some_and(|group| group.member(device).is_some_and(Member::is_in_sync));
+        let is_witness = |member: &Member| {
+            let is_heard = heard
+                .iter()
+                .any(|one| one.node == member.node && one.incarnation == member.incarnation);
+            member.device != device && is_heard && map.is_valid(member)
+        };
+        !needs || found.is_some_and(|group| group.in_sync().any(is_witness))
     }
 
     /// One round of the watch.
@@ -249,10 +282,17 @@ impl Core {
 /// Plans as long as the node lives.
 pub(super) async fn watch(core: Arc<Core>) {
     let mut map = core.map.clone();
+    let mut lead = core.raft.server_metrics();
     loop {
         core.watch_once().await;
         // Marked as seen before it is looked at: what changes meanwhile is not overslept.
-        if matches!(timeout(PLAN_INTERVAL, map.changed()).await, Ok(Err(_))) {
+        let changed = tokio::select! {
+            changed = map.changed() => changed,
+            // Who is elected learns at once who lives: guests' writes may wait for that.
+            changed = lead.changed() => changed,
+            () = tokio::time::sleep(PLAN_INTERVAL) => Ok(()),
+        };
+        if changed.is_err() {
             // The database is closed, and the node with it.
             return;
         }

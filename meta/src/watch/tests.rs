@@ -208,6 +208,36 @@ fn a_new_leader_gives_every_node_its_full_time() {
 }
 
 #[test]
+fn a_silent_node_that_is_reported_goes_down_sooner() {
+    let mut world = World::new(3, 3, 8);
+    world.run(Duration::from_secs(5));
+    world.alive.remove(&3);
+    world.run(STEP);
+    world.watch.reported(NodeId(3), Incarnation(300));
+    world.run(REPORTED_DOWN_AFTER - STEP * 2);
+    assert_eq!(world.state(3), NodeState::Up);
+    world.run(STEP * 2);
+    assert_eq!(world.state(3), NodeState::Down);
+    assert_eq!(world.count(Standing::Out), 8, "all of its groups at once");
+}
+
+#[test]
+fn a_report_means_nothing_once_the_node_is_heard_of_again() {
+    let mut world = World::new(3, 3, 8);
+    world.run(Duration::from_secs(5));
+    world.watch.reported(NodeId(3), Incarnation(300));
+    world.run(STEP);
+    // It goes away later, and nobody has reported that.
+    world.alive.remove(&3);
+    // One of an older start is no report of this one.
+    world.watch.reported(NodeId(3), Incarnation(299));
+    world.run(NODE_DOWN_AFTER - STEP);
+    assert_eq!(world.state(3), NodeState::Up);
+    world.run(STEP * 2);
+    assert_eq!(world.state(3), NodeState::Down);
+}
+
+#[test]
 fn a_restarted_node_is_out_and_synced_again() {
     let mut world = World::new(3, 3, 8);
     world.run(STEP);

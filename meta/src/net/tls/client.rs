@@ -92,7 +92,7 @@ impl TlsTransport {
         let hello = Hello::new(self.identity.cluster, self.identity.node);
         frame::send(&mut stream, 0, &hello).await?;
         let (_, answer): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
-        let refused = |detail| io::Error::new(io::ErrorKind::ConnectionRefused, detail);
+        let refused = |detail| io::Error::new(io::ErrorKind::PermissionDenied, detail);
         answer.agree(self.identity.cluster).map_err(refused)?;
         if answer.node != target {
             return Err(refused(format!("node {} answered", answer.node)));
@@ -126,7 +126,10 @@ impl TlsTransport {
             let made = timeout(CONNECT_WAIT_MAX, self.connect(target, address)).await;
             let stream = made
                 .map_err(|_| unreachable("it does not answer".to_owned()))?
-                .map_err(|error| unreachable(error.to_string()))?;
+                .map_err(|error| match error.kind() {
+                    io::ErrorKind::ConnectionRefused => TransportError::Gone { target },
+                    _ => unreachable(error.to_string()),
+                })?;
             state.failures = 0;
             state.not_before = None;
             state.link = Some(Link::new(address.to_owned(), stream));
