@@ -58,7 +58,15 @@ fn drain_and_remove(cluster: &mut Cluster, load: &Load, node: u8) -> Result<()> 
     settles(cluster, load, &format!("node {node} is gone"))
 }
 
-/// A node joins and gets its share, a third to each copy's size.
+/// A node dies for good, and the cluster is told so.
+fn lose(cluster: &mut Cluster, load: &Load, node: u8) -> Result<()> {
+    cluster.discard(node)?;
+    goes_on(cluster, load, &format!("kill -9 of node {node}"))?;
+    cluster.forget(node)?;
+    goes_on(cluster, load, &format!("node {node} is forgotten"))
+}
+
+/// A node joins and gets its share.
 fn join(cluster: &mut Cluster, load: &Load) -> Result<u8> {
     let node = cluster.join()?;
     goes_on(cluster, load, &format!("node {node} joined"))?;
@@ -79,11 +87,12 @@ fn a_cluster_grows_and_shrinks_and_lost_nodes_are_replaced_while_a_guest_writes(
     goes_on(&cluster, &load, "the start")?;
     join(&mut cluster, &load)?;
     drain_and_remove(&mut cluster, &load, 2)?;
-    cluster.discard(3)?;
-    goes_on(&cluster, &load, "kill -9 of node 3")?;
-    cluster.forget(3)?;
-    goes_on(&cluster, &load, "node 3 is forgotten")?;
+    lose(&mut cluster, &load, 3)?;
     join(&mut cluster, &load)?;
+    // Where there are enough nodes the rest makes up for a lost one.
+    join(&mut cluster, &load)?;
+    lose(&mut cluster, &load, 5)?;
+    settles(&cluster, &load, "node 5 is gone")?;
     let mut ledger = load.stop()?;
     load::check(&socket, &mut ledger, Promise::Acknowledged)
         .with_context(|| format!("read all back\n{}", cluster.report()))
