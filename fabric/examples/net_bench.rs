@@ -113,6 +113,7 @@ fn map(address: SocketAddr) -> ClusterView {
             pg: PgId(0),
             epoch: Epoch(1),
             min_in_sync: 1,
+            power_lost: Epoch(0),
             members: vec![member],
             device: Some(0),
         }],

@@ -14,6 +14,7 @@ pub mod resync;
 pub mod segments;
 pub mod settle;
 pub mod slab;
+pub mod unflushed;
 pub mod unresolved;
 pub mod volume;
 pub mod watermark;

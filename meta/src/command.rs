@@ -47,6 +47,9 @@ pub struct NodeSpec {
     /// Version of the software that it runs.
     #[serde(default)]
     pub version: String,
+    /// Identity of the boot of its machine; empty if it is not known, which is taken for a new one at each start.
+    #[serde(default)]
+    pub boot: String,
 }
 
 impl NodeSpec {
@@ -62,6 +65,7 @@ impl NodeSpec {
             control_address: String::new(),
             data_address: String::new(),
             version: String::new(),
+            boot: String::new(),
         }
     }
 }

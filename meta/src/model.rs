@@ -80,6 +80,9 @@ pub struct Labels {
     pub rack: Option<String>,
 }
 
+/// Starts of a node's process that are remembered. One that is forgotten counts as one before the last boot.
+pub const STARTS_MAX: usize = 32;
+
 /// Whether a node is heard of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -134,11 +137,24 @@ pub struct Node {
     /// Version of the software that it runs.
     #[serde(default)]
     pub version: String,
+    /// The boot of its machine, see [`crate::NodeSpec::boot`].
+    #[serde(default)]
+    pub boot: String,
+    /// Starts of its process since that boot, the newest last, at most [`STARTS_MAX`].
+    #[serde(default)]
+    pub starts: Vec<Incarnation>,
     /// When it joined.
     pub joined_at: UnixMillis,
 }
 
 impl Node {
+    /// Whether its machine has, for all that is known, kept power since this start: what that start took is then on the
+    /// devices still, flushed or not.
+    #[must_use]
+    pub fn kept_power_since(&self, incarnation: Incarnation) -> bool {
+        self.starts.contains(&incarnation)
+    }
+
     /// Whether its devices keep the data that they hold.
     #[must_use]
     pub fn keeps_data(&self) -> bool {

@@ -16,7 +16,7 @@ use crate::leases::DRIFT_BOUND;
 use crate::map::ClusterMap;
 use crate::model::{DeviceState, Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
 use crate::report::FailingSync;
-use crate::state::group::Presence;
+use crate::state::group::{Presence, kept_power};
 
 /// A node says this often that it lives.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
@@ -333,18 +333,20 @@ fn is_unwell(map: &ClusterMap, group: &PlacementGroup) -> bool {
 }
 
 fn resettle(map: &ClusterMap, group: &PlacementGroup, grace_is_over: bool) -> Option<Change> {
-    let mut authority = None;
+    let mut authority: Option<(bool, DeviceId, Incarnation)> = None;
     let mut are_all_back = true;
     for member in group.in_sync() {
-        match map.presence(member) {
-            Presence::Returned(_, incarnation) if authority.is_none() => {
-                authority = Some((member.device, incarnation));
-            }
-            Presence::Returned(..) => {}
-            _ => are_all_back = false,
+        let Presence::Returned(node, incarnation) = map.presence(member) else {
+            are_all_back = false;
+            continue;
+        };
+        // One that kept power lacks nothing.
+        let kept_power = map.node(node).is_some_and(|now| kept_power(member, now));
+        if authority.is_none_or(|(best, ..)| kept_power && !best) {
+            authority = Some((kept_power, member.device, incarnation));
         }
     }
-    let (device, incarnation) = authority.filter(|_| are_all_back || grace_is_over)?;
+    let (_, device, incarnation) = authority.filter(|_| are_all_back || grace_is_over)?;
     Some(Change::Resettle {
         group: group.id(),
         device,

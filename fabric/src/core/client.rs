@@ -14,7 +14,7 @@ use super::segments::{Cutter, NoRoom, SegmentPool, Segments};
 use super::slab::{Key, Slab};
 use super::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, Submit, Tag};
-use crate::proto::ids::{CHUNK_BYTES, ChunkKey};
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::{Command, Epoch, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence};
 
 mod fences;
@@ -109,6 +109,11 @@ pub enum ClientAction {
         chunk: ChunkKey,
         /// Block within the chunk.
         block: u32,
+    },
+    /// Tell people: a flush was failed, for writes before it were lost with the power of all replicas.
+    UnflushedLost {
+        /// Layer of the volume.
+        layer: LayerId,
     },
 }
 
@@ -264,6 +269,7 @@ impl Client {
         if self.ios[io].open > 0 || (!entered && self.ios[io].error.is_none()) {
             return Submit::Pending;
         }
+        self.conclude(io);
         self.count_finished(io);
         Submit::Done(self.close_io(io))
     }
@@ -467,6 +473,7 @@ impl Client {
     fn report_if_done(&mut self, io: u32, done: &mut dyn FnMut(Tag, IoResult)) {
         if self.ios[io].open == 0 {
             let tag = self.ios[io].tag;
+            self.conclude(io);
             self.count_finished(io);
             done(tag, self.close_io(io));
         }

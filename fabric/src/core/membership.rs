@@ -121,6 +121,7 @@ pub struct ReplicaSet {
     in_sync: Members,
     receiving: Members,
     sole: Option<Member>,
+    power_lost: Epoch,
 }
 
 impl ReplicaSet {
@@ -157,7 +158,20 @@ impl ReplicaSet {
             members,
             in_sync,
             receiving,
+            power_lost: Epoch(0),
         }
+    }
+
+    /// The same of a group whose replicas in sync had all lost power before the map of this epoch; 0: never.
+    #[must_use]
+    pub fn with_power_lost(self, power_lost: Epoch) -> Self {
+        Self { power_lost, ..self }
+    }
+
+    /// The map since which writes may be missing that were acknowledged under an older one, and not flushed.
+    #[inline]
+    pub fn power_lost(&self) -> Epoch {
+        self.power_lost
     }
 
     /// The embedded default: this node alone.
@@ -202,7 +216,7 @@ impl ReplicaSet {
             }
         }
         let aligned = Self::new(self.pg, self.epoch, self.min_in_sync, members);
-        Some(aligned)
+        Some(aligned.with_power_lost(self.power_lost))
     }
 
     /// Whether the node is a cluster of its own: no other map is ever on its way.

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::overlap::Overlap;
+use super::unflushed::Unflushed;
 use super::watermark::{LANES_MAX, Watermark};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::{Epoch, Generation};
@@ -100,6 +101,8 @@ pub struct VolumeState {
     revoked: AtomicBool,
     /// Requests in flight, if the volume is replicated.
     pub(super) overlap: OnceLock<Overlap>,
+    /// What a loss of power of all replicas would take, if the volume is replicated.
+    pub(super) unflushed: Unflushed,
     /// Draws write versions; holds the generation.
     pub(super) watermark: Watermark,
     counters: Box<[LaneCounters]>,
@@ -120,6 +123,7 @@ impl VolumeState {
             durable_writes: AtomicBool::new(params.durability == Durability::Write),
             revoked: AtomicBool::new(false),
             overlap: OnceLock::new(),
+            unflushed: Unflushed::new(params.epoch),
             watermark: Watermark::new(params.generation, LANES_MAX),
             counters: (0..LANES_MAX).map(|_| LaneCounters::default()).collect(),
         }

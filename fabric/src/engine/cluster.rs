@@ -47,6 +47,8 @@ pub struct GroupView {
     pub min_in_sync: usize,
     /// Its replicas, one for each node at most.
     pub members: Vec<Member>,
+    /// See [`ReplicaSet::power_lost`].
+    pub power_lost: Epoch,
     /// Number of this node's device that holds one of them.
     pub device: Option<u64>,
 }
@@ -234,7 +236,10 @@ impl Cluster {
         let mut sets: Vec<ReplicaSet> = view
             .groups
             .into_iter()
-            .map(|g| ReplicaSet::new(g.pg, g.epoch, g.min_in_sync, g.members))
+            .map(|g| {
+                let set = ReplicaSet::new(g.pg, g.epoch, g.min_in_sync, g.members);
+                set.with_power_lost(g.power_lost)
+            })
             .collect();
         sets.sort_unstable_by_key(|set| set.pg().0);
         *map = Map {

@@ -107,6 +107,10 @@ impl FabricEngine {
                     %pg, %node, ?chunk, block,
                     "a replica's block was damaged and has been written again from another one"
                 ),
+                ClientAction::UnflushedLost { layer } => tracing::error!(
+                    ?layer,
+                    "all replicas had lost power, and writes that the guest had not flushed may be gone: its flush was failed to tell it"
+                ),
             }
         }
     }

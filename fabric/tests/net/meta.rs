@@ -359,6 +359,7 @@ impl State {
                 pg: *pg,
                 epoch: Epoch(*epoch),
                 min_in_sync: self.min_in_sync,
+                power_lost: Epoch(0),
                 members: members.clone(),
                 device: members
                     .iter()

@@ -98,6 +98,7 @@ impl World {
                     pg: set.pg(),
                     epoch: Epoch(self.epoch),
                     min_in_sync: set.min_in_sync(),
+                    power_lost: set.power_lost(),
                     members: set.members().to_vec(),
                     device: Some(*id),
                 }],

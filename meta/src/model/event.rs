@@ -143,6 +143,11 @@ pub enum Happening {
         /// The pool.
         pool: Name,
     },
+    /// All replicas in sync of some groups had lost power: what was not flushed may be gone.
+    UnflushedLost {
+        /// The pool.
+        pool: Name,
+    },
     /// Replicas began to move to other devices.
     RebalanceStarted {
         /// The pool.
@@ -201,6 +206,10 @@ impl fmt::Display for Happening {
                 "pool {pool}: writes to {groups} placement groups wait for more replicas in sync"
             ),
             Self::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
+            Self::UnflushedLost { pool } => write!(
+                f,
+                "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that ran on are told by their next flush"
+            ),
             Self::RebalanceStarted { pool, groups } => {
                 write!(f, "pool {pool}: {groups} placement groups began to move")
             }

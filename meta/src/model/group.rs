@@ -95,6 +95,9 @@ pub struct PlacementGroup {
     /// Devices that hold its chunks, in order of preference. Fewer than the pool's `replicas` while devices lack, more
     /// while some are leaving.
     pub members: Vec<Member>,
+    /// Epoch since when writes may be missing that were acknowledged before it and not flushed: all replicas in sync had
+    /// lost power. 0: never.
+    pub power_lost: Epoch,
 }
 
 impl PlacementGroup {
@@ -132,6 +135,8 @@ struct Stored {
     epoch: Epoch,
     #[serde(default)]
     members: Vec<Member>,
+    #[serde(default)]
+    power_lost: Epoch,
     /// Before members had a standing: their devices,
     #[serde(default)]
     replicas: Vec<DeviceId>,
@@ -160,6 +165,7 @@ impl From<Stored> for PlacementGroup {
             index: stored.index,
             epoch: stored.epoch,
             members,
+            power_lost: stored.power_lost,
         }
     }
 }
@@ -173,6 +179,9 @@ pub struct PoolHealth {
     pub waiting: u32,
     /// Groups that have a member which is leaving.
     pub moving: u32,
+    /// The newest [`PlacementGroup::power_lost`].
+    #[serde(default)]
+    pub power_lost: Epoch,
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The log of what happened: bounded, for people.
 
-use super::tables::{COUNTERS, EVENTS, POOL_HEALTH, POOLS, VOLUMES_BY_POOL};
+use super::tables::{COUNTERS, EVENTS, NODES, POOL_HEALTH, POOLS, VOLUMES_BY_POOL};
 use super::{Read, ReadError, Txn};
 use crate::ids::UnixMillis;
 use crate::model::{EVENTS_MAX, Event, Happening, PoolHealth};
@@ -27,6 +27,8 @@ pub(super) fn tell_health(
     if !txn.has_written(POOL_HEALTH.prefix()) {
         return Ok(());
     }
+    // The guests of a node that is alone lost power with it.
+    let has_peers = NODES.all(txn)?.len() > 1;
     for pool in POOLS.all(txn)? {
         // Nobody misses replicas of nothing.
         if VOLUMES_BY_POOL.first_below(txn, &pool.id)?.is_none() {
@@ -59,6 +61,9 @@ pub(super) fn tell_health(
                 None => Happening::PoolWritable { pool: name() },
             };
             push(txn, at, what)?;
+        }
+        if new.power_lost > old.power_lost && has_peers {
+            push(txn, at, Happening::UnflushedLost { pool: name() })?;
         }
         if let Some(now) = turned(|health| health.moving) {
             let what = match now {

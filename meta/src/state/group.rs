@@ -96,6 +96,7 @@ pub(super) fn save(
         count(&mut health, pool, old, -1);
     }
     count(&mut health, pool, &new, 1);
+    health.power_lost = health.power_lost.max(new.power_lost);
     POOL_HEALTH.put(txn, &pool.id, &health);
     PLACEMENT_GROUPS.put(txn, &(new.pool, new.index), &new);
     Ok(new)
@@ -288,7 +289,7 @@ fn changed(
                 device: *device,
                 incarnation: *incarnation,
             })?;
-            Ok(resettled(group, index, node, epoch))
+            Ok(resettled(view, group, index, node, epoch)?)
         }
         Change::StartSync {
             device,
@@ -364,13 +365,20 @@ fn check_resettle(
     }
 }
 
+/// With `authority`, in its present start, as the only replica that counts.
 fn resettled(
+    view: &dyn Read,
     group: &PlacementGroup,
     authority: usize,
     (node, incarnation): (NodeId, Incarnation),
     epoch: Epoch,
-) -> PlacementGroup {
+) -> Result<PlacementGroup, ReadError> {
     let mut new = group.clone();
+    let was = &group.members[authority];
+    let now = NODES.get(view, &node)?;
+    if !now.is_some_and(|now| kept_power(was, &now)) {
+        new.power_lost = epoch;
+    }
     for (index, member) in new.members.iter_mut().enumerate() {
         if index == authority {
             (member.node, member.incarnation) = (node, incarnation);
@@ -380,7 +388,12 @@ fn resettled(
             member.since = epoch;
         }
     }
-    new
+    Ok(new)
+}
+
+/// Whether a member that has come back has everything that it took, flushed or not.
+pub(crate) fn kept_power(member: &Member, now: &Node) -> bool {
+    member.node == now.id && now.kept_power_since(member.incarnation)
 }
 
 /// After a device was registered by a new start of its node: in groups where with it all members in sync have come back,
@@ -390,18 +403,24 @@ pub(super) fn resettle_complete(
     group: &PlacementGroup,
     epoch: Epoch,
 ) -> Result<Option<PlacementGroup>, ReadError> {
-    let mut authority = None;
+    let mut authority: Option<(bool, usize, (NodeId, Incarnation))> = None;
     for (index, member) in group.members.iter().enumerate() {
         if !member.is_in_sync() {
             continue;
         }
-        match returned(view, member)? {
-            Some(process) if authority.is_none() => authority = Some((index, process)),
-            Some(_) => {}
-            None => return Ok(None),
+        let Some(process) = returned(view, member)? else {
+            return Ok(None);
+        };
+        let now = NODES.get(view, &process.0)?;
+        // One that kept power lacks nothing.
+        let rank = now.is_some_and(|now| kept_power(member, &now));
+        if authority.is_none_or(|(best, ..)| rank && !best) {
+            authority = Some((rank, index, process));
         }
     }
-    Ok(authority.map(|(index, process)| resettled(group, index, process, epoch)))
+    authority
+        .map(|(_, index, process)| resettled(view, group, index, process, epoch))
+        .transpose()
 }
 
 fn sync_started(

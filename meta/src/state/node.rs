@@ -7,7 +7,7 @@ use super::tables::{
 use super::{Read, Stop, Txn, attachment, event, group, placement};
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
-use crate::model::{Device, Duty, Happening, Node, NodeState, Pool};
+use crate::model::{Device, Duty, Happening, Node, NodeState, Pool, STARTS_MAX};
 use crate::refusal::{GroupRefusal, MAX_ADDRESS_BYTES, MapRefusal, name};
 
 pub(super) fn register(
@@ -43,6 +43,8 @@ pub(super) fn register(
         control_address: spec.control_address.clone(),
         data_address: spec.data_address.clone(),
         version: spec.version.clone(),
+        boot: spec.boot.clone(),
+        starts: starts(old.as_ref(), spec),
         joined_at: old.as_ref().map_or(at, |node| node.joined_at),
     };
     if old.as_ref() == Some(&node) {
@@ -70,6 +72,20 @@ pub(super) fn register(
     Ok(Outcome::Node(node))
 }
 
+/// The starts since the boot that this one belongs to.
+fn starts(old: Option<&Node>, spec: &NodeSpec) -> Vec<Incarnation> {
+    let same_boot = |old: &&Node| !spec.boot.is_empty() && old.boot == spec.boot;
+    let mut starts = old
+        .filter(same_boot)
+        .map_or_else(Vec::new, |old| old.starts.clone());
+    if starts.last() != Some(&spec.incarnation) {
+        starts.push(spec.incarnation);
+    }
+    let forgotten = starts.len().saturating_sub(STARTS_MAX);
+    starts.drain(..forgotten);
+    starts
+}
+
 /// Who was only away takes its share again.
 fn active_again(node: Option<&Node>) -> Duty {
     match node.map(|node| node.duty) {
@@ -91,7 +107,12 @@ fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
     for label in [&spec.labels.host, &spec.labels.rack].into_iter().flatten() {
         name(label)?;
     }
-    let texts = [&spec.control_address, &spec.data_address, &spec.version];
+    let texts = [
+        &spec.control_address,
+        &spec.data_address,
+        &spec.version,
+        &spec.boot,
+    ];
     if let Some(text) = texts
         .into_iter()
         .find(|text| text.len() > MAX_ADDRESS_BYTES)

@@ -167,6 +167,7 @@ pub(super) fn place(txn: &mut Txn<'_>, pool: &Pool, epoch: Epoch) -> Result<(), 
             index: PgIndex(index),
             epoch: old.as_ref().map_or(epoch, |group| group.epoch),
             members,
+            power_lost: old.as_ref().map_or(Epoch(0), |group| group.power_lost),
         };
         group::save(txn, pool, old.as_ref(), new, epoch)?;
     }

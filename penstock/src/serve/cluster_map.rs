@@ -43,6 +43,7 @@ fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
                 pg: PgId(group.id().to_u64()),
                 epoch: Epoch(group.epoch.0),
                 min_in_sync: usize::from(pool.min_in_sync),
+                power_lost: Epoch(group.power_lost.0),
                 device: here.map(|(_, device)| device.0),
                 members: members.into_iter().map(|(member, _)| member).collect(),
             });

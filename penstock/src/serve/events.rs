@@ -84,6 +84,7 @@ impl Node {
             | Happening::PoolRecovered { pool }
             | Happening::PoolWaiting { pool, .. }
             | Happening::PoolWritable { pool }
+            | Happening::UnflushedLost { pool }
             | Happening::RebalanceStarted { pool, .. }
             | Happening::RebalanceEnded { pool } => format!("pool {pool}"),
         }

@@ -150,6 +150,18 @@ async fn shutdown(node: MetaNode) {
     }
 }
 
+/// Identity of the machine's boot; empty, with a word in the log, if the kernel does not tell.
+fn boot_id() -> String {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    match std::fs::read_to_string(PATH) {
+        Ok(id) => id.trim().to_owned(),
+        Err(error) => {
+            tracing::warn!(%error, "cannot read {PATH}: each start counts as one after a loss of power");
+            String::new()
+        }
+    }
+}
+
 fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -> MetaConfig {
     let record = &identity.record;
     let cluster = record.cluster;
@@ -163,6 +175,7 @@ fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -
             control_address: settings.control().to_string(),
             data_address: settings.data().to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            boot: boot_id(),
         },
         address: settings.control().to_string(),
         start: match record.founding {

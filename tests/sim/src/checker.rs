@@ -171,6 +171,14 @@ struct Volume {
     reading: Vec<Stamp>,
     /// When its sectors were last taken back, by sector range.
     rolled_back: Stamp,
+    /// When the lease came to its holder: what was acknowledged before, that one does not know of.
+    opened: Stamp,
+    /// Up to when writes were acknowledged that a loss of power may have taken. A flush that comes after it must fail.
+    owed: Option<Stamp>,
+    /// No flush has ended well since the last loss of power: one may fail.
+    may_fail: bool,
+    /// When a flush last failed: those under way then may fail, too.
+    told: Stamp,
 }
 
 /// Histories of all volumes. See the module.
@@ -321,10 +329,45 @@ impl Checker {
         Begun { start: self.tick() }
     }
 
+    /// The volume has another holder.
+    pub fn open(&mut self, volume: usize) {
+        let now = self.tick();
+        let of = &mut self.volumes[volume];
+        of.opened = now;
+        of.owed = None;
+    }
+
     /// A flush ended well: what was acknowledged before its start is durable.
-    pub fn end_flush(&mut self, volume: usize, begun: Begun) {
+    pub fn end_flush(&mut self, volume: usize, begun: Begun) -> Result<(), String> {
         let of = &mut self.volumes[volume];
         of.flushed = of.flushed.max(begun.start);
+        // One that was under way while power was lost may have been done just before.
+        of.owed = of
+            .owed
+            .filter(|&owed| begun.start > of.rolled_back || owed > begun.start);
+        match of.owed {
+            Some(owed) if begun.start > of.rolled_back => Err(format!(
+                "invariant Durable: volume {volume}: a flush begun at {} ended well, and writes acknowledged up to {owed} were lost with the power at {}",
+                begun.start, of.rolled_back
+            )),
+            _ => {
+                of.may_fail &= begun.start <= of.rolled_back;
+                Ok(())
+            }
+        }
+    }
+
+    /// A flush failed; true if a loss of power explains it.
+    pub fn fail_flush(&mut self, volume: usize, begun: Begun) -> bool {
+        let now = self.tick();
+        let of = &mut self.volumes[volume];
+        let explained = of.may_fail || begun.start < of.told;
+        if of.may_fail {
+            of.may_fail = false;
+            of.owed = None;
+            of.told = now;
+        }
+        explained
     }
 
     /// All replicas of these sectors lost what was not flushed.
@@ -332,8 +375,11 @@ impl Checker {
         let now = self.tick();
         let of = &mut self.volumes[volume];
         of.rolled_back = now;
+        of.may_fail = true;
+        let covered = of.flushed.max(of.opened);
         for (sector, register) in (0..).zip(&mut of.registers) {
             if concerned(sector) {
+                of.owed = of.owed.max(register.unflushed(covered));
                 register.roll_back(now, of.flushed);
             }
         }
@@ -458,6 +504,12 @@ impl Register {
             self.clusters.retain(|c| !c.is_left_over());
         }
         Ok(())
+    }
+
+    /// When the last of its writes was acknowledged that came after `covered` and is not durable.
+    fn unflushed(&self, covered: Stamp) -> Option<Stamp> {
+        let acked = self.clusters.iter().filter(|c| !c.fua).map(|c| c.acked);
+        acked.filter(|&at| at != NEVER && at > covered).max()
     }
 
     fn roll_back(&mut self, now: Stamp, flushed: Stamp) {

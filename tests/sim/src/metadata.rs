@@ -15,6 +15,7 @@ use meta::{
 };
 use uuid::Uuid;
 
+use crate::mutation::Mutation;
 use crate::plan::Plan;
 use crate::queue::{At, Span};
 
@@ -33,6 +34,8 @@ pub struct Group {
     pub members: Vec<Member>,
     /// Members that go once the others are in sync.
     pub leaving: Vec<NodeId>,
+    /// See [`ReplicaSet::power_lost`].
+    pub power_lost: Epoch,
 }
 
 /// A change of the map, for the invariants.
@@ -67,6 +70,7 @@ pub struct Metadata {
     pool: PoolId,
     min_in_sync: usize,
     replicas: usize,
+    mutation: Option<Mutation>,
     groups: Vec<Group>,
     /// Reports that wait for a witness, and since when.
     reports: Vec<(Report, At)>,
@@ -100,11 +104,18 @@ fn volume_name(volume: usize) -> String {
     format!("v{volume}")
 }
 
-fn register(node: usize, incarnation: Incarnation, replaces: u64, now: At) -> [Command; 2] {
+/// A start of a process, on a machine that has been booted so often.
+fn register(
+    node: usize,
+    (incarnation, boots): (Incarnation, usize),
+    replaces: u64,
+    now: At,
+) -> [Command; 2] {
     let incarnation = meta::Incarnation(incarnation.0);
     let spec = NodeSpec {
         roles: [Role::Storage].into(),
         incarnation,
+        boot: format!("boot {boots}"),
         ..NodeSpec::new(node_id(node), format!("n{node}"))
     };
     let device = DeviceSpec {
@@ -138,6 +149,7 @@ impl Metadata {
             pool: PoolId(0),
             min_in_sync: plan.min_in_sync,
             replicas: plan.replicas,
+            mutation: plan.mutation,
             groups: Vec::new(),
             reports: Vec::new(),
             changes: Vec::new(),
@@ -162,7 +174,7 @@ impl Metadata {
         }
         let members = incarnations.len() - plan.spares;
         for (node, incarnation) in incarnations[..members].iter().enumerate() {
-            for command in register(node, *incarnation, 0, At(0)) {
+            for command in register(node, (*incarnation, 0), 0, At(0)) {
                 this.must(command);
             }
         }
@@ -213,12 +225,10 @@ impl Metadata {
     /// The map as clients take it.
     pub fn sets(&self) -> Vec<ReplicaSet> {
         let set = |(pg, group): (u64, &Group)| {
-            ReplicaSet::new(
-                PgId(pg),
-                group.epoch,
-                self.min_in_sync,
-                group.members.clone(),
-            )
+            let members = group.members.clone();
+            let set = ReplicaSet::new(PgId(pg), group.epoch, self.min_in_sync, members);
+            let is_told = self.mutation != Some(Mutation::KeepQuietOfLoss);
+            set.with_power_lost(if is_told { group.power_lost } else { Epoch(0) })
         };
         (0..).zip(&self.groups).map(set).collect()
     }
@@ -247,6 +257,7 @@ impl Metadata {
         let group = |group: &Arc<meta::PlacementGroup>| Group {
             epoch: Epoch(group.epoch.0),
             members: group.members.iter().map(member).collect(),
+            power_lost: Epoch(group.power_lost.0),
             leaving: group
                 .members
                 .iter()
@@ -278,8 +289,13 @@ impl Metadata {
         self.reports.clear();
     }
 
-    /// A process lives. What it has to tell: that it has started, unless that is known.
-    pub fn heard(&mut self, node: usize, incarnation: Incarnation, now: At) -> Vec<Command> {
+    /// A process lives. What it has to tell: that it has started, on a machine that has been booted so often, unless that is known.
+    pub fn heard(
+        &mut self,
+        node: usize,
+        (incarnation, boots): (Incarnation, usize),
+        now: At,
+    ) -> Vec<Command> {
         let id = node_id(node);
         let claimed = meta::Incarnation(incarnation.0);
         self.watch.heard(id, claimed, clock(now));
@@ -291,7 +307,7 @@ impl Metadata {
         if known == incarnation.0 && served {
             return Vec::new();
         }
-        register(node, incarnation, known, now).into()
+        register(node, (incarnation, boots), known, now).into()
     }
 
     /// A client gave a replica up, by the map that it has.

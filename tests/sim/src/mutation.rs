@@ -27,6 +27,8 @@ pub enum Mutation {
     DeltaLogFromDeparture,
     /// A new lease leaves what its predecessor had in flight as it is.
     NoSettlement,
+    /// Clients are not told that all replicas had lost power.
+    KeepQuietOfLoss,
 }
 
 /// Newest version that a replica has stored of each layer.

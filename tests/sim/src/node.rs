@@ -258,6 +258,11 @@ impl Node {
         self.paused_until = At(0);
     }
 
+    /// How often its machine has been booted again.
+    pub fn boots(&self) -> usize {
+        self.power_losses.len()
+    }
+
     /// Whether power was lost after `from` had started and before `to` had.
     pub fn lost_power_between(&self, from: Incarnation, to: Incarnation) -> bool {
         self.power_losses.iter().any(|i| (from..to).contains(i))

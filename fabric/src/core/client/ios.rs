@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Client, TRANSFER_BYTES_MAX, changes_data};
+use super::{Client, ClientAction, TRANSFER_BYTES_MAX, changes_data};
+use crate::core::unflushed::FlushMark;
 use crate::core::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
@@ -32,6 +33,8 @@ pub(super) struct GuestIo {
     pub(super) maps: u64,
     /// Some replica did not do it.
     pub(super) failed_somewhere: bool,
+    /// Of a flush.
+    pub(super) mark: FlushMark,
     /// Range requests: what is not cut into pieces yet. A flush counts groups.
     pub(super) cursor: u64,
     pub(super) end: u64,
@@ -55,6 +58,7 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     entered: false,
     maps: 0,
     failed_somewhere: false,
+    mark: FlushMark::NONE,
     cursor: 0,
     end: 0,
     open: 0,
@@ -120,6 +124,12 @@ impl Client {
             entered: false,
             maps: self.maps,
             failed_somewhere: false,
+            mark: match request.op {
+                Op::Flush if self.replicated => volume
+                    .unflushed
+                    .begin(self.places.power_lost(volume.layer())),
+                _ => FlushMark::NONE,
+            },
             cursor,
             end,
             open: 0,
@@ -128,6 +138,28 @@ impl Client {
             newer: NONE,
         };
         Some(io)
+    }
+
+    /// A request ends, well as far as replicas are concerned or not: notes what is not flushed now, or finds that a flush was
+    /// in vain.
+    #[inline]
+    pub(super) fn conclude(&mut self, io: u32) {
+        let state = self.ios[io];
+        if !self.replicated || state.error.is_some() || state.op == Op::Read {
+            return;
+        }
+        let volume = &self.local(state.volume).state;
+        let known = self.places.power_lost(volume.layer());
+        if state.op != Op::Flush {
+            if !state.fua {
+                volume.unflushed.acknowledge(known);
+            }
+        } else if !volume.unflushed.end(state.mark, known) {
+            let layer = volume.layer();
+            self.actions
+                .push_back(ClientAction::UnflushedLost { layer });
+            self.ios[io].error = Some(IoError::Device(libc::EIO));
+        }
     }
 
     #[inline]

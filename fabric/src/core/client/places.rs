@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Group;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::{PgId, placement};
+use crate::proto::{Epoch, PgId, placement};
 
 /// A pool's groups lie one after another, by index.
 #[derive(Debug, Clone, Copy)]
@@ -12,6 +12,8 @@ struct Pool {
     number: u32,
     first: u16,
     groups: u16,
+    /// Newest of its groups'.
+    power_lost: Epoch,
 }
 
 /// Where in a client's table of groups those of each pool are.
@@ -36,11 +38,13 @@ impl Places {
                         "a pool's groups have no gaps"
                     );
                     pool.groups += 1;
+                    pool.power_lost = pool.power_lost.max(group.set.power_lost());
                 }
                 _ => pools.push(Pool {
                     number,
                     first: u16::try_from(at).expect("a client has at most 65535 groups"),
                     groups: 1,
+                    power_lost: group.set.power_lost(),
                 }),
             }
         }
@@ -87,6 +91,14 @@ impl Places {
             return 0..1;
         }
         self.pool(placement::pool_of(layer)).map_or(0..0, range)
+    }
+
+    /// Under which map all replicas of some of its pool's groups had last lost power, see
+    /// [`ReplicaSet::power_lost`](crate::core::membership::ReplicaSet::power_lost).
+    #[inline]
+    pub(super) fn power_lost(&self, layer: LayerId) -> Epoch {
+        self.pool(placement::pool_of(layer))
+            .map_or(Epoch(0), |pool| pool.power_lost)
     }
 
     /// Positions of each pool's groups.

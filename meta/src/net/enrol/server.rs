@@ -224,6 +224,8 @@ impl Desk {
             control_address: question.control_address,
             data_address: question.data_address,
             version: question.version,
+            // It says so itself once it runs.
+            boot: String::new(),
         };
         // The leader finds it by that, and sends it the metadata once it runs.
         let register = Command::RegisterNode {

@@ -51,6 +51,8 @@ fn node(id: u64) -> Node {
         control_address: String::new(),
         data_address: String::new(),
         version: String::new(),
+        boot: String::new(),
+        starts: Vec::new(),
         joined_at: UnixMillis(0),
     }
 }

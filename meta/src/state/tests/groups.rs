@@ -59,9 +59,21 @@ impl World {
     }
 
     fn start(&mut self, node: u64, incarnation: u64) {
+        self.start_in("", node, incarnation);
+    }
+
+    /// The same as [`restart`](Self::restart) on a machine in its boot of this identity.
+    fn restart_in(&mut self, boot: &str, node: u64, incarnation: u64) {
+        self.start_in(boot, node, incarnation);
+        self.serve(node, incarnation);
+    }
+
+    /// A start on a machine in its boot of this identity.
+    fn start_in(&mut self, boot: &str, node: u64, incarnation: u64) {
         let known = tables::NODES.get(&self.records, &NodeId(node)).unwrap();
         let node = NodeSpec {
             incarnation: Incarnation(incarnation),
+            boot: boot.to_owned(),
             ..NodeSpec::new(NodeId(node), known.as_ref().unwrap().name.to_string())
         };
         let replaces = known.unwrap().incarnation;
@@ -76,6 +88,10 @@ impl World {
     /// The process of a node starts again, and opens its device, which has the node's number.
     fn restart(&mut self, node: u64, incarnation: u64) {
         self.start(node, incarnation);
+        self.serve(node, incarnation);
+    }
+
+    fn serve(&mut self, node: u64, incarnation: u64) {
         self.run(&Command::RegisterDevice {
             device: device(node, node),
             incarnation: Incarnation(incarnation),
@@ -361,6 +377,45 @@ fn after_all_restarted_the_first_is_the_authority_once_the_last_is_back() {
     assert_eq!(authority.len(), 1);
     assert_eq!(authority[0].incarnation.0, authority[0].device.0 + 10);
     assert_eq!(authority[0].since, world.group(id).epoch);
+}
+
+/// All three are started in these boots and brought in sync, and all started once more in those. The group then, and its epoch before.
+fn settled_after(before: [&str; 3], after: [&str; 3]) -> (PlacementGroup, Epoch) {
+    let (mut world, id) = three();
+    for (boot, node) in before.into_iter().zip(1..) {
+        world.restart_in(boot, node, 10 + node);
+    }
+    let out = world.standings(id).into_iter().filter(|(_, s)| *s == Out);
+    for (node, _) in out.collect::<Vec<_>>() {
+        world.sync(id, node, 10 + node).unwrap();
+        world.promote(id, node).unwrap();
+    }
+    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (3, InSync)]);
+    let epoch = world.group(id).epoch;
+    for (boot, node) in after.into_iter().zip(1..) {
+        world.restart_in(boot, node, 20 + node);
+    }
+    assert_eq!(world.group(id).in_sync().count(), 1);
+    (world.group(id), epoch)
+}
+
+#[test]
+fn after_a_loss_of_power_the_map_says_so_and_after_a_restart_not() {
+    let (group, before) = settled_after(["a", "b", "c"], ["x", "y", "z"]);
+    assert_eq!(group.power_lost, group.epoch, "all were booted again");
+    assert!(group.power_lost > before);
+    let (group, before) = settled_after(["a", "b", "c"], ["a", "b", "c"]);
+    assert!(group.power_lost < before, "all were only started again");
+    let (group, before) = settled_after(["", "", ""], ["", "", ""]);
+    assert!(group.power_lost > before, "nobody knows");
+}
+
+#[test]
+fn who_kept_its_power_is_made_the_authority() {
+    let (group, before) = settled_after(["a", "b", "c"], ["x", "y", "c"]);
+    let authority = group.in_sync().next().unwrap();
+    assert_eq!(authority.device, DeviceId(3));
+    assert!(group.power_lost < before);
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Bench {
 
     fn flush(&mut self) {
         let begun = self.0.begin_flush();
-        self.0.end_flush(0, begun);
+        self.0.end_flush(0, begun).unwrap();
     }
 
     fn power_loss(&mut self) {
@@ -222,7 +222,7 @@ fn a_flush_covers_only_what_was_acknowledged_before_it_began() {
     bench.flush();
     let flush = bench.0.begin_flush();
     bench.write(B);
-    bench.0.end_flush(0, flush);
+    bench.0.end_flush(0, flush).unwrap();
     bench.power_loss();
     bench.read(A).unwrap();
 }
@@ -263,4 +263,31 @@ fn content_names_its_place_and_its_write() {
     assert_eq!(tags_of(&bytes, 1, 6, &mut tags), Err(6), "another place's");
     bytes[700] ^= 1;
     assert_eq!(tags_of(&bytes, 1, 7, &mut tags), Err(8));
+}
+
+#[test]
+fn a_flush_after_writes_were_lost_with_the_power_must_fail_once() {
+    let mut bench = Bench::new();
+    bench.write(A);
+    bench.power_loss();
+    let flush = bench.0.begin_flush();
+    assert!(bench.0.end_flush(0, flush).is_err());
+    assert!(bench.0.fail_flush(0, flush), "it was the one");
+    let flush = bench.0.begin_flush();
+    assert_eq!(bench.0.end_flush(0, flush), Ok(()));
+    assert!(!bench.0.fail_flush(0, flush), "nothing is left to tell");
+}
+
+#[test]
+fn a_flush_after_a_loss_of_what_was_flushed_may_succeed() {
+    let mut bench = Bench::new();
+    bench.write(A);
+    bench.flush();
+    bench.power_loss();
+    bench.flush();
+    // Another holder of the lease knows of nothing.
+    bench.write(B);
+    bench.power_loss();
+    bench.0.open(0);
+    bench.flush();
 }

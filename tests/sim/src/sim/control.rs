@@ -83,7 +83,8 @@ impl Sim {
         }
         match word {
             Word::Beat(node, incarnation) => {
-                let news = self.meta.heard(node, incarnation, self.now);
+                let start = (incarnation, self.nodes[node].boots());
+                let news = self.meta.heard(node, start, self.now);
                 let known = news.is_empty();
                 self.propose(news);
                 if known {

@@ -81,6 +81,7 @@ impl Sim {
         self.next_slot += 1;
         let state = VolumeState::new(self.next_name, self.next_slot, &params);
         self.hosts[host].volumes.insert(volume, Arc::new(state));
+        self.checker.open(volume);
     }
 
     pub(super) fn on_guest(&mut self, guest: usize) {
@@ -199,6 +200,14 @@ impl Sim {
                         self.note_repaired(host, node, chunk, block);
                         continue;
                     }
+                    ClientAction::UnflushedLost { layer } => {
+                        self.trace.note(self.now, &[37, host as u64, layer.0], || {
+                            format!(
+                                "host {host} tells a guest of {layer:?} that its writes were lost"
+                            )
+                        });
+                        continue;
+                    }
                 };
                 self.note_report(host, pg, node, epoch);
             }
@@ -258,7 +267,13 @@ impl Sim {
             Err(error) => {
                 self.ops.1 += 1;
                 self.abandon(volume, &op);
-                self.check_error(guest, error);
+                let is_told = op.op == Op::Flush
+                    && op
+                        .begun
+                        .is_some_and(|begun| self.checker.fail_flush(volume, begun));
+                if !is_told {
+                    self.check_error(guest, error);
+                }
             }
         }
         self.ledger.forget(op.tag.0);
@@ -271,7 +286,9 @@ impl Sim {
         let begun = op.begun.expect("it was submitted");
         let verdict = match op.op {
             Op::Flush => {
-                self.checker.end_flush(volume, begun);
+                if let Err(what) = self.checker.end_flush(volume, begun) {
+                    self.fail(what);
+                }
                 Ok(())
             }
             Op::Read => {

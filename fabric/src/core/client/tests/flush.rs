@@ -87,3 +87,60 @@ fn a_flush_during_which_a_map_changed_goes_to_each_group() {
     assert_eq!(bench.done[&1], Ok(()));
     bench.assert_idle();
 }
+
+/// A map by which the group has one replica in sync, after all had lost power.
+fn after_power_loss(pg: u64) -> ReplicaSet {
+    set_of(pg, 9, &[(1, IN), (2, OUT), (3, OUT)]).with_power_lost(Epoch(9))
+}
+
+#[test]
+fn the_flush_after_a_loss_of_power_of_all_fails_once() {
+    let mut bench = bench(vec![set_of(0, 1, &FIRST)]);
+    bench.write(1, 0, 4096);
+    (0..3).for_each(|nth| bench.answer(nth, Ok(())));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.map(after_power_loss(0));
+    assert_eq!(bench.submit(2, Op::Flush, 0, 0), Submit::Pending);
+    bench.answer(3, Ok(()));
+    assert_eq!(bench.done[&2], Err(IoError::Device(libc::EIO)));
+    let told = ClientAction::UnflushedLost { layer: LayerId(5) };
+    assert_eq!(bench.client.poll_action(), Some(told));
+    assert_eq!(bench.submit(3, Op::Flush, 0, 0), Submit::Pending);
+    bench.answer(4, Ok(()));
+    assert_eq!(bench.done[&3], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn a_flush_that_is_under_way_while_all_lose_power_fails() {
+    let mut bench = bench(vec![set_of(0, 1, &FIRST)]);
+    bench.write(1, 0, 4096);
+    (0..3).for_each(|nth| bench.answer(nth, Ok(())));
+    assert_eq!(bench.submit(2, Op::Flush, 0, 0), Submit::Pending);
+    bench.map(after_power_loss(0));
+    (3..6).for_each(|nth| bench.answer(nth, Ok(())));
+    // It has gone to the group anew.
+    for nth in 6..bench.script.sent.len() {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.done[&2], Err(IoError::Device(libc::EIO)));
+    bench.assert_idle();
+}
+
+#[test]
+fn what_needs_no_flush_is_not_lost_with_the_power() {
+    let mut bench = bench(vec![set_of(0, 1, &FIRST)]);
+    let write = bench.submit(1, Op::Write { fua: true }, 0, 4096);
+    assert_eq!(write, Submit::Pending);
+    (0..3).for_each(|nth| bench.answer(nth, Ok(())));
+    // Under way meanwhile, and so sent again to who is left.
+    bench.discard(2, 8192, 4096);
+    bench.map(after_power_loss(0));
+    for nth in 3..bench.script.sent.len() {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.submit(3, Op::Flush, 0, 0), Submit::Pending);
+    bench.answer(bench.script.sent.len() - 1, Ok(()));
+    assert_eq!(bench.done[&3], Ok(()));
+    bench.assert_idle();
+}
