@@ -207,6 +207,12 @@ impl Client {
         all.map(|&count| u64::from(count)).sum()
     }
 
+    /// What is kept for requests in flight, of whatever kind: nothing while there is none.
+    pub fn left_over(&self) -> u64 {
+        let kept = self.pieces.taken() + self.held.len() + self.private_bytes + self.repairs;
+        self.unanswered() + kept as u64 + self.actions.len() as u64
+    }
+
     /// Requests that a replica of a group has not answered.
     pub fn in_flight_at(&self, pg: PgId, node: NodeId) -> u32 {
         self.groups

@@ -296,8 +296,10 @@ impl Group {
             return;
         };
         let mut stay = self.stay();
-        // Under the lock: a new stay clears what is marked before it says that it began.
-        if since.0 == self.since.load(Ordering::Acquire) {
+        // Under the lock: a new stay clears what is marked before it says that it began, and a promotion what nobody asks for
+        // any more.
+        let syncing = self.standing() == Standing::Syncing;
+        if syncing && since.0 == self.since.load(Ordering::Acquire) {
             let (first, end) = extent.whole;
             stay.mark(extent.chunk, first..end, |t| &mut t.stored);
         }
@@ -314,6 +316,13 @@ impl Group {
         let mut stay = self.stay();
         *stay.compared.entry(leaf.chunk_key()).or_default() |= 1 << leaf.leaf;
         stay.wanted.retain(|wanted| *wanted != leaf);
+    }
+
+    /// Entries that are kept for a comparison: none unless this replica is syncing.
+    pub fn kept(&self) -> usize {
+        let stay = self.stay();
+        let pages = stay.touched.len() + stay.compared.len() + stay.wanted.len();
+        pages + stay.fenced.len() + stay.to_fence.len()
     }
 
     /// Every page does.

@@ -158,6 +158,9 @@ pub struct Settle {
     epoch: Epoch,
     phase: Phase,
     lists: BTreeMap<NodeId, List>,
+    /// What replicas have told, in earlier attempts, too: one that told and left since may have been the source of another, which
+    /// has what it had, and does not know that it is unresolved.
+    told: BTreeMap<LeafKey, (usize, usize)>,
     /// Pages to be settled, with a range of blocks.
     pages: VecDeque<(LeafKey, usize, usize)>,
     current: Option<Current>,
@@ -195,6 +198,7 @@ impl Settle {
             epoch: Epoch(0),
             phase: Phase::Fence,
             lists: BTreeMap::new(),
+            told: BTreeMap::new(),
             pages: VecDeque::new(),
             current: None,
             memory,
@@ -309,7 +313,7 @@ impl Settle {
         self.pages.clear();
         self.current = None;
         self.again = false;
-        self.lists.clear();
+        self.gather();
         let newest = self.sets.iter().map(ReplicaSet::epoch).max();
         self.epoch = newest.unwrap_or_default();
         let nodes = self.receiving_nodes();
@@ -343,6 +347,9 @@ impl Settle {
         match last {
             Purpose::Fence(_) => {
                 self.gather();
+                let page =
+                    |(leaf, (first, end)): (&LeafKey, &(usize, usize))| (*leaf, *first, *end);
+                self.pages = self.told.iter().map(page).collect();
                 self.phase = Phase::Blocks;
                 self.next_page(places);
             }
@@ -359,9 +366,9 @@ impl Settle {
         }
     }
 
-    /// Turns the lists into pages.
+    /// Adds the lists to the pages that are known.
     fn gather(&mut self) {
-        let mut pages: BTreeMap<LeafKey, (usize, usize)> = BTreeMap::new();
+        let pages = &mut self.told;
         let layer = self.layer;
         let mut add = |chunk: u32, first: u32, end: u32| {
             for leaf in first / LEAF_BLOCKS..end.div_ceil(LEAF_BLOCKS) {
@@ -395,8 +402,6 @@ impl Settle {
             }
         }
         self.lists.clear();
-        let page = |(leaf, (first, end))| (leaf, first, end);
-        self.pages = pages.into_iter().map(page).collect();
     }
 
     fn next_page(&mut self, places: &dyn PlaceOf) {

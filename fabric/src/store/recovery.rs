@@ -1,6 +1,6 @@
 //! Formatting a device, and opening it after whatever happened to it.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use zerocopy::{FromZeros, IntoBytes};
@@ -409,7 +409,7 @@ impl Opening<'_> {
     fn load_leaves(
         &mut self,
         core: &mut ShardCore,
-        leaves: &HashSet<LeafKey>,
+        leaves: &BTreeSet<LeafKey>,
     ) -> Result<(), OpenError> {
         let stored: Vec<_> = leaves
             .iter()

@@ -7,7 +7,7 @@ use fabric::core::groups::Groups;
 use fabric::core::replica::{Handled, PeerId, Peers, Replica};
 use fabric::core::resync::rounds::Rounds;
 use fabric::core::unresolved::Unresolved;
-use fabric::proto::ids::LayerId;
+use fabric::proto::ids::{ChunkKey, LayerId};
 use fabric::proto::message::BlockStamp;
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Reply, Request,
@@ -404,14 +404,27 @@ impl Process {
         any
     }
 
-    /// What a block of a layer is, as its map tells; the store must be idle.
-    pub fn stamp(
+    /// What the blocks of a chunk are, as its map tells; the store must be idle.
+    pub fn stamps(
         &mut self,
         disk: &mut SimDisk,
-        layer: LayerId,
-        place: (u32, u32),
-    ) -> Result<BlockStamp, String> {
-        self.port.stamp(disk, layer, place)
+        chunk: ChunkKey,
+    ) -> Result<Vec<BlockStamp>, String> {
+        self.port.stamps(disk, chunk)
+    }
+
+    /// The chunks that the store has.
+    pub fn chunks(&self) -> Vec<ChunkKey> {
+        let next = |&(.., behind): &(LayerId, u32, u32)| self.core().next_chunk(behind);
+        let all = std::iter::successors(self.core().next_chunk(0), next);
+        all.map(|(layer, index, _)| ChunkKey { layer, index })
+            .collect()
+    }
+
+    /// What it keeps about comparisons in its groups.
+    pub fn kept_by_groups(&self, groups: usize) -> usize {
+        let groups = (0..groups as u64).filter_map(|pg| self.groups.get(PgId(pg)));
+        groups.map(|group| group.kept()).sum()
     }
 
     /// Lets the scrubber read every block once; what it finds bad. The store must be idle.

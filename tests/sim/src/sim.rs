@@ -1,6 +1,6 @@
 //! The machine: takes one event after the other, in an order that the seed decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use fabric::core::membership::ReplicaSet;
@@ -26,6 +26,7 @@ mod end;
 mod faults;
 mod guests;
 pub mod leases;
+mod leftovers;
 mod members;
 mod net;
 mod nodes;
@@ -213,6 +214,8 @@ pub struct Sim {
     /// Blocks that takeovers made agree.
     pub settled_blocks: u64,
     ops: (u64, u64),
+    /// Nodes that are or were members of groups.
+    been_members: BTreeSet<(PgId, usize)>,
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
 }
@@ -315,6 +318,7 @@ impl Sim {
             repaired: Vec::new(),
             settled_blocks: 0,
             ops: (0, 0),
+            been_members: BTreeSet::new(),
             failure: None,
         };
         sim.begin();
@@ -356,6 +360,7 @@ impl Sim {
         }
         self.after(PLAN_EVERY, Event::Plan);
         let (epoch, sets) = (self.meta.epoch(), self.meta.sets());
+        self.note_members();
         for node in 0..self.plan.nodes {
             self.on_node_map(node, epoch, &sets);
         }

@@ -56,3 +56,10 @@ fn a_seed_run_twice_gives_the_same_trace() {
     assert_eq!(first, second);
     assert_ne!(first[0].trace, first[1].trace);
 }
+
+/// Stores that are opened again and again: what recovery brings back must not depend on more than the disk.
+#[test]
+fn a_seed_with_many_restarts_run_twice_gives_the_same_trace() {
+    let run = |seed| Sim::drawn(seed, false, Plan::draw_rough).run();
+    assert_eq!(for_each_seed(130, 45, run), for_each_seed(130, 45, run));
+}

@@ -143,6 +143,19 @@ fn a_join_refuses_older_maps_and_never_newer_ones() {
     assert_eq!(admit(5), Ok(()), "another group");
 }
 
+/// A write may be noted before the promotion and done after it.
+#[test]
+fn nothing_is_kept_for_a_comparison_after_it() {
+    let groups = groups(Standing::Syncing);
+    let group = groups.get(PG).unwrap();
+    let first = request(5, write(0, 2 * BLOCK));
+    let since = groups.note(&first).unwrap();
+    assert!(group.kept() > 0);
+    groups.set(PG, Standing::InSync, since);
+    groups.stored(PG, &first.command, since);
+    assert_eq!(group.kept(), 0);
+}
+
 #[test]
 fn what_was_sent_before_a_stay_does_not_count_in_it() {
     let groups = groups(Standing::Syncing);

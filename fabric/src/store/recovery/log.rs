@@ -1,7 +1,7 @@
 //! Finding the log, proving what of it is there, and replaying it.
 
 use crate::checksum::crc32c;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use zerocopy::FromBytes;
 
@@ -169,8 +169,8 @@ fn proof(read: &ReadEntry, bytes: &[u8]) -> Vec<bool> {
 }
 
 impl Scan {
-    /// The map pages that the log changes.
-    pub(super) fn leaves(&self) -> HashSet<LeafKey> {
+    /// The map pages that the log changes, in an order that is the same each time: simulators count on it.
+    pub(super) fn leaves(&self) -> BTreeSet<LeafKey> {
         let entries = self.batches.iter().flat_map(|b| &b.entries);
         entries
             .map(|entry| entry.read.entry)

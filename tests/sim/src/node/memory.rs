@@ -46,6 +46,55 @@ fn list_of(iovecs: &IoVecs) -> &[libc::iovec] {
     unsafe { std::slice::from_raw_parts(iovecs.ptr, iovecs.len as usize) }
 }
 
+/// Alignment that a device may ask for.
+const PAGE: usize = 4096;
+/// What lies beside it is a multiple of this, as versions of blocks need.
+const BESIDE: usize = 16;
+
+/// Memory that lies at a page's begin or beside it, as the caller says. A store reads from its device straight into memory that is
+/// aligned: were that left to the allocator, a run would depend on those before it.
+pub struct Buffer {
+    memory: Box<[u8]>,
+    range: std::ops::Range<usize>,
+}
+
+impl Buffer {
+    /// So many bytes, each `fill`.
+    pub fn new(len: usize, fill: u8, aligned: bool) -> Self {
+        let memory = vec![fill; len + PAGE + BESIDE].into_boxed_slice();
+        let beside = if aligned { 0 } else { BESIDE };
+        let first = memory.as_ptr().align_offset(PAGE) + beside;
+        let range = first..first + len;
+        Self { memory, range }
+    }
+
+    /// The same as these.
+    pub fn of(bytes: &[u8], aligned: bool) -> Self {
+        let mut buffer = Self::new(bytes.len(), 0, aligned);
+        buffer.bytes_mut().copy_from_slice(bytes);
+        buffer
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory[self.range.clone()]
+    }
+
+    /// The bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.range.clone()]
+    }
+
+    /// A list that names it; it stays where it is while this lives.
+    pub fn list(&mut self) -> Box<[libc::iovec; 1]> {
+        let bytes = self.bytes_mut();
+        Box::new([libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        }])
+    }
+}
+
 /// The data that a command stores, as they are now.
 pub fn pick_up(mut command: Command) -> Box<[u8]> {
     let Use::Source(len) = usage(&command) else {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use fabric::core::fence::Fences;
-use fabric::core::groups::Groups;
+use fabric::core::groups::{Groups, LEAF_BLOCKS};
 use fabric::core::replica::store_op::{
     failure, list_chunks, operation, still_admitted, tell_fence,
 };
@@ -21,7 +21,7 @@ use fabric::store::api::{
 use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoVecs};
 use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
 
-use super::memory::{Use, buffers_of, usage};
+use super::memory::{Buffer, Use, buffers_of, usage};
 use super::{Parcel, Stored};
 
 /// Operations below this number are the replicas'; those above look in beside the data path.
@@ -38,7 +38,7 @@ pub enum For {
 
 /// A request's memory: what is written, or what is filled.
 struct Memory {
-    bytes: Box<[u8]>,
+    buffer: Buffer,
     /// Only named by the request.
     _list: Box<[libc::iovec; 1]>,
 }
@@ -62,7 +62,7 @@ pub struct Finished {
 impl Finished {
     /// What it filled.
     pub fn data(self) -> Option<Arc<[u8]>> {
-        self.memory.map(|m| m.bytes.into())
+        self.memory.map(|m| m.buffer.bytes().into())
     }
 }
 
@@ -79,6 +79,7 @@ pub struct Port {
     /// What the last request that was answered at once has filled.
     at_once: Option<Memory>,
     next: u64,
+    requests: u64,
     pub stored: Vec<Stored>,
 }
 
@@ -106,6 +107,7 @@ impl Port {
             incoming: None,
             at_once: None,
             next: 0,
+            requests: 0,
             stored: Vec::new(),
         }
     }
@@ -116,7 +118,7 @@ impl Port {
 
     /// Gives a request that came from far the memory it names.
     pub fn receive(&mut self, thread: usize, parcel: Parcel) -> Request {
-        let (request, memory) = with_memory(parcel);
+        let (request, memory) = self.with_memory(parcel);
         self.incoming = Some((thread, memory));
         request
     }
@@ -124,21 +126,46 @@ impl Port {
     /// What a request filled that was answered at once.
     pub fn take_at_once(&mut self) -> Option<Arc<[u8]>> {
         self.incoming = None;
-        self.at_once.take().map(|m| m.bytes.into())
+        self.at_once.take().map(|m| m.buffer.bytes().into())
     }
 
     /// Executes a command of a round of comparison, past all fences. `Some`: done at once.
     pub fn submit_local(&mut self, whom: For, parcel: Parcel) -> Option<Arc<[u8]>> {
-        let (request, memory) = with_memory(parcel);
+        let (request, memory) = self.with_memory(parcel);
         if let Command::ListChunks {
             cursor, buffers, ..
         } = request.command
         {
             self.list(request.pg, cursor, &buffers);
-            return Some(memory.bytes.into());
+            return Some(memory.buffer.bytes().into());
         }
         self.hold(whom, request, memory);
         None
+    }
+
+    /// The memory that a request names: one time aligned, one time not.
+    fn with_memory(&mut self, parcel: Parcel) -> (Request, Memory) {
+        let Parcel {
+            mut request, data, ..
+        } = parcel;
+        self.requests += 1;
+        let aligned = self.requests % 2 == 0;
+        let mut buffer = match usage(&request.command) {
+            Use::Destination(len) => Buffer::new(len, 0xa5, aligned),
+            _ => Buffer::of(&data, aligned),
+        };
+        let list = buffer.list();
+        if let Some(buffers) = buffers_of(&mut request.command) {
+            *buffers = IoVecs {
+                ptr: list.as_ptr(),
+                len: 1,
+            };
+        }
+        let memory = Memory {
+            buffer,
+            _list: list,
+        };
+        (request, memory)
     }
 
     fn hold(&mut self, whom: For, request: Request, memory: Memory) {
@@ -253,9 +280,14 @@ impl Port {
             u32::from_le_bytes(sector[..4].try_into().expect("a sector has 4 bytes"))
         };
         match held.request.command {
-            Command::Write { .. } => stored(at, u64::from(len), tag_of(&held.memory.bytes)),
+            Command::Write { .. } => stored(at, u64::from(len), tag_of(held.memory.buffer.bytes())),
             Command::Restore { .. } => {
-                for sector in held.memory.bytes.chunks_exact(SECTOR_BYTES as usize) {
+                for sector in held
+                    .memory
+                    .buffer
+                    .bytes()
+                    .chunks_exact(SECTOR_BYTES as usize)
+                {
                     stored(at, SECTOR_BYTES, tag_of(sector));
                     at += SECTOR_BYTES;
                 }
@@ -273,49 +305,47 @@ impl Port {
         (offset, len): (u32, u32),
     ) -> Result<Vec<u8>, String> {
         assert_eq!(self.core.in_flight(), 0, "only while the store is idle");
-        let mut bytes = vec![0; len as usize];
-        let list = [libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        }];
+        let mut buffer = Buffer::new(len as usize, 0, true);
+        let list = buffer.list();
         let op = StoreOp::Read {
             layers: &[layer],
             chunk,
             offset,
-            iovecs: &list,
+            iovecs: &*list,
         };
         // SAFETY: the memory is on this stack until the completion below.
         let taken = unsafe { self.core.submit(OpId(PEEK), op) };
         assert_eq!(taken, Submitted::Accepted, "an idle store has room");
         let result = self.run_alone(disk);
         result.map_err(|e| e.to_string())?;
-        Ok(bytes)
+        Ok(buffer.bytes().to_vec())
     }
 
-    /// What a block is, beside the data path.
-    pub fn stamp(
+    /// What the blocks of a chunk are, beside the data path.
+    pub fn stamps(
         &mut self,
         disk: &mut SimDisk,
-        layer: LayerId,
-        (chunk, block): (u32, u32),
-    ) -> Result<BlockStamp, String> {
-        let mut stamp = BlockStamp::default();
-        let list = [libc::iovec {
-            iov_base: (&raw mut stamp).cast(),
-            iov_len: size_of::<BlockStamp>(),
-        }];
-        let op = StoreOp::Inspect {
-            layer,
-            chunk,
-            block,
-            iovecs: &list,
-        };
-        // SAFETY: the memory is on this stack until the completion below.
-        let taken = unsafe { self.core.submit(OpId(PEEK), op) };
-        assert_eq!(taken, Submitted::Accepted, "an idle store has room");
-        let result = self.run_alone(disk);
-        result.map_err(|e| e.to_string())?;
-        Ok(stamp)
+        chunk: ChunkKey,
+    ) -> Result<Vec<BlockStamp>, String> {
+        let mut stamps = vec![BlockStamp::default(); (CHUNK_BYTES as usize) / BLOCK_BYTES];
+        for (nth, page) in stamps.chunks_mut(LEAF_BLOCKS as usize).enumerate() {
+            let list = [libc::iovec {
+                iov_base: page.as_mut_ptr().cast(),
+                iov_len: size_of_val(page),
+            }];
+            let op = StoreOp::Inspect {
+                layer: chunk.layer,
+                chunk: chunk.index,
+                block: nth as u32 * LEAF_BLOCKS,
+                iovecs: &list,
+            };
+            // SAFETY: the memory is on this stack until the completion below.
+            let taken = unsafe { self.core.submit(OpId(PEEK), op) };
+            assert_eq!(taken, Submitted::Accepted, "an idle store has room");
+            let result = self.run_alone(disk);
+            result.map_err(|e| e.to_string())?;
+        }
+        Ok(stamps)
     }
 
     /// Reads every block once beside the data path.
@@ -378,25 +408,4 @@ fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreF
         Refusal::Changed => StoreFailure::Changed,
         other => StoreFailure::Fenced(other),
     })
-}
-
-fn with_memory(parcel: Parcel) -> (Request, Memory) {
-    let Parcel {
-        mut request, data, ..
-    } = parcel;
-    let mut bytes = match usage(&request.command) {
-        Use::Destination(len) => vec![0xa5; len].into(),
-        _ => data,
-    };
-    let list = Box::new([libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
-    }]);
-    if let Some(buffers) = buffers_of(&mut request.command) {
-        *buffers = IoVecs {
-            ptr: list.as_ptr(),
-            len: 1,
-        };
-    }
-    (request, Memory { bytes, _list: list })
 }

@@ -157,7 +157,16 @@ impl Sim {
         self.after(PLAN_EVERY, Event::Plan);
     }
 
+    pub(super) fn note_members(&mut self) {
+        for (pg, group) in (0..).zip(self.meta.groups()) {
+            let members = group.members.iter().map(|m| m.node.0 as usize);
+            self.been_members
+                .extend(members.map(|node| (PgId(pg), node)));
+        }
+    }
+
     fn note_changes(&mut self) {
+        self.note_members();
         for change in std::mem::take(&mut self.meta.changes) {
             let standing = change.to.0 as u64;
             let numbers = [11, change.pg.0, change.node.0, standing, change.to.1.0];

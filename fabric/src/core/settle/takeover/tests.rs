@@ -2,6 +2,8 @@ use super::super::AGAIN_TICKS;
 use super::*;
 use crate::core::membership::{Member, Standing};
 use crate::proto::Command;
+use crate::proto::message::UnresolvedEntry;
+use zerocopy::IntoBytes;
 
 const LAYER: LayerId = LayerId(5);
 
@@ -137,6 +139,41 @@ fn a_fence_is_for_the_newest_start_of_a_node_that_takes_writes() {
     let mut takeover = takeover();
     takeover.on_map(Epoch(6), &sets, 1 << 20);
     assert_eq!(to(&asked(&mut takeover)), [(1, 10), (2, 21)]);
+}
+
+/// The replica that told of an unresolved write leaves before all have answered. Another one may have been compared with it
+/// meanwhile: it has the write, and never noted it.
+#[test]
+fn what_a_replica_told_before_it_left_is_settled() {
+    let mut takeover = takeover();
+    takeover.on_map(Epoch(5), &[in_sync(5, &[1, 2, 3])], 1 << 20);
+    let first = asked(&mut takeover);
+    let Command::Fence { buffers, .. } = first[2].2.command else {
+        panic!("{first:?}")
+    };
+    let unresolved = UnresolvedEntry {
+        version: 7,
+        chunk: 0,
+        block: 9,
+        count: 2,
+        reserved: 0,
+    };
+    // SAFETY: the machine keeps the list and its memory until it is answered.
+    let list = unsafe { buffers.first_mut() };
+    list[..size_of::<UnresolvedEntry>()].copy_from_slice(unresolved.as_bytes());
+    takeover.on_reply(first[2].0, Ok(()));
+    takeover.on_map(Epoch(6), &[in_sync(6, &[1, 2])], 1 << 20);
+    takeover.on_reply(first[0].0, Ok(()));
+    takeover.on_reply(first[1].0, Ok(()));
+    takeover.on_tick();
+    for (call, ..) in asked(&mut takeover) {
+        takeover.on_reply(call, Ok(()));
+    }
+    let inspected = asked(&mut takeover);
+    assert_eq!(to(&inspected), [(1, 10), (2, 20)]);
+    for (_, _, request) in &inspected {
+        assert!(matches!(request.command, Command::Inspect { block: 9, .. }));
+    }
 }
 
 #[test]
