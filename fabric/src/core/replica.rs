@@ -169,6 +169,7 @@ impl Replica {
                     (request.command, result)
                 {
                     self.add_unpersisted(layer, &buffers);
+                    self.tell_unresolved(layer, Generation::MAX, &buffers, size_of::<FenceEntry>());
                 }
                 Handled::Replied(self.reply(request.id, outcome(result)))
             }
@@ -206,7 +207,7 @@ impl Replica {
         self.held.give_back(slot);
         self.note_stored(noted, result);
         if let (Some((layer, generation, buffers)), Ok(())) = (fence, result) {
-            self.tell_unresolved(layer, generation, &buffers);
+            self.tell_unresolved(layer, generation, &buffers, 0);
         }
         Some((peer, self.reply(id, outcome(result))))
     }
@@ -253,11 +254,20 @@ impl Replica {
         }
     }
 
-    /// Fills the list that a fence asks for.
-    fn tell_unresolved(&self, layer: LayerId, generation: Generation, buffers: &IoVecs) {
+    /// Fills the list that is asked for, behind the first `skip` bytes; nothing if there is no room for one.
+    fn tell_unresolved(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        buffers: &IoVecs,
+        skip: usize,
+    ) {
         let entry = size_of::<UnresolvedEntry>();
         // SAFETY: the transport keeps the list and its memory until the reply.
         let buffer = unsafe { buffers.first_mut() };
+        let Some(buffer) = buffer.get_mut(skip..).filter(|b| b.len() >= entry) else {
+            return;
+        };
         let room = buffer.len() / entry;
         let list = match &self.peers {
             // The last one ends the list.

@@ -5,6 +5,7 @@
 //! [`Resync::poll`]. Pages are compared by a fixed number of workers, each with memory of its own; what the shell allows at
 //! a time is its throttle. The same chunks are listed on both sides, for what this side has in excess has to go, too.
 
+mod memories;
 pub mod rounds;
 mod worker;
 
@@ -16,9 +17,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::groups::{Groups, LEAF_BLOCKS, LeafKey, Touched};
 use super::replica::StoreFailure;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::message::{ChunkEntry, FenceEntry, chunk_entry};
+use crate::proto::message::{ChunkEntry, FenceEntry, UnresolvedEntry, chunk_entry};
 use crate::proto::{Command, Epoch, Generation, NodeId, PgId, Refusal};
 use crate::store::device::IoVecs;
+use memories::Memories;
 use worker::{Side, Step, Worker};
 
 /// Pages compared at a time.
@@ -207,6 +209,8 @@ enum Purpose {
     TellFence(LayerId),
     /// The layer's fence is being raised here.
     Fence(LayerId),
+    /// Which of the layer's writes the source takes for unresolved.
+    Remember(LayerId),
     Flush,
 }
 
@@ -214,6 +218,8 @@ enum Purpose {
 enum Phase {
     Join,
     Compare,
+    /// All is compared; the source is asked what it remembers.
+    Remember,
     Flush,
     /// Meta was asked. Writes go on to ask who may write their layers until it has answered.
     Promoted,
@@ -240,6 +246,10 @@ pub struct Resync {
     workers: Vec<Worker>,
     /// Fences that the source is being asked for.
     fences: BTreeMap<LayerId, Box<Told>>,
+    /// What the source remembers is asked for, once all is compared.
+    memories: Option<Box<Memories>>,
+    /// What it has told, and nobody has taken.
+    unresolved: Vec<(LayerId, Vec<UnresolvedEntry>)>,
     calls: Vec<(Call, Purpose)>,
     next_call: u32,
     actions: VecDeque<Action>,
@@ -265,6 +275,8 @@ impl Resync {
             postponed: BTreeMap::new(),
             again: VecDeque::new(),
             fences: BTreeMap::new(),
+            memories: None,
+            unresolved: Vec::new(),
             workers: (0..WORKERS).map(|_| Worker::new()).collect(),
             calls: Vec::new(),
             next_call: 0,
@@ -329,6 +341,11 @@ impl Resync {
                 self.listings[0].take(&mut self.chunks, &mut self.seen)
             }
             (Purpose::TellFence(layer), Ok(())) => self.fence(layer, groups),
+            (Purpose::Remember(layer), Ok(())) => {
+                let told = self.memories.as_ref().map(|memories| memories.told());
+                self.unresolved.push((layer, told.unwrap_or_default()));
+                self.remember();
+            }
             (Purpose::ListLocal | Purpose::Flush | Purpose::Fence(_), Ok(())) => {}
         }
     }
@@ -391,7 +408,10 @@ impl Resync {
                     group.fenced(layer);
                 }
             }
-            (Purpose::Join | Purpose::ListSource | Purpose::TellFence(_), Ok(())) => {}
+            (
+                Purpose::Join | Purpose::ListSource | Purpose::TellFence(_) | Purpose::Remember(_),
+                Ok(()),
+            ) => {}
         }
     }
 
@@ -408,7 +428,7 @@ impl Resync {
     }
 
     fn go_on(&mut self, groups: &Groups) {
-        if matches!(self.phase, Phase::Compare | Phase::Flush | Phase::Promoted) {
+        if !matches!(self.phase, Phase::Join | Phase::Over) {
             self.ask_fences(groups);
         }
         if self.phase != Phase::Compare {
@@ -429,13 +449,34 @@ impl Resync {
         let idle = self.workers.iter().all(Worker::is_idle);
         let nothing_left = self.chunks.is_empty() && self.postponed.is_empty();
         if listed && idle && nothing_left && self.phase == Phase::Compare {
-            self.phase = Phase::Flush;
             if let Some(group) = groups.get(self.pg) {
                 group.all_compared();
             }
-            let layer = LayerId(0);
-            self.local(Purpose::Flush, Command::Flush { layer });
+            self.phase = Phase::Remember;
+            // In the order of their layers, as the set is.
+            let mut layers: Vec<LayerId> = self.seen.iter().map(|chunk| chunk.layer).collect();
+            layers.dedup();
+            self.memories = Some(Memories::new(layers.into_iter()));
+            self.remember();
         }
+    }
+
+    /// Asks about the next layer; behind the last one comes the flush.
+    fn remember(&mut self) {
+        let next = self.memories.as_mut().and_then(|memories| memories.next());
+        if let Some((layer, command)) = next {
+            self.ask(Purpose::Remember(layer), command);
+            return;
+        }
+        self.phase = Phase::Flush;
+        let layer = LayerId(0);
+        self.local(Purpose::Flush, Command::Flush { layer });
+    }
+
+    /// Unresolved writes that the source has told of since the last call: this replica has them, too, and is to remember them
+    /// before it is promoted.
+    pub fn take_unresolved(&mut self) -> Vec<(LayerId, Vec<UnresolvedEntry>)> {
+        std::mem::take(&mut self.unresolved)
     }
 
     /// The next page to compare; asks for more chunks when there are few.

@@ -26,6 +26,8 @@ struct Range {
 #[derive(Debug, Default)]
 struct Layer {
     writes: BTreeMap<(u64, u32), Range>,
+    /// More than others could tell one by one; so for as long as the process lives.
+    everything: bool,
 }
 
 impl Layer {
@@ -85,7 +87,7 @@ pub fn list(
     if all.writes.len() > room {
         all.merge();
     }
-    if all.writes.len() > room {
+    if all.everything || all.writes.len() > room {
         return vec![UnresolvedEntry::EVERYTHING];
     }
     let entry = |((version, chunk), range): (&(u64, u32), &Range)| UnresolvedEntry {
@@ -129,11 +131,38 @@ impl Unresolved {
         layer.note(Version::of(request.generation, request.sequence), range);
     }
 
+    /// Another replica takes these for unresolved, and this one has them from there.
+    ///
+    /// They are forgotten with the writes that come later by the same data thread; until then a takeover settles more than it has to.
+    pub fn adopt(&self, layer: LayerId, told: &[UnresolvedEntry]) {
+        if told.is_empty() {
+            return;
+        }
+        let mut layers = self.0.lock().expect("no panic under this lock");
+        let layer = layers.entry(layer).or_default();
+        for entry in told {
+            if *entry == UnresolvedEntry::EVERYTHING {
+                layer.everything = true;
+                continue;
+            }
+            let range = Range {
+                chunk: entry.chunk,
+                first: entry.block,
+                end: entry.block.saturating_add(entry.count),
+            };
+            layer.note(Version(entry.version), range);
+        }
+    }
+
     /// Adds what is unresolved of leases older than `generation`.
     fn collect(&self, layer: LayerId, generation: Generation, into: &mut Layer) {
         let layers = self.0.lock().expect("no panic under this lock");
         let before = Version::of(generation, Sequence(0));
-        let writes = layers.get(&layer).into_iter().flat_map(|l| &l.writes);
+        let Some(known) = layers.get(&layer) else {
+            return;
+        };
+        into.everything |= known.everything;
+        let writes = known.writes.iter();
         for ((version, _), range) in writes.take_while(|((version, _), _)| *version < before.0) {
             into.note(Version(*version), *range);
         }

@@ -145,6 +145,11 @@ impl Cluster {
         }
     }
 
+    /// Where what other replicas take for unresolved is remembered.
+    pub fn told_unresolved(&self) -> Arc<Unresolved> {
+        Arc::clone(&self.unresolved[0])
+    }
+
     /// A layer is gone.
     pub fn forget(&self, layer: crate::proto::ids::LayerId) {
         self.unresolved.iter().for_each(|lane| lane.forget(layer));

@@ -98,13 +98,14 @@ pub enum Command {
         /// Its bytes: 24 for each entry.
         len: u32,
     },
-    /// Tell the fence of a layer, persisted or not: fill `buffers`, one piece of memory, with a [`FenceEntry`].
+    /// Tell the fence of a layer, persisted or not: fill `buffers`, one piece of memory, with a [`FenceEntry`] and, as far as there is
+    /// room for entries, with the writes of all leases that may be unresolved, as for [`Command::Fence`].
     TellFence {
         /// The layer.
         layer: LayerId,
         /// Destination.
         buffers: IoVecs,
-        /// Its bytes: 16.
+        /// Its bytes: 16, or those and 24 for each entry.
         len: u32,
     },
     /// Refuse requests of older maps for this placement group from now on.

@@ -305,7 +305,9 @@ impl RequestHeader {
             }
             // The offset is a block, and the length one of a list.
             kind::INSPECT | kind::LIST_CHUNKS | kind::FENCE => len <= LIST_BYTES_MAX,
-            kind::TELL_FENCE => len == size_of::<super::message::FenceEntry>() as u32,
+            kind::TELL_FENCE => {
+                (size_of::<super::message::FenceEntry>() as u32..=LIST_BYTES_MAX).contains(&len)
+            }
             kind::RESTORE => [STAMPS_BYTES, STAMPS_BYTES + BLOCK_BYTES as u32].contains(&len),
             _ => len == 0,
         };

@@ -232,7 +232,8 @@ impl Node {
         };
         let replicas = (0..threads).map(replica).collect();
         let me = (self.id, incarnation);
-        let rounds = Rounds::new(me, Arc::clone(&groups), Arc::clone(&fences));
+        let told = Arc::clone(&unresolved[0]);
+        let rounds = Rounds::new(me, Arc::clone(&groups), Arc::clone(&fences), told);
         self.process = Some(Process {
             incarnation,
             replicas,

@@ -13,6 +13,7 @@ use crate::core::groups::Groups;
 use crate::core::membership::{Member, ReplicaSet, Standing};
 use crate::core::replica::StoreFailure;
 use crate::core::replica::store_op::ROUND;
+use crate::core::unresolved::Unresolved;
 use crate::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request};
 use crate::store::device::IoVecs;
 
@@ -112,6 +113,8 @@ pub struct Rounds {
     me: (NodeId, Incarnation),
     groups: Arc<Groups>,
     fences: Arc<Fences>,
+    /// What this node's replicas remember of others' unresolved writes.
+    unresolved: Arc<Unresolved>,
     stays: BTreeMap<PgId, Stay>,
     /// Rounds that are over, whose memory is still in use.
     retired: Vec<Round>,
@@ -154,11 +157,17 @@ impl Stay {
 
 impl Rounds {
     /// Of this start of this node; none is under way before the first map.
-    pub fn new(me: (NodeId, Incarnation), groups: Arc<Groups>, fences: Arc<Fences>) -> Self {
+    pub fn new(
+        me: (NodeId, Incarnation),
+        groups: Arc<Groups>,
+        fences: Arc<Fences>,
+        unresolved: Arc<Unresolved>,
+    ) -> Self {
         Self {
             me,
             groups,
             fences,
+            unresolved,
             stays: BTreeMap::new(),
             retired: Vec::new(),
             next: 0,
@@ -365,9 +374,12 @@ impl Rounds {
 
     /// The source answered, or is lost ([`Refusal::Unreachable`]).
     pub fn on_reply(&mut self, token: Token, result: Result<(), Refusal>) {
-        let groups = Arc::clone(&self.groups);
+        let (groups, unresolved) = (Arc::clone(&self.groups), Arc::clone(&self.unresolved));
         if let Some(round) = self.named(token) {
             round.machine.on_reply(Call(token.call), result, &groups);
+            for (layer, told) in round.machine.take_unresolved() {
+                unresolved.adopt(layer, &told);
+            }
         }
         self.retired.retain(|round| round.machine.calls_due() > 0);
     }

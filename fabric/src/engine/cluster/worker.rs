@@ -141,7 +141,7 @@ impl State {
             cluster: Arc::clone(cluster),
             reader,
             stores: shared.stores.clone(),
-            rounds: Rounds::new(me, groups, fences),
+            rounds: Rounds::new(me, groups, fences, cluster.told_unresolved()),
             door,
             rounds_ways: Requests::new(ways()?),
             local: Slab::new(HELD_MAX, Token::default),

@@ -29,7 +29,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let groups = Arc::new(Groups::default());
-        let rounds = Rounds::new(ME, Arc::clone(&groups), Arc::default());
+        let rounds = Rounds::new(ME, Arc::clone(&groups), Arc::default(), Arc::default());
         Self {
             rounds,
             groups,

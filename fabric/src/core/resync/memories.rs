@@ -1,0 +1,74 @@
+//! The source's memory of unresolved writes, which a replica that was compared with it takes over.
+//!
+//! What the source has, its unresolved writes included, the replica has after the comparison. Should the source then leave, and the
+//! writer die, nobody else could tell a takeover of those writes, and replicas in sync would differ.
+
+use std::collections::VecDeque;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::proto::Command;
+use crate::proto::ids::LayerId;
+use crate::proto::message::{FenceEntry, UnresolvedEntry};
+use crate::store::device::IoVecs;
+
+/// Entries that a source tells of a layer one by one.
+const ENTRIES: usize = 1024;
+
+/// What the source answers.
+#[derive(Debug, FromBytes, IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)]
+#[repr(C)]
+struct Answer {
+    fence: FenceEntry,
+    entries: [UnresolvedEntry; ENTRIES],
+}
+
+/// Layers to be asked about, and the memory for an answer.
+#[derive(Debug)]
+pub(super) struct Memories {
+    left: VecDeque<LayerId>,
+    answer: Box<Answer>,
+    iov: libc::iovec,
+}
+
+impl Memories {
+    /// Of these layers.
+    pub(super) fn new(layers: impl Iterator<Item = LayerId>) -> Box<Self> {
+        let mut memories = Box::new(Self {
+            left: layers.collect(),
+            answer: Box::new(Answer {
+                fence: FenceEntry::default(),
+                entries: [UnresolvedEntry::default(); ENTRIES],
+            }),
+            iov: libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: size_of::<Answer>(),
+            },
+        });
+        memories.iov.iov_base = (&raw mut *memories.answer).cast();
+        memories
+    }
+
+    /// The next layer, and what to ask the source.
+    pub(super) fn next(&mut self) -> Option<(LayerId, Command)> {
+        let layer = self.left.pop_front()?;
+        let command = Command::TellFence {
+            layer,
+            buffers: IoVecs {
+                ptr: &raw const self.iov,
+                len: 1,
+            },
+            len: size_of::<Answer>() as u32,
+        };
+        Some((layer, command))
+    }
+
+    /// What the source remembers of the layer that was asked about last.
+    pub(super) fn told(&self) -> Vec<UnresolvedEntry> {
+        let entries = self.answer.entries.iter();
+        entries
+            .take_while(|entry| entry.count > 0)
+            .copied()
+            .collect()
+    }
+}
