@@ -1,18 +1,19 @@
-//! Data of volumes that are gone. Whoever deletes a volume drops what its own devices hold; the other nodes find out by
-//! looking.
+//! Data of volumes that are gone, and of placement groups that moved elsewhere. Whoever deletes a volume drops what its own devices
+//! hold; the other nodes find out by looking.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use meta::LayerId;
+use fabric::proto::PgId;
+use meta::{ClusterMap, LayerId, PlacementGroup};
 
 use crate::failure::Result;
 
 use super::node::{Node, meta_failure};
 
-/// Pause between two looks.
-const PAUSE: Duration = Duration::from_secs(120);
+/// Pause between two looks. Each goes through the names of all chunks, some hundred thousand for each TiB.
+const PAUSE: Duration = Duration::from_secs(30);
 
 /// Goes on looking for as long as the node lives. A node of its own need not: what it did not finish is a leftover.
 pub fn keep_dropping(node: &Arc<Node>) {
@@ -26,6 +27,13 @@ pub fn keep_dropping(node: &Arc<Node>) {
                 Ok(0) => {}
                 Ok(layers) => tracing::info!(layers, "dropped data of volumes that are gone"),
                 Err(failure) => tracing::warn!(%failure, "drop data of volumes that are gone"),
+            }
+            match node.drop_strays().await {
+                Ok(0) => {}
+                Ok(chunks) => tracing::info!(chunks, "dropped data that lie on other devices now"),
+                Err(failure) => {
+                    tracing::warn!(%failure, "drop data that lie on other devices now");
+                }
             }
             drop(node);
             tokio::time::sleep(PAUSE).await;
@@ -44,6 +52,35 @@ impl Node {
         self.storage.drop_layers(&garbage).await?;
         Ok(garbage.len())
     }
+
+    /// Drops chunks of groups that have no replica on the device any more; how many.
+    async fn drop_strays(&self) -> Result<usize> {
+        // The map is then no older than this moment.
+        self.meta.cluster().await.map_err(meta_failure)?;
+        let map = self.meta.map();
+        self.storage.drop_strays(map.epoch(), settled(&map)).await
+    }
+}
+
+/// Groups that lack nothing: all replicas are in sync where they shall be, each on a node of its own, and nobody else has a part.
+fn settled(map: &ClusterMap) -> HashSet<PgId> {
+    let mut settled = HashSet::new();
+    for pool in map.pools() {
+        let is_settled = |group: &PlacementGroup| {
+            let mut members = group.members.iter();
+            let nodes: BTreeSet<_> = group.members.iter().map(|m| m.node).collect();
+            nodes.len() == group.members.len()
+                && group.members.len() >= usize::from(pool.replicas)
+                && members.all(|m| m.is_in_sync() && !m.leaving && map.is_valid(m))
+        };
+        let groups = map.groups().filter(|group| group.pool == pool.id);
+        settled.extend(
+            groups
+                .filter(|group| is_settled(group))
+                .map(|group| PgId(group.id().to_u64())),
+        );
+    }
+    settled
 }
 
 fn garbage<'a>(held: Vec<LayerId>, known: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {
@@ -56,6 +93,78 @@ fn garbage<'a>(held: Vec<LayerId>, known: impl Iterator<Item = &'a LayerId>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_groups_that_lack_nothing_and_have_nothing_to_spare_are_settled() {
+        use meta::{Command, DeviceSpec, Incarnation, NodeId, NodeSpec, PoolSpec, UnixMillis};
+        use uuid::Uuid;
+
+        const AT: UnixMillis = UnixMillis(0);
+        let mut machine = meta::testing::Machine::default();
+        let node = |id: u64| NodeSpec {
+            incarnation: Incarnation(id * 100),
+            ..NodeSpec::new(NodeId(id), format!("n{id}"))
+        };
+        let pool = PoolSpec {
+            placement_groups: Some(8),
+            ..PoolSpec::new(meta::DEFAULT_POOL, 3)
+        };
+        let add = |machine: &mut meta::testing::Machine, id: u64| {
+            let (incarnation, replaces) = (Incarnation(id * 100), Incarnation::default());
+            let node = node(id);
+            let device = DeviceSpec {
+                uuid: Uuid::from_u128(u128::from(id)),
+                node: NodeId(id),
+                path: "/dev/x".to_owned(),
+                size_bytes: 1 << 40,
+                class: "disk".to_owned(),
+            };
+            for command in [
+                Command::RegisterNode {
+                    node,
+                    replaces,
+                    at: AT,
+                },
+                Command::RegisterDevice {
+                    device,
+                    incarnation,
+                    at: AT,
+                },
+            ] {
+                machine.apply(&command).unwrap();
+            }
+        };
+        let bootstrap = Command::Bootstrap {
+            cluster: Uuid::from_u128(1),
+            node: node(1),
+            pool: Some(Box::new(pool)),
+            at: AT,
+        };
+        machine.apply(&bootstrap).unwrap();
+        for id in [1, 2] {
+            add(&mut machine, id);
+        }
+        assert_eq!(settled(&machine.map()).len(), 0, "two are not three");
+        add(&mut machine, 3);
+        assert_eq!(settled(&machine.map()).len(), 8);
+        let volume = Command::CreateVolume {
+            uuid: Uuid::from_u128(9),
+            volume: meta::VolumeSpec::new("disk", 1 << 30),
+            at: AT,
+        };
+        machine.apply(&volume).unwrap();
+        // Some groups are to move there, and nothing is there yet.
+        add(&mut machine, 4);
+        assert_eq!(settled(&machine.map()).len(), 2);
+        let down = Command::SetNodeState {
+            node: NodeId(1),
+            incarnation: Incarnation(100),
+            state: meta::NodeState::Down,
+            at: AT,
+        };
+        machine.apply(&down).unwrap();
+        assert!(settled(&machine.map()).len() <= 1);
+    }
 
     #[test]
     fn only_what_no_volume_has_is_dropped() {

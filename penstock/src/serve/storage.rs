@@ -1,5 +1,6 @@
 //! The devices of this node and the fabric upon them.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use fabric::core::volume::{Durability, VolumeParams};
 use fabric::engine::{DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, VolumeHandle};
 use fabric::io::IoError;
 use fabric::net::tcp::control::NetConfig;
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId};
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use fabric::store::api::LayerId;
 use fabric::store::file::DeviceError;
 use fabric::store::metrics::StoreMetrics;
@@ -252,6 +253,17 @@ impl Storage {
             layers
                 .iter()
                 .try_for_each(|layer| fabric.delete_volume(LayerId(layer.0)))
+                .map_err(fabric_failure)
+        })
+        .await
+    }
+
+    /// Gives back what groups left behind that moved elsewhere, if they are `settled` by the map of `epoch`; how many chunks.
+    pub async fn drop_strays(&self, epoch: meta::Epoch, settled: HashSet<PgId>) -> Result<usize> {
+        let fabric = self.fabric.clone();
+        blocking(move || {
+            fabric
+                .drop_strays(Epoch(epoch.0), &settled)
                 .map_err(fabric_failure)
         })
         .await
