@@ -62,6 +62,9 @@ impl Unflushed {
     /// A change is acknowledged that no flush covers, by a thread that knows of losses up to `known`.
     #[inline]
     pub fn acknowledge(&self, known: Epoch) {
+        if known.0 > self.seen.load(Ordering::SeqCst) {
+            self.catch_up(known);
+        }
         // In one order with `look`: either that sees the change, or this sees the loss.
         if self.state.load(Ordering::SeqCst) != DIRTY {
             self.state.store(DIRTY, Ordering::SeqCst);
@@ -71,6 +74,13 @@ impl Unflushed {
             // Those who did it are gone by now.
             self.hurt(seen);
         }
+    }
+
+    /// Looks at a new loss before anything is acknowledged that comes after it.
+    #[cold]
+    fn catch_up(&self, known: Epoch) {
+        let mut losses = self.losses.lock().expect("no panic under this lock");
+        self.look(&mut losses, known);
     }
 
     #[cold]
@@ -164,6 +174,9 @@ mod tests {
         let of = Unflushed::new(LOSS);
         of.acknowledge(LOSS);
         assert!(flush(&of, LOSS), "it was before the lease");
+        let of = Unflushed::new(OLD);
+        of.acknowledge(LOSS);
+        assert!(flush(&of, LOSS), "it was before the write");
     }
 
     #[test]

@@ -53,7 +53,8 @@ fn scattered_data_are_put_in_order_behind_the_guest() {
         assert!(start.elapsed() < PATIENCE, "{:?}", fabric.devices());
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(sum(&fabric, |m| m.moved_bytes) >= 16 * MIB);
+    // Not all, if it began while the guest was writing: what came last lay in order then.
+    assert!(sum(&fabric, |m| m.moved_bytes) >= 8 * MIB);
     check(&mut guest);
     drop(guest);
     fabric.close().unwrap();

@@ -198,7 +198,8 @@ impl Pair {
             meanwhile(self, rng);
             if remote {
                 let result = match command {
-                    Command::Join => Ok(()),
+                    // The replica machine answers these: nobody is fenced, nothing unresolved.
+                    Command::Join | Command::TellFence { .. } => Ok(()),
                     _ => self.source.execute(&command, Version(0)),
                 };
                 let result = outcome(result.map_err(|e| failure(e, &Request::NOTHING)));

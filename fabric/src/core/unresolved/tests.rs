@@ -132,3 +132,31 @@ fn bounded_what_one_client_leaves_behind_is_merged_beyond_the_limit() {
     lanes[0].note(&zero((2, newest + 1, newest + 1), (0, 0, 4096)));
     assert_eq!(lanes[0].len(), 1);
 }
+
+#[test]
+fn what_another_replica_told_of_is_told_on_until_later_writes_show_that_it_is_resolved() {
+    let source = lanes(2);
+    source[0].note(&zero((2, 10, 1), (0, 4096, 8192)));
+    source[1].note(&zero((2, 11, 1), (7, 0, 4096)));
+    let heard = list(&source, LAYER, Generation::MAX, 9);
+    let here = lanes(2);
+    here[0].adopt(LAYER, &heard);
+    assert_eq!(told(&here, 9), [(10, 0, 1, 2), (11, 7, 0, 1)]);
+    here[0].note(&zero((2, 12, 12), (1, 0, 4096)));
+    assert_eq!(told(&here, 9), [(12, 1, 0, 1)]);
+}
+
+#[test]
+fn who_was_told_of_everything_tells_of_everything() {
+    let source = lanes(1);
+    (0..9).for_each(|chunk| source[0].note(&zero((2, 10 + u64::from(chunk), 1), (chunk, 0, 4096))));
+    let heard = list(&source, LAYER, Generation::MAX, 3);
+    assert_eq!(heard, [UnresolvedEntry::EVERYTHING]);
+    let here = lanes(1);
+    here[0].adopt(LAYER, &heard);
+    here[0].note(&zero((2, 90, 90), (1, 0, 4096)));
+    assert_eq!(
+        list(&here, LAYER, NEXT_LEASE, 9),
+        [UnresolvedEntry::EVERYTHING]
+    );
+}

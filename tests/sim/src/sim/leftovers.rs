@@ -76,7 +76,7 @@ impl Sim {
     }
 
     /// A store has chunks of volumes that exist, in groups that it is or was a member of, and no more space is in use than they
-    /// need. (What a node holds of a group that it has left stays there: nobody frees it yet.)
+    /// need. (What a node holds of a group that it has left stays there: freeing it is the daemon's, which is no part of this.)
     fn no_space_leaks(&mut self, at: usize) {
         let Some(process) = &self.nodes[at].process else {
             return;

@@ -1,7 +1,11 @@
 use super::*;
+use zerocopy::IntoBytes;
+
 use crate::core::replica::store_op::{Listed, list_chunks, tell_fence};
-use crate::proto::ids::ChunkKey;
-use crate::proto::ids::LayerId;
+use crate::core::unresolved;
+use crate::proto::Sequence;
+use crate::proto::ids::{ChunkKey, LayerId, Version};
+use crate::proto::message::{FenceEntry, UnresolvedEntry};
 
 const PG: PgId = PgId(1);
 const ME: (NodeId, Incarnation) = (NodeId(0), Incarnation(7));
@@ -350,4 +354,57 @@ fn a_fence_holds_in_memory_before_it_is_persisted() {
     };
     assert!(matches!(persist.command, Command::Fence { .. }));
     assert_eq!(world.rounds.fences.of(layer).get().0, Generation(4));
+}
+
+/// Else a takeover would hear of them from nobody, once the source is gone: the replica has what the source had of them.
+#[test]
+fn what_the_source_takes_for_unresolved_is_remembered_before_the_promotion() {
+    let mut world = World::new();
+    world.map(5, 5, 5, &[1]);
+    let chunk = ChunkKey {
+        layer: LayerId(3),
+        index: 6,
+    };
+    let entry = UnresolvedEntry {
+        version: Version::of(Generation(2), Sequence(9)).0,
+        chunk: chunk.index,
+        block: 4,
+        count: 2,
+        reserved: 0,
+    };
+    loop {
+        match world.poll().expect("it goes on") {
+            Action::Ask { token, request, .. } => {
+                match request.command {
+                    Command::ListChunks { buffers, .. } => {
+                        let one = |cursor| match cursor {
+                            0 => Listed::Chunk(chunk, 1),
+                            _ => Listed::End,
+                        };
+                        // SAFETY: the round keeps the list and its memory until it is answered.
+                        unsafe { list_chunks(0, &buffers, one) };
+                    }
+                    Command::TellFence { layer, buffers, .. } => {
+                        assert_eq!(layer, chunk.layer);
+                        // SAFETY: as above.
+                        let answer = unsafe { buffers.first_mut() };
+                        let at = size_of::<FenceEntry>();
+                        let told = &mut answer[at..at + size_of::<UnresolvedEntry>()];
+                        told.copy_from_slice(entry.as_bytes());
+                    }
+                    _ => {}
+                }
+                world.rounds.on_reply(token, Ok(()));
+            }
+            Action::Local { token, request } => {
+                list_nothing(&request);
+                world.rounds.on_local(token, Ok(()));
+            }
+            Action::Promote { .. } => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    let lanes = [Arc::clone(&world.rounds.unresolved)];
+    let remembered = unresolved::list(&lanes, chunk.layer, Generation(3), 9);
+    assert_eq!(remembered, [entry]);
 }
