@@ -22,6 +22,7 @@ pub fn keep_dropping(node: &Arc<Node>) {
     }
     let node = Arc::downgrade(node);
     tokio::spawn(async move {
+        let mut strays = 0;
         while let Some(node) = node.upgrade() {
             match node.drop_garbage().await {
                 Ok(0) => {}
@@ -29,8 +30,12 @@ pub fn keep_dropping(node: &Arc<Node>) {
                 Err(failure) => tracing::warn!(%failure, "drop data of volumes that are gone"),
             }
             match node.drop_strays().await {
-                Ok(0) => {}
-                Ok(chunks) => tracing::info!(chunks, "dropped data that lie on other devices now"),
+                // A chunk that was emptied keeps its place in the store's table and is met again, which changes nothing.
+                Ok(chunks) if chunks == strays => {}
+                Ok(chunks) => {
+                    strays = chunks;
+                    tracing::info!(chunks, "dropped data that lie on other devices now");
+                }
                 Err(failure) => {
                     tracing::warn!(%failure, "drop data that lie on other devices now");
                 }
