@@ -8,7 +8,7 @@ use crate::core::groups::Groups;
 use crate::proto::ids::ChunkKey;
 use crate::proto::{Epoch, PgId, placement};
 
-/// Most chunks freed by one call; the others are met by the next.
+/// Most chunks freed by one call; the others are met once a checkpoint has forgotten these.
 const STRAYS_MAX: usize = 1 << 16;
 
 /// A chunk that may lie on a device in vain.
@@ -30,7 +30,8 @@ impl Stray {
 }
 
 impl Fabric {
-    /// Gives back the space of chunks that lie on devices where their group has no replica; how many. Only those of `settled`:
+    /// Gives back the space of chunks that lie on devices where their group has no replica; how many, those
+    /// included that were freed since the last checkpoint. Only those of `settled`:
     /// groups that by the map of `epoch` have all their replicas in sync, so that nothing can need these chunks again.
     pub fn drop_strays(&self, epoch: Epoch, settled: &HashSet<PgId>) -> Result<usize, FabricError> {
         let (Some(control), Some(cluster)) = (&self.control, &self.shared.cluster) else {

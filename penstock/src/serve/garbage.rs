@@ -30,7 +30,7 @@ pub fn keep_dropping(node: &Arc<Node>) {
                 Err(failure) => tracing::warn!(%failure, "drop data of volumes that are gone"),
             }
             match node.drop_strays().await {
-                // A chunk that was emptied keeps its place in the store's table and is met again, which changes nothing.
+                // A chunk that was emptied keeps its place in the store's table until a checkpoint, and is met again.
                 Ok(chunks) if chunks == strays => {}
                 Ok(chunks) => {
                     strays = chunks;
