@@ -527,7 +527,10 @@ impl Settle {
         let is_data = stamp.holds() == Holds::Data;
         for member in self.sets[set].receiving().iter() {
             let theirs = self.memory.stamps[member][at];
-            if theirs.agrees_with(&stamp) {
+            // One that is being compared is told in any case, and then knows the block for one that changes in its stay. Else, were it
+            // compared with one that has yet to get the block, it would give it up for what that one has.
+            let in_sync = self.sets[set].members()[member].standing == Standing::InSync;
+            if in_sync && theirs.agrees_with(&stamp) {
                 continue;
             }
             let command = Command::Restore {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
 use fabric::core::membership::{Member, ReplicaSet, Standing};
-use fabric::core::replica::store_op::failure;
+use fabric::core::replica::store_op::{failure, still_untouched};
 use fabric::core::replica::{Handled, PeerId, Peers, Replica, StoreFailure, StoreKey, StorePort};
 use fabric::core::settle::{Action, Call, PlaceOf, Settle};
 use fabric::core::unresolved::Unresolved;
 use fabric::proto::ids::ChunkKey;
-use fabric::proto::message::UnresolvedEntry;
+use fabric::proto::message::{BlockStamp, UnresolvedEntry};
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
 };
@@ -274,6 +274,35 @@ fn a_syncing_replica_is_settled_and_does_not_decide() {
             .max();
         assert!(newest < Some(Version::new(1, 500).0));
     });
+}
+
+/// A returning replica that agrees with the newest may be compared at the same time with one that does not yet: it would give up
+/// the block for what that one had, and nobody would look again.
+#[test]
+fn a_syncing_replica_that_agrees_keeps_what_its_source_is_about_to_get() {
+    let mut rng = seeds::rng(1, 0xf8);
+    let standings = [IN, IN, Standing::Syncing];
+    let mut nodes = standings.map(|s| Node::new(1, s));
+    let data = content(3);
+    let iov = iovec(&data);
+    nodes[0].request(&write(5, 3, 0, &iov)).unwrap();
+    // From before this stay: nothing is noted.
+    nodes[2].shard.write(5, Version::new(1, 3).0, &data);
+    let round = Command::Restore {
+        chunk: ChunkKey {
+            layer: LAYER,
+            index: CHUNK,
+        },
+        block: 5,
+        stamps: [BlockStamp::default(); 2],
+        buffers: IoVecs::NONE,
+        len: 0,
+    };
+    assert_eq!(still_untouched(PG, &round, &nodes[2].groups), Ok(()));
+    settle(&mut nodes, &standings, &[], &mut rng);
+    assert_equal(&mut nodes, &[0, 1, 2]);
+    let refused = still_untouched(PG, &round, &nodes[2].groups);
+    assert_eq!(refused, Err(Refusal::Changed));
 }
 
 #[test]
