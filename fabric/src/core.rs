@@ -9,6 +9,7 @@ pub mod fence;
 pub mod groups;
 pub mod membership;
 pub mod overlap;
+pub mod repair;
 pub mod replica;
 pub mod resync;
 pub mod segments;

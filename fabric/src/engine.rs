@@ -18,11 +18,12 @@ mod clean;
 mod cluster;
 pub mod config;
 mod control;
+mod damage;
 mod data_thread;
 mod mailbox;
 mod maintenance;
 mod open;
-pub mod scrub;
+mod scrub;
 mod shard_port;
 mod shared;
 mod store_port;
@@ -39,9 +40,9 @@ pub use config::{
     StoreKind,
 };
 pub use control::DeviceStatus;
+pub use damage::{FINDINGS_MAX, ScrubStatus};
 pub use data_thread::FabricEngine;
 pub use open::check_blank;
-pub use scrub::ScrubStatus;
 pub use shared::VOLUME_BYTES_MAX;
 pub use stores::OpenStore;
 pub use volume_io::VolumeIo;
@@ -89,7 +90,8 @@ impl Fabric {
         if stores.is_empty() {
             return Err(FabricError::NoDevice);
         }
-        let stores = Arc::new(stores::Stores::new(stores)?);
+        let has_peers = config.net.is_some();
+        let stores = Arc::new(stores::Stores::new(stores, has_peers)?);
         let control = Control::start(Arc::clone(&stores), (config.scrub, config.clean))?;
         let network = start_network(&config)?;
         let shared = Shared::new(config, Some(stores), network);

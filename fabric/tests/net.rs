@@ -6,5 +6,6 @@ mod net {
     mod meta;
     mod replication;
     mod rig;
+    mod scrub;
     mod strays;
 }

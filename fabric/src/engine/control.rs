@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::config::{CleanConfig, FabricError, ScrubConfig};
+use super::damage::ScrubStatus;
 use super::maintenance::{COMMANDS_MAX, Command, Maintenance};
-use super::scrub::ScrubStatus;
 use super::stores::{MAINTENANCE_LANE, Stores};
 use super::strays::Stray;
 use crate::core::volume::VolumeParams;
@@ -43,7 +43,6 @@ pub struct DeviceStatus {
 pub struct Control {
     stores: Arc<Stores>,
     commands: SyncSender<Command>,
-    scrub: Arc<Mutex<Vec<ScrubStatus>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -54,11 +53,7 @@ impl Control {
         paces: (ScrubConfig, CleanConfig),
     ) -> Result<Self, FabricError> {
         let (commands, receiver) = sync_channel(COMMANDS_MAX);
-        let status = Arc::new(Mutex::new(vec![
-            ScrubStatus::default();
-            stores.devices.len()
-        ]));
-        let state = Maintenance::new(Arc::clone(&stores), receiver, paces, Arc::clone(&status))?;
+        let state = Maintenance::new(Arc::clone(&stores), receiver, paces)?;
         let thread = std::thread::Builder::new()
             .name("maintenance".into())
             .spawn(move || {
@@ -70,7 +65,6 @@ impl Control {
         Ok(Self {
             stores,
             commands,
-            scrub: status,
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -238,11 +232,10 @@ impl Control {
 
     /// All devices.
     pub fn devices(&self) -> Vec<DeviceStatus> {
-        let scrub = self.scrub.lock().expect("no panic under this lock").clone();
         self.stores
             .devices
             .iter()
-            .zip(scrub)
+            .zip(self.stores.damage.statuses())
             .map(|(device, scrub)| {
                 let (mut total_bytes, mut used_bytes) = (0, 0);
                 let mut shards = Vec::new();

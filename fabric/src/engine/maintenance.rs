@@ -4,15 +4,15 @@
 //! requests that a shard wants meanwhile are executed by whichever thread asks next.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::clean::Cleaner;
 use super::config::{CleanConfig, ScrubConfig};
-use super::scrub::{ScrubStatus, Scrubber};
+use super::scrub::{self, Scrubber};
 use super::stores::{Event, Hands, MAINTENANCE_LANE, Stores, name_of, op_id};
 use super::strays::Stray;
 use crate::proto::ids::LayerId;
@@ -101,12 +101,11 @@ impl Maintenance {
         stores: Arc<Stores>,
         commands: Receiver<Command>,
         (scrub, clean): (ScrubConfig, CleanConfig),
-        status: Arc<Mutex<Vec<ScrubStatus>>>,
     ) -> Result<Self, super::FabricError> {
         let now = Instant::now();
         Ok(Self {
             hands: Hands::new(&stores, MAINTENANCE_LANE)?,
-            scrubber: Scrubber::new(&stores, scrub, status, now),
+            scrubber: Scrubber::new(&stores, scrub, now),
             cleaner: Cleaner::new(&stores, clean, now),
             stores,
             commands,
@@ -204,7 +203,7 @@ impl Maintenance {
         }
         self.scrubber.turn(&self.stores, &mut self.hands, now);
         for (device, found) in self.cleaner.turn(&self.stores, &mut self.hands, now) {
-            self.scrubber.report(&self.stores, device, found);
+            scrub::report(&self.stores, device, found);
         }
         self.hands.send(&self.stores);
         self.finish_jobs();

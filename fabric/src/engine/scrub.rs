@@ -1,6 +1,5 @@
-//! Paces the shards' scrubbers and keeps what they find.
+//! Paces the shards' scrubbers and reports what they find.
 
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::config::ScrubConfig;
@@ -8,26 +7,8 @@ use super::stores::{Hands, Stores};
 use crate::store::api::{ScrubFinding, ScrubStep};
 use crate::store::device::BLOCK_BYTES;
 
-/// Bad blocks remembered per device. Further ones are counted and logged: a device with so many is to be replaced.
-pub const FINDINGS_MAX: usize = 1024;
-
 /// Pause before a step that found the shard's scrubber still reading.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
-
-/// How a device's scrubbing stands.
-#[derive(Debug, Clone, Default)]
-pub struct ScrubStatus {
-    /// A pass is under way.
-    pub running: bool,
-    /// Passes completed since start.
-    pub passes: u64,
-    /// Blocks verified since start.
-    pub blocks: u64,
-    /// Bad blocks found since start.
-    pub bad_blocks: u64,
-    /// The first [`FINDINGS_MAX`] of them.
-    pub findings: Vec<ScrubFinding>,
-}
 
 struct Pace {
     /// Shard that is read now.
@@ -41,17 +22,11 @@ struct Pace {
 pub struct Scrubber {
     config: ScrubConfig,
     paces: Vec<Pace>,
-    status: Arc<Mutex<Vec<ScrubStatus>>>,
 }
 
 impl Scrubber {
     /// Starts a pass on every device, if scrubbing is on.
-    pub fn new(
-        stores: &Stores,
-        config: ScrubConfig,
-        status: Arc<Mutex<Vec<ScrubStatus>>>,
-        now: Instant,
-    ) -> Self {
+    pub fn new(stores: &Stores, config: ScrubConfig, now: Instant) -> Self {
         let paces = stores.devices.iter().map(|device| Pace {
             shard: device.first_shard,
             due: now + Duration::from_secs(config.start_after_seconds),
@@ -60,7 +35,6 @@ impl Scrubber {
         Self {
             config,
             paces: paces.collect(),
-            status,
         }
     }
 
@@ -118,43 +92,28 @@ impl Scrubber {
                     }
                 }
             };
-        self.note(stores, device, blocks, pass_done, found);
+        report(stores, device, found);
+        stores.damage.on_step(device, blocks, pass_done);
     }
+}
 
-    fn note(
-        &self,
-        stores: &Stores,
-        device: usize,
-        blocks: u64,
-        pass_done: bool,
-        found: Vec<ScrubFinding>,
-    ) {
-        let mut all = self.status.lock().expect("no panic under this lock");
-        let status = &mut all[device];
-        status.running = !pass_done;
-        status.passes += u64::from(pass_done);
-        status.blocks = blocks;
-        drop(all);
-        self.report(stores, device, found);
-    }
-
-    /// Takes bad blocks in, whoever found them.
-    pub fn report(&self, stores: &Stores, device: usize, found: Vec<ScrubFinding>) {
-        let mut all = self.status.lock().expect("no panic under this lock");
-        let status = &mut all[device];
-        for finding in found {
+/// Takes bad blocks in, whoever found them.
+pub fn report(stores: &Stores, device: usize, found: Vec<ScrubFinding>) {
+    for finding in found {
+        let path = stores.devices[device].file.path().display();
+        let (layer, chunk, block) = (finding.layer.0, finding.chunk, finding.block);
+        let device_offset = finding.device_offset;
+        if stores.damage.has_peers() {
+            tracing::warn!(
+                device = %path, layer, chunk, block, device_offset,
+                "found a bad block; other replicas are asked for it"
+            );
+        } else {
             tracing::error!(
-                device = %stores.devices[device].file.path().display(),
-                layer = finding.layer.0,
-                chunk = finding.chunk,
-                block = finding.block,
-                device_offset = finding.device_offset,
+                device = %path, layer, chunk, block, device_offset,
                 "found a bad block; restore it from a backup, and replace the device if more follow"
             );
-            status.bad_blocks += 1;
-            if status.findings.len() < FINDINGS_MAX && !status.findings.contains(&finding) {
-                status.findings.push(finding);
-            }
         }
+        stores.damage.on_found(device, finding);
     }
 }

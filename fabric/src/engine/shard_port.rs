@@ -14,11 +14,11 @@ use super::shared::Lane;
 use super::stores::{Event, HELD_MAX, Hands, ShardState, Stores, name_of, op_id};
 use crate::core::fence::{FenceCache, Fences};
 use crate::core::groups::Groups;
-use crate::core::replica::store_op::{failure, operation, still_admitted, tell_fence};
+use crate::core::replica::store_op::{ROUND, failure, operation, still_admitted, tell_fence};
 use crate::core::replica::{StoreFailure, StoreKey};
-use crate::proto::ids::LayerId;
+use crate::proto::ids::{LayerId, Version};
 use crate::proto::{Command, Refusal, Request};
-use crate::store::api::{OpId, StoreError, Submitted};
+use crate::store::api::{OpId, ScrubFinding, StoreError, Submitted};
 
 /// Layers whose home a thread remembers, as many as volumes that one usually serves.
 const HOMES: usize = 256;
@@ -278,7 +278,7 @@ impl ShardPort {
         loop {
             let (op, result) = self.hands.mine.pop_front()?;
             let name = name_of(op);
-            let Some(slot) = self.slots.get((name & u64::from(u32::MAX)) as usize) else {
+            let Some(slot) = self.slots.get(slot_index(name)) else {
                 self.on_flush_step(name, result);
                 continue;
             };
@@ -288,12 +288,50 @@ impl ShardPort {
                     Some(result) => result,
                     None => continue,
                 };
-                let slot = &self.slots[(name & u64::from(u32::MAX)) as usize];
+                if let Err(error) = result {
+                    self.note_damage(slot_index(name), error);
+                }
+                let slot = &self.slots[slot_index(name)];
                 let result = result.map_err(|error| failure(error, &slot.request));
                 return Some((slot.key, result));
             }
         }
     }
+
+    /// A block that a guest, or another node, has met is as good as found by the scrubber.
+    #[cold]
+    fn note_damage(&mut self, slot: usize, error: StoreError) {
+        let request = self.slots[slot].request;
+        let StoreError::Corrupt {
+            layer,
+            chunk,
+            block,
+            device_offset,
+        } = error
+        else {
+            return;
+        };
+        // Whoever compares or repairs knows.
+        if request.generation == ROUND {
+            return;
+        }
+        if let Some(device) = self.home_of(&request, layer) {
+            let finding = ScrubFinding {
+                layer,
+                chunk,
+                block,
+                version: Version(0),
+                device_offset,
+            };
+            self.stores.damage.on_read(device as usize, finding);
+        }
+    }
+}
+
+/// The slot that an operation's name tells.
+#[inline]
+fn slot_index(name: u64) -> usize {
+    (name & u64::from(u32::MAX)) as usize
 }
 
 impl Drop for ShardPort {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 use super::config::FabricError;
+use super::damage::Damage;
 use super::mailbox::Mailbox;
 use crate::core::client::PIECES_MAX;
 use crate::core::watermark::LANES_MAX;
@@ -101,13 +102,16 @@ pub struct Stores {
     homes: RwLock<HashMap<LayerId, u32>>,
     /// Devices that get no new layers, one bit each.
     retired: AtomicU32,
+    /// What they cannot give.
+    pub damage: Damage,
 }
 
 const _: () = assert!(LANES_MAX < u128::BITS as usize);
 const _: () = assert!(DEVICES_MAX <= u32::BITS as usize);
 
 impl Stores {
-    pub fn new(open: Vec<OpenStore>) -> Result<Self, FabricError> {
+    /// Of a node that has peers other nodes have replicas.
+    pub fn new(open: Vec<OpenStore>, has_peers: bool) -> Result<Self, FabricError> {
         if open.len() > DEVICES_MAX {
             return Err(FabricError::TooManyDevices(DEVICES_MAX));
         }
@@ -133,6 +137,7 @@ impl Stores {
             .map(|_| Mailbox::new(HELD_MAX as usize))
             .collect();
         Ok(Self {
+            damage: Damage::new(devices.len(), has_peers),
             devices: devices.into(),
             shards: shards.into(),
             mailboxes: mailboxes.map_err(FabricError::os("create an eventfd"))?,

@@ -146,9 +146,18 @@ impl Node {
     }
 
     pub fn start_as(id: u64, identity: Identity, wire: Wire, cluster: [u8; 16]) -> Self {
+        Self::start_with(id, identity, wire, |config| config.cluster = cluster)
+    }
+
+    pub fn start_with(
+        id: u64,
+        identity: Identity,
+        wire: Wire,
+        configure: impl FnOnce(&mut FabricConfig),
+    ) -> Self {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let mut config = config(id, dir.path().join("device"), identity, wire);
-        config.cluster = cluster;
+        configure(&mut config);
         let fabric = Fabric::open(config).unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let asks = Arc::clone(&asked);

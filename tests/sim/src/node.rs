@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use fabric::core::fence::Fences;
 use fabric::core::groups::Groups;
+use fabric::core::repair::queue::{BadBlock, Outcome};
 use fabric::core::replica::{Handled, PeerId, Peers, Replica};
 use fabric::core::resync::rounds::Rounds;
 use fabric::core::unresolved::Unresolved;
@@ -13,7 +14,7 @@ use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Reply, Request,
 };
 use fabric::store;
-use fabric::store::api::{CoreParams, DeviceLabel, ScrubFinding, StoreCore};
+use fabric::store::api::{CoreParams, DeviceLabel, StoreCore};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
@@ -69,6 +70,8 @@ pub struct Wishes {
     pub promotions: Vec<Promotion>,
     /// See [`GivenUp`].
     pub given_up: Vec<GivenUp>,
+    /// What became of blocks that it could not read.
+    pub told: Vec<(BadBlock, Outcome)>,
 }
 
 /// A promotion to be asked for.
@@ -426,11 +429,6 @@ impl Process {
     pub fn kept_by_groups(&self, groups: usize) -> usize {
         let groups = (0..groups as u64).filter_map(|pg| self.groups.get(PgId(pg)));
         groups.map(|group| group.kept()).sum()
-    }
-
-    /// Lets the scrubber read every block once; what it finds bad. The store must be idle.
-    pub fn scrub(&mut self, disk: &mut SimDisk) -> Vec<ScrubFinding> {
-        self.port.scrub(disk)
     }
 
     /// Takes the list of what was stored since the last call.

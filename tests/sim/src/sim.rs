@@ -211,6 +211,8 @@ pub struct Sim {
     orphans: BTreeMap<u64, (usize, GuestOp)>,
     /// Blocks that were repaired after a read: node, chunk, block.
     pub repaired: Vec<(usize, ChunkKey, u32)>,
+    /// What became of blocks that nodes have found bad themselves: node, block.
+    pub mended: Vec<(usize, u32, fabric::core::repair::queue::Outcome)>,
     /// Blocks that takeovers made agree.
     pub settled_blocks: u64,
     ops: (u64, u64),
@@ -316,6 +318,7 @@ impl Sim {
             takeovers: BTreeMap::new(),
             orphans: BTreeMap::new(),
             repaired: Vec::new(),
+            mended: Vec::new(),
             settled_blocks: 0,
             ops: (0, 0),
             been_members: BTreeSet::new(),

@@ -1,6 +1,7 @@
 //! What others lost data by, and what guests were promised: each a fixed scenario.
 
 use fabric::core::membership::Standing;
+use fabric::core::repair::queue::Outcome;
 use fabric::io::Op;
 use fabric::testing::sim_disk::CrashKind;
 use sim::Sim;
@@ -315,6 +316,79 @@ fn block_that_nobody_can_read_is_an_error() {
     sim.end();
 }
 
+/// The same is found by the scrubber of that replica's node, and no guest reads it.
+#[test]
+fn flipped_bit_is_found_by_scrub_and_repaired_from_another_replica() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    sim.pass(Span::millis(200));
+    for node in 0..3 {
+        sim.flip_bit(node, 5);
+        assert_eq!(sim.scrub(node), 1);
+        sim.pass(Span::millis(200));
+        let (at, block, outcome) = sim.mended[node];
+        assert_eq!((at, block), (node, 5));
+        assert!(matches!(outcome, Outcome::Repaired { .. }), "{outcome:?}");
+        assert!(sim.can_read(node, 5));
+        assert_eq!(sim.scrub(node), 0, "node {node}");
+    }
+    sim.read_blocks(0, 8);
+    assert!(sim.repaired.is_empty(), "guests met none of it");
+    sim.end();
+}
+
+/// With no good copy left it stays bad, and is told, until somebody writes it.
+#[test]
+fn block_that_no_replica_has_stays_bad_until_it_is_written() {
+    let mut sim = Sim::scripted();
+    sim.plan.faults.disk_errors = 1;
+    sim.write_blocks(0, 8);
+    sim.flush();
+    sim.pass(Span::millis(200));
+    (0..3).for_each(|node| sim.flip_bit(node, 5));
+    (0..3).for_each(|node| assert_eq!(sim.scrub(node), 1));
+    sim.pass(Span::seconds(20));
+    sim.mended.sort_by_key(|(node, ..)| *node);
+    let stuck = [0, 1, 2].map(|node| (node, 5, Outcome::Stuck));
+    assert_eq!(sim.mended, stuck);
+    sim.write_blocks(5, 1);
+    sim.pass(Span::seconds(30));
+    sim.mended.drain(..3);
+    sim.mended.sort_by_key(|(node, ..)| *node);
+    let readable = [0, 1, 2].map(|node| (node, 5, Outcome::Readable));
+    assert_eq!(sim.mended, readable);
+    sim.read_blocks(0, 8);
+    sim.end();
+}
+
+/// A replica that is not in sync repairs nothing, and is no source; when it is in sync again it is both.
+#[test]
+fn scrub_repairs_when_enough_replicas_are_in_sync() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    for node in [1, 2] {
+        sim.crash_node(node, CrashKind::Process);
+    }
+    let waits = sim.ask(WRITE, 512, 64);
+    sim.pass(Span::seconds(2));
+    sim.flip_bit(0, 5);
+    assert_eq!(sim.scrub(0), 1);
+    sim.pass(Span::seconds(2));
+    assert!(sim.mended.is_empty(), "{:?}", sim.mended);
+    assert!(!sim.can_read(0, 5));
+    sim.start_node(1);
+    sim.wait_for(waits);
+    sim.pass(Span::seconds(2));
+    let from = fabric::proto::NodeId(1);
+    assert_eq!(sim.mended, [(0, 5, Outcome::Repaired { from })]);
+    sim.start_node(2);
+    sim.wait_until(2, Standing::InSync);
+    sim.read_blocks(0, 8);
+    sim.end();
+}
+
 /// A write is on one replica and not, or not yet, on the others. Each copy is right in itself: the scrubber finds nothing.
 #[test]
 fn scrub_meets_unresolved_write() {
@@ -335,6 +409,48 @@ fn scrub_meets_unresolved_write() {
         sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
     }
     sim.wait_for(write);
+    sim.read_blocks(0, 8);
+    sim.end();
+}
+
+/// A write is on one replica only. What is bad there cannot be repaired before the others have it; what is bad elsewhere is repaired
+/// as it was, and never from the one that is ahead.
+#[test]
+fn scrub_repairs_beside_an_unresolved_write() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    for node in [0, 1] {
+        sim.on_fault(Fault::Cut(End::Host(0), End::Node(node)));
+    }
+    let write = sim.ask(WRITE, 0, 32);
+    sim.pass(Span::millis(5));
+    let (new, old) = (sim.tag_at(2, 8), sim.tag_at(0, 8));
+    assert_ne!(new, old);
+    sim.flip_bit(2, 1);
+    sim.flip_bit(0, 1);
+    sim.flip_bit(2, 6);
+    assert_eq!((sim.scrub(0), sim.scrub(1), sim.scrub(2)), (1, 0, 2));
+    sim.pass(Span::millis(50));
+    sim.mended.sort_by_key(|(node, ..)| *node);
+    let from = fabric::proto::NodeId(1);
+    let places = |told: &[(usize, u32, Outcome)]| -> Vec<(usize, u32)> {
+        told.iter()
+            .map(|(node, block, _)| (*node, *block))
+            .collect()
+    };
+    assert_eq!(places(&sim.mended), [(0, 1), (2, 6)]);
+    assert_eq!(sim.mended[0].2, Outcome::Repaired { from });
+    assert_eq!(sim.tag_at(0, 8), old);
+    assert!(!sim.can_read(2, 1), "nobody else has it");
+    assert!(!sim.is_done(write));
+    for node in [0, 1] {
+        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+    }
+    sim.wait_for(write);
+    sim.pass(Span::seconds(3));
+    assert_eq!(places(&sim.mended[2..]), [(2, 1)]);
+    assert_eq!(sim.tag_at(2, 8), new);
     sim.read_blocks(0, 8);
     sim.end();
 }

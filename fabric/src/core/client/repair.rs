@@ -2,129 +2,57 @@
 //! the first under the version that it has. Invariant *Verified*.
 //!
 //! The guest does not wait for it, nor is its memory used: the guest may change it. The blocks of the read are gone through one
-//! by one: those that the bad replica cannot read are fetched from the good one, compared with the checksum in the bad one's
-//! map, and restored provided that nobody has written them meanwhile.
+//! by one, each as [`BlockRepair`] does it.
 
 use std::sync::Arc;
 
 use super::{Client, ClientAction, Transport};
-use crate::checksum::crc32c;
 use crate::core::membership::{Members, Standing};
+use crate::core::repair::{BlockRepair, End, Next, Whom};
 use crate::core::volume::VolumeState;
-use crate::proto::ids::ChunkKey;
-use crate::proto::message::BlockStamp;
 use crate::proto::{Command, NodeId, Refusal, Request, Sequence};
-use crate::store::api::Holds;
-use crate::store::device::{BLOCK_BYTES, IoVecs};
+use crate::store::device::BLOCK_BYTES;
 
 /// Reads of a data thread that are being repaired at a time. Further ones are not: the scrubber, or the next read, finds the
 /// block again.
 const REPAIRS_MAX: usize = 4;
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(4096))]
-struct Block([u8; BLOCK_BYTES]);
-
-/// Memory that a request in flight points into.
-struct Memory {
-    block: Block,
-    stamp: BlockStamp,
-    iov: libc::iovec,
-}
-
-/// What was asked last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// Nothing.
-    Begun,
-    /// Whether the bad replica can read the block.
-    Probe,
-    /// What it should be there.
-    Inspect,
-    /// Its content, of the good replica.
-    Fetch,
-    /// To write it again.
-    Restore,
-}
 
 /// A read whose blocks are being repaired.
 pub(super) struct Repair {
     volume: Arc<VolumeState>,
     bad: NodeId,
     good: NodeId,
-    chunk: ChunkKey,
+    /// The block that is looked at, and the first one behind the read.
     block: u32,
     end: u32,
-    step: Step,
-    memory: Box<Memory>,
+    has_begun: bool,
+    machine: BlockRepair,
 }
 
-// SAFETY: the iovec points into memory that the repair owns.
-unsafe impl Send for Repair {}
-
 impl Repair {
-    /// What comes after an answer to the present step: the replica that is asked next, and what.
-    fn next(&mut self, result: Result<(), Refusal>) -> Option<(NodeId, Command)> {
-        let healthy = |repair: &mut Self| {
-            repair.block += 1;
-            Step::Probe
-        };
-        self.step = match (self.step, result) {
-            (Step::Begun, _) => Step::Probe,
-            (Step::Probe, Ok(())) => healthy(self),
-            (Step::Probe, Err(Refusal::Corrupt)) => Step::Inspect,
-            (Step::Inspect, Ok(())) if self.memory.stamp.holds() == Holds::Data => Step::Fetch,
-            (Step::Inspect, Ok(())) => healthy(self),
-            // The good replica has another version of it: somebody is writing it, and that repairs it.
-            (Step::Fetch, Ok(())) if crc32c(&self.memory.block.0) != self.memory.stamp.crc => {
-                healthy(self)
+    /// What comes after an answer, or at first: the replica that is asked next, and what. True if a block was written again.
+    fn next(&mut self, result: Result<(), Refusal>) -> (Option<(NodeId, Command)>, bool) {
+        let mut restored = false;
+        if std::mem::replace(&mut self.has_begun, true) {
+            match self.machine.on_answer(result) {
+                Next::Ask(whom, command) => return (Some((self.node(whom), command)), false),
+                Next::Over(End::Unfetched(_) | End::Failed(_)) => return (None, false),
+                Next::Over(end) => restored = end == End::Restored,
             }
-            (Step::Fetch, Ok(())) => Step::Restore,
-            (Step::Restore, Ok(()) | Err(Refusal::Changed)) => healthy(self),
-            _ => return None,
-        };
-        (self.block < self.end).then(|| self.command())
+            self.block += 1;
+        }
+        let next = (self.block < self.end).then(|| {
+            let (whom, command) = self.machine.begin(self.block);
+            (self.node(whom), command)
+        });
+        (next, restored)
     }
 
-    fn command(&mut self) -> (NodeId, Command) {
-        let memory = &mut *self.memory;
-        let (iov_base, iov_len) = match self.step {
-            Step::Inspect => ((&raw mut memory.stamp).cast(), size_of::<BlockStamp>()),
-            _ => (memory.block.0.as_mut_ptr().cast(), BLOCK_BYTES),
-        };
-        memory.iov = libc::iovec { iov_base, iov_len };
-        let buffers = IoVecs {
-            ptr: &raw const memory.iov,
-            len: 1,
-        };
-        let (chunk, block, len) = (self.chunk, self.block, iov_len as u32);
-        let command = match self.step {
-            Step::Begun | Step::Probe | Step::Fetch => Command::Read {
-                chunk,
-                offset: block * BLOCK_BYTES as u32,
-                buffers,
-                len,
-            },
-            Step::Inspect => Command::Inspect {
-                chunk,
-                block,
-                buffers,
-                len,
-            },
-            Step::Restore => Command::Restore {
-                chunk,
-                block,
-                stamps: [memory.stamp; 2],
-                buffers,
-                len,
-            },
-        };
-        let node = if self.step == Step::Fetch {
-            self.good
-        } else {
-            self.bad
-        };
-        (node, command)
+    fn node(&self, whom: Whom) -> NodeId {
+        match whom {
+            Whom::Bad => self.bad,
+            Whom::Good => self.good,
+        }
     }
 }
 
@@ -155,23 +83,14 @@ impl Client {
         self.repairs += 1;
         let volume = Arc::clone(&self.local(self.ios[io].volume).state);
         self.fill_piece(piece, io, group, Command::Join);
-        let memory = Box::new(Memory {
-            block: Block([0; BLOCK_BYTES]),
-            stamp: BlockStamp::default(),
-            iov: libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: 0,
-            },
-        });
         self.pieces[piece].repair = Some(Repair {
             volume,
             bad,
             good,
-            chunk,
             block: offset / BLOCK_BYTES as u32,
             end: (offset + len).div_ceil(BLOCK_BYTES as u32),
-            step: Step::Begun,
-            memory,
+            has_begun: false,
+            machine: BlockRepair::new(chunk),
         });
         self.go_on_repairing(piece, transport);
     }
@@ -184,15 +103,14 @@ impl Client {
             let Some(repair) = &mut self.pieces[piece].repair else {
                 return;
             };
-            let restored = repair.step == Step::Restore && result == Some(Ok(()));
             let told = ClientAction::Repaired {
                 pg: self.groups[group].set.pg(),
                 node: repair.bad,
-                chunk: repair.chunk,
+                chunk: repair.machine.chunk(),
                 block: repair.block,
             };
-            let next = match result {
-                None if repair.step != Step::Begun => None,
+            let (next, restored) = match result {
+                None if repair.has_begun => (None, false),
                 _ => repair.next(result.unwrap_or(Ok(()))),
             };
             let next = next.filter(|_| !repair.volume.is_revoked());

@@ -1,6 +1,9 @@
 //! Which rounds of comparison a node has under way: it decides when one begins, with whom, under which map each of its commands
 //! goes, and when one that failed is tried anew. A [`Resync`] does the comparing.
 //!
+//! Beside them go the repairs of blocks that this node cannot read ([`Repairs`]): what they ask of peers and of this node's store
+//! takes the same ways, under the same map.
+//!
 //! Events in: [`Rounds::on_map`], [`Rounds::on_time`], [`Rounds::on_reply`] and [`Rounds::on_local`]. Actions out:
 //! [`Rounds::poll`]. Time is told, in microseconds from whatever beginning; [`Rounds::wake_at`] says when to tell it next.
 
@@ -11,8 +14,9 @@ use super::{Action as Wish, Call, Progress, Resync, TICK, Why};
 use crate::core::fence::Fences;
 use crate::core::groups::Groups;
 use crate::core::membership::{Member, ReplicaSet, Standing};
-use crate::core::replica::StoreFailure;
+use crate::core::repair::queue::{BadBlock, Outcome, Repairs, Wish as RepairWish};
 use crate::core::replica::store_op::ROUND;
+use crate::core::replica::{StoreFailure, outcome};
 use crate::core::unresolved::Unresolved;
 use crate::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request};
 use crate::store::device::IoVecs;
@@ -27,6 +31,9 @@ const TICK_US: u64 = TICK.as_micros() as u64;
 /// Rounds that were given up while calls of theirs are under way, in whose memory others still write. With so many no further
 /// one begins: a device, or a peer, that answers nothing would otherwise be asked without end.
 const RETIRED_MAX: usize = 8;
+
+/// Stands for the repairs in the place of a round's number, which is larger.
+const REPAIRS: u64 = 0;
 
 /// A round and one of its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -73,6 +80,13 @@ pub enum Action {
         /// Epoch of the group.
         epoch: Epoch,
     },
+    /// Tell what became of a block that this node could not read.
+    Tell {
+        /// Which.
+        bad: BadBlock,
+        /// What.
+        outcome: Outcome,
+    },
 }
 
 /// What rounds have done since the start.
@@ -118,6 +132,7 @@ pub struct Rounds {
     stays: BTreeMap<PgId, Stay>,
     /// Rounds that are over, whose memory is still in use.
     retired: Vec<Round>,
+    repairs: Repairs,
     next: u64,
     /// When machines are told that a [`TICK`] has passed, if any waits for that.
     tick_us: Option<u64>,
@@ -165,6 +180,7 @@ impl Rounds {
     ) -> Self {
         Self {
             me,
+            repairs: Repairs::new(me, Arc::clone(&groups)),
             groups,
             fences,
             unresolved,
@@ -208,7 +224,13 @@ impl Rounds {
         }
         // Of groups in which this node does not take part any more, or not as one that is to be compared.
         stays.into_values().for_each(|stay| self.retire(stay.round));
+        self.repairs.on_map(sets, now_us);
         self.begin(now_us);
+    }
+
+    /// This node cannot read these blocks; `sets` are the newest map, all of it.
+    pub fn on_bad_blocks(&mut self, found: &[BadBlock], sets: &[ReplicaSet], now_us: u64) {
+        self.repairs.on_found(found, sets, now_us);
     }
 
     /// It is later than it was.
@@ -230,6 +252,7 @@ impl Rounds {
                 }
             }
         }
+        self.repairs.on_time(now_us);
         self.begin(now_us);
     }
 
@@ -244,7 +267,8 @@ impl Rounds {
         let room = self.retired.len() < RETIRED_MAX;
         let due = self.stays.values().filter(|stay| room && stay.is_due());
         let begin = due.map(|stay| stay.begin_us);
-        again.chain(begin).chain(self.tick_us).min()
+        let repair = self.repairs.wake_at();
+        again.chain(begin).chain(self.tick_us).chain(repair).min()
     }
 
     /// Begins what has waited long enough.
@@ -286,6 +310,9 @@ impl Rounds {
         loop {
             if let Some(action) = self.actions.pop_front() {
                 return Some(action);
+            }
+            if let Some(wish) = self.repairs.poll(now_us) {
+                return Some(self.heed_repair(wish));
             }
             let next = self.stays.iter_mut().find_map(|(pg, stay)| {
                 let round = stay.round.as_mut()?;
@@ -352,6 +379,32 @@ impl Rounds {
         }
     }
 
+    fn heed_repair(&self, wish: RepairWish) -> Action {
+        let token = |call| Token {
+            number: REPAIRS,
+            call,
+        };
+        let request = |pg, command| Request {
+            pg,
+            epoch: self.groups.known(),
+            generation: ROUND,
+            command,
+            ..Request::NOTHING
+        };
+        match wish {
+            RepairWish::Ask(call, source, pg, command) => Action::Ask {
+                token: token(call),
+                source,
+                request: request(pg, command),
+            },
+            RepairWish::Local(call, pg, command) => Action::Local {
+                token: token(call),
+                request: request(pg, command),
+            },
+            RepairWish::Tell(bad, outcome) => Action::Tell { bad, outcome },
+        }
+    }
+
     fn fail(&mut self, pg: PgId, why: Why, now_us: u64) -> Option<Action> {
         tracing::debug!(%pg, ?why, "a round of comparison failed");
         let stay = self.stays.get_mut(&pg)?;
@@ -374,6 +427,10 @@ impl Rounds {
 
     /// The source answered, or is lost ([`Refusal::Unreachable`]).
     pub fn on_reply(&mut self, token: Token, result: Result<(), Refusal>) {
+        if token.number == REPAIRS {
+            self.repairs.on_answer(token.call, result);
+            return;
+        }
         let (groups, unresolved) = (Arc::clone(&self.groups), Arc::clone(&self.unresolved));
         if let Some(round) = self.named(token) {
             round.machine.on_reply(Call(token.call), result, &groups);
@@ -386,6 +443,10 @@ impl Rounds {
 
     /// This node's store is done.
     pub fn on_local(&mut self, token: Token, result: Result<(), StoreFailure>) {
+        if token.number == REPAIRS {
+            self.repairs.on_answer(token.call, outcome(result));
+            return;
+        }
         let groups = Arc::clone(&self.groups);
         if let Some(round) = self.named(token) {
             round.machine.on_local(Call(token.call), result, &groups);
@@ -395,14 +456,15 @@ impl Rounds {
 
     /// Whether nothing is under way, and nothing is to be begun.
     pub fn is_idle(&self) -> bool {
-        self.stays.is_empty() && self.retired.is_empty()
+        self.stays.is_empty() && self.retired.is_empty() && self.repairs.is_idle()
     }
 
     /// Calls whose answers are due: until they are, memory of this machine is in use.
     pub fn calls_due(&self) -> usize {
         let rounds = self.stays.values().filter_map(|stay| stay.round.as_ref());
         let all = rounds.chain(&self.retired);
-        all.map(|round| round.machine.calls_due()).sum()
+        let due: usize = all.map(|round| round.machine.calls_due()).sum();
+        due + self.repairs.calls_due()
     }
 
     /// What has been done since the start.

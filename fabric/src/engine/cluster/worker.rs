@@ -187,6 +187,13 @@ impl State {
             self.takeovers.iter_mut().for_each(Takeover::on_tick);
         }
         let now_us = self.cluster.us_at(now);
+        if let Some(stores) = &self.stores {
+            let found = stores.damage.take();
+            if !found.is_empty() {
+                let map = self.cluster.map();
+                self.rounds.on_bad_blocks(&found, &map.sets, now_us);
+            }
+        }
         let wake = self.rounds.wake_at(now_us);
         if wake.is_some_and(|wake| wake <= now_us) {
             self.rounds.on_time(now_us);
@@ -262,6 +269,11 @@ impl State {
             Action::ReportFailed { pg, member, epoch } => {
                 let node = member.node;
                 self.cluster.ask(Ask::ReportFailed { pg, node, epoch });
+            }
+            Action::Tell { bad, outcome } => {
+                if let Some(stores) = &self.stores {
+                    stores.damage.on_outcome(bad, outcome);
+                }
             }
         }
     }

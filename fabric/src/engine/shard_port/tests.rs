@@ -49,7 +49,7 @@ impl Rig {
         let mut open = crate::engine::open::open_devices(&devices, &config).unwrap();
         // The null device has no fsync.
         open[0].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
-        let stores = Arc::new(Stores::new(open).unwrap());
+        let stores = Arc::new(Stores::new(open, false).unwrap());
         let groups = Arc::new(Groups::default());
         groups.set(PG, Standing::InSync, Epoch(1));
         groups.applied(Epoch(2));

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric::core::membership::{Member, ReplicaSet};
+use fabric::core::repair::queue::BadBlock;
 use fabric::core::replica::StoreFailure;
 use fabric::core::resync::rounds::{Action, Rounds, Token};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
+use fabric::store::api::ScrubFinding;
 
 use super::port::For;
 use super::{Node, Parcel, Process, Promotion, Wishes, memory};
@@ -36,6 +38,8 @@ pub struct Shell {
     open: BTreeMap<Token, Command>,
     /// What this side said of its blocks, by chunk and first block; for [`Mutation::DeltaLogFromDeparture`].
     here: BTreeMap<(ChunkKey, u32), Vec<u8>>,
+    /// The newest map.
+    sets: Vec<ReplicaSet>,
     /// When the machine is told the time next.
     wake_us: Option<u64>,
 }
@@ -46,6 +50,7 @@ impl Shell {
             machine,
             open: BTreeMap::new(),
             here: BTreeMap::new(),
+            sets: Vec::new(),
             wake_us: None,
         }
     }
@@ -77,8 +82,30 @@ impl Node {
             }
         }
         process.groups.applied(epoch);
+        process.rounds.sets = sets.to_vec();
         process.rounds.machine.on_map(sets, wishes.now_us);
         self.pump(wishes);
+    }
+
+    /// The scrubber reads every block once; how many it finds bad. Those are to be repaired. The store must be idle.
+    pub fn scrub(&mut self, wishes: &mut Wishes) -> usize {
+        let Some(process) = &mut self.process else {
+            return 0;
+        };
+        let place = |finding: &ScrubFinding| BadBlock {
+            device: 0,
+            chunk: ChunkKey {
+                layer: finding.layer,
+                index: finding.chunk,
+            },
+            block: finding.block,
+        };
+        let found = process.port.scrub(&mut self.disk);
+        let bad: Vec<BadBlock> = found.iter().map(place).collect();
+        let Shell { machine, sets, .. } = &mut process.rounds;
+        machine.on_bad_blocks(&bad, sets, wishes.now_us);
+        self.pump(wishes);
+        found.len()
     }
 
     /// Time has passed for rounds of comparison.
@@ -174,6 +201,7 @@ impl Process {
                 Action::ReportFailed { pg, member, epoch } => {
                     wishes.given_up.push((pg, member, epoch));
                 }
+                Action::Tell { bad, outcome } => wishes.told.push((bad, outcome)),
             }
         }
         any

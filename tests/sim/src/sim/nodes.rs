@@ -1,6 +1,7 @@
 //! Storage nodes: what their disks do, and how they die and come back.
 
 use fabric::core::membership::ReplicaSet;
+use fabric::core::repair::queue::{BadBlock, Outcome};
 use fabric::proto::{Epoch, Incarnation};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind};
 use rand::Rng;
@@ -50,6 +51,9 @@ impl Sim {
         for ask in wishes.asks {
             self.ask_source(node, incarnation, ask);
         }
+        for (bad, outcome) in wishes.told {
+            self.note_mended(node, bad, outcome);
+        }
         let words = wishes.promotions.into_iter();
         let words = words.map(|promotion| Word::Promote(node, promotion));
         let given_up = wishes.given_up.into_iter();
@@ -60,6 +64,16 @@ impl Sim {
         if let Some(wake) = self.nodes[node].wake_at(self.now.0) {
             self.at(At(wake), Event::RoundTick(node));
         }
+    }
+
+    /// A node tells what became of a block that it could not read.
+    fn note_mended(&mut self, node: usize, bad: BadBlock, outcome: Outcome) {
+        let BadBlock { chunk, block, .. } = bad;
+        let numbers = [38, node as u64, chunk.layer.0, u64::from(block)];
+        self.trace.note(self.now, &numbers, || {
+            format!("node {node}: {chunk:?} block {block}, which was bad: {outcome:?}")
+        });
+        self.mended.push((node, block, outcome));
     }
 
     /// A map arrives at a node.

@@ -119,11 +119,11 @@ impl Sim {
         process.peek(&mut node.disk, layer, 0, range).is_ok()
     }
 
-    /// Lets a node's scrubber read everything once; how many blocks it finds bad.
+    /// Lets a node's scrubber read everything once; how many blocks it finds bad. It then has them repaired.
     pub fn scrub(&mut self, node: usize) -> usize {
-        let node = &mut self.nodes[node];
-        let process = node.process.as_mut().expect("it runs");
-        process.scrub(&mut node.disk).len()
+        let mut found = 0;
+        self.with_node(node, |node, wishes| found = node.scrub(wishes));
+        found
     }
 
     /// Whether a request has been answered.

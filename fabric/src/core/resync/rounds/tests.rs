@@ -408,3 +408,57 @@ fn what_the_source_takes_for_unresolved_is_remembered_before_the_promotion() {
     let remembered = unresolved::list(&lanes, chunk.layer, Generation(3), 9);
     assert_eq!(remembered, [entry]);
 }
+
+/// Repairs go the ways of rounds: here past fences, with a last look, and to peers under the newest map that is known.
+#[test]
+fn a_bad_block_is_asked_for_under_the_newest_map_as_no_lease() {
+    let mut world = World::new();
+    let group = PgId(0);
+    let members = Vec::from([
+        member(0, Standing::InSync, 1),
+        member(1, Standing::InSync, 1),
+    ]);
+    world.groups.set(group, Standing::InSync, Epoch(1));
+    world.groups.applied(Epoch(9));
+    let set = ReplicaSet::new(group, Epoch(5), 1, members);
+    let bad = BadBlock {
+        device: 0,
+        chunk: ChunkKey {
+            layer: LayerId(5),
+            index: 0,
+        },
+        block: 3,
+    };
+    assert!(world.rounds.is_idle());
+    world.rounds.on_bad_blocks(&[bad], &[set], world.now_us);
+    assert!(!world.rounds.is_idle());
+    let mut local = |result| match world.rounds.poll(0) {
+        Some(Action::Local { token, request }) => {
+            assert_eq!((request.generation, request.epoch), (ROUND, Epoch(9)));
+            if let Command::Inspect { buffers, .. } = request.command {
+                let stamp = crate::proto::message::BlockStamp {
+                    version: 4,
+                    crc: 0,
+                    holds: crate::store::api::Holds::Data as u32,
+                };
+                // SAFETY: the machine keeps its memory until the answer.
+                unsafe { buffers.first_mut() }.copy_from_slice(stamp.as_bytes());
+            }
+            world.rounds.on_local(token, result);
+        }
+        other => panic!("{other:?}"),
+    };
+    local(Err(StoreFailure::Corrupt));
+    local(Ok(()));
+    let (token, peer, read) = world.asked();
+    assert_eq!((peer, read.pg), (NodeId(1), group));
+    assert_eq!((read.generation, read.epoch), (ROUND, Epoch(9)));
+    assert_eq!(world.rounds.calls_due(), 1);
+    world
+        .rounds
+        .on_reply(token, Err(Refusal::StaleEpoch(Epoch(10))));
+    assert!(world.poll().is_none());
+    let wake = world.rounds.wake_at(world.now_us);
+    world.pass(wake.expect("it is looked at again"));
+    assert!(matches!(world.poll(), Some(Action::Local { .. })));
+}
