@@ -42,8 +42,8 @@ async fn list(client: &Client, json: bool) -> Result<()> {
     for d in devices {
         let scrub = d.scrub.map(|scrub| {
             format!(
-                "{} passes, {} blocks, {} errors",
-                scrub.passes, scrub.blocks, scrub.errors
+                "{} passes, {} blocks, {} errors, {} repaired, {} bad now",
+                scrub.passes, scrub.blocks, scrub.errors, scrub.repaired, scrub.bad
             )
         });
         let size =

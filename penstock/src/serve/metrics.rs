@@ -91,13 +91,15 @@ fn put_attachments(page: &mut Page, attachments: &[Attachment]) {
 type OfDevice = fn(&LocalDevice) -> u64;
 
 fn put_devices(page: &mut Page, devices: &[LocalDevice]) {
-    let values: [(&'static Family, OfDevice); 6] = [
+    let values: [(&'static Family, OfDevice); 8] = [
         (&families::DEVICE_CAPACITY, |d| d.capacity_bytes),
         (&families::DEVICE_USED, |d| d.used_bytes),
         (&families::DEVICE_MEMORY, |d| d.memory_bytes),
         (&families::SCRUB_PASSES, |d| d.scrub.passes),
         (&families::SCRUB_BLOCKS, |d| d.scrub.blocks),
         (&families::SCRUB_BAD, |d| d.scrub.errors),
+        (&families::SCRUB_REPAIRED, |d| d.scrub.repaired),
+        (&families::DEVICE_BAD, |d| d.scrub.bad),
     ];
     for (family, value) in values {
         for device in devices {

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fabric::core::volume::{Durability, VolumeParams};
-use fabric::engine::{DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, VolumeHandle};
+use fabric::engine::{
+    DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubStatus, VolumeHandle,
+};
 use fabric::io::IoError;
 use fabric::net::tcp::control::NetConfig;
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
@@ -289,8 +291,9 @@ impl Storage {
                 "start the daemon without --store null to store anything",
             ));
         }
+        let has_peers = self.fabric.address().is_some();
         for device in self.fabric.devices() {
-            problems.extend(damage(&device));
+            problems.extend(damage(&device, has_peers));
             problems.extend(shortage(&device));
         }
         for LeftOut { path, failure } in &self.left_out {
@@ -350,8 +353,10 @@ fn local(device: DeviceStatus) -> LocalDevice {
             passes: scrub.passes,
             blocks: scrub.blocks,
             errors: scrub.bad_blocks,
+            repaired: scrub.repaired_blocks,
+            bad: scrub.findings.len() as u64,
         },
-        is_bad: scrub.bad_blocks > 0,
+        is_bad: !scrub.findings.is_empty(),
         is_null: false,
         shards: device.shards,
     }
@@ -369,7 +374,10 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
 }
 
 /// Data that cannot be read any more.
-fn damage(device: &DeviceStatus) -> Option<Found> {
+fn damage(device: &DeviceStatus, has_peers: bool) -> Option<Found> {
+    if has_peers {
+        return replicated_damage(&device.path.display().to_string(), &device.scrub);
+    }
     let path = device.path.display();
     let bad = device.scrub.bad_blocks;
     let failed: u64 = device.shards.iter().map(|s| s.checksum_errors).sum();
@@ -388,6 +396,25 @@ fn damage(device: &DeviceStatus) -> Option<Found> {
     } else {
         None
     }
+}
+
+/// The same where other nodes have replicas: what was written again from them is no problem any more.
+fn replicated_damage(path: &str, scrub: &ScrubStatus) -> Option<Found> {
+    let (bad, stuck) = (scrub.findings.len(), scrub.stuck);
+    let (what, doing) = match (bad, stuck) {
+        (0, _) => return None,
+        (_, 0) => (
+            format!("device {path}: {bad} bad blocks"),
+            "they are written again from replicas that are in sync; replace the device if more follow",
+        ),
+        _ => (
+            format!(
+                "device {path}: {bad} bad blocks, {stuck} of which no other replica could give"
+            ),
+            "unless one can yet, restore their volumes, which the log names, from a backup",
+        ),
+    };
+    Some(Found::new(format!("scrub {path}"), what, doing))
 }
 
 fn shortage(device: &DeviceStatus) -> Option<Found> {
@@ -452,4 +479,39 @@ pub fn fabric_failure(e: FabricError) -> Failure {
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric::proto::ids::Version;
+    use fabric::store::api::ScrubFinding;
+
+    use super::*;
+
+    #[test]
+    fn a_block_that_was_repaired_is_no_problem_and_a_backup_is_asked_for_only_when_no_replica_has_it()
+     {
+        let finding = ScrubFinding {
+            layer: LayerId(1),
+            chunk: 0,
+            block: 3,
+            version: Version(0),
+            device_offset: 0,
+        };
+        let mut scrub = ScrubStatus {
+            bad_blocks: 3,
+            repaired_blocks: 1,
+            findings: vec![finding; 2],
+            ..ScrubStatus::default()
+        };
+        let told = |scrub: &ScrubStatus| format!("{:?}", replicated_damage("/dev/sdx", scrub));
+        assert!(told(&scrub).contains("/dev/sdx: 2 bad blocks"));
+        assert!(!told(&scrub).contains("backup"));
+        scrub.stuck = 1;
+        assert!(told(&scrub).contains("1 of which no other replica could give"));
+        assert!(told(&scrub).contains("backup"));
+        scrub.stuck = 0;
+        scrub.findings.clear();
+        assert!(replicated_damage("/dev/sdx", &scrub).is_none());
+    }
 }

@@ -72,6 +72,10 @@ families! {
         "Blocks of 4 KiB that the scrub compared with their checksum.";
     SCRUB_BAD: Counter "penstock_scrub_bad_blocks_total" ["device"] "1"
         "Blocks of them that failed.";
+    SCRUB_REPAIRED: Counter "penstock_scrub_repaired_blocks_total" ["device"] "1"
+        "Bad blocks that were written again from another replica.";
+    DEVICE_BAD: Gauge "penstock_device_bad_blocks" ["device"] "1"
+        "Bad blocks that are not written again yet, 1,024 at most.";
     STORE_OPS: Counter "penstock_store_ops_total" ["device"] "1"
         "Operations that the store completed: reads, writes, discards, flushes, those of the cleaner and of copies among them.";
     STORE_WRITE_OP_BYTES: Counter "penstock_store_write_bytes_total" ["device"] "bytes"

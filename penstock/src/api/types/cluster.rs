@@ -182,6 +182,12 @@ pub struct Scrub {
     pub blocks: u64,
     /// Blocks that failed.
     pub errors: u64,
+    /// Bad blocks that were written again from another replica since the daemon started.
+    #[serde(default)]
+    pub repaired: u64,
+    /// Blocks that are bad still, 1,024 at most; where other nodes have replicas those that reads have met are among them.
+    #[serde(default)]
+    pub bad: u64,
 }
 
 /// Adds a device to the node that is asked.
