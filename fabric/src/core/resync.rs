@@ -5,6 +5,7 @@
 //! [`Resync::poll`]. Pages are compared by a fixed number of workers, each with memory of its own; what the shell allows at
 //! a time is its throttle. The same chunks are listed on both sides, for what this side has in excess has to go, too.
 
+mod listing;
 mod memories;
 pub mod rounds;
 mod worker;
@@ -12,21 +13,20 @@ mod worker;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use zerocopy::{FromBytes, IntoBytes};
-
 use super::groups::{Groups, LEAF_BLOCKS, LeafKey, Touched};
 use super::replica::StoreFailure;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::message::{ChunkEntry, FenceEntry, UnresolvedEntry, chunk_entry};
+use crate::proto::message::{FenceEntry, UnresolvedEntry};
 use crate::proto::{Command, Epoch, Generation, NodeId, PgId, Refusal};
 use crate::store::device::IoVecs;
+use listing::Listing;
 use memories::Memories;
 use worker::{Side, Step, Worker};
 
 /// Pages compared at a time.
 pub const WORKERS: usize = 4;
-/// Entries of one list of chunks.
-const LIST_ENTRIES: usize = 256;
+/// One more for pages that clients' writes wait for: it takes no others, and is not held back.
+const WANTED_WORKER: u32 = WORKERS as u32;
 /// Map pages of a chunk.
 const LEAVES: u32 = 4;
 /// How often a page is compared anew at once because it changed meanwhile; then the round fails.
@@ -61,6 +61,15 @@ pub enum Action {
     Failed(Why),
 }
 
+impl Action {
+    fn call(&self) -> Option<Call> {
+        match self {
+            Self::Ask(call, _) | Self::Local(call, _) | Self::Fence(call, ..) => Some(*call),
+            Self::Promote | Self::Failed(_) => None,
+        }
+    }
+}
+
 /// Why a round failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
@@ -82,86 +91,6 @@ pub struct Progress {
     pub blocks: u64,
     /// Blocks that only this side had, which are gone.
     pub dropped: u64,
-}
-
-/// Where the chunks of one side are being listed.
-#[derive(Debug)]
-struct Listing {
-    cursor: u64,
-    asked: bool,
-    ended: bool,
-    /// Memory that the answer is written to.
-    page: Box<Page>,
-}
-
-#[derive(Debug)]
-struct Page {
-    entries: [ChunkEntry; LIST_ENTRIES],
-    iov: libc::iovec,
-}
-
-impl Listing {
-    fn new() -> Self {
-        let empty = libc::iovec {
-            iov_base: std::ptr::null_mut(),
-            iov_len: 0,
-        };
-        let mut page = Box::new(Page {
-            entries: [ChunkEntry::default(); LIST_ENTRIES],
-            iov: empty,
-        });
-        page.iov = libc::iovec {
-            iov_base: page.entries.as_mut_ptr().cast(),
-            iov_len: size_of_val(&page.entries),
-        };
-        Self {
-            cursor: 0,
-            asked: false,
-            ended: false,
-            page,
-        }
-    }
-
-    fn command(&mut self) -> Command {
-        self.asked = true;
-        Command::ListChunks {
-            cursor: self.cursor,
-            buffers: IoVecs {
-                ptr: &raw const self.page.iov,
-                len: 1,
-            },
-            len: size_of_val(&self.page.entries) as u32,
-        }
-    }
-
-    /// Takes the answer in.
-    fn take(&mut self, into: &mut VecDeque<ChunkKey>, seen: &mut BTreeSet<ChunkKey>) {
-        self.asked = false;
-        // Read as bytes: what a peer wrote is any bytes.
-        let bytes = self.page.entries.as_bytes();
-        for bytes in bytes.chunks_exact(size_of::<ChunkEntry>()) {
-            let Ok(entry) = ChunkEntry::read_from_bytes(bytes) else {
-                break;
-            };
-            self.cursor = entry.cursor;
-            match entry.kind {
-                chunk_entry::CHUNK => {
-                    let chunk = ChunkKey {
-                        layer: LayerId(entry.layer),
-                        index: entry.chunk,
-                    };
-                    if seen.insert(chunk) {
-                        into.push_back(chunk);
-                    }
-                }
-                chunk_entry::MORE => return,
-                _ => {
-                    self.ended = true;
-                    return;
-                }
-            }
-        }
-    }
 }
 
 /// A fence that the source tells.
@@ -252,7 +181,10 @@ pub struct Resync {
     unresolved: Vec<(LayerId, Vec<UnresolvedEntry>)>,
     calls: Vec<(Call, Purpose)>,
     next_call: u32,
+    /// Comparisons and reads of the source, which the shell may hold back.
     actions: VecDeque<Action>,
+    /// Everything else.
+    urgent: VecDeque<Action>,
     progress: Progress,
 }
 
@@ -277,10 +209,11 @@ impl Resync {
             fences: BTreeMap::new(),
             memories: None,
             unresolved: Vec::new(),
-            workers: (0..WORKERS).map(|_| Worker::new()).collect(),
+            workers: (0..=WORKERS).map(|_| Worker::new()).collect(),
             calls: Vec::new(),
             next_call: 0,
             actions: VecDeque::new(),
+            urgent: VecDeque::new(),
             progress: Progress::default(),
         };
         // From now on every write reaches this replica, or is refused by the source.
@@ -315,10 +248,29 @@ impl Resync {
 
     /// Next thing to do.
     pub fn poll(&mut self, groups: &Groups) -> Option<Action> {
+        if let Some(action) = self.poll_urgent(groups) {
+            return Some(action);
+        }
         if self.actions.is_empty() {
             self.go_on(groups);
         }
-        self.actions.pop_front()
+        self.actions.pop_front().or_else(|| self.urgent.pop_front())
+    }
+
+    /// Next thing to do that is not to be held back: what clients' writes wait for, what ends the round, and what has been
+    /// paid for when its reads were begun.
+    pub fn poll_urgent(&mut self, groups: &Groups) -> Option<Action> {
+        if !matches!(self.phase, Phase::Join | Phase::Over) {
+            self.ask_fences(groups);
+        }
+        if self.phase == Phase::Compare
+            && self.workers[WANTED_WORKER as usize].is_idle()
+            && let Some(leaf) = groups.get(self.pg).and_then(|group| group.take_wanted())
+        {
+            self.workers[WANTED_WORKER as usize].begin(leaf);
+            self.step(WANTED_WORKER, Ok(()), groups);
+        }
+        self.urgent.pop_front()
     }
 
     /// The source answered. Answers to calls of an earlier life are ignored.
@@ -366,7 +318,7 @@ impl Resync {
         // What a peer wrote is any bytes.
         let generation = generation.min(Generation::MAX);
         let action = Action::Fence(call, layer, generation, epoch);
-        self.actions.push_back(action);
+        self.urgent.push_back(action);
     }
 
     /// Asks the source who may write layers whose writes wait for that.
@@ -401,7 +353,7 @@ impl Resync {
             (Purpose::ListLocal, Ok(())) => self.listings[1].take(&mut self.chunks, &mut self.seen),
             (Purpose::Flush, Ok(())) => {
                 self.phase = Phase::Promoted;
-                self.actions.push_back(Action::Promote);
+                self.urgent.push_back(Action::Promote);
             }
             (Purpose::Fence(layer), Ok(())) => {
                 if let Some(group) = groups.get(self.pg) {
@@ -428,13 +380,10 @@ impl Resync {
     }
 
     fn go_on(&mut self, groups: &Groups) {
-        if !matches!(self.phase, Phase::Join | Phase::Over) {
-            self.ask_fences(groups);
-        }
         if self.phase != Phase::Compare {
             return;
         }
-        for worker in 0..self.workers.len() as u32 {
+        for worker in 0..WORKERS as u32 {
             if !self.workers[worker as usize].is_idle() {
                 continue;
             }
@@ -553,29 +502,32 @@ impl Resync {
 
     fn fail(&mut self, why: Why) {
         self.give_up();
-        self.actions.push_back(Action::Failed(why));
+        self.urgent.push_back(Action::Failed(why));
     }
 
     /// The round is over: nothing more is asked, and answers that are due only free the memory they are written to.
     pub fn give_up(&mut self) {
         self.phase = Phase::Over;
         // Nobody has heard of these, so nobody answers them.
-        for action in std::mem::take(&mut self.actions) {
-            if let Action::Ask(call, _) | Action::Local(call, _) | Action::Fence(call, ..) = action
-            {
-                self.end_call(call);
-            }
+        let unheard = self.actions.drain(..).chain(self.urgent.drain(..));
+        let unheard: Vec<Call> = unheard.filter_map(|action| action.call()).collect();
+        for call in unheard {
+            self.end_call(call);
         }
     }
 
     fn ask(&mut self, purpose: Purpose, command: Command) {
         let call = self.begin_call(purpose);
-        self.actions.push_back(Action::Ask(call, command));
+        let queue = match purpose {
+            Purpose::Worker(worker) if worker != WANTED_WORKER => &mut self.actions,
+            _ => &mut self.urgent,
+        };
+        queue.push_back(Action::Ask(call, command));
     }
 
     fn local(&mut self, purpose: Purpose, command: Command) {
         let call = self.begin_call(purpose);
-        self.actions.push_back(Action::Local(call, command));
+        self.urgent.push_back(Action::Local(call, command));
     }
 
     fn begin_call(&mut self, purpose: Purpose) -> Call {

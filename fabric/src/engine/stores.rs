@@ -231,6 +231,12 @@ impl Stores {
         homes.remove(&layer);
     }
 
+    /// Operations that all stores have done.
+    pub fn ops(&self) -> u64 {
+        let shards = 0..self.shards.len() as u32;
+        shards.map(|s| self.lock(s).core.metrics().ops).sum()
+    }
+
     /// The device with the most free space, for a new layer.
     pub fn roomiest(&self) -> u32 {
         let free = |device: &u32| {

@@ -422,3 +422,50 @@ fn a_round_ends_when_the_source_or_the_store_fails() {
     assert_eq!(failed, Some(Why::Source(Refusal::Corrupt)));
     assert!(pair.here.stamps().is_empty());
 }
+
+#[test]
+fn what_clients_wait_for_is_not_held_back() {
+    let mut pair = Pair::new(5);
+    // A layer whose writers are not known, and in it a write of a part of a block.
+    pair.groups = Groups::default();
+    pair.groups.set(PG, Standing::Syncing, SINCE);
+    pair.groups.applied(SINCE);
+    for chunk in 0..CHUNKS {
+        let version = pair.version();
+        write(&mut pair.source, chunk, 0, version);
+    }
+    let Some(Action::Ask(join, Command::Join)) = pair.round.poll_urgent(&pair.groups) else {
+        panic!("a round begins by joining, which is not held back")
+    };
+    pair.round.on_reply(join, Ok(()), &pair.groups);
+    assert!(
+        pair.round.poll_urgent(&pair.groups).is_none(),
+        "comparing is"
+    );
+    let mut part = whole_block(1, 3, 1 << 40);
+    if let Command::Write { len, .. } = &mut part.command {
+        *len /= 2;
+    }
+    assert!(pair.groups.admit(&part).is_err());
+    let mut told = Vec::new();
+    while let Some(action) = pair.round.poll_urgent(&pair.groups) {
+        match action {
+            Action::Ask(call, Command::TellFence { .. }) => {
+                told.push("writers");
+                pair.round.on_reply(call, Ok(()), &pair.groups);
+                assert!(pair.groups.admit(&part).is_err(), "its page is asked for");
+            }
+            Action::Ask(_, Command::Inspect { chunk, .. }) => {
+                assert_eq!(chunk.index, 1);
+                told.push("page");
+            }
+            Action::Local(_, Command::Inspect { .. }) => told.push("page here"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(told.starts_with(&["writers"]), "{told:?}");
+    assert!(
+        told.contains(&"page") && told.contains(&"page here"),
+        "{told:?}"
+    );
+}

@@ -305,6 +305,24 @@ impl Rounds {
         }
     }
 
+    /// What is not to be held back: everything but comparisons and reads of the source.
+    pub fn poll_urgent(&mut self, now_us: u64) -> Vec<Action> {
+        let mut wishes = Vec::new();
+        for (pg, stay) in &mut self.stays {
+            let Some(round) = stay.round.as_mut() else {
+                continue;
+            };
+            while let Some(wish) = round.machine.poll_urgent(&self.groups) {
+                wishes.push((*pg, wish));
+            }
+        }
+        let mut actions: Vec<Action> = self.actions.drain(..).collect();
+        for (pg, wish) in wishes {
+            actions.extend(self.heed(pg, wish, now_us));
+        }
+        actions
+    }
+
     /// Next thing to do.
     pub fn poll(&mut self, now_us: u64) -> Option<Action> {
         loop {

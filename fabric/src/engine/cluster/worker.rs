@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use super::pace::Pace;
+use super::pace::{PAGE_BYTES, Pace, Work};
 use super::requests::Requests;
 use super::takeover::{self, Takeover};
 use super::{Ask, Cluster, MapReader};
@@ -120,6 +120,8 @@ struct State {
     local: Slab<Token>,
     rounds: Rounds,
     pace: Pace,
+    /// Whether the pace has been told of the time that passes.
+    is_pacing: bool,
     takeover_ways: Requests<takeover::Token>,
     takeovers: Vec<Takeover>,
     ticked: Instant,
@@ -145,7 +147,8 @@ impl State {
             door,
             rounds_ways: Requests::new(ways()?),
             local: Slab::new(HELD_MAX, Token::default),
-            pace: Pace::new(shared.config.resync, now),
+            pace: Pace::new(shared.config.resync, Work::default(), now),
+            is_pacing: false,
             takeover_ways: Requests::new(ways()?),
             takeovers: Vec::new(),
             ticked: now,
@@ -228,11 +231,23 @@ impl State {
             return false;
         };
         if self.rounds.is_idle() {
+            self.is_pacing = false;
             return false;
         }
-        self.pace.turn(&stores, now);
+        let work = || Work {
+            served: self.cluster.traffic.sum().served,
+            ops: stores.ops(),
+        };
+        if !std::mem::replace(&mut self.is_pacing, true) {
+            self.pace.wake(work(), now);
+        }
+        self.pace.turn(work, now);
         let now_us = self.cluster.us_at(now);
-        let mut begun = 0;
+        let urgent = self.rounds.poll_urgent(now_us);
+        let mut begun = urgent.len() as u32;
+        for action in urgent {
+            self.begin(action);
+        }
         while begun < BEGUN_MAX && self.pace.allows() {
             let Some(action) = self.rounds.poll(now_us) else {
                 break;
@@ -253,6 +268,7 @@ impl State {
             } => {
                 let bytes = match request.command {
                     Command::Read { len, .. } => len,
+                    Command::Inspect { .. } => PAGE_BYTES,
                     _ => 0,
                 };
                 self.pace.spend(bytes, false);
@@ -318,7 +334,14 @@ impl State {
     }
 
     fn sleep(&mut self, now: Instant) {
-        let patience = self.patience(now);
+        let patience = match self.rounds.is_idle() {
+            true => self.patience(now),
+            // Blocks are to come as evenly as the pace says.
+            false => {
+                let rest = self.pace.rest().unwrap_or(IDLE);
+                self.patience(now).min(rest)
+            }
+        };
         let timeout = Timespec {
             tv_sec: patience.as_secs() as i64,
             tv_nsec: i64::from(patience.subsec_nanos()),
