@@ -32,6 +32,8 @@ const TICK: Duration = settle::TICK;
 const IDLE: Duration = Duration::from_secs(1);
 /// Commands begun in one turn, so that answers are looked at in between.
 const BEGUN_MAX: u32 = 256;
+/// How much the thread steps back.
+const NICENESS: i32 = 10;
 /// How long the end of the thread waits for requests whose memory is in use.
 const END_WAIT: Duration = Duration::from_secs(30);
 
@@ -68,7 +70,11 @@ impl Worker {
         let state = State::new(shared, cluster, Arc::clone(&door))?;
         let thread = std::thread::Builder::new()
             .name("penstock-resync".into())
-            .spawn(move || state.run())
+            .spawn(move || {
+                // Guests go first, as beside the maintenance thread. Takeovers are rare and need little.
+                let _ = rustix::process::nice(NICENESS);
+                state.run();
+            })
             .map_err(FabricError::os("start the thread for takeovers and resync"))?;
         Ok(Self {
             door,
