@@ -34,6 +34,8 @@ pub const REPORTED_DOWN_AFTER: Duration = Duration::from_secs(1);
 pub const RESETTLE_GRACE: Duration = Duration::from_secs(30);
 /// The share of a node that was away for this long is given to others.
 pub const NODE_REPLACE_AFTER: Duration = Duration::from_secs(600);
+/// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.
+pub const WITNESS_WAIT_MAX: Duration = Duration::from_secs(2);
 /// A heartbeat is evidence that its node is alive for this long.
 const WITNESS_AGE_MAX: Duration = Duration::from_millis(750);
 /// So many groups of one node are synced at a time; others wait for their turn. A group that lacks little takes a few round
@@ -109,9 +111,17 @@ impl Watch {
     }
 
     /// Somebody says that a node does not answer.
-    pub fn reported(&mut self, node: NodeId, incarnation: Incarnation) {
+    fn reported(&mut self, node: NodeId, incarnation: Incarnation) {
         if self.leads() {
             self.reported.insert(node, incarnation);
+        }
+    }
+
+    /// A report about a member came in: its node is taken for down sooner, if it is silent.
+    pub fn member_reported(&mut self, map: &ClusterMap, group: GroupId, device: DeviceId) {
+        let member = map.group(group).and_then(|group| group.member(device));
+        if let Some(member) = member {
+            self.reported(member.node, member.incarnation);
         }
     }
 
@@ -317,6 +327,20 @@ impl Watch {
         }
         changes
     }
+}
+
+/// Whether a report about a member can be judged with those that were heard of since it came in: it needs no witness, or they are one.
+#[must_use]
+pub fn has_witness(map: &ClusterMap, group: GroupId, device: DeviceId, heard: &[Heard]) -> bool {
+    let found = map.group(group);
+    let needs = found.is_some_and(|group| group.member(device).is_some_and(Member::is_in_sync));
+    let is_witness = |member: &Member| {
+        let is_heard = heard
+            .iter()
+            .any(|one| one.node == member.node && one.incarnation == member.incarnation);
+        member.device != device && is_heard && map.is_valid(member)
+    };
+    !needs || found.is_some_and(|group| group.in_sync().any(is_witness))
 }
 
 /// Nodes that should hold data, up and down.

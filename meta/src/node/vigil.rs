@@ -12,11 +12,10 @@ use crate::client::Meta;
 use crate::command::{Command, Heard, NodeSpec, Outcome};
 use crate::error::MetaError;
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
-use crate::map::ClusterMap;
-use crate::model::{GroupId, Member};
+use crate::model::GroupId;
 use crate::net::{Beat, ProposeError};
 use crate::report::NodeWord;
-use crate::watch::{HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, Watch};
+use crate::watch::{HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, WITNESS_WAIT_MAX, Watch, has_witness};
 
 /// The leader confirms its leadership and plans this often.
 const PLAN_INTERVAL: Duration = Duration::from_millis(250);
@@ -26,8 +25,6 @@ const PLAN_PAUSE: Duration = Duration::from_millis(20);
 const CONFIRM_WAIT_MAX: Duration = Duration::from_secs(1);
 /// A heartbeat without an answer for this long is given up, and the next one sent.
 const BEAT_WAIT_MAX: Duration = Duration::from_secs(1);
-/// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.
-const WITNESS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// What a node knows from heartbeats, its own and those of others.
 pub(crate) struct Vigil {
@@ -160,7 +157,7 @@ impl Core {
         let mut beats = self.vigil.heard.subscribe();
         let heard = loop {
             let (heard, leads) = self.witnesses(arrived);
-            let suffices = self.suffices(group, device, &heard);
+            let suffices = has_witness(&self.map.borrow(), group, device, &heard);
             let left = WITNESS_WAIT_MAX.saturating_sub(arrived.elapsed());
             if suffices || !leads || left.is_zero() {
                 break heard;
@@ -178,14 +175,11 @@ impl Core {
         }
     }
 
-    /// The node that a report is about is taken for down sooner, if it is silent.
+    /// The watch is told of a report.
     fn note_report(&self, group: GroupId, device: DeviceId) {
         let map = Arc::clone(&self.map.borrow());
-        let member = map.group(group).and_then(|group| group.member(device));
-        if let Some(member) = member {
-            let mut leading = self.vigil.lock();
-            leading.watch.reported(member.node, member.incarnation);
-        }
+        let mut leading = self.vigil.lock();
+        leading.watch.member_reported(&map, group, device);
     }
 
     /// Who is known to live at or after a moment, and whether this node leads, or is about to.
@@ -207,20 +201,6 @@ impl Core {
             leads = self.raft.metrics().borrow().current_leader == Some(self.id);
         }
         (heard, leads)
-    }
-
-    /// Whether a report about a member needs no more witnesses.
-    fn suffices(&self, group: GroupId, device: DeviceId, heard: &[Heard]) -> bool {
-        let map: &ClusterMap = &self.map.borrow();
-        let found = map.group(group);
-        let needs = found.is_some_and(|group| group.member(device).is_some_and(Member::is_in_sync));
-        let is_witness = |member: &Member| {
-            let is_heard = heard
-                .iter()
-                .any(|one| one.node == member.node && one.incarnation == member.incarnation);
-            member.device != device && is_heard && map.is_valid(member)
-        };
-        !needs || found.is_some_and(|group| group.in_sync().any(is_witness))
     }
 
     /// One round of the watch.

@@ -222,6 +222,30 @@ fn a_silent_node_that_is_reported_goes_down_sooner() {
 }
 
 #[test]
+fn a_report_about_a_member_is_about_its_node() {
+    let mut world = World::new(3, 3, 8);
+    world.run(Duration::from_secs(5));
+    world.alive.remove(&3);
+    world.run(STEP);
+    let map = world.machine.map();
+    let group = map.groups().next().expect("there are eight");
+    let member = group.members.iter().find(|m| m.node == NodeId(3));
+    let member = member.expect("three nodes, three replicas");
+    assert!(!has_witness(&map, group.id(), member.device, &[]));
+    let other = group.members.iter().find(|m| m.node == NodeId(1));
+    let heard = other.map(|m| Heard {
+        node: m.node,
+        incarnation: m.incarnation,
+    });
+    let heard: Vec<Heard> = heard.into_iter().collect();
+    assert!(has_witness(&map, group.id(), member.device, &heard));
+    let id = group.id();
+    world.watch.member_reported(&map, id, member.device);
+    world.run(REPORTED_DOWN_AFTER);
+    assert_eq!(world.state(3), NodeState::Down);
+}
+
+#[test]
 fn a_report_means_nothing_once_the_node_is_heard_of_again() {
     let mut world = World::new(3, 3, 8);
     world.run(Duration::from_secs(5));

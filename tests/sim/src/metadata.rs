@@ -10,8 +10,8 @@ use fabric::core::membership::{Member, ReplicaSet, Standing};
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use meta::testing::Machine;
 use meta::{
-    ClusterMap, Command, DeviceSpec, Duty, GroupId, Heard, NodeSpec, Outcome, PgIndex, PoolId,
-    PoolSpec, Role, UnixMillis, VolumeSpec, Watch,
+    ClusterMap, Command, DeviceSpec, Duty, GroupId, NodeSpec, Outcome, PgIndex, PoolId, PoolSpec,
+    Role, UnixMillis, VolumeSpec, Watch,
 };
 use uuid::Uuid;
 
@@ -19,8 +19,8 @@ use crate::mutation::Mutation;
 use crate::plan::Plan;
 use crate::queue::{At, Span};
 
-/// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.
-pub const WITNESS_WAIT: Span = Span::seconds(2);
+/// A report waits this long for a witness.
+pub const WITNESS_WAIT: Span = Span(meta::WITNESS_WAIT_MAX.as_micros() as u64);
 /// Hosts are nodes of the cluster from this number on.
 const HOSTS_FROM: u64 = 1000;
 const POOL: &str = "pool";
@@ -318,6 +318,7 @@ impl Metadata {
         let Some(device) = map.devices().find(|device| device.node == node) else {
             return;
         };
+        self.watch.member_reported(&map, id, device.id);
         let report = Report {
             group: id,
             device: device.id,
@@ -338,7 +339,8 @@ impl Metadata {
         self.reports.retain(|(report, arrived)| {
             let heard = watch.heard_since(clock(*arrived));
             let is_over = now.since(*arrived) >= WITNESS_WAIT;
-            if !is_over && !suffices(&map, report, &heard) {
+            let (group, device) = (report.group, report.device);
+            if !is_over && !meta::has_witness(&map, group, device, &heard) {
                 return true;
             }
             due.push(Command::ReportFailed {
@@ -411,25 +413,6 @@ impl Metadata {
             at: wall(now),
         }
     }
-}
-
-/// Whether a report can be granted with those that were heard of.
-fn suffices(map: &ClusterMap, report: &Report, heard: &[Heard]) -> bool {
-    let device = report.device;
-    let Some(group) = map.group(report.group) else {
-        return true;
-    };
-    let member = group.member(device);
-    if !member.is_some_and(meta::Member::is_in_sync) {
-        return true;
-    }
-    let is_witness = |member: &meta::Member| {
-        let is_heard = heard
-            .iter()
-            .any(|one| one.node == member.node && one.incarnation == member.incarnation);
-        member.device != device && is_heard && map.is_valid(member)
-    };
-    group.in_sync().any(is_witness)
 }
 
 fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Change>) {
