@@ -26,6 +26,7 @@ mod ios;
 mod latency;
 mod lost;
 mod maps;
+mod parts;
 mod piece;
 mod places;
 mod private;
@@ -500,7 +501,11 @@ impl Client {
                     if result.is_ok() && !slot.corrupt.is_empty() {
                         self.repair(piece, transport);
                     }
-                    return Some(result);
+                    let set = &self.groups[usize::from(self.pieces[piece].group)].set;
+                    let others = set.in_sync().len() > 1;
+                    if let Some(result) = self.pieces[piece].or_next_part(result, others) {
+                        return Some(result);
+                    }
                 }
                 Next::Send(_) if self.needs_copy(piece) => {
                     if !self.copy_piece(piece) {

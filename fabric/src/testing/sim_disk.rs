@@ -15,6 +15,7 @@ use luck::apply_with_luck;
 
 pub mod image;
 mod luck;
+mod rot;
 
 /// The random source of one purpose under one seed.
 fn seeded(seed: u64, purpose: u64) -> ChaCha8Rng {
@@ -279,12 +280,6 @@ impl SimDisk {
     /// The disk says that it is shorter now.
     pub fn truncate(&mut self, capacity: u64) {
         self.capacity = capacity;
-    }
-
-    /// Damages the content; no reader is told.
-    pub fn flip_bit(&mut self, byte: u64, bit: u8) {
-        self.current.flip_bit(byte, bit);
-        self.durable.flip_bit(byte, bit);
     }
 
     /// Blocks of the device that were ever written.

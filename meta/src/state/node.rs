@@ -4,10 +4,10 @@ use super::map::{cluster, next_epoch, place_all, require_node};
 use super::tables::{
     ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES, VOLUMES_BY_POOL,
 };
-use super::{Read, Stop, Txn, attachment, event, group, placement};
+use super::{Read, ReadError, Stop, Txn, attachment, event, group, placement};
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
-use crate::model::{Device, Duty, Happening, Node, NodeState, Pool, STARTS_MAX};
+use crate::model::{Device, Duty, Happening, Node, NodeState, PlacementGroup, Pool, STARTS_MAX};
 use crate::refusal::{GroupRefusal, MAX_ADDRESS_BYTES, MapRefusal, name};
 
 pub(super) fn register(
@@ -61,9 +61,11 @@ pub(super) fn register(
     if let Some(what) = what {
         event::push(txn, at, what)?;
     }
+    let is_back = old.as_ref().is_some_and(|old| old.state == NodeState::Down);
     let moves = old.is_some_and(|old| {
         (old.duty, &old.labels, &old.roles) != (node.duty, &node.labels, &node.roles)
     });
+    let moves = moves || (is_back && lacks_members(txn)?);
     if moves {
         place_all(txn)?;
     } else {
@@ -153,12 +155,25 @@ pub(super) fn set_state(
         NodeState::Down => Happening::NodeDown { node: id },
     };
     event::push(txn, at, what)?;
-    if node.duty != duty {
+    if node.duty != duty || (state == NodeState::Up && lacks_members(txn)?) {
         place_all(txn)?;
     } else {
         next_epoch(txn)?;
     }
     Ok(Outcome::Node(node))
+}
+
+/// Whether a group has fewer members than it should have, for want of devices while it was placed: a node that is there again may
+/// take the share that nobody took.
+fn lacks_members(view: &dyn Read) -> Result<bool, ReadError> {
+    for pool in POOLS.all(view)? {
+        let groups = PLACEMENT_GROUPS.all_below(view, &pool.id)?;
+        let lacks = |group: &PlacementGroup| group.wanted().count() < usize::from(pool.replicas);
+        if groups.iter().any(lacks) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 pub(super) fn set_duty(

@@ -1,6 +1,7 @@
 //! The rules of the state machine, one by one.
 
 mod attachments;
+mod away;
 mod groups;
 mod leases;
 mod map;

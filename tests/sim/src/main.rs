@@ -29,6 +29,9 @@ struct Cli {
     /// More goes wrong, and leases move more often
     #[arg(long)]
     rough: bool,
+    /// Disks neither rot nor run full
+    #[arg(long)]
+    sound_disks: bool,
     /// Guests write whole blocks only
     #[arg(long)]
     blocks: bool,
@@ -55,6 +58,7 @@ impl Cli {
         let all = [
             (self.healthy, " --healthy"),
             (self.rough, " --rough"),
+            (self.sound_disks, " --sound-disks"),
             (self.blocks, " --blocks"),
             (self.overlaps, " --overlaps"),
         ];
@@ -79,7 +83,13 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
         plan.mutation = cli.mutation;
         plan
     };
-    let ran = catch_unwind(AssertUnwindSafe(|| Sim::drawn(seed, cli.trace, draw).run()));
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        let sim = match cli.sound_disks {
+            true => Sim::drawn_on_sound_disks(seed, cli.trace, draw),
+            false => Sim::drawn(seed, cli.trace, draw),
+        };
+        sim.run()
+    }));
     match ran {
         Ok(Ok(outcome)) => Ok(outcome),
         Ok(Err(failure)) => Err(failure.to_string()),
@@ -92,6 +102,7 @@ fn main() -> std::process::ExitCode {
     // What a mistake needs to be noticed soon, and what is right without it.
     cli.rough |= cli.mutation.is_some();
     cli.blocks |= cli.mutation.is_some();
+    cli.sound_disks |= cli.mutation.is_some();
     let jobs = cli
         .jobs
         .or_else(|| std::thread::available_parallelism().ok().map(usize::from))

@@ -53,6 +53,20 @@ pub struct Answer {
     pub reply: Reply,
     /// What a read found.
     pub data: Option<Arc<[u8]>>,
+    /// It arrives for the second time.
+    pub again: bool,
+}
+
+impl Answer {
+    fn new(peer: PeerId, reply: Reply, data: Option<Arc<[u8]>>) -> Self {
+        let again = false;
+        Self {
+            peer,
+            reply,
+            data,
+            again,
+        }
+    }
 }
 
 /// What a process wants done.
@@ -137,6 +151,8 @@ pub struct Node {
     pub member: bool,
     /// It does not come back.
     pub lost: bool,
+    /// The file system below its device has no room.
+    pub is_full: bool,
     /// Its disk has failed a request, or will.
     pub suspect: bool,
     /// Processes that ended with their machine's power: what they acknowledged and had not flushed may be gone.
@@ -182,6 +198,7 @@ impl Node {
             slowness: 1,
             member: true,
             lost: false,
+            is_full: false,
             suspect: false,
             power_losses: Vec::new(),
             layers,
@@ -256,6 +273,7 @@ impl Node {
         // First the process: its disk requests name its memory.
         let ended = self.process.take().map(|p| p.incarnation);
         self.disk = self.disk.crash(kind, seed);
+        self.disk.set_host_room(self.is_full.then_some(0));
         if kind == CrashKind::Power {
             self.power_losses.extend(ended);
         }
@@ -361,8 +379,7 @@ impl Process {
                 incarnation: self.incarnation,
                 result: Err(Refusal::Mismatch),
             };
-            let data = None;
-            wishes.answers.push(Answer { peer, reply, data });
+            wishes.answers.push(Answer::new(peer, reply, None));
             return;
         }
         let thread = thread % self.replicas.len();
@@ -380,7 +397,7 @@ impl Process {
             Handled::Replied(reply) => {
                 let data = self.port.take_at_once();
                 let data = data.filter(|_| reply.result.is_ok());
-                wishes.answers.push(Answer { peer, reply, data });
+                wishes.answers.push(Answer::new(peer, reply, data));
             }
             Handled::Full => panic!("hosts have fewer requests in flight than replicas have slots"),
         }
@@ -396,7 +413,7 @@ impl Process {
                     let replica = &mut self.replicas[thread];
                     if let Some((peer, reply)) = replica.on_store(key, finished.result) {
                         let data = finished.data().filter(|_| reply.result.is_ok());
-                        wishes.answers.push(Answer { peer, reply, data });
+                        wishes.answers.push(Answer::new(peer, reply, data));
                     }
                 }
                 For::Round(token) => {

@@ -51,6 +51,10 @@ pub struct FaultPlan {
     pub slow_disks: u32,
     /// A disk request fails.
     pub disk_errors: u32,
+    /// Some blocks of a place turn bad, on one disk or several.
+    pub rots: u32,
+    /// A disk has no room for a while.
+    pub full_disks: u32,
     /// Meta's leader is lost for a while.
     pub leader_losses: u32,
     /// A connection breaks.
@@ -243,6 +247,20 @@ impl Plan {
             plan.faults.losses = few(0.3).min(1);
         }
         plan
+    }
+
+    /// Adds what disks do of their own accord, if anything is to go wrong. It has a random source of its own: what else a seed
+    /// runs is the same with it and without.
+    pub fn draw_disk_faults(&mut self, rng: &mut ChaCha8Rng) {
+        if self.faults.victims == 0 {
+            return;
+        }
+        if rng.random_bool(0.6) {
+            self.faults.rots = rng.random_range(1..=4);
+        }
+        if rng.random_bool(0.3) {
+            self.faults.full_disks = rng.random_range(1..=2);
+        }
     }
 
     /// What a seed runs when more than usual is to go wrong, at every node, and leases move often.

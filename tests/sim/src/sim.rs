@@ -22,6 +22,7 @@ use crate::workload::{self, Guest, GuestOp};
 
 mod calls;
 mod control;
+mod disks;
 mod end;
 mod faults;
 mod guests;
@@ -173,6 +174,9 @@ pub struct Sim {
     /// Simulated time.
     pub now: At,
     pub(crate) rng: ChaCha8Rng,
+    /// For what disks do of their own accord.
+    disk_rng: ChaCha8Rng,
+    disks: disks::BadDisks,
     queue: Queue<Event>,
     pub(crate) trace: Trace,
     /// Storage nodes.
@@ -234,6 +238,13 @@ fn formatted(bytes: u64) -> SimDisk {
     })
 }
 
+/// Another random source of the seed than that of everything else.
+fn disk_rng(seed: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(1);
+    rng
+}
+
 /// The layer that a volume writes.
 pub fn layer_of(volume: usize) -> LayerId {
     LayerId(volume as u64 + 1)
@@ -256,6 +267,23 @@ impl Sim {
 
     /// The run of a seed with a plan that is drawn so.
     pub fn drawn(seed: u64, print: bool, draw: impl FnOnce(&mut ChaCha8Rng) -> Plan) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut disk_rng = disk_rng(seed);
+        let mut plan = draw(&mut rng);
+        plan.draw_disk_faults(&mut disk_rng);
+        let mut sim = Self::new(plan, rng, print);
+        sim.disk_rng = disk_rng;
+        sim.schedule_faults();
+        sim.schedule_disk_faults();
+        sim
+    }
+
+    /// The same with disks that neither rot nor run full.
+    pub fn drawn_on_sound_disks(
+        seed: u64,
+        print: bool,
+        draw: impl FnOnce(&mut ChaCha8Rng) -> Plan,
+    ) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let plan = draw(&mut rng);
         let mut sim = Self::new(plan, rng, print);
@@ -297,6 +325,8 @@ impl Sim {
             plan,
             now: At(0),
             rng,
+            disk_rng: disk_rng(0),
+            disks: disks::BadDisks::default(),
             queue: Queue::default(),
             nodes,
             hosts: Vec::new(),

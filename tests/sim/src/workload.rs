@@ -13,7 +13,7 @@ use crate::plan::{Manners, Plan};
 /// Sectors of a chunk.
 pub const CHUNK_SECTORS: u64 = CHUNK_BYTES / SECTOR_BYTES;
 /// Sectors of a place where guests write: 128 KiB.
-const SPOT_SECTORS: u64 = 256;
+pub const SPOT_SECTORS: u64 = 256;
 /// Sectors of a block.
 const BLOCK_SECTORS: u64 = 8;
 

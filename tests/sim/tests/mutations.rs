@@ -16,7 +16,9 @@ fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
         plan.mutation = Some(mutation);
         plan
     };
-    let ran = catch_unwind(AssertUnwindSafe(|| Sim::drawn(seed, false, draw).run()));
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        Sim::drawn_on_sound_disks(seed, false, draw).run()
+    }));
     match ran {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(failure)) => Err(failure.to_string()),

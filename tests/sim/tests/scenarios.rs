@@ -294,6 +294,30 @@ fn flipped_bit_is_repaired_and_reported() {
     sim.end();
 }
 
+/// Each replica has another bad block in what the guest reads: none can serve it in one, and yet nothing is lost.
+#[test]
+fn each_replica_has_another_bad_block() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    sim.pass(Span::millis(200));
+    for node in 0..3 {
+        sim.flip_bit(node, 2 + node as u32);
+    }
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), 0);
+    sim.pass(Span::millis(200));
+    sim.read_blocks(1, 6);
+    assert_eq!(sim.errors(), 0);
+    sim.read_blocks(0, 8);
+    assert!(sim.repaired.len() >= 2, "{:?}", sim.repaired);
+    for node in 0..3 {
+        // What no read has come upon.
+        sim.write_blocks(2 + node, 1);
+    }
+    sim.end();
+}
+
 /// With no good copy left the guest gets an error, and the other blocks all the same.
 #[test]
 fn block_that_nobody_can_read_is_an_error() {

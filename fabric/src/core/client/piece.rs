@@ -1,6 +1,7 @@
 //! One piece of a guest request: who was asked, who answered what, and what follows from it.
 
 use super::Segments;
+use super::parts::Parts;
 use super::repair::Repair;
 use crate::core::membership::{Members, ReplicaSet};
 use crate::io::{IoError, IoResult};
@@ -50,6 +51,8 @@ pub(super) struct Piece {
     spread: bool,
     /// Could not read all of it: a block failed its checksum.
     pub(super) corrupt: Members,
+    /// A read that is asked for block by block.
+    pub(super) parts: Option<Box<Parts>>,
     /// It is no part of a guest's request.
     pub(super) repair: Option<Repair>,
     /// How often the write was numbered anew.
@@ -182,6 +185,7 @@ impl Piece {
             unreachable: false,
             spread: false,
             corrupt: Members::NONE,
+            parts: None,
             repair: None,
             renumbered: 0,
         }
@@ -201,6 +205,7 @@ impl Piece {
         self.void = Members::NONE;
         self.verdict = None;
         self.corrupt = Members::NONE;
+        self.parts = None;
         self.put_off = 0;
         self.forget_answers();
     }

@@ -1,6 +1,6 @@
 //! The end of a run: everything is mended, and then everything must come to rest.
 
-use fabric::core::membership::Standing;
+use fabric::core::membership::{Member, Standing};
 use fabric::proto::PgId;
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::message::BlockStamp;
@@ -12,6 +12,8 @@ use crate::workload::CHUNK_SECTORS;
 
 /// Within this time after all is mended, all is well.
 const PATIENCE: Span = Span::seconds(300);
+/// Within this time the cluster mends itself, unless something was lost.
+const LOOK: Span = Span::seconds(40);
 /// Then nobody asks for anything for so long.
 const REST: Span = Span::seconds(2);
 
@@ -44,10 +46,15 @@ impl Sim {
         if self.failure.is_some() {
             return;
         }
+        let rotten = self.has_rotten();
         let all_in_sync = |sim: &Self| {
             let mut groups = sim.meta.groups().iter();
-            groups.all(|group| sim.meta.is_whole(group))
+            let runs = |m: &Member| sim.nodes[m.node.0 as usize].runs(m.incarnation);
+            groups.all(|g| sim.meta.is_whole(g) && (!rotten || g.members.iter().all(runs)))
         };
+        if rotten && !self.run_until(LOOK, all_in_sync) {
+            self.mend_rot();
+        }
         if !self.run_until(PATIENCE, all_in_sync) && self.failure.is_none() {
             let groups = self.meta.groups();
             self.fail(format!(
@@ -64,9 +71,14 @@ impl Sim {
                 "all is mended, and a store does not come to rest: {what}"
             ));
         }
+        if rotten {
+            self.mend_rot();
+            self.run_until(PATIENCE, all_in_sync);
+        }
         // Stores fold in what is new, and free what is not needed any more, once they are idle for a while.
         self.run_until(REST, |_| false);
         self.nothing_is_left_over();
+        self.nothing_is_rotten();
         for pg in 0..self.plan.groups {
             self.replicas_agree(PgId(pg as u64));
         }

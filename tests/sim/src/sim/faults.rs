@@ -25,6 +25,12 @@ pub enum Fault {
     Slow(usize, u64),
     /// A disk request of this kind fails with this errno.
     DiskError(usize, IoKind, i32),
+    /// Stored blocks turn bad.
+    Rot,
+    /// A disk has room for so many blocks more that were never written.
+    Full(usize, u64),
+    /// It has room again.
+    Room(usize),
     /// Nobody answers at meta for a while.
     Leaderless(Span),
     /// A connection to a victim breaks, the nth of those that are open.
@@ -52,13 +58,18 @@ impl Fault {
     pub fn mends(self) -> bool {
         matches!(
             self,
-            Self::Start(_) | Self::HostStart(_) | Self::Mend(..) | Self::Slow(_, 1) | Self::Peace
+            Self::Start(_)
+                | Self::HostStart(_)
+                | Self::Mend(..)
+                | Self::Slow(_, 1)
+                | Self::Room(_)
+                | Self::Peace
         )
     }
 }
 
 /// Faults begin within this time.
-const ACTIVE: Span = Span::millis(300);
+pub(super) const ACTIVE: Span = Span::millis(300);
 
 impl Sim {
     /// Draws when the plan's faults happen, and to whom.
@@ -199,6 +210,9 @@ impl Sim {
                 self.nodes[node].suspect = true;
                 self.nodes[node].disk.fail(kind, 0, errno);
             }
+            Fault::Rot => self.rot(),
+            Fault::Full(node, blocks) => self.set_room(node, Some(blocks)),
+            Fault::Room(node) => self.set_room(node, None),
             Fault::Leaderless(span) => {
                 self.leaderless_until = self.leaderless_until.max(self.now + span);
             }
@@ -239,6 +253,7 @@ impl Sim {
         }
         for node in 0..self.nodes.len() {
             self.nodes[node].slowness = 1;
+            self.set_room(node, None);
             self.nodes[node].disk.forget_faults();
             self.nodes[node].paused_until = self.now;
             if std::mem::take(&mut self.nodes[node].suspect) {

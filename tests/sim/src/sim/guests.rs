@@ -272,7 +272,7 @@ impl Sim {
                         .begun
                         .is_some_and(|begun| self.checker.fail_flush(volume, begun));
                 if !is_told {
-                    self.check_error(guest, error);
+                    self.check_error(guest, &op, error);
                 }
             }
         }
@@ -315,8 +315,9 @@ impl Sim {
     }
 
     /// A host passes an error on to its guest only for a reason.
-    fn check_error(&mut self, guest: usize, error: IoError) {
-        let excused = self.plan.faults.disk_errors > 0;
+    fn check_error(&mut self, guest: usize, op: &GuestOp, error: IoError) {
+        let (host, volume) = (self.guests[guest].host, self.guests[guest].volume);
+        let excused = self.plan.faults.disk_errors > 0 || self.is_excused(host, volume, op, error);
         if !excused {
             self.fail(format!(
                 "guest {guest} got {error:?}, and nothing that was done to the cluster explains it"

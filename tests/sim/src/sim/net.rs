@@ -292,7 +292,8 @@ impl Sim {
         let double = self.plan.net.double_one_in;
         if double > 0 && self.rng.random_range(0..double) == 0 {
             let late = Span(self.delay().0 * 3);
-            let answer = answer.clone();
+            let mut answer = answer.clone();
+            answer.again = true;
             self.after(late, Event::Answer { answer });
         }
         self.send_on(conn, BACK, Event::Answer { answer });
@@ -311,6 +312,10 @@ impl Sim {
             return;
         }
         let reply = answer.reply;
+        if answer.again && state.outstanding.contains_key(&reply.id.0) {
+            // Another request goes by that name now. A transport knows its requests apart, and each is answered once.
+            return;
+        }
         let numbers = [5, conn as u64, reply.id.0, u64::from(reply.result.is_ok())];
         self.trace.note(self.now, &numbers, || {
             format!(

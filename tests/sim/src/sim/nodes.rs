@@ -166,9 +166,9 @@ impl Sim {
                 self.break_conns_to(node);
             }
             Err(error) => {
-                let errors = self.nodes[node].failed_starts + 1;
-                self.nodes[node].failed_starts = errors;
-                if errors > self.plan.faults.disk_errors {
+                let state = &mut self.nodes[node];
+                state.failed_starts += u32::from(!state.is_full);
+                if state.failed_starts > self.plan.faults.disk_errors {
                     self.fail(format!("node {node} does not start: {error}"));
                     return;
                 }

@@ -1,0 +1,301 @@
+//! Disks that go bad and run full, as the seed says: when, where, what guests may then hear, and what is mended in the end.
+//!
+//! **Rot.** A bit of a stored block turns over. Whatever copy of the block the disk has at rest is hit, so that the node cannot read
+//! it until it is written again. The plan leaves another replica in sync that can. Later faults may take that one away: what
+//! guests may then hear is told by [`Sim::is_excused`].
+//!
+//! **No room.** The device file lies on a file system that has no room for blocks that were never written before, for a while.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fabric::core::membership::{ReplicaSet, Standing};
+use fabric::io::{IoError, Op};
+use fabric::proto::ids::ChunkKey;
+use fabric::store::api::StoreCore;
+use rand::Rng;
+
+use super::{Event, Fault, Sim, layer_of};
+use crate::checker::{self, Tag, ZERO};
+use crate::host::Lane;
+use crate::queue::Span;
+use crate::sim::faults::ACTIVE;
+use crate::workload::{CHUNK_SECTORS, GuestOp, SPOT_SECTORS};
+
+const BLOCK_BYTES: u64 = 4096;
+const BLOCK_SECTORS: u64 = 8;
+const CHUNK_BLOCKS: u64 = CHUNK_SECTORS / BLOCK_SECTORS;
+/// Within this time after it was asked for a block is read and repaired.
+const PATIENCE: Span = Span::seconds(60);
+
+/// What became of the disks so far.
+#[derive(Debug, Default)]
+pub struct BadDisks {
+    /// Blocks that ever were damaged: node, volume, block of the volume.
+    rotten: BTreeSet<(usize, usize, u64)>,
+    /// Nodes that ever had no room.
+    been_full: BTreeSet<usize>,
+}
+
+impl Sim {
+    /// Draws when the plan's disk faults happen.
+    pub(super) fn schedule_disk_faults(&mut self) {
+        let plan = self.plan.faults;
+        for _ in 0..plan.rots {
+            let at = self.now + Span(self.disk_rng.random_range(0..2 * ACTIVE.0));
+            self.at(at, Event::Fault(Fault::Rot));
+        }
+        for _ in 0..plan.full_disks {
+            let node = self.disk_rng.random_range(0..self.plan.nodes);
+            let at = self.now + Span(self.disk_rng.random_range(0..ACTIVE.0));
+            let blocks = [0, 3, 40][self.disk_rng.random_range(0..3)];
+            self.at(at, Event::Fault(Fault::Full(node, blocks)));
+            let again = at + Span(self.disk_rng.random_range(0..2_000_000));
+            self.at(again, Event::Fault(Fault::Room(node)));
+        }
+    }
+
+    /// Some blocks of one place turn bad, on one node or several.
+    pub(super) fn rot(&mut self) {
+        let guest = &self.guests[self.disk_rng.random_range(0..self.guests.len())];
+        let volume = guest.volume;
+        let first = guest.spots[self.disk_rng.random_range(0..guest.spots.len())];
+        for _ in 0..self.disk_rng.random_range(1..=4) {
+            let node = self.disk_rng.random_range(0..self.nodes.len());
+            let found = self.stored_at_rest(node, volume, first / BLOCK_SECTORS);
+            let mut blocks: Vec<u64> = found.keys().copied().collect();
+            self.keep_spared(node, volume, &mut blocks);
+            if blocks.is_empty() {
+                continue;
+            }
+            let block = blocks[self.disk_rng.random_range(0..blocks.len())];
+            let byte = self.disk_rng.random_range(0..BLOCK_BYTES);
+            let places = &found[&block];
+            for place in places {
+                self.nodes[node].disk.flip_bit(place + byte, 3);
+            }
+            self.disks.rotten.insert((node, volume, block));
+            let numbers = [38, node as u64, volume as u64, block, places.len() as u64];
+            self.trace.note(self.now, &numbers, || {
+                format!("node {node}: block {block} of volume {volume} turns bad, in {places:?}")
+            });
+        }
+    }
+
+    /// Where a node's disk has the blocks of a place at rest, whether its store uses them or not: known by what they show.
+    fn stored_at_rest(&self, node: usize, volume: usize, first: u64) -> BTreeMap<u64, Vec<u64>> {
+        let disk = &self.nodes[node].disk;
+        let mut found: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        let (mut bytes, mut tags) = (vec![0; BLOCK_BYTES as usize], Vec::new());
+        for at in disk.written_blocks() {
+            let place = at * BLOCK_BYTES;
+            disk.peek(place, &mut bytes);
+            for block in first..first + SPOT_SECTORS / BLOCK_SECTORS {
+                let shows = checker::tags_of(&bytes, volume, block * BLOCK_SECTORS, &mut tags);
+                let is_named = tags.iter().any(|tag| *tag != ZERO);
+                if shows.is_ok() && is_named && disk.is_flushed(place) {
+                    found.entry(block).or_default().push(place);
+                }
+            }
+        }
+        found
+    }
+
+    /// Leaves those blocks of which another replica in sync, which runs, has a copy at rest, and never had a bad one.
+    fn keep_spared(&self, node: usize, volume: usize, blocks: &mut Vec<u64>) {
+        let Some(&first) = blocks.first() else {
+            return;
+        };
+        let at_rest = |at| self.stored_at_rest(at, volume, first);
+        let nodes = 0..self.nodes.len();
+        let others: Vec<_> = nodes.filter(|&at| at != node).map(at_rest).collect();
+        blocks.retain(|&block| {
+            let pg = self.group_of(volume, (block / CHUNK_BLOCKS) as u32);
+            let members = &self.meta.groups()[pg.0 as usize].members;
+            members.iter().any(|member| {
+                let at = member.node.0 as usize;
+                at != node
+                    && member.standing == Standing::InSync
+                    && self.nodes[at].runs(member.incarnation)
+                    && !self.disks.rotten.contains(&(at, volume, block))
+                    && others[at - usize::from(at > node)].contains_key(&block)
+            })
+        });
+    }
+
+    /// The file system below a node's device has no more room than for so many blocks; `None`: for all.
+    pub(super) fn set_room(&mut self, node: usize, blocks: Option<u64>) {
+        if blocks.is_some() {
+            self.disks.been_full.insert(node);
+        }
+        self.nodes[node].is_full = blocks.is_some();
+        self.nodes[node].disk.set_host_room(blocks);
+    }
+
+    /// Whether what happened to disks explains that a guest hears this error.
+    ///
+    /// Invariant *Verified*: a read fails only if there is a block that no replica in sync can read. A write of a part of a block
+    /// fails if each of them lacks what it would have to complete, be it not the same block.
+    pub(super) fn is_excused(
+        &self,
+        host: usize,
+        volume: usize,
+        op: &GuestOp,
+        err: IoError,
+    ) -> bool {
+        let in_sync = |set: &ReplicaSet| -> Vec<usize> {
+            let members = set.in_sync().iter().map(|at| set.members()[at]);
+            members.map(|member| member.node.0 as usize).collect()
+        };
+        let rotten = |node: usize, block| self.disks.rotten.contains(&(node, volume, block));
+        let (first, end) = (op.first, op.first + op.sectors);
+        let (first, end) = (first / BLOCK_SECTORS, end.div_ceil(BLOCK_SECTORS));
+        let is_hit = |set: &ReplicaSet| {
+            let nodes = in_sync(set);
+            let of_set = |block: &u64| {
+                let chunk = (block / CHUNK_BLOCKS) as u32;
+                self.group_of(volume, chunk) == set.pg()
+            };
+            let mut blocks = (first..end).filter(of_set);
+            match (err, op.op) {
+                (IoError::NoSpace, _) => nodes.iter().all(|n| self.disks.been_full.contains(n)),
+                (IoError::Corrupt, Op::Read) => {
+                    blocks.any(|block| nodes.iter().all(|&node| rotten(node, block)))
+                }
+                (IoError::Corrupt, _) => {
+                    let blocks: Vec<u64> = blocks.collect();
+                    let hit = |&node: &usize| blocks.iter().any(|&block| rotten(node, block));
+                    nodes.iter().all(hit)
+                }
+                _ => false,
+            }
+        };
+        self.hosts[host].sets.iter().any(is_hit)
+    }
+
+    /// Whether blocks were damaged. One that nobody in sync can read keeps whoever lacks it from coming back.
+    pub(super) fn has_rotten(&self) -> bool {
+        !self.disks.rotten.is_empty()
+    }
+
+    /// What is still bad on replicas in sync is found by scrubbing, and repaired by being read; what nobody can read any more is
+    /// written again.
+    pub(super) fn mend_rot(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.run_until(PATIENCE, |sim| sim.nodes[node].is_idle());
+            let bad = self.scrubbed(node);
+            if bad.is_empty() || self.failure.is_some() {
+                continue;
+            }
+            self.prefer(node);
+            for (volume, block) in bad {
+                self.read_again(node, volume, block);
+            }
+        }
+    }
+
+    /// After that nothing is bad any more, anywhere.
+    pub(super) fn nothing_is_rotten(&mut self) {
+        for node in 0..self.nodes.len() {
+            let bad = self.scrubbed(node);
+            if !bad.is_empty() {
+                self.fail(format!(
+                    "node {node} has been read, and blocks {bad:?} are not repaired"
+                ));
+            }
+        }
+    }
+
+    /// Blocks that a node's scrubber finds bad, of groups that it is in sync in.
+    fn scrubbed(&mut self, at: usize) -> BTreeSet<(usize, u64)> {
+        let node = &mut self.nodes[at];
+        let Some(process) = &mut node.process else {
+            return BTreeSet::new();
+        };
+        if process.core().in_flight() > 0 {
+            return BTreeSet::new();
+        }
+        let findings = process.scrub(&mut node.disk);
+        let block_of = |chunk: ChunkKey, block: u32| {
+            let volume = (0..self.plan.volumes).find(|v| layer_of(*v) == chunk.layer)?;
+            let pg = self.group_of(volume, chunk.index);
+            let members = &self.meta.groups()[pg.0 as usize].members;
+            let is_in = members
+                .iter()
+                .any(|m| m.node.0 as usize == at && m.standing == Standing::InSync);
+            is_in.then_some((
+                volume,
+                u64::from(chunk.index) * CHUNK_BLOCKS + u64::from(block),
+            ))
+        };
+        let chunk = |layer, index| ChunkKey { layer, index };
+        findings
+            .iter()
+            .filter_map(|f| block_of(chunk(f.layer, f.chunk), f.block))
+            .collect()
+    }
+
+    /// From now on hosts read from this node first, if it is in sync.
+    fn prefer(&mut self, node: usize) {
+        let sets = self.meta.sets();
+        let turned = sets.iter().map(|set| {
+            let mut members = set.members().to_vec();
+            members.sort_by_key(|member| member.node.0 as usize != node);
+            let turned = ReplicaSet::new(set.pg(), set.epoch(), set.min_in_sync(), members);
+            turned.with_power_lost(set.power_lost())
+        });
+        let turned: Vec<ReplicaSet> = turned.collect();
+        for host in 0..self.hosts.len() {
+            self.close_conns_of(host);
+            self.hosts[host].life += 1;
+            let nodes = self.plan.nodes;
+            let lanes = (0..self.plan.lanes).map(|lane| Lane::new(lane, turned.clone(), nodes));
+            self.hosts[host].lanes = lanes.collect();
+            for lane in 0..self.plan.lanes {
+                for node in 0..nodes {
+                    self.connect(host, lane, node);
+                }
+            }
+        }
+    }
+
+    fn read_again(&mut self, node: usize, volume: usize, block: u64) {
+        let errors = self.ops.1;
+        self.ask_end(volume, Op::Read, block);
+        if self.ops.1 > errors {
+            self.trace.note(self.now, &[39, block], || {
+                format!("nobody can read block {block} of volume {volume}, nor can node {node}")
+            });
+            self.ask_end(volume, Op::Write { fua: false }, block);
+        }
+    }
+
+    /// Has a guest ask for one block, and waits until nothing of it is left.
+    fn ask_end(&mut self, volume: usize, op: Op, block: u64) {
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        let asked = GuestOp {
+            op,
+            first: block * BLOCK_SECTORS,
+            sectors: BLOCK_SECTORS,
+            tag,
+            begun: None,
+            lane: 0,
+            memory: vec![0; BLOCK_BYTES as usize].into(),
+        };
+        let guest = self.guests.iter().position(|g| g.volume == volume);
+        let guest = guest.expect("each volume has a guest");
+        if self.submit(guest, asked).is_none() {
+            return self.fail("a client without requests is busy");
+        }
+        let done = self.run_until(PATIENCE, |sim| {
+            let lanes = sim.hosts.iter().flat_map(|host| &host.lanes);
+            let mut left = lanes.map(|lane| lane.client.left_over());
+            sim.guests[guest].in_flight.is_empty() && left.all(|left| left == 0)
+        });
+        if !done {
+            self.fail(format!(
+                "{op:?} of block {block} of volume {volume} does not end"
+            ));
+        }
+    }
+}
