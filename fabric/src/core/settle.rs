@@ -15,7 +15,7 @@ use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::groups::{LEAF_BLOCKS, LeafKey};
-use super::membership::{REPLICAS_MAX, ReplicaSet, Standing};
+use super::membership::{Members, REPLICAS_MAX, ReplicaSet, Standing};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::message::{BlockStamp, UnresolvedEntry};
 use crate::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal};
@@ -23,6 +23,7 @@ use crate::store::api::Holds;
 use crate::store::device::{BLOCK_BYTES, IoVecs};
 
 pub mod takeover;
+mod winner;
 
 /// How often [`Settle::on_tick`] is called while something waits for it.
 pub const TICK: Duration = Duration::from_millis(5);
@@ -146,6 +147,16 @@ struct Current {
     end: usize,
     at: usize,
     winner: usize,
+    /// In-sync members that cannot read the block at `at`.
+    unreadable: Members,
+}
+
+impl Current {
+    /// Nothing is left to do about the block.
+    fn pass(&mut self) {
+        self.at += 1;
+        self.unreadable = Members::NONE;
+    }
 }
 
 /// See the module.
@@ -266,7 +277,13 @@ impl Settle {
                 self.phase = Phase::AwaitMap(AGAIN_TICKS);
                 return;
             }
-            Err(_) => {
+            Err(refusal) => {
+                if let (Refusal::Corrupt, Purpose::Read(member), Some(current)) =
+                    (refusal, purpose, &mut self.current)
+                {
+                    current.unreadable.insert(member);
+                    return self.settle_next(places);
+                }
                 self.report(purpose);
                 self.phase = Phase::AwaitMap(AGAIN_TICKS);
                 return;
@@ -359,7 +376,7 @@ impl Settle {
             Purpose::Restore(_) => {
                 self.settled += 1;
                 if let Some(current) = &mut self.current {
-                    current.at += 1;
+                    current.pass();
                 }
                 self.settle_next(places);
             }
@@ -421,6 +438,7 @@ impl Settle {
             end,
             at: first,
             winner: 0,
+            unreadable: Members::NONE,
         });
         self.inspect();
     }
@@ -442,7 +460,7 @@ impl Settle {
         self.again = false;
         let current = self.current();
         if let Some(current) = &mut self.current {
-            current.at = current.first;
+            (current.at, current.unreadable) = (current.first, Members::NONE);
         }
         let blocks = current.end - current.first;
         let set = &self.sets[current.set];
@@ -470,30 +488,14 @@ impl Settle {
     fn settle_next(&mut self, places: &dyn PlaceOf) {
         let current = self.current();
         let set = &self.sets[current.set];
-        let stamps = &self.memory.stamps;
-        let receiving = set.receiving();
-        let disagree = |&block: &usize| {
-            let first = receiving.iter().next().expect("somebody takes writes");
-            let agrees = |m: usize| stamps[m][block].agrees_with(&stamps[first][block]);
-            !receiving.iter().all(agrees)
-        };
-        let Some(at) = (current.at..current.end).find(disagree) else {
+        let Some(next) = winner::next(current, set, &self.memory.stamps) else {
             self.current = None;
             self.next_page(places);
             return;
         };
-        let in_sync = |&m: &usize| set.members()[m].standing == Standing::InSync;
-        let winner = receiving
-            .iter()
-            .filter(in_sync)
-            .max_by_key(|&m| (stamps[m][at].version, std::cmp::Reverse(m)))
-            .expect("a set without in-sync members is not settled");
-        let stamp = stamps[winner][at];
-        self.current = Some(Current {
-            at,
-            winner,
-            ..current
-        });
+        let (at, winner) = (next.at, next.winner);
+        let stamp = self.memory.stamps[winner][at];
+        self.current = Some(next);
         if stamp.holds() != Holds::Data {
             self.restore();
             return;

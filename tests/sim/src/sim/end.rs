@@ -14,6 +14,8 @@ use crate::workload::CHUNK_SECTORS;
 const PATIENCE: Span = Span::seconds(300);
 /// Within this time the cluster mends itself, unless something was lost.
 const LOOK: Span = Span::seconds(40);
+/// How often what is bad is looked for and read.
+const MENDS_MAX: usize = 5;
 /// Then nobody asks for anything for so long.
 const REST: Span = Span::seconds(2);
 
@@ -24,11 +26,15 @@ impl Sim {
             return;
         }
         self.on_fault(Fault::Peace);
-        let done = self.run_until(PATIENCE, |sim| {
+        let all_done = |sim: &Self| {
             let mut guests = sim.guests.iter();
             guests.all(|g| g.left == 0 && g.in_flight.is_empty() && !g.suspended)
                 && sim.orphans.is_empty()
-        });
+        };
+        if self.has_rotten() && !self.run_until(LOOK, all_done) {
+            self.make_readable();
+        }
+        let done = self.run_until(PATIENCE, all_done);
         if !done && self.failure.is_none() {
             let waiting: Vec<usize> = self.guests.iter().map(|g| g.in_flight.len()).collect();
             let orphans = self.orphans.len();
@@ -71,8 +77,12 @@ impl Sim {
                 "all is mended, and a store does not come to rest: {what}"
             ));
         }
-        if rotten {
-            self.mend_rot();
+        // Somebody may not know the newest map yet, and leave it to another to answer.
+        for _ in 0..MENDS_MAX {
+            if !rotten || !self.mend_rot() {
+                break;
+            }
+            self.run_until(REST, |_| false);
             self.run_until(PATIENCE, all_in_sync);
         }
         // Stores fold in what is new, and free what is not needed any more, once they are idle for a while.
