@@ -14,7 +14,7 @@ use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Reply, Request,
 };
 use fabric::store;
-use fabric::store::api::{CoreParams, DeviceLabel, StoreCore};
+use fabric::store::api::{CoreParams, DeviceLabel, ScrubFinding, StoreCore};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
@@ -446,6 +446,11 @@ impl Process {
     pub fn kept_by_groups(&self, groups: usize) -> usize {
         let groups = (0..groups as u64).filter_map(|pg| self.groups.get(PgId(pg)));
         groups.map(|group| group.kept()).sum()
+    }
+
+    /// What a scrubber finds bad, which nobody is told of. The store must be idle.
+    pub fn find_bad(&mut self, disk: &mut SimDisk) -> Vec<ScrubFinding> {
+        self.port.scrub(disk)
     }
 
     /// Takes the list of what was stored since the last call.

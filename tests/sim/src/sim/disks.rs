@@ -80,7 +80,7 @@ impl Sim {
                 self.disks.flips.push((node, place + byte, since));
             }
             self.disks.rotten.insert((node, volume, block));
-            let numbers = [38, node as u64, volume as u64, block, places.len() as u64];
+            let numbers = [41, node as u64, volume as u64, block, places.len() as u64];
             self.trace.note(self.now, &numbers, || {
                 format!("node {node}: block {block} of volume {volume} turns bad, in {places:?}")
             });
@@ -243,7 +243,7 @@ impl Sim {
         if process.core().in_flight() > 0 {
             return BTreeSet::new();
         }
-        let findings = process.scrub(&mut node.disk);
+        let findings = process.find_bad(&mut node.disk);
         let block_of = |chunk: ChunkKey, block: u32| {
             let volume = (0..self.plan.volumes).find(|v| layer_of(*v) == chunk.layer)?;
             let pg = self.group_of(volume, chunk.index);
