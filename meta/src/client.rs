@@ -96,6 +96,11 @@ impl Meta {
         self.core.problem()
     }
 
+    /// Returns when this node's service has ended, for whatever reason; it does not come back within this process.
+    pub async fn ended(&self) -> MetaError {
+        self.core.ended().await
+    }
+
     // --- How the service stands
 
     /// How Raft stands, as far as this node knows. Waits for nobody.

@@ -81,8 +81,8 @@ pub enum OpenError {
     },
     /// The content is damaged.
     #[error(
-        "the metadata in {} is damaged: {detail}: restore this directory from a backup or empty it on a node of a \
-         healthy cluster; nothing was changed", .dir.display()
+        "the metadata in {} is damaged: {detail}: if this node is one of several, remove it on another one with `penstock \
+         node remove` and join anew with another data directory, else bring back a copy of this one; nothing was changed", .dir.display()
     )]
     Corrupt {
         /// The directory.

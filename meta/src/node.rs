@@ -1,6 +1,7 @@
 //! A metadata node: opened, made part of a cluster, stopped.
 
 mod core;
+mod end;
 mod members;
 mod report;
 mod succession;

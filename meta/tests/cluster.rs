@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{GIB, device};
+use common::{GIB, copy_tree, device};
 use meta::command::AttachmentKey;
 use meta::net::{MemNetwork, PeerReply, PeerRequest};
 use meta::{
@@ -212,6 +212,37 @@ async fn the_cluster_goes_on_without_its_leader_and_takes_it_back() {
         .map(|volume| volume.name.into())
         .collect();
     assert_eq!(names, ["after", "before"]);
+    for node in cluster.nodes {
+        node.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_with_an_old_copy_of_its_metadata_does_not_take_the_leader_along() {
+    let mut cluster = Cluster::of_three().await;
+    let leader = cluster.leader().await;
+    let id = [1, 2, 3]
+        .map(NodeId)
+        .into_iter()
+        .find(|id| *id != leader)
+        .unwrap();
+    let meta = cluster.node(leader).meta();
+    cluster.stop(id).await;
+    let (now, old) = (cluster.path(id.0), cluster.path(9));
+    copy_tree(&now, &old);
+    cluster.open(id.0).await;
+    for number in 0..20 {
+        let spec = VolumeSpec::new(format!("disk{number}"), GIB);
+        meta.create_volume(spec).await.unwrap();
+    }
+    // It has all of that now, and the leader knows.
+    cluster.node(id).meta().get_volume("disk19").await.unwrap();
+    cluster.stop(id).await;
+    std::fs::remove_dir_all(&now).unwrap();
+    std::fs::rename(&old, &now).unwrap();
+    cluster.open(id.0).await;
+    cluster.node(id).meta().get_volume("disk19").await.unwrap();
+    assert_eq!(cluster.node(leader).meta().problem(), None);
     for node in cluster.nodes {
         node.shutdown().await.unwrap();
     }

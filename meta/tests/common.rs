@@ -44,3 +44,15 @@ pub fn attachment(volume: &str, socket: &str) -> AttachmentSpec {
         options: AttachmentOptions::default(),
     }
 }
+
+/// Copies a directory and what is below.
+pub fn copy_tree(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_tree(&entry.path(), &to),
+            false => drop(std::fs::copy(entry.path(), to).unwrap()),
+        }
+    }
+}

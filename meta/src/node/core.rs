@@ -174,9 +174,8 @@ impl Core {
     /// Why this node's service is not as it should be, and the mend.
     pub(crate) fn problem(&self) -> Option<String> {
         let db = self.db()?;
-        let running = self.raft.metrics().borrow().running_state.clone();
-        if let Err(error) = running {
-            return Some(failed(&error).to_string());
+        if let Some(detail) = self.death() {
+            return Some(MetaError::Failed { detail }.to_string());
         }
         let dir = db.dir().display();
         if db.is_full() {

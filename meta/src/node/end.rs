@@ -1,0 +1,62 @@
+//! The end of the metadata service that nobody asked for. Raft ends when it cannot write, or when it meets what must not be, and
+//! does not begin again within the process.
+
+use super::Core;
+use crate::error::MetaError;
+
+impl Core {
+    /// Why Raft has ended; `None` while it runs.
+    pub(super) fn death(&self) -> Option<String> {
+        let metrics = self.raft.metrics();
+        let running = metrics.borrow().running_state.clone();
+        match running {
+            Err(error) => Some(error.to_string()),
+            // A panic says nothing there, but drops the other end.
+            Ok(()) => metrics
+                .has_changed()
+                .is_err()
+                .then(|| "it panicked, and the log says where".to_owned()),
+        }
+    }
+
+    /// Returns when Raft has ended, with the reason.
+    pub(crate) async fn ended(&self) -> MetaError {
+        let mut metrics = self.raft.metrics();
+        while metrics.changed().await.is_ok() {}
+        let detail = self.death().unwrap_or_else(|| "it ended".to_owned());
+        MetaError::Failed { detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::node::{MetaConfig, MetaNode};
+
+    /// Far beyond what it takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_panic_within_raft_is_told_and_does_not_leave_a_service_that_only_looks_alive() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = MetaConfig::embedded("test");
+        let node = MetaNode::open(dir.path(), config).await.unwrap();
+        let meta = node.meta();
+        assert_eq!(meta.problem(), None);
+        let early = tokio::time::timeout(Duration::from_millis(50), meta.ended()).await;
+        assert!(early.is_err(), "{early:?}");
+
+        let died = node
+            .core
+            .raft
+            .with_raft_state(|_| panic!("as a test wants it"))
+            .await;
+        let died: Result<(), _> = died;
+        assert!(died.is_err());
+        let why = tokio::time::timeout(PATIENCE, meta.ended()).await.unwrap();
+        assert!(why.to_string().contains("panicked"), "{why}");
+        let problem = meta.problem().unwrap();
+        assert!(problem.contains("panicked"), "{problem}");
+    }
+}
