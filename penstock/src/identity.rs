@@ -7,9 +7,10 @@
 //! | `node.pem` | certificate of this node |
 //! | `node.key` | its key, mode 0600 |
 //! | `ca.key` | the authority's key, mode 0600; on nodes with the role `meta` |
+//! | `begun` | empty; there once the node has made its metadata |
 //!
-//! All of it is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole identity or none. What an interrupted
-//! `init` or `join` left is removed by the next.
+//! All of it but the last is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole identity or none. What an
+//! interrupted `init` or `join` left is removed by the next.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -31,6 +32,8 @@ const CONTROL_PORT: u16 = 7470;
 const DATA_PORT: u16 = 7471;
 /// Port at which nodes join, likewise.
 const ENROL_PORT: u16 = 7472;
+/// Says that the node has made its metadata: whoever has this and no metadata has lost them.
+const BEGUN: &str = "begun";
 /// Version of [`Record`].
 const FORMAT: u32 = 1;
 
@@ -247,6 +250,40 @@ impl Identity {
     }
 }
 
+/// Notes, durably, that the node has made its metadata.
+pub fn note_begun(data: &Path) -> Result<()> {
+    let path = dir(data).join(BEGUN);
+    if path.exists() {
+        return Ok(());
+    }
+    File::create(&path)
+        .and_then(|file| file.sync_all())
+        .and_then(|()| File::open(dir(data))?.sync_all())
+        .context(|| format!("write {}", path.display()))
+}
+
+/// Refuses to start a node of several that had metadata and has none any more; called when there are none at `meta`. A voter that
+/// forgot what it promised and stored can make leader a node that lacks what was acknowledged, and the first node would make the
+/// cluster a second time.
+pub fn refuse_forgetful(data: &Path, meta: &Path) -> Result<()> {
+    if !dir(data).join(BEGUN).exists() {
+        return Ok(());
+    }
+    let node = Identity::load(data)?.map(|identity| identity.record.node);
+    let node = node.map_or_else(|| "NODE".to_owned(), |node| node.to_string());
+    Err(Failure::new(
+        Kind::NotFound,
+        format!(
+            "the metadata in {} are gone, and the cluster counts on what this node kept there",
+            meta.display()
+        ),
+        format!(
+            "bring the directory back as the daemon left it, or have the others forget this node with `penstock node remove \
+             {node}` and join anew with another data directory"
+        ),
+    ))
+}
+
 /// Refuses to make a node where there is one. `meta` is where its metadata would be.
 pub fn refuse_node(data: &Path, meta: &Path) -> Result<()> {
     let shown = data.display();
@@ -340,6 +377,19 @@ mod tests {
         assert!(!new.exists());
         identity().store(dir.path()).unwrap();
         assert!(Identity::load(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_node_that_has_lost_its_metadata_does_not_begin_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = dir.path().join("meta");
+        refuse_forgetful(dir.path(), &meta).unwrap();
+        identity().store(dir.path()).unwrap();
+        refuse_forgetful(dir.path(), &meta).unwrap();
+        note_begun(dir.path()).unwrap();
+        note_begun(dir.path()).unwrap();
+        let refused = refuse_forgetful(dir.path(), &meta).unwrap_err().to_string();
+        assert!(refused.contains("node remove 2"), "{refused}");
     }
 
     #[test]

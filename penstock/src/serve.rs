@@ -187,6 +187,8 @@ async fn serve(config: Config) -> Result<()> {
             Ok(Ok(())) => Err(Failure::plain(Kind::Failed, "the admin socket was closed")),
             Err(e) => Err(Failure::plain(Kind::Failed, format!("the admin server failed: {e}"))),
         },
+        // To the others this node is down, and only a new process helps: guests wait for it, as they do after a kill.
+        failure = node.meta_ended() => Err(failure),
     };
     close(&node).await;
     ended

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::failure::{Failure, Kind, Result, plain_io};
+use crate::serve::datadir;
 
 /// Longest JSON answer that is read, in bytes: more volumes than one node serves.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -177,6 +178,17 @@ impl Client {
     }
 
     fn unreachable(&self, e: &std::io::Error) -> Failure {
+        if let Some(process) = self.socket.parent().and_then(datadir::holder) {
+            return Failure::new(
+                Kind::Unreachable,
+                format!(
+                    "process {process} runs on this data directory and does not answer on {}: {}",
+                    self.socket.display(),
+                    plain_io(e)
+                ),
+                "look at its log: a daemon that starts may wait for most nodes of its cluster; or repeat this in a moment",
+            );
+        }
         let mend = match e.kind() {
             std::io::ErrorKind::PermissionDenied => "run this command as the daemon's user",
             _ => "start one with `penstock serve`, or name its --data directory or --api endpoint",

@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -84,6 +84,20 @@ pub fn make_dir(path: &Path) -> Result<()> {
         )
 }
 
+/// The process that has taken a data directory. Looks without touching the lock: a daemon that starts now must not find it held.
+pub fn holder(path: &Path) -> Option<u32> {
+    let lock = std::fs::metadata(path.join("lock")).ok()?;
+    let (major, minor) = (libc::major(lock.dev()), libc::minor(lock.dev()));
+    let file = format!("{major:02x}:{minor:02x}:{}", lock.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        // 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file.as_str());
+        is_held.then(|| fields.get(4)?.parse().ok())?
+    })
+}
+
 fn taken(path: &Path, lock: &mut File) -> Failure {
     let mut pid = String::new();
     // An unreadable number only makes the message shorter.
@@ -119,7 +133,9 @@ mod tests {
                 .contains(&format!("process {}", std::process::id())),
             "{refused}"
         );
+        assert_eq!(holder(&path), Some(std::process::id()));
         drop(first);
+        assert_eq!(holder(&path), None);
         DataDir::take(&path).unwrap();
     }
 }

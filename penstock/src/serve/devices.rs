@@ -23,6 +23,10 @@ const SHARE_PERCENT: u64 = 50;
 /// Device files are made a multiple of this by default.
 const STEP_BYTES: u64 = 64 << 20;
 
+/// What is left to whoever has lost a device for good.
+const ANEW: &str = "to begin anew without those data choose another data directory, and if this node is one of several have the \
+                    others forget it first, with `penstock node remove`, and join anew";
+
 /// A device that the configuration names.
 struct Named {
     path: PathBuf,
@@ -272,8 +276,7 @@ fn refuse_missing(named: &[Named], known: &[meta::Device]) -> Result<()> {
                 "device {shown} holds data of this node's volumes and is not among its devices"
             ),
             format!(
-                "name it again, with --device {shown} or in the configuration's devices; to begin anew without those \
-                 data choose another data directory"
+                "name it again, with --device {shown} or in the configuration's devices; {ANEW}"
             ),
         )
     } else if named
@@ -285,15 +288,13 @@ fn refuse_missing(named: &[Named], known: &[meta::Device]) -> Result<()> {
             format!(
                 "device {shown} is blank or was wiped: it has no Penstock label, and it held data of this node's volumes"
             ),
-            "bring the right disk or file back, or name the path where it is now; to begin anew without those data \
-             choose another data directory",
+            format!("bring the right disk or file back, or name the path where it is now; {ANEW}"),
         )
     } else {
         Failure::new(
             Kind::NotFound,
             format!("device {shown} is missing, and with it the data of this node's volumes"),
-            "bring it back, or name the path where it is now; to begin anew without those data choose another data \
-             directory",
+            format!("bring it back, or name the path where it is now; {ANEW}"),
         )
     })
 }

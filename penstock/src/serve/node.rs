@@ -10,6 +10,7 @@ use tokio::sync::Mutex;
 
 use crate::config::{Config, StoreKind};
 use crate::failure::{Failure, Kind, Result};
+use crate::identity;
 
 use super::attachments::Served;
 use super::datadir::{self, DataDir};
@@ -85,7 +86,11 @@ impl Node {
             ));
         }
         let data = DataDir::take(&config.data)?;
-        if config.store == StoreKind::File && !MetaNode::exists(&meta_dir) {
+        let is_without = !MetaNode::exists(&meta_dir);
+        if is_without {
+            identity::refuse_forgetful(&config.data, &meta_dir)?;
+        }
+        if is_without && config.store == StoreKind::File {
             let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
             blocking(move || devices::refuse_without_metadata(&config, &default, &dir)).await?;
         }
@@ -161,6 +166,14 @@ impl Node {
             tokio::time::sleep(COPIES_PAUSE).await;
         }
         tracing::warn!("a copy is still running; the store recovers at the next start");
+    }
+
+    /// Returns when the metadata service of a node of several has ended. Never in a cluster of one, whose guests go on without it.
+    pub async fn meta_ended(&self) -> Failure {
+        match self.membership {
+            Some(_) => meta_failure(self.meta.ended().await),
+            None => std::future::pending().await,
+        }
     }
 
     /// The configuration it runs with.

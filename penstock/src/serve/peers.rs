@@ -1,6 +1,6 @@
 //! A node's metadata service and its connections to other nodes, if it is one of several.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use meta::{
 use crate::api::types::{Token, TokenCreate};
 use crate::config::{Config, Wire};
 use crate::failure::{Failure, Kind, Result};
-use crate::identity::{Identity, Settings, host_name};
+use crate::identity::{self, Identity, Settings, host_name};
 
 use super::node::{Node, meta_failure};
 
@@ -71,22 +71,24 @@ impl Control {
             });
         };
         let settings = identity.record.settings.clone().with(&config.peers);
-        Self::open_one_of_several(Arc::new(identity), settings, meta_dir).await
+        Self::open_one_of_several(Arc::new(identity), settings, &config.data, meta_dir).await
     }
 
     async fn open_one_of_several(
         identity: Arc<Identity>,
         settings: Settings,
+        data_dir: &Path,
         meta_dir: PathBuf,
     ) -> Result<Self> {
         let record = &identity.record;
         let (ca, certificate, key) = (&identity.ca, &identity.certificate, &identity.key);
         let papers = TlsIdentity::from_pem(record.cluster, record.node, ca, certificate, key);
-        let papers = papers.map_err(failed)?;
+        let unfit = |e: String| unfit_papers(data_dir, &e);
+        let papers = papers.map_err(|e| unfit(e.to_string()))?;
         let data = NetConfig {
             listen: settings.data(),
             identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
-                .map_err(failed)?,
+                .map_err(|e| unfit(e.to_string()))?,
             wire: match settings.wire {
                 Wire::Tls => fabric::net::tcp::hello::Wire::Tls,
                 Wire::Crc => fabric::net::tcp::hello::Wire::Crc,
@@ -96,6 +98,11 @@ impl Control {
         let listener = listener.map_err(listen_failure)?;
         let config = meta_config(&identity, &settings, &papers);
         let node = MetaNode::open(meta_dir, config).await.map_err(failed)?;
+        // Before anybody hears of this node, and so may count on it.
+        if let Err(failure) = identity::note_begun(data_dir) {
+            shutdown(node).await;
+            return Err(failure);
+        }
         let control = listener.serve(papers, node.peer());
         let enrol = match start_enrolment(&identity, &settings, node.meta()).await {
             Ok(enrol) => enrol,
@@ -211,6 +218,18 @@ async fn start_enrolment(
     server.map(Some).map_err(listen_failure)
 }
 
+fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
+    Failure::new(
+        Kind::Failed,
+        format!(
+            "this node cannot prove who it is with ca.pem, node.pem and node.key in {}: {e}",
+            data_dir.join("cluster").display()
+        ),
+        "bring those files back from a backup, or have the others forget this node with `penstock node remove` and join anew \
+         with another data directory",
+    )
+}
+
 fn listen_failure(e: meta::net::TlsError) -> Failure {
     Failure::new(
         Kind::Failed,
@@ -228,11 +247,15 @@ async fn wait_until_known(meta: &Meta, settings: &Settings) {
         return;
     }
     eprintln!(
-        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}",
+        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}; a node that was \
+         removed from the cluster waits in vain, and joins anew with another data directory",
         settings.control()
     );
-    // An error means that the service ended, which the next call tells.
-    let _ = valid.wait_for(Option::is_some).await;
+    tokio::select! {
+        _ = valid.wait_for(Option::is_some) => {}
+        // The next call tells why.
+        _ = meta.ended() => {}
+    }
 }
 
 impl Node {

@@ -373,6 +373,10 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
     }
 }
 
+/// What becomes of damaged data.
+const RESTORE: &str = "volumes with copies on other nodes are read from there; the log names those hit: restore from a backup \
+                       what had one copy only";
+
 /// Data that cannot be read any more.
 fn damage(device: &DeviceStatus, has_peers: bool) -> Option<Found> {
     if has_peers {
@@ -385,13 +389,13 @@ fn damage(device: &DeviceStatus, has_peers: bool) -> Option<Found> {
         Some(Found::new(
             format!("scrub {path}"),
             format!("device {path}: scrub found {bad} bad blocks"),
-            "restore their volumes from a backup",
+            RESTORE,
         ))
     } else if failed > 0 {
         Some(Found::new(
             format!("checksums {path}"),
             format!("device {path}: {failed} reads failed their checksum since the start"),
-            "the log names the volumes, restore them from a backup",
+            RESTORE,
         ))
     } else {
         None

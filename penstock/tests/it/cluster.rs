@@ -9,7 +9,9 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::front::Front;
-use crate::harness::{DEVICE_SIZE, Daemon, eventually, one_error, penstock, run, temp, text};
+use crate::harness::{
+    DEVICE_SIZE, Daemon, eventually, one_error, penstock, run, serve, temp, text,
+};
 
 /// Device files that take their space as they are written: there are many.
 const THIN: [&str; 2] = ["--preallocation", "off"];
@@ -376,6 +378,11 @@ fn a_node_with_anothers_certificate_is_not_let_in() {
 
 /// Whether a daemon says that it waits for its cluster; it is killed then.
 fn waits(data: &Path) -> bool {
+    waits_and(data, || ())
+}
+
+/// Same, with something to do before it is killed.
+fn waits_and(data: &Path, meanwhile: impl FnOnce()) -> bool {
     let mut child = penstock()
         .args(["serve", "--device-size", DEVICE_SIZE, "--data", text(data)])
         .args(THIN)
@@ -386,9 +393,39 @@ fn waits(data: &Path) -> bool {
     let waits = lines
         .map_while(Result::ok)
         .any(|line| line.contains("waiting for the cluster"));
+    meanwhile();
     child.kill().unwrap();
     child.wait().unwrap();
     waits
+}
+
+#[test]
+fn a_daemon_that_waits_for_its_cluster_is_not_taken_for_one_that_is_not_there() {
+    let mut cluster = Cluster::found("1");
+    let joined = cluster.join(2, &cluster.token());
+    assert!(joined.status.success(), "{joined:?}");
+    cluster.stop(1);
+    let data = cluster.data(2);
+    let asked = waits_and(&data, || {
+        let told = one_error(&run(&["health", "--data", text(&data)]), 1);
+        assert!(told.contains("does not answer on"), "{told}");
+    });
+    assert!(asked);
+    let told = one_error(&run(&["health", "--data", text(&data)]), 1);
+    assert!(told.contains("no daemon answers on"), "{told}");
+}
+
+#[test]
+fn a_node_that_has_lost_its_metadata_does_not_make_the_cluster_a_second_time() {
+    let mut cluster = Cluster::found("1");
+    cluster.stop(1);
+    let data = cluster.data(1);
+    for lost in ["meta", "devices"] {
+        fs::remove_dir_all(data.join(lost)).unwrap();
+    }
+    let told = one_error(&serve(&data), 1);
+    assert!(told.contains("node remove 1"), "{told}");
+    assert!(!data.join("meta").exists() && !data.join("devices").exists());
 }
 
 #[test]
