@@ -7,8 +7,12 @@
 //! **A new leader has heard nothing.** It gives every node the full time from the moment it began to lead, and every
 //! unsettled group its full grace.
 
+mod falls;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+use falls::Falls;
 
 use crate::command::{Change, Command, Heard};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
@@ -69,6 +73,9 @@ pub struct Watch {
     /// Members that were seen syncing: what to learn from when they are not any more.
     syncing: BTreeMap<(GroupId, DeviceId), Incarnation>,
     backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
+    falls: Falls,
+    /// Members that wait because their device pauses.
+    fallen: Vec<(GroupId, DeviceId, Incarnation)>,
     /// Groups to look after, found in the map of this epoch.
     unwell: Vec<GroupId>,
     looked_at: Option<Epoch>,
@@ -146,16 +153,22 @@ impl Watch {
     /// Members whose sync has failed since their device came back.
     #[must_use]
     pub fn failing(&self, now: Duration) -> Vec<FailingSync> {
+        let told = |group, device, failures, until: Duration| FailingSync {
+            group,
+            device,
+            failures,
+            again_in_ms: u64::try_from(until.saturating_sub(now).as_millis()).unwrap_or(u64::MAX),
+        };
         let failing = self.backoff.iter();
-        failing
-            .map(|((group, device), backoff)| FailingSync {
-                group: *group,
-                device: *device,
-                failures: backoff.failures,
-                again_in_ms: u64::try_from(backoff.until.saturating_sub(now).as_millis())
-                    .unwrap_or(u64::MAX),
-            })
-            .collect()
+        let failing = failing.map(|((group, device), backoff)| {
+            told(*group, *device, backoff.failures, backoff.until)
+        });
+        let fallen = self.fallen.iter().filter_map(|(group, device, start)| {
+            let is_told = self.backoff.contains_key(&(*group, *device));
+            let record = self.falls.pausing(*device, *start, now)?;
+            (!is_told).then(|| told(*group, *device, record.falls, record.until))
+        });
+        failing.chain(fallen).collect()
     }
 
     /// What is to be proposed now. `at` is only written into the commands.
@@ -230,6 +243,7 @@ impl Watch {
             let unwell = map.groups().filter(|group| is_unwell(map, group));
             self.unwell = unwell.map(|group| group.id()).collect();
             self.learn(map, now);
+            self.note_falls(map, heard, now);
         }
         let mut changes = Vec::new();
         let mut waiting = Vec::new();
@@ -289,6 +303,27 @@ impl Watch {
             .retain(|group, _| unwell.contains(group));
     }
 
+    /// Looks for members that were in sync and are not any more, though their node lives.
+    fn note_falls(&mut self, map: &ClusterMap, heard: &[Heard], now: Duration) {
+        let lives = |member: &Member| {
+            heard
+                .iter()
+                .any(|one| one.node == member.node && one.incarnation == member.incarnation)
+        };
+        let mut in_sync: Vec<(GroupId, DeviceId)> = Vec::new();
+        for group in map.groups() {
+            in_sync.extend(group.in_sync().map(|member| (group.id(), member.device)));
+        }
+        in_sync.sort_unstable();
+        let unwell = self.unwell.iter().filter_map(|id| map.group(*id));
+        let out = unwell.flat_map(|group| {
+            let out = |member: &&Member| member.standing == Standing::Out && lives(member);
+            let out = group.members.iter().filter(out);
+            out.map(move |member| (group.id(), member.device, member.incarnation))
+        });
+        self.falls.look(in_sync, out, now);
+    }
+
     /// Members that are out begin to be synced: those of groups with the fewest replicas first, a bounded number for
     /// each node.
     fn start_syncs(
@@ -304,12 +339,21 @@ impl Watch {
             }
         }
         waiting.sort_by_key(|one| (one.in_sync, one.group, one.device));
+        self.fallen.clear();
         let mut changes = Vec::new();
         for one in waiting {
             let backoff = self.backoff.get(&(one.group, one.device));
             let is_pausing = backoff.is_some_and(|backoff| {
                 backoff.incarnation == one.incarnation && now < backoff.until
             });
+            if self
+                .falls
+                .pausing(one.device, one.incarnation, now)
+                .is_some()
+            {
+                self.fallen.push((one.group, one.device, one.incarnation));
+                continue;
+            }
             let busy = busy.entry(one.node).or_default();
             if is_pausing || *busy >= SYNCING_PER_NODE_MAX {
                 continue;

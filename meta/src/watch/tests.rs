@@ -228,7 +228,8 @@ fn a_report_about_a_member_is_about_its_node() {
     world.alive.remove(&3);
     world.run(STEP);
     let map = world.machine.map();
-    let group = map.groups().next().expect("there are eight");
+    let mut groups = map.groups();
+    let group = groups.find(|group| group.members.len() == 3).unwrap();
     let member = group.members.iter().find(|m| m.node == NodeId(3));
     let member = member.expect("three nodes, three replicas");
     assert!(!has_witness(&map, group.id(), member.device, &[]));
@@ -406,6 +407,62 @@ fn a_sync_that_fails_pauses_longer_each_time() {
     world.syncs_succeed = true;
     world.run(Duration::from_secs(90));
     assert_eq!(world.count(Standing::InSync), 3);
+}
+
+/// A full device: what its replicas lack while they are out they get, and the next write to each fails.
+#[test]
+fn a_device_that_falls_again_and_again_pauses_longer_each_time_with_all_its_groups() {
+    let mut world = World::new(3, 3, 8);
+    world.run(STEP);
+    let (mut falls, mut last) = (Vec::new(), Duration::ZERO);
+    for _ in 0..1200 {
+        let map = world.machine.map();
+        for group in map.groups() {
+            let full = group.in_sync().find(|member| member.node == NodeId(3));
+            let Some(member) = full.filter(|_| group.members.len() == 3) else {
+                continue;
+            };
+            if world.now - last > STEP * 2 {
+                falls.push(world.now);
+            }
+            last = world.now;
+            world.apply(&Command::ReportFailed {
+                group: group.id(),
+                device: member.device,
+                incarnation: member.incarnation,
+                epoch: map.epoch(),
+                heard: world.watch.heard_since(world.now),
+                at: AT,
+            });
+        }
+        world.step();
+    }
+    // 300 s hold pauses of 1, 2, 4, ... 60 s.
+    assert!((7..=12).contains(&falls.len()), "{falls:?}");
+    let told = world.watch.failing(world.now);
+    assert_eq!(told.len(), 8, "{told:?}");
+    assert!(
+        told.iter()
+            .all(|one| one.failures >= 6 && one.again_in_ms <= 60_000)
+    );
+    // Space is made: after the pause it returns, and after a while nothing is held against it.
+    world.run(Duration::from_secs(61));
+    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.watch.failing(world.now), []);
+}
+
+#[test]
+fn a_node_that_was_cut_off_returns_at_once() {
+    let mut world = World::new(3, 3, 8);
+    world.run(STEP);
+    for start in 0..3 {
+        world.alive.remove(&3);
+        world.run(Duration::from_secs(10));
+        assert_eq!(world.count(Standing::InSync), 16, "{start}");
+        world.alive.insert(3, 300);
+        world.run(STEP * 4);
+        assert_eq!(world.count(Standing::InSync), 24, "{start}");
+    }
 }
 
 #[test]

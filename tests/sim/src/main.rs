@@ -110,7 +110,7 @@ fn main() -> std::process::ExitCode {
     let next = AtomicU64::new(cli.from);
     let stop = AtomicBool::new(false);
     let failures = Mutex::new(Vec::new());
-    let totals = Mutex::new((0u64, 0u64, 0u64, 0u64));
+    let totals = Mutex::new((0u64, 0u64, 0u64, 0u64, 0u64));
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..jobs {
@@ -130,6 +130,7 @@ fn main() -> std::process::ExitCode {
                             totals.1 += outcome.ops.0;
                             totals.2 += outcome.sectors_read;
                             totals.3 += outcome.settled_blocks;
+                            totals.4 += u64::from(outcome.made_readable);
                         }
                         Err(what) => {
                             eprintln!("seed {seed} failed: {what}");
@@ -145,10 +146,11 @@ fn main() -> std::process::ExitCode {
         }
     });
     let seconds = start.elapsed().as_secs_f64();
-    let (runs, ops, sectors, settled) = *totals.lock().expect("no panic under this lock");
+    let (runs, ops, sectors, settled, readable) = *totals.lock().expect("no panic under this lock");
     let failures = failures.into_inner().expect("no panic under this lock");
     println!(
-        "{runs} seeds passed, {} failed; {ops} guest requests, {sectors} sectors compared, {settled} blocks settled, {:.0} seeds/s",
+        "{runs} seeds passed, {} failed; {ops} guest requests, {sectors} sectors compared, {settled} blocks settled, \
+         {readable} with blocks that nobody could read, {:.0} seeds/s",
         failures.len(),
         (runs + failures.len() as u64) as f64 / seconds
     );

@@ -182,6 +182,7 @@ impl Sim {
 
     /// Tells everybody the map.
     pub(super) fn publish(&mut self) {
+        self.note_room();
         let sets = self.meta.sets();
         let leases = self.leases.clone();
         let epoch = self.meta.epoch();

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fabric::core::membership::{ReplicaSet, Standing};
 use fabric::io::{IoError, Op};
+use fabric::proto::PgId;
 use fabric::proto::ids::ChunkKey;
 use fabric::store::api::StoreCore;
 use rand::Rng;
@@ -38,6 +39,10 @@ pub struct BadDisks {
     flips: Vec<(usize, u64, u32)>,
     /// Nodes that ever had no room.
     been_full: BTreeSet<usize>,
+    /// Groups that ever had none but such for replicas in sync. Whoever wrote then may hear it, though others are in sync by then.
+    without_room: BTreeSet<PgId>,
+    /// What could not be read any more was made readable in the end: [`Sim::make_readable`].
+    pub(super) are_made_readable: bool,
 }
 
 impl Sim {
@@ -97,6 +102,7 @@ impl Sim {
     /// them from coming back, and writes from going on: known, and told in `docs/decisions/0004-replication.md`. Whatever else there
     /// is to find in such a run is not to be missed for it.
     pub(super) fn make_readable(&mut self) {
+        self.disks.are_made_readable = true;
         self.trace.note(self.now, &[40], || {
             "disks read again what they could not".to_owned()
         });
@@ -155,6 +161,23 @@ impl Sim {
         }
         self.nodes[node].is_full = blocks.is_some();
         self.nodes[node].disk.set_host_room(blocks);
+        self.note_room();
+    }
+
+    /// Notes which groups have no room. To be called when the map or the room has changed.
+    pub(super) fn note_room(&mut self) {
+        if self.disks.been_full.is_empty() {
+            return;
+        }
+        for set in self.meta.sets() {
+            let mut nodes = set
+                .in_sync()
+                .iter()
+                .map(|at| set.members()[at].node.0 as usize);
+            if nodes.all(|node| self.disks.been_full.contains(&node)) {
+                self.disks.without_room.insert(set.pg());
+            }
+        }
     }
 
     /// Whether what happened to disks explains that a guest hears this error.
@@ -183,7 +206,9 @@ impl Sim {
             };
             let mut blocks = (first..end).filter(of_set);
             match (err, op.op) {
-                (IoError::NoSpace, _) => nodes.iter().all(|n| self.disks.been_full.contains(n)),
+                (IoError::NoSpace, _) => {
+                    self.disks.without_room.contains(&set.pg()) && blocks.next().is_some()
+                }
                 (IoError::Corrupt, Op::Read) => {
                     blocks.any(|block| nodes.iter().all(|&node| rotten(node, block)))
                 }
