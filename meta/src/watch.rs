@@ -346,11 +346,8 @@ impl Watch {
             let is_pausing = backoff.is_some_and(|backoff| {
                 backoff.incarnation == one.incarnation && now < backoff.until
             });
-            if self
-                .falls
-                .pausing(one.device, one.incarnation, now)
-                .is_some()
-            {
+            let fallen = self.falls.pausing(one.device, one.incarnation, now);
+            if fallen.is_some() && !one.is_needed {
                 self.fallen.push((one.group, one.device, one.incarnation));
                 continue;
             }
@@ -454,9 +451,14 @@ struct Outsider {
     node: NodeId,
     incarnation: Incarnation,
     in_sync: usize,
+    /// Writes to the group wait, for want of replicas in sync.
+    is_needed: bool,
 }
 
 fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
+    let in_sync = group.in_sync().count();
+    let pool = map.pool(group.pool);
+    let is_needed = pool.is_some_and(|pool| in_sync < usize::from(pool.min_in_sync));
     let out = group
         .wanted()
         .filter(|member| member.standing == Standing::Out);
@@ -471,7 +473,8 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
             device: device.id,
             node: node.id,
             incarnation: node.incarnation,
-            in_sync: group.in_sync().count(),
+            in_sync,
+            is_needed,
         })
     });
     serving.collect()

@@ -452,6 +452,34 @@ fn a_device_that_falls_again_and_again_pauses_longer_each_time_with_all_its_grou
 }
 
 #[test]
+fn a_device_that_falls_does_not_pause_while_writes_wait_for_it() {
+    let mut world = World::new(3, 3, 1);
+    world.run(STEP);
+    let mut returns = 0;
+    for _ in 0..80 {
+        let map = world.machine.map();
+        let group = map.groups().find(|group| group.members.len() == 3).unwrap();
+        let away = group.in_sync().find(|member| member.node == NodeId(2));
+        let full = group.in_sync().find(|member| member.node == NodeId(3));
+        for member in away.into_iter().chain(full) {
+            returns += 1;
+            world.apply(&Command::ReportFailed {
+                group: group.id(),
+                device: member.device,
+                incarnation: member.incarnation,
+                epoch: map.epoch(),
+                heard: world.watch.heard_since(world.now),
+                at: AT,
+            });
+        }
+        // It is in sync for a moment, else its sync has failed.
+        world.run(STEP * 2);
+    }
+    // Forty seconds, in which a pause would have grown to sixteen.
+    assert!(returns > 40, "{returns}");
+}
+
+#[test]
 fn a_node_that_was_cut_off_returns_at_once() {
     let mut world = World::new(3, 3, 8);
     world.run(STEP);

@@ -385,6 +385,17 @@ impl Checker {
         }
     }
 
+    /// What was not flushed of these sectors may be gone, and nobody can know.
+    pub fn lose_unflushed(&mut self, volume: usize, concerned: impl Fn(u64) -> bool) {
+        let now = self.tick();
+        let of = &mut self.volumes[volume];
+        for (sector, register) in (0..).zip(&mut of.registers) {
+            if concerned(sector) {
+                register.roll_back(now, of.flushed);
+            }
+        }
+    }
+
     fn oldest_read(&self, volume: usize, now: Stamp) -> Stamp {
         let reading = &self.volumes[volume].reading;
         reading.iter().copied().min().unwrap_or(now).min(now)

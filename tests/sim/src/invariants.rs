@@ -149,6 +149,7 @@ impl Sim {
         let node = &self.nodes[change.node.0 as usize];
         if !node.lost_power_between(change.from.1, change.to.1) {
             self.ledger.inherit(change.to.1, &[change.from.1]);
+            self.lose_rotten(change);
             return;
         }
         let (pg, groups) = (change.pg, self.plan.groups);

@@ -18,6 +18,7 @@ use rand::Rng;
 use super::{Event, Fault, Sim, layer_of};
 use crate::checker::{self, Tag, ZERO};
 use crate::host::Lane;
+use crate::metadata::Change;
 use crate::queue::Span;
 use crate::sim::faults::ACTIVE;
 use crate::workload::{CHUNK_SECTORS, GuestOp, SPOT_SECTORS};
@@ -70,6 +71,10 @@ impl Sim {
         let first = guest.spots[self.disk_rng.random_range(0..guest.spots.len())];
         for _ in 0..self.disk_rng.random_range(1..=4) {
             let node = self.disk_rng.random_range(0..self.nodes.len());
+            // Without room the log cannot say what is durable, so that damage to that passes for a write that was cut short.
+            if self.disks.been_full.contains(&node) {
+                continue;
+            }
             let found = self.stored_at_rest(node, volume, first / BLOCK_SECTORS);
             let mut blocks: Vec<u64> = found.keys().copied().collect();
             self.keep_spared(node, volume, &mut blocks);
@@ -89,6 +94,19 @@ impl Sim {
             self.trace.note(self.now, &numbers, || {
                 format!("node {node}: block {block} of volume {volume} turns bad, in {places:?}")
             });
+        }
+    }
+
+    /// A replica that was started anew is the authority. Of what turned bad on it before, a store cannot tell what nobody had flushed
+    /// from a write that was cut short: `docs/decisions/0004-replication.md`.
+    pub(crate) fn lose_rotten(&mut self, change: &Change) {
+        let node = change.node.0 as usize;
+        for (at, volume, block) in self.disks.rotten.clone() {
+            let chunk = (block / CHUNK_BLOCKS) as u32;
+            if at == node && self.group_of(volume, chunk) == change.pg {
+                let is_hit = |sector: u64| sector / BLOCK_SECTORS == block;
+                self.checker.lose_unflushed(volume, is_hit);
+            }
         }
     }
 
