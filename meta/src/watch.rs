@@ -8,11 +8,15 @@
 //! unsettled group its full grace.
 
 mod falls;
+mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use falls::Falls;
+pub use witness::has_witness;
+use witness::{Absent, is_heard};
 
 use crate::command::{Change, Command, Heard};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
@@ -73,6 +77,7 @@ pub struct Watch {
     /// Members that were seen syncing: what to learn from when they are not any more.
     syncing: BTreeMap<(GroupId, DeviceId), Incarnation>,
     backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
+    absent: Absent,
     falls: Falls,
     /// Members that wait because their device pauses.
     fallen: Vec<(GroupId, DeviceId, Incarnation)>,
@@ -242,6 +247,8 @@ impl Watch {
             self.looked_at = Some(map.epoch());
             let unwell = map.groups().filter(|group| is_unwell(map, group));
             self.unwell = unwell.map(|group| group.id()).collect();
+            let unwell = self.unwell.iter().filter_map(|id| map.group(*id));
+            self.absent.look(map, unwell.map(Arc::as_ref), now);
             self.learn(map, now);
             self.note_falls(map, heard, now);
         }
@@ -260,7 +267,7 @@ impl Watch {
             } else {
                 self.unsettled_since.remove(&id);
             }
-            changes.extend(demote(map, group, &valid, heard));
+            changes.extend(self.demote(map, group, &valid, heard));
             if !valid.is_empty() {
                 waiting.extend(outsiders(map, group));
             }
@@ -305,11 +312,6 @@ impl Watch {
 
     /// Looks for members that were in sync and are not any more, though their node lives.
     fn note_falls(&mut self, map: &ClusterMap, heard: &[Heard], now: Duration) {
-        let lives = |member: &Member| {
-            heard
-                .iter()
-                .any(|one| one.node == member.node && one.incarnation == member.incarnation)
-        };
         let mut in_sync: Vec<(GroupId, DeviceId)> = Vec::new();
         for group in map.groups() {
             in_sync.extend(group.in_sync().map(|member| (group.id(), member.device)));
@@ -317,11 +319,39 @@ impl Watch {
         in_sync.sort_unstable();
         let unwell = self.unwell.iter().filter_map(|id| map.group(*id));
         let out = unwell.flat_map(|group| {
-            let out = |member: &&Member| member.standing == Standing::Out && lives(member);
+            let out =
+                |member: &&Member| member.standing == Standing::Out && is_heard(heard, member);
             let out = group.members.iter().filter(out);
             out.map(move |member| (group.id(), member.device, member.incarnation))
         });
         self.falls.look(in_sync, out, now);
+    }
+
+    /// Members that are sent writes and are not valid; one in sync only with a witness that was heard of since that is known.
+    fn demote(
+        &self,
+        map: &ClusterMap,
+        group: &PlacementGroup,
+        valid: &[&Member],
+        heard: &[Heard],
+    ) -> Vec<Change> {
+        let alive = valid.iter().filter(|member| is_heard(heard, member));
+        let last_heard = alive.filter_map(|member| self.heard.get(&member.node));
+        let last_heard = last_heard.map(|(_, at)| *at).max();
+        let is_witnessed = |member: &Member| {
+            let absent = self.absent.since(member);
+            absent.is_some_and(|since| last_heard.is_some_and(|at| at >= since))
+        };
+        let lost = group.members.iter().filter(|member| {
+            let may_go = !member.is_in_sync() || is_witnessed(member);
+            member.is_receiving() && !map.is_valid(member) && may_go
+        });
+        lost.map(|member| Change::Demote {
+            group: group.id(),
+            device: member.device,
+            incarnation: member.incarnation,
+        })
+        .collect()
     }
 
     /// Members that are out begin to be synced: those of groups with the fewest replicas first, a bounded number for
@@ -370,20 +400,6 @@ impl Watch {
     }
 }
 
-/// Whether a report about a member can be judged with those that were heard of since it came in: it needs no witness, or they are one.
-#[must_use]
-pub fn has_witness(map: &ClusterMap, group: GroupId, device: DeviceId, heard: &[Heard]) -> bool {
-    let found = map.group(group);
-    let needs = found.is_some_and(|group| group.member(device).is_some_and(Member::is_in_sync));
-    let is_witness = |member: &Member| {
-        let is_heard = heard
-            .iter()
-            .any(|one| one.node == member.node && one.incarnation == member.incarnation);
-        member.device != device && is_heard && map.is_valid(member)
-    };
-    !needs || found.is_some_and(|group| group.in_sync().any(is_witness))
-}
-
 /// Nodes that should hold data, up and down.
 fn count_storage(map: &ClusterMap) -> (usize, usize) {
     let storage = || map.nodes().filter(|node| node.keeps_data());
@@ -418,30 +434,6 @@ fn resettle(map: &ClusterMap, group: &PlacementGroup, grace_is_over: bool) -> Op
         incarnation,
         after_grace: !are_all_back,
     })
-}
-
-/// Members that are sent writes and are not valid; one in sync only with a witness.
-fn demote(
-    map: &ClusterMap,
-    group: &PlacementGroup,
-    valid: &[&Member],
-    heard: &[Heard],
-) -> Vec<Change> {
-    let is_alive = |member: &&&Member| {
-        heard
-            .iter()
-            .any(|one| one.node == member.node && one.incarnation == member.incarnation)
-    };
-    let is_witnessed = valid.iter().any(|member| is_alive(&member));
-    let lost = group.members.iter().filter(|member| {
-        member.is_receiving() && !map.is_valid(member) && (is_witnessed || !member.is_in_sync())
-    });
-    lost.map(|member| Change::Demote {
-        group: group.id(),
-        device: member.device,
-        incarnation: member.incarnation,
-    })
-    .collect()
 }
 
 /// A member that is out and could be synced.

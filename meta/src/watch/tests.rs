@@ -328,6 +328,23 @@ fn who_does_not_come_back_is_waited_for_and_then_left_behind() {
     }
 }
 
+/// Seed 400719 of the simulator with bad blocks.
+#[test]
+fn who_may_have_died_first_is_no_witness() {
+    let mut world = World::new(3, 3, 8);
+    world.run(STEP);
+    // Node 3 was heard of just now, and is gone for good; the others lose power and are back at once.
+    world.alive.remove(&3);
+    world.register(1, 101);
+    world.register(2, 201);
+    world.run(STEP * 3);
+    assert_eq!(world.count(Standing::InSync), 24);
+    world.open_device(1);
+    world.open_device(2);
+    world.run(NODE_DOWN_AFTER + RESETTLE_GRACE + Duration::from_secs(5));
+    assert_eq!(world.count(Standing::InSync), 16);
+}
+
 #[test]
 fn one_of_two_that_restarted_is_the_authority_only_after_the_grace() {
     let mut world = World::new(2, 2, 4);
