@@ -7,6 +7,7 @@
 pub(crate) mod handle;
 mod poller;
 pub(crate) mod queue;
+mod sched;
 mod worker;
 
 use std::io;

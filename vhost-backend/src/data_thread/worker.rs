@@ -11,7 +11,7 @@ use fabric::io::{Engine, IoResult, Tag};
 use super::handle::{Change, Command, Port, QueueId};
 use super::poller::{Poller, Spin, Woken};
 use super::queue::{Drain, Queue, Scratch};
-use super::{MAX_THREAD_QUEUES, PollMode, QueueConfig, QueueError, ThreadError};
+use super::{MAX_THREAD_QUEUES, PollMode, QueueConfig, QueueError, ThreadError, sched};
 use crate::blk::BlkDevice;
 
 /// Turns without work between two looks at the clock.
@@ -113,12 +113,13 @@ impl<E: Engine> Worker<E> {
         commands: Receiver<Command<E::Volume>>,
     ) -> Result<Self, ThreadError> {
         if let Some(cpu) = cpu {
-            pin(cpu).map_err(|source| ThreadError::Pin {
+            sched::pin(cpu).map_err(|source| ThreadError::Pin {
                 thread,
                 cpu,
                 source,
             })?;
         }
+        sched::shorten_slices();
         let engine = make_engine().map_err(|source| ThreadError::Engine { thread, source })?;
         let poller = Poller::new(port.wake_fd(), engine.wait_fd())
             .map_err(|source| ThreadError::Start { thread, source })?;
@@ -484,13 +485,4 @@ fn answer(drain: Drain, outcome: Result<u16, QueueError>) {
     if let Some(reply) = drain.0 {
         reply.try_send(outcome).unwrap_or(());
     }
-}
-
-fn pin(cpu: usize) -> io::Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    if cpu >= rustix::thread::CpuSet::MAX_CPU {
-        return Err(io::Error::from(rustix::io::Errno::INVAL));
-    }
-    set.set(cpu);
-    Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
