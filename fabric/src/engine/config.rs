@@ -103,10 +103,10 @@ pub struct ResyncConfig {
 }
 
 impl Default for ResyncConfig {
-    /// 24 MiB/s beside guests at work, 1 GiB/s else.
+    /// 16 MiB/s beside guests at work, 1 GiB/s else.
     fn default() -> Self {
         Self {
-            bytes_per_second: 24 << 20,
+            bytes_per_second: 16 << 20,
             idle_bytes_per_second: 1 << 30,
         }
     }

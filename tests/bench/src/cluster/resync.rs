@@ -24,7 +24,7 @@ const WARM_UP: Duration = Duration::from_secs(4);
 /// Length of one window of one load. All loads take turns, so that each sees the whole of a resync.
 const WINDOW: Duration = Duration::from_millis(200);
 /// Turns of all loads before the node goes.
-const TURNS_BEFORE: usize = 8;
+const TURNS_BEFORE: usize = 24;
 /// A node that is back is taken in again within this.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
 /// Depths of the loads that are timed.
