@@ -8,6 +8,7 @@
 mod listing;
 mod memories;
 pub mod rounds;
+mod unread;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -16,11 +17,13 @@ use std::time::Duration;
 use super::groups::{Groups, LEAF_BLOCKS, LeafKey, Touched};
 use super::replica::StoreFailure;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::message::{FenceEntry, UnresolvedEntry};
+use crate::proto::message::{BlockStamp, FenceEntry, UnresolvedEntry};
 use crate::proto::{Command, Epoch, Generation, NodeId, PgId, Refusal};
 use crate::store::device::IoVecs;
 use listing::Listing;
 use memories::Memories;
+pub use unread::Lost;
+use unread::{BlockKey, UNREAD_MAX};
 use worker::{Side, Step, Worker};
 
 /// Pages compared at a time.
@@ -77,6 +80,8 @@ pub enum Why {
     Source(Refusal),
     /// This node's store failed.
     Store(StoreFailure),
+    /// The source cannot read blocks that this replica lacks ([`Resync::take_unread`]); all else has been taken over.
+    Unread,
     /// A page would not hold still, or a write to it has no end: its client may be gone. A round that begins in the same stay
     /// would find it so again: this replica is to be reported to meta, by itself, so that it begins a new one.
     Busy,
@@ -91,6 +96,8 @@ pub struct Progress {
     pub blocks: u64,
     /// Blocks that only this side had, which are gone.
     pub dropped: u64,
+    /// Blocks whose data no replica in sync could read, which are known to be lost on this side, too.
+    pub lost: u64,
 }
 
 /// A fence that the source tells.
@@ -179,6 +186,10 @@ pub struct Resync {
     memories: Option<Box<Memories>>,
     /// What it has told, and nobody has taken.
     unresolved: Vec<(LayerId, Vec<UnresolvedEntry>)>,
+    /// Blocks that no source can read: their loss is taken over.
+    lost: Lost,
+    /// Blocks that this source could not read.
+    unread: Vec<(BlockKey, BlockStamp)>,
     calls: Vec<(Call, Purpose)>,
     next_call: u32,
     /// Comparisons and reads of the source, which the shell may hold back.
@@ -210,6 +221,8 @@ impl Resync {
             memories: None,
             unresolved: Vec::new(),
             workers: (0..=WORKERS).map(|_| Worker::new()).collect(),
+            lost: Lost::new(),
+            unread: Vec::new(),
             calls: Vec::new(),
             next_call: 0,
             actions: VecDeque::new(),
@@ -219,6 +232,18 @@ impl Resync {
         // From now on every write reaches this replica, or is refused by the source.
         round.ask(Purpose::Join, Command::Join);
         round
+    }
+
+    /// The same; if the source cannot read these blocks either, as they are now, their loss is taken over.
+    #[must_use]
+    pub fn with_lost(mut self, lost: Lost) -> Self {
+        self.lost = lost;
+        self
+    }
+
+    /// Blocks that the source could not read, at the end of a round that failed for it, and what they are by its map.
+    pub fn take_unread(&mut self) -> Vec<((LeafKey, u32), BlockStamp)> {
+        std::mem::take(&mut self.unread)
     }
 
     /// The group.
@@ -398,6 +423,9 @@ impl Resync {
         let idle = self.workers.iter().all(Worker::is_idle);
         let nothing_left = self.chunks.is_empty() && self.postponed.is_empty();
         if listed && idle && nothing_left && self.phase == Phase::Compare {
+            if !self.unread.is_empty() {
+                return self.fail(Why::Unread);
+            }
             if let Some(group) = groups.get(self.pg) {
                 group.all_compared();
             }
@@ -471,7 +499,7 @@ impl Resync {
             (Some(group), Some(leaf)) => group.touched(leaf),
             _ => Touched::NOTHING,
         };
-        match state.step(result, &touched, &mut self.progress) {
+        match state.step(result, &touched, &self.lost, &mut self.progress) {
             Step::Do(commands) => {
                 for (side, command) in commands {
                     match side {
@@ -488,6 +516,15 @@ impl Resync {
                 }
             }
             Step::Later(leaf) => self.postpone(leaf),
+            Step::Unread(leaf, blocks) => {
+                self.postponed.remove(&leaf);
+                let blocks = blocks.into_iter();
+                let unread = blocks.map(|(block, stamp)| ((leaf, block), stamp));
+                self.unread.extend(unread);
+                if self.unread.len() > UNREAD_MAX {
+                    self.fail(Why::Source(Refusal::Corrupt));
+                }
+            }
             Step::Failed(why) => self.fail(why),
         }
     }

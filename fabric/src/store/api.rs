@@ -218,7 +218,9 @@ pub enum StoreOp<'a> {
         expect: BlockStamp,
         /// What shall be there.
         stamp: BlockStamp,
-        /// Its 4096 bytes, which must have the stamp's checksum ([`StoreError::Mismatch`]); empty if it holds no data.
+        /// Its 4096 bytes, which must have the stamp's checksum ([`StoreError::Mismatch`]); empty if it holds no data. Empty also if
+        /// it does and they are lost, so that no replica can read them: it has the stamp from then on, and reading it fails as of
+        /// any bad block, until it is written or restored with the data.
         iovecs: &'a [libc::iovec],
     },
     /// Make every operation that was reported complete before this call durable.
@@ -473,7 +475,7 @@ pub struct ScrubFinding {
     pub block: u32,
     /// Version of the block.
     pub version: Version,
-    /// Where on the device.
+    /// Where on the device; 0 if the data are lost ([`StoreOp::Restore`]).
     pub device_offset: u64,
 }
 

@@ -77,8 +77,11 @@ compile_error!("the on-disk structures are read in place and little-endian");
 
 /// Bytes of a unit.
 pub const UNIT_BYTES: usize = BLOCK_BYTES;
-/// Version of everything described here. Another one is refused at open.
-pub const FORMAT_VERSION: u32 = 1;
+/// Version of everything described here; a newer one is refused at open. 2 has lost blocks.
+pub const FORMAT_VERSION: u32 = 2;
+/// The oldest version that can be opened. Superblocks are written as [`FORMAT_VERSION`] from then on, so that a binary that
+/// does not know of it leaves the device alone.
+pub const FORMAT_VERSION_MIN: u32 = 1;
 /// Units of a region, the granularity of log windows.
 pub const REGION_UNITS: u32 = 256;
 /// First unit of the first shard.
@@ -107,6 +110,9 @@ pub const SHARD_UNITS_MIN: u32 = 512;
 pub const UNIT_UNMAPPED: u32 = 0;
 /// [`MapEntry::unit`] of a block that reads as zeroes whatever older layers hold. Unit 1 is a superblock slot, never data.
 pub const UNIT_ZERO: u32 = 1;
+/// [`MapEntry::unit`] of a block whose data no replica could read when they were to be copied here: its checksum and its
+/// version are known, and reading it fails. Unit 2 is a page of the bitmap, never data.
+pub const UNIT_LOST: u32 = 2;
 
 const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"PENSTOCK");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"PENSTKSB");
@@ -143,13 +149,19 @@ pub struct Ptr {
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
 )]
 pub struct MapEntry {
-    /// Unit in the shard, [`UNIT_UNMAPPED`] or [`UNIT_ZERO`].
+    /// Unit in the shard, [`UNIT_UNMAPPED`], [`UNIT_ZERO`] or [`UNIT_LOST`].
     pub unit: u32,
     /// CRC32C of the block's 4096 bytes.
     pub crc: u32,
     /// Version of the last write or discard; a write with an older one is refused. Of a block that is not mapped it may be
     /// the record's floor.
     pub version: u64,
+}
+
+/// Whether a [`MapEntry::unit`] is a place with data.
+#[must_use]
+pub const fn is_place(unit: u32) -> bool {
+    unit > UNIT_LOST
 }
 
 /// What a [`ChunkRecord`] is.
@@ -290,6 +302,8 @@ pub mod entry_kind {
     pub const FENCE: u32 = 5;
     /// The layer's fence is forgotten.
     pub const FENCE_DROP: u32 = 6;
+    /// The block's data are lost; `unit` is the CRC32C that they had.
+    pub const LOST: u32 = 7;
 }
 
 /// One entry of a batch: offset 0 layer, 8 version, 16 chunk, 20 unit, 24 first block in the chunk, 26 blocks, 28 kind.
@@ -302,7 +316,7 @@ pub struct BatchEntry {
     pub version: u64,
     /// Chunk index.
     pub chunk: u32,
-    /// First unit of data.
+    /// First unit of data; the checksum of a lost block.
     pub unit: u32,
     /// First block in the chunk.
     pub block: u16,
@@ -382,6 +396,12 @@ impl Label {
     }
 }
 
+/// Whether what is described here can read devices of this version.
+#[must_use]
+pub const fn is_known_version(version: u32) -> bool {
+    FORMAT_VERSION_MIN <= version && version <= FORMAT_VERSION
+}
+
 impl Superblock {
     /// An empty superblock.
     #[must_use]
@@ -412,7 +432,7 @@ impl Superblock {
     #[must_use]
     pub fn read(page: &[u8], shard: u32, units: u32) -> Option<Self> {
         let (sb, _) = Self::read_from_prefix(page).ok()?;
-        let ours = sb.magic == SUPERBLOCK_MAGIC && sb.version == FORMAT_VERSION;
+        let ours = sb.magic == SUPERBLOCK_MAGIC && is_known_version(sb.version);
         let fits = sb.shard == shard && sb.units == units;
         let sane = sb
             .windows

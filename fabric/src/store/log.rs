@@ -241,9 +241,11 @@ pub fn read_entries(page: &[u8], header: &BatchHeader) -> Option<Vec<ReadEntry>>
         let (words, epoch) = match entry.kind {
             entry_kind::DATA => (usize::from(entry.count), false),
             entry_kind::FENCE => (2, true),
-            entry_kind::UNMAP | entry_kind::ZERO | entry_kind::DROP | entry_kind::FENCE_DROP => {
-                (0, false)
-            }
+            entry_kind::UNMAP
+            | entry_kind::ZERO
+            | entry_kind::DROP
+            | entry_kind::FENCE_DROP
+            | entry_kind::LOST => (0, false),
             _ => return None,
         };
         let words_bytes = tail.get(..words * 4)?;

@@ -13,7 +13,7 @@ use super::error::{OpenError, hex};
 use super::format::{
     BITMAP_DIRS_MAX, ChunkRecord, DIR_PTRS, FORMAT_VERSION, Geometry, Label, PAGE_RECORDS, Page,
     Ptr, REGION_UNITS, SHARD_UNITS_MAX, SHARD_UNITS_MIN, SHARDS_START_UNIT, Superblock, UNIT_BYTES,
-    seal,
+    is_known_version, seal,
 };
 use super::table::Table;
 use log::{LeafKey, Scan};
@@ -171,7 +171,7 @@ pub fn read_label(dev: &mut dyn SyncDevice) -> Result<Label, OpenError> {
         let Some(label) = Label::read(&page.0) else {
             continue;
         };
-        if label.version != FORMAT_VERSION {
+        if !is_known_version(label.version) {
             return Err(OpenError::Version {
                 found: label.version,
                 known: FORMAT_VERSION,

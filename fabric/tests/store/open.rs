@@ -1,11 +1,15 @@
 //! What opening asks of the device.
 
-use fabric::store::api::CoreParams;
+use fabric::store::api::{CoreParams, StoreOp};
+use fabric::store::device::{BLOCK_BYTES, SyncDevice};
+use fabric::store::format::{is_sealed, seal};
 
+use crate::factory;
 use crate::model::{PLAIN, Range};
 use crate::rig::{Moment, Rig, small_params};
 use crate::seeds::for_each_seed;
-use crate::sim_disk::{CrashKind, IoKind};
+use crate::shard::Shard;
+use crate::sim_disk::{CrashKind, IoKind, SimDisk};
 
 /// A device whose log windows have several regions.
 const DISK: u64 = 200 << 20;
@@ -82,4 +86,40 @@ fn a_sector_that_cannot_be_read_matters_only_to_who_needs_it() {
             }
         }
     });
+}
+
+/// Makes a device one of another version: labels and superblocks say so.
+fn of_version(shard: &Shard, version: u32) -> SimDisk {
+    let mut disk = shard.disk.crash(CrashKind::Process, 1);
+    let mut changed = 0;
+    for unit in disk.written_blocks() {
+        let (mut page, offset) = ([0; BLOCK_BYTES], unit * BLOCK_BYTES as u64);
+        disk.peek(offset, &mut page);
+        if is_sealed(&page)
+            && [b"PENSTOCK", b"PENSTKSB"].contains(&page[..8].first_chunk().unwrap())
+        {
+            page[8..12].copy_from_slice(&version.to_le_bytes());
+            seal(&mut page);
+            disk.write_at(offset, &page).unwrap();
+            changed += 1;
+        }
+    }
+    assert!(changed >= 4, "two labels, one superblock twice");
+    disk
+}
+
+#[test]
+fn a_device_of_the_version_before_is_opened_and_one_of_a_newer_is_not() {
+    let mut shard = Shard::new(9);
+    let content = [0x5a; BLOCK_BYTES];
+    shard.write(7, 3, &content);
+    shard.one(StoreOp::Checkpoint { clean: true }).unwrap();
+    let mut older = Shard::open(of_version(&shard, 1));
+    assert!(older.read(7) == content);
+    older.write(8, 4, &content);
+    let newer = factory::open(&mut of_version(&shard, 3), &small_params(), 1);
+    let Err(refusal) = newer else {
+        panic!("it was opened")
+    };
+    assert!(refusal.contains("version 3"), "{refusal}");
 }

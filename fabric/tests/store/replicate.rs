@@ -98,8 +98,6 @@ fn malformed_requests_are_refused() {
         });
         assert_eq!(inspected, Err(StoreError::OutOfRange), "block {block}");
     }
-    let missing = shard.restore(0, nothing(0), data(1, &A), None);
-    assert_eq!(missing, Err(StoreError::OutOfRange));
     let surplus = shard.restore(0, nothing(0), nothing(1), Some(&A));
     assert_eq!(surplus, Err(StoreError::OutOfRange));
     let outside = shard.restore(1024, nothing(0), nothing(1), None);
@@ -202,6 +200,112 @@ fn a_crash_while_restoring_leaves_the_old_the_new_or_nothing() {
                 let known = stamp == before[block] || stamp == after[block] || torn;
                 assert!(known, "write {nth}, block {block}: {stamp:?}");
                 found.read(block as u32);
+            }
+        }
+    }
+}
+
+/// A block that is mapped, with the checksum and version of data that nobody could read.
+fn lose(shard: &mut Shard, block: u32) -> BlockStamp {
+    let now = shard.inspect(block, 1)[0];
+    let lost = data(now.version + 10, &A);
+    shard.restore(block, now, lost, None).unwrap();
+    assert_eq!(shard.inspect(block, 1), [lost]);
+    lost
+}
+
+fn used_when_closed(shard: &Shard) -> u64 {
+    let mut closed = shard.crashed(CrashKind::Process, 12);
+    closed.one(StoreOp::Checkpoint { clean: true }).unwrap();
+    closed
+        .crashed(CrashKind::Process, 12)
+        .core
+        .space()
+        .used_bytes
+}
+
+fn is_corrupt(result: Result<(), StoreError>, of: u32) -> bool {
+    matches!(result, Err(StoreError::Corrupt { block, .. }) if block == of)
+}
+
+#[test]
+fn a_lost_block_is_known_and_cannot_be_read() {
+    let mut shard = Shard::new(10);
+    shard.write(3, 20, &B);
+    shard.write(4, 21, &B);
+    let before = used_when_closed(&shard);
+    let lost = lose(&mut shard, 3);
+    lose(&mut shard, 7);
+    assert!(is_corrupt(shard.try_read(3).map(drop), 3));
+    assert!(is_corrupt(shard.try_read(7).map(drop), 7));
+    assert_eq!(shard.read(4), B);
+    // A write of a part of it lacks what it would have to complete; an older one changes nothing.
+    let half = [libc::iovec {
+        iov_len: BLOCK_BYTES / 2,
+        ..iovec(&B)
+    }];
+    assert!(is_corrupt(shard.one(write_op(3, 40, &half)), 3));
+    let whole = [iovec(&B)];
+    let stale = shard.one(write_op(3, 25, &whole));
+    assert!(matches!(stale, Err(StoreError::Stale { .. })), "{stale:?}");
+    shard.flush();
+    for kind in [CrashKind::Process, CrashKind::Power] {
+        let mut found = shard.crashed(kind, 10);
+        assert_eq!(found.inspect(3, 1), [lost], "from the log, {kind:?}");
+        found.one(StoreOp::Checkpoint { clean: true }).unwrap();
+        let mut found = found.crashed(CrashKind::Power, 11);
+        assert_eq!(found.inspect(3, 1), [lost], "from the map");
+        assert!(is_corrupt(found.try_read(3).map(drop), 3));
+    }
+    let freed = before - used_when_closed(&shard);
+    assert_eq!(
+        freed, BLOCK_BYTES as u64,
+        "the data of the one that had any"
+    );
+}
+
+#[test]
+fn a_lost_block_is_there_again_once_it_is_written_or_restored() {
+    let mut shard = Shard::new(12);
+    let found = lose(&mut shard, 0);
+    let written = lose(&mut shard, 1);
+    let discarded = lose(&mut shard, 2);
+    shard.restore(0, found, found, Some(&A)).unwrap();
+    shard.write(1, written.version + 1, &B);
+    shard.zero(2, discarded.version + 1).unwrap();
+    shard.flush();
+    let mut again = shard.crashed(CrashKind::Power, 12);
+    for shard in [&mut shard, &mut again] {
+        assert!([shard.read(0), shard.read(1), shard.read(2)] == [A, B, ZEROES]);
+    }
+}
+
+#[test]
+fn the_scrubber_tells_of_lost_blocks() {
+    let mut shard = Shard::new(13);
+    shard.write(5, 1, &B);
+    lose(&mut shard, 6);
+    let found = shard.scrub();
+    let told: Vec<_> = found.iter().map(|f| (f.block, f.device_offset)).collect();
+    assert_eq!(told, [(6, 0)]);
+}
+
+#[test]
+fn a_crash_while_a_block_is_lost_leaves_the_old_or_the_lost() {
+    let mut shard = Shard::new(14);
+    shard.write(0, 5, &B);
+    shard.flush();
+    shard.before_writes = Some(Vec::new());
+    let lost = lose(&mut shard, 0);
+    shard.flush();
+    for disk in shard.before_writes.take().unwrap() {
+        for seed in 0..8 {
+            let kind = [CrashKind::Process, CrashKind::Power][seed as usize % 2];
+            let mut found = Shard::open(disk.crash(kind, seed));
+            let stamp = found.inspect(0, 1)[0];
+            match stamp == lost {
+                true => assert!(is_corrupt(found.try_read(0).map(drop), 0)),
+                false => assert!(stamp == data(5, &B) && found.read(0) == B),
             }
         }
     }

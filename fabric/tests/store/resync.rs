@@ -1,5 +1,7 @@
 //! A round of comparison between two stores, one of which comes back.
 
+use std::collections::BTreeSet;
+
 use fabric::core::groups::Groups;
 use fabric::core::membership::Standing;
 use fabric::core::replica::outcome;
@@ -419,8 +421,43 @@ fn a_round_ends_when_the_source_or_the_store_fails() {
     let block = pair.source.find(&content(version));
     pair.source.disk.flip_bit(block + 17, 3);
     let failed = pair.run(&mut rng, |_, _| ());
-    assert_eq!(failed, Some(Why::Source(Refusal::Corrupt)));
+    assert_eq!(failed, Some(Why::Unread));
     assert!(pair.here.stamps().is_empty());
+}
+
+#[test]
+fn what_no_source_can_read_is_lost_here_too_and_nothing_else() {
+    for_each_seed(6, |seed| {
+        let mut rng = seeds::rng(seed, 0xe8);
+        let mut pair = Pair::new(seed);
+        for _ in 0..200 {
+            pair.diverge(&mut rng);
+        }
+        // Neighbours of one run, and one elsewhere.
+        let versions: Vec<u64> = (0..8).map(|_| pair.version()).collect();
+        for (block, version) in (100..).zip(&versions) {
+            write(&mut pair.source, 1, block, *version);
+        }
+        let bad = [versions[0], versions[3], versions[4]];
+        for version in bad {
+            let place = pair.source.find(&content(version));
+            pair.source.disk.flip_bit(place + 17, 3);
+        }
+        assert_eq!(pair.run(&mut rng, |_, _| ()), Some(Why::Unread));
+        let unread = pair.round.take_unread();
+        let found: BTreeSet<u64> = unread.iter().map(|(_, stamp)| stamp.version).collect();
+        assert_eq!(found, bad.into());
+        assert_eq!(
+            pair.here.stamps().len() + bad.len(),
+            pair.source.stamps().len()
+        );
+        pair.round = Resync::new(PG, SINCE, NodeId(1)).with_lost(unread.into_iter().collect());
+        assert_eq!(pair.run(&mut rng, |_, _| ()), None);
+        pair.assert_equal();
+        assert_eq!(pair.round.progress().lost, bad.len() as u64);
+        let found: BTreeSet<u64> = pair.here.scrub().iter().map(|f| f.version.0).collect();
+        assert_eq!(found, bad.into());
+    });
 }
 
 #[test]

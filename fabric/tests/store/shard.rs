@@ -4,7 +4,8 @@ use fabric::core::replica::store_op::{list_chunks, operation};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{Command, Request};
 use fabric::store::api::{
-    BlockStamp, LayerId, OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted, Version,
+    BlockStamp, LayerId, OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp,
+    StoreResult, Submitted, Version,
 };
 use fabric::store::device::BLOCK_BYTES;
 
@@ -93,6 +94,10 @@ impl Shard {
     }
 
     pub fn read(&mut self, block: u32) -> Block {
+        self.try_read(block).unwrap()
+    }
+
+    pub fn try_read(&mut self, block: u32) -> Result<Block, StoreError> {
         let mut content = [0xee; BLOCK_BYTES];
         let iovecs = [iovec_mut(&mut content)];
         self.one(StoreOp::Read {
@@ -101,8 +106,26 @@ impl Shard {
             offset: block * BLOCK_BYTES as u32,
             iovecs: &iovecs,
         })
-        .unwrap();
-        content
+        .map(|()| content)
+    }
+
+    pub fn zero(&mut self, block: u32, version: u64) -> StoreResult {
+        self.one(StoreOp::Zero {
+            layers: &[LAYER],
+            chunk: CHUNK,
+            offset: block * BLOCK_BYTES as u32,
+            len: BLOCK_BYTES as u32,
+            version: Version(version),
+            fua: false,
+        })
+    }
+
+    /// What a pass of the scrubber finds.
+    pub fn scrub(&mut self) -> Vec<ScrubFinding> {
+        while self.core.scrub_step() != ScrubStep::PassDone {
+            self.run();
+        }
+        std::iter::from_fn(|| self.core.poll_finding()).collect()
     }
 
     pub fn inspect(&mut self, block: u32, count: usize) -> Vec<BlockStamp> {

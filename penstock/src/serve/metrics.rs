@@ -155,6 +155,7 @@ fn put_peers(page: &mut Page, fabric: &Fabric) {
         (&families::RESYNC_FAILED, resynced.failed),
         (&families::RESYNC_BYTES, bytes),
         (&families::RESYNC_PAGES, resynced.progress.leaves),
+        (&families::RESYNC_LOST, resynced.progress.lost),
     ] {
         page.put(family, &[], value);
     }

@@ -130,7 +130,7 @@ fn main() -> std::process::ExitCode {
                             totals.1 += outcome.ops.0;
                             totals.2 += outcome.sectors_read;
                             totals.3 += outcome.settled_blocks;
-                            totals.4 += u64::from(outcome.made_readable);
+                            totals.4 += u64::from(outcome.lost_blocks);
                         }
                         Err(what) => {
                             eprintln!("seed {seed} failed: {what}");
@@ -146,11 +146,11 @@ fn main() -> std::process::ExitCode {
         }
     });
     let seconds = start.elapsed().as_secs_f64();
-    let (runs, ops, sectors, settled, readable) = *totals.lock().expect("no panic under this lock");
+    let (runs, ops, sectors, settled, lost) = *totals.lock().expect("no panic under this lock");
     let failures = failures.into_inner().expect("no panic under this lock");
     println!(
         "{runs} seeds passed, {} failed; {ops} guest requests, {sectors} sectors compared, {settled} blocks settled, \
-         {readable} with blocks that nobody could read, {:.0} seeds/s",
+         {lost} with blocks that nobody could read, {:.0} seeds/s",
         failures.len(),
         (runs + failures.len() as u64) as f64 / seconds
     );

@@ -86,6 +86,8 @@ pub struct Wishes {
     pub given_up: Vec<GivenUp>,
     /// What became of blocks that it could not read.
     pub told: Vec<(BadBlock, Outcome)>,
+    /// Blocks whose loss it takes over, since no replica in sync could read them.
+    pub lost: Vec<(ChunkKey, u32)>,
 }
 
 /// A promotion to be asked for.

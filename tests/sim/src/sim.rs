@@ -163,8 +163,8 @@ pub struct Outcome {
     pub sectors_read: u64,
     /// Blocks that new leases made agree.
     pub settled_blocks: u64,
-    /// Whether blocks that nobody could read were made readable in the end, because replicas could not come back without them.
-    pub made_readable: bool,
+    /// Whether there were blocks that no replica in sync could read, so that one came back without them.
+    pub lost_blocks: bool,
     /// Simulated time.
     pub time: At,
 }
@@ -526,7 +526,7 @@ impl Sim {
                 ops: self.ops,
                 sectors_read: self.checker.sectors_read,
                 settled_blocks: self.settled_blocks,
-                made_readable: self.disks.are_made_readable,
+                lost_blocks: self.has_lost(),
                 time: self.now,
             }),
         }

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::unread::Unread;
 use super::{Action as Wish, Call, Progress, Resync, TICK, Why};
 use crate::core::fence::Fences;
 use crate::core::groups::Groups;
@@ -130,6 +131,8 @@ pub struct Rounds {
     /// What this node's replicas remember of others' unresolved writes.
     unresolved: Arc<Unresolved>,
     stays: BTreeMap<PgId, Stay>,
+    /// What sources could not read, of groups in which this node's replica has not been compared since.
+    unread: BTreeMap<PgId, Unread>,
     /// Rounds that are over, whose memory is still in use.
     retired: Vec<Round>,
     repairs: Repairs,
@@ -185,6 +188,7 @@ impl Rounds {
             fences,
             unresolved,
             stays: BTreeMap::new(),
+            unread: BTreeMap::new(),
             retired: Vec::new(),
             next: 0,
             tick_us: None,
@@ -224,6 +228,7 @@ impl Rounds {
         }
         // Of groups in which this node does not take part any more, or not as one that is to be compared.
         stays.into_values().for_each(|stay| self.retire(stay.round));
+        self.unread.retain(|pg, _| self.groups.get(*pg).is_some());
         self.repairs.on_map(sets, now_us);
         self.begin(now_us);
     }
@@ -279,17 +284,16 @@ impl Rounds {
                 continue;
             }
             // Another one after each failure; at first groups are spread over all.
-            let turn = match stay.failures {
-                0 => pg.0 as usize,
-                failures => failures as usize,
-            };
+            let turn = pg.0 as usize + stay.failures as usize;
             let sources: Vec<Member> = stay.sources().collect();
             let source = sources[turn % sources.len()];
+            let lost = self.unread.get(pg).map(|unread| unread.lost(&sources));
+            let machine = Resync::new(*pg, stay.since, source.node);
             self.next += 1;
             stay.round = Some(Round {
                 number: self.next,
                 source,
-                machine: Resync::new(*pg, stay.since, source.node),
+                machine: machine.with_lost(lost.unwrap_or_default()),
                 asked_us: None,
             });
         }
@@ -389,6 +393,7 @@ impl Rounds {
             }
             Wish::Promote => {
                 round.asked_us = Some(now_us);
+                self.unread.remove(&pg);
                 self.totals.add(round.machine.progress(), true);
                 let since = stay.since;
                 Some(Action::Promote { pg, since })
@@ -427,7 +432,12 @@ impl Rounds {
         tracing::debug!(%pg, ?why, "a round of comparison failed");
         let stay = self.stays.get_mut(&pg)?;
         stay.pause(now_us);
-        let round = stay.round.take()?;
+        let mut round = stay.round.take()?;
+        let source = (round.source.node, round.source.incarnation);
+        for (key, stamp) in round.machine.take_unread() {
+            let unread = self.unread.entry(pg).or_default();
+            unread.note(source, key, stamp);
+        }
         if round.asked_us.is_none() {
             self.totals.add(round.machine.progress(), false);
         }
@@ -530,6 +540,7 @@ impl Totals {
         self.progress.leaves += progress.leaves;
         self.progress.blocks += progress.blocks;
         self.progress.dropped += progress.dropped;
+        self.progress.lost += progress.lost;
     }
 }
 

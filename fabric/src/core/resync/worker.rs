@@ -1,5 +1,6 @@
 //! One worker of a round: compares a map page and takes over what differs, then the next one.
 
+use super::unread::Lost;
 use super::{Progress, TRIES_MAX, Why};
 use crate::checksum::crc32c;
 use crate::core::groups::{LEAF_BLOCKS, LeafKey, Touched};
@@ -34,6 +35,8 @@ pub enum Step {
     Done(LeafKey),
     /// It agrees but for blocks that clients are writing: look again in a moment.
     Later(LeafKey),
+    /// It agrees but for these blocks of it, which are data by the source's map and which the source cannot read.
+    Unread(LeafKey, Vec<(u32, BlockStamp)>),
     /// The round is over.
     Failed(Why),
 }
@@ -82,6 +85,10 @@ pub struct Worker {
     again: bool,
     tries: u32,
     refused: Option<Refusal>,
+    /// Blocks below this one are read one at a time: a run with one of them could not be read.
+    one_by_one: usize,
+    /// Blocks that the source could not read.
+    unread: Vec<u32>,
 }
 
 // SAFETY: the iovecs point into memory that the worker owns.
@@ -110,6 +117,8 @@ impl Worker {
             again: false,
             tries: 0,
             refused: None,
+            one_by_one: 0,
+            unread: Vec::new(),
         }
     }
 
@@ -129,17 +138,23 @@ impl Worker {
         self.tries = 0;
     }
 
-    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in this stay.
+    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in this stay, `lost` what
+    /// no source can read.
     pub fn step(
         &mut self,
         result: Result<(), Refusal>,
         touched: &Touched,
+        lost: &Lost,
         progress: &mut Progress,
     ) -> Step {
-        match result {
-            Ok(()) => {}
-            Err(Refusal::Changed | Refusal::Mismatch) => self.again = true,
-            Err(refusal) => self.refused = self.refused.or(Some(refusal)),
+        match (result, self.state) {
+            (Ok(()), _) => {}
+            (Err(Refusal::Changed | Refusal::Mismatch), _) => self.again = true,
+            (Err(Refusal::Corrupt | Refusal::Device(_)), State::Reading { first, end }) => {
+                self.waiting = 0;
+                return self.unreadable((first, end), touched, lost, progress);
+            }
+            (Err(refusal), _) => self.refused = self.refused.or(Some(refusal)),
         }
         self.waiting = self.waiting.saturating_sub(1);
         if self.waiting > 0 {
@@ -162,7 +177,7 @@ impl Worker {
                 if self.again || written || !self.is_as_inspected(first, end) {
                     return self.try_again();
                 }
-                self.restore(first, end, progress)
+                self.restore((first, end), true, progress)
             }
             State::Restoring { .. } if self.again => self.try_again(),
             State::Restoring { first, end } => {
@@ -199,8 +214,40 @@ impl Worker {
         self.inspect()
     }
 
+    /// The source has blocks of a run that it cannot read: which, is found by reading them one by one.
+    fn unreadable(
+        &mut self,
+        (first, end): (usize, usize),
+        touched: &Touched,
+        lost: &Lost,
+        progress: &mut Progress,
+    ) -> Step {
+        if end - first > 1 {
+            self.one_by_one = end;
+            return self.go_on(first, touched, progress);
+        }
+        if touched.is_noted(first) {
+            return self.try_again();
+        }
+        let leaf = self.leaf.expect("a page is being compared");
+        let (block, stamp) = (first as u32, self.memory.source[first]);
+        if lost.get(&(leaf, block)) == Some(&stamp) {
+            tracing::error!(
+                block = self.base() + block,
+                chunk = ?self.chunk(),
+                "no replica in sync can read the block: its data are lost"
+            );
+            progress.lost += 1;
+            return self.restore((first, end), false, progress);
+        }
+        self.unread.push(block);
+        self.go_on(end, touched, progress)
+    }
+
     fn inspect(&mut self) -> Step {
         self.again = false;
+        self.one_by_one = 0;
+        self.unread.clear();
         self.state = State::Inspecting;
         let len = size_of::<[BlockStamp; BLOCKS]>();
         let memory = &mut *self.memory;
@@ -248,10 +295,16 @@ impl Worker {
     fn end(&mut self, touched: &Touched) -> Step {
         let leaf = self.leaf.take().expect("a page is being compared");
         self.state = State::Idle;
-        match (0..BLOCKS).any(|i| self.is_unclear(i, touched)) {
-            true => Step::Later(leaf),
-            false => Step::Done(leaf),
+        if (0..BLOCKS).any(|i| self.is_unclear(i, touched)) {
+            return Step::Later(leaf);
         }
+        if self.unread.is_empty() {
+            return Step::Done(leaf);
+        }
+        let source = &self.memory.source;
+        let unread = self.unread.iter();
+        let unread = unread.map(|&block| (block, source[block as usize]));
+        Step::Unread(leaf, unread.collect())
     }
 
     /// Takes over the next run of blocks from `at` on.
@@ -260,11 +313,14 @@ impl Worker {
             return self.end(touched);
         };
         let is_data = |i: usize| self.memory.source[i].holds() == Holds::Data;
-        let most = BLOCKS.min(first + RUN_BLOCKS);
+        let most = match first < self.one_by_one {
+            true => first + 1,
+            false => BLOCKS.min(first + RUN_BLOCKS),
+        };
         let alike = |&i: &usize| self.differs(i, touched) && is_data(i) == is_data(first);
         let end = first + (first..most).take_while(alike).count();
         if !is_data(first) {
-            return self.restore(first, end, progress);
+            return self.restore((first, end), true, progress);
         }
         self.state = State::Reading { first, end };
         let len = (end - first) * BLOCK_BYTES;
@@ -294,21 +350,27 @@ impl Worker {
             .all(|(s, b)| crc32c(&b.0) == s.crc)
     }
 
-    fn restore(&mut self, first: usize, end: usize, progress: &mut Progress) -> Step {
+    /// Makes the run what the source has; without its data if they are lost.
+    fn restore(
+        &mut self,
+        (first, end): (usize, usize),
+        has_data: bool,
+        progress: &mut Progress,
+    ) -> Step {
         self.state = State::Restoring { first, end };
         let mut commands = Vec::with_capacity(end - first);
         for (nth, i) in (first..end).enumerate() {
             let memory = &mut *self.memory;
             let (source, here) = (memory.source[i], memory.here[i]);
             let is_data = source.holds() == Holds::Data;
-            let len = if is_data { BLOCK_BYTES } else { 0 };
+            let len = if is_data && has_data { BLOCK_BYTES } else { 0 };
             memory.block_iovs[nth] = libc::iovec {
                 iov_base: memory.blocks[nth].0.as_mut_ptr().cast(),
                 iov_len: len,
             };
             progress.blocks += 1;
             progress.dropped += u64::from(here.version > source.version);
-            if here.version == source.version && here.crc != source.crc && is_data {
+            if here.version == source.version && here.crc != source.crc && is_data && has_data {
                 tracing::error!(
                     block = self.base() + i as u32,
                     chunk = ?self.chunk(),

@@ -2,7 +2,7 @@
 
 use super::super::alloc::Run;
 use super::super::api::StoreError;
-use super::super::format::{MapEntry, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
+use super::super::format::{MapEntry, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, entry_kind, is_place};
 use super::squeeze::is_no_space;
 use super::write::Item;
 use super::{OpKind, PartKind, ShardCore};
@@ -111,6 +111,16 @@ impl ShardCore {
                 };
                 self.set_entry(slot, item.first, entry);
             }
+            entry_kind::LOST => {
+                let slot = self.leaf_slot(item.part);
+                self.note_change(item.part, 1, false);
+                let entry = MapEntry {
+                    unit: UNIT_LOST,
+                    crc: item.crc,
+                    version,
+                };
+                self.set_entry(slot, item.first, entry);
+            }
             _ => {
                 let slot = self.leaf_slot(item.part);
                 self.note_change(item.part, item.count, false);
@@ -127,10 +137,10 @@ impl ShardCore {
             &mut self.leaves.entries_mut(slot)[usize::from(block)],
             entry,
         );
-        if entry.unit > UNIT_ZERO {
+        if is_place(entry.unit) {
             self.alloc.commit(entry.unit);
         }
-        if old.unit > UNIT_ZERO && old.unit != entry.unit {
+        if is_place(old.unit) && old.unit != entry.unit {
             self.alloc.free(old.unit);
         }
     }

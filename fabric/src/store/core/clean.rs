@@ -20,7 +20,7 @@ use super::super::alloc::{FreeSpace, Run};
 use super::super::api::CleanStep;
 use super::super::arena::AlignedBuf;
 use super::super::format::{
-    CHUNK_LEAVES, LEAF_BLOCKS, MapEntry, REGION_UNITS, UNIT_BYTES, UNIT_ZERO, record_kind,
+    CHUNK_LEAVES, LEAF_BLOCKS, MapEntry, REGION_UNITS, UNIT_BYTES, is_place, record_kind,
 };
 use super::super::table::NONE;
 use super::{PartKind, ShardCore};
@@ -231,10 +231,10 @@ impl Shape {
         let mut shape = Self::default();
         let mut last = 0;
         for entry in entries {
-            if entry.unit > UNIT_ZERO {
+            if is_place(entry.unit) {
                 let good = u32::from(bad.is_empty() || !bad.contains(entry));
                 shape.movable += good;
-                shape.breaks += u32::from(last > UNIT_ZERO && entry.unit != last + 1);
+                shape.breaks += u32::from(is_place(last) && entry.unit != last + 1);
                 shape.in_victims += good * u32::from(is_victim(entry.unit));
             }
             last = entry.unit;
@@ -520,7 +520,7 @@ impl ShardCore {
     /// Marks the good blocks in units that are wanted.
     fn choose(&mut self, wanted: impl Fn(&Self, u32) -> bool) {
         let bad = &self.clean.bad;
-        let good = |e: &MapEntry| e.unit > UNIT_ZERO && (bad.is_empty() || !bad.contains(e));
+        let good = |e: &MapEntry| is_place(e.unit) && (bad.is_empty() || !bad.contains(e));
         let mut chosen = std::mem::take(&mut self.clean.job.chosen);
         chosen.clear();
         let entries = self.clean.job.entries.iter();

@@ -1,7 +1,7 @@
 //! Getting map pages into the cache, and saying what is damaged.
 
 use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
-use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES};
+use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES, UNIT_LOST};
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
 use super::{FINDINGS_MAX, IoKind, PartKind, ShardCore, Told};
@@ -143,7 +143,7 @@ impl ShardCore {
         result: Result<(), i32>,
     ) -> StoreError {
         self.counters.checksum_errors += 1;
-        let device_offset = self.geo.offset(unit);
+        let device_offset = self.place_of(unit);
         match result {
             Err(errno) => {
                 tracing::error!(
@@ -157,13 +157,11 @@ impl ShardCore {
                 StoreError::Device(errno)
             }
             Ok(()) => {
-                tracing::error!(
-                    layer = layer.0,
-                    chunk,
-                    block,
-                    device_offset,
-                    "checksum mismatch"
-                );
+                let what = match unit {
+                    UNIT_LOST => "the data are lost: no replica could read them",
+                    _ => "checksum mismatch",
+                };
+                tracing::error!(layer = layer.0, chunk, block, device_offset, "{what}");
                 StoreError::Corrupt {
                     layer,
                     chunk,
@@ -171,6 +169,14 @@ impl ShardCore {
                     device_offset,
                 }
             }
+        }
+    }
+
+    /// Byte of the device where a unit is; 0 for data that are nowhere.
+    pub(super) fn place_of(&self, unit: u32) -> u64 {
+        match unit {
+            UNIT_LOST => 0,
+            unit => self.geo.offset(unit),
         }
     }
 

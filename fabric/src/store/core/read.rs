@@ -1,7 +1,9 @@
 //! Looking blocks up and reading them: for guests, for partly covered blocks of writes, for the scrubber.
 
 use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
-use super::super::format::{LEAF_BLOCKS, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
+use super::super::format::{
+    LEAF_BLOCKS, UNIT_BYTES, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, is_place,
+};
 use super::super::table::NONE;
 use super::leaves::LeafWish;
 use super::{Found, IoKind, PartKind, PartState, ShardCore, Told};
@@ -138,6 +140,11 @@ impl ShardCore {
             let found = self.parts[part].map[at as usize];
             if found.unit == UNIT_ZERO || found.unit == UNIT_UNMAPPED {
                 self.zero_fill(part, at);
+                self.parts[part].cursor += 1;
+                continue;
+            }
+            if found.unit == UNIT_LOST {
+                self.accuse(part, at as u16, Ok(()));
                 self.parts[part].cursor += 1;
                 continue;
             }
@@ -285,7 +292,7 @@ impl ShardCore {
         unsafe { cursor.copy_to(&op.iovs, &block[inside..inside + (to - from) as usize]) };
     }
 
-    /// A block was bad twice.
+    /// A block was bad twice, or its data are lost.
     fn accuse(&mut self, part: u32, index: u16, result: Result<(), i32>) {
         let p = &self.parts[part];
         let (layer, chunk, unit) = (LayerId(p.layer), p.chunk, p.map[usize::from(index)].unit);
@@ -294,7 +301,7 @@ impl ShardCore {
         if self.parts[part].kind != PartKind::Scrub {
             self.parts[part].error.get_or_insert(error);
         } else {
-            let device_offset = self.geo.offset(unit);
+            let device_offset = self.place_of(unit);
             let version = Version(self.current_version(part, index));
             self.report(ScrubFinding {
                 layer,
@@ -374,7 +381,10 @@ impl ShardCore {
             let (from, to) = self.covered(part, u32::from(index));
             let partial = to - from < UNIT_BYTES as u32 && !(which == 1 && count == 1);
             let found = self.parts[part].map[usize::from(index)];
-            if partial && found.unit > UNIT_ZERO {
+            if partial && found.unit == UNIT_LOST {
+                self.accuse(part, index, Ok(()));
+            }
+            if partial && is_place(found.unit) {
                 let Some(io) = self.take_io(true) else {
                     return false;
                 };

@@ -6,8 +6,8 @@ use super::super::api::{CoreParams, Fence, LayerId};
 use super::super::device::{DeviceAction, IoVecs, SyncDevice};
 use super::super::error::OpenError;
 use super::super::format::{
-    CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
-    record_kind,
+    CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO,
+    entry_kind, is_place, record_kind,
 };
 use super::super::leaf::LeafState;
 use super::super::log::ReadEntry;
@@ -79,11 +79,11 @@ impl ShardCore {
             }
             out.blocks += 1;
             self.leaves.entries_mut(slot)[block] = new;
-            if old.unit > UNIT_ZERO {
+            if is_place(old.unit) {
                 out.touched.push(old.unit);
                 self.alloc.uncommit(old.unit);
             }
-            if new.unit > UNIT_ZERO {
+            if is_place(new.unit) {
                 self.alloc.commit(new.unit);
             }
         }
@@ -240,7 +240,7 @@ impl ShardCore {
                     let page = self.read_unit(dev, ptr.unit).map_err(|e| e.to_string())?;
                     entries.as_mut_bytes().copy_from_slice(&page.0);
                 }
-                for entry in entries.iter().filter(|e| e.unit > UNIT_ZERO) {
+                for entry in entries.iter().filter(|e| is_place(e.unit)) {
                     refer(entry.unit, "data")?;
                 }
             }
@@ -259,6 +259,7 @@ fn replayed(read: &ReadEntry, i: u16) -> MapEntry {
         entry_kind::DATA => (read.entry.unit + u32::from(i), read.crcs[usize::from(i)]),
         entry_kind::DROP => return MapEntry::default(),
         entry_kind::ZERO => (UNIT_ZERO, 0),
+        entry_kind::LOST => (UNIT_LOST, read.entry.unit),
         _ => (UNIT_UNMAPPED, 0),
     };
     MapEntry { unit, crc, version }

@@ -42,11 +42,13 @@ impl ShardCore {
         iovecs: &[libc::iovec],
     ) -> StoreResult {
         self.refuse_if_failed()?;
-        let bytes = match restore[1].holds() {
-            Holds::Data => UNIT_BYTES as u64,
-            Holds::Nothing | Holds::Zeroes => 0,
+        let bytes = self.set_iovecs(slot, iovecs);
+        let may_bring = match restore[1].holds() {
+            // Without data: they are lost.
+            Holds::Data => bytes == UNIT_BYTES as u64 || bytes == 0,
+            Holds::Nothing | Holds::Zeroes => bytes == 0,
         };
-        if self.set_iovecs(slot, iovecs) != bytes || block >= CHUNK_BLOCKS || chunk == u32::MAX {
+        if !may_bring || block >= CHUNK_BLOCKS || chunk == u32::MAX {
             return Err(StoreError::OutOfRange);
         }
         // The record is made now, so that there is room for it when the log has it.
@@ -132,7 +134,7 @@ impl ShardCore {
         // An older version replaces a newer one only if that is dropped before, at recovery as well.
         let drops = now.version > stamp.version || stamp.holds() == Holds::Nothing;
         let entries = u32::from(drops) + 1;
-        let needs_data = stamp.holds() == Holds::Data;
+        let needs_data = self.brings_data(part);
         if !filling.writer.has_room_for(entries) || (needs_data && !self.can_fill(filling)) {
             return false;
         }
@@ -145,6 +147,7 @@ impl ShardCore {
         }
         self.parts[part].version = stamp.version;
         match stamp.holds() {
+            Holds::Data if !needs_data => self.fill_unmapping(filling, part, entry_kind::LOST),
             Holds::Data => {
                 let filled = self.fill_block(filling, part, 0, true);
                 assert!(filled, "there was room for it");
@@ -158,6 +161,11 @@ impl ShardCore {
             Holds::Nothing => self.fill_unmapping(filling, part, entry_kind::UNMAP),
         }
         true
+    }
+
+    /// Whether a restored block comes with its data.
+    pub(super) fn brings_data(&self, part: u32) -> bool {
+        !self.ops[self.parts[part].op].iovs.is_empty()
     }
 
     /// Whether a block can be put into the batch now.
@@ -182,9 +190,14 @@ impl ShardCore {
         crate::checksum::crc32c(&block) == crc
     }
 
+    /// Puts an entry for the restored block into the batch, behind which no data follow.
     fn fill_unmapping(&mut self, filling: &mut Filling, part: u32, kind: u32) {
         let p = &self.parts[part];
         let first = p.first;
+        let crc = match kind {
+            entry_kind::LOST => p.restore[1].crc,
+            _ => 0,
+        };
         let version = match kind {
             entry_kind::DROP => u64::MAX,
             _ => p.version,
@@ -193,7 +206,7 @@ impl ShardCore {
             layer: p.layer,
             version,
             chunk: p.chunk,
-            unit: 0,
+            unit: crc,
             block: u16::from(p.leaf) * LEAF_BLOCKS as u16 + first,
             count: 1,
             kind,
@@ -204,7 +217,7 @@ impl ShardCore {
             first,
             count: 1,
             unit: 0,
-            crc: 0,
+            crc,
             kind,
         });
     }

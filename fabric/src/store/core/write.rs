@@ -1,7 +1,7 @@
 //! Writes: from a part that has its leaf, through a log batch, into the map.
 
 use super::super::alloc::Run;
-use super::super::api::{Holds, StoreError};
+use super::super::api::StoreError;
 use super::super::format::{
     BatchHeader, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
 };
@@ -183,7 +183,7 @@ impl ShardCore {
         let p = &self.parts[part];
         match p.kind {
             PartKind::Write => u32::from(p.count) - p.cursor,
-            PartKind::Restore => u32::from(p.restore[1].holds() == Holds::Data),
+            PartKind::Restore => u32::from(self.brings_data(part)),
             PartKind::Zero => p.old.iter().flatten().count() as u32,
             PartKind::Move => self.clean.blocks_left(p.cursor),
             _ => 0,

@@ -7,8 +7,8 @@ use super::super::alloc::Allocator;
 use super::super::bitmap::Bitmap;
 use super::super::error::OpenError;
 use super::super::format::{
-    CHUNK_LEAVES, DIR_PTRS, Geometry, LEAF_BLOCKS, MapEntry, Ptr, Superblock, UNIT_BYTES,
-    UNIT_ZERO, record_kind,
+    CHUNK_LEAVES, DIR_PTRS, Geometry, LEAF_BLOCKS, MapEntry, Ptr, Superblock, UNIT_BYTES, is_place,
+    record_kind,
 };
 use super::super::table::Table;
 use super::Opening;
@@ -124,7 +124,7 @@ impl Reached {
     fn blocks_of(&mut self, page: &[u8]) {
         let entries = <[MapEntry; LEAF_BLOCKS]>::read_from_bytes(page);
         let entries = entries.expect("a page holds 256 entries");
-        for entry in entries.iter().filter(|entry| entry.unit > UNIT_ZERO) {
+        for entry in entries.iter().filter(|entry| is_place(entry.unit)) {
             self.add(entry.unit);
         }
     }

@@ -130,6 +130,8 @@ families! {
         "Bytes that were copied to this node's replicas for it.";
     RESYNC_PAGES: Counter "penstock_resync_compared_pages_total" [] "1"
         "Map pages that were compared for it, 4 KiB for each MiB of data.";
+    RESYNC_LOST: Counter "penstock_resync_lost_blocks_total" [] "1"
+        "Blocks that no replica in sync could read then, so that this node has them without their data.";
     EPOCH: Gauge "penstock_cluster_epoch" [] "1"
         "Version of the cluster map that this node has.";
     NODES: Gauge "penstock_cluster_nodes" ["state"] "1"

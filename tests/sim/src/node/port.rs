@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fabric::core::fence::Fences;
 use fabric::core::groups::{Groups, LEAF_BLOCKS};
 use fabric::core::replica::store_op::{
-    failure, list_chunks, operation, still_admitted, tell_fence,
+    ROUND, failure, list_chunks, operation, still_admitted, tell_fence,
 };
 use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::rounds::Token;
@@ -72,6 +72,8 @@ pub struct Port {
     groups: usize,
     held: BTreeMap<u64, Held>,
     waiting: VecDeque<u64>,
+    /// Blocks that others' requests have found bad since they were asked for last.
+    pub damaged: Vec<(ChunkKey, u32)>,
     /// A fence rose before their turn came.
     refused: VecDeque<(u64, StoreFailure)>,
     /// The request that is being handed to a replica.
@@ -103,6 +105,7 @@ impl Port {
             groups,
             held: BTreeMap::new(),
             waiting: VecDeque::new(),
+            damaged: Vec::new(),
             refused: VecDeque::new(),
             incoming: None,
             at_once: None,
@@ -238,6 +241,17 @@ impl Port {
         let held = self.held.remove(&id.0).expect("an operation ends once");
         if matches!(result, Ok(()) | Err(StoreError::Stale { .. })) {
             self.note_stored(&held);
+        }
+        if let Err(StoreError::Corrupt {
+            layer,
+            chunk,
+            block,
+            ..
+        }) = result
+            && held.request.generation != ROUND
+        {
+            let index = chunk;
+            self.damaged.push((ChunkKey { layer, index }, block));
         }
         let fills = matches!(usage(&held.request.command), Use::Destination(_));
         Some(Finished {

@@ -1,16 +1,16 @@
 //! Bringing a returning replica up to date: the shell around the [`Rounds`] that ship, on a storage node. It carries their
 //! commands and fills their memory; mistakes that are made on purpose are made here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fabric::core::membership::{Member, ReplicaSet};
-use fabric::core::repair::queue::BadBlock;
+use fabric::core::repair::queue::{BadBlock, Outcome};
 use fabric::core::replica::StoreFailure;
 use fabric::core::resync::rounds::{Action, Rounds, Token};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
-use fabric::store::api::ScrubFinding;
+use fabric::store::api::{Holds, ScrubFinding};
 
 use super::port::For;
 use super::{Node, Parcel, Process, Promotion, Wishes, memory};
@@ -38,6 +38,8 @@ pub struct Shell {
     open: BTreeMap<Token, Command>,
     /// What this side said of its blocks, by chunk and first block; for [`Mutation::DeltaLogFromDeparture`].
     here: BTreeMap<(ChunkKey, u32), Vec<u8>>,
+    /// Blocks that are known to be bad, as `engine::damage` lists them.
+    bad: BTreeSet<BadBlock>,
     /// The newest map.
     sets: Vec<ReplicaSet>,
     /// When the machine is told the time next.
@@ -50,6 +52,7 @@ impl Shell {
             machine,
             open: BTreeMap::new(),
             here: BTreeMap::new(),
+            bad: BTreeSet::new(),
             sets: Vec::new(),
             wake_us: None,
         }
@@ -143,6 +146,20 @@ impl Node {
     }
 }
 
+/// The block that the command makes known as lost.
+fn lost_by(command: &Command) -> Option<(ChunkKey, u32)> {
+    match *command {
+        Command::Restore {
+            chunk,
+            block,
+            stamps: [_, stamp],
+            len: 0,
+            ..
+        } if stamp.holds() == Holds::Data => Some((chunk, block)),
+        _ => None,
+    }
+}
+
 impl Process {
     fn end_ask(&mut self, token: Token, result: Result<(), Refusal>, data: Option<&[u8]>) {
         let shown = data.and_then(|data| self.only_newer(token, data));
@@ -181,8 +198,26 @@ impl Process {
         self.rounds.machine.on_local(token, result);
     }
 
+    /// Blocks that requests have met and could not read are to be repaired.
+    fn note_damage(&mut self, now_us: u64) {
+        let found = std::mem::take(&mut self.port.damaged).into_iter();
+        let found = found.map(|(chunk, block)| BadBlock {
+            device: 0,
+            chunk,
+            block,
+        });
+        let Shell {
+            machine, sets, bad, ..
+        } = &mut self.rounds;
+        let new: Vec<BadBlock> = found.filter(|one| bad.insert(*one)).collect();
+        if !new.is_empty() {
+            machine.on_bad_blocks(&new, sets, now_us);
+        }
+    }
+
     /// Takes the rounds of comparison as far as they go now.
     pub(super) fn work_rounds(&mut self, wishes: &mut Wishes) -> bool {
+        self.note_damage(wishes.now_us);
         let mut any = false;
         while let Some(action) = self.rounds.machine.poll(wishes.now_us) {
             any = true;
@@ -196,12 +231,20 @@ impl Process {
                     source,
                     request,
                 } => self.ask(token, source, request, wishes),
-                Action::Local { token, request } => self.begin_local(token, request),
+                Action::Local { token, request } => {
+                    wishes.lost.extend(lost_by(&request.command));
+                    self.begin_local(token, request);
+                }
                 Action::Promote { pg, since } => wishes.promotions.push(self.promotion(pg, since)),
                 Action::ReportFailed { pg, member, epoch } => {
                     wishes.given_up.push((pg, member, epoch));
                 }
-                Action::Tell { bad, outcome } => wishes.told.push((bad, outcome)),
+                Action::Tell { bad, outcome } => {
+                    if outcome != Outcome::Stuck {
+                        self.rounds.bad.remove(&bad);
+                    }
+                    wishes.told.push((bad, outcome));
+                }
             }
         }
         any

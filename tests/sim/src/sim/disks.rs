@@ -36,14 +36,12 @@ const PATIENCE: Span = Span::seconds(60);
 pub struct BadDisks {
     /// Blocks that ever were damaged: node, volume, block of the volume.
     rotten: BTreeSet<(usize, usize, u64)>,
-    /// Bits that turned over: node, byte of the disk, and the checksum of its block since.
-    flips: Vec<(usize, u64, u32)>,
+    /// Those of them that nobody could read when the node was brought up to date.
+    lost: BTreeSet<(usize, usize, u64)>,
     /// Nodes that ever had no room.
     been_full: BTreeSet<usize>,
     /// Groups that ever had none but such for replicas in sync. Whoever wrote then may hear it, though others are in sync by then.
     without_room: BTreeSet<PgId>,
-    /// What could not be read any more was made readable in the end: [`Sim::make_readable`].
-    pub(super) are_made_readable: bool,
 }
 
 impl Sim {
@@ -86,8 +84,6 @@ impl Sim {
             let places = &found[&block];
             for place in places {
                 self.nodes[node].disk.flip_bit(place + byte, BIT);
-                let since = self.checksum_at(node, *place);
-                self.disks.flips.push((node, place + byte, since));
             }
             self.disks.rotten.insert((node, volume, block));
             let numbers = [41, node as u64, volume as u64, block, places.len() as u64];
@@ -110,25 +106,28 @@ impl Sim {
         }
     }
 
-    fn checksum_at(&self, node: usize, place: u64) -> u32 {
-        let mut bytes = vec![0; BLOCK_BYTES as usize];
-        self.nodes[node].disk.peek(place, &mut bytes);
-        fabric::checksum::crc32c(&bytes)
+    /// A node takes over that nobody can read a block.
+    pub(super) fn note_lost(&mut self, node: usize, chunk: ChunkKey, block: u32) {
+        let volume = (0..self.plan.volumes).find(|v| layer_of(*v) == chunk.layer);
+        let volume = volume.expect("the chunk is one of a volume");
+        let block = u64::from(chunk.index) * CHUNK_BLOCKS + u64::from(block);
+        let numbers = [40, node as u64, volume as u64, block];
+        self.trace.note(self.now, &numbers, || {
+            format!("node {node}: block {block} of volume {volume} is lost")
+        });
+        self.disks.rotten.insert((node, volume, block));
+        self.disks.lost.insert((node, volume, block));
     }
 
-    /// What turned bad can be read again, after all. A block that is bad on the last replica in sync, and that the others need, keeps
-    /// them from coming back, and writes from going on: known, and told in `docs/decisions/0004-replication.md`. Whatever else there
-    /// is to find in such a run is not to be missed for it.
-    pub(super) fn make_readable(&mut self) {
-        self.disks.are_made_readable = true;
-        self.trace.note(self.now, &[40], || {
-            "disks read again what they could not".to_owned()
-        });
-        for (node, byte, since) in std::mem::take(&mut self.disks.flips) {
-            if self.checksum_at(node, byte / BLOCK_BYTES * BLOCK_BYTES) == since {
-                self.nodes[node].disk.flip_bit(byte, BIT);
-            }
-        }
+    /// Whether nobody could read a block, and somebody was brought up to date without it.
+    pub(super) fn has_lost(&self) -> bool {
+        !self.disks.lost.is_empty()
+    }
+
+    /// Blocks that a node knows or knew to be lost, at most: they need no space.
+    pub(super) fn lost_on(&self, node: usize) -> u64 {
+        let lost = self.disks.lost.iter();
+        lost.filter(|(at, ..)| *at == node).count() as u64
     }
 
     /// Where a node's disk has the blocks of a place at rest, whether its store uses them or not: known by what they show.

@@ -31,9 +31,6 @@ impl Sim {
             guests.all(|g| g.left == 0 && g.in_flight.is_empty() && !g.suspended)
                 && sim.orphans.is_empty()
         };
-        if self.has_rotten() && !self.run_until(LOOK, all_done) {
-            self.make_readable();
-        }
         let done = self.run_until(PATIENCE, all_done);
         if !done && self.failure.is_none() {
             let waiting: Vec<usize> = self.guests.iter().map(|g| g.in_flight.len()).collect();

@@ -114,7 +114,7 @@ impl Sim {
             }
         }
         let most = data + pages + OVERHEAD_UNITS;
-        if used < data || used > most {
+        if used + self.lost_on(at) < data || used > most {
             self.fail(format!(
                 "node {at} uses {used} units for {data} blocks and {pages} pages of their map"
             ));

@@ -54,6 +54,9 @@ impl Sim {
         for (bad, outcome) in wishes.told {
             self.note_mended(node, bad, outcome);
         }
+        for (chunk, block) in wishes.lost {
+            self.note_lost(node, chunk, block);
+        }
         let words = wishes.promotions.into_iter();
         let words = words.map(|promotion| Word::Promote(node, promotion));
         let given_up = wishes.given_up.into_iter();

@@ -3,6 +3,7 @@ use crate::proto::ids::LayerId;
 use zerocopy::IntoBytes;
 
 const NOBODY: Touched = Touched::NOTHING;
+const NONE: Lost = Lost::new();
 const LEAF: LeafKey = LeafKey {
     layer: LayerId(1),
     chunk: 0,
@@ -32,7 +33,7 @@ fn commands(step: Step) -> Vec<(Side, Command)> {
 fn reading() -> (Worker, Progress) {
     let (mut worker, mut progress) = (Worker::new(), Progress::default());
     worker.begin(LEAF);
-    let asked = commands(worker.step(Ok(()), &NOBODY, &mut progress));
+    let asked = commands(worker.step(Ok(()), &NOBODY, &NONE, &mut progress));
     let mut stamps = [0; (BLOCK + 1) * size_of::<BlockStamp>()];
     let stamp = BlockStamp {
         version: 1,
@@ -45,8 +46,8 @@ fn reading() -> (Worker, Progress) {
     stamps[at + 8..at + 12].copy_from_slice(&stamp.crc.to_le_bytes());
     stamps[at + 12..].copy_from_slice(&stamp.holds.to_le_bytes());
     fill(&asked[0].1, &stamps);
-    let _ = worker.step(Ok(()), &NOBODY, &mut progress);
-    let read = commands(worker.step(Ok(()), &NOBODY, &mut progress));
+    let _ = worker.step(Ok(()), &NOBODY, &NONE, &mut progress);
+    let read = commands(worker.step(Ok(()), &NOBODY, &NONE, &mut progress));
     assert!(matches!(read[..], [(Side::Source, Command::Read { .. })]));
     fill(&read[0].1, &DATA);
     (worker, progress)
@@ -55,7 +56,7 @@ fn reading() -> (Worker, Progress) {
 #[test]
 fn what_the_source_has_is_stored_here() {
     let (mut worker, mut progress) = reading();
-    let next = commands(worker.step(Ok(()), &NOBODY, &mut progress));
+    let next = commands(worker.step(Ok(()), &NOBODY, &NONE, &mut progress));
     assert!(matches!(
         next[..],
         [(Side::Here, Command::Restore { block: 5, .. })]
@@ -71,12 +72,12 @@ fn a_discard_is_not_undone_by_what_was_read_before_it() {
         ..Touched::NOTHING
     };
     // It left no trace where nothing was mapped: only the notes tell.
-    let next = commands(worker.step(Ok(()), &discarded, &mut progress));
+    let next = commands(worker.step(Ok(()), &discarded, &NONE, &mut progress));
     let inspects = |(_, c): &(Side, Command)| matches!(c, Command::Inspect { .. });
     assert!(next.iter().all(inspects), "{next:?}");
-    let _ = worker.step(Ok(()), &discarded, &mut progress);
+    let _ = worker.step(Ok(()), &discarded, &NONE, &mut progress);
     // It is not known to be executed here yet, and may never be.
-    let later = worker.step(Ok(()), &discarded, &mut progress);
+    let later = worker.step(Ok(()), &discarded, &NONE, &mut progress);
     assert!(matches!(later, Step::Later(LEAF)), "{later:?}");
     let executed = Touched {
         noted,
@@ -84,15 +85,15 @@ fn a_discard_is_not_undone_by_what_was_read_before_it() {
     };
     // It is, and the source does not seem to have executed it.
     worker.begin(LEAF);
-    let _ = commands(worker.step(Ok(()), &executed, &mut progress));
-    let _ = worker.step(Ok(()), &executed, &mut progress);
-    let later = worker.step(Ok(()), &executed, &mut progress);
+    let _ = commands(worker.step(Ok(()), &executed, &NONE, &mut progress));
+    let _ = worker.step(Ok(()), &executed, &NONE, &mut progress);
+    let later = worker.step(Ok(()), &executed, &NONE, &mut progress);
     assert!(matches!(later, Step::Later(LEAF)), "{later:?}");
     worker.begin(LEAF);
-    let asked = commands(worker.step(Ok(()), &executed, &mut progress));
+    let asked = commands(worker.step(Ok(()), &executed, &NONE, &mut progress));
     fill(&asked[0].1, &[0; (BLOCK + 1) * size_of::<BlockStamp>()]);
-    let _ = worker.step(Ok(()), &executed, &mut progress);
-    let done = worker.step(Ok(()), &executed, &mut progress);
+    let _ = worker.step(Ok(()), &executed, &NONE, &mut progress);
+    let done = worker.step(Ok(()), &executed, &NONE, &mut progress);
     assert!(matches!(done, Step::Done(LEAF)), "{done:?}");
 }
 
@@ -105,7 +106,7 @@ fn a_block_that_was_written_here_is_not_trusted_while_the_source_has_a_newer_ver
     let outcome = |source: u64, here: u64| {
         let (mut worker, mut progress) = (Worker::new(), Progress::default());
         worker.begin(LEAF);
-        let asked = commands(worker.step(Ok(()), &stored, &mut progress));
+        let asked = commands(worker.step(Ok(()), &stored, &NONE, &mut progress));
         for ((_, command), version) in asked.iter().zip([source, here]) {
             let mut stamps = [BlockStamp::default(); BLOCK + 1];
             stamps[BLOCK] = BlockStamp {
@@ -115,9 +116,9 @@ fn a_block_that_was_written_here_is_not_trusted_while_the_source_has_a_newer_ver
             };
             fill(command, stamps.as_bytes());
         }
-        let _ = worker.step(Ok(()), &stored, &mut progress);
+        let _ = worker.step(Ok(()), &stored, &NONE, &mut progress);
         matches!(
-            worker.step(Ok(()), &stored, &mut progress),
+            worker.step(Ok(()), &stored, &NONE, &mut progress),
             Step::Done(LEAF)
         )
     };
@@ -126,4 +127,77 @@ fn a_block_that_was_written_here_is_not_trusted_while_the_source_has_a_newer_ver
     // The source is about to get it.
     assert!(outcome(8, 9));
     assert!(outcome(9, 9));
+}
+
+fn stamp_of(content: &[u8; BLOCK_BYTES]) -> BlockStamp {
+    BlockStamp {
+        version: 1,
+        crc: crc32c(content),
+        holds: Holds::Data as u32,
+    }
+}
+
+/// A worker whose source has three blocks that this side lacks and cannot read the one in the middle; how it ends, and what it
+/// restores: first block and bytes.
+fn with_a_bad_block(lost: &Lost) -> (Step, Vec<(u32, u32)>, Progress) {
+    let (mut worker, mut progress) = (Worker::new(), Progress::default());
+    worker.begin(LEAF);
+    let mut restored = Vec::new();
+    let mut step = worker.step(Ok(()), &NOBODY, lost, &mut progress);
+    loop {
+        let asked = match step {
+            Step::Do(asked) => asked,
+            Step::Wait => panic!("all was answered"),
+            end => return (end, restored, progress),
+        };
+        step = Step::Wait;
+        for (side, command) in asked {
+            let mut result = Ok(());
+            match command {
+                Command::Inspect { .. } if side == Side::Source => {
+                    let stamps = [stamp_of(&DATA); 3];
+                    fill(&command, stamps.as_bytes());
+                }
+                Command::Read { offset, len, .. } => {
+                    let first = offset as usize / BLOCK_BYTES;
+                    let blocks = first..first + len as usize / BLOCK_BYTES;
+                    match blocks.contains(&1) {
+                        true => result = Err(Refusal::Corrupt),
+                        false => fill(&command, &DATA.repeat(blocks.len())),
+                    }
+                }
+                Command::Restore { block, len, .. } => restored.push((block, len)),
+                _ => {}
+            }
+            step = worker.step(result, &NOBODY, lost, &mut progress);
+        }
+    }
+}
+
+#[test]
+fn around_a_block_that_cannot_be_read_everything_is_taken_over() {
+    let (end, restored, progress) = with_a_bad_block(&NONE);
+    let Step::Unread(LEAF, unread) = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(unread, [(1, stamp_of(&DATA))]);
+    let block = BLOCK_BYTES as u32;
+    assert_eq!(restored, [(0, block), (2, block)]);
+    assert_eq!((progress.blocks, progress.lost), (2, 0));
+}
+
+#[test]
+fn the_loss_of_a_block_is_taken_over_if_it_is_still_the_same() {
+    let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
+    let (end, restored, progress) = with_a_bad_block(&lost);
+    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+    let block = BLOCK_BYTES as u32;
+    assert_eq!(restored, [(0, block), (1, 0), (2, block)]);
+    assert_eq!(progress.lost, 1);
+    let newer = BlockStamp {
+        version: 0,
+        ..stamp_of(&DATA)
+    };
+    let (end, ..) = with_a_bad_block(&Lost::from([((LEAF, 1), newer)]));
+    assert!(matches!(end, Step::Unread(..)), "{end:?}");
 }

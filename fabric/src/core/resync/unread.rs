@@ -1,0 +1,130 @@
+//! Blocks that replicas in sync could not read when this replica wanted them.
+//!
+//! Another source may be able to: a round takes over what it can get, fails, and the next one has another source. Once every
+//! replica in sync has failed on a block, its data are lost, and a round takes that over, too: this replica then has the block's
+//! version and checksum, and cannot read it either. Otherwise it would never be in sync again, unless a guest happens to write that
+//! block, and with too few replicas in sync none can. Whoever gets the data back repairs it, see [`Repairs`].
+//!
+//! [`Repairs`]: crate::core::repair::queue::Repairs
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::core::groups::LeafKey;
+use crate::core::membership::Member;
+use crate::proto::message::BlockStamp;
+use crate::proto::{Incarnation, NodeId};
+
+/// Blocks of a group that are taken note of. A device that reads nothing any more has not lost its data block by block: where more
+/// are bad, rounds fail, and the replica waits for an operator to look at the device.
+pub(super) const UNREAD_MAX: usize = 4096;
+
+/// A block of a map page.
+pub(super) type BlockKey = (LeafKey, u32);
+
+/// Blocks that no replica in sync can read, and what they are by the map.
+pub type Lost = BTreeMap<BlockKey, BlockStamp>;
+
+/// Who could not read a block.
+#[derive(Debug)]
+struct Tried {
+    /// What it was then.
+    stamp: BlockStamp,
+    by: BTreeSet<(NodeId, Incarnation)>,
+}
+
+/// See the module. Of one group.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    blocks: BTreeMap<BlockKey, Tried>,
+}
+
+impl Unread {
+    /// A source could not read a block that was this.
+    pub(super) fn note(&mut self, source: (NodeId, Incarnation), key: BlockKey, stamp: BlockStamp) {
+        let is_known = self.blocks.contains_key(&key);
+        if !is_known && self.blocks.len() >= UNREAD_MAX {
+            return;
+        }
+        let tried = self.blocks.entry(key).or_insert_with(|| Tried {
+            stamp,
+            by: BTreeSet::new(),
+        });
+        if tried.stamp != stamp {
+            tried.stamp = stamp;
+            tried.by.clear();
+        }
+        tried.by.insert(source);
+    }
+
+    /// Blocks that none of these could read.
+    pub(super) fn lost(&self, sources: &[Member]) -> Lost {
+        let none = |tried: &Tried| {
+            let mut sources = sources.iter();
+            sources.all(|one| tried.by.contains(&(one.node, one.incarnation)))
+        };
+        let lost = self.blocks.iter().filter(|(_, tried)| none(tried));
+        lost.map(|(key, tried)| (*key, tried.stamp)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::membership::Standing;
+    use crate::proto::Epoch;
+    use crate::proto::ids::LayerId;
+
+    fn key(block: u32) -> BlockKey {
+        let leaf = LeafKey {
+            layer: LayerId(1),
+            chunk: 2,
+            leaf: 3,
+        };
+        (leaf, block)
+    }
+
+    fn stamp(version: u64) -> BlockStamp {
+        BlockStamp {
+            version,
+            crc: 9,
+            holds: 2,
+        }
+    }
+
+    fn sources(starts: &[(u64, u64)]) -> Vec<Member> {
+        let member = |(node, incarnation): &(u64, u64)| Member {
+            node: NodeId(*node),
+            incarnation: Incarnation(*incarnation),
+            standing: Standing::InSync,
+            since: Epoch(1),
+        };
+        starts.iter().map(member).collect()
+    }
+
+    #[test]
+    fn a_block_is_lost_once_all_sources_have_failed_on_the_same_version() {
+        let mut unread = Unread::default();
+        let (one, two) = ((NodeId(1), Incarnation(1)), (NodeId(2), Incarnation(1)));
+        let both = sources(&[(1, 1), (2, 1)]);
+        unread.note(one, key(5), stamp(7));
+        assert!(unread.lost(&both).is_empty());
+        unread.note(two, key(5), stamp(8));
+        assert!(unread.lost(&both).is_empty(), "it was written meanwhile");
+        unread.note(one, key(5), stamp(8));
+        assert_eq!(unread.lost(&both), Lost::from([(key(5), stamp(8))]));
+        // Another start of a process, or another member, may read it.
+        assert!(unread.lost(&sources(&[(1, 1), (2, 2)])).is_empty());
+        assert!(unread.lost(&sources(&[(1, 1), (2, 1), (3, 1)])).is_empty());
+        assert_eq!(unread.lost(&sources(&[(2, 1)])).len(), 1);
+    }
+
+    #[test]
+    fn what_is_noted_is_bounded() {
+        let mut unread = Unread::default();
+        let one = (NodeId(1), Incarnation(1));
+        for block in 0..UNREAD_MAX as u32 + 10 {
+            unread.note(one, key(block), stamp(1));
+        }
+        assert_eq!(unread.lost(&sources(&[(1, 1)])).len(), UNREAD_MAX);
+    }
+}
