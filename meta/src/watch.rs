@@ -8,11 +8,14 @@
 //! unsettled group its full grace.
 
 mod falls;
+mod lost;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use falls::Falls;
+use lost::LostDevices;
+pub use lost::count_devices;
 
 use crate::command::{Change, Command, Heard};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
@@ -74,6 +77,7 @@ pub struct Watch {
     syncing: BTreeMap<(GroupId, DeviceId), Incarnation>,
     backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
     falls: Falls,
+    lost: LostDevices,
     /// Members that wait because their device pauses.
     fallen: Vec<(GroupId, DeviceId, Incarnation)>,
     /// Groups to look after, found in the map of this epoch.
@@ -180,6 +184,7 @@ impl Watch {
         for node in map.nodes() {
             commands.extend(self.plan_node(map, node, leading_since, now, at));
         }
+        commands.extend(self.lost.plan(map, now, at));
         self.heard.retain(|node, _| map.node(*node).is_some());
         self.reported.retain(|node, _| map.node(*node).is_some());
         let heard = self.heard_since(now.saturating_sub(WITNESS_AGE_MAX));
