@@ -42,7 +42,7 @@ pub use config::{
 pub use control::DeviceStatus;
 pub use damage::{FINDINGS_MAX, ScrubStatus};
 pub use data_thread::FabricEngine;
-pub use open::check_blank;
+pub use open::{Lacking, check_blank};
 pub use shared::VOLUME_BYTES_MAX;
 pub use stores::OpenStore;
 pub use volume_io::VolumeIo;
@@ -64,6 +64,7 @@ pub struct Fabric {
     worker: Option<Arc<Worker>>,
     /// `None` with a null store.
     control: Option<Arc<Control>>,
+    lacking: Arc<Vec<Lacking>>,
 }
 
 impl Fabric {
@@ -79,15 +80,21 @@ impl Fabric {
                 Self::with_shared(Shared::new(config, None, network), None)
             }
             StoreKind::Devices(devices) => {
-                let stores = open::open_devices(devices, &config)?;
-                Self::with_stores(config, stores)
+                let (stores, lacking) = open::open_devices(devices, &config)?;
+                let fabric = Self::with_stores(config, stores)?;
+                Ok(Self {
+                    lacking: Arc::new(lacking),
+                    ..fabric
+                })
             }
         }
     }
 
     /// A fabric on stores that are open already.
     pub fn with_stores(config: FabricConfig, stores: Vec<OpenStore>) -> Result<Self, FabricError> {
-        if stores.is_empty() {
+        // What lies nowhere is kept by other nodes.
+        let may_lack_all = config.may_lack && config.net.is_some();
+        if stores.is_empty() && !may_lack_all {
             return Err(FabricError::NoDevice);
         }
         let has_peers = config.net.is_some();
@@ -108,6 +115,7 @@ impl Fabric {
             shared,
             worker,
             control,
+            lacking: Arc::default(),
         })
     }
 
@@ -275,6 +283,11 @@ impl Fabric {
     /// The devices: space, counters, scrubbing, what opening did. Empty with a null store.
     pub fn devices(&self) -> Vec<DeviceStatus> {
         self.control.as_ref().map_or_else(Vec::new, |c| c.devices())
+    }
+
+    /// The devices that could not be opened and that the node goes without.
+    pub fn lacking(&self) -> &[Lacking] {
+        &self.lacking
     }
 
     /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds one. The caller opens no

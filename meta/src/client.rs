@@ -14,7 +14,8 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::command::{
-    AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, Outcome, PoolSpec, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Command, DeviceSpec, Lost, NodeSpec, Outcome, PoolSpec,
+    VolumeSpec,
 };
 use crate::error::MetaError;
 use crate::ids::{
@@ -181,6 +182,30 @@ impl Meta {
         let removed = a_node(self.propose(Command::RemoveNode { node, at }).await?)?;
         self.core.wait_without_vote(node).await?;
         Ok(removed)
+    }
+
+    /// Forgets a node that is down, or a device that is not served, and gives up what only that has: placement groups go on with the
+    /// next best replicas. Of a node it returns when its vote counts no more.
+    pub async fn remove_lost(&self, lost: Lost) -> Result<(), MetaError> {
+        let at = UnixMillis::now();
+        self.propose(Command::RemoveLost { lost, at }).await?;
+        match lost {
+            Lost::Node(node) => self.core.wait_without_vote(node).await,
+            Lost::Device(_) => Ok(()),
+        }
+    }
+
+    /// Says that this start of this node goes on without one of its devices, as it could not open it.
+    pub async fn lose_device(&self, device: DeviceId) -> Result<Device, MetaError> {
+        a_device(
+            self.propose(Command::LoseDevice {
+                device,
+                incarnation: self.core.incarnation,
+                for_long: false,
+                at: UnixMillis::now(),
+            })
+            .await?,
+        )
     }
 
     /// Says whether a device is to be emptied (`on`) or may hold data again.

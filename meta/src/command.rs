@@ -232,6 +232,14 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Forgets a node that is down, or a device that is not served, and gives up what only that has: where it holds all replicas in
+    /// sync, the next best one takes over.
+    RemoveLost {
+        /// What an operator says is gone for good.
+        lost: Lost,
+        /// Now.
+        at: UnixMillis,
+    },
     /// Makes a token with which a node may join.
     CreateToken {
         /// What is kept of it.
@@ -266,6 +274,17 @@ pub enum Command {
         state: DeviceState,
         /// Now.
         #[serde(default)]
+        at: UnixMillis,
+    },
+    /// A node could not open a device that it should have.
+    LoseDevice {
+        /// The device.
+        device: DeviceId,
+        /// The start of its node that goes on without it.
+        incarnation: Incarnation,
+        /// Proposed by the leader: that was so for long, and others take its share.
+        for_long: bool,
+        /// Now.
         at: UnixMillis,
     },
     /// Says whether a device is to be emptied.
@@ -436,6 +455,8 @@ impl Command {
             | Self::SetNodeState { at, .. }
             | Self::SetNodeDuty { at, .. }
             | Self::RemoveNode { at, .. }
+            | Self::RemoveLost { at, .. }
+            | Self::LoseDevice { at, .. }
             | Self::CreateToken { at, .. }
             | Self::RedeemToken { at, .. }
             | Self::RegisterDevice { at, .. }
@@ -452,6 +473,16 @@ impl Command {
             _ => UnixMillis::default(),
         }
     }
+}
+
+/// What an operator says is gone for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lost {
+    /// A node with all its devices.
+    Node(NodeId),
+    /// One device.
+    Device(DeviceId),
 }
 
 /// A start of a node's process that was heard of.

@@ -39,8 +39,8 @@ mod watch;
 
 pub use client::{Applied, Meta};
 pub use command::{
-    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, Heard, NodeSpec, Outcome, PoolSpec,
-    Reply, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, Heard, Lost, NodeSpec, Outcome,
+    PoolSpec, Reply, VolumeSpec,
 };
 pub use error::{MetaError, OpenError};
 pub use ids::{
@@ -57,11 +57,11 @@ pub use model::{
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start};
 pub use raft::RaftTuning;
-pub use refusal::{GroupRefusal, JoinRefusal, Refusal, RefusalKind};
+pub use refusal::{GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind};
 pub use report::{
     DeviceWord, FailingSync, LastHeard, LastWord, LeaderReport, NodeWord, ProblemWord, RaftStatus,
 };
 pub use watch::{
     HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, NODE_DOWN_AFTER, NODE_REPLACE_AFTER, RESETTLE_GRACE,
-    SYNCING_PER_NODE_MAX, WITNESS_WAIT_MAX, Watch, has_witness,
+    SYNCING_PER_NODE_MAX, WITNESS_WAIT_MAX, Watch, count_devices, has_witness,
 };

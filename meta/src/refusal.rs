@@ -24,10 +24,12 @@ pub const MAX_EXTRA_OPTION_BYTES: usize = 1024;
 
 mod group;
 mod join;
+mod loss;
 mod map;
 
 pub use group::GroupRefusal;
 pub use join::{JoinRefusal, MAX_TOKENS};
+pub use loss::LossRefusal;
 pub use map::MapRefusal;
 
 /// What kind of refusal: clients map it to their own codes (HTTP status).
@@ -57,6 +59,9 @@ pub enum Refusal {
     /// About a placement group.
     #[error(transparent)]
     Group(#[from] GroupRefusal),
+    /// About data that would be lost.
+    #[error(transparent)]
+    Loss(#[from] LossRefusal),
     /// About a pool.
     #[error(transparent)]
     Pool(#[from] PoolRefusal),
@@ -355,6 +360,7 @@ impl Refusal {
             Self::Map(refusal) => refusal.kind(),
             Self::Join(_) => RefusalKind::Conflict,
             Self::Group(refusal) => refusal.kind(),
+            Self::Loss(refusal) => refusal.kind(),
             Self::Pool(refusal) => refusal.kind(),
             Self::Volume(refusal) => refusal.kind(),
             Self::Lease(_) => RefusalKind::Conflict,

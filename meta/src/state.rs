@@ -12,6 +12,7 @@ mod event;
 pub(crate) mod group;
 mod kv;
 mod lease;
+mod loss;
 mod map;
 mod node;
 pub(crate) mod placement;
@@ -28,7 +29,7 @@ mod tests;
 pub(crate) use kv::{Read, ReadError, Txn, Visit, Writes};
 pub(crate) use lease::check_holder as check_lease_holder;
 
-use crate::command::{Command, Outcome, Reply};
+use crate::command::{Command, Lost, Outcome, Reply};
 use crate::refusal::Refusal;
 
 /// Why a command has no reply: either it is refused, or the records could not be read.
@@ -105,7 +106,11 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             at,
         } => node::set_state(txn, *node, *incarnation, *state, *at),
         Command::SetNodeDuty { node, duty, at } => node::set_duty(txn, *node, *duty, *at),
-        Command::RemoveNode { node, at } => node::remove(txn, *node, *at),
+        Command::RemoveNode { node, at } => node::remove(txn, *node, false, *at),
+        Command::RemoveLost { lost, at } => match lost {
+            Lost::Node(node) => node::remove(txn, *node, true, *at),
+            Lost::Device(device) => map::remove_lost_device(txn, *device, *at),
+        },
         Command::CreateToken {
             token,
             expires_at,
@@ -120,6 +125,12 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::SetDeviceState { device, state, at } => {
             map::set_device_state(txn, *device, *state, *at)
         }
+        Command::LoseDevice {
+            device,
+            incarnation,
+            for_long,
+            at,
+        } => map::lose_device(txn, *device, *incarnation, *for_long, *at),
         Command::DrainDevice { device, on, at } => map::drain_device(txn, *device, *on, *at),
         Command::RemoveDevice { device, at } => map::remove_device(txn, *device, *at),
         Command::ReportFailed { .. } | Command::Regroup { .. } | Command::Promote { .. } => {

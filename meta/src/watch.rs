@@ -8,6 +8,7 @@
 //! unsettled group its full grace.
 
 mod falls;
+mod lost;
 mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use falls::Falls;
+use lost::LostDevices;
+pub use lost::count_devices;
 pub use witness::has_witness;
 use witness::{Absent, is_heard};
 
@@ -79,6 +82,7 @@ pub struct Watch {
     backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
     absent: Absent,
     falls: Falls,
+    lost: LostDevices,
     /// Members that wait because their device pauses.
     fallen: Vec<(GroupId, DeviceId, Incarnation)>,
     /// Groups to look after, found in the map of this epoch.
@@ -185,6 +189,7 @@ impl Watch {
         for node in map.nodes() {
             commands.extend(self.plan_node(map, node, leading_since, now, at));
         }
+        commands.extend(self.lost.plan(map, now, at));
         self.heard.retain(|node, _| map.node(*node).is_some());
         self.reported.retain(|node, _| map.node(*node).is_some());
         let heard = self.heard_since(now.saturating_sub(WITNESS_AGE_MAX));

@@ -30,7 +30,7 @@ pub struct DeviceConfig {
 /// What to do if there is no store at a device's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// Refuse to start.
+    /// Refuse to start, or go without it: [`FabricConfig::may_lack`].
     Refuse,
     /// Nothing at the path: create a file and format it. Anything there that is not a store is refused.
     CreateFile {
@@ -133,6 +133,8 @@ pub struct FabricConfig {
     pub resync: ResyncConfig,
     /// The way to other nodes, if there are any.
     pub net: Option<NetConfig>,
+    /// Devices with [`Missing::Refuse`] that cannot be opened are gone without, be they all: other nodes have replicas. Needs `net`.
+    pub may_lack: bool,
 }
 
 impl FabricConfig {
@@ -153,6 +155,7 @@ impl FabricConfig {
             clean: CleanConfig::default(),
             resync: ResyncConfig::default(),
             net: None,
+            may_lack: false,
         }
     }
 }

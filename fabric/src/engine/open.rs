@@ -1,7 +1,7 @@
 //! Opens the configured devices, making the stores that are to be made.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::config::{DeviceConfig, FabricConfig, FabricError, Missing};
@@ -9,18 +9,34 @@ use super::stores::OpenStore;
 use crate::store::api::{CoreParams, DeviceLabel, StoreCore};
 use crate::store::device::{BLOCK_BYTES, SyncDevice};
 use crate::store::error::{OpenError, hex};
-use crate::store::file::{Allocation, DeviceFile};
+use crate::store::file::{Allocation, DeviceError, DeviceFile};
 use crate::store::recovery;
 
-/// Opens all, or none.
+/// A device that the node goes without, and why it could not be opened.
+pub type Lacking = (PathBuf, FabricError);
+
+/// Opens all, or none; or those that can be opened, where the others may lack.
 pub fn open_devices(
     devices: &[DeviceConfig],
     config: &FabricConfig,
-) -> Result<Vec<OpenStore>, FabricError> {
-    devices
-        .iter()
-        .map(|device| open_one(device, config))
-        .collect()
+) -> Result<(Vec<OpenStore>, Vec<Lacking>), FabricError> {
+    let (mut open, mut lacking) = (Vec::new(), Vec::new());
+    for device in devices {
+        match open_one(device, config) {
+            Ok(store) => open.push(store),
+            Err(error) if may_lack(device, config, &error) => {
+                lacking.push((device.path.clone(), error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((open, lacking))
+}
+
+/// One that another process has is well: whoever started that is told.
+fn may_lack(device: &DeviceConfig, config: &FabricConfig, error: &FabricError) -> bool {
+    let is_in_use = matches!(error, FabricError::Device(DeviceError::InUse(_)));
+    config.may_lack && config.net.is_some() && device.missing == Missing::Refuse && !is_in_use
 }
 
 /// Refuses a device that [`Missing::FormatBlank`] would not format: one with a store, or with other content.

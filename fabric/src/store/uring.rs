@@ -91,7 +91,10 @@ impl Uring {
     pub fn new(devices: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let ring = build()?;
         let fds: Vec<RawFd> = devices.iter().map(AsRawFd::as_raw_fd).collect();
-        ring.submitter().register_files(&fds)?;
+        // The kernel refuses to register nothing.
+        if !fds.is_empty() {
+            ring.submitter().register_files(&fds)?;
+        }
         let nothing = InKernel {
             owner: 0,
             id: IoId(0),

@@ -204,3 +204,55 @@ fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
     io.read_at(0, &mut back).unwrap();
     assert!(back == pattern(2, 4096));
 }
+
+#[test]
+fn a_node_that_has_lost_all_its_devices_goes_on_with_what_the_others_have() {
+    let mut cluster = Cluster::start(3, 1);
+    let bytes = pattern(1, 8 << 20);
+    {
+        let volume = cluster.open(1, 7);
+        let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
+        io.write_at(0, &bytes).unwrap();
+        io.flush().unwrap();
+    }
+    cluster.close_door(true);
+    cluster.kill(1);
+    cluster.lose(1, 0);
+    cluster.boot_lacking(1);
+    // Whoever starts is told the map: this node's replicas are out, and nobody lets them in.
+    cluster.let_go(1);
+    cluster.take_in(1);
+    let fabric = cluster.fabric(1);
+    assert!(fabric.devices().is_empty() && fabric.layers().is_empty());
+    let (path, why) = &fabric.lacking()[0];
+    assert!(path.ends_with("node-1-0"), "{}", path.display());
+    assert!(why.to_string().contains("does not exist"), "{why}");
+    let volume = cluster.open(1, 7);
+    let mut io = fabric.volume_io(&volume).unwrap();
+    let mut back = vec![0; bytes.len()];
+    io.read_at(0, &mut back).unwrap();
+    assert!(back == bytes);
+    io.write_at(0, &pattern(2, 4096)).unwrap();
+    io.flush().unwrap();
+    io.read_at(0, &mut back[..4096]).unwrap();
+    assert!(back[..4096] == pattern(2, 4096));
+    fabric.checkpoint().unwrap();
+}
+
+#[test]
+fn a_node_that_has_lost_one_of_its_devices_keeps_the_others() {
+    let mut cluster = Cluster::start(3, 3);
+    let volume = cluster.open(1, 7);
+    let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
+    io.write_at(0, &pattern(1, 8 << 20)).unwrap();
+    cluster.close_door(true);
+    cluster.kill(3);
+    cluster.lose(3, 1);
+    cluster.boot_lacking(3);
+    let fabric = cluster.fabric(3);
+    assert_eq!((fabric.devices().len(), fabric.lacking().len()), (2, 1));
+    assert!(fabric.lacking()[0].0.ends_with("node-3-1"));
+    let mut back = vec![0; 8 << 20];
+    io.read_at(0, &mut back).unwrap();
+    assert!(back == pattern(1, 8 << 20));
+}

@@ -120,6 +120,26 @@ impl Cluster {
 
     /// Starts a node's process; with its register it is known, and in sync nowhere.
     pub fn boot(&mut self, node: u64) {
+        self.boot_with(node, |_| ());
+    }
+
+    /// The same with devices that nobody makes, and that may lack.
+    pub fn boot_lacking(&mut self, node: u64) {
+        self.boot_with(node, |config| {
+            config.may_lack = true;
+            if let fabric::engine::StoreKind::Devices(devices) = &mut config.store {
+                let all = devices.iter_mut();
+                all.for_each(|device| device.missing = fabric::engine::Missing::Refuse);
+            }
+        });
+    }
+
+    /// Loses a device of a node that does not run.
+    pub fn lose(&self, node: u64, device: u64) {
+        std::fs::remove_file(self.path(node, device)).unwrap();
+    }
+
+    fn boot_with(&mut self, node: u64, configure: impl FnOnce(&mut fabric::engine::FabricConfig)) {
         static STARTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1000);
         let incarnation = Incarnation(STARTS.fetch_add(1, Ordering::Relaxed));
         let mut config = config(node, self.path(node, 0), self.ca.good(node), Wire::Tls);
@@ -132,6 +152,7 @@ impl Cluster {
                 });
             }
         }
+        configure(&mut config);
         let fabric = Fabric::open(config).unwrap();
         let state = Arc::downgrade(&self.state);
         let asks = Arc::new(Mutex::new(Vec::new()));
@@ -364,7 +385,7 @@ impl State {
                 device: members
                     .iter()
                     .any(|m| m.node == NodeId(*node))
-                    .then_some(pg.0 % count),
+                    .then_some(pg.0 % count.max(1)),
             };
             process.fabric.set_map(ClusterView {
                 epoch: Epoch(self.epoch),

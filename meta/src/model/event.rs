@@ -148,6 +148,19 @@ pub enum Happening {
         /// The pool.
         pool: Name,
     },
+    /// An operator gave up what only a node, or one of its devices, had.
+    DataGivenUp {
+        /// The pool.
+        pool: Name,
+        /// The node.
+        node: NodeId,
+        /// The device, if it was not the whole node.
+        device: Option<DeviceId>,
+        /// Groups that go on with what other devices have.
+        groups: u32,
+        /// Of those, the ones that go on with a replica which is not known to have been in sync ever.
+        lost: u32,
+    },
     /// Replicas began to move to other devices.
     RebalanceStarted {
         /// The pool.
@@ -210,6 +223,30 @@ impl fmt::Display for Happening {
                 f,
                 "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that ran on are told by their next flush"
             ),
+            Self::DataGivenUp {
+                pool,
+                node,
+                device,
+                groups,
+                lost,
+            } => {
+                write!(f, "pool {pool}: an operator gave up what only ")?;
+                match device {
+                    Some(device) => write!(f, "device {device} on node {node}")?,
+                    None => write!(f, "node {node}")?,
+                }
+                write!(
+                    f,
+                    " had of {groups} placement groups, which go on with what others have; acknowledged writes may be gone"
+                )?;
+                match lost {
+                    0 => Ok(()),
+                    lost => write!(
+                        f,
+                        ", and of {lost} groups nobody had anything that was complete"
+                    ),
+                }
+            }
             Self::RebalanceStarted { pool, groups } => {
                 write!(f, "pool {pool}: {groups} placement groups began to move")
             }

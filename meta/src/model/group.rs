@@ -66,6 +66,10 @@ pub struct Member {
     /// Another device takes its place: it goes once the others are in sync.
     #[serde(default)]
     pub leaving: bool,
+    /// Epoch at which it was in sync last, of one that is not: it held every acknowledged write until then. 0: it never was,
+    /// or nobody knows.
+    #[serde(default)]
+    pub in_sync_until: Epoch,
 }
 
 impl Member {
@@ -159,6 +163,7 @@ impl From<Stored> for PlacementGroup {
             },
             since: Epoch::default(),
             leaving: false,
+            in_sync_until: Epoch::default(),
         }));
         Self {
             pool: stored.pool,

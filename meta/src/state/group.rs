@@ -2,7 +2,8 @@
 //!
 //! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member comes to be
 //! in sync only by `promote`, by `resettle`, or by being placed into a pool that holds no data; and it is promoted only as
-//! the start of its process, and in the round, that began to be synced.
+//! the start of its process, and in the round, that began to be synced. The exception is `loss`: an operator gives all members
+//! in sync up.
 
 use super::map::cluster;
 use super::tables::{DEVICES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS};
@@ -228,9 +229,17 @@ fn taken_out(
             return Err(GroupRefusal::LastInSync { group, device }.into());
         }
     }
-    new.members[index].standing = Standing::Out;
-    new.members[index].since = epoch;
+    put_out(&mut new.members[index], epoch);
     Ok(new)
+}
+
+/// It is sent nothing any more.
+pub(super) fn put_out(member: &mut Member, epoch: Epoch) {
+    if member.is_in_sync() {
+        member.in_sync_until = epoch;
+    }
+    member.standing = Standing::Out;
+    member.since = epoch;
 }
 
 /// Several changes that the leader decided on, each granted or refused by itself.
@@ -329,6 +338,22 @@ fn returned(view: &dyn Read, member: &Member) -> Result<Option<(NodeId, Incarnat
     })
 }
 
+/// The start of a process that serves the member's device now, whichever it is.
+pub(super) fn served_by(view: &dyn Read, member: &Member) -> Result<Option<Node>, ReadError> {
+    let Some(device) = DEVICES.get(view, &member.device)? else {
+        return Ok(None);
+    };
+    let node = NODES.get(view, &device.node)?;
+    Ok(node.filter(|node| is_served(&device, node)))
+}
+
+/// Whether a node that is up serves the device.
+pub(crate) fn is_served(device: &Device, node: &Node) -> bool {
+    device.state == DeviceState::Online
+        && node.state == NodeState::Up
+        && device.incarnation == node.incarnation
+}
+
 fn check_resettle(
     view: &dyn Read,
     group: &PlacementGroup,
@@ -384,8 +409,7 @@ fn resettled(
             (member.node, member.incarnation) = (node, incarnation);
             member.since = epoch;
         } else if member.standing != Standing::Out {
-            member.standing = Standing::Out;
-            member.since = epoch;
+            put_out(member, epoch);
         }
     }
     Ok(new)
@@ -462,6 +486,7 @@ fn sync_started(
         standing: Standing::Syncing,
         since: epoch,
         leaving: false,
+        in_sync_until: group.members[index].in_sync_until,
     };
     Ok(new)
 }

@@ -6,13 +6,13 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::tables::{CLUSTER, COUNTERS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES_BY_POOL};
-use super::{Read, ReadError, Stop, Txn, event, group, node, pool};
+use super::{Read, ReadError, Stop, Txn, event, group, loss, node, pool};
 use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::model::{
     Cluster, DEFAULT_POOL, Device, DeviceState, Happening, Node, PlacementGroup, Pool,
 };
-use crate::refusal::{MAX_DEVICE_PATH_BYTES, MapRefusal, name};
+use crate::refusal::{LossRefusal, MAX_DEVICE_PATH_BYTES, MapRefusal, name};
 
 /// The cluster's record, which is there after bootstrap.
 pub(super) fn cluster(view: &dyn Read) -> Result<Cluster, Stop> {
@@ -213,6 +213,31 @@ pub(super) fn set_device_state(
     Ok(Outcome::Device(device))
 }
 
+/// A start of the device's node goes on without it: first it is only not served, and after long others take its share.
+pub(super) fn lose_device(
+    txn: &mut Txn<'_>,
+    id: DeviceId,
+    incarnation: Incarnation,
+    for_long: bool,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    let device = require_device(txn, id)?;
+    let node = require_node(txn, device.node)?;
+    if node.incarnation != incarnation {
+        return Err(MapRefusal::OtherStart {
+            node: node.id,
+            known: node.incarnation,
+            claimed: incarnation,
+        }
+        .into());
+    }
+    match (device.state, for_long) {
+        (DeviceState::Online, false) => set_device_state(txn, id, DeviceState::Offline, at),
+        (DeviceState::Offline, true) => set_device_state(txn, id, DeviceState::Failed, at),
+        _ => Ok(Outcome::Device(device)),
+    }
+}
+
 pub(super) fn drain_device(
     txn: &mut Txn<'_>,
     id: DeviceId,
@@ -221,8 +246,13 @@ pub(super) fn drain_device(
 ) -> Result<Outcome, Stop> {
     let mut device = require_device(txn, id)?;
     if device.draining != on {
-        if on {
-            node::check_room_without_device(txn, id)?;
+        match device.state {
+            DeviceState::Online if on => node::check_room_without_device(txn, id)?,
+            // Nothing can be moved off it, and there is no end to waiting for that.
+            DeviceState::Offline | DeviceState::Failed if on => {
+                loss::refuse(txn, &[id], &format!("device {id}"))?;
+            }
+            _ => {}
         }
         device.draining = on;
         DEVICES.put(txn, &id, &device);
@@ -243,6 +273,9 @@ pub(super) fn remove_device(
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let device = require_device(txn, id)?;
+    if !is_served(txn, &device)? {
+        loss::refuse(txn, &[id], &format!("device {id}"))?;
+    }
     for pool in POOLS.all(txn)? {
         if VOLUMES_BY_POOL.first_below(txn, &pool.id)?.is_some() && holds_group(txn, &pool, id)? {
             return Err(MapRefusal::DeviceInUse {
@@ -257,6 +290,31 @@ pub(super) fn remove_device(
     event::push(txn, at, Happening::DeviceRemoved { device: id, node })?;
     place_all(txn)?;
     Ok(Outcome::Device(device))
+}
+
+/// Forgets a device that is not served, and gives up what only that has.
+pub(super) fn remove_lost_device(
+    txn: &mut Txn<'_>,
+    id: DeviceId,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    let device = require_device(txn, id)?;
+    if is_served(txn, &device)? {
+        return Err(LossRefusal::Served { device: id }.into());
+    }
+    let epoch = next_epoch(txn)?;
+    let given = loss::give_up(txn, &[id], epoch)?;
+    DEVICES.delete(txn, &id);
+    let node = device.node;
+    event::push(txn, at, Happening::DeviceRemoved { device: id, node })?;
+    place_all_at(txn, epoch)?;
+    loss::complete(txn, given, (node, Some(id)), (epoch, at))?;
+    Ok(Outcome::Device(device))
+}
+
+fn is_served(view: &dyn Read, device: &Device) -> Result<bool, ReadError> {
+    let node = NODES.get(view, &device.node)?;
+    Ok(node.is_some_and(|node| group::is_served(device, &node)))
 }
 
 fn require_device(view: &dyn Read, device: DeviceId) -> Result<Device, Stop> {
@@ -274,6 +332,11 @@ fn holds_group(view: &dyn Read, pool: &Pool, device: DeviceId) -> Result<bool, R
 /// The device set changed: a new epoch, and placement of every pool anew.
 pub(super) fn place_all(txn: &mut Txn<'_>) -> Result<(), Stop> {
     let epoch = next_epoch(txn)?;
+    place_all_at(txn, epoch)
+}
+
+/// The same in an epoch that has begun.
+pub(super) fn place_all_at(txn: &mut Txn<'_>, epoch: Epoch) -> Result<(), Stop> {
     for pool in POOLS.all(txn)? {
         pool::place(txn, &pool, epoch)?;
     }

@@ -1,14 +1,14 @@
 //! Nodes: registered, heard of or not, emptied, removed.
 
-use super::map::{cluster, next_epoch, place_all, require_node};
+use super::map::{cluster, next_epoch, place_all, place_all_at, require_node};
 use super::tables::{
     ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES, VOLUMES_BY_POOL,
 };
-use super::{Read, ReadError, Stop, Txn, attachment, event, group, placement};
+use super::{Read, ReadError, Stop, Txn, attachment, event, loss, placement};
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
 use crate::model::{Device, Duty, Happening, Node, NodeState, PlacementGroup, Pool, STARTS_MAX};
-use crate::refusal::{GroupRefusal, MAX_ADDRESS_BYTES, MapRefusal, name};
+use crate::refusal::{MAX_ADDRESS_BYTES, MapRefusal, name};
 
 pub(super) fn register(
     txn: &mut Txn<'_>,
@@ -203,7 +203,7 @@ pub(super) fn set_duty(
     Ok(Outcome::Node(node))
 }
 
-fn pools_with_data(view: &dyn Read) -> Result<Vec<Pool>, Stop> {
+pub(super) fn pools_with_data(view: &dyn Read) -> Result<Vec<Pool>, Stop> {
     let mut found = Vec::new();
     for pool in POOLS.all(view)? {
         if VOLUMES_BY_POOL.first_below(view, &pool.id)?.is_some() {
@@ -265,7 +265,13 @@ fn shortage_without(
     Ok(None)
 }
 
-pub(super) fn remove(txn: &mut Txn<'_>, id: NodeId, at: UnixMillis) -> Result<Outcome, Stop> {
+/// Forgets a node; `gives_up`: also one that is down and alone has something.
+pub(super) fn remove(
+    txn: &mut Txn<'_>,
+    id: NodeId,
+    gives_up: bool,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
     let node = require_node(txn, id)?;
     if NODES.all(txn)?.len() == 1 {
         return Err(MapRefusal::LastNode { node: id }.into());
@@ -281,7 +287,14 @@ pub(super) fn remove(txn: &mut Txn<'_>, id: NodeId, at: UnixMillis) -> Result<Ou
         }
         attachments = Vec::new();
     }
-    check_data(txn, &node, &devices)?;
+    let ids: Vec<DeviceId> = devices.iter().map(|device| device.id).collect();
+    let epoch = next_epoch(txn)?;
+    let given = if gives_up && node.state == NodeState::Down {
+        loss::give_up(txn, &ids, epoch)?
+    } else {
+        check_data(txn, &node, &ids)?;
+        Vec::new()
+    };
     for attachment in attachments {
         attachment::delete(txn, &AttachmentKey::Id(attachment.id))?;
     }
@@ -291,31 +304,23 @@ pub(super) fn remove(txn: &mut Txn<'_>, id: NodeId, at: UnixMillis) -> Result<Ou
     NODES.delete(txn, &id);
     REMOVED_NODES.put(txn, &id, &at);
     event::push(txn, at, Happening::NodeRemoved { node: id })?;
-    place_all(txn)?;
+    place_all_at(txn, epoch)?;
+    loss::complete(txn, given, (id, None), (epoch, at))?;
     Ok(Outcome::Node(node))
 }
 
 /// A node that is up must be empty; of one that is down all data must be elsewhere.
-fn check_data(view: &dyn Read, node: &Node, devices: &[Device]) -> Result<(), Stop> {
-    let ids: Vec<DeviceId> = devices.iter().map(|device| device.id).collect();
+fn check_data(view: &dyn Read, node: &Node, ids: &[DeviceId]) -> Result<(), Stop> {
+    if node.state == NodeState::Down {
+        let culprit = format!("node '{}'", node.name);
+        return loss::refuse_while_others_are_away(view, ids, &culprit);
+    }
     for pool in pools_with_data(view)? {
-        for found in PLACEMENT_GROUPS.all_below(view, &pool.id)? {
-            let Some(member) = found
-                .members
-                .iter()
-                .find(|member| ids.contains(&member.device))
-            else {
-                continue;
-            };
-            let device = member.device;
-            if node.state == NodeState::Up {
-                let (node, pool) = (node.id, pool.name.into());
-                return Err(MapRefusal::NodeInUse { node, pool }.into());
-            }
-            if !group::survives_without(view, &found, &ids)? {
-                let group = found.id();
-                return Err(GroupRefusal::LastInSync { group, device }.into());
-            }
+        let groups = PLACEMENT_GROUPS.all_below(view, &pool.id)?;
+        let mut members = groups.iter().flat_map(|group| &group.members);
+        if members.any(|member| ids.contains(&member.device)) {
+            let (node, pool) = (node.id, pool.name.into());
+            return Err(MapRefusal::NodeInUse { node, pool }.into());
         }
     }
     Ok(())

@@ -203,6 +203,7 @@ fn members(
             },
             since: epoch,
             leaving: false,
+            in_sync_until: Epoch(0),
         });
     }
     members

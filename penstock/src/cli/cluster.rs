@@ -33,6 +33,10 @@ pub enum NodeCommand {
         /// Name or number of the node
         #[arg(value_name = "NODE")]
         node: String,
+        /// Of a node that is down and never comes back: give up what only that has. Volumes go on with the newest data that other
+        /// nodes have, and what guests wrote since is lost; an event says how much that may concern
+        #[arg(long)]
+        accept_data_loss: bool,
         /// Do not ask
         #[arg(long)]
         yes: bool,
@@ -50,7 +54,7 @@ pub enum DeviceCommand {
         #[arg(value_name = "PATH[:SIZE]")]
         device: DeviceSpec,
     },
-    /// Move all data off a device and then forget it
+    /// Move all data off a device and then forget it; one that is dead is forgotten at once
     Remove {
         /// Number of the device, or its path on this node
         #[arg(value_name = "DEVICE")]
@@ -58,6 +62,10 @@ pub enum DeviceCommand {
         /// Call it off: the device may hold data again
         #[arg(long)]
         off: bool,
+        /// Of a dead device: give up what only that has. Volumes go on with the newest data that other devices have, and what guests
+        /// wrote since is lost; an event says how much that may concern
+        #[arg(long, conflicts_with = "off")]
+        accept_data_loss: bool,
         /// Do not ask
         #[arg(long)]
         yes: bool,

@@ -5,7 +5,7 @@ use std::path::Path;
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Device, DeviceAdd, DeviceState};
+use crate::api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
 use crate::cli::DeviceCommand;
 use crate::config::DeviceSpec;
 use crate::failure::{Failure, Kind, Result};
@@ -19,7 +19,18 @@ pub async fn run(verb: DeviceCommand, client: &Client, json: bool) -> Result<()>
     match verb {
         DeviceCommand::List => list(client, json).await,
         DeviceCommand::Add { device } => add(client, json, &device).await,
-        DeviceCommand::Remove { device, off, yes } => remove(client, json, &device, off, yes).await,
+        DeviceCommand::Remove {
+            device,
+            off,
+            accept_data_loss,
+            yes,
+        } => {
+            let query = DeviceRemoveQuery {
+                off,
+                accept_data_loss,
+            };
+            remove(client, json, &device, (&query, yes)).await
+        }
     }
 }
 
@@ -39,6 +50,11 @@ async fn list(client: &Client, json: bool) -> Result<()> {
         ">GROUPS",
         "SCRUB",
     ]);
+    for d in &devices {
+        if let Some(reason) = &d.reason {
+            eprintln!("penstock: device {} is not open: {reason}", d.path);
+        }
+    }
     for d in devices {
         let scrub = d.scrub.map(|scrub| {
             format!(
@@ -80,7 +96,12 @@ async fn add(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
     Ok(())
 }
 
-async fn remove(client: &Client, json: bool, name: &str, off: bool, yes: bool) -> Result<()> {
+async fn remove(
+    client: &Client,
+    json: bool,
+    name: &str,
+    (query, yes): (&DeviceRemoveQuery, bool),
+) -> Result<()> {
     // A relative path means what it means in this directory, not in the daemon's.
     let name = match name.contains('/') {
         true => absolute(Path::new(name))?,
@@ -90,14 +111,24 @@ async fn remove(client: &Client, json: bool, name: &str, off: bool, yes: bool) -
     let known = devices
         .iter()
         .find(|d| d.path == name || d.id.is_some_and(|id| id.to_string() == name));
-    if let (Some(device), false) = (known, off) {
-        let what = format!(
-            "move all data off device {} of node '{}' and forget it",
-            device.path, device.node
-        );
+    if let (Some(device), false) = (known, query.off) {
+        let (path, node) = (&device.path, &device.node);
+        let what = match query.accept_data_loss {
+            true => {
+                format!("forget device {path} of node '{node}', and all data that only it has,")
+            }
+            false => format!("move all data off device {path} of node '{node}' and forget it"),
+        };
         ask::confirm(&what, yes)?;
     }
-    let path = format!("/v1/devices/{}?off={off}", encode(&name));
+    let DeviceRemoveQuery {
+        off,
+        accept_data_loss,
+    } = query;
+    let path = format!(
+        "/v1/devices/{}?off={off}&accept_data_loss={accept_data_loss}",
+        encode(&name)
+    );
     let device: Device = client.call(Method::DELETE, &path, &()).await?;
     if json {
         return print_json(&device);

@@ -18,7 +18,11 @@ pub async fn run(verb: NodeCommand, client: &Client, json: bool) -> Result<()> {
         NodeCommand::List => list(client, json).await,
         NodeCommand::Show { node } => show(&get(client, &node).await?, json),
         NodeCommand::Drain { node, off, yes } => drain(client, json, &node, !off, yes).await,
-        NodeCommand::Remove { node, yes } => remove(client, json, &node, yes).await,
+        NodeCommand::Remove {
+            node,
+            accept_data_loss,
+            yes,
+        } => remove(client, json, &node, (accept_data_loss, yes)).await,
     }
 }
 
@@ -56,13 +60,26 @@ async fn drain(client: &Client, json: bool, node: &str, on: bool, yes: bool) -> 
     Ok(())
 }
 
-async fn remove(client: &Client, json: bool, node: &str, yes: bool) -> Result<()> {
+async fn remove(
+    client: &Client,
+    json: bool,
+    node: &str,
+    (accept_data_loss, yes): (bool, bool),
+) -> Result<()> {
     let found = get(client, node).await?;
+    let with = match accept_data_loss {
+        true => ", and all data that only it has,",
+        false => "",
+    };
     ask::confirm(
-        &format!("forget node '{}' and its devices for good", found.name),
+        &format!(
+            "forget node '{}' and its devices{with} for good",
+            found.name
+        ),
         yes,
     )?;
-    client.delete(&path_of(node)).await?;
+    let path = format!("{}?accept_data_loss={accept_data_loss}", path_of(node));
+    client.delete(&path).await?;
     if json {
         return print_json(&found);
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use meta::{DeviceId, DeviceWord};
 use uuid::Uuid;
 
-use crate::api::types::{Device, DeviceAdd, DeviceState};
+use crate::api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
 use crate::config::{DeviceSpec, StoreKind};
 use crate::failure::{Failure, Kind, Result};
 
@@ -36,7 +36,11 @@ impl Node {
         let devices = view.map.devices();
         let shown = devices.map(|device| {
             let local = local.get(&device.uuid);
-            device_shown(view, device, local, words.get(&device.id))
+            let lost = self.storage.why_lost(device.id);
+            Device {
+                reason: lost.map(|one| one.failure.to_string()),
+                ..device_shown(view, device, local, words.get(&device.id))
+            }
         });
         shown.collect()
     }
@@ -77,6 +81,7 @@ impl Node {
             path: added.path.display().to_string(),
             class: String::new(),
             state: DeviceState::Pending,
+            reason: None,
             groups: 0,
             groups_left: None,
             capacity_bytes: added.size_bytes.unwrap_or(0),
@@ -150,20 +155,24 @@ impl Node {
         }
     }
 
-    /// Empties a device and forgets it when that is done, or calls that off.
-    pub async fn device_remove(&self, name: &str, off: bool) -> Result<Device> {
+    /// Empties a device and forgets it when that is done, or calls that off. One that is not served has nothing that could be moved,
+    /// and is forgotten at once where its node hears of that; if it alone has something, only if an operator gives that up.
+    pub async fn device_remove(&self, name: &str, request: &DeviceRemoveQuery) -> Result<Device> {
         let _live = self.live.lock().await;
         let view = self.view().await?;
         let Some(device) = self.find_device(&view, name) else {
             return self.take_back(name);
         };
         let (id, uuid) = (device.id, device.uuid);
-        if off {
+        if request.off {
             self.meta
                 .drain_device(id, false)
                 .await
                 .map_err(meta_failure)?;
             return self.device_as_it_is(uuid).await;
+        }
+        if request.accept_data_loss {
+            return self.give_up(&view, device).await;
         }
         self.refuse_last(&view, device)?;
         self.meta
@@ -178,6 +187,39 @@ impl Node {
             }
             None => self.device_as_it_is(uuid).await,
         }
+    }
+
+    /// Forgets a device with what only that has. Its node, if it is up, has to remember it.
+    async fn give_up(&self, view: &View, device: &meta::Device) -> Result<Device> {
+        let is_here = device.node == self.meta.node_id();
+        if !is_here && !view.is_down(device.node) {
+            let node = view.node_name(device.node);
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!(
+                    "device {} is one of node '{node}', which is up",
+                    device.path
+                ),
+                format!("run this on node '{node}'"),
+            ));
+        }
+        let shown = self.device_as_it_is(device.uuid).await?;
+        let lost = meta::Lost::Device(device.id);
+        self.meta.remove_lost(lost).await.map_err(meta_failure)?;
+        if is_here {
+            self.remember_removed(device)?;
+        }
+        Ok(Device {
+            state: DeviceState::Removed,
+            ..shown
+        })
+    }
+
+    /// The next start leaves it alone.
+    fn remember_removed(&self, device: &meta::Device) -> Result<()> {
+        let mut list = DeviceList::read(&self.config().data)?;
+        list.remove(device.uuid, Path::new(&device.path));
+        list.write(&self.config().data)
     }
 
     /// By number, or by its path on this node.
@@ -211,7 +253,7 @@ impl Node {
     }
 
     fn refuse_last(&self, view: &View, device: &meta::Device) -> Result<()> {
-        if view.devices_of(device.node).len() > 1 {
+        if view.devices_of(device.node).len() > 1 || !view.is_served(device) {
             return Ok(());
         }
         let node = view.node_name(device.node);
@@ -251,11 +293,7 @@ impl Node {
         let removed = self.meta.remove_device(id).await.map_err(meta_failure);
         if is_here {
             match &removed {
-                Ok(_) => {
-                    let mut list = DeviceList::read(&self.config().data)?;
-                    list.remove(device.uuid, Path::new(&device.path));
-                    list.write(&self.config().data)?;
-                }
+                Ok(_) => self.remember_removed(device)?,
                 Err(_) => self.storage.reinstate(device.uuid),
             }
         }
@@ -318,6 +356,7 @@ fn device_shown(
         path: device.path.clone(),
         class: device.class.to_string(),
         state,
+        reason: None,
         groups: held.groups,
         groups_left: device.draining.then_some(held.left),
         capacity_bytes,

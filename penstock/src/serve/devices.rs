@@ -1,5 +1,8 @@
-//! Which devices the fabric is to open, and which it is to make. A device that meta knows is never made anew, and never
-//! left out: what lies on it would read as zeroes, and be written elsewhere a second time.
+//! Which devices the fabric is to open, and which it is to make. A device that meta knows is never made anew, and a node that is
+//! alone never leaves one out: what lies on it would read as zeroes, and be written elsewhere a second time. A node of several goes
+//! on without it ([`lacking`]).
+
+mod lacking;
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +19,8 @@ use crate::size::Size;
 use super::datadir::make_dir;
 use super::device_list::{Added, DeviceList};
 use super::storage::{fabric_failure, free_bytes};
+
+pub use lacking::{LeftOut, Standing};
 
 /// A device file may grow to this share of the filesystem's free space, in percent. The rest is left to the
 /// filesystem, to meta's database and to images being converted.
@@ -48,17 +53,10 @@ enum Content {
 pub struct Settled {
     /// How to open them.
     pub devices: Vec<DeviceConfig>,
-    /// Those that were added and cannot be opened. Nothing lies on them yet, so they stop no start.
+    /// The stores among them.
+    pub stores: Vec<(PathBuf, Uuid)>,
+    /// Those that cannot be opened, and stop no start: they were added, and nothing lies on them yet, or other nodes have what does.
     pub left_out: Vec<LeftOut>,
-}
-
-/// A device that was added and cannot be opened.
-#[derive(Debug, Clone)]
-pub struct LeftOut {
-    /// Where it should be.
-    pub path: PathBuf,
-    /// Why not.
-    pub failure: Failure,
 }
 
 /// What the configuration and the list name together.
@@ -107,40 +105,53 @@ pub fn refuse_without_metadata(config: &Config, default: &Path, meta_dir: &Path)
     Ok(())
 }
 
-/// What the fabric is to open, or to make. `known` is what meta knows of this node. Writes nothing.
+/// What the fabric is to open, or to make. `known` is what meta knows of this node; one that `has_peers` may lack some of that.
+/// Writes nothing.
 pub fn settle(
     config: &Config,
     default: &Path,
     known: &[meta::Device],
-    cluster: Uuid,
+    (cluster, has_peers): (Uuid, bool),
 ) -> Result<Settled> {
     let list = DeviceList::read(&config.data)?;
-    let (mut named, mut left_out) = (Vec::new(), Vec::new());
-    // Of a device that meta knows nothing is forgiven.
-    let may_lack = |path: &Path, is_added: bool| {
-        is_added && known.iter().all(|device| Path::new(&device.path) != path)
-    };
+    let (mut named, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+    let is_unknown = |path: &Path| known.iter().all(|device| Path::new(&device.path) != path);
     for Spec { spec, is_added } in specs(config, default, &list) {
         let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
-        let found = find(&spec, &path, (is_added, path == default), cluster);
+        // Nothing is to be made of a device that meta knows, whatever is there now.
+        let is_new = is_added && is_unknown(&path);
+        let found = find(&spec, &path, (is_new, path == default), cluster);
         match found {
-            Ok(content) if is_removed(&list, &path, &content) => {
-                eprintln!(
-                    "penstock: device {} was removed and is left alone; take it out of the configuration",
-                    path.display()
-                );
-            }
+            Ok(content) if is_removed(&list, &path, &content) => leave_alone(&path),
             Ok(content) => named.push(Named {
                 content,
                 size: spec.size().or(config.device_size),
                 path,
             }),
-            Err(failure) if may_lack(&path, is_added) => left_out.push(LeftOut { path, failure }),
-            Err(failure) => return Err(failure),
+            Err(_) if is_unknown(&path) && list.removed.iter().any(|one| one.path == path) => {
+                leave_alone(&path);
+            }
+            Err(failure) if is_new => left_out.push(LeftOut {
+                path,
+                failure,
+                standing: Standing::Added,
+            }),
+            Err(failure) => failed.push((path, failure)),
         }
     }
-    refuse_missing(&named, known)?;
-    let mut devices = Vec::new();
+    let is_there = |device: &&meta::Device| {
+        let same = |named: &Named| matches!(named.content, Content::Store(id) if id == device.uuid);
+        named.iter().any(same)
+    };
+    let missing: Vec<&meta::Device> = known.iter().filter(|device| !is_there(device)).collect();
+    if has_peers && !missing.is_empty() {
+        left_out.extend(lacking::go_without(&mut named, failed, &missing, cluster)?);
+    } else if let Some((_, failure)) = failed.into_iter().next() {
+        return Err(failure);
+    } else if let Some(device) = missing.first() {
+        return Err(missing_failure(&named, device));
+    }
+    let (mut devices, mut stores) = (Vec::new(), Vec::new());
     for Named {
         path,
         size,
@@ -148,13 +159,27 @@ pub fn settle(
     } in named
     {
         let missing = match content {
-            Content::Store(_) => Missing::Refuse,
+            Content::Store(id) => {
+                stores.push((path.clone(), id));
+                Missing::Refuse
+            }
             Content::Unlabelled => Missing::FormatBlank,
             Content::Absent => create(&path, size, config.device_preallocation)?,
         };
         devices.push(DeviceConfig { path, missing });
     }
-    Ok(Settled { devices, left_out })
+    Ok(Settled {
+        devices,
+        stores,
+        left_out,
+    })
+}
+
+fn leave_alone(path: &Path) {
+    eprintln!(
+        "penstock: device {} was removed and is left alone; take it out of the configuration",
+        path.display()
+    );
 }
 
 /// What is at a named path, if that can be opened or made.
@@ -257,46 +282,34 @@ fn look(path: &Path, cluster: Uuid) -> Result<Content> {
     Err(fabric_failure(FabricError::Store { path, source }))
 }
 
-/// Devices are compared by identity, for paths like `/dev/sdb` change.
-fn refuse_missing(named: &[Named], known: &[meta::Device]) -> Result<()> {
-    let there = |device: &&meta::Device| {
-        let same = |named: &Named| matches!(named.content, Content::Store(id) if id == device.uuid);
-        named.iter().any(same)
-    };
-    let Some(device) = known.iter().find(|device| !there(device)) else {
-        return Ok(());
-    };
+/// Why a node that is alone does not start without a device. Devices are compared by identity, for paths like `/dev/sdb` change.
+fn missing_failure(named: &[Named], device: &meta::Device) -> Failure {
     let path = Path::new(&device.path);
-    let is_named = named.iter().any(|named| named.path == path);
+    let found = named.iter().find(|named| named.path == path);
     let shown = path.display();
-    Err(if path.exists() && !is_named {
-        Failure::new(
-            Kind::NotFound,
-            format!(
-                "device {shown} holds data of this node's volumes and is not among its devices"
-            ),
-            format!(
-                "name it again, with --device {shown} or in the configuration's devices; {ANEW}"
-            ),
-        )
-    } else if named
-        .iter()
-        .any(|named| named.path == path && matches!(named.content, Content::Unlabelled))
-    {
-        Failure::new(
+    match found.map(|named| &named.content) {
+        None if path.exists() => not_named(&device.path),
+        Some(Content::Unlabelled) => Failure::new(
             Kind::NotFound,
             format!(
                 "device {shown} is blank or was wiped: it has no Penstock label, and it held data of this node's volumes"
             ),
             format!("bring the right disk or file back, or name the path where it is now; {ANEW}"),
-        )
-    } else {
-        Failure::new(
+        ),
+        _ => Failure::new(
             Kind::NotFound,
             format!("device {shown} is missing, and with it the data of this node's volumes"),
             format!("bring it back, or name the path where it is now; {ANEW}"),
-        )
-    })
+        ),
+    }
+}
+
+fn not_named(path: &str) -> Failure {
+    Failure::new(
+        Kind::NotFound,
+        format!("device {path} holds data of this node's volumes and is not among its devices"),
+        format!("name it again, with --device {path} or in the configuration's devices; {ANEW}"),
+    )
 }
 
 /// The directory of a named device is not made: a file system that should be mounted there may be missing.

@@ -85,6 +85,7 @@ impl Node {
             | Happening::PoolWaiting { pool, .. }
             | Happening::PoolWritable { pool }
             | Happening::UnflushedLost { pool }
+            | Happening::DataGivenUp { pool, .. }
             | Happening::RebalanceStarted { pool, .. }
             | Happening::RebalanceEnded { pool } => format!("pool {pool}"),
         }

@@ -76,8 +76,8 @@ impl Node {
     }
 
     async fn device_problems(&self) -> Vec<Found> {
-        let storage = self.storage.clone();
-        let look = blocking(move || Ok(storage.problems()));
+        let (storage, map) = (self.storage.clone(), self.meta.map());
+        let look = blocking(move || Ok(storage.problems(&map)));
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
             Ok(Ok(problems)) => problems,
             Ok(Err(failure)) => vec![Found::new("devices", failure.to_string(), "")],

@@ -31,11 +31,14 @@ impl Node {
         self.node(&id.to_string()).await
     }
 
-    /// Forgets a node.
-    pub async fn node_remove(&self, name: &str) -> Result<()> {
+    /// Forgets a node; if it is to be so with what only that has.
+    pub async fn node_remove(&self, name: &str, accept_data_loss: bool) -> Result<()> {
         let id = self.view().await?.node(name)?.id;
-        let removed = self.meta.remove_node(id).await;
-        removed.map(drop).map_err(meta_failure)
+        let removed = match accept_data_loss {
+            true => self.meta.remove_lost(meta::Lost::Node(id)).await,
+            false => self.meta.remove_node(id).await.map(drop),
+        };
+        removed.map_err(meta_failure)
     }
 
     fn node_shown(&self, view: &View, node: &meta::Node) -> ClusterNode {

@@ -28,7 +28,7 @@ use super::asks::{self, Asks};
 use super::cluster_map;
 use super::copier::Copier;
 use super::datadir::DataDir;
-use super::devices::{self, LeftOut};
+use super::devices::{self, LeftOut, Standing};
 use super::monitor::Found;
 use super::node::meta_failure;
 
@@ -107,25 +107,33 @@ impl Storage {
     ) -> Result<Self> {
         let id = meta.node_id();
         let cluster = meta.cluster().await.map_err(meta_failure)?.uuid;
-        let mut left_out = Vec::new();
+        let has_peers = net.is_some() && meta.list_nodes().await.map_err(meta_failure)?.len() > 1;
+        let (mut known, mut stores, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         let store = match config.store {
             StoreKind::Null => fabric::engine::StoreKind::Null,
             StoreKind::File => {
-                let mut known = meta.list_devices().await.map_err(meta_failure)?;
+                known = meta.list_devices().await.map_err(meta_failure)?;
                 known.retain(|device| device.node == id);
                 let (config, default) = (config.clone(), data.default_device());
-                let found =
-                    blocking(move || devices::settle(&config, &default, &known, cluster)).await?;
-                left_out = found.left_out;
+                let (known, told) = (known.clone(), (cluster, has_peers));
+                let found = blocking(move || devices::settle(&config, &default, &known, told));
+                let found = found.await?;
+                (stores, left_out) = (found.stores, found.left_out);
                 fabric::engine::StoreKind::Devices(found.devices)
             }
         };
         let incarnation = Incarnation(meta.incarnation().0);
         let mut options = FabricConfig::new(NodeId(id.0), incarnation, *cluster.as_bytes(), store);
         options.net = net;
+        options.may_lack = has_peers;
         let fabric = blocking(move || Fabric::open(options).map_err(fabric_failure)).await?;
         let lines = |d: DeviceStatus| format!("{}: {}", d.path.display(), d.report);
         let recovery = fabric.devices().into_iter().map(lines).collect();
+        for (path, error) in fabric.lacking() {
+            let store = stores.iter().find(|(store, _)| store == path);
+            let device = store.and_then(|(_, id)| known.iter().find(|one| one.uuid == *id));
+            left_out.push(LeftOut::unopened(path, device, error));
+        }
         let storage = Storage {
             fabric,
             kind: config.store,
@@ -133,7 +141,33 @@ impl Storage {
             left_out,
         };
         storage.register(meta).await?;
+        storage.tell_lost(meta, &known).await?;
         Ok(storage)
+    }
+
+    /// Tells meta, and whoever reads the log, which devices this node goes on without.
+    async fn tell_lost(&self, meta: &Meta, known: &[meta::Device]) -> Result<()> {
+        for one in &self.left_out {
+            let (what, doing) = one.told();
+            tracing::error!(path = %one.path.display(), "{what}; {doing}");
+            let Standing::Known(id) = one.standing else {
+                continue;
+            };
+            let is_online = |device: &meta::Device| device.state == meta::DeviceState::Online;
+            if known
+                .iter()
+                .any(|device| device.id == id && is_online(device))
+            {
+                meta.lose_device(id).await.map_err(meta_failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a device of this node is not open.
+    pub fn why_lost(&self, device: meta::DeviceId) -> Option<&LeftOut> {
+        let mut all = self.left_out.iter();
+        all.find(|one| one.standing == Standing::Known(device))
     }
 
     /// What counts requests and copies.
@@ -281,8 +315,8 @@ impl Storage {
         &self.recovery
     }
 
-    /// What a human must act upon.
-    pub fn problems(&self) -> Vec<Found> {
+    /// What a human must act upon. Of a device that is not in the map any more nothing is expected.
+    pub fn problems(&self, map: &meta::ClusterMap) -> Vec<Found> {
         let mut problems = Vec::new();
         if self.kind == StoreKind::Null {
             problems.push(Found::new(
@@ -296,13 +330,14 @@ impl Storage {
             problems.extend(damage(&device, has_peers));
             problems.extend(shortage(&device));
         }
-        for LeftOut { path, failure } in &self.left_out {
-            let shown = path.display();
-            problems.push(Found::new(
-                format!("left out {shown}"),
-                format!("device {shown} was added and cannot be used: {failure}"),
-                format!("mend that and restart the daemon, or take it back with `penstock device remove {shown}`"),
-            ));
+        let is_expected = |one: &&LeftOut| match one.standing {
+            Standing::Known(id) => map.device(id).is_some(),
+            Standing::Added | Standing::Named => true,
+        };
+        for one in self.left_out.iter().filter(is_expected) {
+            let (what, doing) = one.told();
+            let key = format!("left out {}", one.path.display());
+            problems.push(Found::new(key, what, doing));
         }
         problems
     }

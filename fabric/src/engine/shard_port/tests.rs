@@ -46,7 +46,7 @@ impl Rig {
         let devices = vec![device];
         let kind = StoreKind::Devices(devices.clone());
         let config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], kind);
-        let mut open = crate::engine::open::open_devices(&devices, &config).unwrap();
+        let (mut open, _) = crate::engine::open::open_devices(&devices, &config).unwrap();
         // The null device has no fsync.
         open[0].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
         let stores = Arc::new(Stores::new(open, false).unwrap());
@@ -217,4 +217,37 @@ fn a_shards_own_failed_flush_fails_the_others_of_its_device() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     assert_eq!(rig.flush(1), Err(StoreFailure::Device(libc::EINVAL)));
+}
+
+#[test]
+fn a_node_without_devices_refuses_whatever_concerns_all_of_them() {
+    let kind = StoreKind::Devices(Vec::new());
+    let config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], kind);
+    let stores = Arc::new(Stores::new(Vec::new(), true).unwrap());
+    let shared = Shared::new(config, Some(Arc::clone(&stores)), None);
+    let (fences, groups) = (Arc::clone(&shared.fences), Arc::<Groups>::default());
+    let lane = shared.take_lane().unwrap();
+    let mut port = ShardPort::new(stores, fences, Some(groups), lane).unwrap();
+    let mut keys = Slab::new(16, || ());
+    let layer = LayerId(1);
+    let fence = Command::Fence {
+        layer,
+        buffers: IoVecs {
+            ptr: std::ptr::null(),
+            len: 0,
+        },
+        len: 0,
+    };
+    for command in [Command::Flush { layer }, fence] {
+        let slot = keys.take().unwrap();
+        let request = Request {
+            command,
+            ..Request::NOTHING
+        };
+        let refused = port.submit(keys.key(slot), &request);
+        assert!(
+            matches!(refused, Some(Err(StoreFailure::Invalid))),
+            "{refused:?}"
+        );
+    }
 }

@@ -11,6 +11,10 @@ impl ShardPort {
     /// Sends a request to where it is first due.
     pub(super) fn begin_tour(&mut self, index: u32) -> Option<Result<(), StoreFailure>> {
         let request = self.slots[index as usize].request;
+        if self.queues.is_empty() {
+            // A node that has lost all its devices is no member of any group; a newer map says so to whoever asks.
+            return Some(Err(StoreFailure::Invalid));
+        }
         match request.command {
             Command::Flush { layer } if self.groups.is_none() => {
                 // A node that is alone keeps a layer on one device.

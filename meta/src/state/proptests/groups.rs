@@ -9,7 +9,7 @@ use super::super::group::{Presence, presence};
 use super::super::tables::{self, DEVICES, NODES, PLACEMENT_GROUPS, POOLS};
 use super::super::tests::World;
 use super::AT;
-use crate::command::{Change, Command, DeviceSpec, Heard, NodeSpec, PoolSpec, VolumeSpec};
+use crate::command::{Change, Command, DeviceSpec, Heard, Lost, NodeSpec, PoolSpec, VolumeSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId};
 use crate::model::{
     DeviceState, Duty, FailureDomain, GroupId, Member, NodeState, PlacementGroup, Standing,
@@ -32,6 +32,7 @@ enum Op {
     },
     RemoveNode {
         node: u64,
+        is_lost: bool,
     },
     AddDevice {
         node: u64,
@@ -43,6 +44,9 @@ enum Op {
     DrainDevice {
         device: usize,
         on: bool,
+    },
+    RemoveLost {
+        device: usize,
     },
     Report {
         group: usize,
@@ -88,10 +92,11 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (node(), prop::bool::weighted(0.8)).prop_map(|(node, with_devices)| Op::Restart { node, with_devices }),
         4 => (node(), any::<bool>()).prop_map(|(node, up)| Op::State { node, up }),
         1 => (node(), duty).prop_map(|(node, duty)| Op::Duty { node, duty }),
-        1 => node().prop_map(|node| Op::RemoveNode { node }),
+        1 => (node(), any::<bool>()).prop_map(|(node, is_lost)| Op::RemoveNode { node, is_lost }),
         1 => node().prop_map(|node| Op::AddDevice { node }),
         1 => (0..8_usize, state).prop_map(|(device, state)| Op::DeviceState { device, state }),
         1 => (0..8_usize, any::<bool>()).prop_map(|(device, on)| Op::DrainDevice { device, on }),
+        1 => (0..8_usize).prop_map(|device| Op::RemoveLost { device }),
         6 => (group(), member(), prop::bool::weighted(0.1), any::<u8>())
             .prop_map(|(group, member, stale, heard)| Op::Report { group, member, stale, heard }),
         4 => (group(), member(), any::<u8>()).prop_map(|(group, member, heard)| Op::Demote { group, member, heard }),
@@ -254,8 +259,18 @@ impl Cluster {
                 duty,
                 at: AT,
             }),
-            Op::RemoveNode { node } => Some(Command::RemoveNode {
-                node: NodeId(node),
+            Op::RemoveNode { node, is_lost } => Some(match is_lost {
+                false => Command::RemoveNode {
+                    node: NodeId(node),
+                    at: AT,
+                },
+                true => Command::RemoveLost {
+                    lost: Lost::Node(NodeId(node)),
+                    at: AT,
+                },
+            }),
+            Op::RemoveLost { device } => Some(Command::RemoveLost {
+                lost: Lost::Device(DeviceId(device as u64)),
                 at: AT,
             }),
             Op::AddDevice { node } => {
@@ -436,6 +451,11 @@ impl Cluster {
 fn check_in_sync(before: &World, old: &PlacementGroup, member: &Member, command: &Command) {
     let was = old.member(member.device);
     let start = (member.node, member.incarnation);
+    if let Command::RemoveLost { .. } = command
+        && !was.is_some_and(Member::is_in_sync)
+    {
+        return check_heir(before, old, member, command);
+    }
     match was {
         Some(was) if was.is_in_sync() && (was.node, was.incarnation) == start => {}
         Some(was) if was.is_in_sync() => {
@@ -462,6 +482,32 @@ fn check_in_sync(before: &World, old: &PlacementGroup, member: &Member, command:
             assert!(matches!(command, Command::Promote { device, .. } if *device == member.device));
         }
         None => panic!("{command:?} let the new member {member:?} in"),
+    }
+}
+
+/// Who takes over where all members in sync are given up: nobody is valid, and nobody who is there was in sync longer.
+fn check_heir(before: &World, old: &PlacementGroup, heir: &Member, command: &Command) {
+    let is_lost = |member: &Member| match command {
+        Command::RemoveLost {
+            lost: Lost::Device(device),
+            ..
+        } => member.device == *device,
+        Command::RemoveLost {
+            lost: Lost::Node(node),
+            ..
+        } => {
+            let device = DEVICES.get(&before.records, &member.device).unwrap();
+            device.is_some_and(|device| device.node == *node)
+        }
+        _ => false,
+    };
+    for other in old.in_sync() {
+        let presence = presence(&before.records, other).unwrap();
+        assert_ne!(presence, Presence::Valid, "{other:?} needed no heir");
+    }
+    let until = |member: Option<&Member>| member.map(|one| one.in_sync_until);
+    for other in old.members.iter().filter(|one| !is_lost(one)) {
+        assert!(until(old.member(heir.device)) >= until(Some(other)));
     }
 }
 

@@ -1,10 +1,12 @@
 //! Members of placement groups: taken out, settled, synced, promoted, moved.
 
+mod loss;
+
 use super::*;
 use crate::command::{Change, Heard};
 use crate::ids::Epoch;
 use crate::model::{Duty, GroupId, Member, NodeState, PlacementGroup};
-use crate::refusal::GroupRefusal;
+use crate::refusal::{GroupRefusal, LossRefusal};
 
 /// Three nodes with a device each, and a pool of three replicas with a volume.
 fn three() -> (World, GroupId) {
@@ -552,8 +554,8 @@ fn a_dead_node_is_removed_unless_it_is_the_last_to_hold_something() {
     world.report(id, 1, &[2]).unwrap();
     world.down(2);
     assert!(matches!(
-        refused(world.run(&remove(2))),
-        GroupRefusal::LastInSync { .. }
+        world.run(&remove(2)),
+        Err(Refusal::Loss(LossRefusal::WouldLose { .. }))
     ));
 }
 

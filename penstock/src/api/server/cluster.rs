@@ -10,7 +10,8 @@ use axum::{Json, Router};
 
 use super::{body_of, query_of, whole};
 use crate::api::types::{
-    ClusterNode, Device, DeviceAdd, DeviceRemoveQuery, Drain, Event, EventsQuery, Pool, PoolCreate,
+    ClusterNode, Device, DeviceAdd, DeviceRemoveQuery, Drain, Event, EventsQuery, NodeRemoveQuery,
+    Pool, PoolCreate,
 };
 use crate::failure::{Failure, Result};
 use crate::serve::node::Node;
@@ -58,13 +59,15 @@ pub async fn node_drain(
 }
 
 /// Forgets a node for good.
-#[utoipa::path(delete, path = "/v1/nodes/{node}", params(("node" = String, Path)),
+#[utoipa::path(delete, path = "/v1/nodes/{node}", params(("node" = String, Path), NodeRemoveQuery),
     responses((status = 204), (status = "default", body = Failure)))]
 pub async fn node_remove(
     State(daemon): State<Arc<Node>>,
     Path(node): Path<String>,
+    query: Result<Query<NodeRemoveQuery>, QueryRejection>,
 ) -> Result<StatusCode> {
-    whole(async move { daemon.node_remove(&node).await }).await?;
+    let query = query_of(query)?;
+    whole(async move { daemon.node_remove(&node, query.accept_data_loss).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -96,7 +99,7 @@ pub async fn device_remove(
     query: Result<Query<DeviceRemoveQuery>, QueryRejection>,
 ) -> Result<Json<Device>> {
     let query = query_of(query)?;
-    let removed = whole(async move { daemon.device_remove(&device, query.off).await }).await;
+    let removed = whole(async move { daemon.device_remove(&device, &query).await }).await;
     removed.map(Json)
 }
 

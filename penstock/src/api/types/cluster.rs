@@ -114,6 +114,9 @@ pub struct Device {
     pub class: String,
     /// State word.
     pub state: DeviceState,
+    /// Why its node goes on without it, and the mend; only of this node's devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Placement groups that have a replica on it, those that are leaving it included.
     pub groups: usize,
     /// Of a device that is being emptied: groups with data that are still to leave it.
@@ -344,4 +347,17 @@ pub struct DeviceRemoveQuery {
     /// Call it off: the device may hold data again.
     #[serde(default)]
     pub off: bool,
+    /// Of a device that is not served: give up what only that has, and forget it.
+    #[serde(default)]
+    pub accept_data_loss: bool,
+}
+
+/// Query of a node's removal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct NodeRemoveQuery {
+    /// Of a node that is down: give up what only that has.
+    #[serde(default)]
+    pub accept_data_loss: bool,
 }

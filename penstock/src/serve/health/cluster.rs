@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use meta::{
     DeviceId, Duty, Happening, NODE_REPLACE_AFTER, Node, NodeId, NodeState, Pool, Role, Standing,
+    count_devices,
 };
 
 use crate::moment::{Moment, duration};
@@ -31,7 +32,7 @@ pub fn problems(
     for node in view.map.nodes().filter(|n| n.state == NodeState::Down) {
         wrong.push(node_down(view, node, now, etas));
     }
-    wrong.extend(devices(view));
+    wrong.extend(devices(view, now));
     let in_use = view.pools_in_use();
     let pools: Vec<&Pool> = view
         .map
@@ -89,19 +90,32 @@ fn away(view: &View, since: Option<Moment>, now: Moment) -> (String, Option<u64>
             "start it: with half of the storage nodes away their share is not given to others";
         return (told.to_owned(), None);
     }
-    let after = NODE_REPLACE_AFTER.as_secs();
-    let left = since.map(|since| after.saturating_sub(since.seconds_until(now)));
-    let told = match left {
-        Some(left @ 1..) => format!(
-            "start it: in {} its share is given to others",
-            duration(left)
-        ),
-        _ => "start it: its share is about to be given to others".to_owned(),
-    };
-    (told, None)
+    (format!("start it: {}", share_goes(since, now)), None)
 }
 
-fn devices(view: &View) -> Vec<Found> {
+/// When others take the share of what is away since then.
+fn share_goes(since: Option<Moment>, now: Moment) -> String {
+    let after = NODE_REPLACE_AFTER.as_secs();
+    let left = since.map(|since| after.saturating_sub(since.seconds_until(now)));
+    match left {
+        Some(left @ 1..) => format!("in {} its share is given to others", duration(left)),
+        _ => "its share is about to be given to others".to_owned(),
+    }
+}
+
+/// What becomes of the share of a device that its node could not open.
+fn gone_without(view: &View, device: DeviceId, since: Option<Moment>, now: Moment) -> String {
+    let (served, missing) = count_devices(&view.map);
+    let share = match missing >= served {
+        true => "with half of the devices missing their share is not given to others".to_owned(),
+        false => share_goes(since, now),
+    };
+    format!(
+        "bring it back and restart that node; {share}; `penstock device remove {device}` gives it up at once"
+    )
+}
+
+fn devices(view: &View, now: Moment) -> Vec<Found> {
     let mut found = Vec::new();
     for device in view.map.devices() {
         let (id, path) = (device.id, &device.path);
@@ -123,8 +137,16 @@ fn devices(view: &View) -> Vec<Found> {
                 Happening::NodeRestarted { node } => *node == device.node,
                 _ => false,
             });
-            let what = format!("device {path} is not served by node {name}, which is up");
-            let doing = format!("look at the log of node {name}: it has not opened this device");
+            let (what, doing) = match device.state {
+                meta::DeviceState::Offline => (
+                    format!("node {name} goes on without device {path}, which it cannot open"),
+                    gone_without(view, id, since, now),
+                ),
+                _ => (
+                    format!("device {path} is not served by node {name}, which is up"),
+                    format!("look at the log of node {name}: it has not opened this device"),
+                ),
+            };
             found.push(Found::new(format!("device {id} offline"), what, doing).since(since));
         }
     }

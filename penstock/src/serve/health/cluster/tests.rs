@@ -213,12 +213,37 @@ fn devices_that_failed_or_are_not_served_are_told() {
         incarnation: Incarnation(77),
         ..spec(3)
     };
-    let (replaces, at) = (Incarnation(3), world.now());
-    world.apply(Command::RegisterNode { node, replaces, at });
+    let (replaces, at_) = (Incarnation(3), world.now());
+    world.apply(Command::RegisterNode {
+        node,
+        replaces,
+        at: at_,
+    });
     let (wrong, _) = world.told();
     assert_eq!(
         wrong[0].problem.what,
         "device /dev/sd3 is not served by node n3, which is up"
+    );
+
+    world.at += 60_000;
+    let (device, incarnation, at_) = (DeviceId(3), Incarnation(77), world.now());
+    world.apply(Command::LoseDevice {
+        device,
+        incarnation,
+        for_long: false,
+        at: at_,
+    });
+    world.at += 60_000;
+    let (wrong, _) = world.told();
+    let lost = &wrong[0].problem;
+    assert_eq!(
+        lost.what,
+        "node n3 goes on without device /dev/sd3, which it cannot open"
+    );
+    assert_eq!(lost.since, at(START + 60_000));
+    assert_eq!(
+        lost.doing,
+        "bring it back and restart that node; in 9 min its share is given to others; `penstock device remove 3` gives it up at once"
     );
 }
 

@@ -1,0 +1,190 @@
+//! Disks die and nodes go on without them; what is lost for good is given up.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
+use cluster_rig::{Cluster, ClusterOptions, Load, Promise, load};
+use guest_rig::paths::penstock_binary;
+use serde_json::Value;
+
+/// A lost share is placed anew, and what a device missed is copied, within this.
+const SETTLED_LIMIT: Duration = Duration::from_secs(180);
+/// What is left of a dead disk: neither a label nor a superblock.
+const WIPED: &[u8] = &[0xa5; 4 << 20];
+
+/// The devices of a node, as it tells itself.
+fn devices(cluster: &Cluster, node: u8) -> Result<Vec<Value>> {
+    let list = cluster.node(node)?.daemon().json(&["device", "list"])?;
+    let name = format!("node{node}");
+    let list = list.as_array().cloned().unwrap_or_default();
+    Ok(list
+        .into_iter()
+        .filter(|one| one["node"] == *name)
+        .collect())
+}
+
+fn device(cluster: &Cluster, node: u8, path: &Path) -> Result<Value> {
+    let mut all = devices(cluster, node)?.into_iter();
+    let found = all.find(|one| one["path"].as_str() == path.to_str());
+    found.with_context(|| format!("node {node} tells nothing of {}", path.display()))
+}
+
+/// Starts a node that is without a device, and sees that it tells so and that the guest goes on.
+fn starts_without(cluster: &mut Cluster, load: &Load, node: u8, path: &Path) -> Result<u64> {
+    cluster.node_mut(node)?.start()?;
+    goes_on(cluster, load, &format!("node {node} starts without a disk"))?;
+    let told = device(cluster, node, path)?;
+    ensure!(told["state"] == "offline", "{told}");
+    let shown = path.display().to_string();
+    let reason = told["reason"].as_str().unwrap_or_default();
+    ensure!(reason.contains(&shown), "{told}");
+    let daemon = cluster.node(node)?.daemon();
+    let problems = daemon.json(&["status"])?.to_string();
+    ensure!(
+        problems.contains("goes on without it") && problems.contains(&shown),
+        "{problems}"
+    );
+    let log = daemon.log();
+    ensure!(log.contains("goes on without it"), "nothing in the log");
+    let events = daemon.cli(&["events"])?;
+    ensure!(events.contains("is not served by node"), "{events}");
+    told["id"].as_u64().context("the device has no number")
+}
+
+fn check(cluster: &Cluster, socket: &Path, load: Load) -> Result<()> {
+    let mut ledger = load.stop()?;
+    load::check(socket, &mut ledger, Promise::Acknowledged)
+        .with_context(|| format!("read all back\n{}", cluster.report()))
+}
+
+fn settles(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
+    cluster.wait(after, SETTLED_LIMIT, |cluster| {
+        Ok(cluster.is_ready()?.then_some(()))
+    })?;
+    goes_on(cluster, load, after)
+}
+
+#[test]
+fn a_node_goes_on_without_a_dead_disk_and_takes_it_in_again() -> Result<()> {
+    let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let second = cluster.node(2)?.daemon().data().join("second.img");
+    let spec = format!("{}:4G", second.display());
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    cluster.node(2)?.daemon().cli(&["device", "add", &spec])?;
+    cluster.node_mut(2)?.stop()?;
+    cluster.node_mut(2)?.start()?;
+    settles(&cluster, &load, "node 2 has a second disk")?;
+    let held = device(&cluster, 2, &second)?["groups"].as_u64();
+    ensure!(held > Some(0), "the second disk holds {held:?} groups");
+
+    // Away, and back: it has what it missed copied.
+    let away = second.with_extension("away");
+    cluster.node_mut(2)?.kill()?;
+    std::fs::rename(&second, &away)?;
+    starts_without(&mut cluster, &load, 2, &second)?;
+    ensure!(!second.exists(), "the disk was made anew");
+    cluster.node_mut(2)?.stop()?;
+    std::fs::rename(&away, &second)?;
+    cluster.node_mut(2)?.start()?;
+    settles(&cluster, &load, "the second disk is back")?;
+
+    // Dead for good: the other one takes its share.
+    cluster.node_mut(2)?.kill()?;
+    let image = std::fs::OpenOptions::new().write(true).open(&second)?;
+    std::os::unix::fs::FileExt::write_all_at(&image, WIPED, 0)?;
+    image.set_len(WIPED.len() as u64)?;
+    let number = starts_without(&mut cluster, &load, 2, &second)?;
+    let content = std::fs::read(&second)?;
+    ensure!(content == WIPED, "the dead disk was written to");
+    let remove = ["device", "remove", &number.to_string(), "--yes"];
+    cluster.node(2)?.daemon().cli(&remove)?;
+    settles(&cluster, &load, "the second disk is given up")?;
+    ensure!(devices(&cluster, 2)?.len() == 1);
+    cluster.node_mut(2)?.stop()?;
+    cluster.node_mut(2)?.start()?;
+    settles(&cluster, &load, "node 2 has forgotten the second disk")?;
+    check(&cluster, &socket, load)
+}
+
+#[test]
+fn a_node_whose_only_disk_is_dead_still_serves_its_guest_and_votes() -> Result<()> {
+    let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    let image = cluster.node(1)?.daemon().data().join("devices/0.img");
+    let away = image.with_extension("away");
+    // The guest's own node.
+    let mut ledger = load.stop()?;
+    cluster.node_mut(1)?.stop()?;
+    std::fs::rename(&image, &away)?;
+    cluster.node_mut(1)?.start()?;
+    load::check(&socket, &mut ledger, Promise::Acknowledged)
+        .with_context(|| format!("read from the others\n{}", cluster.report()))?;
+    let load = Load::start(&socket, ledger);
+    goes_on(&cluster, &load, "node 1 has no disk")?;
+    ensure!(!image.exists(), "the disk was made anew");
+    let told = device(&cluster, 1, &image)?;
+    ensure!(told["state"] == "offline", "{told}");
+    // Two are a majority only if this one is of it.
+    cluster.node_mut(3)?.stop()?;
+    let made = cluster
+        .node(1)?
+        .daemon()
+        .cli(&["pool", "create", "more", "--replicas", "1"]);
+    made.context("change metadata with node 1")?;
+    cluster.node_mut(3)?.start()?;
+    goes_on(&cluster, &load, "the return of node 3")?;
+    let mut ledger = load.stop()?;
+    cluster.node_mut(1)?.stop()?;
+    std::fs::rename(&away, &image)?;
+    cluster.node_mut(1)?.start()?;
+    cluster.wait_ready()?;
+    load::check(&socket, &mut ledger, Promise::Acknowledged)
+        .with_context(|| format!("read all back\n{}", cluster.report()))
+}
+
+#[test]
+fn what_only_a_lost_node_had_is_given_up_on_demand_and_the_rest_is_there() -> Result<()> {
+    let options = ClusterOptions {
+        replicas: 2,
+        ..ClusterOptions::new(penstock_binary()?, 3)
+    };
+    let (mut cluster, socket) = cluster_with_disk(options)?;
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    let mut ledger = load.stop()?;
+    // Node 2 goes first, so that node 3 alone is in sync in what both had, and never comes back.
+    cluster.node_mut(2)?.kill()?;
+    cluster.wait("node 2 is out", SETTLED_LIMIT, |cluster| {
+        let node = cluster.node(1)?.daemon().json(&["node", "show", "node2"])?;
+        let pools = cluster.node(1)?.daemon().json(&["pool", "list"])?;
+        let waiting = pools[0]["groups"]["waiting"].as_u64();
+        Ok((node["state"] == "down" && waiting > Some(0)).then_some(()))
+    })?;
+    cluster.discard(3)?;
+    cluster.node_mut(2)?.start()?;
+    let down = |cluster: &Cluster| -> Result<Option<()>> {
+        let node = cluster.node(1)?.daemon().json(&["node", "show", "node3"])?;
+        Ok((node["state"] == "down").then_some(()))
+    };
+    cluster.wait("node 3 is down", SETTLED_LIMIT, down)?;
+    let daemon = cluster.node(1)?.daemon();
+    let refused = daemon.cli(&["node", "remove", "node3", "--yes"]);
+    let told = format!("{refused:?}");
+    ensure!(
+        told.contains("only node 'node3' has") && told.contains("volume \"disk\""),
+        "{told}"
+    );
+    ensure!(told.contains("--accept-data-loss"), "{told}");
+    let unasked = daemon.cli(&["node", "remove", "node3", "--accept-data-loss"]);
+    ensure!(unasked.is_err(), "nobody was asked");
+    daemon.cli(&["node", "remove", "node3", "--accept-data-loss", "--yes"])?;
+    let events = daemon.cli(&["events"])?;
+    ensure!(events.contains("gave up what only node 3 had"), "{events}");
+    cluster.wait_ready()?;
+    load::check(&socket, &mut ledger, Promise::Flushed)
+        .with_context(|| format!("read all back\n{}", cluster.report()))
+}
