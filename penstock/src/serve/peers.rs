@@ -231,12 +231,7 @@ fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
 }
 
 fn listen_failure(e: meta::net::TlsError) -> Failure {
-    Failure::new(
-        Kind::Failed,
-        e,
-        "see that no other program listens there and that the address is one of this machine; --listen, --control-port and \
-         --enrol-port choose others",
-    )
+    Failure::new(Kind::Failed, e, identity::LISTEN_MEND)
 }
 
 /// Waits until the leader has heard of this start of the process.

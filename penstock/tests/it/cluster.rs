@@ -307,6 +307,40 @@ fn a_token_lets_one_node_in_once() {
 }
 
 #[test]
+fn a_join_that_cannot_succeed_here_leaves_its_token_good() {
+    let cluster = Cluster::found("1");
+    let token = cluster.token();
+    let join = |data: &Path, listen: &str| {
+        let name = ["--name", "node2"];
+        run(&[
+            &["join", &token, "--data", text(data), "--listen", listen],
+            &name[..],
+        ]
+        .concat())
+    };
+    let (data, listen) = (cluster.data(2), cluster.address(2));
+    // An address for examples, which is no machine's.
+    let told = one_error(&join(&data, "192.0.2.1"), 1);
+    assert!(told.contains("cannot listen on 192.0.2.1:7470"), "{told}");
+    let taken = std::net::TcpListener::bind((listen.as_str(), 7471)).unwrap();
+    let told = one_error(&join(&data, &listen), 1);
+    assert!(
+        told.contains(&format!("{listen}:7471")) && told.contains("no other program"),
+        "{told}"
+    );
+    drop(taken);
+    let told = one_error(&join(Path::new("/proc/self"), &listen), 1);
+    assert!(told.contains("/proc/self"), "{told}");
+    let told = one_error(&join(&cluster.data(1), &listen), 1);
+    assert!(told.contains("data directory"), "{told}");
+    let far = cluster.dir.path().join("x".repeat(100));
+    let told = one_error(&join(&far, &listen), 2);
+    assert!(told.contains("too long"), "{told}");
+    let joined = join(&data, &listen);
+    assert!(joined.status.success(), "{joined:?}");
+}
+
+#[test]
 fn a_token_of_another_cluster_and_one_that_leads_nowhere_are_told_as_such() {
     let mut ours = Cluster::found("1");
     let token = ours.token();
