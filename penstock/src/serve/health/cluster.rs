@@ -29,7 +29,10 @@ pub fn problems(
 ) -> (Vec<Found>, Vec<Found>) {
     let mut wrong = Vec::new();
     for node in view.map.nodes().filter(|n| n.state == NodeState::Down) {
-        wrong.push(node_down(view, node, now, etas));
+        wrong.push(match node.incarnation.has_begun() {
+            true => node_down(view, node, now, etas),
+            false => not_started(view, node),
+        });
     }
     wrong.extend(devices(view));
     let in_use = view.pools_in_use();
@@ -49,6 +52,18 @@ pub fn problems(
 
 fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
     let name = &node.name;
+/// A node that was let in and has not been heard of yet.
+fn not_started(view: &View, node: &Node) -> Found {
+    let (id, name) = (node.id, &node.name);
+    let since = view.last(|what| matches!(what, Happening::NodeJoined { node } if *node == id));
+    Found::new(
+        format!("node {id} down"),
+        format!("node {name} has joined and was not started yet"),
+        format!("run `penstock serve` there, or forget it with `penstock node remove {name}`"),
+    )
+    .since(since)
+}
+
     let since =
         view.last(|what| matches!(what, Happening::NodeDown { node: id } if *id == node.id));
     let serves = view.attachments.iter().filter(|a| a.node == node.id);
