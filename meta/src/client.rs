@@ -4,6 +4,7 @@
 //! began.
 
 mod applied;
+mod haste;
 
 pub use applied::Applied;
 
@@ -38,6 +39,8 @@ use crate::state::tables::{
 #[derive(Clone)]
 pub struct Meta {
     core: Arc<Core>,
+    /// How long the caller waits for a leader, if not as long as a daemon does.
+    haste: Option<Duration>,
 }
 
 macro_rules! outcomes {
@@ -71,7 +74,7 @@ fn unexpected(outcome: &Outcome) -> MetaError {
 
 impl Meta {
     pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core }
+        Self { core, haste: None }
     }
 
     /// The node that this client runs on.
@@ -84,10 +87,6 @@ impl Meta {
     #[must_use]
     pub fn incarnation(&self) -> Incarnation {
         self.core.incarnation
-    }
-
-    pub(crate) async fn propose(&self, command: Command) -> Result<Outcome, MetaError> {
-        Ok(self.core.propose(command).await??)
     }
 
     /// Why this node's service is not as it should be, in one line with the mend; `None` if it is well.
@@ -126,13 +125,13 @@ impl Meta {
     /// # Errors
     /// See [`MetaError`]; so for every call.
     pub async fn cluster(&self) -> Result<Cluster, MetaError> {
-        let cluster = self.core.read(|view| CLUSTER.get(view, &())).await?;
+        let cluster = self.read(|view| CLUSTER.get(view, &())).await?;
         Ok(cluster.ok_or(Refusal::from(MapRefusal::NoCluster))?)
     }
 
     /// Adds a node to the map, says that its process started, or changes its name, roles, labels and addresses.
     pub async fn register_node(&self, node: NodeSpec) -> Result<Node, MetaError> {
-        let known = self.core.read(|view| NODES.get(view, &node.id)).await?;
+        let known = self.read(|view| NODES.get(view, &node.id)).await?;
         let replaces = known.map_or(Incarnation::default(), |node| node.incarnation);
         a_node(
             self.propose(Command::RegisterNode {
@@ -194,7 +193,7 @@ impl Meta {
 
     /// All nodes.
     pub async fn list_nodes(&self) -> Result<Vec<Node>, MetaError> {
-        self.core.read(|view| NODES.all(view)).await
+        self.read(|view| NODES.all(view)).await
     }
 
     /// Adds a device, or says that it is back, maybe at another path or with another size. A node of several does that
@@ -261,8 +260,7 @@ impl Meta {
 
     /// What happened after the event `after` (0: from the oldest that is kept), oldest first, at most `limit`.
     pub async fn list_events(&self, after: u64, limit: usize) -> Result<Vec<Event>, MetaError> {
-        self.core
-            .read(|view| EVENTS.from(view, &after.saturating_add(1), limit))
+        self.read(|view| EVENTS.from(view, &after.saturating_add(1), limit))
             .await
     }
 
@@ -312,7 +310,7 @@ impl Meta {
 
     /// How the placement groups of a pool are, counted.
     pub async fn pool_health(&self, pool: PoolId) -> Result<PoolHealth, MetaError> {
-        let health = self.core.read(|view| POOL_HEALTH.get(view, &pool)).await?;
+        let health = self.read(|view| POOL_HEALTH.get(view, &pool)).await?;
         Ok(health.unwrap_or_default())
     }
 
@@ -320,7 +318,7 @@ impl Meta {
 
     /// All devices.
     pub async fn list_devices(&self) -> Result<Vec<Device>, MetaError> {
-        self.core.read(|view| DEVICES.all(view)).await
+        self.read(|view| DEVICES.all(view)).await
     }
 
     // --- Pools
@@ -348,7 +346,7 @@ impl Meta {
 
     /// The pool of this name.
     pub async fn get_pool(&self, name: &str) -> Result<Pool, MetaError> {
-        let pool = self.core.read(|view| POOLS.get(view, name)).await?;
+        let pool = self.read(|view| POOLS.get(view, name)).await?;
         Ok(pool.ok_or_else(|| {
             Refusal::from(PoolRefusal::Unknown {
                 name: name.to_owned(),
@@ -358,7 +356,7 @@ impl Meta {
 
     /// All pools, by name.
     pub async fn list_pools(&self) -> Result<Vec<Pool>, MetaError> {
-        self.core.read(|view| POOLS.all(view)).await
+        self.read(|view| POOLS.all(view)).await
     }
 
     /// The placement groups of a pool, by index.
@@ -366,7 +364,7 @@ impl Meta {
         &self,
         pool: &str,
     ) -> Result<Vec<PlacementGroup>, MetaError> {
-        let groups = self.core.read(|view| match POOLS.get(view, pool)? {
+        let groups = self.read(|view| match POOLS.get(view, pool)? {
             Some(pool) => PLACEMENT_GROUPS.all_below(view, &pool.id).map(Some),
             None => Ok(None),
         });
@@ -390,7 +388,7 @@ impl Meta {
 
     /// The volume of this name.
     pub async fn get_volume(&self, name: &str) -> Result<Volume, MetaError> {
-        let volume = self.core.read(|view| VOLUMES.get(view, name)).await?;
+        let volume = self.read(|view| VOLUMES.get(view, name)).await?;
         Ok(volume.ok_or_else(|| {
             Refusal::from(VolumeRefusal::Unknown {
                 name: name.to_owned(),
@@ -400,7 +398,7 @@ impl Meta {
 
     /// All volumes, by name, also those being deleted.
     pub async fn list_volumes(&self) -> Result<Vec<Volume>, MetaError> {
-        self.core.read(|view| VOLUMES.all(view)).await
+        self.read(|view| VOLUMES.all(view)).await
     }
 
     /// Changes a volume's size. A smaller one needs `allow_shrink` and no attachment, and loses the data beyond: then
@@ -510,7 +508,7 @@ impl Meta {
 
     /// The lease of a volume, if it was ever granted.
     pub async fn get_lease(&self, volume: VolumeId) -> Result<Option<Lease>, MetaError> {
-        self.core.read(|view| LEASES.get(view, &volume)).await
+        self.read(|view| LEASES.get(view, &volume)).await
     }
 
     // --- Attachments
@@ -554,7 +552,7 @@ impl Meta {
 
     /// All attachments of all nodes, oldest first.
     pub async fn list_attachments(&self) -> Result<Vec<Attachment>, MetaError> {
-        self.core.read(|view| ATTACHMENTS.all(view)).await
+        self.read(|view| ATTACHMENTS.all(view)).await
     }
 
     /// The attachments that a node serves, oldest first: what its daemon restores at start.

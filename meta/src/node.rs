@@ -3,6 +3,7 @@
 mod core;
 mod end;
 mod members;
+mod reach;
 mod report;
 mod succession;
 mod vigil;
@@ -28,7 +29,7 @@ use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
 use crate::storage::{Db, DbError, Identity};
 
-pub(crate) use core::Core;
+pub(crate) use core::{Core, Wait};
 
 /// A shutdown waits this long for the last task to let go of the database, and fails then.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);

@@ -22,6 +22,8 @@ use super::peers::{Control, Membership};
 use super::storage::{Background, Storage, Threads, blocking};
 use super::volumes::OpenVolume;
 
+/// Somebody who asks for something waits this long for metadata without a leader. Several times what an election takes.
+pub const PEOPLE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in all.
 const COPIES_LOOKS_MAX: usize = 100;
 const COPIES_PAUSE: Duration = Duration::from_millis(50);
@@ -30,6 +32,8 @@ const COPIES_PAUSE: Duration = Duration::from_millis(50);
 pub struct Node {
     config: Config,
     pub(super) meta: Meta,
+    /// The same for what people ask for, who do not wait as long.
+    pub(super) asked: Meta,
     /// Taken by `close`.
     control: Mutex<Option<Control>>,
     /// Of one of several nodes.
@@ -105,6 +109,7 @@ impl Node {
         };
         let node = Node {
             config,
+            asked: meta.within(PEOPLE_WAIT_MAX),
             meta,
             membership: control.membership(),
             control: Mutex::new(Some(control)),
@@ -211,6 +216,12 @@ async fn start_storage(
             Err(failure)
         }
     }
+}
+
+/// Of a change that is made, when what has become of it cannot be told.
+pub fn done_unseen(failure: Failure) -> Failure {
+    let error = format!("it is done, but cannot be shown: {}", failure.error);
+    Failure { error, ..failure }
 }
 
 /// What meta refuses, and why.

@@ -7,7 +7,7 @@ use crate::failure::Result;
 
 use super::cluster::{View, part};
 use super::monitor::Work;
-use super::node::{Node, meta_failure};
+use super::node::{Node, done_unseen, meta_failure};
 
 impl Node {
     /// All nodes.
@@ -27,14 +27,14 @@ impl Node {
     /// Moves all data off a node, or calls that off.
     pub async fn node_drain(&self, name: &str, on: bool) -> Result<ClusterNode> {
         let id = self.view().await?.node(name)?.id;
-        self.meta.drain_node(id, on).await.map_err(meta_failure)?;
-        self.node(&id.to_string()).await
+        self.asked.drain_node(id, on).await.map_err(meta_failure)?;
+        self.node(&id.to_string()).await.map_err(done_unseen)
     }
 
     /// Forgets a node.
     pub async fn node_remove(&self, name: &str) -> Result<()> {
         let id = self.view().await?.node(name)?.id;
-        let removed = self.meta.remove_node(id).await;
+        let removed = self.asked.remove_node(id).await;
         removed.map(drop).map_err(meta_failure)
     }
 

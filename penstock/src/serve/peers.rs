@@ -266,7 +266,7 @@ impl Node {
         let doors = self.doors(membership).await?;
         let authority = fingerprint(&membership.identity.ca).map_err(failed)?;
         let lifetime = Duration::from_secs(request.lifetime_s);
-        let token = self.meta.create_join_token(lifetime).await;
+        let token = self.asked.create_join_token(lifetime).await;
         let invitation = Invitation {
             cluster: membership.identity.record.cluster,
             authority,
@@ -289,7 +289,7 @@ impl Node {
         };
         let mut doors = Vec::new();
         doors.extend(membership.identity.ca_key.is_some().then_some(own));
-        let nodes = self.meta.list_nodes().await.map_err(meta_failure)?;
+        let nodes = self.asked.list_nodes().await.map_err(meta_failure)?;
         let others = nodes
             .into_iter()
             .filter(|node| node.id != own.node && node.roles.contains(&Role::Meta));

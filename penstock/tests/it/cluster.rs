@@ -532,3 +532,9 @@ fn every_node_tells_how_all_are_and_what_is_wrong() {
     });
     assert!(cluster.node(1).ok(&["status"]).contains("node2"));
 }
+    for asked in [&["volume", "create", "more", "64M"][..], &["node", "list"]] {
+        let told = cluster.node(1).refused(asked);
+        assert!(told.contains("metadata has no majority"), "{told}");
+        assert!(told.contains("does not reach node2, node3"), "{told}");
+        assert_eq!(told.contains("nothing was changed"), asked[0] == "volume");
+    }
