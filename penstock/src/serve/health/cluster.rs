@@ -11,6 +11,7 @@ use crate::moment::{Moment, duration};
 use super::super::cluster::View;
 use super::super::monitor::{Found, Work};
 
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -45,13 +46,12 @@ pub fn problems(
         wrong.extend(pool_waiting(view, pool));
         wrong.extend(pool_degraded(view, pool, etas));
     }
+    wrong.extend(room::lacking(view));
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
     (wrong, under_way(view, &pools, etas))
 }
 
-fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
-    let name = &node.name;
 /// A node that was let in and has not been heard of yet.
 fn not_started(view: &View, node: &Node) -> Found {
     let (id, name) = (node.id, &node.name);
@@ -64,6 +64,8 @@ fn not_started(view: &View, node: &Node) -> Found {
     .since(since)
 }
 
+fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
+    let name = &node.name;
     let since =
         view.last(|what| matches!(what, Happening::NodeDown { node: id } if *id == node.id));
     let serves = view.attachments.iter().filter(|a| a.node == node.id);
