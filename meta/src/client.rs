@@ -95,7 +95,8 @@ impl Meta {
         self.core.problem()
     }
 
-    /// Returns when this node's service has ended, for whatever reason; it does not come back within this process.
+    /// Returns when this node's service has ended, for whatever reason, or the node was removed from the cluster; it does not come
+    /// back within this process.
     pub async fn ended(&self) -> MetaError {
         self.core.ended().await
     }

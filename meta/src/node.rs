@@ -4,6 +4,7 @@ mod core;
 mod end;
 mod members;
 mod reach;
+mod removal;
 mod report;
 mod succession;
 mod vigil;
@@ -213,7 +214,8 @@ impl MetaNode {
             let watch = tokio::spawn(vigil::watch(core()));
             let beat = tokio::spawn(vigil::beat(core(), spec));
             let members = tokio::spawn(members::keep(core()));
-            node.tasks.0.extend([watch, beat, members]);
+            let removal = tokio::spawn(removal::watch(core()));
+            node.tasks.0.extend([watch, beat, members, removal]);
         }
         if let Err(source) = started {
             if let Err(error) = node.shutdown().await {

@@ -1,4 +1,4 @@
-//! What is told to somebody who waits while the metadata have no majority.
+//! What is told to somebody who waits while the metadata have no majority, and to a node that is not wanted any more.
 
 mod common;
 
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use common::{GIB, device};
 use meta::net::{BoxFuture, MemNetwork, PeerReply, PeerRequest, Transport, TransportError};
+use meta::refusal::MapRefusal;
 use meta::{
-    Incarnation, MetaConfig, MetaError, MetaNode, NodeId, NodeSpec, RaftTuning, Start,
+    Incarnation, MetaConfig, MetaError, MetaNode, NodeId, NodeSpec, RaftTuning, Refusal, Start,
     VolumeSpec,
 };
 use openraft::BasicNode;
@@ -228,5 +229,35 @@ async fn somebody_who_waits_does_not_notice_that_the_leader_changes() {
         cluster.nodes[0].meta().list_volumes().await.unwrap().len(),
         2
     );
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_removed_while_it_was_away_learns_of_it_from_any_other() {
+    let mut cluster = Cluster::of(4).await;
+    let uuid = cluster.nodes[0].cluster_uuid();
+    let away = until(async || {
+        let voters = cluster.nodes[0].voters();
+        [2, 3, 4]
+            .into_iter()
+            .find(|id| voters.contains(&NodeId(*id)))
+    });
+    let away = away.await;
+    cluster.stop(away).await;
+    let leader = cluster.nodes[0].meta();
+    leader.remove_node(NodeId(away)).await.unwrap();
+    // The leader that it knew is gone.
+    cluster.stop(1).await;
+    cluster.open(away, Start::Join { cluster: uuid }).await;
+    let removed = cluster.nodes.last().unwrap().meta();
+    let why = tokio::time::timeout(PATIENCE, removed.ended()).await;
+    let why = why.expect("it never learned of it");
+    assert!(
+        matches!(&why, MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node })) if node.0 == away),
+        "{why:?}"
+    );
+    let other = cluster.nodes[0].meta();
+    let early = tokio::time::timeout(Duration::from_secs(3), other.ended()).await;
+    assert!(early.is_err(), "the others stay");
     cluster.end().await;
 }

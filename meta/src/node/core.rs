@@ -45,6 +45,8 @@ pub(crate) struct Core {
     leases: Mutex<LeaseWatch>,
     pub(super) vigil: Vigil,
     signs: Mutex<Signs>,
+    /// Whether this node was removed from the cluster, as others said.
+    pub(super) removed: watch::Sender<bool>,
     /// The cluster map as this node has applied it.
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
 }
@@ -143,6 +145,7 @@ impl Core {
             leases: Mutex::default(),
             vigil: Vigil::default(),
             signs: Mutex::new(Signs::new(tuning.vote_hold(), Instant::now())),
+            removed: watch::Sender::default(),
         }
     }
 
@@ -411,6 +414,7 @@ impl Core {
             PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
             PeerRequest::Tell { node, word } => PeerReply::Tell(self.take_word_here(node, word)),
             PeerRequest::Report => PeerReply::Report(self.report_here()),
+            PeerRequest::WasRemoved { node } => PeerReply::WasRemoved(self.was_removed_here(node)),
         }
     }
 

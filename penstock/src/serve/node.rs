@@ -2,10 +2,12 @@
 //! in its neighbours `volumes`, `attachments` and `transfer`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meta::{AttachmentId, Meta, MetaError, MetaNode, RefusalKind, VolumeId};
+use meta::refusal::MapRefusal;
+use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
 use tokio::sync::Mutex;
 
 use crate::config::{Config, StoreKind};
@@ -176,7 +178,7 @@ impl Node {
     /// Returns when the metadata service of a node of several has ended. Never in a cluster of one, whose guests go on without it.
     pub async fn meta_ended(&self) -> Failure {
         match self.membership {
-            Some(_) => meta_failure(self.meta.ended().await),
+            Some(_) => ended_failure(self.meta.ended().await, &self.config.data),
             None => std::future::pending().await,
         }
     }
@@ -222,6 +224,22 @@ async fn start_storage(
 pub fn done_unseen(failure: Failure) -> Failure {
     let error = format!("it is done, but cannot be shown: {}", failure.error);
     Failure { error, ..failure }
+}
+
+/// Why the metadata service of a node of several has ended.
+pub fn ended_failure(e: MetaError, data: &Path) -> Failure {
+    let MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node })) = e else {
+        return meta_failure(e);
+    };
+    Failure::new(
+        Kind::Conflict,
+        format!(
+            "node {node} was removed from the cluster and serves nothing any more; all in {} is as it was",
+            data.display()
+        ),
+        "to use this machine again, `penstock token create` on a node of the cluster, and `penstock join` here with another data \
+         directory",
+    )
 }
 
 /// What meta refuses, and why.

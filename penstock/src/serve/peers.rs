@@ -10,7 +10,8 @@ use meta::net::enrol::{Door, EnrolPapers, EnrolServer, Invitation};
 use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
 use meta::pki::{ClusterCa, fingerprint};
 use meta::{
-    Incarnation, Meta, MetaConfig, MetaNode, NodeSpec, RaftTuning, Role, Start, UnixMillis,
+    Incarnation, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, RaftTuning, Role, Start,
+    UnixMillis,
 };
 
 use crate::api::types::{Token, TokenCreate};
@@ -18,7 +19,7 @@ use crate::config::{Config, Wire};
 use crate::failure::{Failure, Kind, Result};
 use crate::identity::{self, Identity, Settings, host_name};
 
-use super::node::{Node, meta_failure};
+use super::node::{Node, ended_failure, meta_failure};
 
 /// A start that has not reached the cluster by then says so, and goes on trying.
 const REACH_TOLD_AFTER: Duration = Duration::from_secs(5);
@@ -112,7 +113,11 @@ impl Control {
                 return Err(failure);
             }
         };
-        wait_until_known(&node.meta(), &settings).await;
+        if let Err(error) = wait_until_known(&node.meta(), &settings).await {
+            drop((control, enrol));
+            shutdown(node).await;
+            return Err(ended_failure(error, data_dir));
+        }
         let network = Network {
             identity,
             settings,
@@ -234,23 +239,24 @@ fn listen_failure(e: meta::net::TlsError) -> Failure {
     Failure::new(Kind::Failed, e, identity::LISTEN_MEND)
 }
 
-/// Waits until the leader has heard of this start of the process.
-async fn wait_until_known(meta: &Meta, settings: &Settings) {
+/// Waits until the leader has heard of this start of the process. Fails when that will never be.
+async fn wait_until_known(meta: &Meta, settings: &Settings) -> std::result::Result<(), MetaError> {
     let mut valid = meta.watch_heartbeat();
-    let known = tokio::time::timeout(REACH_TOLD_AFTER, valid.wait_for(Option::is_some));
-    if known.await.is_ok() {
-        return;
+    let known = async {
+        tokio::select! {
+            _ = valid.wait_for(Option::is_some) => Ok(()),
+            error = meta.ended() => Err(error),
+        }
+    };
+    let mut known = std::pin::pin!(known);
+    if let Ok(known) = tokio::time::timeout(REACH_TOLD_AFTER, &mut known).await {
+        return known;
     }
     eprintln!(
-        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}; a node that was \
-         removed from the cluster waits in vain, and joins anew with another data directory",
+        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}",
         settings.control()
     );
-    tokio::select! {
-        _ = valid.wait_for(Option::is_some) => {}
-        // The next call tells why.
-        _ = meta.ended() => {}
-    }
+    known.await
 }
 
 impl Node {
