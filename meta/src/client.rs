@@ -4,6 +4,7 @@
 //! began.
 
 mod applied;
+mod haste;
 
 pub use applied::Applied;
 
@@ -39,6 +40,8 @@ use crate::state::tables::{
 #[derive(Clone)]
 pub struct Meta {
     core: Arc<Core>,
+    /// How long the caller waits for a leader, if not as long as a daemon does.
+    haste: Option<Duration>,
 }
 
 macro_rules! outcomes {
@@ -72,7 +75,7 @@ fn unexpected(outcome: &Outcome) -> MetaError {
 
 impl Meta {
     pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core }
+        Self { core, haste: None }
     }
 
     /// The node that this client runs on.
@@ -87,17 +90,14 @@ impl Meta {
         self.core.incarnation
     }
 
-    pub(crate) async fn propose(&self, command: Command) -> Result<Outcome, MetaError> {
-        Ok(self.core.propose(command).await??)
-    }
-
     /// Why this node's service is not as it should be, in one line with the mend; `None` if it is well.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.core.problem()
     }
 
-    /// Returns when this node's service has ended, for whatever reason; it does not come back within this process.
+    /// Returns when this node's service has ended, for whatever reason, or the node was removed from the cluster; it does not come
+    /// back within this process.
     pub async fn ended(&self) -> MetaError {
         self.core.ended().await
     }
@@ -127,13 +127,13 @@ impl Meta {
     /// # Errors
     /// See [`MetaError`]; so for every call.
     pub async fn cluster(&self) -> Result<Cluster, MetaError> {
-        let cluster = self.core.read(|view| CLUSTER.get(view, &())).await?;
+        let cluster = self.read(|view| CLUSTER.get(view, &())).await?;
         Ok(cluster.ok_or(Refusal::from(MapRefusal::NoCluster))?)
     }
 
     /// Adds a node to the map, says that its process started, or changes its name, roles, labels and addresses.
     pub async fn register_node(&self, node: NodeSpec) -> Result<Node, MetaError> {
-        let known = self.core.read(|view| NODES.get(view, &node.id)).await?;
+        let known = self.read(|view| NODES.get(view, &node.id)).await?;
         let replaces = known.map_or(Incarnation::default(), |node| node.incarnation);
         a_node(
             self.propose(Command::RegisterNode {
@@ -219,7 +219,7 @@ impl Meta {
 
     /// All nodes.
     pub async fn list_nodes(&self) -> Result<Vec<Node>, MetaError> {
-        self.core.read(|view| NODES.all(view)).await
+        self.read(|view| NODES.all(view)).await
     }
 
     /// Adds a device, or says that it is back, maybe at another path or with another size. A node of several does that
@@ -286,8 +286,7 @@ impl Meta {
 
     /// What happened after the event `after` (0: from the oldest that is kept), oldest first, at most `limit`.
     pub async fn list_events(&self, after: u64, limit: usize) -> Result<Vec<Event>, MetaError> {
-        self.core
-            .read(|view| EVENTS.from(view, &after.saturating_add(1), limit))
+        self.read(|view| EVENTS.from(view, &after.saturating_add(1), limit))
             .await
     }
 
@@ -337,7 +336,7 @@ impl Meta {
 
     /// How the placement groups of a pool are, counted.
     pub async fn pool_health(&self, pool: PoolId) -> Result<PoolHealth, MetaError> {
-        let health = self.core.read(|view| POOL_HEALTH.get(view, &pool)).await?;
+        let health = self.read(|view| POOL_HEALTH.get(view, &pool)).await?;
         Ok(health.unwrap_or_default())
     }
 
@@ -345,7 +344,7 @@ impl Meta {
 
     /// All devices.
     pub async fn list_devices(&self) -> Result<Vec<Device>, MetaError> {
-        self.core.read(|view| DEVICES.all(view)).await
+        self.read(|view| DEVICES.all(view)).await
     }
 
     // --- Pools
@@ -373,7 +372,7 @@ impl Meta {
 
     /// The pool of this name.
     pub async fn get_pool(&self, name: &str) -> Result<Pool, MetaError> {
-        let pool = self.core.read(|view| POOLS.get(view, name)).await?;
+        let pool = self.read(|view| POOLS.get(view, name)).await?;
         Ok(pool.ok_or_else(|| {
             Refusal::from(PoolRefusal::Unknown {
                 name: name.to_owned(),
@@ -383,7 +382,7 @@ impl Meta {
 
     /// All pools, by name.
     pub async fn list_pools(&self) -> Result<Vec<Pool>, MetaError> {
-        self.core.read(|view| POOLS.all(view)).await
+        self.read(|view| POOLS.all(view)).await
     }
 
     /// The placement groups of a pool, by index.
@@ -391,7 +390,7 @@ impl Meta {
         &self,
         pool: &str,
     ) -> Result<Vec<PlacementGroup>, MetaError> {
-        let groups = self.core.read(|view| match POOLS.get(view, pool)? {
+        let groups = self.read(|view| match POOLS.get(view, pool)? {
             Some(pool) => PLACEMENT_GROUPS.all_below(view, &pool.id).map(Some),
             None => Ok(None),
         });
@@ -415,7 +414,7 @@ impl Meta {
 
     /// The volume of this name.
     pub async fn get_volume(&self, name: &str) -> Result<Volume, MetaError> {
-        let volume = self.core.read(|view| VOLUMES.get(view, name)).await?;
+        let volume = self.read(|view| VOLUMES.get(view, name)).await?;
         Ok(volume.ok_or_else(|| {
             Refusal::from(VolumeRefusal::Unknown {
                 name: name.to_owned(),
@@ -425,7 +424,7 @@ impl Meta {
 
     /// All volumes, by name, also those being deleted.
     pub async fn list_volumes(&self) -> Result<Vec<Volume>, MetaError> {
-        self.core.read(|view| VOLUMES.all(view)).await
+        self.read(|view| VOLUMES.all(view)).await
     }
 
     /// Changes a volume's size. A smaller one needs `allow_shrink` and no attachment, and loses the data beyond: then
@@ -535,7 +534,7 @@ impl Meta {
 
     /// The lease of a volume, if it was ever granted.
     pub async fn get_lease(&self, volume: VolumeId) -> Result<Option<Lease>, MetaError> {
-        self.core.read(|view| LEASES.get(view, &volume)).await
+        self.read(|view| LEASES.get(view, &volume)).await
     }
 
     // --- Attachments
@@ -579,7 +578,7 @@ impl Meta {
 
     /// All attachments of all nodes, oldest first.
     pub async fn list_attachments(&self) -> Result<Vec<Attachment>, MetaError> {
-        self.core.read(|view| ATTACHMENTS.all(view)).await
+        self.read(|view| ATTACHMENTS.all(view)).await
     }
 
     /// The attachments that a node serves, oldest first: what its daemon restores at start.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::ids::NodeId;
+use crate::reach::Reach;
 use crate::refusal::Refusal;
 
 /// Why a request had no result.
@@ -15,16 +16,24 @@ pub enum MetaError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// No leader was found in time. Nothing was changed.
-    #[error("the metadata service has had no leader for {} s: check that most of its nodes run", .waited.as_secs())]
+    #[error("{}", reach.no_leader(*waited, *is_command))]
     NoLeader {
         /// How long this call waited.
         waited: Duration,
+        /// Whether something was to be changed.
+        is_command: bool,
+        /// Who could be reached then.
+        reach: Reach,
     },
     /// The leader was lost after it got the request.
     #[error(
-        "the metadata leader was lost while it worked on the request, which may or may not be done: look, then repeat"
+        "the metadata leader was lost while it worked on the request, which may or may not be done{}: look, then repeat",
+        reach.in_brief()
     )]
-    Interrupted,
+    Interrupted {
+        /// Who could be reached then.
+        reach: Reach,
+    },
     /// A node was removed, and the others still need its vote.
     #[error(
         "node {node} is removed, but the metadata service still counts on its vote: switch no node off before most of the \

@@ -81,6 +81,12 @@ impl Incarnation {
         let (_, low) = uuid::Uuid::new_v4().as_u64_pair();
         Self(low)
     }
+
+    /// Whether there was such a process. A node that was let in and has yet to start has the default instead.
+    #[must_use]
+    pub fn has_begun(self) -> bool {
+        self != Self::default()
+    }
 }
 
 /// Bits of a layer's number in its family.

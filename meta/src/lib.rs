@@ -31,6 +31,7 @@ mod error;
 mod leases;
 mod node;
 mod raft;
+mod reach;
 mod state;
 mod storage;
 #[cfg(any(test, feature = "testing"))]
@@ -57,6 +58,7 @@ pub use model::{
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start};
 pub use raft::RaftTuning;
+pub use reach::Reach;
 pub use refusal::{GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind};
 pub use report::{
     DeviceWord, FailingSync, LastHeard, LastWord, LeaderReport, NodeWord, ProblemWord, RaftStatus,

@@ -68,6 +68,11 @@ pub enum PeerRequest {
     },
     /// What has the leader heard?
     Report,
+    /// Was this node removed from the cluster? Any node knows, whoever leads.
+    WasRemoved {
+        /// The node.
+        node: NodeId,
+    },
 }
 
 /// What it answers.
@@ -91,6 +96,8 @@ pub enum PeerReply {
     Tell(Result<(), ProposeError>),
     /// To `Report`.
     Report(Result<LeaderReport, ProposeError>),
+    /// To `WasRemoved`: true is for ever, false only what this node has applied.
+    WasRemoved(bool),
 }
 
 /// What the leader says to a heartbeat.

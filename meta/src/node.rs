@@ -3,6 +3,8 @@
 mod core;
 mod end;
 mod members;
+mod reach;
+mod removal;
 mod report;
 mod succession;
 mod vigil;
@@ -28,7 +30,7 @@ use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
 use crate::storage::{Db, DbError, Identity};
 
-pub(crate) use core::Core;
+pub(crate) use core::{Core, Wait};
 
 /// A shutdown waits this long for the last task to let go of the database, and fails then.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -212,7 +214,8 @@ impl MetaNode {
             let watch = tokio::spawn(vigil::watch(core()));
             let beat = tokio::spawn(vigil::beat(core(), spec));
             let members = tokio::spawn(members::keep(core()));
-            node.tasks.0.extend([watch, beat, members]);
+            let removal = tokio::spawn(removal::watch(core()));
+            node.tasks.0.extend([watch, beat, members, removal]);
         }
         if let Err(source) = started {
             if let Err(error) = node.shutdown().await {

@@ -10,9 +10,9 @@ use common::{GIB, copy_tree, device};
 use meta::command::AttachmentKey;
 use meta::net::{MemNetwork, PeerReply, PeerRequest};
 use meta::{
-    AttachmentOptions, AttachmentSpec, ClusterMap, DeviceId, DeviceWord, Generation, MetaConfig,
-    MetaError, MetaNode, NodeId, NodeSpec, NodeState, NodeWord, PoolId, PoolSpec, RaftTuning,
-    Refusal, Standing, Start, VolumeSpec,
+    AttachmentOptions, AttachmentSpec, ClusterMap, DeviceId, DeviceWord, Generation, Incarnation,
+    MetaConfig, MetaError, MetaNode, NodeId, NodeSpec, NodeState, NodeWord, PoolId, PoolSpec,
+    RaftTuning, Refusal, Standing, Start, VolumeSpec,
 };
 
 /// Bounds how long a test waits for what must happen; far beyond what it takes.
@@ -26,9 +26,16 @@ fn tuning() -> RaftTuning {
     }
 }
 
+fn spec(id: u64) -> NodeSpec {
+    NodeSpec {
+        incarnation: Incarnation(id),
+        ..NodeSpec::new(NodeId(id), format!("node{id}"))
+    }
+}
+
 fn config(network: &MemNetwork, id: u64, start: Start, tuning: RaftTuning) -> MetaConfig {
     MetaConfig {
-        node: NodeSpec::new(NodeId(id), format!("node{id}")),
+        node: spec(id),
         address: format!("mem:{id}"),
         start,
         tuning,
@@ -67,8 +74,8 @@ impl Cluster {
                 .add_learner(NodeId(id), &format!("mem:{id}"))
                 .await
                 .unwrap();
-            let node = NodeSpec::new(NodeId(id), format!("node{id}"));
-            cluster.nodes[0].meta().register_node(node).await.unwrap();
+            let meta = cluster.nodes[0].meta();
+            meta.register_node(spec(id)).await.unwrap();
         }
         cluster.nodes[0]
             .set_voters([1, 2, 3].map(NodeId).into())
@@ -86,7 +93,7 @@ impl Cluster {
             }
             let node = NodeSpec {
                 control_address: format!("mem:{id}"),
-                ..NodeSpec::new(NodeId(id), format!("node{id}"))
+                ..spec(id)
             };
             cluster.nodes[0].meta().register_node(node).await.unwrap();
         }

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -32,6 +32,11 @@ const CONTROL_PORT: u16 = 7470;
 const DATA_PORT: u16 = 7471;
 /// Port at which nodes join, likewise.
 const ENROL_PORT: u16 = 7472;
+/// What to do about an address that cannot be listened on.
+pub const LISTEN_MEND: &str = "see that no other program listens there and that the address is one of this machine; --listen, \
+                               --control-port, --data-port and --enrol-port choose others";
+/// More than all files of an identity take together.
+const REHEARSED_BYTES: usize = 64 << 10;
 /// Says that the node has made its metadata: whoever has this and no metadata has lost them.
 const BEGUN: &str = "begun";
 /// Version of [`Record`].
@@ -111,6 +116,20 @@ impl Settings {
     /// Where nodes join.
     pub fn enrol(&self) -> SocketAddr {
         SocketAddr::new(self.listen, self.enrol_port)
+    }
+
+    /// Refuses addresses that this machine cannot listen on now.
+    pub fn check_addresses(&self) -> Result<()> {
+        let mut addresses = vec![self.control(), self.data()];
+        // Others let nobody in.
+        addresses.extend(self.roles.contains(&Role::Meta).then(|| self.enrol()));
+        let bind = |address| {
+            TcpListener::bind(address).context_mend(|| format!("listen on {address}"), LISTEN_MEND)
+        };
+        // All at a time: two of them may be the same.
+        let bound: Vec<TcpListener> = addresses.into_iter().map(bind).collect::<Result<_>>()?;
+        drop(bound);
+        Ok(())
     }
 }
 
@@ -305,6 +324,27 @@ pub fn refuse_node(data: &Path, meta: &Path) -> Result<()> {
     remove_unfinished(data)
 }
 
+/// Refuses a data directory in which no identity could be written.
+pub fn rehearse(data: &Path) -> Result<()> {
+    let new = data.join("cluster.new");
+    let path = new.join("rehearsal");
+    let written = DirBuilder::new()
+        .mode(0o700)
+        .create(&new)
+        .and_then(|()| File::create(&path))
+        .and_then(|mut file| {
+            file.write_all(&[0; REHEARSED_BYTES])?;
+            file.sync_all()
+        });
+    // A directory that was not made is none to remove.
+    let removed = remove_unfinished(data);
+    written.context_mend(
+        || format!("write {}", path.display()),
+        "see that there is room and that this user may write there, or choose another directory with --data DIR",
+    )?;
+    removed
+}
+
 /// What a process left that ended before it was done. Nobody was told that it was.
 fn remove_unfinished(data: &Path) -> Result<()> {
     let new = data.join("cluster.new");
@@ -377,6 +417,45 @@ mod tests {
         assert!(!new.exists());
         identity().store(dir.path()).unwrap();
         assert!(Identity::load(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_rehearsal_leaves_nothing_and_tells_where_nothing_can_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        rehearse(dir.path()).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        // Where nobody writes, not even root.
+        let refused = rehearse(Path::new("/proc/self")).unwrap_err().to_string();
+        assert!(refused.contains("/proc/self/cluster.new"), "{refused}");
+        assert!(refused.contains("--data"), "{refused}");
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_listened_on_is_named() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let mut settings = identity().record.settings;
+        settings.listen = "127.0.0.1".parse().unwrap();
+        (
+            settings.control_port,
+            settings.data_port,
+            settings.enrol_port,
+        ) = (0, 0, 0);
+        settings.check_addresses().unwrap();
+        settings.enrol_port = port;
+        let refused = settings.check_addresses().unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("127.0.0.1:{port}: address")),
+            "{refused}"
+        );
+        assert!(refused.contains("--listen"), "{refused}");
+        // Without the role nobody joins there.
+        settings.roles.remove(&Role::Meta);
+        settings.check_addresses().unwrap();
+        // Addresses for examples are no machine's.
+        settings.listen = "192.0.2.1".parse().unwrap();
+        let refused = settings.check_addresses().unwrap_err().to_string();
+        assert!(refused.contains("192.0.2.1:0"), "{refused}");
     }
 
     #[test]

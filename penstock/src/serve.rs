@@ -188,7 +188,11 @@ async fn serve(config: Config) -> Result<()> {
             Err(e) => Err(Failure::plain(Kind::Failed, format!("the admin server failed: {e}"))),
         },
         // To the others this node is down, and only a new process helps: guests wait for it, as they do after a kill.
-        failure = node.meta_ended() => Err(failure),
+        failure = node.meta_ended() => {
+            // Said now: to close may take long, or not come to an end.
+            tracing::error!(%failure, "this node ends");
+            Err(failure)
+        }
     };
     close(&node).await;
     ended

@@ -29,6 +29,8 @@ const QUESTION_BYTES_MAX: u32 = 8 << 10;
 const ANSWER_BYTES_MAX: u32 = 64 << 10;
 /// Connection, handshake and question must be done in this time.
 const GREET_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Somebody who wants to join waits this long for metadata without a leader.
+const LEADER_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The answer must be there in this time. Longer than metadata look for a leader.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Version of this protocol.

@@ -16,6 +16,7 @@ use crate::net::{Beat, PeerReply, PeerRequest, ProposeError, Transport, Transpor
 use crate::node::succession::Signs;
 use crate::node::vigil::Vigil;
 use crate::raft::{LogId, Raft, RaftTuning};
+use crate::reach::Reach;
 use crate::report::NodeWord;
 use crate::state::tables::{LEASES, VOLUMES};
 use crate::state::{ReadError, check_lease_holder};
@@ -26,6 +27,9 @@ const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
 /// A command that the leader has taken must be committed in this time; then its outcome is unknown. Covers an election
 /// and a slow disk.
 const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);
+/// What may be asked twice is asked again when there is no answer in this time: whoever led may have been cut off, and somebody
+/// else lead by now.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Pause before the leader is looked for again.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -41,8 +45,27 @@ pub(crate) struct Core {
     leases: Mutex<LeaseWatch>,
     pub(super) vigil: Vigil,
     signs: Mutex<Signs>,
+    /// Whether this node was removed from the cluster, as others said.
+    pub(super) removed: watch::Sender<bool>,
     /// The cluster map as this node has applied it.
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
+}
+
+/// How long a request may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wait {
+    /// Until a leader answers.
+    pub(crate) leader: Duration,
+    /// From then on, until a command is committed or what was asked for is applied here.
+    pub(crate) commit: Duration,
+}
+
+impl Wait {
+    /// As long as a daemon waits that can do nothing else.
+    pub(crate) const PATIENT: Self = Self {
+        leader: LEADER_WAIT_MAX,
+        commit: COMMIT_WAIT_MAX,
+    };
 }
 
 /// What is asked of the leader.
@@ -66,6 +89,10 @@ pub(super) enum Ask {
 }
 
 impl Ask {
+    fn is_command(&self) -> bool {
+        matches!(self, Self::Propose(_))
+    }
+
     fn request(&self) -> PeerRequest {
         match self {
             Self::Propose(command) => PeerRequest::Propose(command.clone()),
@@ -118,6 +145,7 @@ impl Core {
             leases: Mutex::default(),
             vigil: Vigil::default(),
             signs: Mutex::new(Signs::new(tuning.vote_hold(), Instant::now())),
+            removed: watch::Sender::default(),
         }
     }
 
@@ -202,8 +230,8 @@ impl Core {
     }
 
     /// Has a command committed and applied by the leader, wherever that is.
-    pub(crate) async fn propose(&self, command: Command) -> Result<Reply, MetaError> {
-        match self.ask_leader(&Ask::Propose(command)).await? {
+    pub(crate) async fn propose(&self, command: Command, wait: Wait) -> Result<Reply, MetaError> {
+        match self.ask_leader(&Ask::Propose(command), wait).await? {
             PeerReply::Propose(Ok(reply)) => Ok(reply),
             other => Err(unfit(&other)),
         }
@@ -216,14 +244,12 @@ impl Core {
         node: NodeId,
         generation: Generation,
     ) -> Result<Reply, MetaError> {
-        match self
-            .ask_leader(&Ask::RenewLease {
-                volume,
-                node,
-                generation,
-            })
-            .await?
-        {
+        let ask = Ask::RenewLease {
+            volume,
+            node,
+            generation,
+        };
+        match self.ask_leader(&ask, Wait::PATIENT).await? {
             PeerReply::Propose(Ok(reply)) => Ok(reply),
             other => Err(unfit(&other)),
         }
@@ -235,10 +261,8 @@ impl Core {
         node: NodeId,
         incarnation: Incarnation,
     ) -> Result<Beat, MetaError> {
-        match self
-            .ask_leader(&Ask::Heartbeat { node, incarnation })
-            .await?
-        {
+        let ask = Ask::Heartbeat { node, incarnation };
+        match self.ask_leader(&ask, Wait::PATIENT).await? {
             PeerReply::Heartbeat(Ok(beat)) => Ok(beat),
             other => Err(unfit(&other)),
         }
@@ -247,29 +271,49 @@ impl Core {
     /// Runs a function on records that hold everything acknowledged before this call.
     pub(crate) async fn read<T>(
         &self,
+        wait: Wait,
         read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
     ) -> Result<T, MetaError> {
-        let index = match self.ask_leader(&Ask::ReadIndex).await? {
-            PeerReply::ReadIndex(Ok(index)) => index,
-            other => return Err(unfit(&other)),
-        };
-        self.wait_applied(index).await?;
+        let index = self.read_index(wait).await?;
+        self.wait_applied(index, wait.commit).await?;
         self.view(read)
     }
 
+    /// Returns once there is a leader that a majority follows. A command that goes to one that none follows has an unknown outcome.
+    pub(crate) async fn confirm_leader(&self, wait: Wait) -> Result<(), MetaError> {
+        if self.db().is_some_and(|db| db.is_full()) {
+            // It confirms nothing while it waits for room, and says so to the command itself.
+            return Ok(());
+        }
+        self.read_index(wait).await.map(drop)
+    }
+
+    async fn read_index(&self, wait: Wait) -> Result<Option<LogId>, MetaError> {
+        match self.ask_leader(&Ask::ReadIndex, wait).await? {
+            PeerReply::ReadIndex(Ok(index)) => Ok(index),
+            other => Err(unfit(&other)),
+        }
+    }
+
     /// Asks this node, then whoever it says leads, until there is an answer or time is over.
-    pub(super) async fn ask_leader(&self, ask: &Ask) -> Result<PeerReply, MetaError> {
-        let deadline = Instant::now() + LEADER_WAIT_MAX;
+    pub(super) async fn ask_leader(&self, ask: &Ask, wait: Wait) -> Result<PeerReply, MetaError> {
+        let deadline = Instant::now() + wait.leader;
         let mut leader = None;
         loop {
-            leader = match self.attempt(leader, ask).await {
+            let within = match ask.is_command() {
+                true => wait.commit,
+                false => ANSWER_WAIT_MAX.min(deadline.saturating_duration_since(Instant::now())),
+            };
+            leader = match self.attempt(leader, ask, within).await {
                 Attempt::Done(answer) => return Ok(answer),
                 Attempt::Failed(error) => return Err(error),
                 Attempt::Again(Some(next)) if leader.is_none() && next != self.id => Some(next),
                 Attempt::Again(_) => {
                     if Instant::now() >= deadline {
                         return Err(MetaError::NoLeader {
-                            waited: LEADER_WAIT_MAX,
+                            waited: wait.leader,
+                            is_command: ask.is_command(),
+                            reach: Reach::default(),
                         });
                     }
                     self.succeed().await;
@@ -280,10 +324,13 @@ impl Core {
         }
     }
 
-    async fn attempt(&self, leader: Option<NodeId>, ask: &Ask) -> Attempt {
+    async fn attempt(&self, leader: Option<NodeId>, ask: &Ask, within: Duration) -> Attempt {
         let answer = match leader {
-            None => Ok(self.handle(ask.request()).await),
-            Some(leader) => self.call(leader, ask.request(), COMMIT_WAIT_MAX).await,
+            None => {
+                let handled = tokio::time::timeout(within, self.handle(ask.request())).await;
+                handled.map_err(|_| late(self.id))
+            }
+            Some(leader) => self.call(leader, ask.request(), within).await,
         };
         match answer {
             Ok(
@@ -299,19 +346,15 @@ impl Core {
                 self.signs().gone(target);
                 Attempt::Again(None)
             }
-            Err(TransportError::Lost { .. }) => match ask {
-                Ask::Propose(_) => Attempt::Failed(MetaError::Interrupted),
+            Err(TransportError::Lost { .. }) => match ask.is_command() {
+                true => Attempt::Failed(interrupted()),
                 // Asking again is harmless.
-                Ask::RenewLease { .. }
-                | Ask::Heartbeat { .. }
-                | Ask::ReadIndex
-                | Ask::Tell { .. }
-                | Ask::Report => Attempt::Again(None),
+                false => Attempt::Again(None),
             },
         }
     }
 
-    async fn call(
+    pub(super) async fn call(
         &self,
         target: NodeId,
         request: PeerRequest,
@@ -327,17 +370,12 @@ impl Core {
         let address = address.unwrap_or_else(|| BasicNode::new(""));
         let timed =
             tokio::time::timeout(within, self.transport.call(target, &address, request)).await;
-        timed.unwrap_or_else(|_| {
-            Err(TransportError::Lost {
-                target,
-                detail: "no answer in time".to_owned(),
-            })
-        })
+        timed.unwrap_or_else(|_| Err(late(target)))
     }
 
-    async fn wait_applied(&self, index: Option<LogId>) -> Result<(), MetaError> {
+    async fn wait_applied(&self, index: Option<LogId>, within: Duration) -> Result<(), MetaError> {
         let Some(index) = index else { return Ok(()) };
-        let wait = self.raft.wait(Some(COMMIT_WAIT_MAX));
+        let wait = self.raft.wait(Some(within));
         match wait
             .applied_index_at_least(Some(index.index), "a read")
             .await
@@ -345,7 +383,9 @@ impl Core {
             Ok(_) => Ok(()),
             Err(openraft::metrics::WaitError::ShuttingDown) => Err(MetaError::Stopped),
             Err(openraft::metrics::WaitError::Timeout(..)) => Err(MetaError::NoLeader {
-                waited: COMMIT_WAIT_MAX,
+                waited: within,
+                is_command: false,
+                reach: Reach::default(),
             }),
         }
     }
@@ -374,6 +414,7 @@ impl Core {
             PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
             PeerRequest::Tell { node, word } => PeerReply::Tell(self.take_word_here(node, word)),
             PeerRequest::Report => PeerReply::Report(self.report_here()),
+            PeerRequest::WasRemoved { node } => PeerReply::WasRemoved(self.was_removed_here(node)),
         }
     }
 
@@ -462,13 +503,14 @@ impl Core {
         generation: Generation,
     ) -> Result<Reply, ProposeError> {
         let index = self.read_index_here().await?;
-        let interrupted = |error: MetaError| ProposeError::Failed {
+        let failed = |error: MetaError| ProposeError::Failed {
             detail: error.to_string(),
         };
-        self.wait_applied(index).await.map_err(interrupted)?;
+        let applied = self.wait_applied(index, COMMIT_WAIT_MAX).await;
+        applied.map_err(failed)?;
         let lease = self
             .view(|view| LEASES.get(view, &volume))
-            .map_err(interrupted)?;
+            .map_err(failed)?;
         Ok(
             check_lease_holder(lease, volume, node, generation).map(|lease| {
                 let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
@@ -511,7 +553,7 @@ impl ProposeError {
     fn means(self, asked: Option<NodeId>) -> Attempt {
         match self {
             Self::NotLeader { leader } => Attempt::Again(leader),
-            Self::Unknown => Attempt::Failed(MetaError::Interrupted),
+            Self::Unknown => Attempt::Failed(interrupted()),
             // When another node fails or stops, somebody else will lead.
             Self::Failed { .. } | Self::Stopped | Self::NoRoom { begun: false, .. }
                 if asked.is_some() =>
@@ -522,6 +564,20 @@ impl ProposeError {
             Self::Failed { detail } => Attempt::Failed(MetaError::Failed { detail }),
             Self::Stopped => Attempt::Failed(MetaError::Stopped),
         }
+    }
+}
+
+/// Nobody looked yet whom this node reaches.
+fn interrupted() -> MetaError {
+    MetaError::Interrupted {
+        reach: Reach::default(),
+    }
+}
+
+fn late(target: NodeId) -> TransportError {
+    TransportError::Lost {
+        target,
+        detail: "no answer in time".to_owned(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use super::core::{Ask, unfit};
+use super::core::{Ask, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::net::{PeerReply, ProposeError};
@@ -17,7 +17,10 @@ impl Core {
     /// Tells the leader how this node is.
     pub(crate) async fn tell(&self, word: NodeWord) -> Result<(), MetaError> {
         let node = self.id;
-        match self.ask_leader(&Ask::Tell { node, word }).await? {
+        match self
+            .ask_leader(&Ask::Tell { node, word }, Wait::PATIENT)
+            .await?
+        {
             PeerReply::Tell(Ok(())) => Ok(()),
             other => Err(unfit(&other)),
         }
@@ -25,7 +28,7 @@ impl Core {
 
     /// Asks the leader what it has heard.
     pub(crate) async fn report(&self) -> Result<LeaderReport, MetaError> {
-        match self.ask_leader(&Ask::Report).await? {
+        match self.ask_leader(&Ask::Report, Wait::PATIENT).await? {
             PeerReply::Report(Ok(report)) => Ok(report),
             other => Err(unfit(&other)),
         }

@@ -290,6 +290,7 @@ pub(super) async fn beat(core: Arc<Core>, spec: NodeSpec) {
         match core.beat_once(&spec).await {
             Ok(()) => told = false,
             Err(MetaError::Stopped) => return,
+            Err(error) if core.note_removal(&error) => return,
             // Said once: it is repeated until it goes well.
             Err(error) if !told => {
                 told = true;

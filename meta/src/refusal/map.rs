@@ -62,7 +62,9 @@ pub enum MapRefusal {
         claimed: Incarnation,
     },
     /// The node was removed for good.
-    #[error("node {node} was removed: join with a new token and an empty data directory")]
+    #[error(
+        "node {node} was removed from the cluster: join anew with a new token and another data directory"
+    )]
     WasRemoved {
         /// The node.
         node: NodeId,

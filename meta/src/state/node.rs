@@ -53,6 +53,9 @@ pub(super) fn register(
     NODES.put(txn, &node.id, &node);
     let what = match &old {
         None => Some(Happening::NodeJoined { node: node.id }),
+        Some(old) if !old.incarnation.has_begun() && node.incarnation.has_begun() => {
+            Some(Happening::NodeUp { node: node.id })
+        }
         Some(old) if old.incarnation != node.incarnation => {
             Some(Happening::NodeRestarted { node: node.id })
         }
@@ -151,10 +154,15 @@ pub(super) fn set_state(
     }
     NODES.put(txn, &id, &node);
     let what = match state {
-        NodeState::Up => Happening::NodeUp { node: id },
-        NodeState::Down => Happening::NodeDown { node: id },
+        NodeState::Up => Some(Happening::NodeUp { node: id }),
+        // Who was let in and has yet to start was not up before.
+        NodeState::Down => incarnation
+            .has_begun()
+            .then_some(Happening::NodeDown { node: id }),
     };
-    event::push(txn, at, what)?;
+    if let Some(what) = what {
+        event::push(txn, at, what)?;
+    }
     if node.duty != duty || (state == NodeState::Up && lacks_members(txn)?) {
         place_all(txn)?;
     } else {
@@ -194,11 +202,17 @@ pub(super) fn set_duty(
     node.duty = duty;
     NODES.put(txn, &id, &node);
     let what = match duty {
-        Duty::Active => Happening::NodeActive { node: id },
-        Duty::Absent => Happening::NodeReplaced { node: id },
-        Duty::Draining => Happening::NodeDraining { node: id },
+        Duty::Active => Some(Happening::NodeActive { node: id }),
+        // Who has yet to start has no share.
+        Duty::Absent => node
+            .incarnation
+            .has_begun()
+            .then_some(Happening::NodeReplaced { node: id }),
+        Duty::Draining => Some(Happening::NodeDraining { node: id }),
     };
-    event::push(txn, at, what)?;
+    if let Some(what) = what {
+        event::push(txn, at, what)?;
+    }
     place_all(txn)?;
     Ok(Outcome::Node(node))
 }

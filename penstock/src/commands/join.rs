@@ -15,7 +15,7 @@ use crate::api::types::{Token, TokenCreate};
 use crate::cli::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 use crate::config::{self, Config, StoreKind};
 use crate::failure::{Failure, Kind, Result};
-use crate::identity::{Founding, Identity, Record, Settings, refuse_node};
+use crate::identity::{self, Founding, Identity, Record, Settings, refuse_node};
 use crate::serve::{self, datadir};
 
 /// What was made.
@@ -95,8 +95,12 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
         Failure::invalid(error, mend)
     })?;
     let settings = Settings::new(&config.peers)?;
+    // The token is good once: what can be found out to fail is found out before it is shown.
+    config::check_admin_socket(&config.admin_socket)?;
     let dir = datadir::DataDir::take(&config.data)?;
     refuse_node(&config.data, &datadir::meta(&config.data, StoreKind::File))?;
+    identity::rehearse(&config.data)?;
+    settings.check_addresses()?;
     let key = NodeKey::generate().map_err(pki_failure)?;
     let question = EnrolQuestion {
         name: settings.name.clone(),

@@ -97,7 +97,7 @@ impl Node {
     /// All attachments of this node.
     pub async fn attachments(&self) -> Result<Vec<Attachment>> {
         let live = self.live.lock().await;
-        let own = self.meta.list_attachments_of(self.meta.node_id()).await;
+        let own = self.asked.list_attachments_of(self.meta.node_id()).await;
         let all = own.map_err(meta_failure)?;
         Ok(all.into_iter().map(|a| shown(&live, a)).collect())
     }
@@ -114,7 +114,7 @@ impl Node {
     pub async fn attach(&self, request: Attach) -> Result<Attachment> {
         let mut live = self.live.lock().await;
         let volume = self
-            .meta
+            .asked
             .get_volume(&request.volume)
             .await
             .map_err(meta_failure)?;
@@ -135,7 +135,7 @@ impl Node {
             },
         };
         let attachment = self
-            .meta
+            .asked
             .create_attachment(spec)
             .await
             .map_err(meta_failure)?;
@@ -226,6 +226,7 @@ impl Node {
         {
             self.close_in(&mut live, volume).await;
         }
+        // What it serves is closed: this waits as long as it can.
         let deleted = self
             .meta
             .delete_attachment(AttachmentKey::Id(attachment.id));
@@ -261,7 +262,7 @@ impl Node {
     }
 
     async fn find(&self, target: &str) -> Result<meta::Attachment> {
-        let all = self.meta.list_attachments().await.map_err(meta_failure)?;
+        let all = self.asked.list_attachments().await.map_err(meta_failure)?;
         let own = self.meta.node_id();
         let (mut found, elsewhere): (Vec<_>, Vec<_>) = all
             .into_iter()

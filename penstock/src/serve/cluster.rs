@@ -37,9 +37,9 @@ pub struct View {
 }
 
 impl Node {
-    /// The cluster as it is now: everything acknowledged before is seen. Waits for a leader.
+    /// The cluster as it is now, for people: everything acknowledged before is seen. Waits for a leader.
     pub(super) async fn view(&self) -> Result<View> {
-        let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
+        let volumes = self.asked.list_volumes().await.map_err(meta_failure)?;
         let view = View {
             volumes,
             ..self.applied(self.leader_report().await)?

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Kind, Result};
 use super::cluster::View;
 use super::device_list::{Added, DeviceList};
 use super::devices;
-use super::node::{Node, meta_failure};
+use super::node::{Node, done_unseen, meta_failure};
 use super::storage::{LocalDevice, blocking};
 
 impl Node {
@@ -115,7 +115,7 @@ impl Node {
         };
         let mut list = DeviceList::read(&self.config().data)?;
         self.refuse_known(&added.path, &list)?;
-        let cluster = self.meta.cluster().await.map_err(meta_failure)?.uuid;
+        let cluster = self.asked.cluster().await.map_err(meta_failure)?.uuid;
         let (config, spec) = (self.config().clone(), added.spec());
         blocking(move || devices::check_addable(&config, &spec, cluster)).await?;
         list.removed.retain(|one| one.path != added.path);
@@ -165,27 +165,27 @@ impl Node {
         };
         let (id, uuid) = (device.id, device.uuid);
         if request.off {
-            self.meta
+            self.asked
                 .drain_device(id, false)
                 .await
                 .map_err(meta_failure)?;
-            return self.device_as_it_is(uuid).await;
+            return self.device_as_it_is(uuid).await.map_err(done_unseen);
         }
         if request.accept_data_loss {
             return self.give_up(&view, device).await;
         }
         self.refuse_last(&view, device)?;
-        self.meta
+        self.asked
             .drain_device(id, true)
             .await
             .map_err(meta_failure)?;
-        let view = self.view().await?;
+        let view = self.view().await.map_err(done_unseen)?;
         match self.forget(&view, id).await? {
             Some(mut gone) => {
                 gone.state = DeviceState::Removed;
                 Ok(gone)
             }
-            None => self.device_as_it_is(uuid).await,
+            None => self.device_as_it_is(uuid).await.map_err(done_unseen),
         }
     }
 
@@ -205,7 +205,7 @@ impl Node {
         }
         let shown = self.device_as_it_is(device.uuid).await?;
         let lost = meta::Lost::Device(device.id);
-        self.meta.remove_lost(lost).await.map_err(meta_failure)?;
+        self.asked.remove_lost(lost).await.map_err(meta_failure)?;
         if is_here {
             self.remember_removed(device)?;
         }

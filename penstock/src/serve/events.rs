@@ -25,7 +25,7 @@ impl Node {
             None => (0, LIMIT_MAX),
         };
         let mut events = self
-            .meta
+            .asked
             .list_events(after, limit)
             .await
             .map_err(meta_failure)?;

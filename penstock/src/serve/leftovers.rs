@@ -112,7 +112,8 @@ impl Node {
     /// Finishes what there is to finish of a volume; false if that has to wait until nobody uses it.
     async fn finish(&self, id: VolumeId) -> Result<bool> {
         let mut live = self.live.lock().await;
-        let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
+        // Others wait for the lock, and it is tried again.
+        let volumes = self.asked.list_volumes().await.map_err(meta_failure)?;
         let Some(volume) = volumes.into_iter().find(|volume| volume.id == id) else {
             return Ok(true);
         };

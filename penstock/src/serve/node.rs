@@ -2,10 +2,12 @@
 //! in its neighbours `volumes`, `attachments` and `transfer`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meta::{AttachmentId, Meta, MetaError, MetaNode, RefusalKind, VolumeId};
+use meta::refusal::MapRefusal;
+use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
 use tokio::sync::Mutex;
 
 use crate::config::{Config, StoreKind};
@@ -22,6 +24,8 @@ use super::peers::{Control, Membership};
 use super::storage::{Background, Storage, Threads, blocking};
 use super::volumes::OpenVolume;
 
+/// Somebody who asks for something waits this long for metadata without a leader. Several times what an election takes.
+pub const PEOPLE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in all.
 const COPIES_LOOKS_MAX: usize = 100;
 const COPIES_PAUSE: Duration = Duration::from_millis(50);
@@ -30,6 +34,8 @@ const COPIES_PAUSE: Duration = Duration::from_millis(50);
 pub struct Node {
     config: Config,
     pub(super) meta: Meta,
+    /// The same for what people ask for, who do not wait as long.
+    pub(super) asked: Meta,
     /// Taken by `close`.
     control: Mutex<Option<Control>>,
     /// Of one of several nodes.
@@ -105,6 +111,7 @@ impl Node {
         };
         let node = Node {
             config,
+            asked: meta.within(PEOPLE_WAIT_MAX),
             meta,
             membership: control.membership(),
             control: Mutex::new(Some(control)),
@@ -171,7 +178,7 @@ impl Node {
     /// Returns when the metadata service of a node of several has ended. Never in a cluster of one, whose guests go on without it.
     pub async fn meta_ended(&self) -> Failure {
         match self.membership {
-            Some(_) => meta_failure(self.meta.ended().await),
+            Some(_) => ended_failure(self.meta.ended().await, &self.config.data),
             None => std::future::pending().await,
         }
     }
@@ -211,6 +218,28 @@ async fn start_storage(
             Err(failure)
         }
     }
+}
+
+/// Of a change that is made, when what has become of it cannot be told.
+pub fn done_unseen(failure: Failure) -> Failure {
+    let error = format!("it is done, but cannot be shown: {}", failure.error);
+    Failure { error, ..failure }
+}
+
+/// Why the metadata service of a node of several has ended.
+pub fn ended_failure(e: MetaError, data: &Path) -> Failure {
+    let MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node })) = e else {
+        return meta_failure(e);
+    };
+    Failure::new(
+        Kind::Conflict,
+        format!(
+            "node {node} was removed from the cluster and serves nothing any more; all in {} is as it was",
+            data.display()
+        ),
+        "to use this machine again, `penstock token create` on a node of the cluster, and `penstock join` here with another data \
+         directory",
+    )
 }
 
 /// What meta refuses, and why.

@@ -7,7 +7,7 @@ use crate::failure::Result;
 
 use super::cluster::{View, part};
 use super::monitor::Work;
-use super::node::{Node, meta_failure};
+use super::node::{Node, done_unseen, meta_failure};
 
 impl Node {
     /// All nodes.
@@ -27,16 +27,16 @@ impl Node {
     /// Moves all data off a node, or calls that off.
     pub async fn node_drain(&self, name: &str, on: bool) -> Result<ClusterNode> {
         let id = self.view().await?.node(name)?.id;
-        self.meta.drain_node(id, on).await.map_err(meta_failure)?;
-        self.node(&id.to_string()).await
+        self.asked.drain_node(id, on).await.map_err(meta_failure)?;
+        self.node(&id.to_string()).await.map_err(done_unseen)
     }
 
     /// Forgets a node; if it is to be so with what only that has.
     pub async fn node_remove(&self, name: &str, accept_data_loss: bool) -> Result<()> {
         let id = self.view().await?.node(name)?.id;
         let removed = match accept_data_loss {
-            true => self.meta.remove_lost(meta::Lost::Node(id)).await,
-            false => self.meta.remove_node(id).await.map(drop),
+            true => self.asked.remove_lost(meta::Lost::Node(id)).await,
+            false => self.asked.remove_node(id).await.map(drop),
         };
         removed.map_err(meta_failure)
     }

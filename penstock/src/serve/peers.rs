@@ -10,7 +10,8 @@ use meta::net::enrol::{Door, EnrolPapers, EnrolServer, Invitation};
 use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
 use meta::pki::{ClusterCa, fingerprint};
 use meta::{
-    Incarnation, Meta, MetaConfig, MetaNode, NodeSpec, RaftTuning, Role, Start, UnixMillis,
+    Incarnation, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, RaftTuning, Role, Start,
+    UnixMillis,
 };
 
 use crate::api::types::{Token, TokenCreate};
@@ -18,7 +19,7 @@ use crate::config::{Config, Wire};
 use crate::failure::{Failure, Kind, Result};
 use crate::identity::{self, Identity, Settings, host_name};
 
-use super::node::{Node, meta_failure};
+use super::node::{Node, ended_failure, meta_failure};
 
 /// A start that has not reached the cluster by then says so, and goes on trying.
 const REACH_TOLD_AFTER: Duration = Duration::from_secs(5);
@@ -112,7 +113,11 @@ impl Control {
                 return Err(failure);
             }
         };
-        wait_until_known(&node.meta(), &settings).await;
+        if let Err(error) = wait_until_known(&node.meta(), &settings).await {
+            drop((control, enrol));
+            shutdown(node).await;
+            return Err(ended_failure(error, data_dir));
+        }
         let network = Network {
             identity,
             settings,
@@ -231,31 +236,27 @@ fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
 }
 
 fn listen_failure(e: meta::net::TlsError) -> Failure {
-    Failure::new(
-        Kind::Failed,
-        e,
-        "see that no other program listens there and that the address is one of this machine; --listen, --control-port and \
-         --enrol-port choose others",
-    )
+    Failure::new(Kind::Failed, e, identity::LISTEN_MEND)
 }
 
-/// Waits until the leader has heard of this start of the process.
-async fn wait_until_known(meta: &Meta, settings: &Settings) {
+/// Waits until the leader has heard of this start of the process. Fails when that will never be.
+async fn wait_until_known(meta: &Meta, settings: &Settings) -> std::result::Result<(), MetaError> {
     let mut valid = meta.watch_heartbeat();
-    let known = tokio::time::timeout(REACH_TOLD_AFTER, valid.wait_for(Option::is_some));
-    if known.await.is_ok() {
-        return;
+    let known = async {
+        tokio::select! {
+            _ = valid.wait_for(Option::is_some) => Ok(()),
+            error = meta.ended() => Err(error),
+        }
+    };
+    let mut known = std::pin::pin!(known);
+    if let Ok(known) = tokio::time::timeout(REACH_TOLD_AFTER, &mut known).await {
+        return known;
     }
     eprintln!(
-        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}; a node that was \
-         removed from the cluster waits in vain, and joins anew with another data directory",
+        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}",
         settings.control()
     );
-    tokio::select! {
-        _ = valid.wait_for(Option::is_some) => {}
-        // The next call tells why.
-        _ = meta.ended() => {}
-    }
+    known.await
 }
 
 impl Node {
@@ -271,7 +272,7 @@ impl Node {
         let doors = self.doors(membership).await?;
         let authority = fingerprint(&membership.identity.ca).map_err(failed)?;
         let lifetime = Duration::from_secs(request.lifetime_s);
-        let token = self.meta.create_join_token(lifetime).await;
+        let token = self.asked.create_join_token(lifetime).await;
         let invitation = Invitation {
             cluster: membership.identity.record.cluster,
             authority,
@@ -294,7 +295,7 @@ impl Node {
         };
         let mut doors = Vec::new();
         doors.extend(membership.identity.ca_key.is_some().then_some(own));
-        let nodes = self.meta.list_nodes().await.map_err(meta_failure)?;
+        let nodes = self.asked.list_nodes().await.map_err(meta_failure)?;
         let others = nodes
             .into_iter()
             .filter(|node| node.id != own.node && node.roles.contains(&Role::Meta));

@@ -6,7 +6,7 @@ use crate::api::types::{FailureDomain, Pool, PoolCreate};
 use crate::failure::Result;
 
 use super::cluster::View;
-use super::node::{Node, meta_failure};
+use super::node::{Node, done_unseen, meta_failure};
 use super::volumes::is_listed;
 
 impl Node {
@@ -24,7 +24,7 @@ impl Node {
 
     /// One pool.
     pub async fn pool(&self, name: &str) -> Result<Pool> {
-        let pool = self.meta.get_pool(name).await.map_err(meta_failure)?;
+        let pool = self.asked.get_pool(name).await.map_err(meta_failure)?;
         Ok(self.pool_shown(&self.view().await?, &pool))
     }
 
@@ -43,13 +43,14 @@ impl Node {
             device_class: request.class,
             placement_groups: None,
         };
-        let pool = self.meta.create_pool(spec).await.map_err(meta_failure)?;
-        Ok(self.pool_shown(&self.view().await?, &pool))
+        let pool = self.asked.create_pool(spec).await.map_err(meta_failure)?;
+        let view = self.view().await.map_err(done_unseen)?;
+        Ok(self.pool_shown(&view, &pool))
     }
 
     /// Deletes a pool without volumes.
     pub async fn pool_delete(&self, name: &str) -> Result<()> {
-        let deleted = self.meta.delete_pool(name).await;
+        let deleted = self.asked.delete_pool(name).await;
         deleted.map(drop).map_err(meta_failure)
     }
 

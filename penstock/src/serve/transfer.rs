@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
-use meta::VolumeSpec;
+use meta::{Meta, VolumeSpec};
 use tokio::sync::mpsc;
 
 use crate::api::extents::{self, DATA_BYTES_MAX, Decoder, Record};
@@ -18,9 +18,9 @@ use crate::failure::{Failure, Kind, Result};
 use crate::image::sparse;
 
 use super::copier::Copier;
-use super::node::{Live, Node, meta_failure};
+use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
-use super::volumes::{check_name, copied, import_name};
+use super::volumes::{check_name, copied, import_name, volume_by};
 
 /// How long the rest of a stream is taken that nobody wants. Who still sends then finds the connection closed.
 const UNWANTED_MAX: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ async fn import_checked(
     check_name(name)?;
     let replaced = {
         let mut live = node.live.lock().await;
-        let target = check_target(node, &live, name, query).await?;
+        let target = check_target(&node.asked, &live, name, query).await?;
         if let Some(volume) = &target {
             live.refuse_replaced(volume)?;
             live.replaced.insert(volume.id);
@@ -79,7 +79,7 @@ async fn import_beside(
         pool: query.pool.clone(),
         ..VolumeSpec::new(part_name, query.size_bytes)
     };
-    let part = node.meta.create_volume(spec).await.map_err(meta_failure)?;
+    let part = node.asked.create_volume(spec).await.map_err(meta_failure)?;
     let filled = fill(node, &part, query.size_bytes, body).await;
     let done = match filled {
         Ok(()) => promote(node, &part, name, query).await,
@@ -93,17 +93,17 @@ async fn import_beside(
 
 /// Whether volume `name` may be made, or replaced; what would be replaced.
 async fn check_target(
-    node: &Node,
+    meta: &Meta,
     live: &Live,
     name: &str,
     query: &ImportQuery,
 ) -> Result<Option<meta::Volume>> {
-    let existing = match node.volume(name).await {
+    let existing = match volume_by(meta, name).await {
         Ok(volume) => volume,
         Err(failure) if failure.kind == Kind::NotFound => return Ok(None),
         Err(failure) => return Err(failure),
     };
-    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
+    let volume = meta.get_volume(name).await.map_err(meta_failure)?;
     if let Some(socket) = existing.attached.first() {
         return Err(Failure::new(
             Kind::Conflict,
@@ -189,7 +189,8 @@ async fn promote(
 ) -> Result<Volume> {
     {
         let live = node.live.lock().await;
-        check_target(node, &live, name, query).await?;
+        // All that was sent would be lost: this waits as long as it can.
+        check_target(&node.meta, &live, name, query).await?;
         node.meta
             .promote_volume(&part.name, name)
             .await
@@ -201,7 +202,7 @@ async fn promote(
             node.left_over(&old, failure);
         }
     }
-    node.volume(name).await
+    node.volume(name).await.map_err(done_unseen)
 }
 
 async fn drop_part(node: &Node, part: &meta::Volume) {
@@ -270,7 +271,7 @@ async fn open_to_export(
     live: bool,
 ) -> Result<(meta::Volume, Handle, u64)> {
     let mut open = node.live.lock().await;
-    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
+    let volume = node.asked.get_volume(name).await.map_err(meta_failure)?;
     let handle = node.open_in(&mut open, &volume).await?;
     let before = handle.sequences_left();
     if let (Some(socket), false) = (open.writer(volume.id), live) {

@@ -1,11 +1,11 @@
 //! Volumes: meta says what there is, storage holds what is in it.
 
-use meta::{VolumeSpec, VolumeState};
+use meta::{Meta, VolumeSpec, VolumeState};
 
 use crate::api::types::{Volume, VolumeCreate, VolumeResize};
 use crate::failure::{Failure, Kind, Result};
 
-use super::node::{Live, Node, meta_failure};
+use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
 
 /// Volumes of this name are imports under way. No other volume may be named so.
@@ -38,9 +38,9 @@ impl Node {
     /// All volumes.
     pub async fn volumes(&self) -> Result<Vec<Volume>> {
         let mut volumes = Vec::new();
-        for volume in self.meta.list_volumes().await.map_err(meta_failure)? {
+        for volume in self.asked.list_volumes().await.map_err(meta_failure)? {
             if is_listed(&volume) {
-                volumes.push(self.shown(volume).await?);
+                volumes.push(shown(&self.asked, volume).await?);
             }
         }
         Ok(volumes)
@@ -48,24 +48,7 @@ impl Node {
 
     /// One volume.
     pub async fn volume(&self, name: &str) -> Result<Volume> {
-        let volume = self.meta.get_volume(name).await.map_err(meta_failure)?;
-        self.shown(volume).await
-    }
-
-    async fn shown(&self, volume: meta::Volume) -> Result<Volume> {
-        let lease = self.meta.get_lease(volume.id).await.map_err(meta_failure)?;
-        let attachments = self.meta.list_attachments().await.map_err(meta_failure)?;
-        let attached = attachments
-            .into_iter()
-            .filter(|a| a.target.name() == &volume.name);
-        Ok(Volume {
-            name: volume.name.to_string(),
-            id: volume.uuid.to_string(),
-            size_bytes: volume.size_bytes,
-            pool: volume.pool.to_string(),
-            generation: lease.map_or(0, |lease| lease.generation.0),
-            attached: attached.map(|a| a.socket).collect(),
-        })
+        volume_by(&self.asked, name).await
     }
 
     /// Creates an empty volume.
@@ -76,16 +59,16 @@ impl Node {
             ..VolumeSpec::new(request.name, request.size_bytes)
         };
         let _live = self.live.lock().await;
-        let volume = self.meta.create_volume(spec).await.map_err(meta_failure)?;
-        self.shown(volume).await
+        let volume = self.asked.create_volume(spec).await.map_err(meta_failure)?;
+        shown(&self.asked, volume).await.map_err(done_unseen)
     }
 
     /// Changes a volume's size. Guests learn of it at once.
     pub async fn volume_resize(&self, name: &str, request: &VolumeResize) -> Result<Volume> {
         let mut live = self.live.lock().await;
-        let before = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        let before = self.asked.get_volume(name).await.map_err(meta_failure)?;
         live.refuse_replaced(&before)?;
-        let attached = self.shown(before.clone()).await?.attached;
+        let attached = shown(&self.asked, before.clone()).await?.attached;
         if let (true, Some(socket)) = (request.size_bytes < before.size_bytes, attached.first()) {
             return Err(Failure::new(
                 Kind::Conflict,
@@ -97,7 +80,7 @@ impl Node {
             return Err(copied(name));
         }
         let volume = self
-            .meta
+            .asked
             .resize_volume(name, request.size_bytes, request.shrink)
             .await
             .map_err(meta_failure)?;
@@ -113,22 +96,22 @@ impl Node {
         if let Err(failure) = self.drop_stale_tail(&mut live, &volume).await {
             self.left_over(&volume, failure);
         }
-        self.shown(volume).await
+        shown(&self.asked, volume).await.map_err(done_unseen)
     }
 
     /// Deletes a volume and its data.
     pub async fn volume_delete(&self, name: &str) -> Result<()> {
         let live = self.live.lock().await;
-        let volume = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        let volume = self.asked.get_volume(name).await.map_err(meta_failure)?;
         live.refuse_replaced(&volume)?;
         if live.volumes.contains_key(&volume.id) {
             // Attachments are meta's to refuse; what else keeps a volume open is a copy.
-            let attached = self.shown(volume.clone()).await?.attached;
+            let attached = shown(&self.asked, volume.clone()).await?.attached;
             if attached.is_empty() {
                 return Err(copied(name));
             }
         }
-        let volume = self.meta.delete_volume(name).await.map_err(meta_failure)?;
+        let volume = self.asked.delete_volume(name).await.map_err(meta_failure)?;
         let dropped = self.drop_data(&volume).await;
         if let Err(failure) = &dropped {
             self.left_over(&volume, failure.clone());
@@ -230,6 +213,28 @@ impl Live {
             "wait until the import is done, or stop it",
         ))
     }
+}
+
+/// One volume, for somebody with the patience of `meta`.
+pub(super) async fn volume_by(meta: &Meta, name: &str) -> Result<Volume> {
+    let volume = meta.get_volume(name).await.map_err(meta_failure)?;
+    shown(meta, volume).await
+}
+
+async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
+    let lease = meta.get_lease(volume.id).await.map_err(meta_failure)?;
+    let attachments = meta.list_attachments().await.map_err(meta_failure)?;
+    let attached = attachments
+        .into_iter()
+        .filter(|a| a.target.name() == &volume.name);
+    Ok(Volume {
+        name: volume.name.to_string(),
+        id: volume.uuid.to_string(),
+        size_bytes: volume.size_bytes,
+        pool: volume.pool.to_string(),
+        generation: lease.map_or(0, |lease| lease.generation.0),
+        attached: attached.map(|a| a.socket).collect(),
+    })
 }
 
 /// Whether people see the volume: it is neither being deleted nor an import under way.

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::front::Front;
 use crate::harness::{
-    DEVICE_SIZE, Daemon, eventually, one_error, penstock, run, serve, temp, text,
+    DEVICE_SIZE, Daemon, eventually, one_error, penstock, run, serve, serve_with, temp, text,
 };
 
 /// Device files that take their space as they are written: there are many.
@@ -307,6 +307,40 @@ fn a_token_lets_one_node_in_once() {
 }
 
 #[test]
+fn a_join_that_cannot_succeed_here_leaves_its_token_good() {
+    let cluster = Cluster::found("1");
+    let token = cluster.token();
+    let join = |data: &Path, listen: &str| {
+        let name = ["--name", "node2"];
+        run(&[
+            &["join", &token, "--data", text(data), "--listen", listen],
+            &name[..],
+        ]
+        .concat())
+    };
+    let (data, listen) = (cluster.data(2), cluster.address(2));
+    // An address for examples, which is no machine's.
+    let told = one_error(&join(&data, "192.0.2.1"), 1);
+    assert!(told.contains("cannot listen on 192.0.2.1:7470"), "{told}");
+    let taken = std::net::TcpListener::bind((listen.as_str(), 7471)).unwrap();
+    let told = one_error(&join(&data, &listen), 1);
+    assert!(
+        told.contains(&format!("{listen}:7471")) && told.contains("no other program"),
+        "{told}"
+    );
+    drop(taken);
+    let told = one_error(&join(Path::new("/proc/self"), &listen), 1);
+    assert!(told.contains("/proc/self"), "{told}");
+    let told = one_error(&join(&cluster.data(1), &listen), 1);
+    assert!(told.contains("data directory"), "{told}");
+    let far = cluster.dir.path().join("x".repeat(100));
+    let told = one_error(&join(&far, &listen), 2);
+    assert!(told.contains("too long"), "{told}");
+    let joined = join(&data, &listen);
+    assert!(joined.status.success(), "{joined:?}");
+}
+
+#[test]
 fn a_token_of_another_cluster_and_one_that_leads_nowhere_are_told_as_such() {
     let mut ours = Cluster::found("1");
     let token = ours.token();
@@ -341,7 +375,7 @@ fn a_node_of_a_cluster_of_its_own_says_so() {
     let told = one_error(&init, 1);
     assert!(told.contains("a cluster of its own"), "{told}");
     let empty = temp();
-    let served = crate::harness::serve_with(empty.path(), &["--listen", "127.0.0.1"]);
+    let served = serve_with(empty.path(), &["--listen", "127.0.0.1"]);
     let told = one_error(&served, 2);
     assert!(told.contains("penstock init"), "{told}");
     let told = one_error(&run(&["init", "--data", text(empty.path())]), 2);
@@ -351,6 +385,30 @@ fn a_node_of_a_cluster_of_its_own_says_so() {
         2,
     );
     assert!(told.contains("cannot reach 0.0.0.0"), "{told}");
+}
+
+#[test]
+fn a_removed_node_ends_by_itself_and_touches_nothing() {
+    let mut cluster = Cluster::of_three();
+    // One is away meanwhile, and learns of it when it starts.
+    cluster.kill(3);
+    let remove = |node: &str| cluster.node(1).run(&["node", "remove", node, "--yes"]);
+    eventually(|| remove("node3").status.success());
+    let data = cluster.data(3);
+    let device = data.join("devices/0.img");
+    let touched = || fs::metadata(&device).unwrap().modified().unwrap();
+    let before = touched();
+    let told = one_error(&serve_with(&data, &THIN), 1);
+    assert!(
+        told.contains("node 3 was removed from the cluster") && told.contains("penstock join"),
+        "{told}"
+    );
+    assert_eq!(touched(), before);
+    // The other one runs.
+    assert!(remove("node2").status.success());
+    let two = cluster.nodes[1].take().unwrap();
+    assert_eq!(two.wait().code(), Some(1));
+    cluster.node(1).ok(&["volume", "list"]);
 }
 
 #[test]
@@ -497,6 +555,12 @@ fn every_node_tells_how_all_are_and_what_is_wrong() {
         what.is_some_and(|what| what.contains("hears of no metadata leader: 2 of the 3 voters"))
     });
     assert!(cluster.node(1).ok(&["status"]).contains("node2"));
+    for asked in [&["volume", "create", "more", "64M"][..], &["node", "list"]] {
+        let told = cluster.node(1).refused(asked);
+        assert!(told.contains("metadata has no majority"), "{told}");
+        assert!(told.contains("does not reach node2, node3"), "{told}");
+        assert_eq!(told.contains("nothing was changed"), asked[0] == "volume");
+    }
 }
 
 #[test]

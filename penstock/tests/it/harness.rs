@@ -221,6 +221,16 @@ impl Daemon {
         self.child.wait().unwrap()
     }
 
+    /// Waits for an end that comes by itself.
+    pub fn wait(mut self) -> ExitStatus {
+        let mut ended = None;
+        eventually(|| {
+            ended = self.child.try_wait().unwrap();
+            ended.is_some()
+        });
+        ended.unwrap()
+    }
+
     /// SIGKILL, and waits for the end.
     pub fn kill(mut self) {
         self.child.kill().unwrap();

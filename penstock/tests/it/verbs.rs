@@ -103,6 +103,10 @@ fn a_pool_that_cannot_be_is_refused_with_the_reason() {
     );
     let told = daemon.refused(&["volume", "create", "a", "64M", "--pool", "safe"]);
     assert!(told.contains("needs 2 on different nodes"), "{told}");
+    let health = daemon.run(&["health"]);
+    let said = String::from_utf8(health.stdout).unwrap();
+    assert!(said.contains("pool safe: no volume can be made"), "{said}");
+    daemon.ok(&["pool", "delete", "safe", "--yes"]);
     assert_eq!(daemon.ok(&["health"]), "ok\n");
 }
 

@@ -18,11 +18,12 @@ use tokio_rustls::server::TlsStream;
 use super::super::frame;
 use super::super::tls::{ACCEPT_PAUSE, TlsError};
 use super::{
-    ALPN, ANSWER_WAIT_MAX, Answer, EnrolAnswer, EnrolQuestion, GREET_WAIT_MAX, PROTOCOL,
-    QUESTION_BYTES_MAX, Question,
+    ALPN, ANSWER_WAIT_MAX, Answer, EnrolAnswer, EnrolQuestion, GREET_WAIT_MAX, LEADER_WAIT_MAX,
+    PROTOCOL, QUESTION_BYTES_MAX, Question,
 };
 use crate::client::Meta;
 use crate::command::{Command, NodeSpec};
+use crate::error::MetaError;
 use crate::ids::{Incarnation, UnixMillis};
 use crate::model::Role;
 use crate::pki::{ClusterCa, JoinToken};
@@ -70,6 +71,7 @@ impl EnrolServer {
         let address = listener.local_addr().map_err(failed)?;
         let desk = Arc::new(Desk {
             papers,
+            asked: meta.within(LEADER_WAIT_MAX),
             meta,
             config: Arc::new(config),
         });
@@ -87,6 +89,8 @@ impl EnrolServer {
 struct Desk {
     papers: EnrolPapers,
     meta: Meta,
+    /// The same, as long as nothing is done that would have to be undone.
+    asked: Meta,
     config: Arc<ServerConfig>,
 }
 
@@ -177,7 +181,7 @@ impl Desk {
                 asked.protocol
             ));
         }
-        let cluster = self.meta.cluster().await.map_err(|error| told(&error))?;
+        let cluster = self.asked.cluster().await.map_err(|error| told(&error))?;
         if cluster.uuid != asked.cluster {
             let (ours, theirs) = (cluster.uuid, asked.cluster);
             return Err(told(&MapRefusal::OtherCluster { ours, theirs }));
@@ -189,7 +193,11 @@ impl Desk {
             .ca
             .issue(cluster_probe(), key)
             .map_err(|error| told(&error))?;
-        let nodes = self.meta.list_nodes().await.map_err(|error| told(&error))?;
+        let nodes = self
+            .asked
+            .list_nodes()
+            .await
+            .map_err(|error| told(&error))?;
         let namesake = nodes
             .iter()
             .find(|node| node.name.as_str() == question.name);
@@ -210,8 +218,13 @@ impl Desk {
     async fn admit(&self, secret: &str, question: EnrolQuestion) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
         let token = JoinToken::from_text(secret);
-        let redeemed = self.meta.redeem_join_token(&token).await;
-        let node = redeemed.map_err(|error| told(&error))?;
+        let redeemed = self.asked.redeem_join_token(&token).await;
+        let node = redeemed.map_err(|error| match error {
+            MetaError::Interrupted { .. } => format!(
+                "{error}; if the token is refused then, make a new one with `penstock token create`"
+            ),
+            error => told(&error),
+        })?;
         let issued = self.papers.ca.issue(node, &question.public_key);
         let certificate = issued.map_err(|error| told(&error))?;
         let keeps_key = question.roles.contains(&Role::Meta);
@@ -233,8 +246,15 @@ impl Desk {
             replaces: Incarnation::default(),
             at: UnixMillis::now(),
         };
-        let registered = self.meta.propose(register).await;
-        registered.map_err(|error| told(&error))?;
+        let mut registered = self.meta.propose(register.clone()).await;
+        if matches!(registered, Err(MetaError::Interrupted { .. })) {
+            // Said twice it changes nothing, and the token is used up.
+            registered = self.meta.propose(register).await;
+        }
+        registered.map_err(|error| {
+            format!("{error}; the token is used up: make a new one with `penstock token create`, and remove node {node} if \
+                     `penstock node list` shows it")
+        })?;
         Ok(EnrolAnswer {
             node,
             ca: self.papers.ca_certificate.clone(),

@@ -1,6 +1,7 @@
 //! Join tokens.
 
 use super::*;
+use crate::model::{Duty, Happening, NodeState};
 use crate::pki::{JoinToken, TokenHash};
 use crate::refusal::{JoinRefusal, MAX_TOKENS};
 
@@ -94,4 +95,50 @@ fn a_removed_node_stays_out() {
         again,
         Err(Refusal::Map(MapRefusal::WasRemoved { node: NodeId(2) }))
     ));
+}
+
+#[test]
+fn a_node_that_has_yet_to_start_is_not_told_as_down() {
+    let mut world = World::ready();
+    let begun = tables::EVENTS.all(&world.records).unwrap().len();
+    let node = NodeId(2);
+    let mut run = |command: Command| world.run(&command).unwrap();
+    let register = |incarnation: u64, replaces: u64| Command::RegisterNode {
+        node: NodeSpec {
+            incarnation: Incarnation(incarnation),
+            ..NodeSpec::new(node, "node2")
+        },
+        replaces: Incarnation(replaces),
+        at: AT,
+    };
+    let down = |incarnation: u64| Command::SetNodeState {
+        node,
+        incarnation: Incarnation(incarnation),
+        state: NodeState::Down,
+        at: AT,
+    };
+    // Let in; nobody hears of it for long; then it starts, dies and starts again.
+    run(register(0, 0));
+    run(down(0));
+    let duty = Duty::Absent;
+    run(Command::SetNodeDuty { node, duty, at: AT });
+    run(register(7, 0));
+    run(down(7));
+    run(register(8, 7));
+    let told: Vec<Happening> = tables::EVENTS
+        .all(&world.records)
+        .unwrap()
+        .into_iter()
+        .skip(begun)
+        .map(|event| event.what)
+        .collect();
+    assert_eq!(
+        told,
+        [
+            Happening::NodeJoined { node },
+            Happening::NodeUp { node },
+            Happening::NodeDown { node },
+            Happening::NodeRestarted { node },
+        ]
+    );
 }

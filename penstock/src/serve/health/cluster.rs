@@ -12,6 +12,7 @@ use crate::moment::{Moment, duration};
 use super::super::cluster::View;
 use super::super::monitor::{Found, Work};
 
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -30,7 +31,10 @@ pub fn problems(
 ) -> (Vec<Found>, Vec<Found>) {
     let mut wrong = Vec::new();
     for node in view.map.nodes().filter(|n| n.state == NodeState::Down) {
-        wrong.push(node_down(view, node, now, etas));
+        wrong.push(match node.incarnation.has_begun() {
+            true => node_down(view, node, now, etas),
+            false => not_started(view, node),
+        });
     }
     wrong.extend(devices(view, now));
     let in_use = view.pools_in_use();
@@ -43,9 +47,22 @@ pub fn problems(
         wrong.extend(pool_waiting(view, pool));
         wrong.extend(pool_degraded(view, pool, etas));
     }
+    wrong.extend(room::lacking(view));
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
     (wrong, under_way(view, &pools, etas))
+}
+
+/// A node that was let in and has not been heard of yet.
+fn not_started(view: &View, node: &Node) -> Found {
+    let (id, name) = (node.id, &node.name);
+    let since = view.last(|what| matches!(what, Happening::NodeJoined { node } if *node == id));
+    Found::new(
+        format!("node {id} down"),
+        format!("node {name} has joined and was not started yet"),
+        format!("run `penstock serve` there, or forget it with `penstock node remove {name}`"),
+    )
+    .since(since)
 }
 
 fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {

@@ -258,6 +258,112 @@ fn a_pool_without_room_for_its_replicas_says_what_it_needs() {
 }
 
 #[test]
+fn a_pool_without_volumes_tells_that_it_lacks_nodes() {
+    let told = |nodes: u64| {
+        let mut world = World::new(3);
+        let volume = world.view.volumes.remove(0);
+        let (name, at) = (volume.name.to_string(), world.now());
+        world.apply(Command::DeleteVolume { name });
+        let volume = volume.id;
+        world.apply(Command::VolumeDataDropped { volume });
+        for id in nodes + 1..=3 {
+            world.down(id);
+            let node = NodeId(id);
+            world.apply(Command::RemoveNode { node, at });
+        }
+        world.told().0
+    };
+    assert_eq!(told(3), []);
+    let wrong = told(2);
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+    assert_eq!(
+        wrong[0].problem.what,
+        "pool safe: a volume made now would lack replicas, for it wants 3 replicas on devices of different nodes, 2 at least, \
+         and there is place for 2"
+    );
+    let doing = &wrong[0].problem.doing;
+    for mend in ["penstock token create", "penstock join", "--replicas 2"] {
+        assert!(doing.contains(mend), "{doing}");
+    }
+    let wrong = told(1);
+    assert!(
+        wrong[0]
+            .problem
+            .what
+            .starts_with("pool safe: no volume can be made, "),
+        "{wrong:#?}"
+    );
+}
+
+#[test]
+fn a_node_without_a_device_is_named_and_a_default_pool_that_is_not_needed_is_left_alone() {
+    let mut world = World {
+        machine: Machine::default(),
+        view: View::default(),
+        at: START,
+    };
+    let at = world.now();
+    let default = PoolSpec::new(meta::DEFAULT_POOL, 2);
+    world.apply(Command::Bootstrap {
+        cluster: Uuid::from_u128(1),
+        node: spec(1),
+        pool: Some(Box::new(default)),
+        at,
+    });
+    let (wrong, _) = world.told();
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+    let what = &wrong[0].problem.what;
+    assert!(
+        what.contains("place for 0; no device for it is on node n1"),
+        "{what}"
+    );
+    assert!(!wrong[0].problem.doing.contains("--replicas"), "{wrong:#?}");
+    let device = DeviceSpec {
+        uuid: Uuid::from_u128(1),
+        node: NodeId(1),
+        path: "/dev/sda".to_owned(),
+        size_bytes: 1 << 40,
+        class: "ssd".to_owned(),
+    };
+    let incarnation = Incarnation(1);
+    world.apply(Command::RegisterDevice {
+        device,
+        incarnation,
+        at,
+    });
+    assert_eq!(world.told().0.len(), 1);
+    let pool = PoolSpec::new("single", 1);
+    world.apply(Command::CreatePool { pool, at });
+    assert_eq!(world.told().0, []);
+}
+
+#[test]
+fn a_node_that_has_joined_and_was_not_started_is_not_told_as_down() {
+    let mut world = World::new(3);
+    world.at += 2000;
+    let (at_, replaces) = (world.now(), Incarnation::default());
+    let (node, incarnation) = (NodeId(4), replaces);
+    world.apply(Command::RegisterNode {
+        node: NodeSpec::new(node, "n4"),
+        replaces,
+        at: at_,
+    });
+    let state = NodeState::Down;
+    world.apply(Command::SetNodeState {
+        node,
+        incarnation,
+        state,
+        at: at_,
+    });
+    let (wrong, _) = world.told();
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+    let problem = &wrong[0].problem;
+    assert_eq!(problem.what, "node n4 has joined and was not started yet");
+    assert_eq!(problem.since, at(START + 2000));
+    assert!(problem.doing.contains("penstock serve"), "{problem:?}");
+}
+
+#[test]
 fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
     let mut world = World::new(3);
     let failing = |index: u32, failures| FailingSync {

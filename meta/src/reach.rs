@@ -1,0 +1,98 @@
+//! Whom a node reached when a request failed for want of a leader: for people, who have to mend that.
+
+use std::time::Duration;
+
+/// The voters, and which of them a node reaches. Empty where nobody looked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Names of all voters.
+    pub voters: Vec<String>,
+    /// Names of those that gave no answer.
+    pub unreached: Vec<String>,
+}
+
+impl Reach {
+    /// How many must reach each other.
+    fn needed(&self) -> usize {
+        self.voters.len() / 2 + 1
+    }
+
+    fn has_majority(&self) -> bool {
+        self.voters.len() - self.unreached.len() >= self.needed()
+    }
+
+    /// Why there was no leader, in one line with the mend.
+    pub(crate) fn no_leader(&self, waited: Duration, is_command: bool) -> String {
+        let (seconds, needed) = (waited.as_secs(), self.needed());
+        let (voters, unreached) = (self.voters.join(", "), self.unreached.join(", "));
+        let unchanged = if is_command {
+            ", and nothing was changed"
+        } else {
+            ""
+        };
+        if self.voters.is_empty() {
+            return format!(
+                "the metadata service has had no leader for {seconds} s{unchanged}: check that most of its nodes run"
+            );
+        }
+        if self.has_majority() {
+            let but = match unreached.is_empty() {
+                true => String::new(),
+                false => format!(", all but {unreached}"),
+            };
+            return format!(
+                "the metadata service has had no leader for {seconds} s{unchanged}, though this node reaches the voters \
+                 {voters}{but}: repeat it, and look at their logs if that goes on"
+            );
+        }
+        format!(
+            "metadata has no majority{unchanged}: {needed} of the {} voters {voters} must run and reach each other, and this node \
+             does not reach {unreached}: start what is down or mend the network, then repeat",
+            self.voters.len()
+        )
+    }
+
+    /// What is wrong, to be put into a sentence.
+    pub(crate) fn in_brief(&self) -> String {
+        match self.unreached.is_empty() {
+            true => String::new(),
+            false => format!(" (this node does not reach {})", self.unreached.join(", ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(voters: &[&str], unreached: &[&str]) -> String {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let reach = Reach {
+            voters: owned(voters),
+            unreached: owned(unreached),
+        };
+        reach.no_leader(Duration::from_secs(5), true)
+    }
+
+    #[test]
+    fn who_is_missed_is_named_and_a_majority_without_a_leader_is_told_as_such() {
+        let three = ["a (this node)", "b", "c"];
+        let none = told(&three, &["b", "c"]);
+        assert!(
+            none.starts_with("metadata has no majority, and nothing was changed: 2 of the 3 voters a (this node), b, c must"),
+            "{none}"
+        );
+        assert!(none.contains("does not reach b, c: start"), "{none}");
+        let most = told(&three, &["c"]);
+        assert!(
+            most.contains("no leader for 5 s, and nothing was changed"),
+            "{most}"
+        );
+        assert!(
+            most.contains("a (this node), b, c, all but c: repeat"),
+            "{most}"
+        );
+        assert!(!told(&three, &[]).contains("all but"));
+        assert!(told(&[], &[]).contains("check that most of its nodes run"));
+    }
+}
