@@ -496,7 +496,7 @@ impl Settle {
         let (at, winner) = (next.at, next.winner);
         let stamp = self.memory.stamps[winner][at];
         self.current = Some(next);
-        if stamp.holds() != Holds::Data {
+        if stamp.holds() != Holds::Data || winner::is_lost(&next, set) {
             self.restore();
             return;
         }
@@ -518,21 +518,23 @@ impl Settle {
 
     /// Makes the others' block what the winner's is.
     fn restore(&mut self) {
+        let current = self.current();
         let Current {
             set,
             leaf,
             at,
             winner,
             ..
-        } = self.current();
+        } = current;
         let stamp = self.memory.stamps[winner][at];
-        let is_data = stamp.holds() == Holds::Data;
+        let is_lost = winner::is_lost(&current, &self.sets[set]);
+        let is_data = stamp.holds() == Holds::Data && !is_lost;
         for member in self.sets[set].receiving().iter() {
             let theirs = self.memory.stamps[member][at];
             // One that is being compared is told in any case, and then knows the block for one that changes in its stay. Else, were it
             // compared with one that has yet to get the block, it would give it up for what that one has.
             let in_sync = self.sets[set].members()[member].standing == Standing::InSync;
-            if in_sync && theirs.agrees_with(&stamp) {
+            if (in_sync || is_lost) && theirs.agrees_with(&stamp) {
                 continue;
             }
             let command = Command::Restore {

@@ -14,7 +14,7 @@ use fabric::proto::message::{BlockStamp, UnresolvedEntry};
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
 };
-use fabric::store::api::Version;
+use fabric::store::api::{StoreError, Version};
 use fabric::store::device::{BLOCK_BYTES, IoVecs};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -350,6 +350,38 @@ fn replicas_that_hold_different_data_under_one_version_agree_on_that_of_the_firs
         assert_eq!(machine.settled_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
         assert!(nodes[0].shard.read(5) == content(2));
+    });
+}
+
+/// Seed 1000976 of the simulator: each replica in sync kept a version of its own, so that the one that came back with the newest could
+/// not repair the other.
+#[test]
+fn a_block_that_no_replica_in_sync_can_read_is_one_block_all_the_same() {
+    for_each_seed(5, |seed| {
+        let mut rng = seeds::rng(seed, 0xf8);
+        let standings = [IN, IN, Standing::Syncing];
+        let mut nodes = standings.map(|s| Node::new(seed, s));
+        // The newer one reached only some, then the bits of both turned over.
+        let (older, newer) = (content(1), content(2));
+        for (node, data, version) in [(0, &older, 1), (1, &newer, 2), (2, &newer, 2)] {
+            let iov = iovec(data);
+            nodes[node].request(&write(5, version, 0, &iov)).unwrap();
+        }
+        for (node, data) in [(0, &older), (1, &newer)] {
+            let shard = &mut nodes[node].shard;
+            let place = shard.find(data);
+            shard.disk.flip_bit(place + 100, 2);
+        }
+        let machine = settle(&mut nodes, &standings, &[], &mut rng);
+        assert_eq!(machine.settled_blocks(), 1);
+        assert_equal(&mut nodes, &[0, 1, 2]);
+        for node in &mut nodes[..2] {
+            assert!(matches!(
+                node.shard.try_read(5),
+                Err(StoreError::Corrupt { .. })
+            ));
+        }
+        assert!(nodes[2].shard.read(5) == newer, "who has it keeps it");
     });
 }
 
