@@ -33,8 +33,9 @@ const DATA_PORT: u16 = 7471;
 /// Port at which nodes join, likewise.
 const ENROL_PORT: u16 = 7472;
 /// What to do about an address that cannot be listened on.
-pub const LISTEN_MEND: &str = "see that no other program listens there and that the address is one of this machine; --listen, \
-                               --control-port, --data-port and --enrol-port choose others";
+pub const LISTEN_MEND: &str = "see that no other program listens there, that the address is one of this machine, and that this \
+                               user may take the port (those below 1024 are root's); --listen, --control-port, --data-port and \
+                               --enrol-port choose others";
 /// More than all files of an identity take together.
 const REHEARSED_BYTES: usize = 64 << 10;
 /// Says that the node has made its metadata: whoever has this and no metadata has lost them.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meta::{
     AttachmentId, AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta,
-    VolumeId,
+    NodeState, VolumeId,
 };
 use vhost_backend::blk::{BlkDevice, BlkOptions, ModeKeeper, SERIAL_BYTES};
 use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOptions};
@@ -270,11 +270,7 @@ impl Node {
             .partition(|a| a.node == own);
         match found.len() {
             1 => Ok(found.remove(0)),
-            0 if !elsewhere.is_empty() => Err(Failure::new(
-                Kind::NotFound,
-                format!("'{target}' is attached on node {}", elsewhere[0].node),
-                "detach it there",
-            )),
+            0 if !elsewhere.is_empty() => Err(self.attached_elsewhere(target, elsewhere[0].node)),
             0 => Err(Failure::new(
                 Kind::NotFound,
                 format!("nothing is attached as '{target}'"),
@@ -285,6 +281,26 @@ impl Node {
                 format!("volume '{target}' has {n} attachments"),
                 "name the socket of the one to detach",
             )),
+        }
+    }
+
+    fn attached_elsewhere(&self, target: &str, node: meta::NodeId) -> Failure {
+        let map = self.meta.map();
+        let is_down = map.node(node).is_some_and(|n| n.state == NodeState::Down);
+        match is_down {
+            true => Failure::new(
+                Kind::NotFound,
+                format!("'{target}' is attached on node {node}, which is down"),
+                format!(
+                    "start that node and detach it there; if it is gone for good, `penstock node remove {node}` forgets its \
+                     attachments, too"
+                ),
+            ),
+            false => Failure::new(
+                Kind::NotFound,
+                format!("'{target}' is attached on node {node}"),
+                "detach it there",
+            ),
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod lacking;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use fabric::engine::{DeviceConfig, FabricError, Missing, check_blank};
@@ -13,7 +14,7 @@ use fabric::store::recovery::read_label;
 use uuid::Uuid;
 
 use crate::config::{Config, DeviceSpec, Preallocation, check_device_size};
-use crate::failure::{Failure, Kind, Result};
+use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
 
 use super::datadir::make_dir;
@@ -246,6 +247,7 @@ fn check_room(spec: &DeviceSpec, path: &Path) -> Result<()> {
             format!("give one, like {shown}:100G"),
         ));
     };
+    try_file(path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
     let free = free_bytes(dir)?;
     match size.0 > free {
@@ -260,6 +262,19 @@ fn check_room(spec: &DeviceSpec, path: &Path) -> Result<()> {
         )),
         false => Ok(()),
     }
+}
+
+/// Refuses a place where no file can be made. One is made, for modes, owners and capabilities do not tell for sure, under another
+/// name: a crash must not leave what looks like a device.
+fn try_file(path: &Path) -> Result<()> {
+    let mut trial = path.as_os_str().to_owned();
+    trial.push(".trial");
+    let trial = PathBuf::from(trial);
+    let made = File::create(&trial).and_then(|_| std::fs::remove_file(&trial));
+    made.context_mend(
+        || format!("make device file {}", path.display()),
+        "choose a place where this daemon's user can write",
+    )
 }
 
 fn look(path: &Path, cluster: Uuid) -> Result<Content> {
@@ -377,4 +392,32 @@ fn create(path: &Path, size: Option<Size>, preallocation: Preallocation) -> Resu
         size_bytes: size.0,
         allocation,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_not_added_where_none_can_be_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("more.img");
+        try_file(&path).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let read_only = std::fs::Permissions::from_mode(0o555);
+        std::fs::set_permissions(dir.path(), read_only).unwrap();
+        let refused = std::thread::spawn(move || {
+            // SAFETY: changes, for this thread alone, who it is to file systems; to root no mode matters.
+            unsafe { libc::setfsuid(65534) };
+            try_file(&path).unwrap_err().to_string()
+        });
+        let refused = refused.join().unwrap();
+        assert!(
+            refused.contains("more.img: permission denied")
+                && refused.contains("this daemon's user"),
+            "{refused}"
+        );
+    }
 }

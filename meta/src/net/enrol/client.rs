@@ -122,7 +122,11 @@ async fn ask(
         Ok(Ok((_, Ok(answer)))) => Ok(answer),
         Ok(Ok((_, Err(reason)))) => Err(EnrolError::Refused { reason }),
         Ok(Err(error)) => {
-            let detail = error.to_string();
+            let detail = match error.kind() {
+                // TLS says more, of interest to nobody here.
+                io::ErrorKind::UnexpectedEof => "the connection ended".to_owned(),
+                _ => error.to_string(),
+            };
             Err(EnrolError::Lost { address, detail })
         }
         Err(_) => {
