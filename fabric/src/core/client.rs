@@ -569,14 +569,17 @@ impl Client {
 
     #[inline]
     fn end_piece(&mut self, piece: u32, result: IoResult) {
-        let io = self.pieces[piece].io;
+        let index = self.pieces[piece].io;
         self.free_piece(piece);
-        let io = &mut self.ios[io];
+        let io = &mut self.ios[index];
         io.open -= 1;
-        if let Err(error) = result {
+        match result {
+            Ok(()) => self.note_begun(index),
             // The first error is the guest's; what was not cut yet is not tried.
-            io.error = io.error.or(Some(error));
-            io.cursor = io.end;
+            Err(error) => {
+                io.error = io.error.or(Some(error));
+                io.cursor = io.end;
+            }
         }
     }
 

@@ -17,13 +17,13 @@ use std::time::Duration;
 use super::groups::{Groups, LEAF_BLOCKS, LeafKey, Touched};
 use super::replica::StoreFailure;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::message::{BlockStamp, FenceEntry, UnresolvedEntry};
+use crate::proto::message::{FenceEntry, UnresolvedEntry};
 use crate::proto::{Command, Epoch, Generation, NodeId, PgId, Refusal};
 use crate::store::device::IoVecs;
 use listing::Listing;
 use memories::Memories;
 pub use unread::Lost;
-use unread::{BlockKey, UNREAD_MAX};
+use unread::UNREAD_MAX;
 use worker::{Side, Step, Worker};
 
 /// Pages compared at a time.
@@ -189,7 +189,7 @@ pub struct Resync {
     /// Blocks that no source can read: their loss is taken over.
     lost: Lost,
     /// Blocks that this source could not read.
-    unread: Vec<(BlockKey, BlockStamp)>,
+    unread: Lost,
     calls: Vec<(Call, Purpose)>,
     next_call: u32,
     /// Comparisons and reads of the source, which the shell may hold back.
@@ -222,7 +222,7 @@ impl Resync {
             unresolved: Vec::new(),
             workers: (0..=WORKERS).map(|_| Worker::new()).collect(),
             lost: Lost::new(),
-            unread: Vec::new(),
+            unread: Lost::new(),
             calls: Vec::new(),
             next_call: 0,
             actions: VecDeque::new(),
@@ -241,8 +241,8 @@ impl Resync {
         self
     }
 
-    /// Blocks that the source could not read, at the end of a round that failed for it, and what they are by its map.
-    pub fn take_unread(&mut self) -> Vec<((LeafKey, u32), BlockStamp)> {
+    /// Blocks that the source could not read so far, and what they are by its map.
+    pub fn take_unread(&mut self) -> Lost {
         std::mem::take(&mut self.unread)
     }
 
@@ -511,6 +511,7 @@ impl Resync {
             Step::Wait => {}
             Step::Done(leaf) => {
                 self.postponed.remove(&leaf);
+                self.unread.retain(|(of, _), _| *of != leaf);
                 if let Some(group) = group {
                     group.compared(leaf);
                 }
@@ -518,6 +519,7 @@ impl Resync {
             Step::Later(leaf) => self.postpone(leaf),
             Step::Unread(leaf, blocks) => {
                 self.postponed.remove(&leaf);
+                self.unread.retain(|(of, _), _| *of != leaf);
                 let blocks = blocks.into_iter();
                 let unread = blocks.map(|(block, stamp)| ((leaf, block), stamp));
                 self.unread.extend(unread);

@@ -59,9 +59,10 @@ impl Unflushed {
         }
     }
 
-    /// A change is acknowledged that no flush covers, by a thread that knows of losses up to `known`.
+    /// A change is acknowledged that no flush covers, by a thread that knows of losses up to `known`, and knew of those up to `begun`
+    /// when replicas had done the first part of it.
     #[inline]
-    pub fn acknowledge(&self, known: Epoch) {
+    pub fn acknowledge(&self, begun: Epoch, known: Epoch) {
         if known.0 > self.seen.load(Ordering::SeqCst) {
             self.catch_up(known);
         }
@@ -73,6 +74,10 @@ impl Unflushed {
         if seen > known.0.max(self.granted) {
             // Those who did it are gone by now.
             self.hurt(seen);
+        }
+        if known > begun {
+            // They have done the rest, and are to be asked for the first part no more.
+            self.hurt(known.0);
         }
     }
 
@@ -147,10 +152,19 @@ mod tests {
     #[test]
     fn a_loss_is_told_once_by_the_next_flush() {
         let of = Unflushed::new(OLD);
-        of.acknowledge(OLD);
+        of.acknowledge(OLD, OLD);
         assert!(!flush(&of, LOSS));
         assert!(flush(&of, LOSS));
-        of.acknowledge(LOSS);
+        of.acknowledge(LOSS, LOSS);
+        assert!(flush(&of, LOSS));
+    }
+
+    /// Seed 5000343 of the simulator: one part of a write was on all replicas, the other waited for room on one of them.
+    #[test]
+    fn a_loss_between_two_parts_of_a_write_is_told() {
+        let of = Unflushed::new(OLD);
+        of.acknowledge(OLD, LOSS);
+        assert!(!flush(&of, LOSS));
         assert!(flush(&of, LOSS));
     }
 
@@ -158,7 +172,7 @@ mod tests {
     fn without_a_loss_nothing_is_told() {
         let of = Unflushed::new(OLD);
         for known in [Epoch(0), Epoch(OLD.0 - 1)] {
-            of.acknowledge(known);
+            of.acknowledge(known, known);
             assert!(flush(&of, known));
         }
     }
@@ -168,21 +182,21 @@ mod tests {
         let of = Unflushed::new(OLD);
         assert!(flush(&of, LOSS), "nothing was written");
         let of = Unflushed::new(OLD);
-        of.acknowledge(OLD);
+        of.acknowledge(OLD, OLD);
         assert!(flush(&of, OLD));
         assert!(flush(&of, LOSS), "it was flushed before");
         let of = Unflushed::new(LOSS);
-        of.acknowledge(LOSS);
+        of.acknowledge(LOSS, LOSS);
         assert!(flush(&of, LOSS), "it was before the lease");
         let of = Unflushed::new(OLD);
-        of.acknowledge(LOSS);
+        of.acknowledge(LOSS, LOSS);
         assert!(flush(&of, LOSS), "it was before the write");
     }
 
     #[test]
     fn a_flush_during_which_the_power_fails_is_no_success() {
         let of = Unflushed::new(OLD);
-        of.acknowledge(OLD);
+        of.acknowledge(OLD, OLD);
         let (first, second) = (of.begin(OLD), of.begin(OLD));
         assert!(!of.end(first, LOSS));
         let third = of.begin(LOSS);
@@ -193,15 +207,15 @@ mod tests {
     #[test]
     fn an_older_flush_does_not_cover_what_came_after_it_began() {
         let of = Unflushed::new(OLD);
-        of.acknowledge(OLD);
+        of.acknowledge(OLD, OLD);
         let first = of.begin(OLD);
-        of.acknowledge(OLD);
+        of.acknowledge(OLD, OLD);
         assert!(of.end(first, OLD));
         assert!(!flush(&of, LOSS));
         // Nor does the end of a flush that another one has taken over from.
-        of.acknowledge(LOSS);
+        of.acknowledge(LOSS, LOSS);
         let first = of.begin(LOSS);
-        of.acknowledge(LOSS);
+        of.acknowledge(LOSS, LOSS);
         let second = of.begin(LOSS);
         assert!(of.end(first, LOSS));
         let later = Epoch(12);
@@ -212,7 +226,7 @@ mod tests {
     fn a_thread_that_knows_nothing_yet_and_acknowledges_late_is_no_way_round() {
         let of = Unflushed::new(OLD);
         assert!(flush(&of, LOSS), "another thread's");
-        of.acknowledge(OLD);
+        of.acknowledge(OLD, OLD);
         assert!(!flush(&of, LOSS));
         assert!(flush(&of, LOSS));
     }

@@ -16,9 +16,9 @@ use crate::core::fence::{FenceCache, Fences};
 use crate::core::groups::Groups;
 use crate::core::replica::store_op::{ROUND, failure, operation, still_admitted, tell_fence};
 use crate::core::replica::{StoreFailure, StoreKey};
-use crate::proto::ids::{LayerId, Version};
+use crate::proto::ids::{ChunkKey, LayerId, Version};
 use crate::proto::{Command, Refusal, Request};
-use crate::store::api::{OpId, ScrubFinding, StoreError, Submitted};
+use crate::store::api::{Holds, OpId, ScrubFinding, StoreError, Submitted};
 
 /// Layers whose home a thread remembers, as many as volumes that one usually serves.
 const HOMES: usize = 256;
@@ -288,13 +288,31 @@ impl ShardPort {
                     Some(result) => result,
                     None => continue,
                 };
-                if let Err(error) = result {
-                    self.note_damage(slot_index(name), error);
+                match result {
+                    Err(error) => self.note_damage(slot_index(name), error),
+                    Ok(()) => self.note_lost(slot_index(name)),
                 }
                 let slot = &self.slots[slot_index(name)];
                 let result = result.map_err(|error| failure(error, &slot.request));
                 return Some((slot.key, result));
             }
+        }
+    }
+
+    /// A block whose loss a round or a takeover has brought is to be repaired as soon as somebody can read it.
+    #[inline]
+    fn note_lost(&mut self, slot: usize) {
+        let request = &self.slots[slot].request;
+        if let Command::Restore {
+            chunk,
+            block,
+            stamps: [_, stamp],
+            len: 0,
+            ..
+        } = request.command
+            && stamp.holds() == Holds::Data
+        {
+            self.list_damage(slot, chunk, (block, Version(stamp.version)), 0);
         }
     }
 
@@ -315,12 +333,26 @@ impl ShardPort {
         if request.generation == ROUND {
             return;
         }
-        if let Some(device) = self.home_of(&request, layer) {
+        let index = chunk;
+        let place = (block, Version(0));
+        self.list_damage(slot, ChunkKey { layer, index }, place, device_offset);
+    }
+
+    #[cold]
+    fn list_damage(
+        &mut self,
+        slot: usize,
+        chunk: ChunkKey,
+        (block, version): (u32, Version),
+        device_offset: u64,
+    ) {
+        let request = self.slots[slot].request;
+        if let Some(device) = self.home_of(&request, chunk.layer) {
             let finding = ScrubFinding {
-                layer,
-                chunk,
+                layer: chunk.layer,
+                chunk: chunk.index,
                 block,
-                version: Version(0),
+                version,
                 device_offset,
             };
             self.stores.damage.on_read(device as usize, finding);

@@ -79,8 +79,8 @@ compile_error!("the on-disk structures are read in place and little-endian");
 pub const UNIT_BYTES: usize = BLOCK_BYTES;
 /// Version of everything described here; a newer one is refused at open. 2 has lost blocks.
 pub const FORMAT_VERSION: u32 = 2;
-/// The oldest version that can be opened. Superblocks are written as [`FORMAT_VERSION`] from then on, so that a binary that
-/// does not know of it leaves the device alone.
+/// The oldest version that can be opened. Labels and superblocks are written as [`FORMAT_VERSION`] from then on, so that a
+/// program that does not know of it leaves the device alone.
 pub const FORMAT_VERSION_MIN: u32 = 1;
 /// Units of a region, the granularity of log windows.
 pub const REGION_UNITS: u32 = 256;

@@ -122,6 +122,20 @@ pub fn format(
     write_everywhere(dev, &label_offsets(capacity), &page)
 }
 
+/// The labels say what is written from now on: superblocks, of which a program that does not know of this version would take an older
+/// one for the newest.
+fn upgrade(dev: &mut dyn SyncDevice, label: Label) -> Result<(), OpenError> {
+    let label = Label {
+        version: FORMAT_VERSION,
+        ..label
+    };
+    let mut page = Page::zeroed();
+    page.0[..size_of::<Label>()].copy_from_slice(label.as_bytes());
+    seal(&mut page.0);
+    let offsets = label_offsets(dev.capacity_bytes());
+    write_everywhere(dev, &offsets, &page)
+}
+
 fn write_everywhere(
     dev: &mut dyn SyncDevice,
     offsets: &[u64],
@@ -210,6 +224,9 @@ pub fn open(
             found: hex(&label.cluster),
             expected: hex(&expected),
         });
+    }
+    if label.version < FORMAT_VERSION {
+        upgrade(dev, label)?;
     }
     let opened = open_shards(dev, &label, &|dev, shard| {
         let mut opening = Opening {

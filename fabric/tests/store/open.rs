@@ -117,6 +117,10 @@ fn a_device_of_the_version_before_is_opened_and_one_of_a_newer_is_not() {
     let mut older = Shard::open(of_version(&shard, 1));
     assert!(older.read(7) == content);
     older.write(8, 4, &content);
+    // A program that knows only that version would take the superblock before for the newest.
+    let mut label = [0; BLOCK_BYTES];
+    older.disk.peek(0, &mut label);
+    assert_eq!(label[8..12], 2u32.to_le_bytes());
     let newer = factory::open(&mut of_version(&shard, 3), &small_params(), 1);
     let Err(refusal) = newer else {
         panic!("it was opened")

@@ -236,6 +236,10 @@ fn a_lost_block_is_known_and_cannot_be_read() {
     let before = used_when_closed(&shard);
     let lost = lose(&mut shard, 3);
     lose(&mut shard, 7);
+    // What is there is not given up for nothing.
+    let there = shard.inspect(4, 1)[0];
+    let refused = shard.restore(4, there, there, None);
+    assert_eq!(refused, Err(StoreError::Changed));
     assert!(is_corrupt(shard.try_read(3).map(drop), 3));
     assert!(is_corrupt(shard.try_read(7).map(drop), 7));
     assert_eq!(shard.read(4), B);

@@ -445,13 +445,13 @@ fn what_no_source_can_read_is_lost_here_too_and_nothing_else() {
         }
         assert_eq!(pair.run(&mut rng, |_, _| ()), Some(Why::Unread));
         let unread = pair.round.take_unread();
-        let found: BTreeSet<u64> = unread.iter().map(|(_, stamp)| stamp.version).collect();
+        let found: BTreeSet<u64> = unread.values().map(|stamp| stamp.version).collect();
         assert_eq!(found, bad.into());
         assert_eq!(
             pair.here.stamps().len() + bad.len(),
             pair.source.stamps().len()
         );
-        pair.round = Resync::new(PG, SINCE, NodeId(1)).with_lost(unread.into_iter().collect());
+        pair.round = Resync::new(PG, SINCE, NodeId(1)).with_lost(unread);
         assert_eq!(pair.run(&mut rng, |_, _| ()), None);
         pair.assert_equal();
         assert_eq!(pair.round.progress().lost, bad.len() as u64);

@@ -268,9 +268,10 @@ fn check_room(spec: &DeviceSpec, path: &Path) -> Result<()> {
 /// name: a crash must not leave what looks like a device.
 fn try_file(path: &Path) -> Result<()> {
     let mut trial = path.as_os_str().to_owned();
-    trial.push(".trial");
+    // Nobody's file has that name, and if one does it stays.
+    trial.push(format!(".{}.trial", Uuid::new_v4().simple()));
     let trial = PathBuf::from(trial);
-    let made = File::create(&trial).and_then(|_| std::fs::remove_file(&trial));
+    let made = File::create_new(&trial).and_then(|_| std::fs::remove_file(&trial));
     made.context_mend(
         || format!("make device file {}", path.display()),
         "choose a place where this daemon's user can write",

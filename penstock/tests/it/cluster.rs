@@ -649,7 +649,7 @@ fn a_node_of_several_starts_without_a_device_and_makes_nothing_in_its_place() {
     assert!(fs::read(&device).unwrap() == vec![0xa5; 1 << 20]);
     // One that is well and merely not named any more is asked for.
     cluster.stop(2);
-    let refused = crate::harness::serve_with(
+    let refused = serve_with(
         &cluster.data(2),
         &["--device", &new, "--preallocation", "off"],
     );

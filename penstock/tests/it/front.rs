@@ -136,11 +136,14 @@ impl Front {
     /// that does not come to its end. Submits a request for it.
     pub fn wedge(&mut self) {
         let queue = &mut self.queues[0];
-        FakeQueue::events(&queue.call);
         queue.want_interrupt(queue.used_index(), false);
+        // An interrupt of an earlier request may come late: the descriptor is filled while that does not block this thread.
+        let full = (u64::MAX - 1).to_ne_bytes();
+        while rustix::io::write(&queue.call, &full) == Err(rustix::io::Errno::AGAIN) {
+            FakeQueue::events(&queue.call);
+        }
         let flags = fcntl_getfl(&queue.call).unwrap();
         fcntl_setfl(&queue.call, flags - OFlags::NONBLOCK).unwrap();
-        rustix::io::write(&queue.call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let to = self.guest.alloc(SECTOR_BYTES as u64, SECTOR_BYTES as u64);
         let (chain, _) = queue.blk(VIRTIO_BLK_T_IN, 0, &[(to, SECTOR_BYTES as u32, true)]);
         queue.add(&chain);

@@ -152,6 +152,9 @@ impl Sim {
             self.lose_rotten(change);
             return;
         }
+        // A request that is not over may have parts that replicas were done with before: what is lost of them is told by a flush, unless
+        // they were durable.
+        self.ledger.inherit(change.to.1, &[change.from.1]);
         let (pg, groups) = (change.pg, self.plan.groups);
         for volume in 0..self.plan.volumes {
             let concerned = |sector: u64| {

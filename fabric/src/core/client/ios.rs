@@ -7,7 +7,7 @@ use crate::core::unflushed::FlushMark;
 use crate::core::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
-use crate::proto::{Command, Sequence};
+use crate::proto::{Command, Epoch, Sequence};
 use crate::store::device::IoVecs;
 
 /// No element of a linked list.
@@ -38,6 +38,8 @@ pub(super) struct GuestIo {
     /// Range requests: what is not cut into pieces yet. A flush counts groups.
     pub(super) cursor: u64,
     pub(super) end: u64,
+    /// Newest loss of power known when the first of several pieces was done; with none done yet the largest epoch.
+    pub(super) begun: Epoch,
     /// Pieces in flight.
     pub(super) open: u32,
     pub(super) error: Option<IoError>,
@@ -61,6 +63,7 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     mark: FlushMark::NONE,
     cursor: 0,
     end: 0,
+    begun: Epoch(u64::MAX),
     open: 0,
     error: None,
     older: NONE,
@@ -132,6 +135,7 @@ impl Client {
             },
             cursor,
             end,
+            begun: Epoch(u64::MAX),
             open: 0,
             error: None,
             older: if mutates { older } else { NONE },
@@ -152,7 +156,8 @@ impl Client {
         let known = self.places.power_lost(volume.layer());
         if state.op != Op::Flush {
             if !state.fua {
-                volume.unflushed.acknowledge(known);
+                let begun = known.min(state.begun);
+                volume.unflushed.acknowledge(begun, known);
             }
         } else if !volume.unflushed.end(state.mark, known) {
             let layer = volume.layer();
@@ -160,6 +165,21 @@ impl Client {
                 .push_back(ClientAction::UnflushedLost { layer });
             self.ios[io].error = Some(IoError::Device(libc::EIO));
         }
+    }
+
+    /// One of several pieces of a request is done.
+    #[inline]
+    pub(super) fn note_begun(&mut self, io: u32) {
+        let state = self.ios[io];
+        let is_last = state.open == 0 && state.cursor == state.end;
+        if !self.replicated || is_last || state.fua || !changes_data(state.op) {
+            return;
+        }
+        let known = self
+            .places
+            .power_lost(self.local(state.volume).state.layer());
+        let begun = &mut self.ios[io].begun;
+        *begun = known.min(*begun);
     }
 
     #[inline]

@@ -286,8 +286,14 @@ impl Rounds {
             // Another one after each failure; at first groups are spread over all.
             let turn = pg.0 as usize + stay.failures as usize;
             let sources: Vec<Member> = stay.sources().collect();
-            let source = sources[turn % sources.len()];
-            let lost = self.unread.get(pg).map(|unread| unread.lost(&sources));
+            let unread = self.unread.get(pg);
+            // One that may have what another could not read goes first.
+            let in_turn = (0..sources.len()).map(|nth| sources[(turn + nth) % sources.len()]);
+            let has_failed =
+                |source: &Member| unread.is_some_and(|unread| unread.has_failed(source));
+            let source = in_turn.min_by_key(has_failed);
+            let source = source.expect("one is due only if somebody is in sync");
+            let lost = unread.map(|unread| unread.lost(&sources));
             let machine = Resync::new(*pg, stay.since, source.node);
             self.next += 1;
             stay.round = Some(Round {
@@ -303,6 +309,12 @@ impl Rounds {
         let Some(mut round) = round else {
             return;
         };
+        let unread = round.machine.take_unread();
+        if !unread.is_empty() {
+            let source = (round.source.node, round.source.incarnation);
+            let of_group = self.unread.entry(round.machine.pg()).or_default();
+            of_group.note_all(source, unread);
+        }
         round.machine.give_up();
         if round.machine.calls_due() > 0 {
             self.retired.push(round);
@@ -433,10 +445,14 @@ impl Rounds {
         let stay = self.stays.get_mut(&pg)?;
         stay.pause(now_us);
         let mut round = stay.round.take()?;
-        let source = (round.source.node, round.source.incarnation);
-        for (key, stamp) in round.machine.take_unread() {
-            let unread = self.unread.entry(pg).or_default();
-            unread.note(source, key, stamp);
+        let unread = round.machine.take_unread();
+        match why {
+            Why::Unread => {
+                let source = (round.source.node, round.source.incarnation);
+                self.unread.entry(pg).or_default().renew(source, unread);
+            }
+            // Whatever it is, who could not read what is a thing of the past when it is over.
+            _ => drop(self.unread.remove(&pg)),
         }
         if round.asked_us.is_none() {
             self.totals.add(round.machine.progress(), false);

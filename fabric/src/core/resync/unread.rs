@@ -24,7 +24,7 @@ pub(super) type BlockKey = (LeafKey, u32);
 /// Blocks that no replica in sync can read, and what they are by the map.
 pub type Lost = BTreeMap<BlockKey, BlockStamp>;
 
-/// Who could not read a block.
+/// Who could not read a block, in rounds that followed each other.
 #[derive(Debug)]
 struct Tried {
     /// What it was then.
@@ -39,8 +39,30 @@ pub(super) struct Unread {
 }
 
 impl Unread {
+    /// A round has ended that a source was compared with to the end: what it could not read is this, and nothing else.
+    pub(super) fn renew(&mut self, source: (NodeId, Incarnation), unread: Lost) {
+        for tried in self.blocks.values_mut() {
+            tried.by.remove(&source);
+        }
+        self.note_all(source, unread);
+        self.blocks.retain(|_, tried| !tried.by.is_empty());
+    }
+
+    /// A round was given up before its end: this is what the source could not read so far.
+    pub(super) fn note_all(&mut self, source: (NodeId, Incarnation), unread: Lost) {
+        for (key, stamp) in unread {
+            self.note(source, key, stamp);
+        }
+    }
+
+    /// Whether the source has failed on a block.
+    pub(super) fn has_failed(&self, source: &Member) -> bool {
+        let source = (source.node, source.incarnation);
+        self.blocks.values().any(|tried| tried.by.contains(&source))
+    }
+
     /// A source could not read a block that was this.
-    pub(super) fn note(&mut self, source: (NodeId, Incarnation), key: BlockKey, stamp: BlockStamp) {
+    fn note(&mut self, source: (NodeId, Incarnation), key: BlockKey, stamp: BlockStamp) {
         let is_known = self.blocks.contains_key(&key);
         if !is_known && self.blocks.len() >= UNREAD_MAX {
             return;
@@ -116,6 +138,22 @@ mod tests {
         assert!(unread.lost(&sources(&[(1, 1), (2, 2)])).is_empty());
         assert!(unread.lost(&sources(&[(1, 1), (2, 1), (3, 1)])).is_empty());
         assert_eq!(unread.lost(&sources(&[(2, 1)])).len(), 1);
+    }
+
+    #[test]
+    fn what_a_source_can_read_by_now_is_not_held_against_it() {
+        let mut unread = Unread::default();
+        let one = (NodeId(1), Incarnation(1));
+        let only = sources(&[(1, 1)]);
+        unread.renew(one, Lost::from([(key(5), stamp(7)), (key(6), stamp(7))]));
+        assert!(unread.has_failed(&only[0]));
+        unread.renew(one, Lost::from([(key(6), stamp(7))]));
+        assert_eq!(unread.lost(&only), Lost::from([(key(6), stamp(7))]));
+        // What a round that was given up has seen is added.
+        unread.note_all(one, Lost::from([(key(8), stamp(7))]));
+        assert_eq!(unread.lost(&only).len(), 2);
+        unread.renew(one, Lost::new());
+        assert!(!unread.has_failed(&only[0]) && unread.lost(&only).is_empty());
     }
 
     #[test]

@@ -150,7 +150,8 @@ impl Worker {
         match (result, self.state) {
             (Ok(()), _) => {}
             (Err(Refusal::Changed | Refusal::Mismatch), _) => self.again = true,
-            (Err(Refusal::Corrupt | Refusal::Device(_)), State::Reading { first, end }) => {
+            // What a device refuses (it fails, or its store has stopped) may be read once the node is started again: the round fails.
+            (Err(Refusal::Corrupt), State::Reading { first, end }) => {
                 self.waiting = 0;
                 return self.unreadable((first, end), touched, lost, progress);
             }

@@ -45,7 +45,7 @@ impl ShardCore {
         let bytes = self.set_iovecs(slot, iovecs);
         let may_bring = match restore[1].holds() {
             // Without data: they are lost.
-            Holds::Data => bytes == UNIT_BYTES as u64 || bytes == 0,
+            Holds::Data => bytes == UNIT_BYTES as u64 || iovecs.is_empty(),
             Holds::Nothing | Holds::Zeroes => bytes == 0,
         };
         if !may_bring || block >= CHUNK_BLOCKS || chunk == u32::MAX {
@@ -127,7 +127,9 @@ impl ShardCore {
         let slot = self.leaf_slot(part);
         let (first, [expect, stamp]) = (self.parts[part].first, self.parts[part].restore);
         let now = stamp_of(&self.leaves.entries(slot)[usize::from(first)]);
-        if now != expect {
+        // What is there is not given up for nothing.
+        let loses_itself = now == stamp && stamp.holds() == Holds::Data && !self.brings_data(part);
+        if now != expect || loses_itself {
             self.parts[part].error = Some(StoreError::Changed);
             return true;
         }
@@ -143,11 +145,11 @@ impl ShardCore {
             return true;
         }
         if drops {
-            self.fill_unmapping(filling, part, entry_kind::DROP);
+            self.fill_without_data(filling, part, entry_kind::DROP);
         }
         self.parts[part].version = stamp.version;
         match stamp.holds() {
-            Holds::Data if !needs_data => self.fill_unmapping(filling, part, entry_kind::LOST),
+            Holds::Data if !needs_data => self.fill_without_data(filling, part, entry_kind::LOST),
             Holds::Data => {
                 let filled = self.fill_block(filling, part, 0, true);
                 assert!(filled, "there was room for it");
@@ -157,8 +159,8 @@ impl ShardCore {
                     self.parts[part].error = Some(StoreError::Mismatch);
                 }
             }
-            Holds::Zeroes => self.fill_unmapping(filling, part, entry_kind::ZERO),
-            Holds::Nothing => self.fill_unmapping(filling, part, entry_kind::UNMAP),
+            Holds::Zeroes => self.fill_without_data(filling, part, entry_kind::ZERO),
+            Holds::Nothing => self.fill_without_data(filling, part, entry_kind::UNMAP),
         }
         true
     }
@@ -191,7 +193,7 @@ impl ShardCore {
     }
 
     /// Puts an entry for the restored block into the batch, behind which no data follow.
-    fn fill_unmapping(&mut self, filling: &mut Filling, part: u32, kind: u32) {
+    fn fill_without_data(&mut self, filling: &mut Filling, part: u32, kind: u32) {
         let p = &self.parts[part];
         let first = p.first;
         let crc = match kind {

@@ -16,7 +16,7 @@ use fabric::proto::message::BlockStamp;
 use fabric::proto::{Command, Generation, PgId, Refusal, Request, placement};
 use fabric::store::ShardCore;
 use fabric::store::api::{
-    OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
+    Holds, OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
 };
 use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoVecs};
 use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
@@ -74,6 +74,8 @@ pub struct Port {
     waiting: VecDeque<u64>,
     /// Blocks that others' requests have found bad since they were asked for last.
     pub damaged: Vec<(ChunkKey, u32)>,
+    /// Blocks that a round or a takeover has made known as lost since they were asked for last.
+    pub lost: Vec<(ChunkKey, u32)>,
     /// A fence rose before their turn came.
     refused: VecDeque<(u64, StoreFailure)>,
     /// The request that is being handed to a replica.
@@ -106,6 +108,7 @@ impl Port {
             held: BTreeMap::new(),
             waiting: VecDeque::new(),
             damaged: Vec::new(),
+            lost: Vec::new(),
             refused: VecDeque::new(),
             incoming: None,
             at_once: None,
@@ -241,6 +244,9 @@ impl Port {
         let held = self.held.remove(&id.0).expect("an operation ends once");
         if matches!(result, Ok(()) | Err(StoreError::Stale { .. })) {
             self.note_stored(&held);
+        }
+        if result.is_ok() {
+            self.lost.extend(lost_by(&held.request.command));
         }
         if let Err(StoreError::Corrupt {
             layer,
@@ -422,4 +428,18 @@ fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreF
         Refusal::Changed => StoreFailure::Changed,
         other => StoreFailure::Fenced(other),
     })
+}
+
+/// The block that the command makes known as lost.
+fn lost_by(command: &Command) -> Option<(ChunkKey, u32)> {
+    match *command {
+        Command::Restore {
+            chunk,
+            block,
+            stamps: [_, stamp],
+            len: 0,
+            ..
+        } if stamp.holds() == Holds::Data => Some((chunk, block)),
+        _ => None,
+    }
 }

@@ -10,7 +10,7 @@ use fabric::core::replica::StoreFailure;
 use fabric::core::resync::rounds::{Action, Rounds, Token};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
-use fabric::store::api::{Holds, ScrubFinding};
+use fabric::store::api::ScrubFinding;
 
 use super::port::For;
 use super::{Node, Parcel, Process, Promotion, Wishes, memory};
@@ -146,20 +146,6 @@ impl Node {
     }
 }
 
-/// The block that the command makes known as lost.
-fn lost_by(command: &Command) -> Option<(ChunkKey, u32)> {
-    match *command {
-        Command::Restore {
-            chunk,
-            block,
-            stamps: [_, stamp],
-            len: 0,
-            ..
-        } if stamp.holds() == Holds::Data => Some((chunk, block)),
-        _ => None,
-    }
-}
-
 impl Process {
     fn end_ask(&mut self, token: Token, result: Result<(), Refusal>, data: Option<&[u8]>) {
         let shown = data.and_then(|data| self.only_newer(token, data));
@@ -201,6 +187,7 @@ impl Process {
     /// Blocks that requests have met and could not read are to be repaired.
     fn note_damage(&mut self, now_us: u64) {
         let found = std::mem::take(&mut self.port.damaged).into_iter();
+        let found = found.chain(self.port.lost.iter().copied());
         let found = found.map(|(chunk, block)| BadBlock {
             device: 0,
             chunk,
@@ -218,6 +205,7 @@ impl Process {
     /// Takes the rounds of comparison as far as they go now.
     pub(super) fn work_rounds(&mut self, wishes: &mut Wishes) -> bool {
         self.note_damage(wishes.now_us);
+        wishes.lost.append(&mut self.port.lost);
         let mut any = false;
         while let Some(action) = self.rounds.machine.poll(wishes.now_us) {
             any = true;
@@ -231,10 +219,7 @@ impl Process {
                     source,
                     request,
                 } => self.ask(token, source, request, wishes),
-                Action::Local { token, request } => {
-                    wishes.lost.extend(lost_by(&request.command));
-                    self.begin_local(token, request);
-                }
+                Action::Local { token, request } => self.begin_local(token, request),
                 Action::Promote { pg, since } => wishes.promotions.push(self.promotion(pg, since)),
                 Action::ReportFailed { pg, member, epoch } => {
                     wishes.given_up.push((pg, member, epoch));

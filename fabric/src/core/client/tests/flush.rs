@@ -112,6 +112,23 @@ fn the_flush_after_a_loss_of_power_of_all_fails_once() {
 }
 
 #[test]
+fn a_write_of_which_a_part_was_done_before_the_loss_fails_the_flush_after_it() {
+    let mut bench = bench(vec![set_of(0, 1, &FIRST)]);
+    bench.write(1, CHUNK - 4096, 8192);
+    (0..3).for_each(|nth| bench.answer(nth, Ok(())));
+    assert!(bench.done.is_empty(), "the other chunk's part is under way");
+    bench.map(after_power_loss(0));
+    for nth in 3..bench.script.sent.len() {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.done[&1], Ok(()));
+    assert_eq!(bench.submit(2, Op::Flush, 0, 0), Submit::Pending);
+    bench.answer(bench.script.sent.len() - 1, Ok(()));
+    assert_eq!(bench.done[&2], Err(IoError::Device(libc::EIO)));
+    bench.assert_idle();
+}
+
+#[test]
 fn a_flush_that_is_under_way_while_all_lose_power_fails() {
     let mut bench = bench(vec![set_of(0, 1, &FIRST)]);
     bench.write(1, 0, 4096);

@@ -443,10 +443,10 @@ fn a_bad_block_is_asked_for_under_the_newest_map_as_no_lease() {
         Some(Action::Local { token, request }) => {
             assert_eq!((request.generation, request.epoch), (ROUND, Epoch(9)));
             if let Command::Inspect { buffers, .. } = request.command {
-                let stamp = crate::proto::message::BlockStamp {
+                let stamp = BlockStamp {
                     version: 4,
                     crc: 0,
-                    holds: crate::store::api::Holds::Data as u32,
+                    holds: Holds::Data as u32,
                 };
                 // SAFETY: the machine keeps its memory until the answer.
                 unsafe { buffers.first_mut() }.copy_from_slice(stamp.as_bytes());
