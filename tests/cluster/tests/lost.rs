@@ -11,6 +11,8 @@ use serde_json::Value;
 
 /// A lost share is placed anew, and what a device missed is copied, within this.
 const SETTLED_LIMIT: Duration = Duration::from_secs(180);
+/// Replicas of a node that is down are taken out within this, if others are heard of.
+const OUT_AFTER: Duration = Duration::from_secs(2);
 /// What is left of a dead disk: neither a label nor a superblock.
 const WIPED: &[u8] = &[0xa5; 4 << 20];
 
@@ -164,6 +166,8 @@ fn what_only_a_lost_node_had_is_given_up_on_demand_and_the_rest_is_there() -> Re
         let waiting = pools[0]["groups"]["waiting"].as_u64();
         Ok((node["state"] == "down" && waiting > Some(0)).then_some(()))
     })?;
+    // Its replicas are taken out once node 3 was heard of after that.
+    std::thread::sleep(OUT_AFTER);
     cluster.discard(3)?;
     cluster.node_mut(2)?.start()?;
     let down = |cluster: &Cluster| -> Result<Option<()>> {

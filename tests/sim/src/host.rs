@@ -120,6 +120,8 @@ pub struct Host {
     pub sets: Vec<ReplicaSet>,
     /// See `sets`.
     pub map: Epoch,
+    /// The maps before, and until when it went by each.
+    pub past: Vec<(At, Vec<ReplicaSet>)>,
 }
 
 /// A request on a connection.

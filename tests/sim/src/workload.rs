@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::checker::{Begun, Tag};
 use crate::plan::{Manners, Plan};
+use crate::queue::At;
 
 /// Sectors of a chunk.
 pub const CHUNK_SECTORS: u64 = CHUNK_BYTES / SECTOR_BYTES;
@@ -29,6 +30,8 @@ pub struct GuestOp {
     pub tag: Tag,
     /// As the checker knows it.
     pub begun: Option<Begun>,
+    /// When it was submitted.
+    pub since: At,
     /// Data thread.
     pub lane: usize,
     /// Its memory.
@@ -155,6 +158,7 @@ pub fn draw(guest: &Guest, plan: &Plan, tag: Tag, rng: &mut ChaCha8Rng) -> Optio
         sectors,
         tag,
         begun: None,
+        since: At(0),
         lane,
         memory: vec![0; bytes as usize].into(),
     };

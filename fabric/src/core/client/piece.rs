@@ -381,7 +381,10 @@ impl Piece {
     /// syncing must have it, too: what one of them lacks it must never be promoted without.
     #[inline]
     fn next_of_write(&self, set: &ReplicaSet) -> Next {
-        if let Some(refusal) = self.verdict.filter(|_| set.receiving().len() == 1) {
+        // Unless the one that is left has it: it was being compared when all others refused, say.
+        let is_left_without =
+            set.receiving().len() == 1 && set.receiving().and(self.done).is_empty();
+        if let Some(refusal) = self.verdict.filter(|_| is_left_without) {
             return Next::Done(Err(error_of(refusal)));
         }
         if set.in_sync().len() < set.min_in_sync() {

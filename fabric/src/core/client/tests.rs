@@ -343,6 +343,23 @@ fn a_write_that_is_never_new_enough_fails_in_the_end() {
     bench.assert_idle();
 }
 
+/// Seed 1005594 of the simulator: a block was bad on both replicas in sync, and the third, which had it, was promoted meanwhile.
+#[test]
+fn a_write_that_the_replica_which_is_left_has_does_not_fail() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN, SYNCING]));
+    bench.write(1, 0, 4096);
+    bench.answer(2, Ok(()));
+    bench.answer(0, Err(Refusal::Corrupt));
+    bench.answer(1, Err(Refusal::Corrupt));
+    assert!(bench.done.is_empty(), "meta is asked first");
+    bench.map(set(2, 1, &[OUT, OUT, IN]));
+    for nth in 3..bench.nodes().len() {
+        bench.answer(nth, Ok(()));
+    }
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
 #[test]
 fn a_read_asks_one_replica_and_the_next_only_if_that_fails() {
     let mut bench = Bench::new(set(1, 2, &[IN, SYNCING, IN]));

@@ -237,7 +237,11 @@ impl Sim {
                 _ => false,
             }
         };
-        self.hosts[host].sets.iter().any(is_hit)
+        // What it heard of replicas it may have heard by an older map.
+        let host = &self.hosts[host];
+        let past = host.past.iter().filter(|(until, _)| *until >= op.since);
+        let known = past.map(|(_, sets)| sets).chain([&host.sets]);
+        known.flatten().any(is_hit)
     }
 
     /// Whether blocks were damaged. One that nobody in sync can read keeps whoever lacks it from coming back.
@@ -350,6 +354,7 @@ impl Sim {
             sectors: BLOCK_SECTORS,
             tag,
             begun: None,
+            since: self.now,
             lane: 0,
             memory: vec![0; BLOCK_BYTES as usize].into(),
         };

@@ -36,6 +36,7 @@ impl Sim {
             up: false,
             sets: Vec::new(),
             map: Epoch(0),
+            past: Vec::new(),
         });
         self.start_host(host);
         self.after(REPORT_EVERY, Event::Report(host));
@@ -127,6 +128,7 @@ impl Sim {
             len: op.sectors * SECTOR_BYTES,
             buffers: if op.memory.is_empty() { &[] } else { &list },
         };
+        op.since = self.now;
         op.begun = Some(match op.op {
             Op::Read => self.checker.begin_read(volume),
             Op::Flush => self.checker.begin_flush(),
@@ -350,7 +352,9 @@ impl Sim {
             return;
         }
         self.hosts[host].map = epoch;
-        self.hosts[host].sets.clone_from(&sets);
+        let now = self.now;
+        let past = std::mem::replace(&mut self.hosts[host].sets, sets.clone());
+        self.hosts[host].past.push((now, past));
         for set in &sets {
             let (pg, epoch) = (set.pg(), set.epoch());
             self.hosts[host]

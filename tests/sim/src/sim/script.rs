@@ -76,6 +76,7 @@ impl Sim {
             sectors,
             tag,
             begun: None,
+            since: self.now,
             lane: 0,
             memory: vec![0; bytes as usize].into(),
         };
