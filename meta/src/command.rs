@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, UnixMillis, VolumeId,
 };
+use crate::level::Level;
 use crate::model::{
     Attachment, AttachmentOptions, Device, DeviceState, Durability, Duty, FailureDomain, GroupId,
     Labels, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
@@ -50,10 +51,13 @@ pub struct NodeSpec {
     /// Identity of the boot of its machine; empty if it is not known, which is taken for a new one at each start.
     #[serde(default)]
     pub boot: String,
+    /// The highest feature level that it knows.
+    #[serde(default, skip_serializing_if = "Level::is_first")]
+    pub level: Level,
 }
 
 impl NodeSpec {
-    /// A node with all roles, no labels, no addresses and no incarnation.
+    /// A node of this program with all roles, no labels, no addresses and no incarnation.
     #[must_use]
     pub fn new(id: NodeId, name: impl Into<String>) -> Self {
         Self {
@@ -66,6 +70,7 @@ impl NodeSpec {
             data_address: String::new(),
             version: String::new(),
             boot: String::new(),
+            level: Level::KNOWN,
         }
     }
 }
@@ -237,6 +242,13 @@ pub enum Command {
     RemoveLost {
         /// What an operator says is gone for good.
         lost: Lost,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Says that all nodes know this feature level. Proposed by the leader.
+    RaiseLevel {
+        /// The level.
+        to: Level,
         /// Now.
         at: UnixMillis,
     },
@@ -456,6 +468,7 @@ impl Command {
             | Self::SetNodeDuty { at, .. }
             | Self::RemoveNode { at, .. }
             | Self::RemoveLost { at, .. }
+            | Self::RaiseLevel { at, .. }
             | Self::LoseDevice { at, .. }
             | Self::CreateToken { at, .. }
             | Self::RedeemToken { at, .. }

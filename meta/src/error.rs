@@ -6,6 +6,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::ids::NodeId;
+use crate::level::Level;
 use crate::reach::Reach;
 use crate::refusal::Refusal;
 
@@ -111,6 +112,19 @@ pub enum OpenError {
         found: u32,
         /// What is known here.
         known: u32,
+    },
+    /// All nodes of the cluster knew more than this program when this one ran last.
+    #[error(
+        "the metadata in {} are of a cluster with feature level {found}, and this version knows levels up to {known}: start the newer \
+         version of penstock again", .dir.display()
+    )]
+    NewerLevel {
+        /// The directory.
+        dir: PathBuf,
+        /// Level of the cluster.
+        found: Level,
+        /// What is known here.
+        known: Level,
     },
     /// Made by another node.
     #[error(

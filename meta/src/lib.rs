@@ -19,6 +19,7 @@
 
 pub mod command;
 pub mod ids;
+pub mod level;
 pub mod map;
 pub mod model;
 pub mod net;
@@ -49,6 +50,7 @@ pub use ids::{
     UnixMillis, VolumeId,
 };
 pub use leases::LEASE_DURATION;
+pub use level::Level;
 pub use map::ClusterMap;
 pub use model::{
     Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device, DeviceState,
@@ -61,7 +63,8 @@ pub use raft::RaftTuning;
 pub use reach::Reach;
 pub use refusal::{GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind};
 pub use report::{
-    DeviceWord, FailingSync, LastHeard, LastWord, LeaderReport, NodeWord, ProblemWord, RaftStatus,
+    DeviceWord, FailingSync, LastHeard, LastWord, LeaderReport, NodeLevel, NodeWord, ProblemWord,
+    RaftStatus,
 };
 pub use watch::{
     HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, NODE_DOWN_AFTER, NODE_REPLACE_AFTER, RESETTLE_GRACE,

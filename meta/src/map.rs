@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::ids::{DeviceId, Epoch, NodeId, PoolId};
+use crate::level::Level;
 use crate::model::{Cluster, Device, GroupId, Member, Node, PlacementGroup, Pool};
 use crate::state::group::{Presence, presence_of};
 use crate::state::tables::{CLUSTER, DEVICES, NODES, PLACEMENT_GROUPS, POOLS};
@@ -29,6 +30,12 @@ impl ClusterMap {
         self.cluster
             .as_ref()
             .map_or(Epoch::default(), |cluster| cluster.epoch)
+    }
+
+    /// What all nodes of the cluster understand.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.cluster().map_or(Level::FIRST, |cluster| cluster.level)
     }
 
     /// The cluster, once it is made.

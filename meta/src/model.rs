@@ -11,6 +11,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::level::Level;
 use crate::pki::TokenHash;
 
 use crate::ids::{
@@ -33,6 +34,9 @@ pub struct Cluster {
     pub uuid: Uuid,
     /// Version of the cluster map.
     pub epoch: Epoch,
+    /// What all its nodes understand.
+    #[serde(default, skip_serializing_if = "Level::is_first")]
+    pub level: Level,
     /// When the cluster was made.
     pub created_at: UnixMillis,
 }

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::{Command, Reply};
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
+use crate::level::Level;
 use crate::raft::{LogId, TypeConfig};
 use crate::report::{LeaderReport, NodeWord};
 
@@ -56,6 +57,9 @@ pub enum PeerRequest {
         node: NodeId,
         /// The start of its process.
         incarnation: Incarnation,
+        /// The highest feature level that it knows.
+        #[serde(default)]
+        level: Level,
     },
     /// How far must a node have applied to read what is committed now?
     ReadIndex,

@@ -1,5 +1,6 @@
 //! A metadata node: opened, made part of a cluster, stopped.
 
+mod ask;
 mod core;
 mod end;
 mod members;
@@ -30,7 +31,8 @@ use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
 use crate::storage::{Db, DbError, Identity};
 
-pub(crate) use core::{Core, Wait};
+pub(crate) use ask::Wait;
+pub(crate) use core::Core;
 
 /// A shutdown waits this long for the last task to let go of the database, and fails then.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{DeviceId, NodeId, UnixMillis};
+use crate::level::Level;
 use crate::model::GroupId;
 
 /// Most devices in one node's word; what is beyond is dropped. A node has far fewer.
@@ -79,6 +80,18 @@ pub struct LeaderReport {
     pub words: Vec<LastWord>,
     /// Members whose sync failed and is to be tried again.
     pub failing: Vec<FailingSync>,
+    /// Feature levels that nodes know.
+    #[serde(default)]
+    pub levels: Vec<NodeLevel>,
+}
+
+/// The highest feature level that a node knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeLevel {
+    /// The node.
+    pub node: NodeId,
+    /// The level.
+    pub level: Level,
 }
 
 /// When a node was heard of.

@@ -2,7 +2,8 @@
 //!
 //! **Architecture Invariant:** nothing in this module and its children reads a clock, a random source, a file or a
 //! socket, or iterates anything whose order is not fixed. The same commands on the same records give the same bytes on
-//! every node, for ever: a change of behaviour must be told apart by the command that asks for it.
+//! every node, for ever: a change of behaviour must be told apart by the command that asks for it, or wait for a [feature
+//! level](crate::level).
 //!
 //! The records live in ordered key-value space behind [`Read`], so that RocksDB keeps them one by one and tests keep
 //! them in a `BTreeMap`. A command's writes are collected in a [`Txn`] and kept only if it is granted.
@@ -111,6 +112,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             Lost::Node(node) => node::remove(txn, *node, true, *at),
             Lost::Device(device) => map::remove_lost_device(txn, *device, *at),
         },
+        Command::RaiseLevel { to, at } => map::raise_level(txn, *to, *at),
         Command::CreateToken {
             token,
             expires_at,

@@ -38,6 +38,7 @@ use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
 use crate::ids::NodeId;
+use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::raft::{LogId, StoredMembership};
 use crate::state::{Read, ReadError, Visit, Writes};
@@ -71,6 +72,10 @@ pub(crate) enum DbError {
     Record(#[from] ReadError),
     #[error("metadata database: {what} is damaged: {detail}")]
     Damaged { what: String, detail: String },
+    #[error(
+        "this cluster has feature level {found}, and this program knows levels up to {known}: install a newer version of penstock"
+    )]
+    Newer { found: Level, known: Level },
     #[error("metadata files: {0}")]
     Io(Arc<std::io::Error>),
 }
@@ -188,6 +193,7 @@ impl Db {
             .unwrap_or_else(PoisonError::into_inner);
         let family = self.family(&name);
         let map = self.map.borrow().with(&writes)?;
+        map.as_ref().map_or(Ok(()), check_level)?;
         let mut batch = WriteBatch::default();
         for (key, value) in writes {
             match value {
@@ -279,6 +285,7 @@ impl Db {
             });
         }
         let map = ClusterMap::load(&view)?;
+        check_level(&map)?;
         drop(view);
         self.meta_put(KEY_STATE_FAMILY, &next, Sync::Yes)?;
         self.map.send_replace(Arc::new(map));
@@ -299,6 +306,15 @@ impl Db {
         let mut options = FlushOptions::default();
         options.set_wait(true);
         Ok(self.rocks.flush_cfs_opt(&families, &options)?)
+    }
+}
+
+/// What nodes of a higher level write does not mean to this program what it means to them.
+fn check_level(map: &ClusterMap) -> Result<(), DbError> {
+    let (found, known) = (map.level(), Level::KNOWN);
+    match found > known {
+        true => Err(DbError::Newer { found, known }),
+        false => Ok(()),
     }
 }
 

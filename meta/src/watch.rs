@@ -9,6 +9,7 @@
 
 mod falls;
 mod lost;
+mod upgrade;
 mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,15 +19,17 @@ use std::time::Duration;
 use falls::Falls;
 use lost::LostDevices;
 pub use lost::count_devices;
+use upgrade::Levels;
 pub use witness::has_witness;
 use witness::{Absent, is_heard};
 
 use crate::command::{Change, Command, Heard};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::leases::DRIFT_BOUND;
+use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{DeviceState, Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
-use crate::report::FailingSync;
+use crate::report::{FailingSync, NodeLevel};
 use crate::state::group::{Presence, kept_power};
 
 /// A node says this often that it lives.
@@ -83,6 +86,7 @@ pub struct Watch {
     absent: Absent,
     falls: Falls,
     lost: LostDevices,
+    levels: Levels,
     /// Members that wait because their device pauses.
     fallen: Vec<(GroupId, DeviceId, Incarnation)>,
     /// Groups to look after, found in the map of this epoch.
@@ -124,6 +128,21 @@ impl Watch {
             self.heard.insert(node, (incarnation, now));
             self.reported.remove(&node);
         }
+    }
+
+    /// A node said up to which feature level it knows.
+    pub fn told_level(&mut self, node: NodeId, incarnation: Incarnation, level: Level) {
+        if self.leads() {
+            self.levels.told(node, incarnation, level);
+        }
+    }
+
+    /// Up to which feature level nodes know, by their word.
+    #[must_use]
+    pub fn levels(&self, map: &ClusterMap) -> Vec<NodeLevel> {
+        let levels = self.levels.of(map);
+        let told = |(node, level)| NodeLevel { node, level };
+        levels.map(told).collect()
     }
 
     /// Somebody says that a node does not answer.
@@ -190,6 +209,7 @@ impl Watch {
             commands.extend(self.plan_node(map, node, leading_since, now, at));
         }
         commands.extend(self.lost.plan(map, now, at));
+        commands.extend(self.levels.plan(map, at));
         self.heard.retain(|node, _| map.node(*node).is_some());
         self.reported.retain(|node, _| map.node(*node).is_some());
         let heard = self.heard_since(now.saturating_sub(WITNESS_AGE_MAX));

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{GIB, copy_tree, device};
+use common::{GIB, PATIENCE, copy_tree, device, until};
 use meta::command::AttachmentKey;
 use meta::net::{MemNetwork, PeerReply, PeerRequest};
 use meta::{
@@ -14,9 +14,6 @@ use meta::{
     MetaConfig, MetaError, MetaNode, NodeId, NodeSpec, NodeState, NodeWord, PoolId, PoolSpec,
     RaftTuning, Refusal, Standing, Start, VolumeSpec,
 };
-
-/// Bounds how long a test waits for what must happen; far beyond what it takes.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn tuning() -> RaftTuning {
     RaftTuning {
@@ -142,21 +139,6 @@ impl Cluster {
     fn node(&self, id: NodeId) -> &MetaNode {
         self.nodes.iter().find(|node| node.id() == id).unwrap()
     }
-}
-
-/// Waits until a question has an answer.
-async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(answer) = ask().await {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait)
-        .await
-        .expect("it never happened")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use common::{GIB, device};
+use common::{GIB, PATIENCE, device, until};
 use meta::net::{
     BoxFuture, PeerReply, PeerRequest, TlsIdentity, TlsListener, TlsServer, TlsTransport,
     Transport, TransportError,
@@ -21,8 +21,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 
-/// Bounds how long a test waits for what must happen; far beyond what it takes.
-const PATIENCE: Duration = Duration::from_secs(60);
 const CLUSTER: Uuid = Uuid::from_u128(77);
 
 /// An authority with its certificate.
@@ -227,21 +225,6 @@ impl Cluster {
         }
         drop(self.dir);
     }
-}
-
-/// Waits until a question has an answer.
-async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(answer) = ask().await {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait)
-        .await
-        .expect("it never happened")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Name;
 use crate::ids::{DeviceId, NodeId, UnixMillis};
+use crate::level::Level;
 
 /// The log keeps this many events; an older one is dropped when a newer comes.
 pub const EVENTS_MAX: u64 = 4096;
@@ -64,6 +65,11 @@ pub enum Happening {
     NodeActive {
         /// The node.
         node: NodeId,
+    },
+    /// All nodes know a higher feature level than before: the cluster uses it.
+    LevelRaised {
+        /// The level.
+        to: Level,
     },
     /// A node was removed.
     NodeRemoved {
@@ -189,6 +195,16 @@ impl fmt::Display for Happening {
             Self::NodeDraining { node } => write!(f, "node {node} is being emptied"),
             Self::NodeActive { node } => write!(f, "node {node} may hold data again"),
             Self::NodeRemoved { node } => write!(f, "node {node} was removed"),
+            Self::LevelRaised { to } => {
+                write!(f, "all nodes know feature level {to}: the cluster uses it")
+            }
+            Self::DataGivenUp {
+                pool,
+                node,
+                device,
+                groups,
+                lost,
+            } => fmt_given_up(f, pool, (*node, *device), *groups, *lost),
             Self::DeviceAdded { device, node } => {
                 write!(f, "device {device} was added on node {node}")
             }
@@ -223,34 +239,35 @@ impl fmt::Display for Happening {
                 f,
                 "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that ran on are told by their next flush"
             ),
-            Self::DataGivenUp {
-                pool,
-                node,
-                device,
-                groups,
-                lost,
-            } => {
-                write!(f, "pool {pool}: an operator gave up what only ")?;
-                match device {
-                    Some(device) => write!(f, "device {device} on node {node}")?,
-                    None => write!(f, "node {node}")?,
-                }
-                write!(
-                    f,
-                    " had of {groups} placement groups, which go on with what others have; acknowledged writes may be gone"
-                )?;
-                match lost {
-                    0 => Ok(()),
-                    lost => write!(
-                        f,
-                        ", and of {lost} groups nobody had anything that was complete"
-                    ),
-                }
-            }
             Self::RebalanceStarted { pool, groups } => {
                 write!(f, "pool {pool}: {groups} placement groups began to move")
             }
             Self::RebalanceEnded { pool } => write!(f, "pool {pool}: nothing is left to move"),
         }
+    }
+}
+
+fn fmt_given_up(
+    f: &mut fmt::Formatter<'_>,
+    pool: &Name,
+    (node, device): (NodeId, Option<DeviceId>),
+    groups: u32,
+    lost: u32,
+) -> fmt::Result {
+    write!(f, "pool {pool}: an operator gave up what only ")?;
+    match device {
+        Some(device) => write!(f, "device {device} on node {node}")?,
+        None => write!(f, "node {node}")?,
+    }
+    write!(
+        f,
+        " had of {groups} placement groups, which go on with what others have; acknowledged writes may be gone"
+    )?;
+    match lost {
+        0 => Ok(()),
+        lost => write!(
+            f,
+            ", and of {lost} groups nobody had anything that was complete"
+        ),
     }
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::ids::NodeId;
+use crate::level::Level;
 use crate::model::{Labels, Role};
 
 pub use client::{EnrolError, enrol};
@@ -51,6 +52,9 @@ pub struct EnrolQuestion {
     pub data_address: String,
     /// Version of the software that it runs.
     pub version: String,
+    /// The highest feature level that it knows.
+    #[serde(default)]
+    pub level: Level,
     /// The public half of its key.
     pub public_key: Vec<u8>,
 }

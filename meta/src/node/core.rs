@@ -1,9 +1,8 @@
-//! What client and server side of a node share: reaching the leader, and doing what only the leader can.
+//! What client and server side of a node share: what is asked of the leader (`ask.rs`: how), and doing what only the leader can.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use openraft::BasicNode;
 use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, RaftError};
 use tokio::sync::watch;
 
@@ -11,27 +10,18 @@ use crate::command::{Command, NodeSpec, Outcome, Reply};
 use crate::error::MetaError;
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::leases::LeaseWatch;
+use crate::level::Level;
 use crate::map::ClusterMap;
-use crate::net::{Beat, PeerReply, PeerRequest, ProposeError, Transport, TransportError};
+use crate::net::{Beat, PeerReply, PeerRequest, ProposeError, Transport};
+use crate::node::ask::{Ask, COMMIT_WAIT_MAX, Wait, unfit};
 use crate::node::succession::Signs;
 use crate::node::vigil::Vigil;
 use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::Reach;
-use crate::report::NodeWord;
+use crate::refusal::MapRefusal;
 use crate::state::tables::{LEASES, VOLUMES};
 use crate::state::{ReadError, check_lease_holder};
 use crate::storage::{Db, DbError, View};
-
-/// A request waits this long for a leader, and fails then.
-const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
-/// A command that the leader has taken must be committed in this time; then its outcome is unknown. Covers an election
-/// and a slow disk.
-const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);
-/// What may be asked twice is asked again when there is no answer in this time: whoever led may have been cut off, and somebody
-/// else lead by now.
-const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Pause before the leader is looked for again.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The heart of a node.
 pub(crate) struct Core {
@@ -41,90 +31,14 @@ pub(crate) struct Core {
     pub(crate) raft: Raft,
     /// Absent after shutdown.
     db: RwLock<Option<Arc<Db>>>,
-    transport: Arc<dyn Transport>,
+    pub(super) transport: Arc<dyn Transport>,
     leases: Mutex<LeaseWatch>,
     pub(super) vigil: Vigil,
     signs: Mutex<Signs>,
-    /// Whether this node was removed from the cluster, as others said.
-    pub(super) removed: watch::Sender<bool>,
+    /// Why the cluster does not want this node any more, as others said.
+    pub(super) unwanted: watch::Sender<Option<MapRefusal>>,
     /// The cluster map as this node has applied it.
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
-}
-
-/// How long a request may take.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wait {
-    /// Until a leader answers.
-    pub(crate) leader: Duration,
-    /// From then on, until a command is committed or what was asked for is applied here.
-    pub(crate) commit: Duration,
-}
-
-impl Wait {
-    /// As long as a daemon waits that can do nothing else.
-    pub(crate) const PATIENT: Self = Self {
-        leader: LEADER_WAIT_MAX,
-        commit: COMMIT_WAIT_MAX,
-    };
-}
-
-/// What is asked of the leader.
-pub(super) enum Ask {
-    Propose(Command),
-    RenewLease {
-        volume: VolumeId,
-        node: NodeId,
-        generation: Generation,
-    },
-    Heartbeat {
-        node: NodeId,
-        incarnation: Incarnation,
-    },
-    ReadIndex,
-    Tell {
-        node: NodeId,
-        word: NodeWord,
-    },
-    Report,
-}
-
-impl Ask {
-    fn is_command(&self) -> bool {
-        matches!(self, Self::Propose(_))
-    }
-
-    fn request(&self) -> PeerRequest {
-        match self {
-            Self::Propose(command) => PeerRequest::Propose(command.clone()),
-            Self::RenewLease {
-                volume,
-                node,
-                generation,
-            } => PeerRequest::RenewLease {
-                volume: *volume,
-                node: *node,
-                generation: *generation,
-            },
-            Self::Heartbeat { node, incarnation } => PeerRequest::Heartbeat {
-                node: *node,
-                incarnation: *incarnation,
-            },
-            Self::ReadIndex => PeerRequest::ReadIndex,
-            Self::Tell { node, word } => PeerRequest::Tell {
-                node: *node,
-                word: word.clone(),
-            },
-            Self::Report => PeerRequest::Report,
-        }
-    }
-}
-
-/// An attempt on one node, this or another.
-enum Attempt {
-    Done(PeerReply),
-    /// Nothing was done: try again, there if known.
-    Again(Option<NodeId>),
-    Failed(MetaError),
 }
 
 impl Core {
@@ -145,7 +59,7 @@ impl Core {
             leases: Mutex::default(),
             vigil: Vigil::default(),
             signs: Mutex::new(Signs::new(tuning.vote_hold(), Instant::now())),
-            removed: watch::Sender::default(),
+            unwanted: watch::Sender::default(),
         }
     }
 
@@ -260,8 +174,13 @@ impl Core {
         &self,
         node: NodeId,
         incarnation: Incarnation,
+        level: Level,
     ) -> Result<Beat, MetaError> {
-        let ask = Ask::Heartbeat { node, incarnation };
+        let ask = Ask::Heartbeat {
+            node,
+            incarnation,
+            level,
+        };
         match self.ask_leader(&ask, Wait::PATIENT).await? {
             PeerReply::Heartbeat(Ok(beat)) => Ok(beat),
             other => Err(unfit(&other)),
@@ -293,84 +212,6 @@ impl Core {
             PeerReply::ReadIndex(Ok(index)) => Ok(index),
             other => Err(unfit(&other)),
         }
-    }
-
-    /// Asks this node, then whoever it says leads, until there is an answer or time is over.
-    pub(super) async fn ask_leader(&self, ask: &Ask, wait: Wait) -> Result<PeerReply, MetaError> {
-        let deadline = Instant::now() + wait.leader;
-        let mut leader = None;
-        loop {
-            let within = match ask.is_command() {
-                true => wait.commit,
-                false => ANSWER_WAIT_MAX.min(deadline.saturating_duration_since(Instant::now())),
-            };
-            leader = match self.attempt(leader, ask, within).await {
-                Attempt::Done(answer) => return Ok(answer),
-                Attempt::Failed(error) => return Err(error),
-                Attempt::Again(Some(next)) if leader.is_none() && next != self.id => Some(next),
-                Attempt::Again(_) => {
-                    if Instant::now() >= deadline {
-                        return Err(MetaError::NoLeader {
-                            waited: wait.leader,
-                            is_command: ask.is_command(),
-                            reach: Reach::default(),
-                        });
-                    }
-                    self.succeed().await;
-                    tokio::time::sleep(RETRY_PAUSE).await;
-                    None
-                }
-            };
-        }
-    }
-
-    async fn attempt(&self, leader: Option<NodeId>, ask: &Ask, within: Duration) -> Attempt {
-        let answer = match leader {
-            None => {
-                let handled = tokio::time::timeout(within, self.handle(ask.request())).await;
-                handled.map_err(|_| late(self.id))
-            }
-            Some(leader) => self.call(leader, ask.request(), within).await,
-        };
-        match answer {
-            Ok(
-                PeerReply::Propose(Err(error))
-                | PeerReply::Heartbeat(Err(error))
-                | PeerReply::ReadIndex(Err(error))
-                | PeerReply::Tell(Err(error))
-                | PeerReply::Report(Err(error)),
-            ) => error.means(leader),
-            Ok(answer) => Attempt::Done(answer),
-            Err(TransportError::Unreachable { .. }) => Attempt::Again(None),
-            Err(TransportError::Gone { target }) => {
-                self.signs().gone(target);
-                Attempt::Again(None)
-            }
-            Err(TransportError::Lost { .. }) => match ask.is_command() {
-                true => Attempt::Failed(interrupted()),
-                // Asking again is harmless.
-                false => Attempt::Again(None),
-            },
-        }
-    }
-
-    pub(super) async fn call(
-        &self,
-        target: NodeId,
-        request: PeerRequest,
-        within: Duration,
-    ) -> Result<PeerReply, TransportError> {
-        let metrics = self.raft.metrics();
-        let address = metrics
-            .borrow()
-            .membership_config
-            .membership()
-            .get_node(&target)
-            .cloned();
-        let address = address.unwrap_or_else(|| BasicNode::new(""));
-        let timed =
-            tokio::time::timeout(within, self.transport.call(target, &address, request)).await;
-        timed.unwrap_or_else(|_| Err(late(target)))
     }
 
     async fn wait_applied(&self, index: Option<LogId>, within: Duration) -> Result<(), MetaError> {
@@ -408,9 +249,11 @@ impl Core {
                 node,
                 generation,
             } => PeerReply::Propose(self.renew_here(volume, node, generation).await),
-            PeerRequest::Heartbeat { node, incarnation } => {
-                PeerReply::Heartbeat(self.beat_here(node, incarnation))
-            }
+            PeerRequest::Heartbeat {
+                node,
+                incarnation,
+                level,
+            } => PeerReply::Heartbeat(self.beat_here(node, incarnation, level)),
             PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
             PeerRequest::Tell { node, word } => PeerReply::Tell(self.take_word_here(node, word)),
             PeerRequest::Report => PeerReply::Report(self.report_here()),
@@ -545,48 +388,6 @@ impl Core {
             }
             Err(RaftError::Fatal(error)) => Err(ended(&error)),
         }
-    }
-}
-
-impl ProposeError {
-    /// What it means to whoever asked this node (`None`) or another.
-    fn means(self, asked: Option<NodeId>) -> Attempt {
-        match self {
-            Self::NotLeader { leader } => Attempt::Again(leader),
-            Self::Unknown => Attempt::Failed(interrupted()),
-            // When another node fails or stops, somebody else will lead.
-            Self::Failed { .. } | Self::Stopped | Self::NoRoom { begun: false, .. }
-                if asked.is_some() =>
-            {
-                Attempt::Again(None)
-            }
-            Self::NoRoom { dir, begun } => Attempt::Failed(MetaError::NoRoom { dir, begun }),
-            Self::Failed { detail } => Attempt::Failed(MetaError::Failed { detail }),
-            Self::Stopped => Attempt::Failed(MetaError::Stopped),
-        }
-    }
-}
-
-/// Nobody looked yet whom this node reaches.
-fn interrupted() -> MetaError {
-    MetaError::Interrupted {
-        reach: Reach::default(),
-    }
-}
-
-fn late(target: NodeId) -> TransportError {
-    TransportError::Lost {
-        target,
-        detail: "no answer in time".to_owned(),
-    }
-}
-
-/// The leader runs another version that answers differently.
-pub(super) fn unfit(answer: &PeerReply) -> MetaError {
-    MetaError::Failed {
-        detail: format!(
-            "the leader gave an answer that this version does not understand: {answer:?}"
-        ),
     }
 }
 

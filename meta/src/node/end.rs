@@ -1,5 +1,5 @@
 //! The end of the metadata service that this node did not ask for. Raft ends when it cannot write, or when it meets what must not
-//! be, and does not begin again within the process; and a node that was removed has nothing left to do.
+//! be, and does not begin again within the process; and a node that was removed, or is too old, has nothing left to do.
 
 use super::Core;
 use crate::error::MetaError;
@@ -19,13 +19,13 @@ impl Core {
         }
     }
 
-    /// Returns when Raft has ended, or this node was removed from the cluster, with the reason.
+    /// Returns when Raft has ended, or the cluster does not want this node any more, with the reason.
     pub(crate) async fn ended(&self) -> MetaError {
         let mut metrics = self.raft.metrics();
         let raft_ended = async { while metrics.changed().await.is_ok() {} };
         tokio::select! {
             () = raft_ended => {}
-            error = self.removed() => return error,
+            error = self.unwanted() => return error,
         }
         let detail = self.death().unwrap_or_else(|| "it ended".to_owned());
         MetaError::Failed { detail }

@@ -1,4 +1,5 @@
-//! A node that was removed from the cluster learns of it, and ends: nobody waits for it, and nothing of it counts any more.
+//! A node that was removed from the cluster learns of it, and ends: nobody waits for it, and nothing of it counts any more. So does
+//! one whose program is too old for the cluster.
 //!
 //! One that runs meanwhile is refused when it registers anew, as the leader does not know it any more. One that was away, and so may
 //! know no leader, asks whomever it knew.
@@ -25,23 +26,28 @@ impl Core {
         matches!(removed, Ok(Some(_)))
     }
 
-    /// Whether a node that was to be registered is told that it was removed; that is noted.
-    pub(super) fn note_removal(&self, error: &MetaError) -> bool {
-        let is_removed = matches!(
-            error,
-            MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node })) if *node == self.id
-        );
-        if is_removed {
-            self.removed.send_replace(true);
+    /// Whether this node, which was to be registered, is told that the cluster does not want it; that is noted.
+    pub(super) fn note_unwanted(&self, error: &MetaError) -> bool {
+        use MapRefusal::{TooOld, WasRemoved};
+        let MetaError::Refused(Refusal::Map(refusal)) = error else {
+            return false;
+        };
+        let is_unwanted =
+            matches!(refusal, WasRemoved { node } | TooOld { node, .. } if *node == self.id);
+        if is_unwanted {
+            self.unwanted.send_replace(Some(refusal.clone()));
         }
-        is_removed
+        is_unwanted
     }
 
-    /// Returns when this node is known to be removed.
-    pub(super) async fn removed(&self) -> MetaError {
+    /// Returns when it is known that the cluster does not want this node any more, with the reason.
+    pub(super) async fn unwanted(&self) -> MetaError {
+        let mut unwanted = self.unwanted.subscribe();
+        let why = unwanted.wait_for(Option::is_some).await;
         // The sender lives in `self`.
-        let _ = self.removed.subscribe().wait_for(|removed| *removed).await;
-        Refusal::from(MapRefusal::WasRemoved { node: self.id }).into()
+        let why = why.ok().and_then(|why| why.clone());
+        let why = why.unwrap_or(MapRefusal::WasRemoved { node: self.id });
+        Refusal::from(why).into()
     }
 
     async fn ask_whether_removed(&self) -> bool {
@@ -74,7 +80,8 @@ pub(super) async fn watch(core: std::sync::Arc<Core>) {
         let is_heard =
             valid.is_some_and(|until| Instant::now() + HEARTBEAT_LEASE < until + NODE_DOWN_AFTER);
         if !is_heard && core.ask_whether_removed().await {
-            core.removed.send_replace(true);
+            let removed = MapRefusal::WasRemoved { node: core.id };
+            core.unwanted.send_replace(Some(removed));
             return;
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use super::core::{Ask, Wait, unfit};
+use super::ask::{Ask, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::net::{PeerReply, ProposeError};
@@ -67,6 +67,7 @@ impl Core {
                 })
                 .collect(),
             failing: leading.watch.failing(at),
+            levels: leading.watch.levels(&map),
         })
     }
 

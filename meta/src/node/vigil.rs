@@ -12,6 +12,7 @@ use crate::client::Meta;
 use crate::command::{Command, Heard, NodeSpec, Outcome};
 use crate::error::MetaError;
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
+use crate::level::Level;
 use crate::model::GroupId;
 use crate::net::{Beat, ProposeError};
 use crate::report::NodeWord;
@@ -103,11 +104,18 @@ impl Vigil {
     }
 
     /// Takes a heartbeat. How long ago this node was confirmed to lead, if it does.
-    fn take(&self, node: NodeId, incarnation: Incarnation, now: Instant) -> Option<Duration> {
+    fn take(
+        &self,
+        node: NodeId,
+        incarnation: Incarnation,
+        level: Level,
+        now: Instant,
+    ) -> Option<Duration> {
         let mut leading = self.lock();
         let confirmed = leading.confirmed?;
         let at = self.since_origin(now);
         leading.watch.heard(node, incarnation, at);
+        leading.watch.told_level(node, incarnation, level);
         drop(leading);
         self.heard
             .send_modify(|count| *count = count.wrapping_add(1));
@@ -125,8 +133,10 @@ impl Core {
         &self,
         node: NodeId,
         incarnation: Incarnation,
+        level: Level,
     ) -> Result<Beat, ProposeError> {
-        let Some(confirmed_ago) = self.vigil.take(node, incarnation, Instant::now()) else {
+        let taken = self.vigil.take(node, incarnation, level, Instant::now());
+        let Some(confirmed_ago) = taken else {
             let leader = self.raft.metrics().borrow().current_leader;
             let leader = leader.filter(|leader| *leader != self.id);
             return Err(ProposeError::NotLeader { leader });
@@ -235,7 +245,11 @@ impl Core {
     /// Sends one heartbeat, and registers this start of the process if the leader does not know it.
     async fn beat_once(self: &Arc<Self>, spec: &NodeSpec) -> Result<(), MetaError> {
         let sent = Instant::now();
-        let answer = timeout(BEAT_WAIT_MAX, self.beat(spec.id, spec.incarnation)).await;
+        let answer = timeout(
+            BEAT_WAIT_MAX,
+            self.beat(spec.id, spec.incarnation, spec.level),
+        )
+        .await;
         // Without an answer the next one is due.
         let Ok(beat) = answer else { return Ok(()) };
         let beat = beat?;
@@ -290,7 +304,7 @@ pub(super) async fn beat(core: Arc<Core>, spec: NodeSpec) {
         match core.beat_once(&spec).await {
             Ok(()) => told = false,
             Err(MetaError::Stopped) => return,
-            Err(error) if core.note_removal(&error) => return,
+            Err(error) if core.note_unwanted(&error) => return,
             // Said once: it is repeated until it goes well.
             Err(error) if !told => {
                 told = true;

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::{MAX_ADDRESS_BYTES, MAX_DEVICE_PATH_BYTES, RefusalKind};
 use crate::ids::{DeviceId, Incarnation, NodeId};
+use crate::level::Level;
 use crate::watch::NODE_DOWN_AFTER;
 
 /// Refusals about the cluster, its nodes and devices.
@@ -68,6 +69,19 @@ pub enum MapRefusal {
     WasRemoved {
         /// The node.
         node: NodeId,
+    },
+    /// The program that the node runs does not know what all others do.
+    #[error(
+        "node {node} runs a version of penstock that knows feature level {knows}, and this cluster has level {level}: install a newer \
+         version there"
+    )]
+    TooOld {
+        /// The node.
+        node: NodeId,
+        /// What it knows.
+        knows: Level,
+        /// That of the cluster.
+        level: Level,
     },
     /// The only node.
     #[error("node {node} is the only one: it stays")]
@@ -188,6 +202,7 @@ impl MapRefusal {
             | Self::NodeNameTaken { .. }
             | Self::OtherStart { .. }
             | Self::WasRemoved { .. }
+            | Self::TooOld { .. }
             | Self::LastNode { .. }
             | Self::NodeServes { .. }
             | Self::NodeInUse { .. }

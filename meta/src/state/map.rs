@@ -9,6 +9,7 @@ use super::tables::{CLUSTER, COUNTERS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, 
 use super::{Read, ReadError, Stop, Txn, event, group, loss, node, pool};
 use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
+use crate::level::Level;
 use crate::model::{
     Cluster, DEFAULT_POOL, Device, DeviceState, Happening, Node, PlacementGroup, Pool,
 };
@@ -85,12 +86,26 @@ pub(super) fn bootstrap(
         &Cluster {
             uuid,
             epoch: Epoch(0),
+            level: node.level,
             created_at: at,
         },
     );
     node::register(txn, node, Incarnation::default(), at)?;
     let alone = PoolSpec::new(DEFAULT_POOL, 1);
     pool::create(txn, pool.unwrap_or(&alone), at)?;
+    Ok(Outcome::Done)
+}
+
+/// The leader has heard of all nodes that they know the level, which makes it so whatever the records say of them: programs that
+/// know of no levels left that out.
+pub(super) fn raise_level(txn: &mut Txn<'_>, to: Level, at: UnixMillis) -> Result<Outcome, Stop> {
+    let mut cluster = cluster(txn)?;
+    if to > cluster.level {
+        cluster.level = to;
+        CLUSTER.put(txn, &(), &cluster);
+        event::push(txn, at, Happening::LevelRaised { to })?;
+        next_epoch(txn)?;
+    }
     Ok(Outcome::Done)
 }
 

@@ -16,7 +16,11 @@ pub(super) fn register(
     replaces: Incarnation,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    cluster(txn)?;
+    let level = cluster(txn)?.level;
+    if spec.level < level {
+        let (node, knows) = (spec.id, spec.level);
+        return Err(MapRefusal::TooOld { node, knows, level }.into());
+    }
     check(txn, spec)?;
     if REMOVED_NODES.get(txn, &spec.id)?.is_some() {
         return Err(MapRefusal::WasRemoved { node: spec.id }.into());

@@ -4,6 +4,7 @@ mod attachments;
 mod away;
 mod groups;
 mod leases;
+mod levels;
 mod map;
 mod promotion;
 mod tokens;

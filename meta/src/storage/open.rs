@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     Db, DbError, FORMAT, Installation, KEY_FORMAT, KEY_STATE_FAMILY, LOG, META, Progress, Rocks,
-    Room, STATE_PREFIX, Sync, WriteBatch, encode,
+    Room, STATE_PREFIX, Sync, WriteBatch, check_level, encode,
 };
 use crate::error::OpenError;
 use crate::map::ClusterMap;
@@ -156,6 +156,7 @@ impl Db {
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let map = self.read(|view| Ok::<_, DbError>(ClusterMap::load(view)?))?;
+        check_level(&map)?;
         self.map.send_replace(Arc::new(map));
         self.check_log()
     }
@@ -262,6 +263,11 @@ fn explain_db(dir: &Path, error: DbError) -> OpenError {
         DbError::Io(error) => OpenError::Io {
             dir: dir.to_owned(),
             detail: one_line(&error.to_string()),
+        },
+        DbError::Newer { found, known } => OpenError::NewerLevel {
+            dir: dir.to_owned(),
+            found,
+            known,
         },
         other => corrupt(dir, other.to_string()),
     }

@@ -37,7 +37,7 @@ impl DbError {
                     && error.as_ref().contains("No space left on device")
             }
             Self::Io(error) => error.kind() == std::io::ErrorKind::StorageFull,
-            Self::Record(_) | Self::Damaged { .. } => false,
+            Self::Record(_) | Self::Damaged { .. } | Self::Newer { .. } => false,
         }
     }
 }

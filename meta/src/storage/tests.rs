@@ -18,9 +18,10 @@ use super::{Db, DbError, FORMAT, KEY_FORMAT, Sync};
 use crate::command::{Command, NodeSpec};
 use crate::error::OpenError;
 use crate::ids::{NodeId, UnixMillis};
+use crate::level::Level;
 
 use crate::raft::{Entry, LogId, StorageError, TypeConfig, Vote};
-use crate::state::tables::NODES;
+use crate::state::tables::{CLUSTER, NODES};
 
 fn open(dir: &Path) -> (Arc<Db>, LogStore, Machine) {
     let (db, _) = Db::open(dir).unwrap();
@@ -344,6 +345,36 @@ fn a_newer_format_is_refused_by_its_number() {
                 ..
             }
         ),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_a_program_of_a_higher_level_wrote_is_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _, mut machine) = open(dir.path());
+    machine.apply([bootstrap(1)]).await.unwrap();
+    let to = Level(Level::KNOWN.0 + 1);
+    let at = UnixMillis(2);
+    let raise = entry(2, EntryPayload::Normal(Command::RaiseLevel { to, at }));
+    let refused = machine.apply([raise]).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("install a newer version of penstock"),
+        "{refused}"
+    );
+    assert_eq!(machine.applied_state().await.unwrap().0, Some(id(1)));
+    // As a newer program leaves it.
+    let mut cluster = db.read(|view| CLUSTER.get(view, &()).map_err(DbError::from));
+    if let Ok(Some(cluster)) = &mut cluster {
+        cluster.level = to;
+        let key = [CLUSTER.prefix()];
+        let value = super::encode(&cluster);
+        db.rocks.put_cf(&db.family("state.1"), key, value).unwrap();
+    }
+    drop((db, machine));
+    let error = Db::open(dir.path()).err().unwrap();
+    assert!(
+        matches!(error, OpenError::NewerLevel { found, .. } if found == to),
         "{error:?}"
     );
 }

@@ -20,6 +20,9 @@ pub struct Status {
     pub version: String,
     /// Identity of the cluster.
     pub cluster_id: String,
+    /// What all nodes of the cluster understand; rises by itself when the last node was upgraded.
+    #[serde(default)]
+    pub feature_level: u32,
     /// Roles of this node.
     pub roles: Vec<String>,
     /// Data directory.

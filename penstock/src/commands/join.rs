@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use hyper::Method;
 use meta::net::enrol::{EnrolError, EnrolQuestion, Invitation, enrol};
 use meta::pki::{ClusterCa, NodeKey, PkiError};
-use meta::{NodeId, Role};
+use meta::{Level, NodeId, Role};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -109,6 +109,7 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
         control_address: settings.control().to_string(),
         data_address: settings.data().to_string(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        level: Level::KNOWN,
         public_key: key.public_key(),
     };
     let answer = enrol(&invitation, question).await.map_err(enrol_failure)?;

@@ -39,7 +39,11 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
             status.pid,
             duration(status.uptime_s)
         )?;
-        writeln!(out, "cluster      {}", status.cluster_id)?;
+        writeln!(
+            out,
+            "cluster      {}, feature level {}",
+            status.cluster_id, status.feature_level
+        )?;
         writeln!(out, "roles        {}", status.roles.join(", "))?;
         writeln!(out, "data         {}", status.data.display())?;
         writeln!(

@@ -70,6 +70,7 @@ impl Node {
                 Some(node) => format!("node {}", node.name),
                 None => format!("node {node}"),
             },
+            Happening::LevelRaised { .. } => "cluster".to_owned(),
             Happening::DeviceAdded { device, .. }
             | Happening::DeviceFailed { device, .. }
             | Happening::DeviceOffline { device, .. }

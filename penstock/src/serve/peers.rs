@@ -10,7 +10,7 @@ use meta::net::enrol::{Door, EnrolPapers, EnrolServer, Invitation};
 use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
 use meta::pki::{ClusterCa, fingerprint};
 use meta::{
-    Incarnation, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, RaftTuning, Role, Start,
+    Incarnation, Level, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, RaftTuning, Role, Start,
     UnixMillis,
 };
 
@@ -188,6 +188,7 @@ fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -
             data_address: settings.data().to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             boot: boot_id(),
+            level: Level::KNOWN,
         },
         address: settings.control().to_string(),
         start: match record.founding {

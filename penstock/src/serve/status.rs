@@ -29,6 +29,7 @@ impl Node {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             cluster_id: cluster.uuid.to_string(),
+            feature_level: cluster.level.0,
             roles: roles
                 .into_iter()
                 .flatten()

@@ -187,6 +187,12 @@ impl Desk {
             return Err(told(&MapRefusal::OtherCluster { ours, theirs }));
         }
         let question = asked.question;
+        if question.level < cluster.level {
+            return Err(format!(
+                "it runs penstock {}, which knows feature level {}, and this cluster has level {}: install a newer version there",
+                question.version, question.level, cluster.level
+            ));
+        }
         let key = &question.public_key;
         // Before the token is used up: what would be refused afterwards.
         self.papers
@@ -239,6 +245,7 @@ impl Desk {
             version: question.version,
             // It says so itself once it runs.
             boot: String::new(),
+            level: question.level,
         };
         // The leader finds it by that, and sends it the metadata once it runs.
         let register = Command::RegisterNode {

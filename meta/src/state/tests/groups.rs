@@ -1,6 +1,7 @@
 //! Members of placement groups: taken out, settled, synced, promoted, moved.
 
 mod loss;
+mod settle;
 
 use super::*;
 use crate::command::{Change, Heard};
@@ -126,12 +127,25 @@ impl World {
     }
 
     fn report(&mut self, id: GroupId, device: u64, heard: &[u64]) -> Reply {
-        let member = self.on(id, device);
+        let start = self.on(id, device).incarnation;
+        let epoch = self.group(id).epoch;
+        self.report_as(id, device, start, epoch, heard)
+    }
+
+    /// What somebody says who knows this start of the member's process and this map.
+    fn report_as(
+        &mut self,
+        id: GroupId,
+        device: u64,
+        incarnation: Incarnation,
+        epoch: Epoch,
+        heard: &[u64],
+    ) -> Reply {
         self.run(&Command::ReportFailed {
             group: id,
             device: DeviceId(device),
-            incarnation: member.incarnation,
-            epoch: self.group(id).epoch,
+            incarnation,
+            epoch,
             heard: self.heard(heard),
             at: AT,
         })
@@ -217,24 +231,10 @@ fn a_report_about_another_start_or_an_earlier_stay_is_refused() {
     let seen = world.group(id).epoch;
     world.report(id, 1, &[2]).unwrap();
     world.sync(id, 1, 0).unwrap();
-    let heard = world.heard(&[2]);
-    let stale = world.run(&Command::ReportFailed {
-        group: id,
-        device: DeviceId(1),
-        incarnation: Incarnation(0),
-        epoch: seen,
-        heard: heard.clone(),
-        at: AT,
-    });
+    let stale = world.report_as(id, 1, Incarnation(0), seen, &[2]);
     assert!(matches!(refused(stale), GroupRefusal::StaleReport { .. }));
-    let other = world.run(&Command::ReportFailed {
-        group: id,
-        device: DeviceId(1),
-        incarnation: Incarnation(7),
-        epoch: world.group(id).epoch,
-        heard,
-        at: AT,
-    });
+    let now = world.group(id).epoch;
+    let other = world.report_as(id, 1, Incarnation(7), now, &[2]);
     assert!(matches!(refused(other), GroupRefusal::OtherStart { .. }));
     assert_eq!(world.on(id, 1).standing, Syncing);
 }
@@ -311,159 +311,6 @@ fn a_member_that_restarted_while_syncing_is_not_promoted() {
         refused(world.promote(id, 3)),
         GroupRefusal::NotServed { .. }
     ));
-}
-
-#[test]
-fn the_only_replica_is_settled_as_soon_as_its_device_is_back() {
-    let mut world = World::ready();
-    world.create("disk", GIB).unwrap();
-    world.start(1, 11);
-    let groups = |world: &World| tables::PLACEMENT_GROUPS.all(&world.records).unwrap();
-    assert!(
-        groups(&world)
-            .iter()
-            .all(|group| group.members[0].incarnation == Incarnation(0))
-    );
-    world.restart(1, 12);
-    for group in groups(&world) {
-        let member = &group.members[0];
-        assert_eq!(
-            (member.standing, member.incarnation),
-            (InSync, Incarnation(12))
-        );
-    }
-}
-
-#[test]
-fn a_record_of_the_first_version_is_settled_when_its_device_is_back() {
-    let mut world = World::ready();
-    world.create("disk", GIB).unwrap();
-    for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
-        let mut key = vec![0x06];
-        key.extend(group.pool.0.to_be_bytes());
-        key.extend(group.index.0.to_be_bytes());
-        let old = format!(
-            r#"{{"pool":{},"index":{},"replicas":[1],"in_sync":[1],"epoch":1}}"#,
-            group.pool, group.index
-        );
-        assert!(world.records.insert(key, old.into_bytes()).is_some());
-    }
-    // Nor had health been counted.
-    world.records.retain(|key, _| key[0] != 0x0f);
-    world.restart(1, 5);
-    for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
-        let member = &group.members[0];
-        assert_eq!(
-            (member.node, member.incarnation),
-            (NodeId(1), Incarnation(5))
-        );
-        assert_eq!((member.standing, group.members.len()), (InSync, 1));
-    }
-    let health = tables::POOL_HEALTH.all(&world.records).unwrap();
-    // Whether it was on the same boot of its machine nobody knows.
-    let power_lost = tables::PLACEMENT_GROUPS.all(&world.records).unwrap()[0].power_lost;
-    let well = crate::model::PoolHealth {
-        power_lost,
-        ..Default::default()
-    };
-    assert_eq!(health, [well]);
-}
-
-#[test]
-fn after_all_restarted_the_first_is_the_authority_once_the_last_is_back() {
-    let (mut world, id) = three();
-    world.restart(1, 11);
-    world.restart(2, 12);
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (3, InSync)]);
-    assert!(
-        refused(world.sync(id, 1, 11))
-            .to_string()
-            .contains("not waiting")
-    );
-    world.restart(3, 13);
-    let authority: Vec<_> = world.group(id).in_sync().cloned().collect();
-    assert_eq!(authority.len(), 1);
-    assert_eq!(authority[0].incarnation.0, authority[0].device.0 + 10);
-    assert_eq!(authority[0].since, world.group(id).epoch);
-}
-
-/// All three are started in these boots and brought in sync, and all started once more in those. The group then, and its epoch before.
-fn settled_after(before: [&str; 3], after: [&str; 3]) -> (PlacementGroup, Epoch) {
-    let (mut world, id) = three();
-    for (boot, node) in before.into_iter().zip(1..) {
-        world.restart_in(boot, node, 10 + node);
-    }
-    let out = world.standings(id).into_iter().filter(|(_, s)| *s == Out);
-    for (node, _) in out.collect::<Vec<_>>() {
-        world.sync(id, node, 10 + node).unwrap();
-        world.promote(id, node).unwrap();
-    }
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (3, InSync)]);
-    let epoch = world.group(id).epoch;
-    for (boot, node) in after.into_iter().zip(1..) {
-        world.restart_in(boot, node, 20 + node);
-    }
-    assert_eq!(world.group(id).in_sync().count(), 1);
-    (world.group(id), epoch)
-}
-
-#[test]
-fn after_a_loss_of_power_the_map_says_so_and_after_a_restart_not() {
-    let (group, before) = settled_after(["a", "b", "c"], ["x", "y", "z"]);
-    assert_eq!(group.power_lost, group.epoch, "all were booted again");
-    assert!(group.power_lost > before);
-    let (group, before) = settled_after(["a", "b", "c"], ["a", "b", "c"]);
-    assert!(group.power_lost < before, "all were only started again");
-    let (group, before) = settled_after(["", "", ""], ["", "", ""]);
-    assert!(group.power_lost > before, "nobody knows");
-}
-
-#[test]
-fn who_kept_its_power_is_made_the_authority() {
-    let (group, before) = settled_after(["a", "b", "c"], ["x", "y", "c"]);
-    let authority = group.in_sync().next().unwrap();
-    assert_eq!(authority.device, DeviceId(3));
-    assert!(group.power_lost < before);
-}
-
-#[test]
-fn without_the_missing_one_is_settled_only_after_its_grace_and_only_if_it_is_down() {
-    let (mut world, id) = three();
-    world.report(id, 3, &[1]).unwrap();
-    world.restart(1, 11);
-    let resettle = |after_grace| Change::Resettle {
-        group: id,
-        device: DeviceId(1),
-        incarnation: Incarnation(11),
-        after_grace,
-    };
-    assert!(matches!(
-        refused(world.change(resettle(true), &[])),
-        GroupRefusal::StillValid {
-            device: DeviceId(2),
-            ..
-        }
-    ));
-    world.down(2);
-    assert!(matches!(
-        refused(world.change(resettle(false), &[])),
-        GroupRefusal::NotAllReturned {
-            device: DeviceId(2),
-            ..
-        }
-    ));
-    let out = Change::Resettle {
-        group: id,
-        device: DeviceId(3),
-        incarnation: Incarnation(0),
-        after_grace: true,
-    };
-    assert!(matches!(
-        refused(world.change(out, &[])),
-        GroupRefusal::NotInSync { .. }
-    ));
-    world.change(resettle(true), &[]).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (2, Out), (3, Out)]);
 }
 
 #[test]

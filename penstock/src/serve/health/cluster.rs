@@ -341,6 +341,7 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
                 .eta_s(eta_s.filter(|_| left > 0)),
         );
     }
+    found.extend(upgrade(view));
     for pool in pools {
         let moving = view.groups_of(pool).moving;
         if moving > 0 {
@@ -358,6 +359,34 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         }
     }
     found
+}
+
+/// Some nodes know a higher feature level than the cluster has.
+fn upgrade(view: &View) -> Option<Found> {
+    let level = view.map.level();
+    let knows = |node: &Node| {
+        let mut known = view.report.levels.iter();
+        known.find(|one| one.node == node.id).map(|one| one.level)
+    };
+    let newest = view.map.nodes().filter_map(knows).max()?;
+    let older = view.map.nodes().filter(|node| knows(node) < Some(newest));
+    let older: Vec<String> = older
+        .map(|node| match (knows(node), node.version.as_str()) {
+            (None, _) => format!("{} (not heard of)", node.name),
+            (Some(_), "") => node.name.to_string(),
+            (Some(_), version) => format!("{} (penstock {version})", node.name),
+        })
+        .collect();
+    (newest > level && !older.is_empty()).then(|| {
+        let what = format!(
+            "the cluster is being upgraded: it keeps feature level {level} until all nodes know {newest}"
+        );
+        let doing = format!(
+            "upgrade and start, or remove, node {}; nothing waits for that but what is new in {newest}",
+            older.join(", ")
+        );
+        Found::new("upgrade", what, doing)
+    })
 }
 
 fn draining(name: &str, left: usize, when_empty: &str) -> Found {

@@ -2,8 +2,8 @@
 
 use meta::testing::Machine;
 use meta::{
-    Command, DeviceSpec, FailingSync, Incarnation, LastWord, LeaderReport, NodeSpec, NodeWord,
-    Outcome, PoolSpec, ProblemWord, UnixMillis, VolumeSpec,
+    Command, DeviceSpec, FailingSync, Incarnation, LastWord, LeaderReport, Level, NodeLevel,
+    NodeSpec, NodeWord, Outcome, PoolSpec, ProblemWord, UnixMillis, VolumeSpec,
 };
 use uuid::Uuid;
 
@@ -391,6 +391,7 @@ fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
         heard: Vec::new(),
         words: vec![word(HERE, 0), word(NodeId(2), 0), word(NodeId(3), 60_000)],
         failing: vec![failing(0, 3), failing(1, 5), failing(2, 1)],
+        levels: Vec::new(),
     };
     let (wrong, _) = world.told();
     let told: Vec<&str> = wrong.iter().map(|one| one.problem.what.as_str()).collect();
@@ -403,4 +404,30 @@ fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
     );
     assert!(wrong[0].problem.doing.contains("the last in 2 s"));
     assert_eq!(wrong[1].problem.since, at(START));
+}
+
+#[test]
+fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
+    let mut world = World::new(3);
+    let newer = Level(Level::KNOWN.0 + 1);
+    let levels = [(1, newer), (2, newer), (3, Level::KNOWN)];
+    let levels = levels.map(|(node, level)| NodeLevel {
+        node: NodeId(node),
+        level,
+    });
+    world.view.report.levels = levels[..2].to_vec();
+    let told = |world: &mut World| {
+        let (wrong, under_way) = world.told();
+        assert_eq!(wrong, []);
+        let told = under_way.into_iter().map(|one| one.problem.doing);
+        told.collect::<Vec<_>>().join("; ")
+    };
+    let not_heard = told(&mut world);
+    assert!(not_heard.contains("node n3 (not heard of);"), "{not_heard}");
+    world.view.report.levels = levels.to_vec();
+    let older = told(&mut world);
+    assert!(older.contains("node n3;"), "{older}");
+    // All know it, and the leader is about to raise the level.
+    world.view.report.levels[2].level = newer;
+    assert_eq!(told(&mut world), "");
 }

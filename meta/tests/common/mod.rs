@@ -1,9 +1,15 @@
 //! What several tests share.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod cluster;
+
 use std::path::Path;
+use std::time::Duration;
 
 use meta::{AttachmentOptions, AttachmentSpec, DeviceSpec, MetaConfig, MetaNode, NodeId};
+
+/// Bounds how long a test waits for what must happen; far beyond what it takes.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// 2^30 bytes.
 pub const GIB: u64 = 1 << 30;
@@ -55,4 +61,19 @@ pub fn copy_tree(from: &Path, to: &Path) {
             false => drop(std::fs::copy(entry.path(), to).unwrap()),
         }
     }
+}
+
+/// Waits until a question has an answer.
+pub async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("it never happened")
 }

@@ -1,0 +1,52 @@
+//! The *feature level* of a cluster: what all its nodes understand, whatever versions of the software they run.
+//!
+//! Every node applies a command with the program that it runs, and the records must come out the same on all. So a change of
+//! what a command does, a new command, event or field of a record waits until no node runs a program that does not know it. The
+//! cluster's record holds the level that is in force. Each node tells the leader with its heartbeats up to which level it knows; once
+//! every node of the map has told a higher one, the leader raises the cluster's ([`Command::RaiseLevel`]). From then on a program that
+//! does not know that level is turned away: when it joins, when it registers a start, when it opens its metadata, and
+//! when it comes upon the command in the log. Nothing lowers a level.
+//!
+//! **To change the state machine:** add a level below, and let the old behaviour be what happens as long as the cluster's record
+//! is lower (`cluster.level >= Level(n)`). A command that older programs cannot read is proposed only from that level on.
+//!
+//! | level | what begins with it |
+//! |---|---|
+//! | 1 | everything before levels were counted |
+//! | 2 | the level itself: [`Command::RaiseLevel`], [`Cluster::level`] and its event |
+//!
+//! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
+//! [`Cluster::level`]: crate::Cluster::level
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A feature level. Who says none is of the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Level(pub u32);
+
+impl Level {
+    /// That of programs which know of no levels.
+    pub const FIRST: Self = Self(1);
+    /// The highest that this program knows.
+    pub const KNOWN: Self = Self(2);
+
+    /// Whether it goes without saying: then it is left out, as programs of that level would.
+    pub(crate) fn is_first(&self) -> bool {
+        *self == Self::FIRST
+    }
+}
+
+impl Default for Level {
+    fn default() -> Self {
+        Self::FIRST
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,72 @@
+//! The feature level of the cluster.
+
+use super::*;
+use crate::level::Level;
+use crate::model::Happening;
+
+fn start(world: &mut World, level: Level, incarnation: u64) -> Reply {
+    let node = NodeSpec {
+        incarnation: Incarnation(incarnation),
+        level,
+        ..NodeSpec::new(NodeId(1), "one")
+    };
+    let known = tables::NODES.get(&world.records, &NodeId(1)).unwrap();
+    world.run(&Command::RegisterNode {
+        node,
+        replaces: known.unwrap().incarnation,
+        at: AT,
+    })
+}
+
+fn level(world: &World) -> Level {
+    let cluster = tables::CLUSTER.get(&world.records, &()).unwrap();
+    cluster.unwrap().level
+}
+
+#[test]
+fn a_level_only_rises_and_older_programs_are_refused_from_then_on() {
+    let mut world = World::ready();
+    let known = level(&world);
+    assert_eq!(known, Level::KNOWN, "a new cluster uses all that is there");
+    let newer = Level(known.0 + 1);
+    start(&mut world, known, 1).unwrap();
+    let raise = |to| Command::RaiseLevel { to, at: AT };
+    world.run(&raise(newer)).unwrap();
+    assert_eq!(level(&world), newer);
+    let events = tables::EVENTS.all(&world.records).unwrap();
+    assert_eq!(
+        events.last().unwrap().what,
+        Happening::LevelRaised { to: newer }
+    );
+    let before = world.records.clone();
+    for to in [newer, known] {
+        world.run(&raise(to)).unwrap();
+        assert_eq!(world.records, before);
+    }
+    assert!(matches!(
+        start(&mut world, known, 2),
+        Err(Refusal::Map(MapRefusal::TooOld { .. }))
+    ));
+    start(&mut world, newer, 2).unwrap();
+}
+
+#[test]
+fn records_and_commands_of_before_levels_are_of_the_first_one_and_are_written_as_they_were() {
+    let node = r#"{"id":1,"name":"one","roles":["meta"]}"#;
+    let node: NodeSpec = serde_json::from_str(node).unwrap();
+    assert_eq!(node.level, Level::FIRST);
+    let mut world = World::default();
+    world
+        .run(&Command::Bootstrap {
+            cluster: Uuid::from_u128(1),
+            node,
+            pool: None,
+            at: AT,
+        })
+        .unwrap();
+    assert_eq!(level(&world), Level::FIRST);
+    for (key, value) in &world.records {
+        let value = String::from_utf8_lossy(value);
+        assert!(!value.contains("level"), "{key:x?}: {value}");
+    }
+}
