@@ -3,7 +3,7 @@
 use meta::PoolSpec;
 
 use crate::api::types::{FailureDomain, Pool, PoolCreate};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 
 use super::cluster::View;
 use super::node::{Node, done_unseen, meta_failure};
@@ -30,6 +30,16 @@ impl Node {
 
     /// Makes a pool.
     pub async fn pool_create(&self, request: PoolCreate) -> Result<Pool> {
+        if request.failure_domain == FailureDomain::Device && request.replicas > 1 {
+            // The data path knows one replica of a group on each node: of a second one nothing would be true.
+            return Err(Failure::invalid(
+                format!(
+                    "pool '{}': two replicas on devices of one node are not supported",
+                    request.name
+                ),
+                "choose the failure domain node, host or rack",
+            ));
+        }
         let spec = PoolSpec {
             name: request.name,
             replicas: request.replicas,
