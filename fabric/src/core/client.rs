@@ -498,7 +498,7 @@ impl Client {
             }
             match next {
                 Next::Done(result) => {
-                    if result.is_ok() && !slot.corrupt.is_empty() {
+                    if result.is_ok() && !slot.unreadable.is_empty() {
                         self.repair(piece, transport);
                     }
                     let set = &self.groups[usize::from(self.pieces[piece].group)].set;

@@ -35,7 +35,7 @@ pub enum StoreFailure {
     NoSpace,
     /// A block failed its checksum.
     Corrupt,
-    /// The device returned this errno.
+    /// The device returned this errno; `EROFS`: its store takes no more writes.
     Device(i32),
     /// The fence rose while the operation waited.
     Fenced(Refusal),

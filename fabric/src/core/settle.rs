@@ -12,8 +12,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use zerocopy::{FromBytes, IntoBytes};
-
 use super::groups::{LEAF_BLOCKS, LeafKey};
 use super::membership::{Members, REPLICAS_MAX, ReplicaSet, Standing};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
@@ -22,15 +20,19 @@ use crate::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal};
 use crate::store::api::Holds;
 use crate::store::device::{BLOCK_BYTES, IoVecs};
 
+mod list;
 pub mod takeover;
 mod winner;
+
+use list::List;
 
 /// How often [`Settle::on_tick`] is called while something waits for it.
 pub const TICK: Duration = Duration::from_millis(5);
 /// Ticks after which it is tried again without a newer map: 100 ms, as clients do with a replica that stays in the map.
 const AGAIN_TICKS: u32 = 20;
-/// Entries of one replica's list of unresolved writes.
-const LIST_ENTRIES: usize = 2048;
+/// Blocks whose loss a takeover passes on though a device refused them with an error: one map page. With more the device has not lost
+/// its data block by block, and may give them yet: the takeover asks again until it does, or an operator gives the device up.
+const LOST_MAX: u32 = LEAF_BLOCKS;
 const BLOCKS: usize = LEAF_BLOCKS as usize;
 /// Blocks of a chunk.
 const CHUNK_BLOCKS: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32;
@@ -108,35 +110,6 @@ struct Memory {
     block_iov: libc::iovec,
 }
 
-/// A list of unresolved writes on its way.
-#[derive(Debug)]
-struct List {
-    entries: Box<[UnresolvedEntry]>,
-    iov: Box<libc::iovec>,
-}
-
-impl List {
-    fn new() -> Self {
-        let mut entries = vec![UnresolvedEntry::default(); LIST_ENTRIES].into_boxed_slice();
-        let iov = Box::new(libc::iovec {
-            iov_base: entries.as_mut_ptr().cast(),
-            iov_len: size_of_val(&*entries),
-        });
-        Self { entries, iov }
-    }
-
-    fn command(&self, layer: LayerId) -> Command {
-        Command::Fence {
-            layer,
-            buffers: IoVecs {
-                ptr: &raw const *self.iov,
-                len: 1,
-            },
-            len: self.iov.iov_len as u32,
-        }
-    }
-}
-
 /// The page whose blocks are being settled.
 #[derive(Debug, Clone, Copy)]
 struct Current {
@@ -149,13 +122,19 @@ struct Current {
     winner: usize,
     /// In-sync members that cannot read the block at `at`.
     unreadable: Members,
+    /// Of one at least it is the device that says so, and no checksum.
+    by_device: bool,
 }
 
 impl Current {
     /// Nothing is left to do about the block.
     fn pass(&mut self) {
         self.at += 1;
-        self.unreadable = Members::NONE;
+        self.begin_block();
+    }
+
+    fn begin_block(&mut self) {
+        (self.unreadable, self.by_device) = (Members::NONE, false);
     }
 }
 
@@ -182,6 +161,8 @@ pub struct Settle {
     reported: BTreeSet<(PgId, NodeId, Epoch)>,
     actions: VecDeque<Action>,
     settled: u64,
+    /// Of these, in all attempts: those whose loss was passed on, see [`LOST_MAX`].
+    lost_by_device: u32,
 }
 
 // SAFETY: the iovecs point into memory that the machine owns.
@@ -219,6 +200,7 @@ impl Settle {
             reported: BTreeSet::new(),
             actions: VecDeque::new(),
             settled: 0,
+            lost_by_device: 0,
         };
         machine.start();
         machine
@@ -278,10 +260,10 @@ impl Settle {
                 return;
             }
             Err(refusal) => {
-                if let (Refusal::Corrupt, Purpose::Read(member), Some(current)) =
-                    (refusal, purpose, &mut self.current)
+                if let Purpose::Read(member) = purpose
+                    && refusal.is_unreadable()
+                    && self.do_without(member, refusal)
                 {
-                    current.unreadable.insert(member);
                     return self.settle_next(places);
                 }
                 self.report(purpose);
@@ -292,6 +274,36 @@ impl Settle {
         if self.calls.is_empty() {
             self.go_on(purpose, places);
         }
+    }
+
+    /// A member cannot read the block that is being settled; false if that is not to be believed.
+    fn do_without(&mut self, member: usize, refusal: Refusal) -> bool {
+        let mut current = self.current();
+        current.unreadable.insert(member);
+        current.by_device |= refusal != Refusal::Corrupt;
+        let is_lost = winner::is_lost(&current, &self.sets[current.set]);
+        if is_lost && current.by_device && self.lost_by_device >= LOST_MAX {
+            return false;
+        }
+        self.current = Some(current);
+        true
+    }
+
+    /// All replicas have the block, or know that its data are lost.
+    fn end_block(&mut self) {
+        self.settled += 1;
+        let mut current = self.current();
+        if winner::is_lost(&current, &self.sets[current.set]) {
+            let block = current.leaf.leaf * LEAF_BLOCKS + current.at as u32;
+            tracing::error!(
+                block,
+                chunk = ?self.chunk(),
+                "no replica in sync can read the block: its data are lost"
+            );
+            self.lost_by_device += u32::from(current.by_device);
+        }
+        current.pass();
+        self.current = Some(current);
     }
 
     /// Newer sets, in the same order. Everything begins anew if one of them changed.
@@ -374,10 +386,7 @@ impl Settle {
             Purpose::Read(_) => self.restore(),
             Purpose::Restore(_) if self.again => self.inspect(),
             Purpose::Restore(_) => {
-                self.settled += 1;
-                if let Some(current) = &mut self.current {
-                    current.pass();
-                }
+                self.end_block();
                 self.settle_next(places);
             }
         }
@@ -398,15 +407,7 @@ impl Settle {
             }
         };
         for list in self.lists.values() {
-            // Read as bytes: what a peer wrote is any bytes.
-            let bytes = list.entries.as_bytes();
-            for bytes in bytes.chunks_exact(size_of::<UnresolvedEntry>()) {
-                let Ok(entry) = UnresolvedEntry::read_from_bytes(bytes) else {
-                    break;
-                };
-                if entry.count == 0 {
-                    break;
-                }
+            for entry in list.told() {
                 if entry == UnresolvedEntry::EVERYTHING {
                     let chunks = self.size_bytes.div_ceil(CHUNK_BYTES) as u32;
                     (0..chunks).for_each(|chunk| add(chunk, 0, CHUNK_BLOCKS));
@@ -439,6 +440,7 @@ impl Settle {
             at: first,
             winner: 0,
             unreadable: Members::NONE,
+            by_device: false,
         });
         self.inspect();
     }
@@ -460,7 +462,8 @@ impl Settle {
         self.again = false;
         let current = self.current();
         if let Some(current) = &mut self.current {
-            (current.at, current.unreadable) = (current.first, Members::NONE);
+            current.at = current.first;
+            current.begin_block();
         }
         let blocks = current.end - current.first;
         let set = &self.sets[current.set];

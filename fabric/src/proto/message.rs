@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ids::{ChunkKey, Epoch, Generation, Incarnation, LayerId, PgId, Sequence};
 pub use crate::store::api::BlockStamp;
-use crate::store::device::IoVecs;
+use crate::store::device::{IoVecs, is_media_error};
 
 /// Pairs a reply with its request. Never reused while a reply may be on its way: the upper half counts the uses of a
 /// slot.
@@ -299,7 +299,8 @@ pub enum Refusal {
     NoSpace,
     /// A block failed its checksum.
     Corrupt,
-    /// The device returned this errno.
+    /// The device returned this errno, to a read or a flush; `EROFS`: a write or a flush of it failed, now or earlier, and its store
+    /// takes no more.
     Device(i32),
     /// The block to be restored is not as expected any more; nothing was done.
     Changed,
@@ -310,6 +311,19 @@ pub enum Refusal {
     Invalid,
     /// The replica did not answer: connection lost or time over. Made by the transport, never sent.
     Unreachable,
+}
+
+impl Refusal {
+    /// Whether it says that the replica has a block and cannot read it: asking it again is of no use until the block is written again.
+    /// To a write of a part of a block, of which the rest is to be read first, the answer is the same; it has stored nothing of the
+    /// map page then.
+    pub fn is_unreadable(self) -> bool {
+        match self {
+            Self::Corrupt => true,
+            Self::Device(errno) => is_media_error(errno),
+            _ => false,
+        }
+    }
 }
 
 /// A replica's answer.

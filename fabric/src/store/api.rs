@@ -291,10 +291,12 @@ pub enum StoreError {
         /// Where on the device.
         device_offset: u64,
     },
-    /// The device answered with this errno.
+    /// The device answered a read, or a flush of all its shards, with this errno. Of an operation that writes it is the read of what a
+    /// partly covered block held before: nothing of that map page was written.
     #[error("device error {0}")]
     Device(i32),
-    /// A device write failed earlier; the shard refuses writes until it is opened again, reads go on.
+    /// A device write or flush failed, this operation's or an earlier one's; the shard refuses writes until it is opened again,
+    /// reads go on.
     #[error(
         "read-only since a device write failed with errno {0}; replace the device or restart to retry"
     )]

@@ -11,6 +11,22 @@ use super::iov::IovCursor;
 /// Unit of checksum, mapping and allocation on a device, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
 
+/// Whether a read that ends with this errno says that the blocks cannot be given, and not that the device, or the way to it, is
+/// gone, slow or busy.
+///
+/// For a block device Linux names the errnos in `blk_errors` (block/blk-core.c): `ENODATA` is a medium error, `EILSEQ` a failed
+/// protection check, and `EIO` whatever has no errno of its own, the error of most drives and drivers among it. A file's file
+/// system adds what it finds itself: `EBADMSG` is a checksum of its own that does not fit, `EUCLEAN` a map of the file that is
+/// damaged (`EFSBADCRC` and `EFSCORRUPTED` of ext4 and XFS).
+///
+/// A device that dies as a whole may answer `EIO`, too, to everything. Who takes blocks for lost must bound how many.
+pub fn is_media_error(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EIO | libc::ENODATA | libc::EILSEQ | libc::EBADMSG | libc::EUCLEAN
+    )
+}
+
 /// Names one device request between its action and its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IoId(pub u64);

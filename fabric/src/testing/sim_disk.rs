@@ -230,6 +230,17 @@ impl SimDisk {
         self.unreadable.insert(offset / BLOCK_BYTES as u64);
     }
 
+    /// The block at this byte can be read again, and is what it was.
+    pub fn mend(&mut self, offset: u64) {
+        self.unreadable.remove(&(offset / BLOCK_BYTES as u64));
+    }
+
+    /// Where the blocks lie that cannot be read, in bytes.
+    pub fn spoilt(&self) -> Vec<u64> {
+        let block = BLOCK_BYTES as u64;
+        self.unreadable.iter().map(|at| at * block).collect()
+    }
+
     fn blocks_of(offset: u64, len: u64) -> std::ops::Range<u64> {
         let block = BLOCK_BYTES as u64;
         offset / block..(offset + len).div_ceil(block)
@@ -502,6 +513,12 @@ impl SimDisk {
                 Request::Write { record, .. } => Some(record.clone()),
                 _ => None,
             });
+        let under_way: Vec<WriteRecord> = under_way.collect();
+        for record in &under_way {
+            for block in Self::blocks_of(record.offset, record.bytes.len() as u64) {
+                next.unreadable.remove(&block);
+            }
+        }
         if kind == CrashKind::Process {
             for record in under_way {
                 let kept = apply_with_luck(&mut next.current, &record, keep, &mut rng);

@@ -46,6 +46,9 @@ fn a_failed_write_is_reported_and_turns_the_shard_read_only() {
             "nobody heard of the error"
         );
         assert_eq!(done[5].result, Err(StoreError::ReadOnly(libc::EIO)));
+        // Nobody is to take it for a block that cannot be read.
+        let is_told = |result| matches!(result, Ok(()) | Err(StoreError::ReadOnly(libc::EIO)));
+        assert!(done.iter().all(|d| is_told(d.result)), "{done:?}");
         // What the failed write touched may be old or new, and shows neither until recovery has settled it.
         let unreadable = rig.check_readable();
         assert!(
@@ -89,6 +92,18 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
             .recover(CrashKind::Power, seed)
             .check_settled();
     });
+}
+
+#[test]
+fn a_durable_write_whose_flush_fails_does_not_pass_for_one_that_stored_nothing() {
+    let mut rig = Rig::new_small(1);
+    rig.keep_done();
+    rig.tolerate = device_error;
+    rig.now.disk.fail(IoKind::Flush, 0, libc::EIO);
+    rig.write(Range::blocks(PLAIN, 0, 0, 2), true);
+    rig.drain();
+    let done = rig.take_done();
+    assert_eq!(done[0].result, Err(StoreError::ReadOnly(libc::EIO)));
 }
 
 #[test]

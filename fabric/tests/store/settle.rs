@@ -353,11 +353,38 @@ fn replicas_that_hold_different_data_under_one_version_agree_on_that_of_the_firs
     });
 }
 
+/// How a block goes bad.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Harm {
+    /// A bit turns over.
+    Rots,
+    /// The device refuses to give it.
+    Spoils,
+}
+
+impl Node {
+    fn harm(&mut self, content: &Block, harm: Harm) {
+        let place = self.shard.find(content);
+        match harm {
+            Harm::Rots => self.shard.disk.flip_bit(place + 100, 2),
+            Harm::Spoils => self.shard.disk.spoil(place),
+        }
+    }
+}
+
 /// Seed 1000976 of the simulator: each replica in sync kept a version of its own, so that the one that came back with the newest could
 /// not repair the other.
 #[test]
 fn a_block_that_no_replica_in_sync_can_read_is_one_block_all_the_same() {
-    for_each_seed(5, |seed| {
+    use Harm::{Rots, Spoils};
+    let harms = [
+        [Rots, Rots],
+        [Spoils, Spoils],
+        [Rots, Spoils],
+        [Spoils, Rots],
+    ];
+    for_each_seed(8, |seed| {
+        let harms = harms[seed as usize % 4];
         let mut rng = seeds::rng(seed, 0xf8);
         let standings = [IN, IN, Standing::Syncing];
         let mut nodes = standings.map(|s| Node::new(seed, s));
@@ -367,22 +394,112 @@ fn a_block_that_no_replica_in_sync_can_read_is_one_block_all_the_same() {
             let iov = iovec(data);
             nodes[node].request(&write(5, version, 0, &iov)).unwrap();
         }
-        for (node, data) in [(0, &older), (1, &newer)] {
-            let shard = &mut nodes[node].shard;
-            let place = shard.find(data);
-            shard.disk.flip_bit(place + 100, 2);
-        }
+        nodes[0].harm(&older, harms[0]);
+        nodes[1].harm(&newer, harms[1]);
         let machine = settle(&mut nodes, &standings, &[], &mut rng);
         assert_eq!(machine.settled_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
-        for node in &mut nodes[..2] {
-            assert!(matches!(
-                node.shard.try_read(5),
-                Err(StoreError::Corrupt { .. })
-            ));
+        let unreadable = nodes[0].shard.try_read(5);
+        assert!(
+            matches!(unreadable, Err(StoreError::Corrupt { .. })),
+            "{unreadable:?}"
+        );
+        // The data that had been the newest stay where they are, readable or not.
+        let unreadable = nodes[1].shard.try_read(5);
+        match harms[1] {
+            Rots => assert!(matches!(unreadable, Err(StoreError::Corrupt { .. }))),
+            Spoils => assert_eq!(unreadable, Err(StoreError::Device(libc::EIO))),
         }
         assert!(nodes[2].shard.read(5) == newer, "who has it keeps it");
     });
+}
+
+#[test]
+fn what_one_device_does_not_give_is_taken_from_another_and_written_again() {
+    for_each_seed(4, |seed| {
+        let mut rng = seeds::rng(seed, 0xf9);
+        let standings = [IN, IN, IN];
+        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let (older, newer) = (content(1), content(2));
+        for (node, data, version) in [(0, &older, 1), (1, &newer, 2), (2, &older, 1)] {
+            let iov = iovec(data);
+            nodes[node].request(&write(5, version, 0, &iov)).unwrap();
+        }
+        nodes[1].harm(&newer, Harm::Spoils);
+        // Nobody is taken out.
+        let answers = |_| true;
+        let machine = settle_while(&mut nodes, &standings, answers, &mut rng);
+        assert_eq!(machine.settled_blocks(), 1);
+        assert_equal(&mut nodes, &[0, 1, 2]);
+        for node in &mut nodes {
+            assert!(node.shard.read(5) == older);
+        }
+    });
+}
+
+/// The only replica in sync gives nothing any more, and one that comes back lacks all of it.
+#[test]
+fn a_device_that_gives_nothing_any_more_has_not_lost_its_data_block_by_block() {
+    const BLOCKS: u32 = 300;
+    let standings = [IN, Standing::Syncing];
+    let mut nodes = standings.map(|s| Node::new(1, s));
+    for block in 0..BLOCKS {
+        let version = u64::from(block) + 1;
+        let data = content(version);
+        nodes[0]
+            .shard
+            .write(block, Version::new(1, version).0, &data);
+        nodes[0].harm(&data, Harm::Spoils);
+    }
+    nodes[0].forgetful = true;
+    let mut machine = Settle::new(LAYER, 64 << 20, vec![set(1, &standings)]);
+    let (mut lost, mut reports) = (0, 0);
+    let mut turn = |nodes: &mut [Node], machine: &mut Settle| match machine.poll() {
+        Some(Action::Ask {
+            call,
+            to,
+            pg,
+            epoch,
+            command,
+        }) => {
+            let request = Request {
+                pg,
+                epoch,
+                generation: Generation(2),
+                command,
+                ..Request::NOTHING
+            };
+            let result = nodes[to.0.0 as usize - 1].request(&request);
+            lost += u32::from(matches!(command, Command::Restore { len: 0, .. }));
+            machine.on_reply(call, result, &OnePlace);
+            false
+        }
+        // Meta keeps the last one.
+        Some(Action::ReportFailed { .. }) => {
+            reports += 1;
+            false
+        }
+        Some(Action::Done) => true,
+        Some(Action::Fenced) => panic!("there is no newer lease"),
+        None => {
+            machine.on_tick();
+            false
+        }
+    };
+    let ended = (0..20_000).any(|_| turn(&mut nodes, &mut machine));
+    assert!(!ended, "it waits for the device");
+    // It does give them after all.
+    for place in nodes[0].shard.disk.spoilt() {
+        nodes[0].shard.disk.mend(place);
+    }
+    let ended = (0..20_000).any(|_| turn(&mut nodes, &mut machine));
+    assert!(ended);
+    assert_eq!((lost, reports), (256, 1));
+    assert_equal(&mut nodes, &[0, 1]);
+    for block in 0..BLOCKS {
+        assert!(nodes[0].shard.read(block) == content(u64::from(block) + 1));
+        assert_eq!(nodes[1].shard.try_read(block).is_ok(), block >= 256);
+    }
 }
 
 #[test]

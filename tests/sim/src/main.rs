@@ -29,7 +29,7 @@ struct Cli {
     /// More goes wrong, and leases move more often
     #[arg(long)]
     rough: bool,
-    /// Disks neither rot nor run full
+    /// Disks neither rot nor refuse blocks nor run full
     #[arg(long)]
     sound_disks: bool,
     /// Guests write whole blocks only

@@ -53,6 +53,8 @@ pub struct FaultPlan {
     pub disk_errors: u32,
     /// Some blocks of a place turn bad, on one disk or several.
     pub rots: u32,
+    /// The same, and it is the disk that does not give them.
+    pub spoils: u32,
     /// A disk has no room for a while.
     pub full_disks: u32,
     /// Meta's leader is lost for a while.
@@ -260,6 +262,13 @@ impl Plan {
         }
         if rng.random_bool(0.3) {
             self.faults.full_disks = rng.random_range(1..=2);
+        }
+    }
+
+    /// Adds blocks that disks do not give, likewise.
+    pub fn draw_spoils(&mut self, rng: &mut ChaCha8Rng) {
+        if self.faults.victims > 0 && rng.random_bool(0.5) {
+            self.faults.spoils = rng.random_range(1..=4);
         }
     }
 

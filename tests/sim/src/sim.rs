@@ -178,6 +178,8 @@ pub struct Sim {
     pub(crate) rng: ChaCha8Rng,
     /// For what disks do of their own accord.
     disk_rng: ChaCha8Rng,
+    /// For the blocks that they do not give.
+    spoil_rng: ChaCha8Rng,
     disks: disks::BadDisks,
     queue: Queue<Event>,
     pub(crate) trace: Trace,
@@ -240,10 +242,10 @@ fn formatted(bytes: u64) -> SimDisk {
     })
 }
 
-/// Another random source of the seed than that of everything else.
-fn disk_rng(seed: u64) -> ChaCha8Rng {
+/// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that disks do not give.
+fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(1);
+    rng.set_stream(stream);
     rng
 }
 
@@ -270,17 +272,19 @@ impl Sim {
     /// The run of a seed with a plan that is drawn so.
     pub fn drawn(seed: u64, print: bool, draw: impl FnOnce(&mut ChaCha8Rng) -> Plan) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut disk_rng = disk_rng(seed);
+        let (mut disk_rng, mut spoil_rng) = (rng_of(seed, 1), rng_of(seed, 2));
         let mut plan = draw(&mut rng);
         plan.draw_disk_faults(&mut disk_rng);
+        plan.draw_spoils(&mut spoil_rng);
         let mut sim = Self::new(plan, rng, print);
-        sim.disk_rng = disk_rng;
+        (sim.disk_rng, sim.spoil_rng) = (disk_rng, spoil_rng);
         sim.schedule_faults();
         sim.schedule_disk_faults();
+        sim.schedule_spoils();
         sim
     }
 
-    /// The same with disks that neither rot nor run full.
+    /// The same with disks that neither rot nor refuse blocks nor run full.
     pub fn drawn_on_sound_disks(
         seed: u64,
         print: bool,
@@ -327,7 +331,8 @@ impl Sim {
             plan,
             now: At(0),
             rng,
-            disk_rng: disk_rng(0),
+            disk_rng: rng_of(0, 1),
+            spoil_rng: rng_of(0, 2),
             disks: disks::BadDisks::default(),
             queue: Queue::default(),
             nodes,

@@ -224,6 +224,34 @@ fn lease_moves_and_what_is_newest_cannot_be_read() {
     sim.end();
 }
 
+/// No device gives the block any more, and none says that it is anything but one block: the lease moves all the same.
+#[test]
+fn lease_moves_and_no_device_gives_a_block() {
+    let mut sim = Sim::scripted_with_hosts(2);
+    sim.write_blocks(0, 8);
+    for node in [0, 1] {
+        sim.on_fault(Fault::Cut(End::Host(0), End::Node(node)));
+    }
+    sim.ask(WRITE, 0, 8);
+    sim.pass(Span::millis(5));
+    assert_ne!(sim.tag_at(2, 0), sim.tag_at(0, 0), "only node 2 has it");
+    (0..3).for_each(|node| sim.spoil_block(node, 0));
+    sim.wrest(0, 1);
+    sim.wait_for_lease();
+    for node in [0, 1] {
+        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+    }
+    let errors = sim.errors();
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), errors + 1, "the data are lost");
+    sim.read_blocks(1, 7);
+    assert_eq!(sim.errors(), errors + 1);
+    sim.write_blocks(0, 1);
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), errors + 1);
+    sim.end();
+}
+
 /// The host dies, and with it what it had sent to one replica: another host's guest sees it or not, and then never the other.
 #[test]
 fn host_dies_with_writes_in_flight() {
@@ -383,6 +411,48 @@ fn block_that_nobody_can_read_is_an_error() {
     sim.write_blocks(5, 1);
     sim.read_blocks(0, 8);
     assert_eq!(sim.errors(), errors + 1);
+    sim.end();
+}
+
+/// Those in sync cannot give a block to one that comes back. It is in sync without it, and when one of them gives the block again,
+/// it has it, too.
+#[test]
+fn replica_returns_though_no_device_gives_a_block() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.crash_node(2, CrashKind::Process);
+    sim.write_blocks(0, 8);
+    for node in [0, 1] {
+        sim.spoil_block(node, 5);
+    }
+    sim.start_node(2);
+    sim.wait_until(2, Standing::InSync);
+    assert!(!sim.can_read(2, 5));
+    let errors = sim.errors();
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), errors + 1);
+    sim.mend_disk(0);
+    assert_eq!(sim.scrub(2), 1);
+    sim.pass(Span::seconds(30));
+    assert!(sim.can_read(2, 5), "it was written again from node 0");
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), errors + 1);
+    sim.end();
+}
+
+/// One of them gives it: nobody hears of it, and it is written again.
+#[test]
+fn block_that_one_device_does_not_give_is_repaired() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    let asked_first = sim.member(0);
+    sim.spoil_block(asked_first, 5);
+    sim.read_blocks(0, 8);
+    sim.pass(Span::millis(200));
+    assert_eq!(sim.errors(), 0);
+    assert_eq!(repaired(&sim), [(asked_first, 5)]);
+    assert!(sim.can_read(asked_first, 5));
     sim.end();
 }
 

@@ -80,7 +80,7 @@ impl Piece {
             },
             len: parts.next - from,
         };
-        self.corrupt = Members::NONE;
+        self.unreadable = Members::NONE;
         self.hedged = false;
         self.forget_answers();
         None

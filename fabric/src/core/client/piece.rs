@@ -49,8 +49,8 @@ pub(super) struct Piece {
     unreachable: bool,
     /// Since all were asked last, somebody has done it, or may have.
     spread: bool,
-    /// Could not read all of it: a block failed its checksum.
-    pub(super) corrupt: Members,
+    /// Could not read all of it, or all that a write needs.
+    pub(super) unreadable: Members,
     /// A read that is asked for block by block.
     pub(super) parts: Option<Box<Parts>>,
     /// It is no part of a guest's request.
@@ -184,7 +184,7 @@ impl Piece {
             refusal: None,
             unreachable: false,
             spread: false,
-            corrupt: Members::NONE,
+            unreadable: Members::NONE,
             parts: None,
             repair: None,
             renumbered: 0,
@@ -204,7 +204,7 @@ impl Piece {
         self.waiting = Members::NONE;
         self.void = Members::NONE;
         self.verdict = None;
-        self.corrupt = Members::NONE;
+        self.unreadable = Members::NONE;
         self.parts = None;
         self.put_off = 0;
         self.forget_answers();
@@ -310,8 +310,8 @@ impl Piece {
                 self.put_off += 1;
             }
             Err(refusal) => {
-                if refusal == Refusal::Corrupt {
-                    self.corrupt.insert(member);
+                if refusal.is_unreadable() {
+                    self.unreadable.insert(member);
                 }
                 self.unreachable |= refusal == Refusal::Unreachable;
                 if self

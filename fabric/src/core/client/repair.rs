@@ -1,5 +1,5 @@
-//! Read repair: a block that failed its checksum on one replica, and was read from another one for the guest, is written again on
-//! the first under the version that it has. Invariant *Verified*.
+//! Read repair: a block that one replica cannot read, and that was read from another one for the guest, is written again on the
+//! first under the version that it has. Invariant *Verified*.
 //!
 //! The guest does not wait for it, nor is its memory used: the guest may change it. The blocks of the read are gone through one
 //! by one, each as [`BlockRepair`] does it.
@@ -70,7 +70,7 @@ impl Client {
         let (group, io, good) = (slot.group, slot.io, slot.answered_by());
         let set = &self.groups[usize::from(group)].set;
         let node = |member: usize| set.members()[member].node;
-        let (Some(bad), Some(good)) = (slot.corrupt.iter().next(), good) else {
+        let (Some(bad), Some(good)) = (slot.unreadable.iter().next(), good) else {
             return;
         };
         let (bad, good) = (node(bad), node(good));

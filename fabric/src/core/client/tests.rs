@@ -364,7 +364,7 @@ fn a_write_that_the_replica_which_is_left_has_does_not_fail() {
 fn a_read_asks_one_replica_and_the_next_only_if_that_fails() {
     let mut bench = Bench::new(set(1, 2, &[IN, SYNCING, IN]));
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
-    bench.answer(0, Err(Refusal::Device(5)));
+    bench.answer(0, Err(Refusal::Device(libc::ENODEV)));
     assert_eq!(bench.nodes(), [1, 3], "never one that is not in sync");
     bench.answer(1, Ok(()));
     assert_eq!(bench.done[&1], Ok(()));

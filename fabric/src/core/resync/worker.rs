@@ -150,8 +150,8 @@ impl Worker {
         match (result, self.state) {
             (Ok(()), _) => {}
             (Err(Refusal::Changed | Refusal::Mismatch), _) => self.again = true,
-            // What a device refuses (it fails, or its store has stopped) may be read once the node is started again: the round fails.
-            (Err(Refusal::Corrupt), State::Reading { first, end }) => {
+            // What is refused for another reason may be read in a moment, or once the node is started again: the round fails.
+            (Err(refusal), State::Reading { first, end }) if refusal.is_unreadable() => {
                 self.waiting = 0;
                 return self.unreadable((first, end), touched, lost, progress);
             }

@@ -172,9 +172,9 @@ fn a_failed_device_flush_fails_every_shard_for_every_thread() {
     assert_eq!(rig.write(0, chunks[0]), Ok(()));
     assert_eq!(rig.flush(0), Err(StoreFailure::Device(libc::EINVAL)));
     for port in [0, 1] {
-        assert_eq!(rig.flush(port), Err(StoreFailure::Device(libc::EINVAL)));
+        let refused = Err(StoreFailure::Device(libc::EROFS));
+        assert_eq!(rig.flush(port), refused);
         for chunk in chunks {
-            let refused = Err(StoreFailure::Device(libc::EINVAL));
             assert_eq!(rig.write(port, chunk), refused);
         }
     }
@@ -216,7 +216,7 @@ fn a_shards_own_failed_flush_fails_the_others_of_its_device() {
         rig.ports[0].reap();
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    assert_eq!(rig.flush(1), Err(StoreFailure::Device(libc::EINVAL)));
+    assert_eq!(rig.flush(1), Err(StoreFailure::Device(libc::EROFS)));
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl ShardCore {
                     }
                     self.poisoned.push((p.layer, p.chunk, p.start, p.end));
                 }
-                Some(StoreError::Device(errno))
+                Some(StoreError::ReadOnly(errno))
             }
         };
         items.clear();

@@ -40,7 +40,7 @@ impl ShardCore {
 
     pub(super) fn on_flush(&mut self, result: Result<(), i32>) {
         self.flushes.busy = false;
-        let mut outcome = result.map_err(StoreError::Device);
+        let mut outcome = result.map_err(StoreError::ReadOnly);
         match result {
             Ok(()) => outcome = self.note_flushed(self.flushes.mark),
             Err(errno) => self.flush_failed(errno),

@@ -4,6 +4,9 @@
 //! it until it is written again. The plan leaves another replica in sync that can. Later faults may take that one away: what
 //! guests may then hear is told by [`Sim::is_excused`].
 //!
+//! **Spoilt.** The same, but that the disk answers for the block with an error until it is written again. When a process that starts
+//! cannot read its log for that, the sector reads again, and has rotted.
+//!
 //! **No room.** The device file lies on a file system that has no room for blocks that were never written before, for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +17,7 @@ use fabric::proto::PgId;
 use fabric::proto::ids::ChunkKey;
 use fabric::store::api::StoreCore;
 use rand::Rng;
+use rand_chacha::ChaCha8Rng;
 
 use super::{Event, Fault, Sim, layer_of};
 use crate::checker::{self, Tag, ZERO};
@@ -36,12 +40,28 @@ const PATIENCE: Span = Span::seconds(60);
 pub struct BadDisks {
     /// Blocks that ever were damaged: node, volume, block of the volume.
     rotten: BTreeSet<(usize, usize, u64)>,
-    /// Those of them that nobody could read when the node was brought up to date.
+    /// Blocks that the disk ever refused to give, likewise.
+    spoilt: BTreeSet<(usize, usize, u64)>,
+    /// Of the rotten ones, those that nobody could read when the node was brought up to date.
     lost: BTreeSet<(usize, usize, u64)>,
     /// Nodes that ever had no room.
     been_full: BTreeSet<usize>,
     /// Groups that ever had none but such for replicas in sync. Whoever wrote then may hear it, though others are in sync by then.
     without_room: BTreeSet<PgId>,
+}
+
+impl BadDisks {
+    /// Whether a node ever was unable to read the block.
+    fn was_bad(&self, at: (usize, usize, u64)) -> bool {
+        self.rotten.contains(&at) || self.spoilt.contains(&at)
+    }
+}
+
+/// What happens to a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Harm {
+    Rot,
+    Spoil,
 }
 
 impl Sim {
@@ -62,13 +82,35 @@ impl Sim {
         }
     }
 
+    /// Draws when disks begin not to give blocks. Nothing else that a seed draws changes with it.
+    pub(super) fn schedule_spoils(&mut self) {
+        for _ in 0..self.plan.faults.spoils {
+            let at = self.now + Span(self.spoil_rng.random_range(0..2 * ACTIVE.0));
+            let tie = self.spoil_rng.random();
+            self.queue.push(at, tie, Event::Fault(Fault::Spoil));
+        }
+    }
+
     /// Some blocks of one place turn bad, on one node or several.
     pub(super) fn rot(&mut self) {
-        let guest = &self.guests[self.disk_rng.random_range(0..self.guests.len())];
+        let mut rng = self.disk_rng.clone();
+        self.harm(Harm::Rot, &mut rng);
+        self.disk_rng = rng;
+    }
+
+    /// Disks do not give some blocks of one place any more.
+    pub(super) fn spoil(&mut self) {
+        let mut rng = self.spoil_rng.clone();
+        self.harm(Harm::Spoil, &mut rng);
+        self.spoil_rng = rng;
+    }
+
+    fn harm(&mut self, harm: Harm, rng: &mut ChaCha8Rng) {
+        let guest = &self.guests[rng.random_range(0..self.guests.len())];
         let volume = guest.volume;
-        let first = guest.spots[self.disk_rng.random_range(0..guest.spots.len())];
-        for _ in 0..self.disk_rng.random_range(1..=4) {
-            let node = self.disk_rng.random_range(0..self.nodes.len());
+        let first = guest.spots[rng.random_range(0..guest.spots.len())];
+        for _ in 0..rng.random_range(1..=4) {
+            let node = rng.random_range(0..self.nodes.len());
             // Without room the log cannot say what is durable, so that damage to that passes for a write that was cut short.
             if self.disks.been_full.contains(&node) {
                 continue;
@@ -79,18 +121,52 @@ impl Sim {
             if blocks.is_empty() {
                 continue;
             }
-            let block = blocks[self.disk_rng.random_range(0..blocks.len())];
-            let byte = self.disk_rng.random_range(0..BLOCK_BYTES);
+            let block = blocks[rng.random_range(0..blocks.len())];
             let places = &found[&block];
-            for place in places {
-                self.nodes[node].disk.flip_bit(place + byte, BIT);
-            }
-            self.disks.rotten.insert((node, volume, block));
-            let numbers = [41, node as u64, volume as u64, block, places.len() as u64];
+            let disk = &mut self.nodes[node].disk;
+            let number = match harm {
+                Harm::Rot => {
+                    let byte = rng.random_range(0..BLOCK_BYTES);
+                    places.iter().for_each(|at| disk.flip_bit(at + byte, BIT));
+                    self.disks.rotten.insert((node, volume, block));
+                    41
+                }
+                Harm::Spoil => {
+                    places.iter().for_each(|at| disk.spoil(*at));
+                    self.disks.spoilt.insert((node, volume, block));
+                    42
+                }
+            };
+            let numbers = [
+                number,
+                node as u64,
+                volume as u64,
+                block,
+                places.len() as u64,
+            ];
             self.trace.note(self.now, &numbers, || {
-                format!("node {node}: block {block} of volume {volume} turns bad, in {places:?}")
+                format!("node {node}: block {block} of volume {volume} turns bad ({harm:?}), in {places:?}")
             });
         }
+    }
+
+    /// A scenario has done so to a block of the first volume.
+    pub(super) fn note_spoilt(&mut self, node: usize, block: u32) {
+        self.disks.spoilt.insert((node, 0, u64::from(block)));
+    }
+
+    /// What a node's disk did not give reads again, and has rotted. False: it gave all.
+    pub(super) fn let_spoilt_rot(&mut self, node: usize) -> bool {
+        let disk = &mut self.nodes[node].disk;
+        let places = disk.spoilt();
+        for &place in &places {
+            disk.mend(place);
+            disk.flip_bit(place, BIT);
+        }
+        let spoilt = self.disks.spoilt.iter();
+        let here: Vec<_> = spoilt.copied().filter(|(at, ..)| *at == node).collect();
+        self.disks.rotten.extend(here);
+        !places.is_empty()
     }
 
     /// A replica that was started anew is the authority. Of what turned bad on it before, a store cannot tell what nobody had flushed
@@ -165,7 +241,7 @@ impl Sim {
                 at != node
                     && member.standing == Standing::InSync
                     && self.nodes[at].runs(member.incarnation)
-                    && !self.disks.rotten.contains(&(at, volume, block))
+                    && !self.disks.was_bad((at, volume, block))
                     && others[at - usize::from(at > node)].contains_key(&block)
             })
         });
@@ -212,7 +288,12 @@ impl Sim {
             let members = set.in_sync().iter().map(|at| set.members()[at]);
             members.map(|member| member.node.0 as usize).collect()
         };
-        let rotten = |node: usize, block| self.disks.rotten.contains(&(node, volume, block));
+        let was_bad = |node: usize, block| self.disks.was_bad((node, volume, block));
+        // The error is of the gravest kind that was met: a disk's own.
+        let of_kind = |node: usize, block| match err {
+            IoError::Corrupt => self.disks.rotten.contains(&(node, volume, block)),
+            _ => self.disks.spoilt.contains(&(node, volume, block)),
+        };
         let (first, end) = (op.first, op.first + op.sectors);
         let (first, end) = (first / BLOCK_SECTORS, end.div_ceil(BLOCK_SECTORS));
         let is_hit = |set: &ReplicaSet| {
@@ -226,13 +307,17 @@ impl Sim {
                 (IoError::NoSpace, _) => {
                     self.disks.without_room.contains(&set.pg()) && blocks.next().is_some()
                 }
-                (IoError::Corrupt, Op::Read) => {
-                    blocks.any(|block| nodes.iter().all(|&node| rotten(node, block)))
-                }
-                (IoError::Corrupt, _) => {
+                (IoError::Corrupt | IoError::Device(libc::EIO), Op::Read) => blocks.any(|block| {
+                    nodes.iter().all(|&node| was_bad(node, block))
+                        && nodes.iter().any(|&node| of_kind(node, block))
+                }),
+                (IoError::Corrupt | IoError::Device(libc::EIO), _) => {
                     let blocks: Vec<u64> = blocks.collect();
-                    let hit = |&node: &usize| blocks.iter().any(|&block| rotten(node, block));
-                    nodes.iter().all(hit)
+                    let any = |node, is: &dyn Fn(usize, u64) -> bool| {
+                        blocks.iter().any(|&block| is(node, block))
+                    };
+                    nodes.iter().all(|&node| any(node, &was_bad))
+                        && nodes.iter().any(|&node| any(node, &of_kind))
                 }
                 _ => false,
             }
@@ -246,7 +331,7 @@ impl Sim {
 
     /// Whether blocks were damaged. One that nobody in sync can read keeps whoever lacks it from coming back.
     pub(super) fn has_rotten(&self) -> bool {
-        !self.disks.rotten.is_empty()
+        !self.disks.rotten.is_empty() || !self.disks.spoilt.is_empty()
     }
 
     /// What is still bad on replicas in sync is found by scrubbing, and repaired by being read; what nobody can read any more is

@@ -27,6 +27,8 @@ pub enum Fault {
     DiskError(usize, IoKind, i32),
     /// Stored blocks turn bad.
     Rot,
+    /// A disk does not give stored blocks any more.
+    Spoil,
     /// A disk has room for so many blocks more that were never written.
     Full(usize, u64),
     /// It has room again.
@@ -211,6 +213,7 @@ impl Sim {
                 self.nodes[node].disk.fail(kind, 0, errno);
             }
             Fault::Rot => self.rot(),
+            Fault::Spoil => self.spoil(),
             Fault::Full(node, blocks) => self.set_room(node, Some(blocks)),
             Fault::Room(node) => self.set_room(node, None),
             Fault::Leaderless(span) => {

@@ -159,7 +159,11 @@ impl Sim {
         }
         let nonce = self.rng.random();
         let threads = self.plan.replica_threads;
-        match self.nodes[node].start(threads, nonce) {
+        let mut started = self.nodes[node].start(threads, nonce);
+        if started.is_err() && self.let_spoilt_rot(node) {
+            started = self.nodes[node].start(threads, nonce);
+        }
+        match started {
             Ok(incarnation) => {
                 self.trace
                     .note(self.now, &[8, node as u64, incarnation.0], || {

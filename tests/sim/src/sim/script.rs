@@ -94,21 +94,42 @@ impl Sim {
 
     /// Flips a bit of what a node's disk holds of a block of the first chunk, wherever it lies.
     pub fn flip_bit(&mut self, node: usize, block: u32) {
+        for place in self.places_of(node, block) {
+            self.nodes[node].disk.flip_bit(place + 100, 3);
+        }
+    }
+
+    /// From now on a node's disk does not give what it holds of a block of the first chunk.
+    pub fn spoil_block(&mut self, node: usize, block: u32) {
+        for place in self.places_of(node, block) {
+            self.nodes[node].disk.spoil(place);
+        }
+        self.note_spoilt(node, block);
+    }
+
+    /// The disk of a node gives all again.
+    pub fn mend_disk(&mut self, node: usize) {
+        for place in self.nodes[node].disk.spoilt() {
+            self.nodes[node].disk.mend(place);
+        }
+    }
+
+    /// Where a node's disk has a block of the first chunk, in bytes.
+    fn places_of(&mut self, node: usize, block: u32) -> Vec<u64> {
         let node = &mut self.nodes[node];
         let process = node.process.as_mut().expect("it runs");
         let range = (block * 4096, 4096);
         let content = process.peek(&mut node.disk, super::layer_of(0), 0, range);
         let content = content.expect("it can be read");
-        let mut found = 0;
-        for at in node.disk.written_blocks() {
+        let has_it = |place: &u64| {
             let mut there = vec![0; 4096];
-            node.disk.peek(at * 4096, &mut there);
-            if there == content {
-                node.disk.flip_bit(at * 4096 + 100, 3);
-                found += 1;
-            }
-        }
-        assert!(found > 0, "the disk has it somewhere");
+            node.disk.peek(*place, &mut there);
+            there == content
+        };
+        let places = node.disk.written_blocks().into_iter().map(|at| at * 4096);
+        let found: Vec<u64> = places.filter(has_it).collect();
+        assert!(!found.is_empty(), "the disk has it somewhere");
+        found
     }
 
     /// Whether the node can read a block of the first chunk.

@@ -36,7 +36,7 @@ fn a_read_that_cannot_be_given_up_is_over_when_both_have_answered() {
         bench.done.is_empty(),
         "the first may still be filling the buffer"
     );
-    bench.answer(0, Err(Refusal::Device(5)));
+    bench.answer(0, Err(Refusal::Device(libc::ENODEV)));
     assert_eq!(bench.done[&1], Ok(()));
     bench.assert_idle();
 }
@@ -47,7 +47,7 @@ fn of_two_that_are_asked_one_may_fail() {
     bench.script.abandons = true;
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
     at(&mut bench, 10);
-    bench.answer(1, Err(Refusal::Device(5)));
+    bench.answer(1, Err(Refusal::Device(libc::ENODEV)));
     assert!(bench.done.is_empty());
     bench.answer(0, Ok(()));
     assert_eq!(bench.done[&1], Ok(()));

@@ -30,8 +30,12 @@ impl Bench {
 
     /// Two blocks are read; the first replica cannot, the second can.
     fn read_two_blocks(&mut self) {
+        self.read_two_blocks_after(Refusal::Corrupt);
+    }
+
+    fn read_two_blocks_after(&mut self, refusal: Refusal) {
         assert_eq!(self.submit(1, Op::Read, 8192, 8192), Submit::Pending);
-        self.answer(0, Err(Refusal::Corrupt));
+        self.answer(0, Err(refusal));
         assert!(self.done.is_empty());
         self.answer(1, Ok(()));
         assert_eq!(self.done[&1], Ok(()), "the guest does not wait for it");
@@ -47,12 +51,17 @@ impl Bench {
 
 #[test]
 fn a_block_that_one_replica_cannot_read_is_written_again_there_from_another() {
+    written_again_after(Refusal::Corrupt);
+    written_again_after(Refusal::Device(libc::EIO));
+}
+
+fn written_again_after(refusal: Refusal) {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
-    bench.read_two_blocks();
+    bench.read_two_blocks_after(refusal);
     assert_eq!(bench.offset(2), 8192);
     bench.answer(2, Ok(()));
     assert_eq!(bench.offset(3), 8192 + 4096, "the first one is good");
-    bench.answer(3, Err(Refusal::Corrupt));
+    bench.answer(3, Err(refusal));
     bench.fill(4, stamp().as_bytes());
     bench.answer(4, Ok(()));
     bench.fill(5, &DATA);

@@ -240,3 +240,14 @@ fn a_fenced_operation_names_what_the_client_lacks() {
         StoreFailure::Fenced(Refusal::StaleEpoch(Epoch(5)))
     );
 }
+
+#[test]
+fn a_store_that_takes_no_more_writes_does_not_pass_for_one_that_cannot_read_a_block() {
+    let told = |error| failure(error, &request(4, 2, zero()));
+    let read_only = told(StoreError::ReadOnly(libc::EIO));
+    assert_eq!(read_only, StoreFailure::Device(libc::EROFS));
+    assert!(!Refusal::Device(libc::EROFS).is_unreadable());
+    let bad_sector = told(StoreError::Device(libc::EIO));
+    assert_eq!(bad_sector, StoreFailure::Device(libc::EIO));
+    assert!(Refusal::Device(libc::EIO).is_unreadable());
+}

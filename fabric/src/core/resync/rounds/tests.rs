@@ -471,10 +471,11 @@ fn a_bad_block_is_asked_for_under_the_newest_map_as_no_lease() {
 }
 
 impl World {
-    /// Runs a round whose source has one block of data, which it cannot read; its end, or nothing if it was in vain. What is
+    /// Runs a round whose source has one block of data, which it refuses to read; its end, or nothing if it was in vain. What is
     /// restored here goes to `restored`, as block and bytes, and who was asked to `sources`.
     fn compare_a_bad_block(
         &mut self,
+        refusal: Refusal,
         restored: &mut Vec<(u32, u32)>,
         sources: &mut BTreeSet<u64>,
     ) -> Option<Action> {
@@ -517,7 +518,7 @@ impl World {
                         stamps[..size_of::<BlockStamp>()].copy_from_slice(stamp.as_bytes());
                     }
                 }
-                Command::Read { .. } => answer = Err(Refusal::Corrupt),
+                Command::Read { .. } => answer = Err(refusal),
                 Command::Restore { block, len, .. } => restored.push((block, len)),
                 _ => {}
             }
@@ -531,19 +532,41 @@ impl World {
 
 #[test]
 fn a_block_that_no_replica_in_sync_can_read_does_not_keep_this_one_out() {
+    let device = Refusal::Device(libc::EIO);
+    for refusals in [
+        [Refusal::Corrupt; 2],
+        [device; 2],
+        [Refusal::Corrupt, device],
+    ] {
+        let mut world = World::new();
+        world.map(5, 5, 5, &[1, 2]);
+        let mut restored = Vec::new();
+        let mut sources = BTreeSet::new();
+        for refusal in refusals {
+            let end = world.compare_a_bad_block(refusal, &mut restored, &mut sources);
+            assert!(end.is_none(), "{end:?}");
+            assert!(restored.is_empty(), "another one may have it");
+            world.pass(PAUSE_MAX_US);
+        }
+        assert_eq!(sources, BTreeSet::from([1, 2]));
+        let end = world.compare_a_bad_block(refusals[0], &mut restored, &mut sources);
+        assert!(matches!(end, Some(Action::Promote { .. })), "{end:?}");
+        assert_eq!(restored, [(0, 0)]);
+        assert_eq!(world.rounds.totals().progress.lost, 1);
+    }
+}
+
+#[test]
+fn what_a_replica_in_sync_may_give_later_is_waited_for() {
     let mut world = World::new();
     world.map(5, 5, 5, &[1, 2]);
     let mut restored = Vec::new();
     let mut sources = BTreeSet::new();
-    for _ in 0..2 {
-        let end = world.compare_a_bad_block(&mut restored, &mut sources);
-        assert!(end.is_none(), "{end:?}");
-        assert!(restored.is_empty(), "another one may have it");
+    let refusals = [Refusal::Corrupt, Refusal::Device(libc::EROFS)];
+    for refusal in refusals.into_iter().cycle().take(8) {
+        let end = world.compare_a_bad_block(refusal, &mut restored, &mut sources);
+        assert!(end.is_none() && restored.is_empty(), "{end:?}");
         world.pass(PAUSE_MAX_US);
     }
     assert_eq!(sources, BTreeSet::from([1, 2]));
-    let end = world.compare_a_bad_block(&mut restored, &mut sources);
-    assert!(matches!(end, Some(Action::Promote { .. })), "{end:?}");
-    assert_eq!(restored, [(0, 0)]);
-    assert_eq!(world.rounds.totals().progress.lost, 1);
 }

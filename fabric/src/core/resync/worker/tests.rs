@@ -137,9 +137,9 @@ fn stamp_of(content: &[u8; BLOCK_BYTES]) -> BlockStamp {
     }
 }
 
-/// A worker whose source has three blocks that this side lacks and cannot read the one in the middle; how it ends, and what it
+/// A worker whose source has three blocks that this side lacks and refuses to read the one in the middle; how it ends, and what it
 /// restores: first block and bytes.
-fn with_a_bad_block(lost: &Lost) -> (Step, Vec<(u32, u32)>, Progress) {
+fn with_a_bad_block(lost: &Lost, refusal: Refusal) -> (Step, Vec<(u32, u32)>, Progress) {
     let (mut worker, mut progress) = (Worker::new(), Progress::default());
     worker.begin(LEAF);
     let mut restored = Vec::new();
@@ -162,7 +162,7 @@ fn with_a_bad_block(lost: &Lost) -> (Step, Vec<(u32, u32)>, Progress) {
                     let first = offset as usize / BLOCK_BYTES;
                     let blocks = first..first + len as usize / BLOCK_BYTES;
                     match blocks.contains(&1) {
-                        true => result = Err(Refusal::Corrupt),
+                        true => result = Err(refusal),
                         false => fill(&command, &DATA.repeat(blocks.len())),
                     }
                 }
@@ -174,30 +174,69 @@ fn with_a_bad_block(lost: &Lost) -> (Step, Vec<(u32, u32)>, Progress) {
     }
 }
 
+/// What says that a block cannot be read.
+const UNREADABLE: [Refusal; 6] = [
+    Refusal::Corrupt,
+    Refusal::Device(libc::EIO),
+    Refusal::Device(libc::ENODATA),
+    Refusal::Device(libc::EILSEQ),
+    Refusal::Device(libc::EBADMSG),
+    Refusal::Device(libc::EUCLEAN),
+];
+
 #[test]
 fn around_a_block_that_cannot_be_read_everything_is_taken_over() {
-    let (end, restored, progress) = with_a_bad_block(&NONE);
-    let Step::Unread(LEAF, unread) = end else {
-        panic!("{end:?}")
-    };
-    assert_eq!(unread, [(1, stamp_of(&DATA))]);
-    let block = BLOCK_BYTES as u32;
-    assert_eq!(restored, [(0, block), (2, block)]);
-    assert_eq!((progress.blocks, progress.lost), (2, 0));
+    for refusal in UNREADABLE {
+        let (end, restored, progress) = with_a_bad_block(&NONE, refusal);
+        let Step::Unread(LEAF, unread) = end else {
+            panic!("{refusal:?}: {end:?}")
+        };
+        assert_eq!(unread, [(1, stamp_of(&DATA))]);
+        let block = BLOCK_BYTES as u32;
+        assert_eq!(restored, [(0, block), (2, block)]);
+        assert_eq!((progress.blocks, progress.lost), (2, 0));
+    }
 }
 
 #[test]
 fn the_loss_of_a_block_is_taken_over_if_it_is_still_the_same() {
-    let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
-    let (end, restored, progress) = with_a_bad_block(&lost);
-    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
-    let block = BLOCK_BYTES as u32;
-    assert_eq!(restored, [(0, block), (1, 0), (2, block)]);
-    assert_eq!(progress.lost, 1);
-    let newer = BlockStamp {
-        version: 0,
-        ..stamp_of(&DATA)
-    };
-    let (end, ..) = with_a_bad_block(&Lost::from([((LEAF, 1), newer)]));
-    assert!(matches!(end, Step::Unread(..)), "{end:?}");
+    for refusal in UNREADABLE {
+        let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
+        let (end, restored, progress) = with_a_bad_block(&lost, refusal);
+        assert!(matches!(end, Step::Done(LEAF)), "{refusal:?}: {end:?}");
+        let block = BLOCK_BYTES as u32;
+        assert_eq!(restored, [(0, block), (1, 0), (2, block)]);
+        assert_eq!(progress.lost, 1);
+        let newer = BlockStamp {
+            version: 0,
+            ..stamp_of(&DATA)
+        };
+        let lost = Lost::from([((LEAF, 1), newer)]);
+        let (end, ..) = with_a_bad_block(&lost, refusal);
+        assert!(matches!(end, Step::Unread(..)), "{end:?}");
+    }
+}
+
+#[test]
+fn a_device_that_is_gone_or_slow_has_lost_nothing() {
+    let errnos = [
+        libc::EROFS,
+        libc::ENODEV,
+        libc::ENXIO,
+        libc::ETIMEDOUT,
+        libc::ENOLINK,
+        libc::EREMOTEIO,
+        libc::EBUSY,
+        libc::EAGAIN,
+        libc::ENOMEM,
+        libc::ENOBUFS,
+    ];
+    for errno in errnos {
+        let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
+        let refusal = Refusal::Device(errno);
+        let (end, restored, progress) = with_a_bad_block(&lost, refusal);
+        let failed = Why::Source(refusal);
+        assert!(matches!(end, Step::Failed(why) if why == failed), "{end:?}");
+        assert_eq!((restored.len(), progress.lost), (0, 0));
+    }
 }
