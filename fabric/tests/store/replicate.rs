@@ -314,3 +314,44 @@ fn a_crash_while_a_block_is_lost_leaves_the_old_or_the_lost() {
         }
     }
 }
+
+/// A client counts on it when it tells its guest that nothing was written. A block goes bad, is spoilt, or is lost.
+#[test]
+fn a_write_that_lacks_the_rest_of_a_block_stores_nothing_of_its_map_page() {
+    let harms: [fn(&mut Shard); 3] = [
+        |shard| shard.disk.flip_bit(shard.find(&B), 3),
+        |shard| shard.disk.spoil(shard.find(&B)),
+        |shard| _ = lose(shard, 255),
+    ];
+    let half = libc::iovec {
+        iov_len: BLOCK_BYTES / 2,
+        ..iovec(&B)
+    };
+    for harm in harms {
+        let mut shard = Shard::new(15);
+        (252..255).for_each(|block| shard.write(block, 1, &A));
+        shard.write(255, 1, &B);
+        harm(&mut shard);
+        let before = shard.inspect(252, 4);
+        // The last of them it covers in part.
+        let iovecs = [iovec(&B), iovec(&B), iovec(&B), half];
+        let refused = shard.one(write_op(252, 9, &iovecs));
+        let refused = refused.expect_err("what it does not cover cannot be read");
+        let is_device = refused == StoreError::Device(libc::EIO);
+        assert!(is_device || is_corrupt(Err(refused), 255), "{refused:?}");
+        assert_eq!(shard.inspect(252, 4), before);
+        // What lies in another page is stored.
+        let offset = 255 * BLOCK_BYTES as u32 + 2048;
+        let refused = shard.one(StoreOp::Write {
+            layers: &[LAYER],
+            chunk: CHUNK,
+            offset,
+            iovecs: &[half, iovec(&B)],
+            version: fabric::store::api::Version(9),
+            fua: false,
+        });
+        assert!(refused.is_err());
+        assert_eq!(shard.inspect(255, 1), before[3..]);
+        assert_eq!(shard.inspect(256, 1), [data(9, &B)]);
+    }
+}

@@ -456,6 +456,26 @@ fn block_that_one_device_does_not_give_is_repaired() {
     sim.end();
 }
 
+/// A guest writes a part of a block that nobody can read. It hears so, and nobody has anything of it: all stay in sync.
+#[test]
+fn part_of_a_lost_block_is_refused_and_takes_nobody_out() {
+    let mut sim = Sim::scripted();
+    sim.write_blocks(0, 8);
+    sim.flush();
+    (0..3).for_each(|node| sim.spoil_block(node, 5));
+    let epoch = sim.meta.epoch();
+    for nth in 1..4 {
+        let write = sim.ask(WRITE, 32, 10);
+        sim.wait_for(write);
+        assert_eq!(sim.errors(), nth);
+    }
+    assert_eq!(sim.meta.epoch(), epoch, "the map is what it was");
+    sim.write_blocks(5, 1);
+    sim.read_blocks(0, 8);
+    assert_eq!(sim.errors(), 3);
+    sim.end();
+}
+
 /// The same is found by the scrubber of that replica's node, and no guest reads it.
 #[test]
 fn flipped_bit_is_found_by_scrub_and_repaired_from_another_replica() {

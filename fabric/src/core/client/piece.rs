@@ -3,15 +3,18 @@
 use super::Segments;
 use super::parts::Parts;
 use super::repair::Repair;
+use crate::core::groups::LEAF_BLOCKS;
 use crate::core::membership::{Members, ReplicaSet};
 use crate::io::{IoError, IoResult};
 use crate::proto::{Command, Epoch, Generation, Refusal, Request};
-use crate::store::device::IoVecs;
+use crate::store::device::{BLOCK_BYTES, IoVecs};
 use crate::store::iov::copy_from;
 
 /// How often a piece is put off, a tick apart, before whoever does so is reported: it does not learn the map, or is not being
 /// compared with anybody, and everybody waits for it.
 pub(super) const PUT_OFF_MAX: u32 = 2000;
+/// What one map page of a store describes.
+const LEAF_BYTES: u32 = LEAF_BLOCKS * BLOCK_BYTES as u32;
 
 /// The part of a guest request that lies in one chunk.
 pub(super) struct Piece {
@@ -49,6 +52,8 @@ pub(super) struct Piece {
     unreachable: bool,
     /// Since all were asked last, somebody has done it, or may have.
     spread: bool,
+    /// Since the piece began, somebody has stored some of it, or may have.
+    touched: bool,
     /// Could not read all of it, or all that a write needs.
     pub(super) unreadable: Members,
     /// A read that is asked for block by block.
@@ -184,6 +189,7 @@ impl Piece {
             refusal: None,
             unreachable: false,
             spread: false,
+            touched: false,
             unreadable: Members::NONE,
             parts: None,
             repair: None,
@@ -204,6 +210,7 @@ impl Piece {
         self.waiting = Members::NONE;
         self.void = Members::NONE;
         self.verdict = None;
+        self.touched = false;
         self.unreadable = Members::NONE;
         self.parts = None;
         self.put_off = 0;
@@ -297,6 +304,7 @@ impl Piece {
     #[inline]
     pub(super) fn answered(&mut self, member: usize, result: Result<(), Refusal>) {
         self.spread |= matches!(result, Ok(()) | Err(Refusal::Unreachable));
+        self.touched |= !leaves_nothing(result, &self.request.command);
         if self.void.remove(member) {
             self.asked.remove(member);
             return;
@@ -406,13 +414,34 @@ impl Piece {
             Some(refusal) if in_sync.and(self.done).is_empty() && !self.unreachable => {
                 let first = in_sync.iter().next().map_or(Members::NONE, Members::only);
                 let others = set.receiving().without(first);
-                if others.is_empty() || refusal == Refusal::Invalid {
+                // A part of a block that is lost on all of them: they are as they were.
+                let is_nowhere = failed.without(self.unreadable).is_empty() && !self.touched;
+                if others.is_empty() || refusal == Refusal::Invalid || is_nowhere {
                     return Next::Done(Err(error_of(refusal)));
                 }
                 Next::Fail { refusal, others }
             }
             _ => Next::Park { failed },
         }
+    }
+}
+
+/// Whether the answer to a write says that none of it was stored. Where a part of a block cannot be written, because the rest of it
+/// cannot be read, the replica has stored nothing of that map page, but it may have stored what lies in others.
+#[inline]
+fn leaves_nothing(result: Result<(), Refusal>, command: &Command) -> bool {
+    let Err(refusal) = result else {
+        return false;
+    };
+    let is_in_one_page = match *command {
+        Command::Write { offset, len, .. } | Command::Zero { offset, len, .. } => {
+            len > 0 && offset / LEAF_BYTES == (offset + len - 1) / LEAF_BYTES
+        }
+        _ => false,
+    };
+    match refusal {
+        Refusal::StaleGeneration(_) | Refusal::StaleEpoch(_) | Refusal::Behind(_) => true,
+        refusal => is_in_one_page && refusal.is_unreadable(),
     }
 }
 

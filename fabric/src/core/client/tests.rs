@@ -17,6 +17,7 @@ mod overlap;
 mod places;
 mod private_copy;
 mod property;
+mod refused;
 mod repair;
 mod revoked;
 mod stale_map;
