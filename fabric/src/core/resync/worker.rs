@@ -51,10 +51,11 @@ enum State {
         first: usize,
         end: usize,
     },
-    /// The blocks of the run are stored here.
+    /// The blocks of the run are stored here; `lost`: without their data.
     Restoring {
         first: usize,
         end: usize,
+        lost: bool,
     },
 }
 
@@ -181,9 +182,13 @@ impl Worker {
                 self.restore((first, end), true, progress)
             }
             State::Restoring { .. } if self.again => self.try_again(),
-            State::Restoring { first, end } => {
+            State::Restoring { first, end, lost } => {
                 let Memory { source, here, .. } = &mut *self.memory;
                 here[first..end].copy_from_slice(&source[first..end]);
+                if lost {
+                    self.tell_lost(first);
+                    progress.lost += 1;
+                }
                 self.go_on(end, touched, progress)
             }
         }
@@ -233,16 +238,19 @@ impl Worker {
         let leaf = self.leaf.expect("a page is being compared");
         let (block, stamp) = (first as u32, self.memory.source[first]);
         if lost.get(&(leaf, block)) == Some(&stamp) {
-            tracing::error!(
-                block = self.base() + block,
-                chunk = ?self.chunk(),
-                "no replica in sync can read the block: its data are lost"
-            );
-            progress.lost += 1;
             return self.restore((first, end), false, progress);
         }
         self.unread.push(block);
         self.go_on(end, touched, progress)
+    }
+
+    /// A block is known to be lost on this side, too.
+    fn tell_lost(&self, block: usize) {
+        tracing::error!(
+            block = self.base() + block as u32,
+            chunk = ?self.chunk(),
+            "no replica in sync can read the block: its data are lost"
+        );
     }
 
     fn inspect(&mut self) -> Step {
@@ -358,7 +366,11 @@ impl Worker {
         has_data: bool,
         progress: &mut Progress,
     ) -> Step {
-        self.state = State::Restoring { first, end };
+        self.state = State::Restoring {
+            first,
+            end,
+            lost: !has_data,
+        };
         let mut commands = Vec::with_capacity(end - first);
         for (nth, i) in (first..end).enumerate() {
             let memory = &mut *self.memory;

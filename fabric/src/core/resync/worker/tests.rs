@@ -140,6 +140,15 @@ fn stamp_of(content: &[u8; BLOCK_BYTES]) -> BlockStamp {
 /// A worker whose source has three blocks that this side lacks and refuses to read the one in the middle; how it ends, and what it
 /// restores: first block and bytes.
 fn with_a_bad_block(lost: &Lost, refusal: Refusal) -> (Step, Vec<(u32, u32)>, Progress) {
+    with_a_bad_block_that_changes(lost, refusal, 0)
+}
+
+/// The same; this side refuses to take its loss over so many times, since the block has changed.
+fn with_a_bad_block_that_changes(
+    lost: &Lost,
+    refusal: Refusal,
+    mut changes: u32,
+) -> (Step, Vec<(u32, u32)>, Progress) {
     let (mut worker, mut progress) = (Worker::new(), Progress::default());
     worker.begin(LEAF);
     let mut restored = Vec::new();
@@ -166,7 +175,13 @@ fn with_a_bad_block(lost: &Lost, refusal: Refusal) -> (Step, Vec<(u32, u32)>, Pr
                         false => fill(&command, &DATA.repeat(blocks.len())),
                     }
                 }
-                Command::Restore { block, len, .. } => restored.push((block, len)),
+                Command::Restore { block, len, .. } => {
+                    restored.push((block, len));
+                    if len == 0 && changes > 0 {
+                        changes -= 1;
+                        result = Err(Refusal::Changed);
+                    }
+                }
                 _ => {}
             }
             step = worker.step(result, &NOBODY, lost, &mut progress);
@@ -239,4 +254,20 @@ fn a_device_that_is_gone_or_slow_has_lost_nothing() {
         assert!(matches!(end, Step::Failed(why) if why == failed), "{end:?}");
         assert_eq!((restored.len(), progress.lost), (0, 0));
     }
+}
+
+#[test]
+fn a_lost_block_counts_once_when_its_loss_is_known_here() {
+    let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
+    for changes in [1, 3] {
+        let (end, restored, progress) =
+            with_a_bad_block_that_changes(&lost, Refusal::Corrupt, changes);
+        assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+        let tries = restored.iter().filter(|(_, len)| *len == 0).count();
+        assert_eq!((tries, progress.lost), (changes as usize + 1, 1));
+    }
+    // It changes for ever: the round fails without it.
+    let (end, _, progress) = with_a_bad_block_that_changes(&lost, Refusal::Corrupt, u32::MAX);
+    assert!(matches!(end, Step::Failed(Why::Busy)), "{end:?}");
+    assert_eq!(progress.lost, 0);
 }
