@@ -281,16 +281,26 @@ impl RequestHeader {
     /// Every field is checked: `buffers` must have been sized by this header's own `len`. Of a `RESTORE` they are what follows
     /// the stamps, which the caller puts in with [`Command::with_stamps`].
     pub fn decode(&self, buffers: IoVecs) -> Result<Request, WireError> {
+        self.check()?;
+        Ok(Request {
+            id: RequestId(self.request.get()),
+            pg: PgId(self.pg.get()),
+            epoch: Epoch(self.epoch.get()),
+            generation: Generation(self.generation.get()),
+            sequence: Sequence(self.sequence.get()),
+            watermark: Sequence(self.watermark.get()),
+            command: self.command(buffers)?,
+        })
+    }
+
+    /// Refuses what no peer sends, but for an unknown kind.
+    fn check(&self) -> Result<(), WireError> {
         let (offset, len) = (self.offset.get(), self.len.get());
-        let chunk = ChunkKey {
-            layer: LayerId(self.layer.get()),
-            index: self.chunk.get(),
-        };
-        let fua = match self.flags.get() {
-            0 => false,
-            FLAG_FUA if matches!(self.kind, kind::WRITE | kind::ZERO) => true,
+        match self.flags.get() {
+            0 => {}
+            FLAG_FUA if matches!(self.kind, kind::WRITE | kind::ZERO) => {}
             _ => return Err(WireError::Field("flags")),
-        };
+        }
         let crcs = if self.kind == kind::WRITE {
             blocks_touched(offset, len)
         } else {
@@ -317,7 +327,17 @@ impl RequestHeader {
         if self.sequence.get() > Sequence::MAX.0 {
             return Err(WireError::Field("sequence"));
         }
-        let command = match self.kind {
+        Ok(())
+    }
+
+    /// What is asked for, by a header that was checked.
+    fn command(&self, buffers: IoVecs) -> Result<Command, WireError> {
+        let (offset, len) = (self.offset.get(), self.len.get());
+        let layer = LayerId(self.layer.get());
+        let index = self.chunk.get();
+        let chunk = ChunkKey { layer, index };
+        let fua = self.flags.get() == FLAG_FUA;
+        Ok(match self.kind {
             kind::READ => Command::Read {
                 chunk,
                 offset,
@@ -337,7 +357,7 @@ impl RequestHeader {
                 len,
                 fua,
             },
-            kind::FLUSH => Command::Flush { layer: chunk.layer },
+            kind::FLUSH => Command::Flush { layer },
             kind::INSPECT => Command::Inspect {
                 chunk,
                 block: offset,
@@ -352,31 +372,22 @@ impl RequestHeader {
                 len: len - STAMPS_BYTES,
             },
             kind::LIST_CHUNKS => Command::ListChunks {
-                cursor: chunk.layer.0,
+                cursor: layer.0,
                 buffers,
                 len,
             },
             kind::FENCE => Command::Fence {
-                layer: chunk.layer,
+                layer,
                 buffers,
                 len,
             },
             kind::TELL_FENCE => Command::TellFence {
-                layer: chunk.layer,
+                layer,
                 buffers,
                 len,
             },
             kind::JOIN => Command::Join,
             _ => return Err(WireError::Field("kind")),
-        };
-        Ok(Request {
-            id: RequestId(self.request.get()),
-            pg: PgId(self.pg.get()),
-            epoch: Epoch(self.epoch.get()),
-            generation: Generation(self.generation.get()),
-            sequence: Sequence(self.sequence.get()),
-            watermark: Sequence(self.watermark.get()),
-            command,
         })
     }
 }

@@ -20,8 +20,6 @@ use zerocopy::IntoBytes;
 #[inline]
 pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
     let version = Version::of(request.generation, request.sequence);
-    // SAFETY: the caller's promise.
-    let list = |buffers| unsafe { slice_of(buffers) };
     Some(match &request.command {
         Command::Read {
             chunk,
@@ -32,7 +30,8 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
             layers: std::slice::from_ref(&chunk.layer),
             chunk: chunk.index,
             offset: *offset,
-            iovecs: list(buffers),
+            // SAFETY: the caller's promise.
+            iovecs: unsafe { slice_of(buffers) },
         },
         Command::Write {
             chunk,
@@ -44,7 +43,8 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
             layers: std::slice::from_ref(&chunk.layer),
             chunk: chunk.index,
             offset: *offset,
-            iovecs: list(buffers),
+            // SAFETY: the caller's promise.
+            iovecs: unsafe { slice_of(buffers) },
             version,
             fua: *fua,
         },
@@ -61,6 +61,30 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
             version,
             fua: *fua,
         },
+        Command::Flush { .. } => StoreOp::Flush,
+        Command::Fence { layer, .. } => StoreOp::SetFence {
+            layer: *layer,
+            fence: Fence {
+                generation: version.generation(),
+                epoch: request.epoch.0,
+            },
+        },
+        command @ (Command::Inspect { .. } | Command::Restore { .. }) => {
+            // SAFETY: the caller's promise.
+            return unsafe { operation_on_blocks(command) };
+        }
+        Command::ListChunks { .. } | Command::TellFence { .. } | Command::Join => return None,
+    })
+}
+
+/// The same of commands by which replicas are compared and made equal; `None` of others.
+///
+/// # Safety
+/// As for [`operation`].
+unsafe fn operation_on_blocks(command: &Command) -> Option<StoreOp<'_>> {
+    // SAFETY: the caller's promise.
+    let list = |buffers| unsafe { slice_of(buffers) };
+    Some(match command {
         Command::Inspect {
             chunk,
             block,
@@ -86,15 +110,7 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
             stamp: *stamp,
             iovecs: if *len > 0 { list(buffers) } else { &[] },
         },
-        Command::Flush { .. } => StoreOp::Flush,
-        Command::Fence { layer, .. } => StoreOp::SetFence {
-            layer: *layer,
-            fence: Fence {
-                generation: version.generation(),
-                epoch: request.epoch.0,
-            },
-        },
-        Command::ListChunks { .. } | Command::TellFence { .. } | Command::Join => return None,
+        _ => return None,
     })
 }
 

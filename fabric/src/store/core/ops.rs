@@ -44,7 +44,15 @@ impl ShardCore {
         state.kind = OpKind::Io;
         (state.parts_left, state.error, state.fua, state.aligned) = (0, None, false, true);
         state.iovs.clear();
-        let outcome = match op {
+        if let Err(error) = self.start_op(slot, op) {
+            self.finish_op(slot, Err(error));
+        }
+        Submitted::Accepted
+    }
+
+    /// Begins what was taken in. On an error nothing of it was.
+    fn start_op(&mut self, slot: u32, op: StoreOp<'_>) -> StoreResult {
+        match op {
             StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::Zero { .. } => {
                 self.start_io(slot, op)
             }
@@ -77,17 +85,7 @@ impl ShardCore {
                 Ok(())
             }
             StoreOp::SetFence { layer, fence } => self.start_fence(slot, layer, fence),
-            StoreOp::DropLayer { layer } => self.refuse_if_failed().map(|()| {
-                self.ops[slot].kind = OpKind::Drop;
-                self.dropping.push_back(Dropping {
-                    op: slot,
-                    layer,
-                    rec: 0,
-                    leaf: 0,
-                    parts: 0,
-                    fence_sent: false,
-                });
-            }),
+            StoreOp::DropLayer { layer } => self.start_drop(slot, layer),
             StoreOp::DropChunk { layer, chunk } => {
                 let span = Span {
                     layers: &[layer],
@@ -104,11 +102,7 @@ impl ShardCore {
                 self.ops[slot].kind = OpKind::Checkpoint;
                 self.ckpt.request(slot, clean);
             }),
-        };
-        if let Err(error) = outcome {
-            self.finish_op(slot, Err(error));
         }
-        Submitted::Accepted
     }
 
     fn start_io(&mut self, slot: u32, op: StoreOp<'_>) -> StoreResult {
@@ -454,6 +448,20 @@ impl ShardCore {
             (0, 0),
             u64::from(fence.generation),
         );
+        Ok(())
+    }
+
+    fn start_drop(&mut self, slot: u32, layer: LayerId) -> StoreResult {
+        self.refuse_if_failed()?;
+        self.ops[slot].kind = OpKind::Drop;
+        self.dropping.push_back(Dropping {
+            op: slot,
+            layer,
+            rec: 0,
+            leaf: 0,
+            parts: 0,
+            fence_sent: false,
+        });
         Ok(())
     }
 
