@@ -1,0 +1,60 @@
+//! Devices of nodes of several.
+
+use std::fs;
+
+use super::Cluster;
+use crate::harness::{one_error, serve_with, text};
+
+#[test]
+fn a_node_of_several_starts_without_a_device_and_makes_nothing_in_its_place() {
+    let mut cluster = Cluster::of_three();
+    cluster.node(1).ok(&["volume", "create", "disk", "64M"]);
+    cluster.stop(3);
+    let device = cluster.data(3).join("devices/0.img");
+    let away = cluster.data(3).join("away.img");
+    fs::rename(&device, &away).unwrap();
+    let other = cluster.data(3).join("other.img");
+    let (named, new) = (text(&device).to_owned(), format!("{}:1G", text(&other)));
+    cluster.start_with(3, &["--device", &named, "--device", &new]);
+    assert!(!device.exists() && !other.exists());
+    let told = cluster.node(3).json(&["device", "list"]);
+    let told = told.as_array().unwrap().iter();
+    let told = told.clone().find(|one| one["node"] == "node3").unwrap();
+    assert_eq!(told["state"], "offline");
+    assert!(told["reason"].as_str().unwrap().contains("is missing"));
+    let health = cluster.node(3).run(&["health"]);
+    let health = String::from_utf8(health.stdout).unwrap();
+    assert!(health.contains("goes on without it"), "{health}");
+    assert!(health.contains("nothing is made or formatted"), "{health}");
+    // Another disk in its place is not formatted either, and a damaged one is not written to.
+    cluster.stop(3);
+    for content in [vec![0; 1 << 20], vec![0xa5; 1 << 20]] {
+        fs::write(&device, &content).unwrap();
+        cluster.start(3);
+        assert!(fs::read(&device).unwrap() == content);
+        let health = cluster.node(3).run(&["health"]);
+        let health = String::from_utf8(health.stdout).unwrap();
+        assert!(health.contains("goes on without it"), "{health}");
+        cluster.stop(3);
+    }
+    // The only device of a node, and dead: the other nodes have all, so it may be forgotten.
+    cluster.start(3);
+    let id = told["id"].to_string();
+    let removed = cluster.node(3).json(&["device", "remove", &id, "--yes"]);
+    assert_eq!(removed["state"], "removed", "{removed}");
+    cluster.stop(3);
+    cluster.start(3);
+    let left = cluster.node(3).json(&["device", "list"]);
+    assert_eq!(left.as_array().unwrap().len(), 2);
+    assert!(fs::read(&device).unwrap() == vec![0xa5; 1 << 20]);
+    // One that is well and merely not named any more is asked for.
+    cluster.stop(2);
+    let refused = serve_with(
+        &cluster.data(2),
+        &["--device", &new, "--preallocation", "off"],
+    );
+    let told = one_error(&refused, 1);
+    assert!(told.contains("is not among its devices"), "{told}");
+    assert!(!other.exists());
+    cluster.start(2);
+}

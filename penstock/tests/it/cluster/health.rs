@@ -1,0 +1,63 @@
+//! What nodes tell of each other.
+
+use serde_json::json;
+
+use super::Cluster;
+use crate::harness::eventually;
+
+#[test]
+fn every_node_tells_how_all_are_and_what_is_wrong() {
+    let mut cluster = Cluster::of_three();
+    cluster.node(1).ok(&["volume", "create", "disk", "64M"]);
+    for node in 1..=3 {
+        let all_told = || {
+            let devices = cluster.node(node).json(&["device", "list"]);
+            let devices = devices.as_array().unwrap();
+            devices.len() == 3 && devices.iter().all(|device| device["used_bytes"].is_u64())
+        };
+        eventually(all_told);
+        eventually(|| cluster.node(node).run(&["health"]).stdout == b"ok\n");
+    }
+    let told = cluster
+        .node(2)
+        .refused(&["node", "drain", "node3", "--yes"]);
+    assert!(told.contains("2 of 3 replicas"), "{told}");
+
+    cluster.kill(3);
+    let problems = |cluster: &Cluster, node: usize| {
+        let health = cluster.node(node).json_of(&["health"]);
+        health["problems"].as_array().unwrap().clone()
+    };
+    for node in [1, 2] {
+        let down = |problem: &serde_json::Value| problem["what"] == "node node3 is down";
+        eventually(|| problems(&cluster, node).iter().any(down));
+        let problem = problems(&cluster, node).into_iter().find(down).unwrap();
+        assert!(problem["since"].is_string(), "{problem}");
+        let doing = problem["doing"].as_str().unwrap();
+        assert!(doing.contains("its share is given to others"), "{doing}");
+        let shown = cluster.node(node).json(&["node", "show", "node3"]);
+        assert_eq!(
+            (&shown["state"], &shown["since"]),
+            (&json!("down"), &problem["since"])
+        );
+        assert_eq!(shown["devices"][0]["state"], "offline");
+    }
+    cluster.start(3);
+    eventually(|| cluster.node(2).run(&["health"]).stdout == b"ok\n");
+
+    // Without a majority nothing can be changed, and that is what is told.
+    cluster.kill(2);
+    cluster.kill(3);
+    eventually(|| {
+        let problems = problems(&cluster, 1);
+        let what = problems.first().map(|problem| problem["what"].to_string());
+        what.is_some_and(|what| what.contains("hears of no metadata leader: 2 of the 3 voters"))
+    });
+    assert!(cluster.node(1).ok(&["status"]).contains("node2"));
+    for asked in [&["volume", "create", "more", "64M"][..], &["node", "list"]] {
+        let told = cluster.node(1).refused(asked);
+        assert!(told.contains("metadata has no majority"), "{told}");
+        assert!(told.contains("does not reach node2, node3"), "{told}");
+        assert_eq!(told.contains("nothing was changed"), asked[0] == "volume");
+    }
+}

@@ -1,0 +1,156 @@
+//! Who is let in, and who is not.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::{Cluster, THIN, waits};
+use crate::harness::{Daemon, one_error, run, serve_with, temp, text};
+
+#[test]
+fn a_token_lets_one_node_in_once() {
+    let cluster = Cluster::found("1");
+    let token = cluster.token();
+    let (data, listen) = (cluster.data(2), cluster.address(2));
+    let cut = one_error(&cluster.join(2, &token[..token.len() - 2]), 2);
+    assert!(cut.contains("not a whole join token"), "{cut}");
+    let namesake = run(&[
+        "join",
+        &token,
+        "--data",
+        text(&data),
+        "--listen",
+        &listen,
+        "--name",
+        "node1",
+    ]);
+    let told = one_error(&namesake, 1);
+    assert!(told.contains("\"node1\" is taken by node 1"), "{told}");
+    let joined = cluster.join(2, &token);
+    assert!(joined.status.success(), "{joined:?}");
+    let told = one_error(&cluster.join(2, &token), 1);
+    assert!(
+        told.contains("holds node 2") && told.contains("--data"),
+        "{told}"
+    );
+    let told = one_error(&cluster.join(3, &token), 1);
+    assert!(
+        told.contains("was used already") && told.contains("token create"),
+        "{told}"
+    );
+    let short = cluster.node(1).ok(&["token", "create", "--lifetime", "1s"]);
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let told = one_error(&cluster.join(3, short.trim()), 1);
+    assert!(told.contains("has expired"), "{told}");
+    assert!(!cluster.data(3).join("cluster").exists());
+    let told = one_error(
+        &run(&["init", "--data", text(&data), "--listen", &listen]),
+        1,
+    );
+    assert!(told.contains("holds node 2"), "{told}");
+}
+
+#[test]
+fn a_join_that_cannot_succeed_here_leaves_its_token_good() {
+    let cluster = Cluster::found("1");
+    let token = cluster.token();
+    let join = |data: &Path, listen: &str| {
+        let name = ["--name", "node2"];
+        run(&[
+            &["join", &token, "--data", text(data), "--listen", listen],
+            &name[..],
+        ]
+        .concat())
+    };
+    let (data, listen) = (cluster.data(2), cluster.address(2));
+    // An address for examples, which is no machine's.
+    let told = one_error(&join(&data, "192.0.2.1"), 1);
+    assert!(told.contains("cannot listen on 192.0.2.1:7470"), "{told}");
+    let taken = std::net::TcpListener::bind((listen.as_str(), 7471)).unwrap();
+    let told = one_error(&join(&data, &listen), 1);
+    assert!(
+        told.contains(&format!("{listen}:7471")) && told.contains("no other program"),
+        "{told}"
+    );
+    drop(taken);
+    let told = one_error(&join(Path::new("/proc/self"), &listen), 1);
+    assert!(told.contains("/proc/self"), "{told}");
+    let told = one_error(&join(&cluster.data(1), &listen), 1);
+    assert!(told.contains("data directory"), "{told}");
+    let far = cluster.dir.path().join("x".repeat(100));
+    let told = one_error(&join(&far, &listen), 2);
+    assert!(told.contains("too long"), "{told}");
+    let joined = join(&data, &listen);
+    assert!(joined.status.success(), "{joined:?}");
+}
+
+#[test]
+fn a_token_of_another_cluster_and_one_that_leads_nowhere_are_told_as_such() {
+    let mut ours = Cluster::found("1");
+    let token = ours.token();
+    ours.stop(1);
+    let told = one_error(&ours.join(2, &token), 1);
+    assert!(
+        told.contains("cannot reach the cluster") && told.contains(&ours.address(1)),
+        "{told}"
+    );
+    // Another cluster at the same address.
+    fs::rename(ours.data(1), ours.dir.path().join("kept")).unwrap();
+    let listen = ours.address(1);
+    let made = run(&["init", "--data", text(&ours.data(1)), "--listen", &listen]);
+    assert!(made.status.success(), "{made:?}");
+    ours.start(1);
+    let told = one_error(&ours.join(2, &token), 1);
+    assert!(
+        told.contains("not a node of the cluster that made this token"),
+        "{told}"
+    );
+    assert!(!ours.data(2).join("cluster").exists());
+}
+
+#[test]
+fn a_node_of_a_cluster_of_its_own_says_so() {
+    let dir = temp();
+    let daemon = Daemon::start_with(dir.path(), &THIN);
+    let told = daemon.refused(&["token", "create"]);
+    assert!(told.contains("penstock init"), "{told}");
+    assert!(daemon.terminate().success());
+    let init = run(&["init", "--data", text(dir.path()), "--listen", "127.0.0.1"]);
+    let told = one_error(&init, 1);
+    assert!(told.contains("a cluster of its own"), "{told}");
+    let empty = temp();
+    let served = serve_with(empty.path(), &["--listen", "127.0.0.1"]);
+    let told = one_error(&served, 2);
+    assert!(told.contains("penstock init"), "{told}");
+    let told = one_error(&run(&["init", "--data", text(empty.path())]), 2);
+    assert!(told.contains("--listen"), "{told}");
+    let told = one_error(
+        &run(&["init", "--data", text(empty.path()), "--listen", "0.0.0.0"]),
+        2,
+    );
+    assert!(told.contains("cannot reach 0.0.0.0"), "{told}");
+}
+
+#[test]
+fn a_node_with_anothers_certificate_is_not_let_in() {
+    let ours = Cluster::found("1");
+    let token = ours.token();
+    assert!(ours.join(2, &token).status.success());
+    let other = temp();
+    let made = run(&[
+        "init",
+        "--data",
+        text(other.path()),
+        "--listen",
+        "127.0.0.1",
+    ]);
+    assert!(made.status.success(), "{made:?}");
+    for file in ["node.pem", "node.key", "ca.pem"] {
+        let (from, to) = (other.path().join("cluster"), ours.data(2).join("cluster"));
+        fs::copy(from.join(file), to.join(file)).unwrap();
+    }
+    assert!(waits(&ours.data(2)));
+    // The first node minds nothing of that.
+    assert_eq!(ours.node(1).json(&["volume", "list"]), json!([]));
+}
