@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::ids::{DeviceId, Epoch, NodeId, PoolId};
 use crate::level::Level;
 use crate::model::{Cluster, Device, GroupId, Member, Node, PlacementGroup, Pool};
-use crate::state::group::{Presence, presence_of};
+use crate::state::group::{Presence, is_served, presence_of};
 use crate::state::tables::{CLUSTER, DEVICES, NODES, PLACEMENT_GROUPS, POOLS};
 use crate::state::{Read, ReadError, Writes};
 
@@ -86,6 +86,13 @@ impl ClusterMap {
     /// All placement groups, by pool and index.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<PlacementGroup>> {
         self.groups.values().flat_map(|groups| groups.iter())
+    }
+
+    /// Whether a device can be used now: it is online, and the present start of its node, which is up, has it.
+    #[must_use]
+    pub fn is_served(&self, device: &Device) -> bool {
+        let node = self.node(device.node);
+        node.is_some_and(|node| is_served(device, node))
     }
 
     /// Whether a member's process is, as far as is known, the one that serves its device.

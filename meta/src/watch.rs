@@ -28,7 +28,7 @@ use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::leases::DRIFT_BOUND;
 use crate::level::Level;
 use crate::map::ClusterMap;
-use crate::model::{DeviceState, Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
+use crate::model::{Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
 use crate::report::{FailingSync, NodeLevel};
 use crate::state::group::{Presence, kept_power};
 
@@ -481,15 +481,11 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
         .filter(|member| member.standing == Standing::Out);
     let serving = out.filter_map(|member| {
         let device = map.device(member.device)?;
-        let node = map.node(device.node)?;
-        let is_served = device.state == DeviceState::Online
-            && node.state == NodeState::Up
-            && device.incarnation == node.incarnation;
-        is_served.then(|| Outsider {
+        map.is_served(device).then(|| Outsider {
             group: group.id(),
             device: device.id,
-            node: node.id,
-            incarnation: node.incarnation,
+            node: device.node,
+            incarnation: device.incarnation,
             in_sync,
             is_needed,
         })

@@ -90,7 +90,7 @@ impl View {
     /// Whether the map tells of nothing that is wrong or goes on.
     fn is_well(&self) -> bool {
         let is_well = |node: &meta::Node| node.state == NodeState::Up && node.duty == Duty::Active;
-        let is_used = |device: &meta::Device| self.is_served(device) && !device.draining;
+        let is_used = |device: &meta::Device| self.map.is_served(device) && !device.draining;
         let nodes = self.map.nodes().all(is_well);
         nodes && self.map.devices().all(is_used) && work(self).is_empty()
     }
@@ -165,15 +165,6 @@ impl View {
     pub fn device_words(&self) -> BTreeMap<DeviceId, DeviceWord> {
         let words = self.words().flat_map(|(_, word)| &word.devices);
         words.map(|word| (word.device, *word)).collect()
-    }
-
-    /// Whether a device is served.
-    pub fn is_served(&self, device: &meta::Device) -> bool {
-        let node = self.map.node(device.node);
-        device.state == DeviceState::Online
-            && node.is_some_and(|node| {
-                node.state == NodeState::Up && node.incarnation == device.incarnation
-            })
     }
 
     /// Groups with a member on one of these devices; `left` counts only those that hold data.

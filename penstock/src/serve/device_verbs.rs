@@ -253,7 +253,7 @@ impl Node {
     }
 
     fn refuse_last(&self, view: &View, device: &meta::Device) -> Result<()> {
-        if view.devices_of(device.node).len() > 1 || !view.is_served(device) {
+        if view.devices_of(device.node).len() > 1 || !view.map.is_served(device) {
             return Ok(());
         }
         let node = view.node_name(device.node);
@@ -341,7 +341,7 @@ fn device_shown(
         DeviceState::Null
     } else if device.state == meta::DeviceState::Failed {
         DeviceState::Failed
-    } else if !view.is_served(device) {
+    } else if !view.map.is_served(device) {
         DeviceState::Offline
     } else if device.draining {
         DeviceState::Draining

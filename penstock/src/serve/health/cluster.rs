@@ -148,7 +148,7 @@ fn devices(view: &View, now: Moment) -> Vec<Found> {
                 "its share is given to other devices; replace the disk, then `penstock device remove {id}`"
             );
             found.push(Found::new(format!("device {id} failed"), what, doing).since(since));
-        } else if node.state == NodeState::Up && !view.is_served(device) {
+        } else if node.state == NodeState::Up && !view.map.is_served(device) {
             let since = view.last(|w| match w {
                 Happening::DeviceOffline { device, .. } => *device == id,
                 Happening::NodeRestarted { node } => *node == device.node,
@@ -228,7 +228,7 @@ fn missed(view: &View, pool: &Pool) -> String {
             .filter(|m| !(m.is_in_sync() && view.map.is_valid(m)))
         {
             let device = view.map.device(member.device);
-            match device.filter(|device| !view.is_served(device)) {
+            match device.filter(|device| !view.map.is_served(device)) {
                 Some(device) => {
                     away.insert(device.node);
                 }
