@@ -365,6 +365,16 @@ impl VolumeHandle {
         }
     }
 
+    /// The lease is another's for sure: nothing is sent under it any more, and all requests, those that wait among them, end with
+    /// [`IoError::Fenced`](crate::io::IoError::Fenced). For good: with another lease the volume is opened anew. A request that a
+    /// replica has yet to answer ends when it does, or is lost.
+    pub fn revoke(&self) {
+        self.state.revoke();
+        if let Some(cluster) = &self.cluster {
+            cluster.volume_revoked();
+        }
+    }
+
     /// Whether requests are served: what earlier leases left behind is settled.
     pub fn is_settled(&self) -> bool {
         self.state.is_settled()

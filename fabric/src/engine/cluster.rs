@@ -109,6 +109,8 @@ pub struct Cluster {
     changed: Condvar,
     /// Of `map`, to look at without the lock.
     epoch: AtomicU64,
+    /// How often volumes were revoked.
+    revocations: AtomicU64,
     bells: Mutex<Vec<Weak<Bell>>>,
     asker: OnceLock<Asker>,
     /// What all clients count their time from.
@@ -130,6 +132,7 @@ impl Cluster {
             }),
             changed: Condvar::new(),
             epoch: AtomicU64::new(0),
+            revocations: AtomicU64::new(0),
             bells: Mutex::default(),
             asker: OnceLock::new(),
             start: Instant::now(),
@@ -176,7 +179,27 @@ impl Cluster {
         self.map.lock().expect("no panic under this lock").clone()
     }
 
-    /// A bell that is rung for every newer map.
+    /// A volume was revoked: clients end what waits of it.
+    pub fn volume_revoked(&self) {
+        // Before the bells: whoever hears one finds the newer count.
+        self.revocations.fetch_add(1, Ordering::AcqRel);
+        self.ring();
+    }
+
+    /// How often that was said.
+    pub fn revocations(&self) -> u64 {
+        self.revocations.load(Ordering::Acquire)
+    }
+
+    fn ring(&self) {
+        let bells = self.bells.lock().expect("no panic under this lock");
+        bells
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|bell| bell.ring());
+    }
+
+    /// A bell that is rung for every newer map, and when a volume was revoked.
     pub fn subscribe(&self) -> std::io::Result<Arc<Bell>> {
         let bell = Arc::new(Bell::new()?);
         let mut bells = self.bells.lock().expect("no panic under this lock");
@@ -254,11 +277,7 @@ impl Cluster {
         self.epoch.store(view.epoch.0, Ordering::Release);
         drop(map);
         self.changed.notify_all();
-        let bells = self.bells.lock().expect("no panic under this lock");
-        bells
-            .iter()
-            .filter_map(Weak::upgrade)
-            .for_each(|bell| bell.ring());
+        self.ring();
     }
 }
 
@@ -296,7 +315,7 @@ impl MapReader {
         &self.cluster
     }
 
-    /// Rung for every newer map.
+    /// Rung for every newer map, and when a volume was revoked.
     pub fn bell(&self) -> &Bell {
         &self.bell
     }

@@ -23,6 +23,8 @@ pub struct FabricEngine {
     transport: NodeTransport,
     /// `None`: the node is alone.
     maps: Option<MapReader>,
+    /// Of them what was looked at.
+    revocations: u64,
     /// What ended where nobody could be told.
     ended: Vec<(Tag, IoResult)>,
 }
@@ -44,6 +46,7 @@ impl FabricEngine {
             client: Client::new(transport.index(), sets),
             transport,
             maps,
+            revocations: 0,
             ended: Vec::new(),
         })
     }
@@ -68,9 +71,27 @@ impl FabricEngine {
         }
     }
 
+    /// Ends what waits of volumes that were revoked since the last look.
+    fn end_revoked(&mut self) {
+        let Some(revocations) = self.maps.as_ref().map(|maps| maps.cluster().revocations()) else {
+            return;
+        };
+        if std::mem::replace(&mut self.revocations, revocations) == revocations {
+            return;
+        }
+        let ended = &mut self.ended;
+        let mut done = |tag, result| ended.push((tag, result));
+        self.client.end_revoked(&mut self.transport, &mut done);
+        self.transport.kick();
+    }
+
     #[cold]
     fn take_map(&mut self) {
-        let Some(news) = self.maps.as_mut().and_then(MapReader::news) else {
+        // That silences the bell: whoever rings it from here on is heard the next time.
+        let news = self.maps.as_mut().and_then(MapReader::news);
+        // Before the newer map: nothing of a lease that is another's is sent under that.
+        self.end_revoked();
+        let Some(news) = news else {
             return;
         };
         let ended = &mut self.ended;

@@ -1,7 +1,7 @@
 //! Volumes on three nodes, through the engines that ship: nodes die and come back, leases move.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::core::membership::Standing;
 use fabric::io::IoError;
@@ -165,13 +165,8 @@ fn a_newer_lease_on_another_node_fences_the_older_one_out() {
     assert!(back[..4096] == pattern(3, 4096));
 }
 
-#[test]
-fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
-    let mut cluster = Cluster::start(3, 1);
-    let volume = cluster.open(1, 7);
-    let fabric = cluster.fabric(1);
-    let mut io = fabric.volume_io(&volume).unwrap();
-    io.write_at(0, &pattern(1, MIB as usize)).unwrap();
+/// Nodes 2 and 3 die, and stay out.
+fn leave_alone(cluster: &mut Cluster) {
     cluster.close_door(true);
     for node in [2, 3] {
         cluster.kill(node);
@@ -181,6 +176,16 @@ fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
         let mut members = groups.iter().flatten().filter(others);
         members.all(|member| member.standing == Standing::Out)
     });
+}
+
+#[test]
+fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
+    let mut cluster = Cluster::start(3, 1);
+    let volume = cluster.open(1, 7);
+    let fabric = cluster.fabric(1);
+    let mut io = fabric.volume_io(&volume).unwrap();
+    io.write_at(0, &pattern(1, MIB as usize)).unwrap();
+    leave_alone(&mut cluster);
     let mut back = vec![0; 4096];
     io.read_at(0, &mut back).unwrap();
     assert!(back == pattern(1, MIB as usize)[..4096]);
@@ -203,6 +208,47 @@ fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
     cluster.trust_only(3);
     io.read_at(0, &mut back).unwrap();
     assert!(back == pattern(2, 4096));
+}
+
+#[test]
+fn what_waits_ends_when_its_volume_is_revoked_and_a_newer_lease_opens_it_anew() {
+    let mut cluster = Cluster::start(3, 1);
+    let fabric = cluster.fabric(1);
+    let mut back = vec![0; 4096];
+    // Requests wait for a map, and for their lease.
+    for lease_ends in [false, true] {
+        let volume = cluster.open(1, 7);
+        let mut io = fabric.volume_io(&volume).unwrap();
+        io.write_at(0, &pattern(1, 4096)).unwrap();
+        if lease_ends {
+            volume.set_lease_until(Instant::now());
+        } else {
+            leave_alone(&mut cluster);
+        }
+        let ended = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut io = fabric.volume_io(&volume).unwrap();
+                io.write_at(0, &pattern(2, 4096))
+            });
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(!writer.is_finished(), "nothing to wait for");
+            volume.revoke();
+            writer.join().unwrap()
+        });
+        assert_eq!(ended, Err(IoError::Fenced));
+        assert_eq!(io.read_at(0, &mut back), Err(IoError::Fenced));
+        if !lease_ends {
+            cluster.boot(2);
+            cluster.boot(3);
+            cluster.close_door(false);
+            cluster.wait_until_in_sync();
+        }
+    }
+    let volume = cluster.open(1, 7);
+    let mut io = fabric.volume_io(&volume).unwrap();
+    io.write_at(0, &pattern(3, 4096)).unwrap();
+    io.read_at(0, &mut back).unwrap();
+    assert!(back == pattern(3, 4096));
 }
 
 #[test]
