@@ -292,6 +292,10 @@ pub fn settle(file: File) -> Result<Config> {
         roles: file.roles,
     };
     peers.check()?;
+    if let Some(roles) = &peers.roles {
+        let named = file.devices.as_deref().unwrap_or_default();
+        check_roles(roles.contains(&RoleWord::Storage), named)?;
+    }
     let socket_access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref())?;
     Ok(Config {
         admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
@@ -334,6 +338,20 @@ pub fn default_data_dir() -> Result<PathBuf> {
                 "name one with --data DIR",
             )
         })
+}
+
+/// Refuses devices of a node that stores no data.
+pub fn check_roles(stores_data: bool, devices: &[DeviceSpec]) -> Result<()> {
+    match devices.first() {
+        Some(device) if !stores_data => Err(Failure::invalid(
+            format!(
+                "device {} is named for a node without the role storage, which owns no devices",
+                device.path().display()
+            ),
+            "add storage to its roles, or leave the devices out",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a size that no device can have.
@@ -526,6 +544,22 @@ mod tests {
                 gid: Some(0)
             }
         );
+    }
+
+    #[test]
+    fn devices_are_named_only_for_a_node_that_stores_data() {
+        let told = |roles: &[RoleWord]| {
+            settle(File {
+                devices: Some(vec![DeviceSpec::Path("/dev/sdx".into())]),
+                roles: Some(roles.to_vec()),
+                ..File::default()
+            })
+        };
+        told(&[RoleWord::Host, RoleWord::Storage]).unwrap();
+        let e = told(&[RoleWord::Host, RoleWord::Meta]).unwrap_err();
+        assert!(e.to_string().contains("/dev/sdx"), "{e}");
+        assert!(e.to_string().contains("add storage to its roles"), "{e}");
+        assert_eq!(e.exit_code(), 2);
     }
 
     #[test]

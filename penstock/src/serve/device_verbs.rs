@@ -109,6 +109,18 @@ impl Node {
                 "start the daemon without --store null",
             ));
         }
+        let map = self.meta.map();
+        let stores_data = |node: &meta::Node| node.roles.contains(&meta::Role::Storage);
+        if !map.node(self.meta.node_id()).is_none_or(stores_data) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!(
+                    "node '{}' has not the role storage, and owns no devices",
+                    self.name()
+                ),
+                "add storage to its roles and restart its daemon first, or add the device to another node",
+            ));
+        }
         let added = Added {
             path: PathBuf::from(&request.path),
             size_bytes: request.size_bytes,

@@ -21,7 +21,7 @@ use super::datadir::make_dir;
 use super::device_list::{Added, DeviceList};
 use super::storage::{fabric_failure, free_bytes};
 
-pub use lacking::{LeftOut, Standing};
+pub use lacking::{LeftOut, Origin};
 
 /// A device file may grow to this share of the filesystem's free space, in percent. The rest is left to the
 /// filesystem, to meta's database and to images being converted.
@@ -58,6 +58,17 @@ pub struct Settled {
     pub stores: Vec<(PathBuf, Uuid)>,
     /// Those that cannot be opened, and stop no start: they were added, and nothing lies on them yet, or other nodes have what does.
     pub left_out: Vec<LeftOut>,
+}
+
+/// The node whose devices they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Owner {
+    /// Its cluster.
+    pub cluster: Uuid,
+    /// There are other nodes, which may have what this one lacks.
+    pub has_peers: bool,
+    /// It has the role `storage`. Without it nothing is made or added; what it has nevertheless is opened until it is emptied.
+    pub stores_data: bool,
 }
 
 /// What the configuration and the list name together.
@@ -106,18 +117,32 @@ pub fn refuse_without_metadata(config: &Config, default: &Path, meta_dir: &Path)
     Ok(())
 }
 
-/// What the fabric is to open, or to make. `known` is what meta knows of this node; one that `has_peers` may lack some of that.
+/// Of a node that stores no data: what meta knows of it.
+fn held(known: &[meta::Device]) -> Vec<Spec> {
+    let spec = |device: &meta::Device| Spec {
+        spec: DeviceSpec::Path(PathBuf::from(&device.path)),
+        is_added: false,
+    };
+    known.iter().map(spec).collect()
+}
+
+/// What the fabric is to open, or to make. `known` is what meta knows of this node; one that has peers may lack some of that.
 /// Writes nothing.
 pub fn settle(
     config: &Config,
     default: &Path,
     known: &[meta::Device],
-    (cluster, has_peers): (Uuid, bool),
+    owner: Owner,
 ) -> Result<Settled> {
+    let (cluster, has_peers) = (owner.cluster, owner.has_peers);
     let list = DeviceList::read(&config.data)?;
     let (mut named, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     let is_unknown = |path: &Path| known.iter().all(|device| Path::new(&device.path) != path);
-    for Spec { spec, is_added } in specs(config, default, &list) {
+    let specs = match owner.stores_data {
+        true => specs(config, default, &list),
+        false => held(known),
+    };
+    for Spec { spec, is_added } in specs {
         let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
         // Nothing is to be made of a device that meta knows, whatever is there now.
         let is_new = is_added && is_unknown(&path);
@@ -135,7 +160,7 @@ pub fn settle(
             Err(failure) if is_new => left_out.push(LeftOut {
                 path,
                 failure,
-                standing: Standing::Added,
+                origin: Origin::Added,
             }),
             Err(failure) => failed.push((path, failure)),
         }

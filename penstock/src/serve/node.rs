@@ -204,7 +204,8 @@ async fn start_storage(
     data: &DataDir,
     control: &Control,
 ) -> Result<(Arc<Storage>, Threads, Background)> {
-    let storage = Storage::open(config, data, &control.meta(), control.data()).await?;
+    let (meta, net) = (control.meta(), control.data());
+    let storage = Storage::open(config, data, &meta, (net, control.stores_data())).await?;
     let storage = Arc::new(storage);
     let background = match control.data() {
         Some(_) => storage.join(&control.meta()),

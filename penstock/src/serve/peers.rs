@@ -15,7 +15,7 @@ use meta::{
 };
 
 use crate::api::types::{Token, TokenCreate};
-use crate::config::{Config, Wire};
+use crate::config::{Config, Wire, check_roles};
 use crate::failure::{Failure, Kind, Result};
 use crate::identity::{self, Identity, Settings, host_name};
 
@@ -72,6 +72,7 @@ impl Control {
             });
         };
         let settings = identity.record.settings.clone().with(&config.peers);
+        check_roles(settings.roles.contains(&Role::Storage), &config.devices)?;
         Self::open_one_of_several(Arc::new(identity), settings, &config.data, meta_dir).await
     }
 
@@ -139,6 +140,12 @@ impl Control {
     /// How the data path takes part in the network, if there is one.
     pub fn data(&self) -> Option<NetConfig> {
         self.network.as_ref().map(|network| network.data.clone())
+    }
+
+    /// Whether this node stores data on devices of its own.
+    pub fn stores_data(&self) -> bool {
+        let network = self.network.as_ref();
+        network.is_none_or(|network| network.settings.roles.contains(&Role::Storage))
     }
 
     /// What the rest of the node needs to know of the network.

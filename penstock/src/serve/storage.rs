@@ -28,7 +28,7 @@ use super::asks::{self, Asks};
 use super::cluster_map;
 use super::copier::Copier;
 use super::datadir::DataDir;
-use super::devices::{self, LeftOut, Standing};
+use super::devices::{self, LeftOut, Origin, Owner};
 use super::monitor::Found;
 use super::node::meta_failure;
 
@@ -98,12 +98,12 @@ impl Drop for Background {
 }
 
 impl Storage {
-    /// Opens what `config` names, creating the default device at the first start.
+    /// Opens what `config` names, creating the default device at the first start of a node that stores data.
     pub async fn open(
         config: &Config,
         data: &DataDir,
         meta: &Meta,
-        net: Option<NetConfig>,
+        (net, stores_data): (Option<NetConfig>, bool),
     ) -> Result<Self> {
         let id = meta.node_id();
         let cluster = meta.cluster().await.map_err(meta_failure)?.uuid;
@@ -115,8 +115,13 @@ impl Storage {
                 known = meta.list_devices().await.map_err(meta_failure)?;
                 known.retain(|device| device.node == id);
                 let (config, default) = (config.clone(), data.default_device());
-                let (known, told) = (known.clone(), (cluster, has_peers));
-                let found = blocking(move || devices::settle(&config, &default, &known, told));
+                let known = known.clone();
+                let owner = Owner {
+                    cluster,
+                    has_peers,
+                    stores_data,
+                };
+                let found = blocking(move || devices::settle(&config, &default, &known, owner));
                 let found = found.await?;
                 (stores, left_out) = (found.stores, found.left_out);
                 fabric::engine::StoreKind::Devices(found.devices)
@@ -125,7 +130,7 @@ impl Storage {
         let incarnation = Incarnation(meta.incarnation().0);
         let mut options = FabricConfig::new(NodeId(id.0), incarnation, *cluster.as_bytes(), store);
         options.net = net;
-        options.may_lack = has_peers;
+        options.may_lack = has_peers || !stores_data;
         let fabric = blocking(move || Fabric::open(options).map_err(fabric_failure)).await?;
         let lines = |d: DeviceStatus| format!("{}: {}", d.path.display(), d.report);
         let recovery = fabric.devices().into_iter().map(lines).collect();
@@ -150,7 +155,7 @@ impl Storage {
         for one in &self.left_out {
             let (what, doing) = one.told();
             tracing::error!(path = %one.path.display(), "{what}; {doing}");
-            let Standing::Known(id) = one.standing else {
+            let Origin::Known(id) = one.origin else {
                 continue;
             };
             let is_online = |device: &meta::Device| device.state == meta::DeviceState::Online;
@@ -167,7 +172,7 @@ impl Storage {
     /// Why a device of this node is not open.
     pub fn why_lost(&self, device: meta::DeviceId) -> Option<&LeftOut> {
         let mut all = self.left_out.iter();
-        all.find(|one| one.standing == Standing::Known(device))
+        all.find(|one| one.origin == Origin::Known(device))
     }
 
     /// What counts requests and copies.
@@ -330,9 +335,9 @@ impl Storage {
             problems.extend(damage(&device, has_peers));
             problems.extend(shortage(&device));
         }
-        let is_expected = |one: &&LeftOut| match one.standing {
-            Standing::Known(id) => map.device(id).is_some(),
-            Standing::Added | Standing::Named => true,
+        let is_expected = |one: &&LeftOut| match one.origin {
+            Origin::Known(id) => map.device(id).is_some(),
+            Origin::Added | Origin::Named => true,
         };
         for one in self.left_out.iter().filter(is_expected) {
             let (what, doing) = one.told();

@@ -117,9 +117,13 @@ impl Cluster {
     }
 
     fn join(&self, node: usize, token: &str) -> Output {
+        self.join_with(node, token, &[])
+    }
+
+    fn join_with(&self, node: usize, token: &str, options: &[&str]) -> Output {
         let (data, listen) = (self.data(node), self.address(node));
         let name = format!("node{node}");
-        run(&[
+        let join = [
             "join",
             token,
             "--data",
@@ -128,7 +132,8 @@ impl Cluster {
             &listen,
             "--name",
             &name,
-        ])
+        ];
+        run(&[&join, options].concat())
     }
 }
 

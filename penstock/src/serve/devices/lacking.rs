@@ -17,18 +17,18 @@ pub struct LeftOut {
     pub path: PathBuf,
     /// Why not.
     pub failure: Failure,
-    /// What this node had of it.
-    pub standing: Standing,
+    /// Who says that this node has it.
+    pub origin: Origin,
 }
 
-/// What a node had of a device that it does not open.
+/// Who says that a node has a device that it does not open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// It was added, and nothing lies on it yet.
+pub enum Origin {
+    /// The list of devices that were added; nothing lies on it yet.
     Added,
-    /// The configuration names it, and meta does not know it.
+    /// The configuration; meta does not know it.
     Named,
-    /// It holds replicas.
+    /// Meta: it holds replicas.
     Known(DeviceId),
 }
 
@@ -38,7 +38,7 @@ impl LeftOut {
         LeftOut {
             path: PathBuf::from(&device.path),
             failure,
-            standing: Standing::Known(device.id),
+            origin: Origin::Known(device.id),
         }
     }
 
@@ -47,25 +47,25 @@ impl LeftOut {
         LeftOut {
             path: path.to_owned(),
             failure: Failure::plain(Kind::Failed, error),
-            standing: device.map_or(Standing::Named, |device| Standing::Known(device.id)),
+            origin: device.map_or(Origin::Named, |device| Origin::Known(device.id)),
         }
     }
 
     /// What a person is told: what is wrong, and what becomes of it.
     pub fn told(&self) -> (String, String) {
         let (shown, failure) = (self.path.display(), &self.failure);
-        match self.standing {
-            Standing::Added => (
+        match self.origin {
+            Origin::Added => (
                 format!("device {shown} was added and cannot be used: {failure}"),
                 format!(
                     "mend that and restart the daemon, or take it back with `penstock device remove {shown}`"
                 ),
             ),
-            Standing::Named => (
+            Origin::Named => (
                 format!("device {shown} is not used: {failure}"),
                 "mend that and restart the daemon".to_owned(),
             ),
-            Standing::Known(id) => (
+            Origin::Known(id) => (
                 format!(
                     "device {shown} (number {id}) cannot be opened, and this node goes on without it: {}",
                     failure.error
@@ -112,7 +112,7 @@ pub(super) fn go_without(
     left_out.extend(others.map(|(path, failure)| LeftOut {
         path,
         failure,
-        standing: Standing::Named,
+        origin: Origin::Named,
     }));
     let is_store = |one: &Named| matches!(one.content, Content::Store(_));
     let (stores, blank) = named.drain(..).partition(is_store);
@@ -122,7 +122,7 @@ pub(super) fn go_without(
     left_out.extend(untold.map(|one| LeftOut {
         failure: not_made(&missing[0].path),
         path: one.path,
-        standing: Standing::Named,
+        origin: Origin::Named,
     }));
     Ok(left_out)
 }
@@ -184,10 +184,10 @@ mod tests {
         Content::Store(Uuid::from_u128(id))
     }
 
-    fn told(left_out: &[LeftOut]) -> Vec<(String, Standing, String)> {
+    fn told(left_out: &[LeftOut]) -> Vec<(String, Origin, String)> {
         let told = left_out.iter().map(|one| {
             let path = one.path.display().to_string();
-            (path, one.standing, one.failure.error.clone())
+            (path, one.origin, one.failure.error.clone())
         });
         told.collect()
     }
@@ -213,7 +213,7 @@ mod tests {
         let left_out = go_without(&mut all, failed, &missing, Uuid::nil()).unwrap();
         let known = |path: &str, id, why: &str| {
             let (path, why) = (path.to_owned(), why.to_owned());
-            (path, Standing::Known(DeviceId(id)), why)
+            (path, Origin::Known(DeviceId(id)), why)
         };
         assert_eq!(
             told(&left_out),

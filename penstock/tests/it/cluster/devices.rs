@@ -3,7 +3,8 @@
 use std::fs;
 
 use super::Cluster;
-use crate::harness::{one_error, serve_with, text};
+use crate::front::Front;
+use crate::harness::{eventually, one_error, serve_with, text};
 
 #[test]
 fn a_node_of_several_starts_without_a_device_and_makes_nothing_in_its_place() {
@@ -57,4 +58,60 @@ fn a_node_of_several_starts_without_a_device_and_makes_nothing_in_its_place() {
     assert!(told.contains("is not among its devices"), "{told}");
     assert!(!other.exists());
     cluster.start(2);
+}
+
+#[test]
+fn a_node_without_the_role_storage_makes_no_device_and_serves_what_others_store() {
+    let mut cluster = Cluster::found("1");
+    let roles = ["--roles", "host"];
+    let joined = cluster.join_with(2, &cluster.token(), &roles);
+    assert!(joined.status.success(), "{joined:?}");
+    let data = cluster.data(2);
+    let disk = cluster.dir.path().join("disk.img");
+    let spec = format!("{}:1G", text(&disk));
+    for options in [&[][..], &roles] {
+        let named = [options, &["--device", &spec]].concat();
+        let told = one_error(&serve_with(&data, &named), 2);
+        assert!(
+            told.contains(text(&disk)) && told.contains("without the role storage"),
+            "{told}"
+        );
+    }
+    cluster.start(2);
+    let two = cluster.node(2);
+    assert!(!data.join("devices").exists() && !disk.exists());
+    let devices = two.json(&["device", "list"]);
+    let nodes = devices.as_array().unwrap().iter().map(|one| &one["node"]);
+    assert_eq!(nodes.collect::<Vec<_>>(), ["node1"]);
+    let told = two.refused(&["device", "add", &spec]);
+    assert!(told.contains("has not the role storage"), "{told}");
+
+    let socket = cluster.dir.path().join("disk.sock");
+    two.ok(&["volume", "create", "disk", "64M"]);
+    two.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
+    let mut guest = Front::start(&socket, 1);
+    guest.write(8, 7);
+    assert_eq!(guest.read(0, 8), [7; 512]);
+    drop(guest);
+    eventually(|| two.run(&["health"]).stdout == b"ok\n");
+    cluster.stop(2);
+    cluster.start(2);
+    assert!(!data.join("devices").exists());
+    assert_eq!(Front::start(&socket, 1).read(0, 8), [7; 512]);
+}
+
+#[test]
+fn what_a_node_has_is_opened_though_it_lost_the_role_storage() {
+    let mut cluster = Cluster::found("1");
+    cluster.node(1).ok(&["volume", "create", "disk", "64M"]);
+    let image = cluster.dir.path().join("in.raw");
+    fs::write(&image, vec![7; 1 << 20]).unwrap();
+    let import = ["volume", "import", "disk", text(&image), "--yes"];
+    cluster.node(1).ok(&import);
+    cluster.stop(1);
+    cluster.start_with(1, &["--roles", "meta,host"]);
+    let out = cluster.dir.path().join("out.raw");
+    let export = ["volume", "export", "disk", text(&out)];
+    cluster.node(1).ok(&export);
+    assert!(fs::read(&out).unwrap()[..1 << 20] == vec![7; 1 << 20]);
 }
