@@ -1,6 +1,6 @@
 //! The data directory: who owns it, and what lies where in it.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -86,9 +86,13 @@ pub fn make_dir(path: &Path) -> Result<()> {
 
 /// The process that has taken a data directory. Looks without touching the lock: a daemon that starts now must not find it held.
 pub fn holder(path: &Path) -> Option<u32> {
-    let lock = std::fs::metadata(path.join("lock")).ok()?;
-    let (major, minor) = (libc::major(lock.dev()), libc::minor(lock.dev()));
-    let file = format!("{major:02x}:{minor:02x}:{}", lock.ino());
+    lock_holder(&std::fs::metadata(path.join("lock")).ok()?)
+}
+
+/// The process that holds a lock on a file or device (flock). Looks without touching the lock.
+pub fn lock_holder(found: &Metadata) -> Option<u32> {
+    let (major, minor) = (libc::major(found.dev()), libc::minor(found.dev()));
+    let file = format!("{major:02x}:{minor:02x}:{}", found.ino());
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| {
         // 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF

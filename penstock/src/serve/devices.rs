@@ -3,6 +3,7 @@
 //! on without it ([`lacking`]).
 
 mod lacking;
+pub mod refused;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -304,7 +305,8 @@ fn try_file(path: &Path) -> Result<()> {
 }
 
 fn look(path: &Path, cluster: Uuid) -> Result<Content> {
-    if !path.exists() {
+    // What cannot be looked at is there, and opening it tells why.
+    if let Ok(false) = path.try_exists() {
         return Ok(Content::Absent);
     }
     let mut file = DeviceFile::open(path).map_err(|e| fabric_failure(e.into()))?;

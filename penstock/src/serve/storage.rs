@@ -12,7 +12,6 @@ use fabric::io::IoError;
 use fabric::net::tcp::control::NetConfig;
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use fabric::store::api::LayerId;
-use fabric::store::file::DeviceError;
 use fabric::store::metrics::StoreMetrics;
 use meta::Meta;
 use uuid::Uuid;
@@ -505,21 +504,16 @@ pub async fn blocking<T: Send + 'static>(
 
 /// What the fabric refuses, and why.
 pub fn fabric_failure(e: FabricError) -> Failure {
-    if let FabricError::Device(DeviceError::NoPreallocation(path)) = &e {
-        return Failure::new(
-            Kind::Failed,
-            format!("the filesystem cannot reserve space for {}", path.display()),
-            "use ext4, xfs, btrfs or a block device, or take --preallocation off and keep the filesystem from filling up",
-        );
+    if let FabricError::Device(e) = &e {
+        return devices::refused::failure(e);
     }
     let kind = match &e {
-        FabricError::Device(DeviceError::NoRoom { .. }) => Kind::NoSpace,
         FabricError::Request {
             source: IoError::NoSpace,
             ..
         } => Kind::NoSpace,
         FabricError::VolumeSize { .. } => Kind::Invalid,
-        FabricError::NotBlank(_) | FabricError::Device(DeviceError::InUse(_)) => Kind::Conflict,
+        FabricError::NotBlank(_) => Kind::Conflict,
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)

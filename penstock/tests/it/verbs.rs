@@ -310,6 +310,9 @@ fn a_device_that_cannot_be_used_is_refused_when_it_is_added() {
     fs::write(&full, vec![7; 64 << 20]).unwrap();
     fs::File::create(&small).unwrap().set_len(1 << 20).unwrap();
     let missing = dir.path().join("no/such/disk");
+    let other = Daemon::start(&dir.path().join("other"));
+    let taken = other.data().join("devices/0.img");
+    let holder = format!("in use by process {}", other.pid());
     let default = data.join("devices/0.img");
     for (device, code, told) in [
         (text(&full).to_owned(), 1, "not blank"),
@@ -323,6 +326,10 @@ fn a_device_that_cannot_be_used_is_refused_when_it_is_added() {
         (format!("{}:16000P", text(&dir.path().join("x"))), 1, "free"),
         (text(&dir.path().join("x")).to_owned(), 2, "no size"),
         ("/dev/no-such-disk".to_owned(), 1, "does not exist"),
+        (text(dir.path()).to_owned(), 2, "is a directory"),
+        ("/dev/null".to_owned(), 2, "neither a block device"),
+        (text(&full.join("disk")).to_owned(), 1, "is no directory"),
+        (text(&taken).to_owned(), 1, &holder),
         (text(&default).to_owned(), 1, "already"),
     ] {
         let error = one_error(&daemon.run(&["device", "add", &device]), code);
