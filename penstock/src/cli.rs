@@ -79,14 +79,7 @@ pub enum Command {
     #[command(subcommand)]
     Attachments(AttachmentsCommand),
     /// End an attachment
-    Detach {
-        /// Socket of the attachment, or name of its volume
-        #[arg(value_name = "SOCKET|NAME")]
-        target: String,
-        /// Do not ask, even if a guest is connected
-        #[arg(long)]
-        yes: bool,
-    },
+    Detach(DetachArgs),
     /// List, show, empty and remove nodes
     #[command(subcommand)]
     Node(NodeCommand),
@@ -252,6 +245,24 @@ pub enum AttachCommand {
         #[arg(long)]
         read_only: bool,
     },
+}
+
+/// `penstock detach`.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// Socket of the attachment, or name of its volume
+    #[arg(value_name = "SOCKET|NAME")]
+    pub target: String,
+    /// If it is on another node, which is down: forget it, so that the volume can be attached elsewhere. Should that node only be
+    /// cut off, its guest loses the disk
+    #[arg(long)]
+    pub force: bool,
+    /// Name or number of the node, if several have an attachment of that name
+    #[arg(long, value_name = "NODE", requires = "force")]
+    pub node: Option<String>,
+    /// Do not ask, even if a guest is connected
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// `penstock attachments …`.

@@ -51,7 +51,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Volume(verb) => volume::run(verb, &client, json).await?,
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,
         Command::Attachments(_) => listing::attachments(&client, json).await?,
-        Command::Detach { target, yes } => attach::detach(&target, yes, &client, json).await?,
+        Command::Detach(args) => attach::detach(&args, &client, json).await?,
         Command::Node(verb) => node::run(verb, &client, json).await?,
         Command::Device(verb) => device::run(verb, &client, json).await?,
         Command::Pool(verb) => pool::run(verb, &client, json).await?,

@@ -14,7 +14,7 @@ use axum::{Json, Router};
 
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
-    Attach, Attachment, DetachQuery, ExportQuery, Health, ImportQuery, Status, Volume,
+    Attach, Attachment, DetachQuery, Detached, ExportQuery, Health, ImportQuery, Status, Volume,
     VolumeCreate, VolumeResize,
 };
 use crate::api::{extents, join, openapi};
@@ -223,14 +223,14 @@ pub async fn attach(
     Ok((StatusCode::CREATED, Json(attachment)))
 }
 
-/// Ends an attachment.
+/// Ends an attachment, or forgets one of a node that is down.
 #[utoipa::path(delete, path = "/v1/attachments", params(DetachQuery),
-    responses((status = 204), (status = "default", body = Failure)))]
+    responses((status = 200, body = Detached), (status = "default", body = Failure)))]
 pub async fn detach(
     State(node): State<Arc<Node>>,
     query: Result<Query<DetachQuery>, QueryRejection>,
-) -> Result<StatusCode> {
+) -> Result<Json<Detached>> {
     let query = query_of(query)?;
-    whole(async move { node.detach(&query.target, query.force).await }).await?;
-    Ok(StatusCode::NO_CONTENT)
+    let detached = whole(async move { node.detach(&query).await }).await;
+    detached.map(Json)
 }

@@ -208,4 +208,21 @@ pub struct DetachQuery {
     /// Detach although a guest is connected.
     #[serde(default)]
     pub force: bool,
+    /// Forget an attachment of another node that is down.
+    #[serde(default)]
+    pub forget: bool,
+    /// Name or number of the attachment's node, if several have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// An attachment that was ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Detached {
+    /// Name of the volume.
+    pub volume: String,
+    /// The vhost-user socket.
+    pub socket: String,
+    /// Name of the node.
+    pub node: String,
 }

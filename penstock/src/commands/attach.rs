@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use hyper::Method;
-use serde::Serialize;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Attach, Attachment, AttachmentState};
-use crate::cli::AttachCommand;
+use crate::api::types::{Attach, Attachment, AttachmentState, Detached};
+use crate::cli::{AttachCommand, DetachArgs};
 use crate::failure::{Failure, Kind, Result};
 use crate::libvirt;
 
@@ -41,40 +40,49 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
     Ok(())
 }
 
-/// What `penstock detach --json` prints.
-#[derive(Serialize)]
-struct Detached<'a> {
-    volume: &'a str,
-    socket: &'a str,
-}
-
 /// `penstock detach`.
-pub async fn detach(target: &str, yes: bool, client: &Client, json: bool) -> Result<()> {
+pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()> {
+    let yes = args.yes;
     // A relative socket path means what it means in this directory, not in the daemon's.
-    let target = if target.contains('/') {
-        absolute(Path::new(target))?
+    let target = if args.target.contains('/') {
+        absolute(Path::new(&args.target))?
     } else {
-        target.to_owned()
+        args.target.clone()
     };
     let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
-    let meant = |a: &&Attachment| a.socket == target || a.volume == target;
-    let in_use = |a: &&Attachment| meant(a) && a.state == AttachmentState::Connected;
-    let connected = attachments.iter().find(in_use);
+    let mut meant = attachments
+        .iter()
+        .filter(|a| a.socket == target || a.volume == target)
+        .peekable();
+    let forget = args.force && (args.node.is_some() || meant.peek().is_none());
+    let connected = meant.find(|a| !forget && a.state == AttachmentState::Connected);
     if let Some(a) = connected {
         ask::confirm(&format!("detach {}, which a guest is using", a.socket), yes)?;
     }
-    let force = connected.is_some();
-    client
-        .delete(&format!(
-            "/v1/attachments?target={}&force={force}",
-            encode(&target)
-        ))
-        .await?;
-    if let Some(a) = attachments.iter().find(meant).filter(|_| json) {
-        let (volume, socket) = (&a.volume, &a.socket);
-        return print_json(&Detached { volume, socket });
+    if forget {
+        let what = format!(
+            "forget where '{target}' is attached on a node that is down, whose guest loses the disk if it still runs there"
+        );
+        ask::confirm(&what, yes)?;
     }
-    eprintln!("penstock: detached {target}");
+    let node = args.node.iter();
+    let node: String = node.map(|name| format!("&node={}", encode(name))).collect();
+    let path = format!(
+        "/v1/attachments?target={}&force={}&forget={forget}{node}",
+        encode(&target),
+        connected.is_some()
+    );
+    let detached: Detached = client.call(Method::DELETE, &path, &()).await?;
+    if json {
+        return print_json(&detached);
+    }
+    match forget {
+        true => eprintln!(
+            "penstock: forgot that {} was attached at {} on node {}",
+            detached.volume, detached.socket, detached.node
+        ),
+        false => eprintln!("penstock: detached {target}"),
+    }
     Ok(())
 }
 

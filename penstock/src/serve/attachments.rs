@@ -1,18 +1,23 @@
 //! Attachments: meta remembers them, sessions serve them.
 
+pub mod lost;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use meta::{
     AttachmentId, AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta,
-    NodeState, VolumeId,
+    VolumeId,
 };
 use vhost_backend::blk::{BlkDevice, BlkOptions, ModeKeeper, SERIAL_BYTES};
 use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOptions};
 
-use crate::api::types::{Attach, Attachment, AttachmentState, Counters};
+use crate::api::types::{Attach, Attachment, AttachmentState, Counters, DetachQuery, Detached};
 use crate::failure::{Failure, Kind, Result};
 
+use lost::Loss;
+
+use super::cluster::View;
 use super::monitor::Found;
 use super::node::{Live, Node, meta_failure};
 use super::storage::{Device, Handle, Session};
@@ -34,6 +39,8 @@ enum State {
     Detaching,
     /// It could not be restored; the reason.
     Failed(Failure),
+    /// The lease of its volume is another node's: see [`lost`].
+    Lost(Loss),
 }
 
 /// Keeps with an attachment what its guest chose.
@@ -78,6 +85,7 @@ impl Served {
                 failure.error.clone(),
                 failure.mend.clone().unwrap_or_default(),
             ),
+            State::Lost(loss) => loss.told(socket),
             State::Up { session, .. } if session.is_finished() => (
                 "its session ended".to_owned(),
                 "detach and attach it again".to_owned(),
@@ -139,7 +147,10 @@ impl Node {
             .create_attachment(spec)
             .await
             .map_err(meta_failure)?;
-        let served = self.serve(&mut live, &volume, &attachment).await;
+        let served = match self.outwait_lease(&volume).await {
+            Ok(()) => self.serve(&mut live, &volume, &attachment).await,
+            Err(failure) => Err(failure),
+        };
         match served {
             Ok(served) => {
                 live.attachments.insert(attachment.id, served);
@@ -213,11 +224,26 @@ impl Node {
             .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))
     }
 
-    /// Ends the attachment on socket `target`, or of volume `target`. Waits for its requests in flight, and nothing else waits
-    /// with it. Until they are done the attachment is there, so that nobody else writes the volume beside them.
-    pub async fn detach(&self, target: &str, force: bool) -> Result<()> {
-        let attachment = self.find(target).await?;
-        if let Some(served) = self.take(&attachment, force).await? {
+    /// Ends an attachment. Waits for its requests in flight, and nothing else waits with it. Until they are done the attachment is
+    /// there, so that nobody else writes the volume beside them. One of another node is forgotten if that is down, and asked for.
+    pub async fn detach(&self, query: &DetachQuery) -> Result<Detached> {
+        let view = self.view().await?;
+        let attachment = self.find(&view, query)?;
+        let detached = Detached {
+            volume: attachment.target.name().to_string(),
+            socket: attachment.socket.clone(),
+            node: view.node_name(attachment.node),
+        };
+        if attachment.node == self.meta.node_id() {
+            self.detach_own(&attachment, query.force).await?;
+        } else {
+            self.forget_attachment(&attachment).await?;
+        }
+        Ok(detached)
+    }
+
+    async fn detach_own(&self, attachment: &meta::Attachment, force: bool) -> Result<()> {
+        if let Some(served) = self.take(attachment, force).await? {
             close(vec![served]).await;
         }
         let mut live = self.live.lock().await;
@@ -231,6 +257,20 @@ impl Node {
             .meta
             .delete_attachment(AttachmentKey::Id(attachment.id));
         deleted.await.map(drop).map_err(meta_failure)
+    }
+
+    /// Forgets an attachment of a node that is down. Its lease needs nothing: whoever opens the volume next is granted it once it has
+    /// run out. Should that node only be cut off, it ends the attachment itself when it is heard of again ([`lost`]).
+    async fn forget_attachment(&self, attachment: &meta::Attachment) -> Result<()> {
+        let deleted = self
+            .asked
+            .delete_attachment(AttachmentKey::Id(attachment.id));
+        deleted.await.map_err(meta_failure)?;
+        tracing::warn!(
+            volume = %attachment.target.name(), socket = attachment.socket, node = %attachment.node,
+            "forgot an attachment of a node that is down"
+        );
+        Ok(())
     }
 
     /// Takes the session of an attachment, to be closed.
@@ -254,53 +294,57 @@ impl Node {
                 format!("{socket} is being detached already"),
                 "wait until its requests in flight are done",
             )),
-            failed @ State::Failed(_) => {
-                served.state = failed;
+            closed @ (State::Failed(_) | State::Lost(_)) => {
+                served.state = closed;
                 Ok(None)
             }
         }
     }
 
-    async fn find(&self, target: &str) -> Result<meta::Attachment> {
-        let all = self.asked.list_attachments().await.map_err(meta_failure)?;
+    /// The attachment that is meant: one of this node if there is one.
+    fn find(&self, view: &View, query: &DetachQuery) -> Result<meta::Attachment> {
+        let target = query.target.as_str();
+        let node = query.node.as_deref().map(|name| view.node(name));
+        let node = node.transpose()?.map(|node| node.id);
         let own = self.meta.node_id();
-        let (mut found, elsewhere): (Vec<_>, Vec<_>) = all
-            .into_iter()
+        let (mut found, mut elsewhere): (Vec<_>, Vec<_>) = view
+            .attachments
+            .iter()
             .filter(|a| a.socket == target || a.target.name().as_str() == target)
+            .filter(|a| node.is_none_or(|node| node == a.node))
+            .cloned()
             .partition(|a| a.node == own);
-        match found.len() {
-            1 => Ok(found.remove(0)),
-            0 if !elsewhere.is_empty() => Err(self.attached_elsewhere(target, elsewhere[0].node)),
-            0 => Err(Failure::new(
+        match (found.len(), elsewhere.len()) {
+            (1, _) => Ok(found.remove(0)),
+            (0, 0) => Err(Failure::new(
                 Kind::NotFound,
-                format!("nothing is attached as '{target}'"),
+                match node {
+                    Some(node) => {
+                        let node = view.node_name(node);
+                        format!("nothing is attached as '{target}' on node '{node}'")
+                    }
+                    None => format!("nothing is attached as '{target}'"),
+                },
                 "see `penstock attachments list`",
             )),
-            n => Err(Failure::new(
+            (0, 1) if query.forget && view.is_down(elsewhere[0].node) => Ok(elsewhere.remove(0)),
+            (0, n) if n > 1 && query.forget => {
+                let names = elsewhere.iter().map(|a| view.node_name(a.node));
+                Err(Failure::new(
+                    Kind::Conflict,
+                    format!(
+                        "'{target}' names {n} attachments, on nodes {}",
+                        names.collect::<Vec<_>>().join(", ")
+                    ),
+                    "name the one to forget by its node with --node, and by its socket",
+                ))
+            }
+            (0, _) => Err(attached_elsewhere(view, target, elsewhere[0].node)),
+            (n, _) => Err(Failure::new(
                 Kind::Conflict,
                 format!("volume '{target}' has {n} attachments"),
                 "name the socket of the one to detach",
             )),
-        }
-    }
-
-    fn attached_elsewhere(&self, target: &str, node: meta::NodeId) -> Failure {
-        let map = self.meta.map();
-        let is_down = map.node(node).is_some_and(|n| n.state == NodeState::Down);
-        match is_down {
-            true => Failure::new(
-                Kind::NotFound,
-                format!("'{target}' is attached on node {node}, which is down"),
-                format!(
-                    "start that node and detach it there; if it is gone for good, `penstock node remove {node}` forgets its \
-                     attachments, too"
-                ),
-            ),
-            false => Failure::new(
-                Kind::NotFound,
-                format!("'{target}' is attached on node {node}"),
-                "detach it there",
-            ),
         }
     }
 
@@ -314,14 +358,17 @@ impl Node {
                 Ok(volume) => self.serve(&mut live, &volume, &attachment).await,
                 Err(failure) => Err(failure),
             };
-            let served = served.unwrap_or_else(|failure| {
-                tracing::error!(socket = attachment.socket, %failure, "restore attachment");
-                Served {
-                    volume: *id,
-                    socket: attachment.socket.clone(),
-                    state: State::Failed(failure),
+            let served = match served {
+                Ok(served) => served,
+                Err(failure) => {
+                    tracing::error!(socket = attachment.socket, %failure, "restore attachment");
+                    Served {
+                        volume: *id,
+                        socket: attachment.socket.clone(),
+                        state: self.closed(*id, failure).await,
+                    }
                 }
-            });
+            };
             live.attachments.insert(attachment.id, served);
         }
         Ok(())
@@ -363,6 +410,26 @@ impl Live {
         };
         let found = self.attachments.values().find(writer);
         found.map(|served| served.socket.as_str())
+    }
+}
+
+/// Why an attachment of another node is not detached here.
+fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) -> Failure {
+    let name = view.node_name(node);
+    match view.is_down(node) {
+        true => Failure::new(
+            Kind::NotFound,
+            format!("'{target}' is attached on node '{name}', which is down"),
+            format!(
+                "start that node and detach it there; if it is gone or stays cut off, `penstock detach {target} --force` forgets \
+                 the attachment"
+            ),
+        ),
+        false => Failure::new(
+            Kind::NotFound,
+            format!("'{target}' is attached on node '{name}', which is up"),
+            "detach it there, or name the admin socket of that node with --api",
+        ),
     }
 }
 
@@ -418,7 +485,7 @@ fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
             shown.counters = counters(device);
         }
         Some(State::Detaching) => shown.state = AttachmentState::Detaching,
-        Some(State::Failed(_)) | None => {}
+        Some(State::Failed(_) | State::Lost(_)) | None => {}
     }
     shown
 }

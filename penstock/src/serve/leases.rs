@@ -2,14 +2,17 @@
 //!
 //! On a node of several, requests wait from the moment at which the volume's lease or the node's own heartbeat lease ends: then
 //! others may act without this node. Both are counted from before they were asked for, and less the drift of clocks. Once meta
-//! answers again they go on; they never fail for that.
+//! answers again they go on; they never fail for that. They do fail when meta answers that the lease is another's: then the volume is
+//! revoked, and closed ([`lost`](super::attachments::lost)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use meta::refusal::LeaseRefusal;
-use meta::{Generation, LEASE_DURATION, Lease, Meta, MetaError, Name, Refusal, VolumeId};
+use meta::{
+    Generation, LEASE_DURATION, Lease, Meta, MetaError, Name, NodeId, NodeState, Refusal, VolumeId,
+};
 use tokio::task::JoinSet;
 
 use crate::failure::Result;
@@ -24,6 +27,10 @@ const RENEWALS: u32 = 3;
 const RENEW_WAIT_MAX: Duration = Duration::from_secs(3);
 /// A lease that can number fewer writes than this is replaced by a new one, without a pause.
 const SEQUENCES_MIN: u64 = 1 << 36;
+/// A lease that nobody renews has run out by then, also as a new leader counts it.
+const OUTWAIT_MAX: Duration = LEASE_DURATION.saturating_add(Duration::from_secs(2));
+/// Pause before it is asked for again.
+const OUTWAIT_PAUSE: Duration = Duration::from_secs(1);
 /// A lease ends earlier here by this part of it, for clocks that run at different speeds; the leader's ends later by as much.
 const DRIFT_PART: u32 = 100;
 
@@ -35,11 +42,27 @@ pub struct Leases(Mutex<BTreeMap<VolumeId, Kept>>);
 struct Kept {
     volume: Name,
     handle: Handle,
-    generation: Generation,
+    /// The lease that it was opened with, which tells one opening from the next.
+    opened: Generation,
     /// Counted from before it was asked for.
     until: Instant,
-    /// Somebody else was given it.
+    /// Somebody else was given it, or it was given up; why.
     lost: Option<String>,
+}
+
+impl Kept {
+    /// The lease in use. The data path knows best: an answer may have come too late to be noted here.
+    fn generation(&self) -> Generation {
+        Generation(self.handle.generation().0)
+    }
+
+    fn lose(&mut self, why: String) {
+        if self.lost.is_none() {
+            tracing::error!(volume = %self.volume, why, "lost the lease");
+            self.handle.revoke();
+            self.lost = Some(why);
+        }
+    }
 }
 
 /// When a lease ends that was asked for at this moment.
@@ -58,7 +81,7 @@ impl Leases {
         let kept = Kept {
             volume: volume.name.clone(),
             handle: handle.clone(),
-            generation: lease.generation,
+            opened: lease.generation,
             until: end_of(asked),
             lost: None,
         };
@@ -68,14 +91,14 @@ impl Leases {
 
     /// Keeps it no longer. Its generation.
     pub fn end(&self, volume: VolumeId) -> Option<Generation> {
-        self.lock().remove(&volume).map(|kept| kept.generation)
+        self.lock().remove(&volume).map(|kept| kept.generation())
     }
 
-    fn renewed(&self, volume: VolumeId, generation: Generation, asked: Instant) {
-        if let Some(kept) = self.lock().get_mut(&volume) {
-            kept.generation = generation;
+    fn renewed(&self, volume: VolumeId, opened: Generation, asked: Instant) {
+        if let Some(kept) = self.lock().get_mut(&volume)
+            && kept.opened == opened
+        {
             kept.until = end_of(asked);
-            kept.lost = None;
         }
     }
 
@@ -88,27 +111,43 @@ impl Leases {
 
     fn due(&self) -> Vec<(VolumeId, Kept)> {
         let all = self.lock();
-        all.iter().map(|(id, kept)| (*id, kept.clone())).collect()
+        let held = all.iter().filter(|(_, kept)| kept.lost.is_none());
+        held.map(|(id, kept)| (*id, kept.clone())).collect()
     }
 
-    fn lost(&self, volume: VolumeId, why: String) {
+    /// The lease is another's. From here on nothing more is sent: a replica that the other holder's takeover did not meet, for it has
+    /// come in since, would take it for new.
+    fn lose(&self, volume: VolumeId, opened: Generation, why: String) {
         if let Some(kept) = self.lock().get_mut(&volume)
-            && kept.lost.is_none()
+            && kept.opened == opened
         {
-            tracing::error!(volume = %kept.volume, why, "lost the lease");
-            kept.lost = Some(why);
+            kept.lose(why);
         }
     }
 
-    /// Volumes whose lease is another's, and why requests to them wait.
+    /// Nothing of the volume is to be done here any more, though its lease is this node's: it is closed without waiting for what waits.
+    pub fn give_up(&self, volume: VolumeId, why: &str) {
+        if let Some(kept) = self.lock().get_mut(&volume) {
+            kept.lose(why.to_owned());
+        }
+    }
+
+    /// Volumes whose lease is another's, or was given up, until they are closed.
+    pub fn lost(&self) -> BTreeSet<VolumeId> {
+        let all = self.lock();
+        let lost = all.iter().filter(|(_, kept)| kept.lost.is_some());
+        lost.map(|(id, _)| *id).collect()
+    }
+
+    /// Volumes whose lease is another's, and why requests to them fail.
     pub fn problems(&self) -> Vec<Found> {
         let all = self.lock();
         let lost = all.values().filter_map(|kept| {
             let why = kept.lost.as_ref()?;
             Some(Found::new(
                 format!("lease {}", kept.volume),
-                format!("requests to volume '{}' wait: {why}", kept.volume),
-                "once nobody else uses it, restart this daemon",
+                format!("requests to volume '{}' fail here: {why}", kept.volume),
+                "this node closes it, and serves what is still attached here again once nobody else uses it",
             ))
         });
         lost.collect()
@@ -174,11 +213,11 @@ impl Node {
         }
         while let Some(done) = renewals.join_next().await {
             match done {
-                Ok((id, _, asked, Ok(Ok(Ok(generation))))) => {
-                    self.leases.renewed(id, generation, asked);
+                Ok((id, kept, asked, Ok(Ok(Ok(()))))) => {
+                    self.leases.renewed(id, kept.opened, asked);
                 }
-                Ok((id, _, _, Ok(Ok(Err(error))))) if is_lost(&error) => {
-                    self.leases.lost(id, error.to_string());
+                Ok((id, kept, _, Ok(Ok(Err(error))))) if is_lost(&error) => {
+                    self.leases.lose(id, kept.opened, error.to_string());
                 }
                 Ok((_, kept, _, Ok(Ok(Err(error))))) => {
                     tracing::warn!(volume = %kept.volume, %error, "renew lease");
@@ -200,6 +239,41 @@ impl Node {
         }
     }
 
+    /// Waits for the lease of a volume that a node holds which is down. The leader finds that a lease has run out only when it is asked for,
+    /// and one that leads since shortly only some time after that: it is asked for repeatedly. Of any other lease nothing is done.
+    ///
+    /// # Errors
+    /// It has not run out by then.
+    pub(super) async fn outwait_lease(&self, volume: &meta::Volume) -> Result<()> {
+        let own = self.meta.node_id();
+        let lease = self
+            .asked
+            .get_lease(volume.id)
+            .await
+            .map_err(meta_failure)?;
+        let map = self.meta.map();
+        let is_dead = |id: &NodeId| {
+            let node = map.node(*id);
+            *id != own && node.is_none_or(|node| node.state == NodeState::Down)
+        };
+        if lease
+            .and_then(|lease| lease.holder)
+            .is_none_or(|id| !is_dead(&id))
+        {
+            return Ok(());
+        }
+        let begin = Instant::now();
+        loop {
+            match self.asked.grant_lease(&volume.name, own).await {
+                Ok(_) => return Ok(()),
+                Err(error) if is_lost(&error) && begin.elapsed() < OUTWAIT_MAX => {
+                    tokio::time::sleep(OUTWAIT_PAUSE).await;
+                }
+                Err(error) => return Err(meta_failure(error)),
+            }
+        }
+    }
+
     /// Asks for the lease of a volume and opens it.
     pub(super) async fn open_leased(&self, volume: &meta::Volume) -> Result<Handle> {
         let asked = Instant::now();
@@ -216,20 +290,20 @@ async fn renew(
     storage: &Storage,
     id: VolumeId,
     kept: &Kept,
-) -> Result<std::result::Result<Generation, MetaError>> {
+) -> Result<std::result::Result<(), MetaError>> {
     let node = meta.node_id();
     if kept.handle.sequences_left() >= SEQUENCES_MIN {
-        let renewed = meta.renew_lease(id, node, kept.generation).await;
-        return Ok(renewed.map(|lease| lease.generation));
+        let renewed = meta.renew_lease(id, node, kept.generation()).await;
+        return Ok(renewed.map(drop));
     }
     let volumes = meta.list_volumes().await.map_err(meta_failure)?;
     let Some(volume) = volumes.into_iter().find(|v| v.id == id) else {
-        return Ok(Ok(kept.generation));
+        return Ok(Ok(()));
     };
     let lease = match meta.grant_lease(&volume.name, node).await {
         Ok(lease) => lease,
         Err(error) => return Ok(Err(error)),
     };
     storage.renew_lease(&kept.handle, &lease).await?;
-    Ok(Ok(lease.generation))
+    Ok(Ok(()))
 }

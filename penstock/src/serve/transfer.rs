@@ -272,6 +272,7 @@ async fn open_to_export(
 ) -> Result<(meta::Volume, Handle, u64)> {
     let mut open = node.live.lock().await;
     let volume = node.asked.get_volume(name).await.map_err(meta_failure)?;
+    node.outwait_lease(&volume).await?;
     let handle = node.open_in(&mut open, &volume).await?;
     let before = handle.sequences_left();
     if let (Some(socket), false) = (open.writer(volume.id), live) {

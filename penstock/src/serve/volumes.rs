@@ -165,6 +165,16 @@ impl Node {
     /// Same, for whoever holds `live` already.
     pub(super) async fn open_in(&self, live: &mut Live, volume: &meta::Volume) -> Result<Handle> {
         if let Some(open) = live.volumes.get_mut(&volume.id) {
+            if self.leases.lost().contains(&volume.id) {
+                return Err(Failure::new(
+                    Kind::Conflict,
+                    format!(
+                        "volume '{}' is being closed here: its lease is another node's",
+                        volume.name
+                    ),
+                    "repeat this in a moment",
+                ));
+            }
             open.users += 1;
             return Ok(open.handle.clone());
         }

@@ -1,5 +1,6 @@
 //! Nodes that make a cluster, on addresses of the loopback device.
 
+mod detach;
 mod devices;
 mod guests;
 mod health;

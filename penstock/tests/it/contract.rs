@@ -130,9 +130,10 @@ fn what_is_deleted_and_detached_is_told_as_json() {
     daemon.ok(&["volume", "create", "a", "64M"]);
     daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
     let detached = daemon.json(&["detach", "a"]);
+    let node = &daemon.json(&["node", "list"])[0]["name"];
     assert_eq!(
         detached,
-        serde_json::json!({ "volume": "a", "socket": text(&socket) })
+        serde_json::json!({ "volume": "a", "socket": text(&socket), "node": node })
     );
     let shown = daemon.json(&["volume", "show", "a"]);
     assert_eq!(daemon.json(&["volume", "delete", "a", "--yes"]), shown);

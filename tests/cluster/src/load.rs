@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -109,6 +109,9 @@ struct Shared {
     wish: AtomicU8,
     completed: AtomicU64,
     gap: Mutex<Gap>,
+    /// Somebody wants to see the ledger.
+    asked: AtomicBool,
+    seen: Mutex<Option<Ledger>>,
 }
 
 #[derive(Debug)]
@@ -136,6 +139,8 @@ impl Load {
                 last: Instant::now(),
                 longest: Duration::ZERO,
             }),
+            asked: AtomicBool::new(false),
+            seen: Mutex::default(),
         });
         let (socket, theirs) = (PathBuf::from(socket), Arc::clone(&shared));
         let thread = std::thread::spawn(move || {
@@ -176,6 +181,31 @@ impl Load {
         let longest = gap.longest.max(gap.last.elapsed());
         gap.longest = Duration::ZERO;
         longest
+    }
+
+    /// The ledger as it is now, requests in flight included: for who goes on elsewhere while these wait.
+    pub fn ledger(&self) -> Result<Ledger> {
+        let seen = || {
+            self.shared
+                .seen
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        self.shared.asked.store(true, Ordering::Release);
+        wait_until(ANSWER_LIMIT, || Ok(seen().take())).context("look at the load's ledger")
+    }
+
+    /// Waits until a request fails; returns the ledger, and what failed.
+    pub fn fails(self, limit: Duration) -> Result<(Ledger, anyhow::Error)> {
+        wait_until(limit, || {
+            let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            Ok(ended.then_some(()))
+        })
+        .context("no request of the load fails")?;
+        match self.end(ABANDON)? {
+            (ledger, Err(error)) => Ok((ledger, error)),
+            (_, Ok(())) => bail!("the load has ended without an error"),
+        }
     }
 
     /// Waits for the last requests. That any failed is an error.
@@ -245,6 +275,10 @@ impl Run {
                     );
                 }
                 _ => self.submit(&mut disk),
+            }
+            if shared.asked.swap(false, Ordering::AcqRel) {
+                let mut seen = shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                *seen = Some(self.ledger.clone());
             }
             let done = disk.poll()?;
             if !done.is_empty() {

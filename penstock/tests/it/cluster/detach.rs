@@ -1,0 +1,84 @@
+//! Attachments of nodes that died are forgotten, and their volumes served elsewhere.
+
+use super::Cluster;
+use crate::front::Front;
+use crate::harness::{eventually, one_error, text};
+
+#[test]
+fn what_a_dead_node_had_attached_is_forgotten_and_served_by_another() {
+    let mut cluster = Cluster::of_three();
+    let (old, new) = (
+        cluster.dir.path().join("old.sock"),
+        cluster.dir.path().join("new.sock"),
+    );
+    let attach = |socket| ["attach", "volume", "disk", "--socket", socket];
+    let three = cluster.node(3);
+    three.ok(&["volume", "create", "disk", "64M"]);
+    three.ok(&attach(text(&old)));
+    let mut guest = Front::start(&old, 1);
+    guest.write(8, 7);
+
+    // Not while its node can be asked.
+    let force = ["detach", "disk", "--force", "--yes"];
+    for asked in [&["detach", "disk"][..], &force] {
+        let told = cluster.node(1).refused(asked);
+        assert!(
+            told.contains("on node 'node3', which is up") && told.contains("--api"),
+            "{told}"
+        );
+    }
+    let told = one_error(&cluster.node(1).run(&["detach", "disk", "--node", "3"]), 2);
+    assert!(told.contains("--force"), "{told}");
+    cluster.kill(3);
+    let one = cluster.node(1);
+    eventually(|| one.json(&["node", "show", "node3"])["state"] == "down");
+    let told = one.refused(&["detach", "disk"]);
+    assert!(
+        told.contains("on node 'node3', which is down") && told.contains("--force"),
+        "{told}"
+    );
+    let told = one_error(&one.run(&["detach", "disk", "--force"]), 2);
+    assert!(told.contains("--yes"), "{told}");
+    let elsewhere = [&force[..], &["--node", "node2"]].concat();
+    let told = one.refused(&elsewhere);
+    assert!(told.contains("on node 'node2'"), "{told}");
+    one.refused(&attach(text(&new)));
+
+    let forgotten = one.json(&[&force[..], &["--node", "node3"]].concat());
+    assert_eq!(
+        [
+            &forgotten["volume"],
+            &forgotten["socket"],
+            &forgotten["node"]
+        ],
+        ["disk", text(&old), "node3"]
+    );
+    let told = one.refused(&force);
+    assert!(told.contains("nothing is attached"), "{told}");
+    // The dead node has the lease still, which is waited for.
+    one.ok(&attach(text(&new)));
+    let mut guest = Front::start(&new, 1);
+    assert_eq!(guest.read(0, 8), [7; 512]);
+    guest.write(8, 9);
+
+    cluster.start(3);
+    let attachments = cluster.node(3).json(&["attachments", "list"]);
+    assert_eq!(attachments.as_array().unwrap().len(), 0);
+    assert!(std::os::unix::net::UnixStream::connect(&old).is_err());
+    assert_eq!(guest.read(0, 8), [9; 512]);
+}
+
+#[test]
+fn an_attachment_of_the_node_that_is_asked_is_detached_as_ever_whatever_is_forced() {
+    let cluster = Cluster::found("1");
+    let socket = cluster.dir.path().join("disk.sock");
+    let one = cluster.node(1);
+    one.ok(&["volume", "create", "disk", "64M"]);
+    one.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
+    let _guest = Front::start(&socket, 1);
+    let told = one_error(&one.run(&["detach", "disk", "--force"]), 2);
+    assert!(told.contains("which a guest is using"), "{told}");
+    let detached = one.json(&["detach", text(&socket), "--force", "--yes"]);
+    assert_eq!(detached["node"], "node1");
+    assert!(!socket.exists());
+}
