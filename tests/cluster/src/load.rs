@@ -208,6 +208,11 @@ impl Load {
         }
     }
 
+    /// Ends without waiting, whether a request failed or not.
+    pub fn cut_short(self) -> Result<Ledger> {
+        Ok(self.end(ABANDON)?.0)
+    }
+
     /// Waits for the last requests. That any failed is an error.
     pub fn stop(self) -> Result<Ledger> {
         let (ledger, result) = self.end(DRAIN)?;
