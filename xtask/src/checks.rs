@@ -3,15 +3,26 @@
 use std::ffi::OsString;
 
 use anyhow::Result;
-use guest_rig::paths::PENSTOCK_BIN_ENV;
+use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
 
 /// Runs every test, or those that `args` select.
 pub fn test(args: &[OsString]) -> Result<()> {
+    let previous = crate::previous::previous()?;
+    if previous.is_none() {
+        eprintln!(
+            "xtask: the history of this clone does not hold the version to upgrade from: upgrades are NOT tested; `git fetch \
+             --unshallow` brings it"
+        );
+    }
     let mut command = cargo()?;
+    let is_selected = args.iter().any(|arg| arg == "-E");
     if has_subcommand("nextest") {
         command.args(["nextest", "run", "--workspace"]);
+        if previous.is_none() && !is_selected {
+            command.args(["-E", "not (package(cluster-tests) & binary(upgrade))"]);
+        }
     } else {
         eprintln!(
             "xtask: cargo-nextest is not installed, running cargo test with one thread (guests need the machine)"
@@ -19,13 +30,16 @@ pub fn test(args: &[OsString]) -> Result<()> {
         command
             .args(["test", "--workspace"])
             .env("RUST_TEST_THREADS", "1");
+        if previous.is_none() {
+            command.args(["--", "--skip", "upgraded"]);
+        }
     }
     // Whole-system tests run the binary, which Cargo builds beside the tests of its own package.
-    check(
-        command
-            .args(args)
-            .env(PENSTOCK_BIN_ENV, binary("penstock")?),
-    )
+    command
+        .args(args)
+        .env(PENSTOCK_BIN_ENV, binary("penstock")?);
+    command.envs(previous.map(|path| (PREVIOUS_BIN_ENV, path)));
+    check(&mut command)
 }
 
 /// Builds and runs the benchmarks.

@@ -9,6 +9,7 @@ mod build;
 mod checks;
 mod demo;
 mod packages;
+mod previous;
 
 #[derive(Debug, Parser)]
 #[command(

@@ -115,6 +115,13 @@ impl Node {
         Ok(())
     }
 
+    /// Stops it as [`Node::stop`] does and starts it as another version.
+    pub fn upgrade(&mut self, binary: PathBuf) -> Result<()> {
+        self.stop()?;
+        self.daemon.set_binary(binary);
+        self.start()
+    }
+
     /// Starts its daemon and waits until it answers.
     pub fn start(&mut self) -> Result<()> {
         self.daemon.start_again()
