@@ -140,6 +140,8 @@ pub struct RaftStatus {
     pub last_index: u64,
     /// The nodes that vote.
     pub voters: BTreeSet<NodeId>,
+    /// Whether who votes is being changed: until that is done, a majority of those before is needed, too.
+    pub is_changing: bool,
     /// The nodes that are sent the log and do not vote.
     pub learners: BTreeSet<NodeId>,
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{GIB, PATIENCE, copy_tree, device, until};
+use common::{GIB, PATIENCE, copy_tree, device, until, until_three_vote};
 use meta::command::AttachmentKey;
 use meta::net::{MemNetwork, PeerReply, PeerRequest};
 use meta::{
@@ -94,7 +94,7 @@ impl Cluster {
             };
             cluster.nodes[0].meta().register_node(node).await.unwrap();
         }
-        until(async || (cluster.nodes[0].voters().len() == 3).then_some(())).await;
+        until_three_vote(&cluster.nodes).await;
         cluster
     }
 

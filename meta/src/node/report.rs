@@ -88,6 +88,7 @@ impl Core {
             applied_index: metrics.last_applied.map_or(0, |last| last.index),
             last_index: metrics.last_log_index.unwrap_or(0),
             voters: membership.voter_ids().collect(),
+            is_changing: membership.get_joint_config().len() > 1,
             learners: membership.learner_ids().collect(),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use meta::net::{MemNetwork, Transport};
 use meta::{Incarnation, Level, MetaConfig, MetaNode, NodeId, NodeSpec, RaftTuning, Start};
 
-use super::{device, until};
+use super::{device, until_three_vote};
 
 /// What stands between a node and its way out.
 pub type Gate = dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport>;
@@ -39,7 +39,7 @@ impl Cluster {
             let spec = cluster.join(id, level).await;
             leader.register_node(spec).await.unwrap();
         }
-        until(async || (cluster.nodes[0].voters().len() == 3).then_some(())).await;
+        until_three_vote(&cluster.nodes).await;
         cluster
     }
 

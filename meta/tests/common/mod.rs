@@ -63,6 +63,15 @@ pub fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
+/// Waits until three nodes vote, and all know it. Before that the one that founded the cluster may be needed.
+pub async fn until_three_vote(nodes: &[MetaNode]) {
+    let know = |node: &MetaNode| {
+        let raft = node.meta().raft_status();
+        raft.voters.len() == 3 && !raft.is_changing
+    };
+    until(async || nodes.iter().all(know).then_some(())).await;
+}
+
 /// Waits until a question has an answer.
 pub async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
     let wait = async {

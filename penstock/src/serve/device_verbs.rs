@@ -187,6 +187,7 @@ impl Node {
             return self.give_up(&view, device).await;
         }
         self.refuse_last(&view, device)?;
+        refuse_within_node(&view, device)?;
         self.asked
             .drain_device(id, true)
             .await
@@ -377,4 +378,22 @@ fn device_shown(
         memory_bytes: local.map(|one| one.memory_bytes),
         scrub: local.map(|one| one.scrub),
     }
+}
+
+/// A node has one replica of a group, on one device: while that device serves it, no other one of the node can take it over.
+fn refuse_within_node(view: &View, device: &meta::Device) -> Result<()> {
+    let id = device.id;
+    let left = view.held(|held| held == id).left;
+    if left == 0 || !view.map.is_served(device) {
+        return Ok(());
+    }
+    let node = view.node_name(device.node);
+    Err(Failure::new(
+        Kind::Conflict,
+        format!(
+            "device {} holds data of {left} placement groups, and data cannot be moved between devices of one node yet",
+            device.path
+        ),
+        format!("empty the whole node with `penstock node drain {node}`, or keep the device"),
+    ))
 }

@@ -375,12 +375,16 @@ fn an_added_device_that_is_gone_stops_no_start_and_is_told() {
 }
 
 #[test]
-fn a_device_with_data_is_not_removed_where_no_other_can_take_its_share() {
+fn a_device_whose_data_would_have_to_move_within_its_node_is_not_removed() {
     let dir = temp();
-    let daemon = Daemon::start(dir.path());
+    let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
+    let daemon = Daemon::start(&data);
+    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::start(&data);
     daemon.ok(&["volume", "create", "a", "64M"]);
-    let told = daemon.refused(&["device", "remove", "1", "--yes"]);
-    assert!(told.contains("could place 0 of 1 replicas"), "{told}");
-    one_error(&daemon.run(&["device", "remove", "1"]), 2);
-    assert_eq!(daemon.json(&["device", "list"])[0]["state"], "ok");
+    let told = daemon.refused(&["device", "remove", "2", "--yes"]);
+    assert!(told.contains("between devices of one node"), "{told}");
+    one_error(&daemon.run(&["device", "remove", "2"]), 2);
+    assert_eq!(daemon.json(&["device", "list"])[1]["state"], "ok");
 }

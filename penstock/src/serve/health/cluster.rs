@@ -342,6 +342,7 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         );
     }
     found.extend(upgrade(view));
+    found.extend(within_nodes(view));
     for pool in pools {
         let moving = view.groups_of(pool).moving;
         if moving > 0 {
@@ -359,6 +360,25 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         }
     }
     found
+}
+
+/// Groups that placement wants on another device of a node that has them.
+fn within_nodes(view: &View) -> Option<Found> {
+    let in_use = view.pools_in_use();
+    let groups = view.map.groups().filter(|g| in_use.contains(&g.pool));
+    let stuck = groups.filter(|group| {
+        let mut successors = group.wanted().filter(|member| !member.is_in_sync());
+        successors.any(|one| group.in_sync().any(|old| old.node == one.node))
+    });
+    let count = stuck.count();
+    (count > 0).then(|| {
+        let what = format!(
+            "{count} placement groups should lie on another device of the node that has them, and data cannot be moved between \
+             devices of one node yet"
+        );
+        let doing = "they stay where they are, with all their copies; what is placed from now on uses both devices";
+        Found::new("moves within nodes", what, doing)
+    })
 }
 
 /// Some nodes know a higher feature level than the cluster has.

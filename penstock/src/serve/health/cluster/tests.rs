@@ -431,3 +431,28 @@ fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
     world.view.report.levels[2].level = newer;
     assert_eq!(told(&mut world), "");
 }
+
+#[test]
+fn what_cannot_move_within_a_node_is_told() {
+    let mut world = World::new(3);
+    let at = world.now();
+    let second = DeviceSpec {
+        uuid: Uuid::from_u128(99),
+        node: NodeId(3),
+        path: "/dev/second".to_owned(),
+        size_bytes: 1 << 40,
+        class: "ssd".to_owned(),
+    };
+    world.apply(Command::RegisterDevice {
+        device: second,
+        incarnation: Incarnation(3),
+        at,
+    });
+    let (wrong, under_way) = world.told();
+    assert_eq!(wrong, []);
+    let told: Vec<&str> = under_way
+        .iter()
+        .map(|one| one.problem.what.as_str())
+        .collect();
+    assert!(told[0].contains("between devices of one node"), "{told:?}");
+}
