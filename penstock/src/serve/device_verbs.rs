@@ -380,18 +380,24 @@ fn device_shown(
     }
 }
 
-/// A node has one replica of a group, on one device: while that device serves it, no other one of the node can take it over.
+/// A node has one replica of a group, on one device. Another one of its devices takes that over when the daemon starts, from other
+/// nodes; of what only this device has there is nobody to take it from.
 fn refuse_within_node(view: &View, device: &meta::Device) -> Result<()> {
-    let id = device.id;
-    let left = view.held(|held| held == id).left;
-    if left == 0 || !view.map.is_served(device) {
+    let in_use = view.pools_in_use();
+    let is_only = |pool| view.map.pool(pool).is_some_and(|pool| pool.replicas == 1);
+    let groups = view.map.groups().filter(|group| {
+        let is_here = group.member(device.id).is_some();
+        is_here && in_use.contains(&group.pool) && is_only(group.pool)
+    });
+    let count = groups.count();
+    if count == 0 || !view.map.is_served(device) {
         return Ok(());
     }
     let node = view.node_name(device.node);
     Err(Failure::new(
         Kind::Conflict,
         format!(
-            "device {} holds data of {left} placement groups, and data cannot be moved between devices of one node yet",
+            "device {} holds the only copies of {count} placement groups, and these cannot be moved between devices of one node yet",
             device.path
         ),
         format!("empty the whole node with `penstock node drain {node}`, or keep the device"),

@@ -365,18 +365,21 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
 /// Groups that placement wants on another device of a node that has them.
 fn within_nodes(view: &View) -> Option<Found> {
     let in_use = view.pools_in_use();
-    let groups = view.map.groups().filter(|g| in_use.contains(&g.pool));
-    let stuck = groups.filter(|group| {
+    let (mut count, mut nodes) = (0, BTreeSet::new());
+    for group in view.map.groups().filter(|g| in_use.contains(&g.pool)) {
         let mut successors = group.wanted().filter(|member| !member.is_in_sync());
-        successors.any(|one| group.in_sync().any(|old| old.node == one.node))
-    });
-    let count = stuck.count();
+        let within = successors.find(|one| group.in_sync().any(|old| old.node == one.node));
+        count += usize::from(within.is_some());
+        nodes.extend(within.map(|one| view.node_name(one.node)));
+    }
     (count > 0).then(|| {
+        let nodes: Vec<String> = nodes.into_iter().collect();
         let what = format!(
-            "{count} placement groups should lie on another device of the node that has them, and data cannot be moved between \
-             devices of one node yet"
+            "{count} placement groups should lie on another device of the node that has them, node {}",
+            nodes.join(", ")
         );
-        let doing = "they stay where they are, with all their copies; what is placed from now on uses both devices";
+        let doing = "its devices take them over from other nodes when its daemon restarts; until then, and of what has one copy only, they \
+                     stay where they are";
         Found::new("moves within nodes", what, doing)
     })
 }

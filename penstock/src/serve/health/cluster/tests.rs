@@ -433,7 +433,7 @@ fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
 }
 
 #[test]
-fn what_cannot_move_within_a_node_is_told() {
+fn what_moves_within_a_node_only_when_that_restarts_is_told() {
     let mut world = World::new(3);
     let at = world.now();
     let second = DeviceSpec {
@@ -454,5 +454,8 @@ fn what_cannot_move_within_a_node_is_told() {
         .iter()
         .map(|one| one.problem.what.as_str())
         .collect();
-    assert!(told[0].contains("between devices of one node"), "{told:?}");
+    assert!(
+        told[0].contains("another device of the node that has them, node n3"),
+        "{told:?}"
+    );
 }
