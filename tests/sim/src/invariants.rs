@@ -15,22 +15,26 @@ use crate::workload::{CHUNK_SECTORS, GuestOp};
 /// Requests that a host's clients have in flight at most: what the guests of it have.
 const IN_FLIGHT_MAX: usize = 4096;
 
-/// Which process has said that it stored which write, until its guest has heard the outcome.
+/// A process, and which of its node's devices.
+type Holder = (Incarnation, usize);
+
+/// Which process has said that it stored which write on which device, until its guest has heard the outcome.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// By write, then by process: byte ranges.
-    stored: BTreeMap<u32, BTreeMap<Incarnation, Vec<(u64, u64)>>>,
+    /// By write, then by device: byte ranges.
+    stored: BTreeMap<u32, BTreeMap<Holder, Vec<(u64, u64)>>>,
 }
 
 impl Ledger {
     fn note(&mut self, incarnation: Incarnation, stored: &Stored) {
         let of_write = self.stored.entry(stored.tag).or_default();
-        let ranges = of_write.entry(incarnation).or_default();
+        let holder = (incarnation, stored.device);
+        let ranges = of_write.entry(holder).or_default();
         ranges.push((stored.offset, stored.offset + stored.len));
     }
 
-    /// A process holds whatever these hold.
-    fn inherit(&mut self, heir: Incarnation, of: &[Incarnation]) {
+    /// A device holds whatever these hold.
+    fn inherit(&mut self, heir: Holder, of: &[Holder]) {
         for of_write in self.stored.values_mut() {
             let ranges: Vec<_> = of
                 .iter()
@@ -52,8 +56,8 @@ impl Ledger {
         self.stored.remove(&tag);
     }
 
-    fn holds(&self, incarnation: Incarnation, tag: u32, range: (u64, u64)) -> bool {
-        let Some(ranges) = self.stored.get(&tag).and_then(|w| w.get(&incarnation)) else {
+    fn holds(&self, holder: Holder, tag: u32, range: (u64, u64)) -> bool {
+        let Some(ranges) = self.stored.get(&tag).and_then(|w| w.get(&holder)) else {
             return false;
         };
         let mut ranges = ranges.clone();
@@ -104,13 +108,11 @@ impl Sim {
             let next = end.min((at / CHUNK_BYTES + 1) * CHUNK_BYTES);
             let pg = self.group_of(volume, chunk);
             let group = &self.meta.groups()[pg.0 as usize];
-            let in_sync = group
-                .members
-                .iter()
-                .filter(|m| m.standing == Standing::InSync);
-            let lacking: Vec<NodeId> = in_sync
-                .filter(|m| !self.ledger.holds(m.incarnation, op.tag.0, (at, next)))
-                .map(|m| m.node)
+            let holds = |holder| self.ledger.holds(holder, op.tag.0, (at, next));
+            let lacking: Vec<NodeId> = group
+                .in_sync()
+                .filter(|(m, at)| !holds((m.incarnation, at.device)))
+                .map(|(m, _)| m.node)
                 .collect();
             if !lacking.is_empty() {
                 let (tag, layer) = (op.tag.0, layer_of(volume));
@@ -134,10 +136,10 @@ impl Sim {
         }
         if to == Standing::InSync {
             // It was compared with one of them, and has been sent whatever they were since.
-            let members = &self.meta.groups()[change.pg.0 as usize].members;
-            let others = members.iter().filter(|m| m.standing == Standing::InSync);
-            let others: Vec<Incarnation> = others.map(|m| m.incarnation).collect();
-            self.ledger.inherit(is, &others);
+            let group = &self.meta.groups()[change.pg.0 as usize];
+            let others = group.in_sync().map(|(m, at)| (m.incarnation, at.device));
+            let others: Vec<Holder> = others.collect();
+            self.ledger.inherit((is, change.at.device), &others);
         }
         if to == Standing::InSync && (from != Standing::Syncing || was != is) {
             self.fail(format!("invariant No trust on return: {change:?}"));
@@ -146,15 +148,16 @@ impl Sim {
 
     /// A group has a new authority. If it lost power since it was in sync, then also what was not flushed.
     fn note_resettled(&mut self, change: &Change) {
-        let node = &self.nodes[change.node.0 as usize];
+        let node = &self.nodes[change.at.node];
+        let [from, to] = [change.from, change.to].map(|(_, of)| (of, change.at.device));
         if !node.lost_power_between(change.from.1, change.to.1) {
-            self.ledger.inherit(change.to.1, &[change.from.1]);
+            self.ledger.inherit(to, &[from]);
             self.lose_rotten(change);
             return;
         }
         // A request that is not over may have parts that replicas were done with before: what is lost of them is told by a flush, unless
         // they were durable.
-        self.ledger.inherit(change.to.1, &[change.from.1]);
+        self.ledger.inherit(to, &[from]);
         let (pg, groups) = (change.pg, self.plan.groups);
         for volume in 0..self.plan.volumes {
             let concerned = |sector: u64| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::core::membership::{Member, ReplicaSet, Standing};
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
+use fabric::proto::{Epoch, Generation, Incarnation, PgId};
 use meta::testing::Machine;
 use meta::{
     ClusterMap, Command, DeviceSpec, Duty, GroupId, NodeSpec, Outcome, PgIndex, PoolId, PoolSpec,
@@ -16,42 +16,19 @@ use meta::{
 use uuid::Uuid;
 
 use crate::mutation::Mutation;
+use crate::node::{DeviceAt, NodeMap};
 use crate::plan::Plan;
 use crate::queue::{At, Span};
+pub use groups::{Change, Group, Place};
+use groups::{device_of, note_changes, uuid_of};
+
+mod groups;
 
 /// A report waits this long for a witness.
 pub const WITNESS_WAIT: Span = Span(meta::WITNESS_WAIT_MAX.as_micros() as u64);
 /// Hosts are nodes of the cluster from this number on.
 const HOSTS_FROM: u64 = 1000;
 const POOL: &str = "pool";
-
-/// A group in the map.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
-    /// Cluster epoch of its last change.
-    pub epoch: Epoch,
-    /// Its members.
-    pub members: Vec<Member>,
-    /// Members that go once the others are in sync.
-    pub leaving: Vec<NodeId>,
-    /// See [`ReplicaSet::power_lost`].
-    pub power_lost: Epoch,
-}
-
-/// A change of the map, for the invariants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
-    /// Group.
-    pub pg: PgId,
-    /// Who.
-    pub node: NodeId,
-    /// Was.
-    pub from: (Standing, Incarnation),
-    /// Is.
-    pub to: (Standing, Incarnation),
-    /// No member was left that could be trusted, and this one was made the authority.
-    pub resettled: bool,
-}
 
 /// A client's word that a replica failed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +47,8 @@ pub struct Metadata {
     pool: PoolId,
     min_in_sync: usize,
     replicas: usize,
+    /// Of each storage node.
+    devices: usize,
     mutation: Option<Mutation>,
     groups: Vec<Group>,
     /// Reports that wait for a witness, and since when.
@@ -95,49 +74,8 @@ fn host_id(host: usize) -> meta::NodeId {
     meta::NodeId(HOSTS_FROM + host as u64)
 }
 
-/// A storage node as the data path knows it.
-fn data_node(node: meta::NodeId) -> NodeId {
-    NodeId(node.0 - 1)
-}
-
 fn volume_name(volume: usize) -> String {
     format!("v{volume}")
-}
-
-/// A start of a process, on a machine that has been booted so often.
-fn register(
-    node: usize,
-    (incarnation, boots): (Incarnation, usize),
-    replaces: u64,
-    now: At,
-) -> [Command; 2] {
-    let incarnation = meta::Incarnation(incarnation.0);
-    let spec = NodeSpec {
-        roles: [Role::Storage].into(),
-        incarnation,
-        boot: format!("boot {boots}"),
-        ..NodeSpec::new(node_id(node), format!("n{node}"))
-    };
-    let device = DeviceSpec {
-        uuid: Uuid::from_u128(0xde00 + node as u128),
-        node: node_id(node),
-        path: "/dev/disk".to_owned(),
-        size_bytes: 1 << 30,
-        class: "ssd".to_owned(),
-    };
-    let at = wall(now);
-    [
-        Command::RegisterNode {
-            node: spec,
-            replaces: meta::Incarnation(replaces),
-            at,
-        },
-        Command::RegisterDevice {
-            device,
-            incarnation,
-            at,
-        },
-    ]
 }
 
 impl Metadata {
@@ -149,6 +87,7 @@ impl Metadata {
             pool: PoolId(0),
             min_in_sync: plan.min_in_sync,
             replicas: plan.replicas,
+            devices: plan.devices,
             mutation: plan.mutation,
             groups: Vec::new(),
             reports: Vec::new(),
@@ -174,7 +113,7 @@ impl Metadata {
         }
         let members = incarnations.len() - plan.spares;
         for (node, incarnation) in incarnations[..members].iter().enumerate() {
-            for command in register(node, (*incarnation, 0), 0, At(0)) {
+            for command in this.register(node, (*incarnation, 0), 0, At(0)) {
                 this.must(command);
             }
         }
@@ -200,6 +139,42 @@ impl Metadata {
         this.changes.clear();
         this.watch.lead(Duration::ZERO);
         this
+    }
+
+    /// A start of a process, on a machine that has been booted so often.
+    fn register(
+        &self,
+        node: usize,
+        (incarnation, boots): (Incarnation, usize),
+        replaces: u64,
+        now: At,
+    ) -> Vec<Command> {
+        let incarnation = meta::Incarnation(incarnation.0);
+        let spec = NodeSpec {
+            roles: [Role::Storage].into(),
+            incarnation,
+            boot: format!("boot {boots}"),
+            ..NodeSpec::new(node_id(node), format!("n{node}"))
+        };
+        let at = wall(now);
+        let start = Command::RegisterNode {
+            node: spec,
+            replaces: meta::Incarnation(replaces),
+            at,
+        };
+        let device = |device| Command::RegisterDevice {
+            device: DeviceSpec {
+                uuid: uuid_of(DeviceAt { node, device }),
+                node: node_id(node),
+                path: format!("/dev/disk{device}"),
+                size_bytes: 1 << 30,
+                class: "ssd".to_owned(),
+            },
+            incarnation,
+            at,
+        };
+        let devices = (0..self.devices).map(device);
+        [start].into_iter().chain(devices).collect()
     }
 
     fn must(&mut self, command: Command) -> Outcome {
@@ -233,10 +208,21 @@ impl Metadata {
         (0..).zip(&self.groups).map(set).collect()
     }
 
+    /// The map as a node takes it.
+    pub fn node_map(&self, node: usize) -> NodeMap {
+        let home = |group: &Group| Some(group.home(node)?.device);
+        NodeMap {
+            epoch: self.epoch(),
+            sets: self.sets(),
+            homes: self.groups.iter().map(home).collect(),
+        }
+    }
+
     /// Whether a group has all the replicas that it should have, where they should be.
     pub fn is_whole(&self, group: &Group) -> bool {
         let in_sync = |m: &Member| m.standing == Standing::InSync;
-        group.leaving.is_empty()
+        let stays = |place: &Place| !place.leaving;
+        group.all.iter().all(stays)
             && group.members.len() == self.replicas
             && group.members.iter().all(in_sync)
     }
@@ -244,28 +230,7 @@ impl Metadata {
     fn read_groups(&self) -> Vec<Group> {
         let map = self.machine.map();
         let groups = map.groups().filter(|group| group.pool == self.pool);
-        let member = |member: &meta::Member| Member {
-            node: data_node(member.node),
-            incarnation: Incarnation(member.incarnation.0),
-            standing: match member.standing {
-                meta::Standing::InSync => Standing::InSync,
-                meta::Standing::Syncing => Standing::Syncing,
-                meta::Standing::Out => Standing::Out,
-            },
-            since: Epoch(member.since.0),
-        };
-        let group = |group: &Arc<meta::PlacementGroup>| Group {
-            epoch: Epoch(group.epoch.0),
-            members: group.members.iter().map(member).collect(),
-            power_lost: Epoch(group.power_lost.0),
-            leaving: group
-                .members
-                .iter()
-                .filter(|m| m.leaving)
-                .map(|m| data_node(m.node))
-                .collect(),
-        };
-        groups.map(group).collect()
+        groups.map(|group| Group::read(&map, group)).collect()
     }
 
     /// Applies a command that Raft committed; what it brought about, if it was granted.
@@ -301,27 +266,27 @@ impl Metadata {
         self.watch.heard(id, claimed, clock(now));
         let map = self.machine.map();
         let known = map.node(id).map_or(0, |node| node.incarnation.0);
-        let mut devices = map.devices();
-        let device = devices.find(|device| device.node == id);
-        let served = device.is_some_and(|device| device.incarnation == claimed);
-        if known == incarnation.0 && served {
+        let served = map.devices().filter(|device| device.node == id);
+        let served = served.filter(|device| device.incarnation == claimed);
+        if known == incarnation.0 && served.count() == self.devices {
             return Vec::new();
         }
-        register(node, (incarnation, boots), known, now).into()
+        self.register(node, (incarnation, boots), known, now)
     }
 
     /// A client gave a replica up, by the map that it has.
     pub fn report(&mut self, pg: PgId, member: &Member, epoch: Epoch, now: At) {
         let id = self.group_id(pg);
         let map = self.machine.map();
+        let is_failed = |m: &meta::Member| m.is_receiving() && m.since.0 <= epoch.0;
         let node = meta::NodeId(member.node.0 + 1);
-        let Some(device) = map.devices().find(|device| device.node == node) else {
+        let Some(device) = device_of(&map, id, node, is_failed) else {
             return;
         };
-        self.watch.member_reported(&map, id, device.id);
+        self.watch.member_reported(&map, id, device);
         let report = Report {
             group: id,
-            device: device.id,
+            device,
             incarnation: meta::Incarnation(member.incarnation.0),
             epoch: meta::Epoch(epoch.0),
         };
@@ -377,10 +342,15 @@ impl Metadata {
         now: At,
     ) -> Option<Command> {
         let map = self.machine.map();
-        let device = map.devices().find(|device| device.node == node_id(node))?;
+        let group = self.group_id(asked.pg);
+        let is_compared = |m: &meta::Member| {
+            m.incarnation.0 == asked.incarnation.0
+                && m.standing == meta::Standing::Syncing
+                && m.since.0 == asked.since.0
+        };
         Some(Command::Promote {
-            group: self.group_id(asked.pg),
-            device: device.id,
+            group,
+            device: device_of(&map, group, node_id(node), is_compared)?,
             incarnation: meta::Incarnation(asked.incarnation.0),
             since: meta::Epoch(asked.since.0),
             at: wall(now),
@@ -411,36 +381,6 @@ impl Metadata {
             node: node_id(node),
             duty,
             at: wall(now),
-        }
-    }
-}
-
-fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Change>) {
-    let state = |group: &Group, node: NodeId| {
-        let member = group.members.iter().find(|m| m.node == node);
-        member.map(|m| (m.standing, m.incarnation))
-    };
-    let mut nodes: Vec<NodeId> = old
-        .members
-        .iter()
-        .chain(&new.members)
-        .map(|m| m.node)
-        .collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    for node in nodes {
-        let nobody = (Standing::Out, Incarnation(0));
-        let from = state(old, node).unwrap_or(nobody);
-        let to = state(new, node).unwrap_or(nobody);
-        if from != to {
-            let resettled = from.0 == Standing::InSync && to.0 == Standing::InSync;
-            into.push(Change {
-                pg,
-                node,
-                from,
-                to,
-                resettled,
-            });
         }
     }
 }

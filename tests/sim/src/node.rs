@@ -1,4 +1,4 @@
-//! A storage machine: processes that come and go over a disk that stays.
+//! A storage machine: processes that come and go over devices that stay.
 
 use std::sync::Arc;
 
@@ -9,29 +9,29 @@ use fabric::core::replica::{Handled, PeerId, Peers, Replica};
 use fabric::core::resync::rounds::Rounds;
 use fabric::core::unresolved::Unresolved;
 use fabric::proto::ids::{ChunkKey, LayerId};
-use fabric::proto::message::BlockStamp;
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Reply, Request,
 };
-use fabric::store;
-use fabric::store::api::{CoreParams, DeviceLabel, ScrubFinding, StoreCore};
+use fabric::store::ShardCore;
+use fabric::store::api::{Space, StoreCore};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
 use crate::queue::At;
+pub use device::{Device, DeviceAt, formatted};
 use port::{For, Port};
 use rounds::Shell;
-pub use rounds::{Ask, GivenUp};
+pub use rounds::{Ask, GivenUp, NodeMap};
 
+mod beside;
+mod device;
 pub mod memory;
 mod port;
 mod rounds;
+mod store;
 
 /// Requests that a replica machine holds at most. Hosts have far fewer in flight.
 const REPLICA_SLOTS: u32 = 512;
-
-/// Cluster of all simulated devices.
-const CLUSTER: [u8; 16] = [0xc1; 16];
 
 /// A request as it travels: its list of buffers means nothing here, so the data travel along.
 #[derive(Debug)]
@@ -76,8 +76,8 @@ pub struct Wishes {
     pub now_us: u64,
     /// Answers to send.
     pub answers: Vec<Answer>,
-    /// Disk requests that were begun; the world says when they end.
-    pub disk: Vec<(IoKey, IoKind)>,
+    /// Disk requests that were begun, by device; the world says when they end.
+    pub disk: Vec<(usize, IoKey, IoKind)>,
     /// Commands for other nodes.
     pub asks: Vec<Ask>,
     /// What meta is asked for.
@@ -87,7 +87,7 @@ pub struct Wishes {
     /// What became of blocks that it could not read.
     pub told: Vec<(BadBlock, Outcome)>,
     /// Blocks whose loss it takes over, since no replica in sync could read them.
-    pub lost: Vec<(ChunkKey, u32)>,
+    pub lost: Vec<BadBlock>,
 }
 
 /// A promotion to be asked for.
@@ -116,6 +116,8 @@ pub struct Stored {
     pub tag: u32,
     /// The lease it was made under, and the one that the shard had persisted by then.
     pub generations: (Generation, Generation),
+    /// On which of the node's devices.
+    pub device: usize,
 }
 
 /// One start of the storage process.
@@ -137,8 +139,8 @@ pub struct Process {
 pub struct Node {
     /// Its name.
     pub id: NodeId,
-    /// The disk.
-    pub disk: SimDisk,
+    /// Its devices.
+    pub devices: Vec<Device>,
     /// The process, while it runs.
     pub process: Option<Process>,
     /// Starts so far.
@@ -147,15 +149,11 @@ pub struct Node {
     pub failed_starts: u32,
     /// Until when it does nothing.
     pub paused_until: At,
-    /// How many times slower than planned the disk is.
-    pub slowness: u64,
     /// It belongs to the cluster.
     pub member: bool,
     /// It does not come back.
     pub lost: bool,
-    /// The file system below its device has no room.
-    pub is_full: bool,
-    /// Its disk has failed a request, or will.
+    /// One of its disks has failed a request, or will.
     pub suspect: bool,
     /// Processes that ended with their machine's power: what they acknowledged and had not flushed may be gone.
     power_losses: Vec<Incarnation>,
@@ -167,47 +165,39 @@ pub struct Node {
     pub newest: Newest,
 }
 
-fn params() -> CoreParams {
-    CoreParams {
-        cluster: Some(CLUSTER),
-        ops_max: 128,
-        leaf_cache_bytes: 256 << 10,
-        buffer_bytes: 4 << 20,
-    }
-}
-
-/// An empty store on a disk of this size. Disks of one size differ in nothing, so the caller may clone it.
-pub fn formatted(bytes: u64) -> SimDisk {
-    let mut disk = SimDisk::new(bytes, 0);
-    let label = DeviceLabel {
-        cluster: CLUSTER,
-        device: [0xde; 16],
-    };
-    store::format(&mut disk, label, false).expect("a blank disk can be formatted");
-    disk
-}
-
 impl Node {
-    /// A node whose process does not run yet.
-    pub fn new(id: NodeId, disk: &SimDisk, layers: Vec<LayerId>, groups: usize, seed: u64) -> Self {
-        Self {
+    /// A node of so many devices with what the disk holds, whose process does not run yet.
+    pub fn new(
+        id: NodeId,
+        (disk, devices): (&SimDisk, usize),
+        layers: Vec<LayerId>,
+        groups: usize,
+        seed: u64,
+    ) -> Self {
+        let mut this = Self {
             id,
-            disk: disk.crash(CrashKind::Process, seed),
+            devices: Vec::new(),
             process: None,
             starts: 0,
             failed_starts: 0,
             paused_until: At(0),
-            slowness: 1,
             member: true,
             lost: false,
-            is_full: false,
             suspect: false,
             power_losses: Vec::new(),
             layers,
             groups,
             mutation: None,
             newest: Newest::new(),
-        }
+        };
+        this.set_devices((disk, devices), seed);
+        this
+    }
+
+    /// Gives it other devices, before it is started.
+    pub fn set_devices(&mut self, (disk, devices): (&SimDisk, usize), seed: u64) {
+        let seeds = (0..devices as u64).map(|device| seed.wrapping_add(device));
+        self.devices = seeds.map(|seed| Device::new(disk, seed)).collect();
     }
 
     /// Whether a process runs.
@@ -232,16 +222,12 @@ impl Node {
         let incarnation = Incarnation(self.id.0 << 32 | self.starts);
         let mut bytes = [0x5e; 16];
         bytes[..8].copy_from_slice(&nonce.to_le_bytes());
-        let (mut cores, _) =
-            store::open(&mut self.disk, &params(), bytes).map_err(|e| e.to_string())?;
-        assert_eq!(cores.len(), 1, "a small device has one shard");
-        let core = cores.remove(0);
-        let fences = Arc::new(Fences::default());
-        for &layer in &self.layers {
-            let fence = core.fence(layer);
-            let generation = Generation(u64::from(fence.generation));
-            fences.of(layer).raise(generation, Epoch(fence.epoch));
+        let mut cores = Vec::new();
+        for device in &mut self.devices {
+            cores.push(device.open(bytes)?);
+            bytes[8] += 1;
         }
+        let fences = Arc::new(self.persisted(&cores));
         let groups = Arc::new(Groups::default());
         let unresolved: Arc<[Arc<Unresolved>]> = (0..threads).map(|_| Arc::default()).collect();
         let replica = |lane| {
@@ -259,7 +245,7 @@ impl Node {
         self.process = Some(Process {
             incarnation,
             replicas,
-            port: Port::new(core, self.groups),
+            port: Port::new(cores, Arc::clone(&fences), Arc::clone(&groups), self.groups),
             fences,
             groups,
             unresolved,
@@ -270,12 +256,25 @@ impl Node {
         Ok(incarnation)
     }
 
-    /// The process dies; with `Power` so does what the disk had not flushed.
+    /// The newest fences that any of its devices has.
+    fn persisted(&self, cores: &[ShardCore]) -> Fences {
+        let fences = Fences::default();
+        for &layer in &self.layers {
+            for fence in cores.iter().map(|core| core.fence(layer)) {
+                let generation = Generation(u64::from(fence.generation));
+                fences.of(layer).raise(generation, Epoch(fence.epoch));
+            }
+        }
+        fences
+    }
+
+    /// The process dies; with `Power` so does what the disks had not flushed.
     pub fn crash(&mut self, kind: CrashKind, seed: u64) {
         // First the process: its disk requests name its memory.
         let ended = self.process.take().map(|p| p.incarnation);
-        self.disk = self.disk.crash(kind, seed);
-        self.disk.set_host_room(self.is_full.then_some(0));
+        for (nth, device) in (0..).zip(&mut self.devices) {
+            device.crash(kind, seed.wrapping_add(nth));
+        }
         if kind == CrashKind::Power {
             self.power_losses.extend(ended);
         }
@@ -301,15 +300,16 @@ impl Node {
         self.pump(wishes);
     }
 
-    /// A disk request is due.
-    pub fn on_disk(&mut self, key: IoKey, wishes: &mut Wishes) {
+    /// A disk request of a device is due.
+    pub fn on_disk(&mut self, device: usize, key: IoKey, wishes: &mut Wishes) {
         let Some(process) = &mut self.process else {
             return;
         };
-        let Some(result) = self.disk.complete(key) else {
+        let Some(result) = self.devices[device].disk.complete(key) else {
             return;
         };
-        process.port.core.on_device(key.id, result);
+        let store = &mut process.port.stores[device];
+        store.core.on_device(key.id, result);
         self.pump(wishes);
     }
 
@@ -318,8 +318,10 @@ impl Node {
         let Some(process) = &mut self.process else {
             return;
         };
-        if process.port.core.in_flight() == 0 {
-            process.port.core.on_idle();
+        for store in &mut process.port.stores {
+            if store.core.in_flight() == 0 {
+                store.core.on_idle();
+            }
         }
         self.pump(wishes);
     }
@@ -330,16 +332,17 @@ impl Node {
             return;
         };
         loop {
-            process
-                .port
-                .submit_waiting(&process.fences, &process.groups);
+            process.port.submit_waiting();
             let mut moved = false;
-            while let Some(action) = process.port.core.poll_action() {
-                moved = true;
-                let (key, kind) = port::begin(&mut self.disk, action);
-                wishes.disk.push((key, kind));
+            let stores = process.port.stores.iter_mut().zip(&mut self.devices);
+            for (index, (store, device)) in stores.enumerate() {
+                while let Some((key, kind)) = store.begin_next(&mut device.disk) {
+                    moved = true;
+                    wishes.disk.push((index, key, kind));
+                }
             }
             moved |= process.collect(wishes);
+            moved |= process.port.take_went_on();
             moved |= process.work_rounds(wishes);
             if !moved {
                 return;
@@ -350,8 +353,8 @@ impl Node {
     /// Nothing is under way in the process.
     pub fn is_idle(&self) -> bool {
         self.process.as_ref().is_none_or(|p| {
-            p.port.core.in_flight() == 0
-                && p.port.core.device_in_flight() == 0
+            p.port.in_flight() == 0
+                && p.port.device_in_flight() == 0
                 && p.replicas.iter().all(|r| r.in_flight() == 0)
                 && p.rounds.machine.is_idle()
         })
@@ -364,8 +367,8 @@ impl Node {
             format!(
                 "{}: {} operations, {} device requests, {replicas} requests, {} calls of rounds; ",
                 self.id,
-                p.port.core.in_flight(),
-                p.port.core.device_in_flight(),
+                p.port.in_flight(),
+                p.port.device_in_flight(),
                 p.rounds.machine.calls_due(),
             )
         })
@@ -427,21 +430,20 @@ impl Process {
         any
     }
 
-    /// What the blocks of a chunk are, as its map tells; the store must be idle.
-    pub fn stamps(
-        &mut self,
-        disk: &mut SimDisk,
-        chunk: ChunkKey,
-    ) -> Result<Vec<BlockStamp>, String> {
-        self.port.stamps(disk, chunk)
+    /// The chunks on a device.
+    pub fn chunks(&self, device: usize) -> Vec<ChunkKey> {
+        let all = self.port.stores[device].chunks_from(0);
+        all.map(|(chunk, _)| chunk).collect()
     }
 
-    /// The chunks that the store has.
-    pub fn chunks(&self) -> Vec<ChunkKey> {
-        let next = |&(.., behind): &(LayerId, u32, u32)| self.core().next_chunk(behind);
-        let all = std::iter::successors(self.core().next_chunk(0), next);
-        all.map(|(layer, index, _)| ChunkKey { layer, index })
-            .collect()
+    /// The space of a device.
+    pub fn space(&self, device: usize) -> Space {
+        self.port.stores[device].core.space()
+    }
+
+    /// Operations that its stores are at work on.
+    pub fn in_flight(&self) -> usize {
+        self.port.in_flight()
     }
 
     /// What it keeps about comparisons in its groups.
@@ -450,19 +452,9 @@ impl Process {
         groups.map(|group| group.kept()).sum()
     }
 
-    /// What a scrubber finds bad, which nobody is told of. The store must be idle.
-    pub fn find_bad(&mut self, disk: &mut SimDisk) -> Vec<ScrubFinding> {
-        self.port.scrub(disk)
-    }
-
     /// Takes the list of what was stored since the last call.
     pub fn take_stored(&mut self) -> Vec<Stored> {
         std::mem::take(&mut self.port.stored)
-    }
-
-    /// The store.
-    pub fn core(&self) -> &store::ShardCore {
-        &self.port.core
     }
 
     /// The fences of its layers.
@@ -475,19 +467,8 @@ impl Process {
         self.unresolved.iter().map(|u| u.len()).sum()
     }
 
-    /// Requests that the store has not taken yet.
+    /// Requests that its stores have not taken yet.
     pub fn waiting(&self) -> usize {
         self.port.waiting()
-    }
-
-    /// Reads a range of a layer's chunk beside the data path, for comparing nodes; the store must be idle.
-    pub fn peek(
-        &mut self,
-        disk: &mut SimDisk,
-        layer: LayerId,
-        chunk: u32,
-        range: (u32, u32),
-    ) -> Result<Vec<u8>, String> {
-        self.port.peek(disk, layer, chunk, range)
     }
 }

@@ -91,6 +91,8 @@ pub struct Plan {
     pub nodes: usize,
     /// The last of them join the cluster only later, if at all.
     pub spares: usize,
+    /// Devices of each storage node.
+    pub devices: usize,
     /// Hosts.
     pub hosts: usize,
     /// Data threads of a host.
@@ -139,6 +141,7 @@ impl Plan {
         Self {
             nodes: 3,
             spares: 0,
+            devices: 1,
             hosts: 2,
             lanes: 2,
             replica_threads: 2,

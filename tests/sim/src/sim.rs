@@ -14,7 +14,7 @@ use crate::checker::Checker;
 use crate::host::{Conn, Host};
 use crate::invariants::Ledger;
 use crate::metadata::Metadata;
-use crate::node::{self, Answer, Node, Parcel};
+use crate::node::{self, Answer, DeviceAt, Node, NodeMap, Parcel};
 use crate::plan::Plan;
 use crate::queue::{At, Queue, Span};
 use crate::trace::Trace;
@@ -70,7 +70,7 @@ pub(crate) enum Event {
     Answer { answer: Answer },
     /// A disk request ends.
     Disk {
-        node: usize,
+        at: DeviceAt,
         incarnation: Incarnation,
         key: IoKey,
     },
@@ -118,11 +118,7 @@ pub(crate) enum Event {
     /// A takeover looks at what waits for a moment.
     SettleTick { volume: usize, number: u64 },
     /// A map arrives at a node.
-    NodeMap {
-        node: usize,
-        epoch: Epoch,
-        sets: Vec<ReplicaSet>,
-    },
+    NodeMap { node: usize, map: NodeMap },
     /// A data thread looks again at what waits for a moment.
     Tick { host: usize, life: u64, lane: usize },
     /// A call between machines arrives.
@@ -180,6 +176,8 @@ pub struct Sim {
     disk_rng: ChaCha8Rng,
     /// For the blocks that they do not give.
     spoil_rng: ChaCha8Rng,
+    /// For which of a node's devices is hit.
+    device_rng: ChaCha8Rng,
     disks: disks::BadDisks,
     queue: Queue<Event>,
     pub(crate) trace: Trace,
@@ -224,8 +222,8 @@ pub struct Sim {
     /// Blocks that takeovers made agree.
     pub settled_blocks: u64,
     ops: (u64, u64),
-    /// Nodes that are or were members of groups.
-    been_members: BTreeSet<(PgId, usize)>,
+    /// Devices that are or were members of groups.
+    been_members: BTreeSet<(PgId, DeviceAt)>,
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
 }
@@ -242,7 +240,8 @@ fn formatted(bytes: u64) -> SimDisk {
     })
 }
 
-/// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that disks do not give.
+/// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that disks do not give, 3 for which of a
+/// node's devices is hit.
 fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -278,6 +277,7 @@ impl Sim {
         plan.draw_spoils(&mut spoil_rng);
         let mut sim = Self::new(plan, rng, print);
         (sim.disk_rng, sim.spoil_rng) = (disk_rng, spoil_rng);
+        sim.device_rng = rng_of(seed, 3);
         sim.schedule_faults();
         sim.schedule_disk_faults();
         sim.schedule_spoils();
@@ -293,6 +293,7 @@ impl Sim {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let plan = draw(&mut rng);
         let mut sim = Self::new(plan, rng, print);
+        sim.device_rng = rng_of(seed, 3);
         sim.schedule_faults();
         sim
     }
@@ -305,7 +306,7 @@ impl Sim {
             .map(|n| {
                 Node::new(
                     NodeId(n as u64),
-                    &disk,
+                    (&disk, plan.devices),
                     layers.clone(),
                     plan.groups,
                     rng.random(),
@@ -314,7 +315,7 @@ impl Sim {
             .collect();
         let mut incarnations = Vec::new();
         if let (Some(bytes), Some(last)) = (plan.small_device_bytes, nodes.last_mut()) {
-            last.disk = formatted(bytes).crash(CrashKind::Process, rng.random());
+            last.set_devices((&formatted(bytes), plan.devices), rng.random());
         }
         for node in &mut nodes {
             node.mutation = plan.mutation;
@@ -333,6 +334,7 @@ impl Sim {
             rng,
             disk_rng: rng_of(0, 1),
             spoil_rng: rng_of(0, 2),
+            device_rng: rng_of(0, 3),
             disks: disks::BadDisks::default(),
             queue: Queue::default(),
             nodes,
@@ -399,10 +401,10 @@ impl Sim {
             self.after(IDLE_EVERY, Event::Idle(node));
         }
         self.after(PLAN_EVERY, Event::Plan);
-        let (epoch, sets) = (self.meta.epoch(), self.meta.sets());
         self.note_members();
         for node in 0..self.plan.nodes {
-            self.on_node_map(node, epoch, &sets);
+            let map = self.meta.node_map(node);
+            self.on_node_map(node, map);
         }
     }
 
@@ -472,10 +474,10 @@ impl Sim {
             Event::Request { conn, parcel } => self.on_request(conn, parcel),
             Event::Answer { answer } => self.on_answer(answer),
             Event::Disk {
-                node,
+                at,
                 incarnation,
                 key,
-            } => self.on_disk(node, incarnation, key),
+            } => self.on_disk(at, incarnation, key),
             Event::Watch { conn } => self.on_watch(conn),
             Event::Connect {
                 host,
@@ -505,7 +507,7 @@ impl Sim {
             } => self.on_granted(asker, generation, epoch),
             Event::AskLease(guest) => self.on_ask_lease(guest),
             Event::SettleTick { volume, number } => self.on_settle_tick(volume, number),
-            Event::NodeMap { node, epoch, sets } => self.on_node_map(node, epoch, &sets),
+            Event::NodeMap { node, map } => self.on_node_map(node, map),
             Event::Tick { host, life, lane } => self.on_tick(host, life, lane),
             Event::Call { number, parcel } => self.on_call(number, parcel),
             Event::CallOver(number) => {

@@ -4,6 +4,7 @@ use fabric::core::membership::Standing;
 use fabric::io::Op;
 use fabric::testing::sim_disk::CrashKind;
 use sim::Sim;
+use sim::node::DeviceAt;
 use sim::queue::Span;
 use sim::sim::{End, Fault};
 
@@ -145,7 +146,7 @@ fn minority_side_serves_nothing() {
 fn one_slow_replica() {
     let mut sim = Sim::scripted();
     sim.write_blocks(0, 1);
-    sim.on_fault(Fault::Slow(2, 100_000));
+    sim.on_fault(Fault::Slow(DeviceAt::first_of(2), 100_000));
     let start = sim.now;
     sim.write_blocks(0, 8);
     assert_eq!(
@@ -154,7 +155,7 @@ fn one_slow_replica() {
         "a write does not wait for it for ever"
     );
     assert!(sim.now.since(start) < Span::seconds(3));
-    sim.on_fault(Fault::Slow(2, 1));
+    sim.on_fault(Fault::Slow(DeviceAt::first_of(2), 1));
     sim.end();
 }
 
@@ -285,13 +286,13 @@ fn member_leaves_for_good_and_is_replaced() {
     let newcomer = sim.member(2);
     for nth in 0..2 {
         let node = sim.member(nth);
-        sim.on_fault(Fault::Slow(node, 10_000));
+        sim.on_fault(Fault::Slow(DeviceAt::first_of(node), 10_000));
     }
     sim.read_blocks(0, 32);
     assert_ne!(newcomer, lost);
     for nth in 0..2 {
         let node = sim.member(nth);
-        sim.on_fault(Fault::Slow(node, 1));
+        sim.on_fault(Fault::Slow(DeviceAt::first_of(node), 1));
     }
     sim.end();
 }

@@ -1,31 +1,26 @@
-//! A node's chunk store as its replica machines see it: as `engine::shard_port`, without threads and rings.
+//! A node's chunk stores as its replica machines see them: as `engine::shard_port`, without threads and rings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use fabric::core::fence::Fences;
-use fabric::core::groups::{Groups, LEAF_BLOCKS};
+use fabric::core::groups::Groups;
+use fabric::core::repair::queue::BadBlock;
 use fabric::core::replica::store_op::{
     ROUND, failure, list_chunks, operation, still_admitted, tell_fence,
 };
 use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::rounds::Token;
 use fabric::io::SECTOR_BYTES;
-use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId, Version};
-use fabric::proto::message::BlockStamp;
+use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
 use fabric::proto::{Command, Generation, PgId, Refusal, Request, placement};
 use fabric::store::ShardCore;
-use fabric::store::api::{
-    Holds, OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
-};
-use fabric::store::device::{BLOCK_BYTES, DeviceAction, IoVecs};
-use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
+use fabric::store::api::{Holds, OpId, StoreCore, StoreError, StoreResult, Submitted};
+use fabric::store::device::{BLOCK_BYTES, IoVecs};
 
 use super::memory::{Buffer, Use, buffers_of, usage};
+use super::store::Store;
 use super::{Parcel, Stored};
-
-/// Operations below this number are the replicas'; those above look in beside the data path.
-const PEEK: u64 = 1 << 60;
 
 /// For whom the store works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +45,8 @@ struct Held {
     memory: Memory,
     /// The lease that the shard had persisted when it took the request.
     fence: Generation,
+    /// The device whose store has it. A fence and a flush go from one to the next.
+    device: usize,
 }
 
 /// A finished store operation. Its memory is that of the request, which the replica machine may still fill.
@@ -68,14 +65,18 @@ impl Finished {
 
 /// See the module.
 pub struct Port {
-    pub core: ShardCore,
-    groups: usize,
+    /// By device.
+    pub stores: Vec<Store>,
+    fences: Arc<Fences>,
+    groups: Arc<Groups>,
+    of_groups: usize,
     held: BTreeMap<u64, Held>,
-    waiting: VecDeque<u64>,
+    /// A fence or a flush has gone on to its next device.
+    went_on: bool,
     /// Blocks that others' requests have found bad since they were asked for last.
-    pub damaged: Vec<(ChunkKey, u32)>,
+    pub damaged: Vec<BadBlock>,
     /// Blocks that a round or a takeover has made known as lost since they were asked for last.
-    pub lost: Vec<(ChunkKey, u32)>,
+    pub lost: Vec<BadBlock>,
     /// A fence rose before their turn came.
     refused: VecDeque<(u64, StoreFailure)>,
     /// The request that is being handed to a replica.
@@ -87,26 +88,21 @@ pub struct Port {
     pub stored: Vec<Stored>,
 }
 
-/// Begins a disk request.
-pub fn begin(disk: &mut SimDisk, action: DeviceAction) -> (IoKey, IoKind) {
-    let id = match &action {
-        DeviceAction::Read { id, .. }
-        | DeviceAction::Write { id, .. }
-        | DeviceAction::Flush { id }
-        | DeviceAction::Discard { id, .. } => *id,
-    };
-    let kind = disk.submit(0, action);
-    (IoKey { shard: 0, id }, kind)
-}
-
 impl Port {
-    /// A store whose chunks lie in so many groups.
-    pub fn new(core: ShardCore, groups: usize) -> Self {
+    /// Stores whose chunks lie in so many groups, of which the node holds these.
+    pub fn new(
+        cores: Vec<ShardCore>,
+        fences: Arc<Fences>,
+        groups: Arc<Groups>,
+        of_groups: usize,
+    ) -> Self {
         Self {
-            core,
+            stores: cores.into_iter().map(Store::new).collect(),
+            fences,
             groups,
+            of_groups,
             held: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            went_on: false,
             damaged: Vec::new(),
             lost: Vec::new(),
             refused: VecDeque::new(),
@@ -119,7 +115,35 @@ impl Port {
     }
 
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.stores.iter().map(|store| store.waiting.len()).sum()
+    }
+
+    /// Operations that the stores are at work on.
+    pub fn in_flight(&self) -> usize {
+        self.stores.iter().map(|s| s.core.in_flight()).sum()
+    }
+
+    /// Requests that the devices are at work on.
+    pub fn device_in_flight(&self) -> usize {
+        let stores = self.stores.iter();
+        stores.map(|s| s.core.device_in_flight()).sum()
+    }
+
+    /// The device that holds a group; `None`: none does.
+    fn home_of(&self, pg: PgId) -> Option<usize> {
+        if self.stores.len() == 1 {
+            return Some(0);
+        }
+        let group = self.groups.get(pg)?;
+        Some(group.device() as usize)
+    }
+
+    /// The device that a request goes to first.
+    fn first_stop(&self, request: &Request) -> Option<usize> {
+        match request.command {
+            Command::Flush { .. } | Command::Fence { .. } => Some(0),
+            _ => self.home_of(request.pg),
+        }
     }
 
     /// Gives a request that came from far the memory it names.
@@ -136,16 +160,23 @@ impl Port {
     }
 
     /// Executes a command of a round of comparison, past all fences. `Some`: done at once.
-    pub fn submit_local(&mut self, whom: For, parcel: Parcel) -> Option<Arc<[u8]>> {
+    pub fn submit_local(
+        &mut self,
+        whom: For,
+        parcel: Parcel,
+    ) -> Option<Result<Arc<[u8]>, StoreFailure>> {
         let (request, memory) = self.with_memory(parcel);
+        let Some(device) = self.first_stop(&request) else {
+            return Some(Err(StoreFailure::Invalid));
+        };
         if let Command::ListChunks {
             cursor, buffers, ..
         } = request.command
         {
-            self.list(request.pg, cursor, &buffers);
-            return Some(memory.buffer.bytes().into());
+            self.list(device, request.pg, cursor, &buffers);
+            return Some(Ok(memory.buffer.bytes().into()));
         }
-        self.hold(whom, request, memory);
+        self.hold(whom, request, memory, device);
         None
     }
 
@@ -174,7 +205,7 @@ impl Port {
         (request, memory)
     }
 
-    fn hold(&mut self, whom: For, request: Request, memory: Memory) {
+    fn hold(&mut self, whom: For, request: Request, memory: Memory, device: usize) {
         let number = self.next;
         self.next += 1;
         let held = Held {
@@ -182,71 +213,117 @@ impl Port {
             request,
             memory,
             fence: Generation(0),
+            device,
         };
         self.held.insert(number, held);
-        self.waiting.push_back(number);
+        self.stores[device].waiting.push_back(number);
     }
 
-    /// Lists the group's chunks.
-    fn list(&self, pg: PgId, cursor: u64, buffers: &IoVecs) {
+    /// Lists the chunks of the group that lie on a device.
+    fn list(&self, device: usize, pg: PgId, cursor: u64, buffers: &IoVecs) {
         let next = |cursor: u64| {
-            let first = self.core.next_chunk(cursor as u32);
-            let mut all = std::iter::successors(first, |c| self.core.next_chunk(c.2));
-            let in_group = |(layer, chunk, _): &(LayerId, u32, u32)| {
-                let chunk = ChunkKey {
-                    layer: *layer,
-                    index: *chunk,
-                };
-                placement::pg_of(chunk, self.groups as u32) == pg
-            };
-            let (layer, index, behind) = all.find(in_group)?;
-            Some((ChunkKey { layer, index }, u64::from(behind)))
+            let mut all = self.stores[device].chunks_from(cursor as u32);
+            let of_groups = self.of_groups as u32;
+            let in_group = |(chunk, _): &(ChunkKey, u32)| placement::pg_of(*chunk, of_groups) == pg;
+            let (chunk, behind) = all.find(in_group)?;
+            Some((chunk, u64::from(behind)))
         };
         // SAFETY: the list and its memory are held by the caller.
         unsafe { list_chunks(cursor, buffers, next) };
     }
 
-    /// Hands to the core what it has room for.
-    pub fn submit_waiting(&mut self, fences: &Fences, groups: &Groups) {
-        while let Some(&number) = self.waiting.front() {
+    /// Hands to the stores what they have room for.
+    pub fn submit_waiting(&mut self) {
+        for device in 0..self.stores.len() {
+            self.submit_to(device);
+        }
+    }
+
+    fn submit_to(&mut self, device: usize) {
+        let Store { core, waiting } = &mut self.stores[device];
+        while let Some(&number) = waiting.front() {
             let held = self.held.get_mut(&number).expect("it waits");
-            if let Err(failure) = may_still(held, fences, groups) {
-                self.waiting.pop_front();
+            if let Err(failure) = may_still(held, &self.fences, &self.groups) {
+                waiting.pop_front();
                 self.refused.push_back((number, failure));
                 continue;
             }
             let layer = held.request.command.layer();
-            let fence = layer.map_or(0, |layer| self.core.fence(layer).generation);
+            let fence = layer.map_or(0, |layer| core.fence(layer).generation);
             held.fence = Generation(u64::from(fence));
             // SAFETY: the memory is in `held` until the completion.
             let submitted = unsafe {
                 let op = operation(&held.request).expect("answered without the store");
-                self.core.submit(OpId(number), op)
+                core.submit(OpId(number), op)
             };
             match submitted {
-                Submitted::Accepted => self.waiting.pop_front(),
+                Submitted::Accepted => waiting.pop_front(),
                 Submitted::Busy => return,
             };
         }
     }
 
-    /// Next operation that the store finished.
+    /// Whether a fence or a flush has gone on to its next device since the last look.
+    pub fn take_went_on(&mut self) -> bool {
+        std::mem::take(&mut self.went_on)
+    }
+
+    /// A fence is to be persisted on all devices, and a flush is one of all: sends what is done on one to the next. False: that was the
+    /// last, or it failed.
+    fn go_on_tour(&mut self, number: u64, result: &StoreResult) -> bool {
+        let held = self.held.get_mut(&number).expect("an operation ends once");
+        let is_on_tour = match held.request.command {
+            Command::Flush { .. } => result.is_ok(),
+            // A store that knows a newer fence is as good as one that has this one.
+            Command::Fence { .. } => matches!(result, Ok(()) | Err(StoreError::Stale { .. })),
+            _ => false,
+        };
+        if !is_on_tour || held.device + 1 == self.stores.len() {
+            return false;
+        }
+        held.device += 1;
+        self.stores[held.device].waiting.push_back(number);
+        self.went_on = true;
+        true
+    }
+
+    fn next_completion(&mut self) -> Option<(OpId, StoreResult)> {
+        let mut stores = self.stores.iter_mut();
+        stores.find_map(|store| store.core.poll_completion())
+    }
+
+    /// Next operation that the stores finished.
     pub fn next_finished(&mut self) -> Option<Finished> {
         if let Some((number, failure)) = self.refused.pop_front() {
-            let held = self.held.remove(&number).expect("it was never begun");
+            let held = self.held.remove(&number).expect("it waited");
             return Some(Finished {
                 whom: held.whom,
                 result: Err(failure),
                 memory: None,
             });
         }
-        let (id, result) = self.core.poll_completion()?;
+        let (id, result) = loop {
+            let (id, result) = self.next_completion()?;
+            if !self.go_on_tour(id.0, &result) {
+                break (id, result);
+            }
+        };
         let held = self.held.remove(&id.0).expect("an operation ends once");
         if matches!(result, Ok(()) | Err(StoreError::Stale { .. })) {
             self.note_stored(&held);
         }
+        let home = self.home_of(held.request.pg);
+        let bad = |(chunk, block)| {
+            let device = home? as u32;
+            Some(BadBlock {
+                device,
+                chunk,
+                block,
+            })
+        };
         if result.is_ok() {
-            self.lost.extend(lost_by(&held.request.command));
+            let lost = lost_by(&held.request.command);
+            self.lost.extend(lost.and_then(bad));
         }
         if let Err(StoreError::Corrupt {
             layer,
@@ -257,7 +334,7 @@ impl Port {
             && held.request.generation != ROUND
         {
             let index = chunk;
-            self.damaged.push((ChunkKey { layer, index }, block));
+            self.damaged.extend(bad((ChunkKey { layer, index }, block)));
         }
         let fills = matches!(usage(&held.request.command), Use::Destination(_));
         Some(Finished {
@@ -294,6 +371,7 @@ impl Port {
                 len,
                 tag,
                 generations: (generation, held.fence),
+                device: held.device,
             });
         };
         let tag_of = |sector: &[u8]| {
@@ -315,106 +393,31 @@ impl Port {
             _ => stored(at, u64::from(len), 0),
         }
     }
-
-    /// Reads beside the data path.
-    pub fn peek(
-        &mut self,
-        disk: &mut SimDisk,
-        layer: LayerId,
-        chunk: u32,
-        (offset, len): (u32, u32),
-    ) -> Result<Vec<u8>, String> {
-        assert_eq!(self.core.in_flight(), 0, "only while the store is idle");
-        let mut buffer = Buffer::new(len as usize, 0, true);
-        let list = buffer.list();
-        let op = StoreOp::Read {
-            layers: &[layer],
-            chunk,
-            offset,
-            iovecs: &*list,
-        };
-        // SAFETY: the memory is on this stack until the completion below.
-        let taken = unsafe { self.core.submit(OpId(PEEK), op) };
-        assert_eq!(taken, Submitted::Accepted, "an idle store has room");
-        let result = self.run_alone(disk);
-        result.map_err(|e| e.to_string())?;
-        Ok(buffer.bytes().to_vec())
-    }
-
-    /// What the blocks of a chunk are, beside the data path.
-    pub fn stamps(
-        &mut self,
-        disk: &mut SimDisk,
-        chunk: ChunkKey,
-    ) -> Result<Vec<BlockStamp>, String> {
-        let mut stamps = vec![BlockStamp::default(); (CHUNK_BYTES as usize) / BLOCK_BYTES];
-        for (nth, page) in stamps.chunks_mut(LEAF_BLOCKS as usize).enumerate() {
-            let list = [libc::iovec {
-                iov_base: page.as_mut_ptr().cast(),
-                iov_len: size_of_val(page),
-            }];
-            let op = StoreOp::Inspect {
-                layer: chunk.layer,
-                chunk: chunk.index,
-                block: nth as u32 * LEAF_BLOCKS,
-                iovecs: &list,
-            };
-            // SAFETY: the memory is on this stack until the completion below.
-            let taken = unsafe { self.core.submit(OpId(PEEK), op) };
-            assert_eq!(taken, Submitted::Accepted, "an idle store has room");
-            let result = self.run_alone(disk);
-            result.map_err(|e| e.to_string())?;
-        }
-        Ok(stamps)
-    }
-
-    /// Reads every block once beside the data path.
-    pub fn scrub(&mut self, disk: &mut SimDisk) -> Vec<ScrubFinding> {
-        assert_eq!(self.core.in_flight(), 0, "only while the store is idle");
-        while self.core.scrub_step() != ScrubStep::PassDone {
-            self.run_device(disk);
-        }
-        std::iter::from_fn(|| self.core.poll_finding()).collect()
-    }
-
-    fn run_device(&mut self, disk: &mut SimDisk) {
-        while let Some(action) = self.core.poll_action() {
-            let (key, _) = begin(disk, action);
-            let result = disk.complete(key).expect("it was begun just now");
-            self.core.on_device(key.id, result);
-        }
-    }
-
-    fn run_alone(&mut self, disk: &mut SimDisk) -> StoreResult {
-        loop {
-            self.run_device(disk);
-            if let Some((_, result)) = self.core.poll_completion() {
-                return result;
-            }
-        }
-    }
 }
 
 impl StorePort for Port {
     fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
         let taken = self.incoming.take();
         let (thread, memory) = taken.expect("set by the caller of the replica");
-        if let Command::ListChunks {
-            cursor, buffers, ..
-        } = request.command
-        {
-            self.list(request.pg, cursor, &buffers);
-            self.at_once = Some(memory);
-            return Some(Ok(()));
-        }
         if let Command::TellFence { layer, buffers, .. } = request.command {
-            let persisted = std::iter::once(self.core.fence(layer));
+            let persisted = self.stores.iter().map(|store| store.core.fence(layer));
             // SAFETY: the list and its memory are held here.
             unsafe { tell_fence(&buffers, persisted) };
             self.at_once = Some(memory);
             return Some(Ok(()));
         }
-        self.hold(For::Replica(thread, key), *request, memory);
+        let Some(device) = self.first_stop(request) else {
+            return Some(Err(StoreFailure::Invalid));
+        };
+        if let Command::ListChunks {
+            cursor, buffers, ..
+        } = request.command
+        {
+            self.list(device, request.pg, cursor, &buffers);
+            self.at_once = Some(memory);
+            return Some(Ok(()));
+        }
+        self.hold(For::Replica(thread, key), *request, memory, device);
         None
     }
 }
@@ -422,6 +425,10 @@ impl StorePort for Port {
 /// The last look at a request.
 fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreFailure> {
     let request = &held.request;
+    if matches!(request.command, Command::Flush { .. }) && held.device > 0 {
+        // It is under way.
+        return Ok(());
+    }
     let fence = request.command.layer().map(|layer| fences.of(layer));
     let looked = still_admitted(request, fence.as_deref(), Some(groups));
     looked.map_err(|refusal| match refusal {

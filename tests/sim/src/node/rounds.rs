@@ -10,7 +10,6 @@ use fabric::core::replica::StoreFailure;
 use fabric::core::resync::rounds::{Action, Rounds, Token};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
-use fabric::store::api::ScrubFinding;
 
 use super::port::For;
 use super::{Node, Parcel, Process, Promotion, Wishes, memory};
@@ -29,6 +28,17 @@ pub struct Ask {
 
 /// A membership that a node gives up, and by which map.
 pub type GivenUp = (PgId, Member, Epoch);
+
+/// The map as a node takes it.
+#[derive(Debug, Clone)]
+pub struct NodeMap {
+    /// Its version.
+    pub epoch: Epoch,
+    /// The groups.
+    pub sets: Vec<ReplicaSet>,
+    /// For each of them, the node's device that holds it.
+    pub homes: Vec<Option<usize>>,
+}
 
 /// See the module.
 pub struct Shell {
@@ -68,47 +78,28 @@ impl Shell {
 
 impl Node {
     /// A map arrived.
-    pub fn on_map(&mut self, epoch: Epoch, sets: &[ReplicaSet], wishes: &mut Wishes) {
+    pub fn on_map(&mut self, map: &NodeMap, wishes: &mut Wishes) {
         let Some(process) = &mut self.process else {
             return;
         };
-        if epoch <= process.groups.known() {
+        if map.epoch <= process.groups.known() {
             return;
         }
-        for set in sets {
-            match set.index_of(self.id) {
-                Some(index) => {
-                    let (member, running) = (&set.members()[index], process.incarnation);
-                    process.groups.set_member(set.pg(), member, running);
+        for (set, home) in map.sets.iter().zip(&map.homes) {
+            let (pg, groups) = (set.pg(), &process.groups);
+            match (set.index_of(self.id), home) {
+                (Some(index), Some(device)) => {
+                    groups.place(pg, *device as u32, self.groups as u32);
+                    groups.set_member(pg, &set.members()[index], process.incarnation);
                 }
-                None => process.groups.forget(set.pg()),
+                _ => groups.forget(pg),
             }
         }
-        process.groups.applied(epoch);
-        process.rounds.sets = sets.to_vec();
-        process.rounds.machine.on_map(sets, wishes.now_us);
-        self.pump(wishes);
-    }
-
-    /// The scrubber reads every block once; how many it finds bad. Those are to be repaired. The store must be idle.
-    pub fn scrub(&mut self, wishes: &mut Wishes) -> usize {
-        let Some(process) = &mut self.process else {
-            return 0;
-        };
-        let place = |finding: &ScrubFinding| BadBlock {
-            device: 0,
-            chunk: ChunkKey {
-                layer: finding.layer,
-                index: finding.chunk,
-            },
-            block: finding.block,
-        };
-        let found = process.port.scrub(&mut self.disk);
-        let bad: Vec<BadBlock> = found.iter().map(place).collect();
+        process.groups.applied(map.epoch);
+        process.rounds.sets = map.sets.clone();
         let Shell { machine, sets, .. } = &mut process.rounds;
-        machine.on_bad_blocks(&bad, sets, wishes.now_us);
+        machine.on_map(sets, wishes.now_us);
         self.pump(wishes);
-        found.len()
     }
 
     /// Time has passed for rounds of comparison.
@@ -184,15 +175,16 @@ impl Process {
         self.rounds.machine.on_local(token, result);
     }
 
+    /// The scrubber has found these bad: they are to be repaired.
+    pub(super) fn on_bad_blocks(&mut self, bad: &[BadBlock], now_us: u64) {
+        let Shell { machine, sets, .. } = &mut self.rounds;
+        machine.on_bad_blocks(bad, sets, now_us);
+    }
+
     /// Blocks that requests have met and could not read are to be repaired.
     fn note_damage(&mut self, now_us: u64) {
         let found = std::mem::take(&mut self.port.damaged).into_iter();
         let found = found.chain(self.port.lost.iter().copied());
-        let found = found.map(|(chunk, block)| BadBlock {
-            device: 0,
-            chunk,
-            block,
-        });
         let Shell {
             machine, sets, bad, ..
         } = &mut self.rounds;
@@ -274,8 +266,10 @@ impl Process {
             data,
             crc: 0,
         };
-        if let Some(data) = self.port.submit_local(For::Round(token), parcel) {
-            self.end_local(token, Ok(()), Some(data));
+        match self.port.submit_local(For::Round(token), parcel) {
+            Some(Ok(data)) => self.end_local(token, Ok(()), Some(data)),
+            Some(Err(failure)) => self.end_local(token, Err(failure), None),
+            None => {}
         }
     }
 

@@ -159,9 +159,8 @@ impl Sim {
 
     pub(super) fn note_members(&mut self) {
         for (pg, group) in (0..).zip(self.meta.groups()) {
-            let members = group.members.iter().map(|m| m.node.0 as usize);
-            self.been_members
-                .extend(members.map(|node| (PgId(pg), node)));
+            let members = group.all.iter().map(|place| (PgId(pg), place.at));
+            self.been_members.extend(members);
         }
     }
 
@@ -169,12 +168,13 @@ impl Sim {
         self.note_members();
         for change in std::mem::take(&mut self.meta.changes) {
             let standing = change.to.0 as u64;
-            let numbers = [11, change.pg.0, change.node.0, standing, change.to.1.0];
+            let member = change.at.node as u64 | (change.at.device as u64) << 32;
+            let numbers = [11, change.pg.0, member, standing, change.to.1.0];
             let epoch = self.meta.epoch();
             self.trace.note(self.now, &numbers, || {
                 let ((from, _), (to, incarnation)) = (change.from, change.to);
-                let (pg, node) = (change.pg, change.node);
-                format!("meta: {epoch} {pg} {node} {from:?} -> {to:?} as {incarnation}")
+                let (pg, at) = (change.pg, change.at);
+                format!("meta: {epoch} {pg} {at} {from:?} -> {to:?} as {incarnation}")
             });
             self.check_change(&change);
         }
@@ -197,8 +197,8 @@ impl Sim {
             self.send_control(End::Meta, End::Host(host), event);
         }
         for node in 0..self.nodes.len() {
-            let sets = sets.clone();
-            let event = Event::NodeMap { node, epoch, sets };
+            let map = self.meta.node_map(node);
+            let event = Event::NodeMap { node, map };
             self.send_control(End::Meta, End::Node(node), event);
         }
     }

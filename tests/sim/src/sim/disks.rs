@@ -11,11 +11,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric::core::membership::{ReplicaSet, Standing};
+use fabric::core::membership::ReplicaSet;
+use fabric::core::repair::queue::BadBlock;
 use fabric::io::{IoError, Op};
 use fabric::proto::PgId;
-use fabric::proto::ids::ChunkKey;
-use fabric::store::api::StoreCore;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
@@ -23,6 +22,7 @@ use super::{Event, Fault, Sim, layer_of};
 use crate::checker::{self, Tag, ZERO};
 use crate::host::Lane;
 use crate::metadata::Change;
+use crate::node::{Device, DeviceAt};
 use crate::queue::Span;
 use crate::sim::faults::ACTIVE;
 use crate::workload::{CHUNK_SECTORS, GuestOp, SPOT_SECTORS};
@@ -35,25 +35,28 @@ const CHUNK_BLOCKS: u64 = CHUNK_SECTORS / BLOCK_SECTORS;
 /// Within this time after it was asked for a block is read and repaired.
 const PATIENCE: Span = Span::seconds(60);
 
+/// A block: its device, its volume, its number there.
+type BlockAt = (DeviceAt, usize, u64);
+
 /// What became of the disks so far.
 #[derive(Debug, Default)]
 pub struct BadDisks {
-    /// Blocks that ever were damaged: node, volume, block of the volume.
-    rotten: BTreeSet<(usize, usize, u64)>,
+    /// Blocks that ever were damaged.
+    rotten: BTreeSet<BlockAt>,
     /// Blocks that the disk ever refused to give, likewise.
-    spoilt: BTreeSet<(usize, usize, u64)>,
+    spoilt: BTreeSet<BlockAt>,
     /// Of the rotten ones, those that nobody could read when the node was brought up to date.
-    lost: BTreeSet<(usize, usize, u64)>,
-    /// Nodes that ever had no room.
-    been_full: BTreeSet<usize>,
+    lost: BTreeSet<BlockAt>,
+    /// Devices that ever had no room.
+    been_full: BTreeSet<DeviceAt>,
     /// Groups that ever had none but such for replicas in sync. Whoever wrote then may hear it, though others are in sync by then.
     without_room: BTreeSet<PgId>,
 }
 
 impl BadDisks {
-    /// Whether a node ever was unable to read the block.
-    fn was_bad(&self, at: (usize, usize, u64)) -> bool {
-        self.rotten.contains(&at) || self.spoilt.contains(&at)
+    /// Whether a device ever was unable to give the block.
+    fn was_bad(&self, block: &BlockAt) -> bool {
+        self.rotten.contains(block) || self.spoilt.contains(block)
     }
 }
 
@@ -76,9 +79,10 @@ impl Sim {
             let node = self.disk_rng.random_range(0..self.plan.nodes);
             let at = self.now + Span(self.disk_rng.random_range(0..ACTIVE.0));
             let blocks = [0, 3, 40][self.disk_rng.random_range(0..3)];
-            self.at(at, Event::Fault(Fault::Full(node, blocks)));
+            let device = self.any_device(node);
+            self.at(at, Event::Fault(Fault::Full(device, blocks)));
             let again = at + Span(self.disk_rng.random_range(0..2_000_000));
-            self.at(again, Event::Fault(Fault::Room(node)));
+            self.at(again, Event::Fault(Fault::Room(device)));
         }
     }
 
@@ -112,70 +116,74 @@ impl Sim {
         for _ in 0..rng.random_range(1..=4) {
             let node = rng.random_range(0..self.nodes.len());
             // Without room the log cannot say what is durable, so that damage to that passes for a write that was cut short.
-            if self.disks.been_full.contains(&node) {
+            let device = self.any_device(node);
+            if self.disks.been_full.contains(&device) {
                 continue;
             }
-            let found = self.stored_at_rest(node, volume, first / BLOCK_SECTORS);
+            let found = self.stored_at_rest(device, volume, first / BLOCK_SECTORS);
             let mut blocks: Vec<u64> = found.keys().copied().collect();
-            self.keep_spared(node, volume, &mut blocks);
+            self.keep_spared(device, volume, &mut blocks);
             if blocks.is_empty() {
                 continue;
             }
             let block = blocks[rng.random_range(0..blocks.len())];
             let places = &found[&block];
-            let disk = &mut self.nodes[node].disk;
+            let disk = &mut self.device(device).disk;
             let number = match harm {
                 Harm::Rot => {
                     let byte = rng.random_range(0..BLOCK_BYTES);
                     places.iter().for_each(|at| disk.flip_bit(at + byte, BIT));
-                    self.disks.rotten.insert((node, volume, block));
+                    self.disks.rotten.insert((device, volume, block));
                     41
                 }
                 Harm::Spoil => {
                     places.iter().for_each(|at| disk.spoil(*at));
-                    self.disks.spoilt.insert((node, volume, block));
+                    self.disks.spoilt.insert((device, volume, block));
                     42
                 }
             };
             let numbers = [
                 number,
-                node as u64,
+                node as u64 | (device.device as u64) << 32,
                 volume as u64,
                 block,
                 places.len() as u64,
             ];
             self.trace.note(self.now, &numbers, || {
-                format!("node {node}: block {block} of volume {volume} turns bad ({harm:?}), in {places:?}")
+                format!(
+                    "{device}: block {block} of volume {volume} turns bad ({harm:?}), in {places:?}"
+                )
             });
         }
     }
 
     /// A scenario has done so to a block of the first volume.
-    pub(super) fn note_spoilt(&mut self, node: usize, block: u32) {
-        self.disks.spoilt.insert((node, 0, u64::from(block)));
+    pub(super) fn note_spoilt(&mut self, at: DeviceAt, block: u32) {
+        self.disks.spoilt.insert((at, 0, u64::from(block)));
     }
 
-    /// What a node's disk did not give reads again, and has rotted. False: it gave all.
+    /// What a node's disks did not give reads again, and has rotted. False: they gave all.
     pub(super) fn let_spoilt_rot(&mut self, node: usize) -> bool {
-        let disk = &mut self.nodes[node].disk;
-        let places = disk.spoilt();
-        for &place in &places {
-            disk.mend(place);
-            disk.flip_bit(place, BIT);
+        let mut any = false;
+        for Device { disk, .. } in &mut self.nodes[node].devices {
+            for place in disk.spoilt() {
+                disk.mend(place);
+                disk.flip_bit(place, BIT);
+                any = true;
+            }
         }
-        let spoilt = self.disks.spoilt.iter();
-        let here: Vec<_> = spoilt.copied().filter(|(at, ..)| *at == node).collect();
+        let spoilt = self.disks.spoilt.iter().copied();
+        let here = spoilt.filter(|(at, ..)| at.node == node);
         self.disks.rotten.extend(here);
-        !places.is_empty()
+        any
     }
 
     /// A replica that was started anew is the authority. Of what turned bad on it before, a store cannot tell what nobody had flushed
     /// from a write that was cut short: `docs/decisions/0004-replication.md`.
     pub(crate) fn lose_rotten(&mut self, change: &Change) {
-        let node = change.node.0 as usize;
         for (at, volume, block) in self.disks.rotten.clone() {
             let chunk = (block / CHUNK_BLOCKS) as u32;
-            if at == node && self.group_of(volume, chunk) == change.pg {
+            if at == change.at && self.group_of(volume, chunk) == change.pg {
                 let is_hit = |sector: u64| sector / BLOCK_SECTORS == block;
                 self.checker.lose_unflushed(volume, is_hit);
             }
@@ -183,7 +191,8 @@ impl Sim {
     }
 
     /// A node takes over that nobody can read a block.
-    pub(super) fn note_lost(&mut self, node: usize, chunk: ChunkKey, block: u32) {
+    pub(super) fn note_lost(&mut self, node: usize, bad: BadBlock) {
+        let BadBlock { chunk, block, .. } = bad;
         let volume = (0..self.plan.volumes).find(|v| layer_of(*v) == chunk.layer);
         let volume = volume.expect("the chunk is one of a volume");
         let block = u64::from(chunk.index) * CHUNK_BLOCKS + u64::from(block);
@@ -191,8 +200,10 @@ impl Sim {
         self.trace.note(self.now, &numbers, || {
             format!("node {node}: block {block} of volume {volume} is lost")
         });
-        self.disks.rotten.insert((node, volume, block));
-        self.disks.lost.insert((node, volume, block));
+        let device = bad.device as usize;
+        let at = DeviceAt { node, device };
+        self.disks.rotten.insert((at, volume, block));
+        self.disks.lost.insert((at, volume, block));
     }
 
     /// Whether nobody could read a block, and somebody was brought up to date without it.
@@ -200,15 +211,15 @@ impl Sim {
         !self.disks.lost.is_empty()
     }
 
-    /// Blocks that a node knows or knew to be lost, at most: they need no space.
-    pub(super) fn lost_on(&self, node: usize) -> u64 {
+    /// Blocks that a device's store knows or knew to be lost, at most: they need no space.
+    pub(super) fn lost_on(&self, device: DeviceAt) -> u64 {
         let lost = self.disks.lost.iter();
-        lost.filter(|(at, ..)| *at == node).count() as u64
+        lost.filter(|(at, ..)| *at == device).count() as u64
     }
 
-    /// Where a node's disk has the blocks of a place at rest, whether its store uses them or not: known by what they show.
-    fn stored_at_rest(&self, node: usize, volume: usize, first: u64) -> BTreeMap<u64, Vec<u64>> {
-        let disk = &self.nodes[node].disk;
+    /// Where a device has the blocks of a place at rest, whether its store uses them or not: known by what they show.
+    fn stored_at_rest(&self, at: DeviceAt, volume: usize, first: u64) -> BTreeMap<u64, Vec<u64>> {
+        let disk = &self.nodes[at.node].devices[at.device].disk;
         let mut found: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         let (mut bytes, mut tags) = (vec![0; BLOCK_BYTES as usize], Vec::new());
         for at in disk.written_blocks() {
@@ -226,34 +237,33 @@ impl Sim {
     }
 
     /// Leaves those blocks of which another replica in sync, which runs, has a copy at rest, and never had a bad one.
-    fn keep_spared(&self, node: usize, volume: usize, blocks: &mut Vec<u64>) {
+    fn keep_spared(&self, device: DeviceAt, volume: usize, blocks: &mut Vec<u64>) {
         let Some(&first) = blocks.first() else {
             return;
         };
-        let at_rest = |at| self.stored_at_rest(at, volume, first);
-        let nodes = 0..self.nodes.len();
-        let others: Vec<_> = nodes.filter(|&at| at != node).map(at_rest).collect();
+        let mut at_rest = BTreeMap::new();
         blocks.retain(|&block| {
             let pg = self.group_of(volume, (block / CHUNK_BLOCKS) as u32);
-            let members = &self.meta.groups()[pg.0 as usize].members;
-            members.iter().any(|member| {
-                let at = member.node.0 as usize;
-                at != node
-                    && member.standing == Standing::InSync
-                    && self.nodes[at].runs(member.incarnation)
-                    && !self.disks.was_bad((at, volume, block))
-                    && others[at - usize::from(at > node)].contains_key(&block)
+            let mut in_sync = self.meta.groups()[pg.0 as usize].in_sync();
+            in_sync.any(|(member, at)| {
+                let stored = at_rest
+                    .entry(at)
+                    .or_insert_with(|| self.stored_at_rest(at, volume, first));
+                at.node != device.node
+                    && self.nodes[at.node].runs(member.incarnation)
+                    && !self.disks.was_bad(&(at, volume, block))
+                    && stored.contains_key(&block)
             })
         });
     }
 
-    /// The file system below a node's device has no more room than for so many blocks; `None`: for all.
-    pub(super) fn set_room(&mut self, node: usize, blocks: Option<u64>) {
+    /// The file system below a device has no more room than for so many blocks; `None`: for all.
+    pub(super) fn set_room(&mut self, at: DeviceAt, blocks: Option<u64>) {
         if blocks.is_some() {
-            self.disks.been_full.insert(node);
+            self.disks.been_full.insert(at);
         }
-        self.nodes[node].is_full = blocks.is_some();
-        self.nodes[node].disk.set_host_room(blocks);
+        self.device(at).is_full = blocks.is_some();
+        self.device(at).disk.set_host_room(blocks);
         self.note_room();
     }
 
@@ -262,13 +272,10 @@ impl Sim {
         if self.disks.been_full.is_empty() {
             return;
         }
-        for set in self.meta.sets() {
-            let mut nodes = set
-                .in_sync()
-                .iter()
-                .map(|at| set.members()[at].node.0 as usize);
-            if nodes.all(|node| self.disks.been_full.contains(&node)) {
-                self.disks.without_room.insert(set.pg());
+        for (pg, group) in (0..).zip(self.meta.groups()) {
+            let mut devices = group.in_sync().map(|(_, at)| at);
+            if devices.all(|at| self.disks.been_full.contains(&at)) {
+                self.disks.without_room.insert(PgId(pg));
             }
         }
     }
@@ -288,11 +295,16 @@ impl Sim {
             let members = set.in_sync().iter().map(|at| set.members()[at]);
             members.map(|member| member.node.0 as usize).collect()
         };
-        let was_bad = |node: usize, block| self.disks.was_bad((node, volume, block));
+        // A host does not know on which of a node's devices a group is.
+        let any_device = |node: usize, block: u64, is: &dyn Fn(&BlockAt) -> bool| {
+            let mut devices = (0..self.plan.devices).map(|device| DeviceAt { node, device });
+            devices.any(|at| is(&(at, volume, block)))
+        };
+        let was_bad = |node, block| any_device(node, block, &|at| self.disks.was_bad(at));
         // The error is of the gravest kind that was met: a disk's own.
         let of_kind = |node: usize, block| match err {
-            IoError::Corrupt => self.disks.rotten.contains(&(node, volume, block)),
-            _ => self.disks.spoilt.contains(&(node, volume, block)),
+            IoError::Corrupt => any_device(node, block, &|at| self.disks.rotten.contains(at)),
+            _ => any_device(node, block, &|at| self.disks.spoilt.contains(at)),
         };
         let (first, end) = (op.first, op.first + op.sectors);
         let (first, end) = (first / BLOCK_SECTORS, end.div_ceil(BLOCK_SECTORS));
@@ -367,31 +379,24 @@ impl Sim {
 
     /// Blocks that a node's scrubber finds bad, of groups that it is in sync in.
     fn scrubbed(&mut self, at: usize) -> BTreeSet<(usize, u64)> {
-        let node = &mut self.nodes[at];
-        let Some(process) = &mut node.process else {
-            return BTreeSet::new();
-        };
-        if process.core().in_flight() > 0 {
+        let process = self.nodes[at].process.as_ref();
+        if process.is_some_and(|process| process.in_flight() > 0) {
             return BTreeSet::new();
         }
-        let findings = process.find_bad(&mut node.disk);
-        let block_of = |chunk: ChunkKey, block: u32| {
+        let findings = self.nodes[at].find_bad();
+        let block_of = |bad: &BadBlock| {
+            let (chunk, device) = (bad.chunk, bad.device as usize);
             let volume = (0..self.plan.volumes).find(|v| layer_of(*v) == chunk.layer)?;
             let pg = self.group_of(volume, chunk.index);
-            let members = &self.meta.groups()[pg.0 as usize].members;
-            let is_in = members
-                .iter()
-                .any(|m| m.node.0 as usize == at && m.standing == Standing::InSync);
+            let group = &self.meta.groups()[pg.0 as usize];
+            let here = DeviceAt { node: at, device };
+            let is_in = group.in_sync().any(|(_, at)| at == here);
             is_in.then_some((
                 volume,
-                u64::from(chunk.index) * CHUNK_BLOCKS + u64::from(block),
+                u64::from(chunk.index) * CHUNK_BLOCKS + u64::from(bad.block),
             ))
         };
-        let chunk = |layer, index| ChunkKey { layer, index };
-        findings
-            .iter()
-            .filter_map(|f| block_of(chunk(f.layer, f.chunk), f.block))
-            .collect()
+        findings.iter().filter_map(block_of).collect()
     }
 
     /// From now on hosts read from this node first, if it is in sync.

@@ -1,12 +1,12 @@
 //! The end of a run: everything is mended, and then everything must come to rest.
 
-use fabric::core::membership::{Member, Standing};
+use fabric::core::membership::Member;
 use fabric::proto::PgId;
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::message::BlockStamp;
-use fabric::store::api::StoreCore;
 
 use super::{Fault, Sim, layer_of};
+use crate::node::DeviceAt;
 use crate::queue::Span;
 use crate::workload::CHUNK_SECTORS;
 
@@ -49,6 +49,7 @@ impl Sim {
         if self.failure.is_some() {
             return;
         }
+
         let rotten = self.has_rotten();
         let all_in_sync = |sim: &Self| {
             let mut groups = sim.meta.groups().iter();
@@ -93,12 +94,11 @@ impl Sim {
 
     /// Reads every place where guests wrote from every in-sync member, and compares.
     fn replicas_agree(&mut self, pg: PgId) {
-        let members = &self.meta.groups()[pg.0 as usize].members;
-        let in_sync: Vec<usize> = members
-            .iter()
-            .filter(|m| m.standing == Standing::InSync)
-            .filter(|m| self.nodes[m.node.0 as usize].runs(m.incarnation))
-            .map(|m| m.node.0 as usize)
+        let group = &self.meta.groups()[pg.0 as usize];
+        let in_sync: Vec<DeviceAt> = group
+            .in_sync()
+            .filter(|(m, at)| self.nodes[at.node].runs(m.incarnation))
+            .map(|(_, at)| at)
             .collect();
         for guest in 0..self.guests.len() {
             let (volume, spots) = (self.guests[guest].volume, self.guests[guest].spots.clone());
@@ -117,22 +117,24 @@ impl Sim {
         }
     }
 
-    fn agree_on(&mut self, nodes: &[usize], volume: usize, chunk: u32, range: (u32, u32)) {
-        let mut first: Option<(usize, Vec<u8>)> = None;
-        for &at in nodes {
-            let node = &mut self.nodes[at];
-            let process = node.process.as_mut().expect("it runs");
-            if process.core().in_flight() > 0 {
+    fn agree_on(&mut self, devices: &[DeviceAt], volume: usize, index: u32, range: (u32, u32)) {
+        let layer = layer_of(volume);
+        let mut first: Option<(DeviceAt, Vec<u8>)> = None;
+        for &at in devices {
+            let node = &mut self.nodes[at.node];
+            let process = node.process.as_ref().expect("it runs");
+            if process.in_flight() > 0 {
                 self.fail(format!(
-                    "node {at} is at work, and nobody asked for anything"
+                    "node {} is at work, and nobody asked for anything",
+                    at.node
                 ));
                 return;
             }
-            let bytes = match process.peek(&mut node.disk, layer_of(volume), chunk, range) {
+            let bytes = match node.peek(at.device, ChunkKey { layer, index }, range) {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     self.fail(format!(
-                        "node {at} is in sync and cannot read volume {volume} chunk {chunk}: {error}"
+                        "{at} is in sync and cannot read volume {volume} chunk {index}: {error}"
                     ));
                     return;
                 }
@@ -146,9 +148,9 @@ impl Sim {
                         let word = bytes[sector * 512..].first_chunk();
                         word.map_or(0, |word| u32::from_le_bytes(*word))
                     };
-                    let of = u64::from(chunk) * CHUNK_SECTORS + u64::from(range.0) / 512;
+                    let of = u64::from(index) * CHUNK_SECTORS + u64::from(range.0) / 512;
                     self.fail(format!(
-                        "nodes {other} and {at} are in sync and differ: volume {volume} sector {}: tags {} and {}",
+                        "{other} and {at} are in sync and differ: volume {volume} sector {}: tags {} and {}",
                         of + sector as u64, tag(others), tag(&bytes)
                     ));
                     return;
@@ -160,14 +162,13 @@ impl Sim {
 
     /// The members have the same versions of all blocks of a chunk, so that none differs by luck, nor the next comparison copies
     /// it, and none keeps what the others have not.
-    fn versions_agree(&mut self, nodes: &[usize], volume: usize, index: u32) {
+    fn versions_agree(&mut self, devices: &[DeviceAt], volume: usize, index: u32) {
         let layer = layer_of(volume);
-        let mut first: Option<(usize, Vec<BlockStamp>)> = None;
-        for &at in nodes {
-            let node = &mut self.nodes[at];
-            let process = node.process.as_mut().expect("it runs");
-            let Ok(stamps) = process.stamps(&mut node.disk, ChunkKey { layer, index }) else {
-                self.fail(format!("node {at} cannot read its map"));
+        let mut first: Option<(DeviceAt, Vec<BlockStamp>)> = None;
+        for &at in devices {
+            let node = &mut self.nodes[at.node];
+            let Ok(stamps) = node.stamps(at.device, ChunkKey { layer, index }) else {
+                self.fail(format!("{at} cannot read its map"));
                 return;
             };
             let Some((other, known)) = &first else {
@@ -180,7 +181,7 @@ impl Sim {
                 .position(|(a, b)| !a.agrees_with(b));
             if let Some(block) = differ {
                 self.fail(format!(
-                    "nodes {other} and {at} are in sync, and volume {volume} chunk {index} block {block} is {:?} and {:?}",
+                    "{other} and {at} are in sync, and volume {volume} chunk {index} block {block} is {:?} and {:?}",
                     known[block], stamps[block]
                 ));
                 return;

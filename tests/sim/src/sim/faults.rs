@@ -6,6 +6,7 @@ use rand::Rng;
 use rand::seq::SliceRandom;
 
 use super::{End, Event, Sim};
+use crate::node::DeviceAt;
 use crate::queue::{At, Span};
 
 /// Something that goes wrong, or is mended.
@@ -22,17 +23,17 @@ pub enum Fault {
     /// It is mended.
     Mend(End, End),
     /// A disk is so many times slower.
-    Slow(usize, u64),
+    Slow(DeviceAt, u64),
     /// A disk request of this kind fails with this errno.
-    DiskError(usize, IoKind, i32),
+    DiskError(DeviceAt, IoKind, i32),
     /// Stored blocks turn bad.
     Rot,
     /// A disk does not give stored blocks any more.
     Spoil,
     /// A disk has room for so many blocks more that were never written.
-    Full(usize, u64),
+    Full(DeviceAt, u64),
     /// It has room again.
-    Room(usize),
+    Room(DeviceAt),
     /// Nobody answers at meta for a while.
     Leaderless(Span),
     /// A connection to a victim breaks, the nth of those that are open.
@@ -100,15 +101,17 @@ impl Sim {
         }
         for _ in 0..plan.slow_disks {
             let (node, factor) = (self.any_node(), self.rng.random_range(2..200));
-            let at = self.schedule(Fault::Slow(node, factor));
+            let device = self.any_device(node);
+            let at = self.schedule(Fault::Slow(device, factor));
             let mended = at + self.some(Span::seconds(1));
-            self.at(mended, Event::Fault(Fault::Slow(node, 1)));
+            self.at(mended, Event::Fault(Fault::Slow(device, 1)));
         }
         for _ in 0..plan.disk_errors {
             let kinds = [IoKind::Read, IoKind::Write, IoKind::Flush];
             let kind = kinds[self.rng.random_range(0..3)];
             let node = self.any_node();
-            self.schedule(Fault::DiskError(node, kind, libc::EIO));
+            let device = self.any_device(node);
+            self.schedule(Fault::DiskError(device, kind, libc::EIO));
         }
         self.schedule_moves();
         self.schedule_members();
@@ -124,6 +127,12 @@ impl Sim {
 
     fn any_node(&mut self) -> usize {
         self.victims[self.rng.random_range(0..self.victims.len())]
+    }
+
+    /// One of a node's devices. It has a random source of its own: whatever else a seed draws is the same with more of them.
+    pub(super) fn any_device(&mut self, node: usize) -> DeviceAt {
+        let device = self.device_rng.random_range(0..self.plan.devices);
+        DeviceAt { node, device }
     }
 
     fn schedule(&mut self, fault: Fault) -> At {
@@ -207,15 +216,15 @@ impl Sim {
             Fault::Pause(node, span) => self.pause_node(node, span),
             Fault::Cut(from, to) => self.cut(from, to),
             Fault::Mend(from, to) => self.mend(from, to),
-            Fault::Slow(node, factor) => self.nodes[node].slowness = factor,
-            Fault::DiskError(node, kind, errno) => {
-                self.nodes[node].suspect = true;
-                self.nodes[node].disk.fail(kind, 0, errno);
+            Fault::Slow(at, factor) => self.device(at).slowness = factor,
+            Fault::DiskError(at, kind, errno) => {
+                self.nodes[at.node].suspect = true;
+                self.device(at).disk.fail(kind, 0, errno);
             }
             Fault::Rot => self.rot(),
             Fault::Spoil => self.spoil(),
-            Fault::Full(node, blocks) => self.set_room(node, Some(blocks)),
-            Fault::Room(node) => self.set_room(node, None),
+            Fault::Full(at, blocks) => self.set_room(at, Some(blocks)),
+            Fault::Room(at) => self.set_room(at, None),
             Fault::Leaderless(span) => {
                 self.leaderless_until = self.leaderless_until.max(self.now + span);
             }
@@ -255,9 +264,12 @@ impl Sim {
             self.start_host(host);
         }
         for node in 0..self.nodes.len() {
-            self.nodes[node].slowness = 1;
-            self.set_room(node, None);
-            self.nodes[node].disk.forget_faults();
+            for device in 0..self.plan.devices {
+                let at = DeviceAt { node, device };
+                self.device(at).slowness = 1;
+                self.set_room(at, None);
+                self.device(at).disk.forget_faults();
+            }
             self.nodes[node].paused_until = self.now;
             if std::mem::take(&mut self.nodes[node].suspect) {
                 // A store that met an error of its device takes no writes until it is opened again.

@@ -4,9 +4,10 @@ use fabric::core::groups::LEAF_BLOCKS;
 use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
 use fabric::proto::message::BlockStamp;
 use fabric::proto::placement;
-use fabric::store::api::{Holds, StoreCore};
+use fabric::store::api::Holds;
 
 use super::{Sim, layer_of};
+use crate::node::DeviceAt;
 
 const BLOCK: u64 = 4096;
 /// Units that a store this small uses beside blocks of data and the pages that map them, at most: for its table of chunks.
@@ -28,7 +29,9 @@ impl Sim {
             self.fail(format!("all is done, and {what}"));
         }
         for node in 0..self.nodes.len() {
-            self.no_space_leaks(node);
+            for device in 0..self.plan.devices {
+                self.no_space_leaks(DeviceAt { node, device });
+            }
         }
     }
 
@@ -67,7 +70,7 @@ impl Sim {
             let (unresolved, waiting) = (process.unresolved(), process.waiting());
             if unresolved > unresolved_max || waiting > 0 {
                 return Some(format!(
-                    "{} keeps {unresolved} unresolved writes, {waiting} requests wait for its store",
+                    "{} keeps {unresolved} unresolved writes, {waiting} requests wait for its stores",
                     node.id
                 ));
             }
@@ -75,14 +78,14 @@ impl Sim {
         None
     }
 
-    /// A store has chunks of volumes that exist, in groups that it is or was a member of, and no more space is in use than they
-    /// need. (What a node holds of a group that it has left stays there: freeing it is the daemon's, which is no part of this.)
-    fn no_space_leaks(&mut self, at: usize) {
-        let Some(process) = &self.nodes[at].process else {
+    /// A store has chunks of volumes that exist, in groups that its device is or was a member of, and no more space is in use than
+    /// they need. (What a device holds of a group that it has left stays there: freeing it is the daemon's, which is no part of this.)
+    fn no_space_leaks(&mut self, at: DeviceAt) {
+        let Some(process) = &self.nodes[at.node].process else {
             return;
         };
-        let chunks = process.chunks();
-        let used = process.core().space().used_bytes / BLOCK;
+        let chunks = process.chunks(at.device);
+        let used = process.space(at.device).used_bytes / BLOCK;
         let exists = |chunk: &ChunkKey| {
             let bytes = u64::from(chunk.index) * CHUNK_BYTES;
             (0..self.plan.volumes).any(|volume| layer_of(volume) == chunk.layer)
@@ -93,14 +96,12 @@ impl Sim {
             self.been_members.contains(&(pg, at))
         };
         if let Some(chunk) = chunks.iter().find(|c| !exists(c) || !been(c)) {
-            let what = format!("node {at} holds {chunk:?}, which is not its business");
+            let what = format!("{at} holds {chunk:?}, which is not its business");
             return self.fail(what);
         }
         let (mut data, mut pages) = (0, 0);
         for chunk in &chunks {
-            let node = &mut self.nodes[at];
-            let process = node.process.as_mut().expect("it runs");
-            match process.stamps(&mut node.disk, *chunk) {
+            match self.nodes[at.node].stamps(at.device, *chunk) {
                 Ok(stamps) => {
                     let is_data = stamps.iter().filter(|s| s.holds() == Holds::Data);
                     data += is_data.count() as u64;
@@ -110,13 +111,13 @@ impl Sim {
                         .filter(is_mapped)
                         .count() as u64;
                 }
-                Err(error) => return self.fail(format!("node {at} cannot read its map: {error}")),
+                Err(error) => return self.fail(format!("{at} cannot read its map: {error}")),
             }
         }
         let most = data + pages + OVERHEAD_UNITS;
         if used + self.lost_on(at) < data || used > most {
             self.fail(format!(
-                "node {at} uses {used} units for {data} blocks and {pages} pages of their map"
+                "{at} uses {used} units for {data} blocks and {pages} pages of their map"
             ));
         }
     }

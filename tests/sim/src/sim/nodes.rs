@@ -1,15 +1,14 @@
 //! Storage nodes: what their disks do, and how they die and come back.
 
-use fabric::core::membership::ReplicaSet;
 use fabric::core::repair::queue::{BadBlock, Outcome};
-use fabric::proto::{Epoch, Incarnation};
+use fabric::proto::Incarnation;
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind};
 use rand::Rng;
 
 use super::calls::CALLS_FROM;
 use super::control::Word;
 use super::{End, Event, Fault, IDLE_EVERY, Sim};
-use crate::node::{Node, Wishes};
+use crate::node::{Device, DeviceAt, Node, NodeMap, Wishes};
 use crate::queue::{At, Span};
 
 /// Between two starts of a process that ends at once.
@@ -32,10 +31,11 @@ impl Sim {
             *newest = stored.version.max(*newest);
             self.check_stored(node, incarnation, &stored);
         }
-        for (key, kind) in wishes.disk {
-            let span = self.disk_time(node, kind);
+        for (device, key, kind) in wishes.disk {
+            let at = DeviceAt { node, device };
+            let span = self.disk_time(at, kind);
             let event = Event::Disk {
-                node,
+                at,
                 incarnation,
                 key,
             };
@@ -54,8 +54,8 @@ impl Sim {
         for (bad, outcome) in wishes.told {
             self.note_mended(node, bad, outcome);
         }
-        for (chunk, block) in wishes.lost {
-            self.note_lost(node, chunk, block);
+        for bad in wishes.lost {
+            self.note_lost(node, bad);
         }
         let words = wishes.promotions.into_iter();
         let words = words.map(|promotion| Word::Promote(node, promotion));
@@ -80,42 +80,48 @@ impl Sim {
     }
 
     /// A map arrives at a node.
-    pub(super) fn on_node_map(&mut self, node: usize, epoch: Epoch, sets: &[ReplicaSet]) {
+    pub(super) fn on_node_map(&mut self, node: usize, map: NodeMap) {
         if self.nodes[node].paused_until > self.now {
-            let sets = sets.to_vec();
-            let event = Event::NodeMap { node, epoch, sets };
+            let event = Event::NodeMap { node, map };
             self.at(self.nodes[node].paused_until, event);
             return;
         }
-        self.with_node(node, |node, wishes| node.on_map(epoch, sets, wishes));
+        self.with_node(node, |node, wishes| node.on_map(&map, wishes));
     }
 
-    fn disk_time(&mut self, node: usize, kind: IoKind) -> Span {
+    /// A device.
+    pub(super) fn device(&mut self, at: DeviceAt) -> &mut Device {
+        &mut self.nodes[at.node].devices[at.device]
+    }
+
+    fn disk_time(&mut self, at: DeviceAt, kind: IoKind) -> Span {
         let plan = self.plan.disk;
         let mut span = plan.base.0 + self.some(plan.jitter).0;
         if kind == IoKind::Flush {
             span += plan.flush.0;
         }
-        Span(span * self.nodes[node].slowness)
+        Span(span * self.device(at).slowness)
     }
 
-    pub(super) fn on_disk(&mut self, node: usize, incarnation: Incarnation, key: IoKey) {
+    pub(super) fn on_disk(&mut self, at: DeviceAt, incarnation: Incarnation, key: IoKey) {
+        let DeviceAt { node, device } = at;
         if !self.nodes[node].runs(incarnation) {
             return;
         }
         if self.nodes[node].paused_until > self.now {
             let event = Event::Disk {
-                node,
+                at,
                 incarnation,
                 key,
             };
             self.at(self.nodes[node].paused_until, event);
             return;
         }
-        self.trace.note(self.now, &[6, node as u64, key.id.0], || {
-            format!("node {node}: disk request {} ends", key.id.0)
+        let number = key.id.0 | (device as u64) << 48;
+        self.trace.note(self.now, &[6, node as u64, number], || {
+            format!("{at}: disk request {} ends", key.id.0)
         });
-        self.with_node(node, |node, wishes| node.on_disk(key, wishes));
+        self.with_node(node, |node, wishes| node.on_disk(device, key, wishes));
     }
 
     pub(super) fn on_idle(&mut self, node: usize) {
@@ -174,7 +180,8 @@ impl Sim {
             }
             Err(error) => {
                 let state = &mut self.nodes[node];
-                state.failed_starts += u32::from(!state.is_full);
+                let is_full = state.devices.iter().any(|device| device.is_full);
+                state.failed_starts += u32::from(!is_full);
                 if state.failed_starts > self.plan.faults.disk_errors {
                     self.fail(format!("node {node} does not start: {error}"));
                     return;

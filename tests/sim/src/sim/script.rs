@@ -2,11 +2,13 @@
 
 use fabric::core::membership::Standing;
 use fabric::io::Op;
+use fabric::proto::ids::ChunkKey;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::Sim;
 use crate::checker::{self, Tag};
+use crate::node::{Device, DeviceAt};
 use crate::plan::Plan;
 use crate::queue::Span;
 use crate::workload::GuestOp;
@@ -94,51 +96,64 @@ impl Sim {
 
     /// Flips a bit of what a node's disk holds of a block of the first chunk, wherever it lies.
     pub fn flip_bit(&mut self, node: usize, block: u32) {
-        for place in self.places_of(node, block) {
-            self.nodes[node].disk.flip_bit(place + 100, 3);
+        let (at, places) = self.places_of(node, block);
+        for place in places {
+            self.device(at).disk.flip_bit(place + 100, 3);
         }
     }
 
     /// From now on a node's disk does not give what it holds of a block of the first chunk.
     pub fn spoil_block(&mut self, node: usize, block: u32) {
-        for place in self.places_of(node, block) {
-            self.nodes[node].disk.spoil(place);
+        let (at, places) = self.places_of(node, block);
+        for place in places {
+            self.device(at).disk.spoil(place);
         }
-        self.note_spoilt(node, block);
+        self.note_spoilt(at, block);
     }
 
-    /// The disk of a node gives all again.
+    /// The disks of a node give all again.
     pub fn mend_disk(&mut self, node: usize) {
-        for place in self.nodes[node].disk.spoilt() {
-            self.nodes[node].disk.mend(place);
+        for Device { disk, .. } in &mut self.nodes[node].devices {
+            for place in disk.spoilt() {
+                disk.mend(place);
+            }
         }
     }
 
-    /// Where a node's disk has a block of the first chunk, in bytes.
-    fn places_of(&mut self, node: usize, block: u32) -> Vec<u64> {
-        let node = &mut self.nodes[node];
-        let process = node.process.as_mut().expect("it runs");
-        let range = (block * 4096, 4096);
-        let content = process.peek(&mut node.disk, super::layer_of(0), 0, range);
+    /// The device that holds a chunk of the first volume on a node.
+    fn home(&self, node: usize, chunk: u32) -> DeviceAt {
+        let group = &self.meta.groups()[self.group_of(0, chunk).0 as usize];
+        let home = group.home(node);
+        home.unwrap_or(DeviceAt::first_of(node))
+    }
+
+    /// Reads a range of a chunk of the first volume as a node's device holds it.
+    fn peek(&mut self, node: usize, index: u32, range: (u32, u32)) -> Result<Vec<u8>, String> {
+        let at = self.home(node, index);
+        let layer = super::layer_of(0);
+        self.nodes[node].peek(at.device, ChunkKey { layer, index }, range)
+    }
+
+    /// Where a node has a block of the first chunk: the device, and there in bytes.
+    fn places_of(&mut self, node: usize, block: u32) -> (DeviceAt, Vec<u64>) {
+        let content = self.peek(node, 0, (block * 4096, 4096));
         let content = content.expect("it can be read");
+        let at = self.home(node, 0);
+        let disk = &self.device(at).disk;
         let has_it = |place: &u64| {
             let mut there = vec![0; 4096];
-            node.disk.peek(*place, &mut there);
+            disk.peek(*place, &mut there);
             there == content
         };
-        let places = node.disk.written_blocks().into_iter().map(|at| at * 4096);
+        let places = disk.written_blocks().into_iter().map(|at| at * 4096);
         let found: Vec<u64> = places.filter(has_it).collect();
         assert!(!found.is_empty(), "the disk has it somewhere");
-        found
+        (at, found)
     }
 
     /// Whether the node can read a block of the first chunk.
     pub fn can_read(&mut self, node: usize, block: u32) -> bool {
-        let node = &mut self.nodes[node];
-        let process = node.process.as_mut().expect("it runs");
-        let range = (block * 4096, 4096);
-        let layer = super::layer_of(0);
-        process.peek(&mut node.disk, layer, 0, range).is_ok()
+        self.peek(node, 0, (block * 4096, 4096)).is_ok()
     }
 
     /// Lets a node's scrubber read everything once; how many blocks it finds bad. It then has them repaired.
@@ -203,10 +218,8 @@ impl Sim {
 
     /// What the node itself holds in a sector: the write that made it.
     pub fn tag_at(&mut self, node: usize, sector: u64) -> u32 {
-        let node = &mut self.nodes[node];
-        let process = node.process.as_mut().expect("it runs");
         let (chunk, at) = ((sector / 8192) as u32, (sector % 8192 * 512) as u32);
-        let bytes = process.peek(&mut node.disk, super::layer_of(0), chunk, (at, 512));
+        let bytes = self.peek(node, chunk, (at, 512));
         let bytes = bytes.expect("it can be read");
         u32::from_le_bytes(*bytes.first_chunk().expect("a sector"))
     }

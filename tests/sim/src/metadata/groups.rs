@@ -1,0 +1,173 @@
+//! The groups of the map: what the data path is told of them, and all that the map says.
+
+use fabric::core::membership::{Member, Standing};
+use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
+use meta::{ClusterMap, GroupId, PlacementGroup};
+use uuid::Uuid;
+
+use crate::node::DeviceAt;
+
+/// A group in the map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Cluster epoch of its last change.
+    pub epoch: Epoch,
+    /// Its members as the data path is told of them: one for each node.
+    pub members: Vec<Member>,
+    /// The device of each of these.
+    pub devices: Vec<DeviceAt>,
+    /// All devices that the map has as members.
+    pub all: Vec<Place>,
+    /// See [`ReplicaSet::power_lost`].
+    pub power_lost: Epoch,
+}
+
+/// A device that the map has as a member of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The device.
+    pub at: DeviceAt,
+    /// What the map says of it.
+    pub member: Member,
+    /// It goes once the others are in sync.
+    pub leaving: bool,
+}
+
+impl Group {
+    /// The group as it is in the map.
+    pub(super) fn read(map: &ClusterMap, group: &PlacementGroup) -> Self {
+        let members = group.members.iter();
+        let all: Vec<Place> = members.filter_map(|m| place(map, m)).collect();
+        let told = told(&all);
+        Self {
+            epoch: Epoch(group.epoch.0),
+            members: told.iter().map(|place| place.member).collect(),
+            devices: told.iter().map(|place| place.at).collect(),
+            all,
+            power_lost: Epoch(group.power_lost.0),
+        }
+    }
+
+    /// The members that the data path is told are in sync, with their devices.
+    pub fn in_sync(&self) -> impl Iterator<Item = (&Member, DeviceAt)> {
+        let members = self.members.iter().zip(self.devices.iter().copied());
+        members.filter(|(member, _)| member.standing == Standing::InSync)
+    }
+
+    /// The device that holds it on a node.
+    pub fn home(&self, node: usize) -> Option<DeviceAt> {
+        self.devices.iter().copied().find(|at| at.node == node)
+    }
+}
+
+/// A change of the map, for the invariants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Group.
+    pub pg: PgId,
+    /// Who.
+    pub at: DeviceAt,
+    /// Was.
+    pub from: (Standing, Incarnation),
+    /// Is.
+    pub to: (Standing, Incarnation),
+    /// No member was left that could be trusted, and this one was made the authority.
+    pub resettled: bool,
+}
+
+/// The identity of a device.
+pub(super) fn uuid_of(at: DeviceAt) -> Uuid {
+    Uuid::from_u128((at.device as u128) << 64 | (0xde00 + at.node as u128))
+}
+
+/// The device with this identity.
+fn device_at(device: &meta::Device) -> DeviceAt {
+    let number = device.uuid.as_u128();
+    DeviceAt {
+        node: (number as u64 - 0xde00) as usize,
+        device: (number >> 64) as usize,
+    }
+}
+
+/// A storage node as the data path knows it.
+fn data_node(node: meta::NodeId) -> NodeId {
+    NodeId(node.0 - 1)
+}
+
+/// A member as the data path knows it.
+fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
+    let standing = match member.standing {
+        meta::Standing::InSync => Standing::InSync,
+        meta::Standing::Syncing => Standing::Syncing,
+        meta::Standing::Out => Standing::Out,
+    };
+    Some(Place {
+        at: device_at(map.device(member.device)?),
+        member: Member {
+            node: data_node(member.node),
+            incarnation: Incarnation(member.incarnation.0),
+            standing,
+            since: Epoch(member.since.0),
+        },
+        leaving: member.leaving,
+    })
+}
+
+/// Of the members of a group those that the data path is told of: of each node the one that counts most. The daemon puts those in
+/// sync first; here they stay in the map's order, so that hosts prefer now one that has always been there, now one that has not.
+fn told(all: &[Place]) -> Vec<Place> {
+    let rank = |place: &Place| match place.member.standing {
+        Standing::InSync => 0,
+        Standing::Syncing => 1,
+        Standing::Out => 2,
+    };
+    let counts = |(nth, place): &(usize, &Place)| {
+        let same = |(_, other): &(usize, &Place)| other.member.node == place.member.node;
+        let of_node = all.iter().enumerate().filter(same);
+        let best = of_node.min_by_key(|(_, other)| rank(other));
+        best.is_some_and(|(best, _)| best == *nth)
+    };
+    let told = all.iter().enumerate().filter(counts);
+    told.map(|(_, place)| *place).collect()
+}
+
+/// The device of a node that a word about a group means: that of the member for which this holds, as the daemon takes it. If the map
+/// has none any more it is for meta to refuse the word.
+pub(super) fn device_of(
+    map: &ClusterMap,
+    group: GroupId,
+    node: meta::NodeId,
+    is_meant: impl Fn(&meta::Member) -> bool,
+) -> Option<meta::DeviceId> {
+    let members = map.group(group).into_iter().flat_map(|g| &g.members);
+    let mut of_node = members.filter(|member| member.node == node);
+    let meant = of_node.find(|member| is_meant(member)).map(|m| m.device);
+    let any = || map.devices().find(|device| device.node == node);
+    meant.or_else(|| any().map(|device| device.id))
+}
+
+pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Change>) {
+    let state = |group: &Group, at: DeviceAt| {
+        let place = group.all.iter().find(|place| place.at == at);
+        place.map(|place| (place.member.standing, place.member.incarnation))
+    };
+    let both = old.all.iter().chain(&new.all);
+    let mut devices: Vec<DeviceAt> = both.map(|place| place.at).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    for at in devices {
+        let nobody = (Standing::Out, Incarnation(0));
+        let from = state(old, at).unwrap_or(nobody);
+        let to = state(new, at).unwrap_or(nobody);
+        if from != to {
+            let resettled = from.0 == Standing::InSync && to.0 == Standing::InSync;
+            into.push(Change {
+                pg,
+                at,
+                from,
+                to,
+                resettled,
+            });
+        }
+    }
+}
