@@ -116,6 +116,7 @@ fn map(address: SocketAddr) -> ClusterView {
             power_lost: Epoch(0),
             members: vec![member],
             device: Some(0),
+            incoming: None,
         }],
         own_devices: vec![(0, [0; 16])],
     }

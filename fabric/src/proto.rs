@@ -4,6 +4,7 @@
 //! little-endian headers of [`wire`], one that does not ([`crate::net::mem`]) passes them as they are.
 
 pub mod ids;
+pub mod incoming;
 pub mod message;
 pub mod placement;
 pub mod wire;

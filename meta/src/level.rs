@@ -14,6 +14,7 @@
 //! |---|---|
 //! | 1 | everything before levels were counted |
 //! | 2 | the level itself: [`Command::RaiseLevel`], [`Cluster::level`] and its event |
+//! | 3 | groups move between devices of one node while it serves: [`Level::WITHIN_NODES`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -31,7 +32,9 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self(2);
+    pub const KNOWN: Self = Self::WITHIN_NODES;
+    /// From this one on a node may have two members of a group, of which one takes the other's place (`state/within.rs`).
+    pub const WITHIN_NODES: Self = Self(3);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

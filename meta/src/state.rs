@@ -21,6 +21,7 @@ mod pool;
 pub(crate) mod tables;
 mod token;
 mod volume;
+pub(crate) mod within;
 
 #[cfg(test)]
 mod proptests;

@@ -376,9 +376,31 @@ impl Groups {
 
     /// This node's replica of the group lies on its device of this index, and the pool has so many groups.
     pub fn place(&self, pg: PgId, device: u32, of_groups: u32) {
+        self.arrive(pg, device);
         let group = self.make(pg);
         group.device.store(device, Ordering::Release);
         group.of_groups.store(of_groups, Ordering::Release);
+    }
+
+    /// Whether the group has come to the device that it was [coming to](crate::proto::incoming): then that replica is this node's from
+    /// now on, with all that is known of it.
+    fn arrive(&self, pg: PgId, device: u32) {
+        let mut groups = self.groups.write().expect("no panic under this lock");
+        let lies_there = |group: &Arc<Group>| group.device() == device;
+        let has_come = !groups.get(&pg).is_some_and(lies_there)
+            && groups.get(&pg.incoming()).is_some_and(lies_there);
+        if !has_come {
+            return;
+        }
+        let Some(new) = groups.remove(&pg.incoming()) else {
+            return;
+        };
+        if let Some(old) = groups.get(&pg) {
+            // A replica that has joined the old one counts on it.
+            let fence = old.fence.load(Ordering::Acquire);
+            new.fence.fetch_max(fence, Ordering::AcqRel);
+        }
+        groups.insert(pg, new);
     }
 
     /// The map of `epoch` says so of this node's replica of the group. To be called for every group that changed, before

@@ -100,7 +100,7 @@ pub enum Standing {
 /// One replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// The node.
+    /// The node; of a replica that the group is coming to on another device of it, see [`incoming`](crate::proto::incoming).
     pub node: NodeId,
     /// The start of it that the map knows; another one answering is not to be trusted.
     pub incarnation: Incarnation,
@@ -111,7 +111,7 @@ pub struct Member {
     pub since: Epoch,
 }
 
-/// The replicas of a placement group, one for each node.
+/// The replicas of a placement group: one for each node, and one more that it is [coming to](crate::proto::incoming).
 #[derive(Debug, Clone)]
 pub struct ReplicaSet {
     pg: PgId,

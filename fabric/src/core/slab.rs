@@ -1,6 +1,7 @@
 //! A fixed number of slots with stable addresses, and keys that tell a slot's uses apart.
 
-/// Names one use of a slot: the index in the lower half, the count of uses in the upper.
+/// Names one use of a slot: the index in the lower half, the count of uses in the upper but for its highest bit, which is free for
+/// marks ([`incoming`](crate::proto::incoming)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub u64);
 
@@ -14,6 +15,9 @@ impl Key {
         Self(u64::from(uses) << 32 | u64::from(index))
     }
 }
+
+/// Uses are counted modulo this, a power of two.
+const USES: u32 = 1 << 31;
 
 struct Slot<T> {
     uses: u32,
@@ -60,7 +64,7 @@ impl<T> Slab<T> {
         let slot = &mut self.slots[index as usize];
         assert!(slot.taken, "slot {index} freed twice");
         slot.taken = false;
-        slot.uses = slot.uses.wrapping_add(1);
+        slot.uses = (slot.uses + 1) % USES;
         self.free.push(index);
     }
 

@@ -45,12 +45,14 @@ pub struct GroupView {
     pub epoch: Epoch,
     /// Fewest in-sync replicas that may acknowledge a write.
     pub min_in_sync: usize,
-    /// Its replicas, one for each node at most.
+    /// Its replicas: one for each node at most, and of one a second that the group is [coming to](crate::proto::incoming).
     pub members: Vec<Member>,
     /// See [`ReplicaSet::power_lost`].
     pub power_lost: Epoch,
     /// Number of this node's device that holds one of them.
     pub device: Option<u64>,
+    /// Number of this node's device that the group is [coming to](crate::proto::incoming).
+    pub incoming: Option<u64>,
 }
 
 /// What the data path asks of meta. It is said again when a newer map leaves the reason in place.
@@ -249,15 +251,20 @@ impl Cluster {
         }
         let mut held = Vec::new();
         for group in &view.groups {
-            let device = group.device.and_then(|number| devices.get(&number));
-            let member = group.members.iter().find(|m| m.node == self.node);
-            let (Some(member), Some(&device)) = (member, device) else {
-                continue;
-            };
-            self.groups
-                .place(group.pg, device, pools[&(group.pg.0 >> 32)]);
-            self.groups.set_member(group.pg, member, self.incarnation);
-            held.push(group.pg);
+            let own = [
+                (group.pg, self.node, group.device),
+                (group.pg.incoming(), self.node.incoming(), group.incoming),
+            ];
+            for (pg, name, device) in own {
+                let device = device.and_then(|number| devices.get(&number));
+                let member = group.members.iter().find(|m| m.node == name);
+                let (Some(member), Some(&device)) = (member, device) else {
+                    continue;
+                };
+                self.groups.place(pg, device, pools[&(pg.0 >> 32)]);
+                self.groups.set_member(pg, member, self.incarnation);
+                held.push(pg);
+            }
         }
         self.groups.keep(&held);
         self.groups.applied(view.epoch);

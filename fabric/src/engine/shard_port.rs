@@ -145,7 +145,7 @@ impl ShardPort {
             Command::Join => return Some(Err(StoreFailure::Invalid)),
         };
         let Some(home) = self.home_of(request, chunk.layer) else {
-            return Some(Err(StoreFailure::Invalid));
+            return Some(Err(self.homeless()));
         };
         let shard = self.stores.shard_for(home, chunk.layer, chunk.index);
         self.queue(shard, index);
@@ -167,6 +167,16 @@ impl ShardPort {
         match &self.groups {
             Some(groups) => groups.get(request.pg).map(|group| group.device()),
             None => self.home_of_layer(layer),
+        }
+    }
+
+    /// What is said to a request whose group, or layer, is not here.
+    #[cold]
+    fn homeless(&self) -> StoreFailure {
+        match &self.groups {
+            // It was when the request was admitted: a newer map took it away.
+            Some(groups) => StoreFailure::Fenced(Refusal::StaleEpoch(groups.known())),
+            None => StoreFailure::Invalid,
         }
     }
 

@@ -21,11 +21,12 @@ pub(super) struct Stray {
 }
 
 impl Stray {
-    /// Whether its group is on this device after all. Asked under the shard's lock when the chunk is about to be freed: what is
+    /// Whether its group is on this device after all, or coming to it. Asked under the shard's lock when the chunk is about to be freed: what is
     /// written to a group that comes back is admitted under that lock too, so it comes after, and is not lost.
     pub(super) fn is_at_home(&self) -> bool {
-        let group = self.groups.get(self.pg);
-        group.is_some_and(|group| group.device() == self.device)
+        let replicas = [self.pg, self.pg.incoming()];
+        let mut here = replicas.iter().filter_map(|pg| self.groups.get(*pg));
+        here.any(|group| group.device() == self.device)
     }
 }
 

@@ -27,8 +27,17 @@ use crate::proto::{NodeId, Refusal, Reply, Request};
 pub enum Told {
     /// A replica answered.
     Reply(NodeId, Reply),
-    /// A replica is lost.
+    /// A node is lost.
     Lost(NodeId),
+}
+
+impl Told {
+    /// A node answered, by one of its replicas.
+    #[inline]
+    fn reply(node: NodeId, reply: Reply) -> Self {
+        let (replica, reply) = reply.from_replica(node);
+        Self::Reply(replica, reply)
+    }
 }
 
 /// All ways of one data thread.
@@ -155,10 +164,10 @@ impl NodeTransport {
         while let Some((key, result)) = self.local.store().next_completion() {
             *work = true;
             match self.local.on_store(key, result) {
-                Some((LOCAL, reply)) => return Some(Told::Reply(self.node, reply)),
+                Some((LOCAL, reply)) => return Some(Told::reply(self.node, reply)),
                 Some((COPIED, reply)) => {
                     let remote = self.remote.as_mut().expect("it made the copy");
-                    return Some(Told::Reply(self.node, remote.shield.finish(&reply)));
+                    return Some(Told::reply(self.node, remote.shield.finish(&reply)));
                 }
                 Some((_, reply)) => self.answer(&reply),
                 None => {}
@@ -174,7 +183,7 @@ impl NodeTransport {
             let event = self.remote.as_mut()?.lane.next_event()?;
             *work = true;
             match event {
-                Event::Reply(node, reply) => return Some(Told::Reply(node, reply)),
+                Event::Reply(node, reply) => return Some(Told::reply(node, reply)),
                 Event::Lost(node) => return Some(Told::Lost(node)),
                 Event::Request(peer, request) => self.serve(peer, &request),
             }
@@ -200,6 +209,27 @@ impl NodeTransport {
             },
         };
         Some(remote.shield.finish(&answer))
+    }
+
+    #[inline]
+    fn send_to(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
+        if node == self.node {
+            return self.send_here(request);
+        }
+        match &mut self.remote {
+            Some(remote) => {
+                remote.traffic.asked(self.index);
+                remote.lane.send(node, request)
+            }
+            None => Some(crate::net::tcp::lane::unreachable(request)),
+        }
+    }
+
+    #[cold]
+    fn send_to_incoming(&mut self, replica: NodeId, request: &Request) -> Option<Reply> {
+        let node = replica.base();
+        let reply = self.send_to(node, &request.to_replica(replica))?;
+        Some(reply.from_replica(node).1)
     }
 
     fn serve(&mut self, peer: PeerId, request: &Request) {
@@ -293,15 +323,9 @@ impl Transport for NodeTransport {
 
     #[inline]
     fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
-        if node == self.node {
-            return self.send_here(request);
+        if node.is_incoming() {
+            return self.send_to_incoming(node, request);
         }
-        match &mut self.remote {
-            Some(remote) => {
-                remote.traffic.asked(self.index);
-                remote.lane.send(node, request)
-            }
-            None => Some(crate::net::tcp::lane::unreachable(request)),
-        }
+        self.send_to(node, request)
     }
 }

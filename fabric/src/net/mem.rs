@@ -50,12 +50,12 @@ impl<P: StorePort> MemTransport<P> {
         match self.replica.on_request(peer, request, &mut self.store) {
             Handled::Replied(reply) => Some(reply),
             Handled::Held => None,
-            // The replica has as many slots as its only client has pieces and its peers have requests; were it ever full, an error is
-            // better than a request that nobody answers.
+            // The replica has as many slots as its only client has pieces and its peers have requests. It can be full only while
+            // its groups move between devices, for then a piece may need two: it is asked again in a moment.
             Handled::Full => Some(Reply {
                 id: request.id,
                 incarnation: self.replica.incarnation(),
-                result: Err(Refusal::Device(libc::ENOBUFS)),
+                result: Err(Refusal::Behind(request.epoch)),
             }),
         }
     }

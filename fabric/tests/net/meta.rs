@@ -386,6 +386,7 @@ impl State {
                     .iter()
                     .any(|m| m.node == NodeId(*node))
                     .then_some(pg.0 % count.max(1)),
+                incoming: None,
             };
             process.fabric.set_map(ClusterView {
                 epoch: Epoch(self.epoch),

@@ -101,6 +101,7 @@ impl World {
                     power_lost: set.power_lost(),
                     members: set.members().to_vec(),
                     device: Some(*id),
+                    incoming: None,
                 }],
                 own_devices: vec![(*id, label)],
             });

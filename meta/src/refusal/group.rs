@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::RefusalKind;
-use crate::ids::{DeviceId, Epoch, Incarnation};
+use crate::ids::{DeviceId, Epoch, Incarnation, NodeId};
 use crate::model::GroupId;
 
 /// Refusals about placement groups. They tell a component of the cluster what it does not know yet; it reads the map anew
@@ -83,6 +83,18 @@ pub enum GroupRefusal {
         group: GroupId,
         /// The device.
         device: DeviceId,
+    },
+    /// Another device of the node is a member, and does not leave or is being synced itself.
+    #[error(
+        "device {device} is not synced into placement group {group}: another device of node {node} is, or stays, its member"
+    )]
+    SecondOnNode {
+        /// The group.
+        group: GroupId,
+        /// The device.
+        device: DeviceId,
+        /// Their node.
+        node: NodeId,
     },
     /// The device is not served by that start of its node.
     #[error(

@@ -7,7 +7,7 @@
 
 use super::map::cluster;
 use super::tables::{DEVICES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS};
-use super::{Read, ReadError, Stop, Txn};
+use super::{Read, ReadError, Stop, Txn, within};
 use crate::command::{Change, Heard, Outcome};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId};
 use crate::model::{
@@ -475,6 +475,7 @@ fn sync_started(
     let Some(node) = node else {
         return Err(not_served.into());
     };
+    within::check_sync(view, group, node.id, device)?;
     if !has_valid_source(view, group)? {
         return Err(GroupRefusal::NoSource { group: group.id() }.into());
     }
@@ -535,6 +536,7 @@ pub(super) fn promote(
     }
     let mut new = group.clone();
     new.members[index].standing = Standing::InSync;
+    within::take_place(txn, &mut new, index, epoch)?;
     commit(txn, &group, new, epoch).map(Outcome::Group)
 }
 

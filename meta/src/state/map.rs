@@ -6,7 +6,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::tables::{CLUSTER, COUNTERS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES_BY_POOL};
-use super::{Read, ReadError, Stop, Txn, event, group, loss, node, pool};
+use super::{Read, ReadError, Stop, Txn, event, group, loss, node, pool, within};
 use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::level::Level;
@@ -100,11 +100,15 @@ pub(super) fn bootstrap(
 /// know of no levels left that out.
 pub(super) fn raise_level(txn: &mut Txn<'_>, to: Level, at: UnixMillis) -> Result<Outcome, Stop> {
     let mut cluster = cluster(txn)?;
-    if to > cluster.level {
+    let from = cluster.level;
+    if to > from {
         cluster.level = to;
         CLUSTER.put(txn, &(), &cluster);
         event::push(txn, at, Happening::LevelRaised { to })?;
         next_epoch(txn)?;
+    }
+    if (from..to).contains(&Level(Level::WITHIN_NODES.0 - 1)) {
+        within::begin(txn)?;
     }
     Ok(Outcome::Done)
 }

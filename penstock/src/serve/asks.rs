@@ -10,6 +10,8 @@ use meta::{ClusterMap, GroupId, Member, Meta, Standing};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use super::cluster_map::device_of;
+
 /// Most questions that wait. Each is about another group and replica, so no cluster has more; one too many is dropped, and
 /// said again with the next map.
 const WAITING_MAX: usize = 1 << 17;
@@ -107,7 +109,7 @@ async fn settle(meta: &Meta, ask: &Ask) {
 }
 
 fn group(pg: PgId) -> GroupId {
-    GroupId::from_u64(pg.0)
+    GroupId::from_u64(pg.base().0)
 }
 
 /// The member that a question is about, if the map still gives reason for it.
@@ -123,9 +125,9 @@ fn reason<'a>(map: &'a ClusterMap, ask: &Ask, meta: &Meta) -> Option<&'a Member>
 
 /// A member that was sent writes under the map of the reporter, and still is.
 fn failed(map: &ClusterMap, pg: PgId, node: NodeId, epoch: Epoch) -> Option<&Member> {
-    let members = map.group(group(pg))?.members.iter();
-    let mut members = members.filter(|member| member.node.0 == node.0 && member.is_receiving());
-    members.find(|member| member.since.0 <= epoch.0)
+    let device = device_of(map, group(pg), node)?;
+    let member = map.group(group(pg))?.member(device)?;
+    (member.is_receiving() && member.since.0 <= epoch.0).then_some(member)
 }
 
 /// The member of this start of this node that has been syncing since then.

@@ -34,6 +34,8 @@ pub struct View {
     pub events: Vec<Event>,
     /// What the leader has heard; empty while none answers.
     pub report: LeaderReport,
+    /// The node has no network, and its data path no groups: each of its volumes lies on one device as a whole.
+    pub is_alone: bool,
 }
 
 impl Node {
@@ -65,6 +67,7 @@ impl Node {
             attachments: applied.attachments().map_err(meta_failure)?,
             events: Vec::new(),
             report,
+            is_alone: self.membership.is_none(),
         })
     }
 
@@ -92,7 +95,8 @@ impl View {
         let is_well = |node: &meta::Node| node.state == NodeState::Up && node.duty == Duty::Active;
         let is_used = |device: &meta::Device| self.map.is_served(device) && !device.draining;
         let nodes = self.map.nodes().all(is_well);
-        nodes && self.map.devices().all(is_used) && work(self).is_empty()
+        let has_work = !self.is_alone && !work(self).is_empty();
+        nodes && self.map.devices().all(is_used) && !has_work
     }
 
     /// Pools that have volumes: nobody misses copies in the others.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use fabric::core::membership::{Member, REPLICAS_MAX, Standing};
 use fabric::engine::{ClusterView, Fabric, GroupView};
 use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
-use meta::{ClusterMap, Meta, PlacementGroup};
+use meta::{ClusterMap, Level, Meta, PlacementGroup};
 
 /// What the data path of node `own` needs of a map.
 pub fn view(map: &ClusterMap, own: meta::NodeId) -> ClusterView {
@@ -38,13 +38,19 @@ fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
                 views.truncate(before);
                 break;
             }
-            let here = members.iter().find(|(member, _)| member.node.0 == own.0);
+            let on = |node: NodeId| {
+                let mut members = members.iter();
+                members.find(|(member, _)| member.node == node)
+            };
+            let own = NodeId(own.0);
+            let (here, incoming) = (on(own), on(own.incoming()));
             views.push(GroupView {
                 pg: PgId(group.id().to_u64()),
                 epoch: Epoch(group.epoch.0),
                 min_in_sync: usize::from(pool.min_in_sync),
                 power_lost: Epoch(group.power_lost.0),
                 device: here.map(|(_, device)| device.0),
+                incoming: incoming.map(|(_, device)| device.0),
                 members: members.into_iter().map(|(member, _)| member).collect(),
             });
         }
@@ -52,32 +58,62 @@ fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
     views
 }
 
-/// One for each node, those in sync first, with the devices that they are on.
+/// One for each node, those in sync first, with the devices that they are on; and those that the group is coming to, on nodes
+/// where another device is in sync.
 fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::DeviceId)> {
     let mut members: Vec<(Member, meta::DeviceId)> = Vec::new();
     for standing in [Standing::InSync, Standing::Syncing, Standing::Out] {
         for member in &group.members {
-            // Whose device has moved to another node counts for nothing there until that has registered it.
-            let known = map.device(member.device).map(|device| device.node);
-            let node = match member.node {
-                // A record of the first version does not say.
-                meta::NodeId(0) => known.unwrap_or_default(),
-                node => node,
-            };
-            let is_new = members.iter().all(|(other, _)| other.node.0 != node.0);
-            if translated(member.standing) != standing || !is_new || members.len() == REPLICAS_MAX {
-                continue;
+            let node = node_of(map, member);
+            let is_new = members.iter().all(|(other, _)| other.node != node);
+            if translated(member.standing) == standing && is_new && members.len() < REPLICAS_MAX {
+                members.push((view_of(member, node), member.device));
             }
-            let view = Member {
-                node: NodeId(node.0),
-                incarnation: Incarnation(member.incarnation.0),
-                standing,
-                since: Epoch(member.since.0),
-            };
-            members.push((view, member.device));
         }
     }
+    if map.level() >= Level::WITHIN_NODES {
+        let second = |member: &meta::Member| {
+            let node = node_of(map, member);
+            let is_beside = members.iter().any(|(other, device)| {
+                other.node == node
+                    && other.standing == Standing::InSync
+                    && *device != member.device
+            });
+            let comes = member.standing == meta::Standing::Syncing && is_beside;
+            comes.then(|| (view_of(member, node.incoming()), member.device))
+        };
+        let incoming: Vec<_> = group.members.iter().filter_map(second).collect();
+        members.extend(incoming);
+        members.truncate(REPLICAS_MAX);
+    }
     members
+}
+
+/// Whose device has moved to another node counts for nothing there until that has registered it.
+fn node_of(map: &ClusterMap, member: &meta::Member) -> NodeId {
+    let known = map.device(member.device).map(|device| device.node);
+    let node = match member.node {
+        // A record of the first version does not say.
+        meta::NodeId(0) => known.unwrap_or_default(),
+        node => node,
+    };
+    NodeId(node.0)
+}
+
+fn view_of(member: &meta::Member, node: NodeId) -> Member {
+    Member {
+        node,
+        incarnation: Incarnation(member.incarnation.0),
+        standing: translated(member.standing),
+        since: Epoch(member.since.0),
+    }
+}
+
+/// The device on which the group has this member now.
+pub fn device_of(map: &ClusterMap, group: meta::GroupId, node: NodeId) -> Option<meta::DeviceId> {
+    let members = members(map, map.group(group)?);
+    let mut on_node = members.iter().filter(|(member, _)| member.node == node);
+    on_node.next().map(|(_, device)| *device)
 }
 
 fn translated(standing: meta::Standing) -> Standing {
@@ -194,6 +230,80 @@ mod tests {
             nodes.sort_unstable();
             assert_eq!(nodes, [(1, 100), (2, 200), (3, 300)]);
         }
+    }
+
+    /// Node 3 of three has a second device, number 4, that a group is coming to; it, and the map's commands.
+    fn coming() -> Machine {
+        let mut machine = cluster(3);
+        let volume = Command::CreateVolume {
+            uuid: Uuid::from_u128(9),
+            volume: meta::VolumeSpec::new("disk", 1 << 30),
+            at: AT,
+        };
+        machine.apply(&volume).unwrap();
+        let device = DeviceSpec {
+            uuid: Uuid::from_u128(4),
+            node: meta::NodeId(3),
+            path: "/dev/y".to_owned(),
+            size_bytes: 1 << 40,
+            class: "disk".to_owned(),
+        };
+        let register = Command::RegisterDevice {
+            device,
+            incarnation: meta::Incarnation(300),
+            at: AT,
+        };
+        machine.apply(&register).unwrap();
+        let map = machine.map();
+        let moving = map.groups().find(|group| {
+            let new = group.member(meta::DeviceId(4));
+            new.is_some()
+        });
+        let sync = meta::Change::StartSync {
+            group: moving.unwrap().id(),
+            device: meta::DeviceId(4),
+            incarnation: meta::Incarnation(300),
+        };
+        let regroup = Command::Regroup {
+            changes: vec![sync],
+            heard: Vec::new(),
+            at: AT,
+        };
+        machine.apply(&regroup).unwrap();
+        machine
+    }
+
+    #[test]
+    fn a_group_that_comes_to_another_device_of_a_node_has_two_members_there() {
+        let machine = coming();
+        let map = machine.map();
+        let view = view(&map, meta::NodeId(3));
+        let of_four = |group: &&GroupView| group.members.len() == 4;
+        let moving: Vec<&GroupView> = view.groups.iter().filter(of_four).collect();
+        let [group] = moving[..] else {
+            panic!("{moving:?}");
+        };
+        assert_eq!((group.device, group.incoming), (Some(3), Some(4)));
+        let node = NodeId(3);
+        let standing = |name: NodeId| {
+            let member = group.members.iter().find(|member| member.node == name);
+            member.unwrap().standing
+        };
+        assert_eq!(standing(node), Standing::InSync);
+        assert_eq!(standing(node.incoming()), Standing::Syncing);
+        let id = meta::GroupId::from_u64(group.pg.0);
+        assert_eq!(device_of(&map, id, node), Some(meta::DeviceId(3)));
+        assert_eq!(
+            device_of(&map, id, node.incoming()),
+            Some(meta::DeviceId(4))
+        );
+        let others = super::view(&map, meta::NodeId(1));
+        let same = others.groups.iter().find(|other| other.pg == group.pg);
+        assert_eq!(
+            same.unwrap().members,
+            group.members,
+            "all nodes read it alike"
+        );
     }
 
     #[test]

@@ -187,7 +187,7 @@ impl Node {
             return self.give_up(&view, device).await;
         }
         self.refuse_last(&view, device)?;
-        refuse_within_node(&view, device)?;
+        refuse_alone(&view, device)?;
         self.asked
             .drain_device(id, true)
             .await
@@ -380,26 +380,17 @@ fn device_shown(
     }
 }
 
-/// A node has one replica of a group, on one device. Another one of its devices takes that over when the daemon starts, from other
-/// nodes; of what only this device has there is nobody to take it from.
-fn refuse_within_node(view: &View, device: &meta::Device) -> Result<()> {
-    let in_use = view.pools_in_use();
-    let is_only = |pool| view.map.pool(pool).is_some_and(|pool| pool.replicas == 1);
-    let groups = view.map.groups().filter(|group| {
-        let is_here = group.member(device.id).is_some();
-        is_here && in_use.contains(&group.pool) && is_only(group.pool)
-    });
-    let count = groups.count();
-    if count == 0 || !view.map.is_served(device) {
+/// A node without a network keeps each volume on one device as a whole.
+fn refuse_alone(view: &View, device: &meta::Device) -> Result<()> {
+    if !view.is_alone || view.pools_in_use().is_empty() || !view.map.is_served(device) {
         return Ok(());
     }
-    let node = view.node_name(device.node);
     Err(Failure::new(
         Kind::Conflict,
         format!(
-            "device {} holds the only copies of {count} placement groups, and these cannot be moved between devices of one node yet",
+            "device {} may hold volumes, and a node that is a cluster of its own cannot move these to another device",
             device.path
         ),
-        format!("empty the whole node with `penstock node drain {node}`, or keep the device"),
+        "keep the device, or delete the volumes first; in a cluster made with `penstock init` devices are emptied while they serve",
     ))
 }

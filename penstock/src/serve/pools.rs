@@ -31,7 +31,7 @@ impl Node {
     /// Makes a pool.
     pub async fn pool_create(&self, request: PoolCreate) -> Result<Pool> {
         if request.failure_domain == FailureDomain::Device && request.replicas > 1 {
-            // The data path knows one replica of a group on each node: of a second one nothing would be true.
+            // The data path reads one replica of a group on each node: a second one would never be in sync.
             return Err(Failure::invalid(
                 format!(
                     "pool '{}': two replicas on devices of one node are not supported",

@@ -375,7 +375,7 @@ fn an_added_device_that_is_gone_stops_no_start_and_is_told() {
 }
 
 #[test]
-fn a_device_whose_data_would_have_to_move_within_its_node_is_not_removed() {
+fn a_node_of_its_own_keeps_its_devices_while_it_has_volumes_and_nothing_moves() {
     let dir = temp();
     let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
     let daemon = Daemon::start(&data);
@@ -384,7 +384,10 @@ fn a_device_whose_data_would_have_to_move_within_its_node_is_not_removed() {
     let daemon = Daemon::start(&data);
     daemon.ok(&["volume", "create", "a", "64M"]);
     let told = daemon.refused(&["device", "remove", "2", "--yes"]);
-    assert!(told.contains("between devices of one node"), "{told}");
+    assert!(told.contains("cluster of its own"), "{told}");
     one_error(&daemon.run(&["device", "remove", "2"]), 2);
     assert_eq!(daemon.json(&["device", "list"])[1]["state"], "ok");
+    assert_eq!(daemon.ok(&["health"]), "ok\n");
+    daemon.ok(&["volume", "delete", "a", "--yes"]);
+    daemon.ok(&["device", "remove", "2", "--yes"]);
 }

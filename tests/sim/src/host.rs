@@ -22,9 +22,9 @@ pub struct Wire {
 
 impl Transport for Wire {
     fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
-        let number = node.0 as usize;
+        let number = node.base().0 as usize;
         if self.up[number] {
-            self.sent.push((number, *request));
+            self.sent.push((number, request.to_replica(node)));
             return None;
         }
         Some(Reply {
@@ -67,9 +67,10 @@ impl Lane {
     /// An answer for the client.
     pub fn on_reply(&mut self, node: usize, reply: &Reply) {
         let done = &mut self.done;
-        let node = NodeId(node as u64);
+        let (replica, reply) = reply.from_replica(NodeId(node as u64));
         let report = &mut |tag, result| done.push((tag, result));
-        self.client.on_reply(node, reply, &mut self.wire, report);
+        self.client
+            .on_reply(replica, &reply, &mut self.wire, report);
     }
 
     /// The connection to a node is gone.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::core::membership::{Member, ReplicaSet, Standing};
-use fabric::proto::{Epoch, Generation, Incarnation, PgId};
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use meta::testing::Machine;
 use meta::{
     ClusterMap, Command, DeviceSpec, Duty, GroupId, NodeSpec, Outcome, PgIndex, PoolId, PoolSpec,
@@ -20,7 +20,7 @@ use crate::node::{DeviceAt, NodeMap};
 use crate::plan::Plan;
 use crate::queue::{At, Span};
 pub use groups::{Change, Group, Place};
-use groups::{device_of, note_changes, uuid_of};
+use groups::{device_of, device_with, note_changes, uuid_of};
 
 mod groups;
 
@@ -210,7 +210,11 @@ impl Metadata {
 
     /// The map as a node takes it.
     pub fn node_map(&self, node: usize) -> NodeMap {
-        let home = |group: &Group| Some(group.home(node)?.device);
+        let name = NodeId(node as u64);
+        let home = |group: &Group| {
+            let device = |name| Some(group.device_of(name)?.device);
+            [device(name), device(name.incoming())]
+        };
         NodeMap {
             epoch: self.epoch(),
             sets: self.sets(),
@@ -278,9 +282,10 @@ impl Metadata {
     pub fn report(&mut self, pg: PgId, member: &Member, epoch: Epoch, now: At) {
         let id = self.group_id(pg);
         let map = self.machine.map();
-        let is_failed = |m: &meta::Member| m.is_receiving() && m.since.0 <= epoch.0;
-        let node = meta::NodeId(member.node.0 + 1);
-        let Some(device) = device_of(&map, id, node, is_failed) else {
+        let named = self.groups[pg.0 as usize].device_of(member.node);
+        // Of one that the map has left out meanwhile it is for meta to refuse the word.
+        let any = DeviceAt::first_of(member.node.base().0 as usize);
+        let Some(device) = device_with(&map, named.unwrap_or(any)) else {
             return;
         };
         self.watch.member_reported(&map, id, device);
@@ -373,6 +378,13 @@ impl Metadata {
         let map = self.machine.map();
         map.node(node_id(node))
             .is_some_and(|node| node.duty == Duty::Draining)
+    }
+
+    /// The operator wants a device empty, or has it back.
+    pub fn drain_device(&self, at: DeviceAt, on: bool, now: At) -> Option<Command> {
+        let device = device_with(&self.machine.map(), at)?;
+        let at = wall(now);
+        Some(Command::DrainDevice { device, on, at })
     }
 
     /// The operator, or in the end the planner, wants a node empty or has it back.

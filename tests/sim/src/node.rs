@@ -448,7 +448,8 @@ impl Process {
 
     /// What it keeps about comparisons in its groups.
     pub fn kept_by_groups(&self, groups: usize) -> usize {
-        let groups = (0..groups as u64).filter_map(|pg| self.groups.get(PgId(pg)));
+        let names = (0..groups as u64).flat_map(|pg| [PgId(pg), PgId(pg).incoming()]);
+        let groups = names.filter_map(|pg| self.groups.get(pg));
         groups.map(|group| group.kept()).sum()
     }
 

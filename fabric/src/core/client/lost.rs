@@ -5,7 +5,7 @@ use crate::io::{IoResult, Tag};
 use crate::proto::{NodeId, Refusal, Reply, RequestId};
 
 impl Client {
-    /// A replica is lost: it will answer nothing more, and uses no buffer any more.
+    /// A node is lost: its replicas will answer nothing more, and use no buffer any more.
     pub fn on_lost<T: Transport>(
         &mut self,
         node: NodeId,
@@ -18,18 +18,11 @@ impl Client {
             if !self.pieces.is_taken(piece) {
                 continue;
             }
-            let group = &self.groups[usize::from(self.pieces[piece].group)];
-            let Some(member) = group.set.index_of(node) else {
-                continue;
-            };
             let key = self.pieces.key(piece);
-            let lost = Reply {
-                id: RequestId(key.0),
-                incarnation: group.set.members()[member].incarnation,
-                result: Err(Refusal::Unreachable),
-            };
-            if self.record(piece, member, &lost) && self.pieces[piece].waiting.is_empty() {
-                answered.push(key);
+            for member in [node, node.incoming()] {
+                if self.lose(piece, member) && self.pieces[piece].waiting.is_empty() {
+                    answered.push(key);
+                }
             }
         }
         for key in answered {
@@ -38,5 +31,19 @@ impl Client {
                 self.go_on(piece, transport, done);
             }
         }
+    }
+
+    /// Takes down that a replica will not answer; false if nobody waits for it.
+    fn lose(&mut self, piece: u32, node: NodeId) -> bool {
+        let group = &self.groups[usize::from(self.pieces[piece].group)];
+        let Some(member) = group.set.index_of(node) else {
+            return false;
+        };
+        let lost = Reply {
+            id: RequestId(self.pieces.key(piece).0),
+            incarnation: group.set.members()[member].incarnation,
+            result: Err(Refusal::Unreachable),
+        };
+        self.record(piece, member, &lost)
     }
 }

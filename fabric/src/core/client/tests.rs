@@ -12,6 +12,7 @@ mod cut;
 mod flush;
 mod hedge;
 mod in_place;
+mod incoming;
 mod maps;
 mod overlap;
 mod places;

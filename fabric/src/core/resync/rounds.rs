@@ -111,7 +111,8 @@ struct Round {
     asked_us: Option<u64>,
 }
 
-/// A group in which this node's replica is syncing.
+/// A group in which a replica of this node is syncing; one that the group is coming to has a [name of its
+/// own](crate::proto::incoming).
 #[derive(Debug)]
 struct Stay {
     set: ReplicaSet,
@@ -201,36 +202,50 @@ impl Rounds {
     pub fn on_map(&mut self, sets: &[ReplicaSet], now_us: u64) {
         let mut stays = std::mem::take(&mut self.stays);
         for set in sets {
-            let pg = set.pg();
-            let member = set.index_of(self.me.0).map(|index| set.members()[index]);
-            let syncing = |m: &Member| {
-                m.incarnation == self.me.1
-                    && m.standing == Standing::Syncing
-                    && self.groups.get(pg).is_some()
-            };
-            let Some(member) = member.filter(syncing) else {
-                continue;
-            };
-            let mut stay = stays.remove(&pg).unwrap_or_else(|| Stay {
-                set: set.clone(),
-                since: member.since,
-                round: None,
-                failures: 0,
-                begin_us: now_us,
-            });
-            stay.set = set.clone();
-            stay.since = member.since;
-            match stay.round.take() {
-                Some(round) if stay.may_go_on(&round) => stay.round = Some(round),
-                over => self.retire(over),
+            for pg in [set.pg(), set.pg().incoming()] {
+                let Some(member) = self.syncing(set, pg) else {
+                    continue;
+                };
+                let mut stay = stays.remove(&pg).unwrap_or_else(|| Stay {
+                    set: set.clone(),
+                    since: member.since,
+                    round: None,
+                    failures: 0,
+                    begin_us: now_us,
+                });
+                stay.set = set.clone();
+                stay.since = member.since;
+                match stay.round.take() {
+                    Some(round) if stay.may_go_on(&round) => stay.round = Some(round),
+                    over => self.retire(over),
+                }
+                self.stays.insert(pg, stay);
             }
-            self.stays.insert(pg, stay);
         }
         // Of groups in which this node does not take part any more, or not as one that is to be compared.
         stays.into_values().for_each(|stay| self.retire(stay.round));
         self.unread.retain(|pg, _| self.groups.get(*pg).is_some());
         self.repairs.on_map(sets, now_us);
         self.begin(now_us);
+    }
+
+    /// This node's replica of the group, named as the node knows it, in this set.
+    fn own(&self, set: &ReplicaSet, pg: PgId) -> Option<Member> {
+        let name = match pg.is_incoming() {
+            true => self.me.0.incoming(),
+            false => self.me.0,
+        };
+        set.index_of(name).map(|index| set.members()[index])
+    }
+
+    /// The same if it is to be compared.
+    fn syncing(&self, set: &ReplicaSet, pg: PgId) -> Option<Member> {
+        let is_syncing = |m: &Member| {
+            m.incarnation == self.me.1
+                && m.standing == Standing::Syncing
+                && self.groups.get(pg).is_some()
+        };
+        self.own(set, pg).filter(is_syncing)
     }
 
     /// This node cannot read these blocks; `sets` are the newest map, all of it.
@@ -252,7 +267,7 @@ impl Rounds {
             if let Some(asked) = &mut round.asked_us {
                 if now_us >= *asked + ASK_AGAIN_US {
                     *asked = now_us;
-                    let pg = *pg;
+                    let pg = pg.base();
                     self.actions.push_back(Action::Promote { pg, since });
                 }
             }
@@ -291,7 +306,9 @@ impl Rounds {
             let in_turn = (0..sources.len()).map(|nth| sources[(turn + nth) % sources.len()]);
             let has_failed =
                 |source: &Member| unread.is_some_and(|unread| unread.has_failed(source));
-            let source = in_turn.min_by_key(has_failed);
+            // From one device to another of a node nothing has to cross the network.
+            let me = self.me.0;
+            let source = in_turn.min_by_key(|source| (has_failed(source), source.node != me));
             let source = source.expect("one is due only if somebody is in sync");
             let lost = unread.map(|unread| unread.lost(&sources));
             let machine = Resync::new(*pg, stay.since, source.node);
@@ -388,7 +405,10 @@ impl Rounds {
                 Some(Action::Ask {
                     token: token(call),
                     source: (round.source.node, round.source.incarnation),
-                    request: request(epoch, command),
+                    request: Request {
+                        pg: pg.base(),
+                        ..request(epoch, command)
+                    },
                 })
             }
             Wish::Local(call, command) => Some(Action::Local {
@@ -407,7 +427,7 @@ impl Rounds {
                 round.asked_us = Some(now_us);
                 self.unread.remove(&pg);
                 self.totals.add(round.machine.progress(), true);
-                let since = stay.since;
+                let (pg, since) = (pg.base(), stay.since);
                 Some(Action::Promote { pg, since })
             }
             Wish::Failed(why) => self.fail(pg, why, now_us),
@@ -457,9 +477,10 @@ impl Rounds {
         if round.asked_us.is_none() {
             self.totals.add(round.machine.progress(), false);
         }
-        let member = stay.set.members()[stay.set.index_of(self.me.0)?];
-        let epoch = stay.set.epoch();
+        let (set, epoch) = (stay.set.clone(), stay.set.epoch());
         self.retire(Some(round));
+        let member = self.own(&set, pg)?;
+        let pg = pg.base();
         (why == Why::Busy).then_some(Action::ReportFailed { pg, member, epoch })
     }
 

@@ -111,7 +111,7 @@ impl<T: Copy + Default> Requests<T> {
 
     fn lose(&mut self, lost: NodeId, answered: &mut impl FnMut(T, Result<(), Refusal>)) {
         for slot in 0..self.open.capacity() {
-            if self.open.is_taken(slot) && self.open[slot].node == lost {
+            if self.open.is_taken(slot) && self.open[slot].node.base() == lost {
                 let token = self.open[slot].token;
                 self.open.give_back(slot);
                 answered(token, Err(Refusal::Unreachable));

@@ -1,7 +1,6 @@
 //! The thread that does what the cluster asks of a node beside guests' requests: it takes volumes over for new leases
 //! ([`Takeover`]), and brings this node's replicas up to date ([`Rounds`]).
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -123,6 +122,8 @@ struct State {
     door: Arc<Door>,
     /// The store behind it is the rounds': what it finishes is named by `local`.
     rounds_ways: Requests<Token>,
+    /// The way of rounds to this node's own replicas: what moves from one of its devices to another. A node with one has none.
+    home_ways: Option<Requests<Token>>,
     local: Slab<Token>,
     rounds: Rounds,
     pace: Pace,
@@ -142,6 +143,8 @@ impl State {
         let (mut reader, _) = MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
         reader.tell_again();
         let ways = || -> Result<NodeTransport, FabricError> { shared.transport(false) };
+        let devices = shared.stores.as_ref().map_or(0, |s| s.devices.len());
+        let home_ways = (devices > 1).then(|| Ok::<_, FabricError>(Requests::new(ways()?)));
         let now = Instant::now();
         let me = (cluster.node, cluster.incarnation);
         let (groups, fences) = (Arc::clone(&cluster.groups), Arc::clone(&shared.fences));
@@ -152,6 +155,7 @@ impl State {
             rounds: Rounds::new(me, groups, fences, cluster.told_unresolved()),
             door,
             rounds_ways: Requests::new(ways()?),
+            home_ways: home_ways.transpose()?,
             local: Slab::new(HELD_MAX, Token::default),
             pace: Pace::new(shared.config.resync, Work::default(), now),
             is_pacing: false,
@@ -278,7 +282,11 @@ impl State {
                     _ => 0,
                 };
                 self.pace.spend(bytes, false);
-                if let Some(result) = self.rounds_ways.send(source, &request, token) {
+                let ways = match &mut self.home_ways {
+                    Some(home) if source.0 == self.cluster.node => home,
+                    _ => &mut self.rounds_ways,
+                };
+                if let Some(result) = ways.send(source, &request, token) {
                     self.rounds.on_reply(token, result);
                 }
             }
@@ -336,6 +344,9 @@ impl State {
             rounds.on_local(token, result);
         }
         worked |= ways.poll_remote(|token, result| rounds.on_reply(token, result));
+        if let Some(home) = &mut self.home_ways {
+            worked |= home.poll(|token, result| rounds.on_reply(token, result));
+        }
         worked
     }
 
@@ -352,15 +363,16 @@ impl State {
             tv_sec: patience.as_secs() as i64,
             tv_nsec: i64::from(patience.subsec_nanos()),
         };
-        let fds = [
-            self.door.bell.fd(),
-            self.reader.bell().fd(),
-            self.rounds_ways.transport.wait_fd(),
-            self.takeover_ways.transport.wait_fd(),
-        ];
-        let mut fds = fds
-            .each_ref()
-            .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+        let ways = [&self.rounds_ways].into_iter().chain(&self.home_ways);
+        let fds = ways
+            .map(|ways| ways.transport.wait_fd())
+            .chain([
+                self.takeover_ways.transport.wait_fd(),
+                self.door.bell.fd(),
+                self.reader.bell().fd(),
+            ])
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = fds.collect();
         // Interrupted or not, the next turn looks at everything.
         let _ = poll(&mut fds, Some(&timeout));
     }
@@ -384,8 +396,9 @@ impl State {
         loop {
             self.turn_takeovers();
             self.end_commands();
-            let open =
-                self.rounds_ways.in_flight() + self.takeover_ways.in_flight() + self.local.taken();
+            let home = self.home_ways.as_ref().map_or(0, Requests::in_flight);
+            let ways = self.rounds_ways.in_flight() + self.takeover_ways.in_flight();
+            let open = ways + home + self.local.taken();
             if open == 0 {
                 return;
             }

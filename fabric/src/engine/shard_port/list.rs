@@ -40,7 +40,7 @@ impl ShardPort {
                 while let Some((layer, index, behind)) = state.core.next_chunk(at) {
                     let chunk = ChunkKey { layer, index };
                     let behind_all = u64::from(nth) << SHARD_SHIFT | u64::from(behind);
-                    if placement::pg_of(chunk, of_groups) == request.pg {
+                    if placement::pg_of(chunk, of_groups) == request.pg.base() {
                         return Listed::Chunk(chunk, behind_all);
                     }
                     passed += 1;

@@ -121,7 +121,8 @@ impl Summed {
         // SAFETY: the list has an element, for the payload has bytes; it is valid until the answer.
         let memory = unsafe { (*list.ptr).iov_base }.addr();
         Some(Self {
-            id: request.id.0,
+            // Both replicas of a node are sent the same.
+            id: request.id.base().0,
             list: list.ptr.addr(),
             memory,
         })

@@ -14,6 +14,9 @@ use crate::store::iov::copy_from;
 /// Memory kept for copies. Beyond it they come from the heap, bounded by what a client has in flight.
 const SHIELD_BYTES: usize = 16 << 20;
 
+/// Copies at once: each write may go to two devices of this node, see [`incoming`](crate::proto::incoming).
+const COPIES_MAX: u32 = 2 * PIECES_MAX;
+
 /// Where a copy lies.
 enum Memory {
     None,
@@ -51,7 +54,7 @@ impl Shield {
             memory: Memory::None,
         };
         Self {
-            copies: Slab::new(PIECES_MAX, empty),
+            copies: Slab::new(COPIES_MAX, empty),
             pool: Pool::new(SHIELD_BYTES),
         }
     }

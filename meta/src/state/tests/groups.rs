@@ -2,6 +2,7 @@
 
 mod loss;
 mod settle;
+mod within;
 
 use super::*;
 use crate::command::{Change, Heard};

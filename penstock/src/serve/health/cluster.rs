@@ -342,7 +342,8 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         );
     }
     found.extend(upgrade(view));
-    found.extend(within_nodes(view));
+    // A node of its own keeps volumes whole, wherever placement would have their groups.
+    let pools = pools.iter().filter(|_| !view.is_alone);
     for pool in pools {
         let moving = view.groups_of(pool).moving;
         if moving > 0 {
@@ -360,28 +361,6 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         }
     }
     found
-}
-
-/// Groups that placement wants on another device of a node that has them.
-fn within_nodes(view: &View) -> Option<Found> {
-    let in_use = view.pools_in_use();
-    let (mut count, mut nodes) = (0, BTreeSet::new());
-    for group in view.map.groups().filter(|g| in_use.contains(&g.pool)) {
-        let mut successors = group.wanted().filter(|member| !member.is_in_sync());
-        let within = successors.find(|one| group.in_sync().any(|old| old.node == one.node));
-        count += usize::from(within.is_some());
-        nodes.extend(within.map(|one| view.node_name(one.node)));
-    }
-    (count > 0).then(|| {
-        let nodes: Vec<String> = nodes.into_iter().collect();
-        let what = format!(
-            "{count} placement groups should lie on another device of the node that has them, node {}",
-            nodes.join(", ")
-        );
-        let doing = "its devices take them over from other nodes when its daemon restarts; until then, and of what has one copy only, they \
-                     stay where they are";
-        Found::new("moves within nodes", what, doing)
-    })
 }
 
 /// Some nodes know a higher feature level than the cluster has.

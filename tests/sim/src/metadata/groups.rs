@@ -12,7 +12,8 @@ use crate::node::DeviceAt;
 pub struct Group {
     /// Cluster epoch of its last change.
     pub epoch: Epoch,
-    /// Its members as the data path is told of them: one for each node.
+    /// Its members as the data path is told of them: one for each node, and those that it is
+    /// [coming to](fabric::proto::incoming).
     pub members: Vec<Member>,
     /// The device of each of these.
     pub devices: Vec<DeviceAt>,
@@ -38,7 +39,8 @@ impl Group {
     pub(super) fn read(map: &ClusterMap, group: &PlacementGroup) -> Self {
         let members = group.members.iter();
         let all: Vec<Place> = members.filter_map(|m| place(map, m)).collect();
-        let told = told(&all);
+        let mut told = told(&all);
+        told.extend(coming(&all, &told));
         Self {
             epoch: Epoch(group.epoch.0),
             members: told.iter().map(|place| place.member).collect(),
@@ -54,9 +56,11 @@ impl Group {
         members.filter(|(member, _)| member.standing == Standing::InSync)
     }
 
-    /// The device that holds it on a node.
-    pub fn home(&self, node: usize) -> Option<DeviceAt> {
-        self.devices.iter().copied().find(|at| at.node == node)
+    /// The device of the replica with this name.
+    pub fn device_of(&self, name: NodeId) -> Option<DeviceAt> {
+        let mut members = self.members.iter().zip(&self.devices);
+        let found = members.find(|(member, _)| member.node == name);
+        found.map(|(_, at)| *at)
     }
 }
 
@@ -87,6 +91,13 @@ fn device_at(device: &meta::Device) -> DeviceAt {
         node: (number as u64 - 0xde00) as usize,
         device: (number >> 64) as usize,
     }
+}
+
+/// The same the other way round.
+pub(super) fn device_with(map: &ClusterMap, at: DeviceAt) -> Option<meta::DeviceId> {
+    let uuid = uuid_of(at);
+    let device = map.devices().find(|device| device.uuid == uuid);
+    device.map(|device| device.id)
 }
 
 /// A storage node as the data path knows it.
@@ -129,6 +140,22 @@ fn told(all: &[Place]) -> Vec<Place> {
     };
     let told = all.iter().enumerate().filter(counts);
     told.map(|(_, place)| *place).collect()
+}
+
+/// Those that the group is coming to, beside these: they are syncing on nodes where another device is in sync.
+fn coming(all: &[Place], told: &[Place]) -> Vec<Place> {
+    let is_beside = |place: &&Place| {
+        let first = told.iter().find(|t| t.member.node == place.member.node);
+        first.is_some_and(|t| t.at != place.at && t.member.standing == Standing::InSync)
+    };
+    let syncing = |place: &&Place| place.member.standing == Standing::Syncing;
+    let coming = all.iter().filter(syncing).filter(is_beside);
+    let named = coming.map(|place| {
+        let mut place = *place;
+        place.member.node = place.member.node.incoming();
+        place
+    });
+    named.collect()
 }
 
 /// The device of a node that a word about a group means: that of the member for which this holds, as the daemon takes it. If the map

@@ -36,8 +36,8 @@ pub struct NodeMap {
     pub epoch: Epoch,
     /// The groups.
     pub sets: Vec<ReplicaSet>,
-    /// For each of them, the node's device that holds it.
-    pub homes: Vec<Option<usize>>,
+    /// For each of them, the node's device that holds it, and that which it is coming to.
+    pub homes: Vec<[Option<usize>; 2]>,
 }
 
 /// See the module.
@@ -87,12 +87,15 @@ impl Node {
         }
         for (set, home) in map.sets.iter().zip(&map.homes) {
             let (pg, groups) = (set.pg(), &process.groups);
-            match (set.index_of(self.id), home) {
-                (Some(index), Some(device)) => {
-                    groups.place(pg, *device as u32, self.groups as u32);
-                    groups.set_member(pg, &set.members()[index], process.incarnation);
+            let names = [(pg, self.id), (pg.incoming(), self.id.incoming())];
+            for ((pg, name), home) in names.into_iter().zip(home) {
+                match (set.index_of(name), home) {
+                    (Some(index), Some(device)) => {
+                        groups.place(pg, *device as u32, self.groups as u32);
+                        groups.set_member(pg, &set.members()[index], process.incarnation);
+                    }
+                    _ => groups.forget(pg),
                 }
-                _ => groups.forget(pg),
             }
         }
         process.groups.applied(map.epoch);

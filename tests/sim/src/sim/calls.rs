@@ -73,7 +73,8 @@ impl Sim {
         request: Request,
     ) {
         let number = self.calls.len();
-        let to = to.0 as usize;
+        let request = request.to_replica(to);
+        let to = to.base().0 as usize;
         self.calls.push(CallState {
             caller,
             to,

@@ -53,7 +53,7 @@ impl Sim {
         let rotten = self.has_rotten();
         let all_in_sync = |sim: &Self| {
             let mut groups = sim.meta.groups().iter();
-            let runs = |m: &Member| sim.nodes[m.node.0 as usize].runs(m.incarnation);
+            let runs = |m: &Member| sim.nodes[m.node.base().0 as usize].runs(m.incarnation);
             groups.all(|g| sim.meta.is_whole(g) && (!rotten || g.members.iter().all(runs)))
         };
         if rotten && !self.run_until(LOOK, all_in_sync) {

@@ -42,6 +42,8 @@ pub enum Fault {
     Join(usize),
     /// A node is to be emptied.
     Drain(usize),
+    /// A device is to be emptied, or not any more.
+    DrainDevice(DeviceAt, bool),
     /// A node dies and does not come back.
     Lose(usize),
     /// A guest moves to another host in good order.
@@ -73,6 +75,8 @@ impl Fault {
 
 /// Faults begin within this time.
 pub(super) const ACTIVE: Span = Span::millis(300);
+/// Devices that are to be emptied in a run, where nodes have several.
+const DEVICE_DRAINS_MAX: u32 = 3;
 
 impl Sim {
     /// Draws when the plan's faults happen, and to whom.
@@ -174,6 +178,23 @@ impl Sim {
             let node = self.any_node();
             self.schedule(Fault::Lose(node));
         }
+        if self.plan.devices > 1 {
+            self.schedule_device_drains();
+        }
+    }
+
+    /// Groups move between devices of a node.
+    fn schedule_device_drains(&mut self) {
+        for _ in 0..self.device_rng.random_range(0..=DEVICE_DRAINS_MAX) {
+            let node = self.device_rng.random_range(0..self.plan.nodes);
+            let device = self.any_device(node);
+            let at = self.now + Span(self.device_rng.random_range(0..ACTIVE.0));
+            self.at(at, Event::Fault(Fault::DrainDevice(device, true)));
+            if self.device_rng.random() {
+                let off = at + Span(self.device_rng.random_range(0..1_000_000));
+                self.at(off, Event::Fault(Fault::DrainDevice(device, false)));
+            }
+        }
     }
 
     fn schedule_crash(&mut self, kind: CrashKind) {
@@ -237,6 +258,7 @@ impl Sim {
             }
             Fault::Join(node) => self.nodes[node].member = true,
             Fault::Drain(node) => self.set_duty(node, Duty::Draining),
+            Fault::DrainDevice(at, on) => self.drain_device(at, on),
             Fault::Lose(node) => self.lose_node(node),
             Fault::Migrate(guest) => self.migrate(guest),
             Fault::Wrest(guest) => {

@@ -333,7 +333,7 @@ impl Sim {
         self.trace.note(self.now, &numbers, || {
             format!("host {host} has repaired {chunk:?} block {block} of {node}")
         });
-        self.repaired.push((node.0 as usize, chunk, block));
+        self.repaired.push((node.base().0 as usize, chunk, block));
     }
 
     /// A map arrives at a host.

@@ -6,6 +6,7 @@ use meta::Duty;
 
 use super::control::Word;
 use super::{Event, Sim};
+use crate::node::DeviceAt;
 use crate::queue::Span;
 
 /// How often it is said that a node is gone for good. The planner would say it after
@@ -17,6 +18,13 @@ impl Sim {
     pub fn set_duty(&mut self, node: usize, duty: Duty) {
         let command = self.meta.duty(node, duty, self.now);
         self.on_word(Word::Propose(Box::new(command)));
+    }
+
+    /// The operator's word about a device.
+    pub fn drain_device(&mut self, at: DeviceAt, on: bool) {
+        if let Some(command) = self.meta.drain_device(at, on, self.now) {
+            self.on_word(Word::Propose(Box::new(command)));
+        }
     }
 
     /// A node dies and does not come back.

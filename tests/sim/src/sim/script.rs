@@ -2,6 +2,7 @@
 
 use fabric::core::membership::Standing;
 use fabric::io::Op;
+use fabric::proto::NodeId;
 use fabric::proto::ids::ChunkKey;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -123,7 +124,7 @@ impl Sim {
     /// The device that holds a chunk of the first volume on a node.
     fn home(&self, node: usize, chunk: u32) -> DeviceAt {
         let group = &self.meta.groups()[self.group_of(0, chunk).0 as usize];
-        let home = group.home(node);
+        let home = group.device_of(NodeId(node as u64));
         home.unwrap_or(DeviceAt::first_of(node))
     }
 

@@ -433,7 +433,7 @@ fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
 }
 
 #[test]
-fn what_moves_within_a_node_only_when_that_restarts_is_told() {
+fn what_moves_to_a_second_device_of_a_node_is_told_where_groups_are_in_use() {
     let mut world = World::new(3);
     let at = world.now();
     let second = DeviceSpec {
@@ -448,14 +448,13 @@ fn what_moves_within_a_node_only_when_that_restarts_is_told() {
         incarnation: Incarnation(3),
         at,
     });
-    let (wrong, under_way) = world.told();
-    assert_eq!(wrong, []);
-    let told: Vec<&str> = under_way
-        .iter()
-        .map(|one| one.problem.what.as_str())
-        .collect();
-    assert!(
-        told[0].contains("another device of the node that has them, node n3"),
-        "{told:?}"
-    );
+    let told = |world: &mut World| {
+        let (wrong, under_way) = world.told();
+        assert_eq!(wrong, []);
+        under_way.into_iter().map(|one| one.problem.what).next()
+    };
+    let what = told(&mut world).unwrap();
+    assert!(what.contains("move to other devices"), "{what}");
+    world.view.is_alone = true;
+    assert_eq!(told(&mut world), None);
 }

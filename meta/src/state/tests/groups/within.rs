@@ -1,0 +1,133 @@
+//! Groups that move between two devices of a node.
+
+use super::*;
+use crate::level::Level;
+
+/// The three, of which the third node has a fourth device that is to take the place of its first.
+fn four() -> (World, GroupId) {
+    let (mut world, id) = three();
+    assert_eq!(world.device(3), DeviceId(4));
+    empty(&mut world, 3, true);
+    assert!(world.on(id, 3).leaving);
+    assert_eq!(
+        world.standings(id),
+        [(1, InSync), (2, InSync), (3, InSync), (4, Out)]
+    );
+    (world, id)
+}
+
+fn empty(world: &mut World, device: u64, draining: bool) {
+    world
+        .run(&Command::DrainDevice {
+            device: DeviceId(device),
+            on: draining,
+            at: AT,
+        })
+        .unwrap();
+}
+
+fn lower(world: &mut World, level: Level) {
+    let mut cluster = tables::CLUSTER.get(&world.records, &()).unwrap().unwrap();
+    cluster.level = level;
+    let mut txn = Txn::over(&world.records);
+    tables::CLUSTER.put(&mut txn, &(), &cluster);
+    for (key, value) in txn.into_writes() {
+        world.records.insert(key, value.unwrap());
+    }
+}
+
+#[test]
+fn the_new_device_takes_the_place_of_the_old_one_as_soon_as_it_has_everything() {
+    let (mut world, id) = four();
+    // Another replica that is missing does not hold the move up, and no node is ever in sync twice.
+    world.report(id, 2, &[1]).unwrap();
+    world.sync(id, 4, 0).unwrap();
+    assert_eq!(
+        world.standings(id),
+        [(1, InSync), (2, Out), (3, InSync), (4, Syncing)]
+    );
+    world.promote(id, 4).unwrap();
+    assert_eq!(world.standings(id), [(1, InSync), (2, Out), (4, InSync)]);
+}
+
+#[test]
+fn the_old_device_goes_on_when_the_new_one_fails_and_the_new_one_when_the_old_one_does() {
+    let (mut world, id) = four();
+    world.sync(id, 4, 0).unwrap();
+    world.report(id, 4, &[]).unwrap();
+    assert_eq!(world.on(id, 3).standing, InSync);
+    world.sync(id, 4, 0).unwrap();
+    let since = world.on(id, 4).since;
+    world.report(id, 3, &[1]).unwrap();
+    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (4, Syncing)]);
+    assert_eq!(world.on(id, 4).since, since, "its stay goes on");
+    world.promote(id, 4).unwrap();
+}
+
+#[test]
+fn a_node_syncs_no_second_device_but_for_one_that_leaves() {
+    let (mut world, id) = four();
+    // A node with more devices than that: the one that was begun goes first.
+    assert_eq!(world.device(3), DeviceId(5));
+    world.sync(id, 4, 0).unwrap();
+    let mut group = world.group(id);
+    let mut third = world.on(id, 4);
+    (third.device, third.standing) = (DeviceId(5), Out);
+    group.members.push(third);
+    let mut txn = Txn::over(&world.records);
+    tables::PLACEMENT_GROUPS.put(&mut txn, &(id.pool, id.index), &group);
+    for (key, value) in txn.into_writes() {
+        world.records.insert(key, value.unwrap());
+    }
+    assert!(matches!(
+        refused(world.sync(id, 5, 0)),
+        GroupRefusal::SecondOnNode {
+            device: DeviceId(5),
+            node: NodeId(3),
+            ..
+        }
+    ));
+}
+
+#[test]
+fn whatever_was_syncing_beside_another_begins_anew_when_all_programs_know_of_both() {
+    let (mut world, id) = four();
+    let before = Level(Level::WITHIN_NODES.0 - 1);
+    lower(&mut world, before);
+    world.sync(id, 4, 0).unwrap();
+    world.report(id, 2, &[1]).unwrap();
+    world.sync(id, 2, 0).unwrap();
+    let raise = Command::RaiseLevel {
+        to: Level::WITHIN_NODES,
+        at: AT,
+    };
+    world.run(&raise).unwrap();
+    assert_eq!(
+        world.standings(id),
+        [(1, InSync), (2, Syncing), (3, InSync), (4, Out)],
+        "nobody was told of device 4"
+    );
+    assert_eq!(world.group(id).epoch, cluster_epoch(&world));
+    let epoch = cluster_epoch(&world);
+    world.run(&raise).unwrap();
+    assert_eq!(cluster_epoch(&world), epoch, "once");
+}
+
+#[test]
+fn before_that_both_stay_until_all_others_are_in_sync() {
+    let (mut world, id) = four();
+    lower(&mut world, Level(Level::WITHIN_NODES.0 - 1));
+    world.report(id, 2, &[1]).unwrap();
+    world.sync(id, 4, 0).unwrap();
+    world.promote(id, 4).unwrap();
+    assert_eq!(
+        world.standings(id),
+        [(1, InSync), (2, Out), (3, InSync), (4, InSync)],
+        "as programs before it decide, so that all decide alike"
+    );
+}
+
+fn cluster_epoch(world: &World) -> Epoch {
+    let cluster = tables::CLUSTER.get(&world.records, &()).unwrap();
+    cluster.unwrap().epoch
+}

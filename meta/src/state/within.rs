@@ -1,0 +1,87 @@
+//! A group that moves from one device of a node to another: for that time both are its members. What the data path does with them is
+//! in `docs/decisions/0005-placement.md`.
+//!
+//! **Architecture Invariant:** from [`Level::WITHIN_NODES`] on, a node has at most one member of a group in sync, and besides at most one that
+//! is syncing. So whoever reads the map knows which is meant by the node alone, and the one that comes.
+//!
+//! Before that level the data path knows one member for each node, and leaves a second one waiting.
+
+use super::group::{put_out, save};
+use super::map::{cluster, next_epoch};
+use super::tables::{PLACEMENT_GROUPS, POOLS};
+use super::{Read, Stop, Txn};
+use crate::ids::{DeviceId, Epoch, NodeId};
+use crate::level::Level;
+use crate::model::{Member, PlacementGroup, Standing};
+use crate::refusal::GroupRefusal;
+
+/// The group's other members that this node is sent writes for.
+fn others<'a>(
+    members: &'a [Member],
+    node: NodeId,
+    device: DeviceId,
+) -> impl Iterator<Item = &'a Member> {
+    members
+        .iter()
+        .filter(move |m| m.node == node && m.device != device && m.is_receiving())
+}
+
+/// Whether a device of this node may begin to be synced: it takes the place of one that leaves, or is the node's only one.
+pub(crate) fn may_sync(group: &PlacementGroup, node: NodeId, device: DeviceId) -> bool {
+    others(&group.members, node, device).all(|other| other.is_in_sync() && other.leaving)
+}
+
+/// The same when the state machine is asked to.
+pub(super) fn check_sync(
+    view: &dyn Read,
+    group: &PlacementGroup,
+    node: NodeId,
+    device: DeviceId,
+) -> Result<(), Stop> {
+    let is_known = cluster(view)?.level >= Level::WITHIN_NODES;
+    if !is_known || may_sync(group, node, device) {
+        return Ok(());
+    }
+    let group = group.id();
+    Err(GroupRefusal::SecondOnNode {
+        group,
+        device,
+        node,
+    }
+    .into())
+}
+
+/// The member of this index has come to be in sync: it is the node's from now on.
+pub(super) fn take_place(
+    view: &dyn Read,
+    group: &mut PlacementGroup,
+    index: usize,
+    epoch: Epoch,
+) -> Result<(), Stop> {
+    if cluster(view)?.level < Level::WITHIN_NODES {
+        return Ok(());
+    }
+    let (node, device) = (group.members[index].node, group.members[index].device);
+    let of_node = |m: &&mut Member| m.node == node && m.device != device && m.is_receiving();
+    let replaced = group.members.iter_mut().filter(of_node);
+    replaced.for_each(|member| put_out(member, epoch));
+    Ok(())
+}
+
+/// The data path begins to know of second members. Those that are syncing were not sent anything so far: they begin anew.
+pub(super) fn begin(txn: &mut Txn<'_>) -> Result<(), Stop> {
+    let epoch = next_epoch(txn)?;
+    for pool in POOLS.all(txn)? {
+        for old in PLACEMENT_GROUPS.all_below(txn, &pool.id)? {
+            let mut new = old.clone();
+            for member in &mut new.members {
+                let is_second = others(&old.members, member.node, member.device).any(|_| true);
+                if is_second && member.standing == Standing::Syncing {
+                    put_out(member, epoch);
+                }
+            }
+            save(txn, &pool, Some(&old), new, epoch)?;
+        }
+    }
+    Ok(())
+}
