@@ -32,6 +32,9 @@ struct Cli {
     /// Disks neither rot nor refuse blocks nor run full
     #[arg(long)]
     sound_disks: bool,
+    /// Devices of each storage node
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
+    devices: u8,
     /// Guests write whole blocks only
     #[arg(long)]
     blocks: bool,
@@ -64,6 +67,9 @@ impl Cli {
         ];
         let on = all.iter().filter(|(on, _)| *on);
         let mut options: String = on.map(|(_, name)| *name).collect();
+        if self.devices > 1 {
+            options += &format!(" --devices {}", self.devices);
+        }
         if let Some(name) = self.mutation.and_then(|m| m.to_possible_value()) {
             options += &format!(" --mutation {}", name.get_name());
         }
@@ -81,6 +87,7 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
         plan.manners.sectors &= !cli.blocks;
         plan.manners.overlaps |= cli.overlaps;
         plan.mutation = cli.mutation;
+        plan.devices = usize::from(cli.devices);
         plan
     };
     let ran = catch_unwind(AssertUnwindSafe(|| {

@@ -16,7 +16,7 @@ fn for_each_seed(
     let run = |seed| {
         run(seed).unwrap_or_else(|failure| {
             panic!(
-                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks or --sound-disks if the test has it"
+                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, --sound-disks, --rough or --devices 2 if the test has it"
             )
         })
     };
@@ -26,6 +26,12 @@ fn for_each_seed(
 /// Guests that write whole blocks.
 fn blocks(mut plan: Plan) -> Plan {
     plan.manners.sectors = false;
+    plan
+}
+
+/// Nodes of two devices.
+fn two_devices(mut plan: Plan) -> Plan {
+    plan.devices = 2;
     plan
 }
 
@@ -67,6 +73,24 @@ fn what_was_found_once_is_not_found_again() {
 #[test]
 fn with_faults_and_writes_of_parts_of_blocks_no_guest_sees_what_it_may_not() {
     for_each_seed(1001, 100, |seed| Sim::drawn(seed, false, Plan::draw).run());
+}
+
+#[test]
+fn with_two_devices_on_each_node_no_guest_sees_what_it_may_not() {
+    for_each_seed(2001, 60, |seed| {
+        Sim::drawn(seed, false, |rng| two_devices(Plan::draw(rng))).run()
+    });
+}
+
+#[test]
+fn a_seed_with_two_devices_on_each_node_run_twice_gives_the_same_trace() {
+    let run = |seed| Sim::drawn(seed, false, |rng| two_devices(Plan::draw_rough(rng))).run();
+    let first = for_each_seed(2001, 20, run);
+    assert_eq!(first, for_each_seed(2001, 20, run));
+    let one_device = for_each_seed(2001, 20, |seed| {
+        Sim::drawn(seed, false, Plan::draw_rough).run()
+    });
+    assert_ne!(first, one_device);
 }
 
 #[test]

@@ -44,6 +44,16 @@ impl Sim {
         Self::scripted_as(plan)
     }
 
+    /// Nodes of so many devices, and a volume that has chunks on each of them.
+    pub fn scripted_with_devices(devices: usize) -> Self {
+        Self::scripted_as(Plan {
+            devices,
+            groups: 4,
+            chunks: 4,
+            ..Self::scripted_plan()
+        })
+    }
+
     /// Three nodes, the last of which has a smaller device.
     pub fn scripted_with_small_device(bytes: u64) -> Self {
         Self::scripted_as(Plan {
@@ -97,7 +107,12 @@ impl Sim {
 
     /// Flips a bit of what a node's disk holds of a block of the first chunk, wherever it lies.
     pub fn flip_bit(&mut self, node: usize, block: u32) {
-        let (at, places) = self.places_of(node, block);
+        self.flip_bit_of(node, 0, block);
+    }
+
+    /// The same of a block of another chunk.
+    pub fn flip_bit_of(&mut self, node: usize, chunk: u32, block: u32) {
+        let (at, places) = self.places_of(node, chunk, block);
         for place in places {
             self.device(at).disk.flip_bit(place + 100, 3);
         }
@@ -105,7 +120,7 @@ impl Sim {
 
     /// From now on a node's disk does not give what it holds of a block of the first chunk.
     pub fn spoil_block(&mut self, node: usize, block: u32) {
-        let (at, places) = self.places_of(node, block);
+        let (at, places) = self.places_of(node, 0, block);
         for place in places {
             self.device(at).disk.spoil(place);
         }
@@ -122,7 +137,7 @@ impl Sim {
     }
 
     /// The device that holds a chunk of the first volume on a node.
-    fn home(&self, node: usize, chunk: u32) -> DeviceAt {
+    pub fn home(&self, node: usize, chunk: u32) -> DeviceAt {
         let group = &self.meta.groups()[self.group_of(0, chunk).0 as usize];
         let home = group.device_of(NodeId(node as u64));
         home.unwrap_or(DeviceAt::first_of(node))
@@ -135,11 +150,11 @@ impl Sim {
         self.nodes[node].peek(at.device, ChunkKey { layer, index }, range)
     }
 
-    /// Where a node has a block of the first chunk: the device, and there in bytes.
-    fn places_of(&mut self, node: usize, block: u32) -> (DeviceAt, Vec<u64>) {
-        let content = self.peek(node, 0, (block * 4096, 4096));
+    /// Where a node has a block of a chunk of the first volume: the device, and there in bytes.
+    fn places_of(&mut self, node: usize, chunk: u32, block: u32) -> (DeviceAt, Vec<u64>) {
+        let content = self.peek(node, chunk, (block * 4096, 4096));
         let content = content.expect("it can be read");
-        let at = self.home(node, 0);
+        let at = self.home(node, chunk);
         let disk = &self.device(at).disk;
         let has_it = |place: &u64| {
             let mut there = vec![0; 4096];
