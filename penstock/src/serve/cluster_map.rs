@@ -75,9 +75,7 @@ fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::Devic
         let second = |member: &meta::Member| {
             let node = node_of(map, member);
             let is_beside = members.iter().any(|(other, device)| {
-                other.node == node
-                    && other.standing == Standing::InSync
-                    && *device != member.device
+                other.node == node && other.standing == Standing::InSync && *device != member.device
             });
             let comes = member.standing == meta::Standing::Syncing && is_beside;
             comes.then(|| (view_of(member, node.incoming()), member.device))

@@ -66,7 +66,8 @@ fn single_copy(cluster: &Cluster) -> Result<PathBuf> {
     let daemon = cluster.node(1)?.daemon();
     daemon.cli(&["pool", "create", "single", "--replicas", "1"])?;
     daemon.cli(&["volume", "create", "single", "32M", "--pool", "single"])?;
-    daemon.cli(&["volume", "import", "single", &image.display().to_string()])?;
+    let image_path = image.display().to_string();
+    daemon.cli(&["volume", "import", "single", &image_path, "--yes"])?;
     Ok(image)
 }
 

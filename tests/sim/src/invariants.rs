@@ -130,6 +130,11 @@ impl Sim {
     /// Invariant *No trust on return*: nobody becomes in sync who was not syncing before, as the same process.
     pub(crate) fn check_change(&mut self, change: &Change) {
         let ((from, was), (to, is)) = (change.from, change.to);
+        self.moved += u64::from(change.moved_from.is_some());
+        if let Some(node) = self.meta.groups()[change.pg.0 as usize].is_twice_on() {
+            let pg = change.pg;
+            self.fail(format!("{pg} is in sync on two devices of node {node}"));
+        }
         if change.resettled {
             self.note_resettled(change);
             return;
@@ -138,7 +143,7 @@ impl Sim {
             // It was compared with one of them, and has been sent whatever they were since.
             let group = &self.meta.groups()[change.pg.0 as usize];
             let others = group.in_sync().map(|(m, at)| (m.incarnation, at.device));
-            let others: Vec<Holder> = others.collect();
+            let others: Vec<Holder> = others.chain(change.moved_from).collect();
             self.ledger.inherit((is, change.at.device), &others);
         }
         if to == Standing::InSync && (from != Standing::Syncing || was != is) {

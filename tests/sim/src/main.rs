@@ -1,5 +1,6 @@
 //! `penstock-sim`: runs clusters from seeds until one goes wrong.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -87,7 +88,8 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
         plan.manners.sectors &= !cli.blocks;
         plan.manners.overlaps |= cli.overlaps;
         plan.mutation = cli.mutation;
-        plan.devices = usize::from(cli.devices);
+        let needed = cli.mutation.map_or(1, Mutation::devices);
+        plan.devices = usize::from(cli.devices).max(needed);
         plan
     };
     let ran = catch_unwind(AssertUnwindSafe(|| {
@@ -104,6 +106,40 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
     }
 }
 
+/// What the runs that passed have done.
+#[derive(Default)]
+struct Totals {
+    runs: u64,
+    requests: u64,
+    sectors: u64,
+    settled: u64,
+    moved: u64,
+    /// Runs with blocks that nobody could read.
+    lost: u64,
+}
+
+impl Totals {
+    fn add(&mut self, outcome: &sim::Outcome) {
+        self.runs += 1;
+        self.requests += outcome.ops.0;
+        self.sectors += outcome.sectors_read;
+        self.settled += outcome.settled_blocks;
+        self.moved += outcome.moved;
+        self.lost += u64::from(outcome.lost_blocks);
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} guest requests, {} sectors compared, {} blocks settled, {} groups moved between devices of a node, \
+             {} with blocks that nobody could read",
+            self.requests, self.sectors, self.settled, self.moved, self.lost
+        )
+    }
+}
+
 fn main() -> std::process::ExitCode {
     let mut cli = Cli::parse();
     // What a mistake needs to be noticed soon, and what is right without it.
@@ -117,7 +153,7 @@ fn main() -> std::process::ExitCode {
     let next = AtomicU64::new(cli.from);
     let stop = AtomicBool::new(false);
     let failures = Mutex::new(Vec::new());
-    let totals = Mutex::new((0u64, 0u64, 0u64, 0u64, 0u64));
+    let totals = Mutex::new(Totals::default());
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..jobs {
@@ -133,11 +169,7 @@ fn main() -> std::process::ExitCode {
                                 println!("seed {seed} trace {:016x}", outcome.trace);
                             }
                             let mut totals = totals.lock().expect("no panic under this lock");
-                            totals.0 += 1;
-                            totals.1 += outcome.ops.0;
-                            totals.2 += outcome.sectors_read;
-                            totals.3 += outcome.settled_blocks;
-                            totals.4 += u64::from(outcome.lost_blocks);
+                            totals.add(&outcome);
                         }
                         Err(what) => {
                             eprintln!("seed {seed} failed: {what}");
@@ -153,11 +185,11 @@ fn main() -> std::process::ExitCode {
         }
     });
     let seconds = start.elapsed().as_secs_f64();
-    let (runs, ops, sectors, settled, lost) = *totals.lock().expect("no panic under this lock");
+    let totals = totals.into_inner().expect("no panic under this lock");
     let failures = failures.into_inner().expect("no panic under this lock");
+    let runs = totals.runs;
     println!(
-        "{runs} seeds passed, {} failed; {ops} guest requests, {sectors} sectors compared, {settled} blocks settled, \
-         {lost} with blocks that nobody could read, {:.0} seeds/s",
+        "{runs} seeds passed, {} failed; {totals}, {:.0} seeds/s",
         failures.len(),
         (runs + failures.len() as u64) as f64 / seconds
     );

@@ -29,6 +29,18 @@ pub enum Mutation {
     NoSettlement,
     /// Clients are not told that all replicas had lost power.
     KeepQuietOfLoss,
+    /// A device that a group is coming to is not sent the writes meanwhile, and is said to have them.
+    ForgetIncoming,
+}
+
+impl Mutation {
+    /// Devices that nodes need for it to show.
+    pub fn devices(self) -> usize {
+        match self {
+            Self::ForgetIncoming => 2,
+            _ => 1,
+        }
+    }
 }
 
 /// Newest version that a replica has stored of each layer.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use fabric::core::membership::ReplicaSet;
 use fabric::proto::ids::{ChunkKey, LayerId};
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId, placement};
+use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId, Reply, placement};
 use fabric::testing::sim_disk::{CrashKind, IoKey, SimDisk};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -119,6 +119,8 @@ pub(crate) enum Event {
     SettleTick { volume: usize, number: u64 },
     /// A map arrives at a node.
     NodeMap { node: usize, map: NodeMap },
+    /// See [`Mutation::ForgetIncoming`](crate::mutation::Mutation::ForgetIncoming).
+    Forgotten { conn: usize, reply: Reply },
     /// A data thread looks again at what waits for a moment.
     Tick { host: usize, life: u64, lane: usize },
     /// A call between machines arrives.
@@ -161,6 +163,8 @@ pub struct Outcome {
     pub settled_blocks: u64,
     /// Whether there were blocks that no replica in sync could read, so that one came back without them.
     pub lost_blocks: bool,
+    /// How often a group has moved from one device of a node to another.
+    pub moved: u64,
     /// Simulated time.
     pub time: At,
 }
@@ -224,6 +228,8 @@ pub struct Sim {
     ops: (u64, u64),
     /// Devices that are or were members of groups.
     been_members: BTreeSet<(PgId, DeviceAt)>,
+    /// See [`Outcome::moved`].
+    pub(crate) moved: u64,
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
 }
@@ -361,6 +367,7 @@ impl Sim {
             settled_blocks: 0,
             ops: (0, 0),
             been_members: BTreeSet::new(),
+            moved: 0,
             failure: None,
         };
         sim.begin();
@@ -508,6 +515,7 @@ impl Sim {
             Event::AskLease(guest) => self.on_ask_lease(guest),
             Event::SettleTick { volume, number } => self.on_settle_tick(volume, number),
             Event::NodeMap { node, map } => self.on_node_map(node, map),
+            Event::Forgotten { conn, reply } => self.on_forgotten(conn, &reply),
             Event::Tick { host, life, lane } => self.on_tick(host, life, lane),
             Event::Call { number, parcel } => self.on_call(number, parcel),
             Event::CallOver(number) => {
@@ -534,6 +542,7 @@ impl Sim {
                 sectors_read: self.checker.sectors_read,
                 settled_blocks: self.settled_blocks,
                 lost_blocks: self.has_lost(),
+                moved: self.moved,
                 time: self.now,
             }),
         }

@@ -14,6 +14,7 @@ fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
         let mut plan = Plan::draw_rough(rng);
         plan.manners.sectors = false;
         plan.mutation = Some(mutation);
+        plan.devices = mutation.devices();
         plan
     };
     let ran = catch_unwind(AssertUnwindSafe(|| {

@@ -73,7 +73,9 @@ impl Client {
             };
             let slot = &self.pieces[piece];
             let set = &self.groups[usize::from(slot.group)].set;
-            let Some(other) = set.in_sync().without(slot.asked()).iter().next() else {
+            // One that began anew meanwhile has yet to answer as what it was: until then it must not be asked twice.
+            let busy = slot.asked().or(slot.waiting);
+            let Some(other) = set.in_sync().without(busy).iter().next() else {
                 continue;
             };
             self.pieces[piece].hedged = true;

@@ -1,5 +1,7 @@
 //! The groups of the map: what the data path is told of them, and all that the map says.
 
+use std::collections::BTreeSet;
+
 use fabric::core::membership::{Member, Standing};
 use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
 use meta::{ClusterMap, GroupId, PlacementGroup};
@@ -56,6 +58,14 @@ impl Group {
         members.filter(|(member, _)| member.standing == Standing::InSync)
     }
 
+    /// A node of which two devices are in sync.
+    pub fn is_twice_on(&self) -> Option<usize> {
+        let in_sync = |place: &&Place| place.member.standing == Standing::InSync;
+        let nodes = self.all.iter().filter(in_sync).map(|place| place.at.node);
+        let mut seen = BTreeSet::new();
+        nodes.into_iter().find(|node| !seen.insert(*node))
+    }
+
     /// The device of the replica with this name.
     pub fn device_of(&self, name: NodeId) -> Option<DeviceAt> {
         let mut members = self.members.iter().zip(&self.devices);
@@ -77,6 +87,8 @@ pub struct Change {
     pub to: (Standing, Incarnation),
     /// No member was left that could be trusted, and this one was made the authority.
     pub resettled: bool,
+    /// It has taken the place of this device of its node, as which process had it.
+    pub moved_from: Option<(Incarnation, usize)>,
 }
 
 /// The identity of a device.
@@ -188,12 +200,20 @@ pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Ch
         let to = state(new, at).unwrap_or(nobody);
         if from != to {
             let resettled = from.0 == Standing::InSync && to.0 == Standing::InSync;
+            let is_old = |place: &&Place| {
+                let in_sync = place.member.standing == Standing::InSync;
+                in_sync && place.at.node == at.node && place.at != at
+            };
+            let replaced = old.all.iter().find(is_old);
+            let replaced = replaced.filter(|_| to.0 == Standing::InSync);
+            let moved_from = replaced.map(|place| (place.member.incarnation, place.at.device));
             into.push(Change {
                 pg,
                 at,
                 from,
                 to,
                 resettled,
+                moved_from,
             });
         }
     }

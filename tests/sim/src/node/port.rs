@@ -224,7 +224,8 @@ impl Port {
         let next = |cursor: u64| {
             let mut all = self.stores[device].chunks_from(cursor as u32);
             let of_groups = self.of_groups as u32;
-            let in_group = |(chunk, _): &(ChunkKey, u32)| placement::pg_of(*chunk, of_groups) == pg.base();
+            let in_group =
+                |(chunk, _): &(ChunkKey, u32)| placement::pg_of(*chunk, of_groups) == pg.base();
             let (chunk, behind) = all.find(in_group)?;
             Some((chunk, u64::from(behind)))
         };

@@ -68,6 +68,7 @@ impl Fault {
                 | Self::Mend(..)
                 | Self::Slow(_, 1)
                 | Self::Room(_)
+                | Self::DrainDevice(_, false)
                 | Self::Peace
         )
     }
@@ -76,7 +77,7 @@ impl Fault {
 /// Faults begin within this time.
 pub(super) const ACTIVE: Span = Span::millis(300);
 /// Devices that are to be emptied in a run, where nodes have several.
-const DEVICE_DRAINS_MAX: u32 = 3;
+const DEVICE_DRAINS_MAX: u32 = 8;
 
 impl Sim {
     /// Draws when the plan's faults happen, and to whom.
@@ -185,7 +186,7 @@ impl Sim {
 
     /// Groups move between devices of a node.
     fn schedule_device_drains(&mut self) {
-        for _ in 0..self.device_rng.random_range(0..=DEVICE_DRAINS_MAX) {
+        for _ in 0..self.device_rng.random_range(2..=DEVICE_DRAINS_MAX) {
             let node = self.device_rng.random_range(0..self.plan.nodes);
             let device = self.any_device(node);
             let at = self.now + Span(self.device_rng.random_range(0..ACTIVE.0));

@@ -219,6 +219,20 @@ impl Sim {
         if self.plan.mutation == Some(Mutation::ForgetWatermark) {
             request.watermark = request.sequence;
         }
+        let writes = matches!(
+            request.command,
+            Command::Write { .. } | Command::Zero { .. }
+        );
+        let is_forgotten = writes && request.pg.is_incoming();
+        if is_forgotten && self.plan.mutation == Some(Mutation::ForgetIncoming) {
+            let reply = Reply {
+                id: request.id,
+                incarnation: self.conns[conn].incarnation,
+                result: Ok(()),
+            };
+            self.after(Span(1), Event::Forgotten { conn, reply });
+            return;
+        }
         let id = request.id.0;
         let since = self.now;
         let crc = fabric::checksum::crc32c(&memory::pick_up(request.command));
@@ -256,7 +270,7 @@ impl Sim {
         self.trace.note(self.now, &numbers, || {
             let sequence = request.sequence;
             format!(
-                "host {host} -> node {node}: {} {} {sequence} watermark {} {}",
+                "host {host} -> node {node}: {id:x} {} {} {sequence} watermark {} {}",
                 describe(&request.command),
                 request.epoch,
                 request.watermark,
@@ -332,6 +346,16 @@ impl Sim {
         thread.client.set_now_us(self.now.0);
         thread.on_reply(node, &reply);
         self.after_lane(host, lane);
+    }
+
+    /// See [`Mutation::ForgetIncoming`].
+    pub(super) fn on_forgotten(&mut self, conn: usize, reply: &Reply) {
+        let state = &self.conns[conn];
+        let (host, lane, node) = (state.host, state.lane, state.node);
+        if state.open && self.hosts[host].life == state.life {
+            self.hosts[host].lanes[lane].on_reply(node, reply);
+            self.after_lane(host, lane);
+        }
     }
 
     /// Breaks a connection that did not answer for too long.

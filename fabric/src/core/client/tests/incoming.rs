@@ -104,3 +104,21 @@ fn a_node_that_is_lost_answers_for_neither() {
     assert_eq!(bench.done[&1], Ok(()));
     bench.assert_idle();
 }
+
+#[test]
+fn a_read_of_the_old_device_is_not_asked_of_the_new_one_before_it_is_answered() {
+    let members = moving(2).members()[1..].to_vec();
+    let mut bench = Bench::new(ReplicaSet::new(PgId(0), Epoch(2), 1, members));
+    assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+    let members = moved(3, 2, IN).members()[1..].to_vec();
+    bench.map(ReplicaSet::new(PgId(0), Epoch(3), 1, members));
+    // Long enough for another replica to be asked.
+    bench.client.set_now_us(50_000);
+    bench.tick();
+    assert_eq!(bench.nodes(), [2], "they have one name, and one buffer");
+    bench.answer(0, Ok(()));
+    assert_eq!(bench.nodes(), [2, 2]);
+    bench.answer(1, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}

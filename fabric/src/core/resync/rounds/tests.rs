@@ -613,7 +613,13 @@ fn what_comes_to_another_device_of_the_node_is_compared_with_the_one_that_it_lea
     };
     assert!(here > 0);
     assert!(
-        matches!(end, Action::Promote { pg: PG, since: Epoch(5) }),
+        matches!(
+            end,
+            Action::Promote {
+                pg: PG,
+                since: Epoch(5)
+            }
+        ),
         "{end:?}"
     );
 }

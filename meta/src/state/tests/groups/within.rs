@@ -59,7 +59,10 @@ fn the_old_device_goes_on_when_the_new_one_fails_and_the_new_one_when_the_old_on
     world.sync(id, 4, 0).unwrap();
     let since = world.on(id, 4).since;
     world.report(id, 3, &[1]).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (4, Syncing)]);
+    assert_eq!(
+        world.standings(id),
+        [(1, InSync), (2, InSync), (4, Syncing)]
+    );
     assert_eq!(world.on(id, 4).since, since, "its stay goes on");
     world.promote(id, 4).unwrap();
 }
