@@ -16,11 +16,7 @@ use crate::model::{Member, PlacementGroup, Standing};
 use crate::refusal::GroupRefusal;
 
 /// The group's other members that this node is sent writes for.
-fn others<'a>(
-    members: &'a [Member],
-    node: NodeId,
-    device: DeviceId,
-) -> impl Iterator<Item = &'a Member> {
+fn others(members: &[Member], node: NodeId, device: DeviceId) -> impl Iterator<Item = &Member> {
     members
         .iter()
         .filter(move |m| m.node == node && m.device != device && m.is_receiving())
