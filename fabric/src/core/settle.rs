@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::groups::{LEAF_BLOCKS, LeafKey};
-use super::membership::{Members, REPLICAS_MAX, ReplicaSet, Standing};
+use super::membership::{Members, ReplicaSet, Standing};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::message::{BlockStamp, UnresolvedEntry};
 use crate::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal};
@@ -21,10 +21,12 @@ use crate::store::api::Holds;
 use crate::store::device::{BLOCK_BYTES, IoVecs};
 
 mod list;
+mod memory;
 pub mod takeover;
 mod winner;
 
 use list::List;
+use memory::Memory;
 
 /// How often [`Settle::on_tick`] is called while something waits for it.
 pub const TICK: Duration = Duration::from_millis(5);
@@ -97,19 +99,6 @@ enum Phase {
     Over,
 }
 
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(4096))]
-struct Block([u8; BLOCK_BYTES]);
-
-/// Memory that requests in flight point into.
-#[derive(Debug)]
-struct Memory {
-    stamps: [[BlockStamp; BLOCKS]; REPLICAS_MAX],
-    stamps_iovs: [libc::iovec; REPLICAS_MAX],
-    block: Block,
-    block_iov: libc::iovec,
-}
-
 /// The page whose blocks are being settled.
 #[derive(Debug, Clone, Copy)]
 struct Current {
@@ -168,21 +157,11 @@ pub struct Settle {
 // SAFETY: the iovecs point into memory that the machine owns.
 unsafe impl Send for Settle {}
 
-const NO_IOV: libc::iovec = libc::iovec {
-    iov_base: std::ptr::null_mut(),
-    iov_len: 0,
-};
-
 impl Settle {
     /// For the layer of a volume of this size, whose chunks lie in these sets.
     #[must_use]
     pub fn new(layer: LayerId, size_bytes: u64, sets: Vec<ReplicaSet>) -> Self {
-        let memory = Box::new(Memory {
-            stamps: [[BlockStamp::default(); BLOCKS]; REPLICAS_MAX],
-            stamps_iovs: [NO_IOV; REPLICAS_MAX],
-            block: Block([0; BLOCK_BYTES]),
-            block_iov: NO_IOV,
-        });
+        let memory = Memory::new();
         let mut machine = Self {
             layer,
             size_bytes,

@@ -10,11 +10,13 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::store::device::{BLOCK_BYTES, DeviceAction, IoId, IoVecs, SyncDevice};
-use image::{Image, SECTOR_BYTES};
+use image::Image;
 use luck::apply_with_luck;
+use memory::{gather, iovec_slice, scatter};
 
 pub mod image;
 mod luck;
+mod memory;
 mod rot;
 
 /// The random source of one purpose under one seed.
@@ -141,43 +143,6 @@ pub struct SimDisk {
     fuse: Option<u64>,
     counts: Counts,
     rng: ChaCha8Rng,
-}
-
-fn iovec_slice(iovecs: &IoVecs) -> &[libc::iovec] {
-    // SAFETY: the store promises the array until the completion, which the caller has not delivered yet.
-    unsafe { std::slice::from_raw_parts(iovecs.ptr, iovecs.len as usize) }
-}
-
-fn gather(iovecs: &IoVecs) -> Arc<[u8]> {
-    let mut bytes = Vec::new();
-    for iovec in iovec_slice(iovecs) {
-        assert_eq!(
-            iovec.iov_len % SECTOR_BYTES,
-            0,
-            "iovec length breaks O_DIRECT"
-        );
-        assert_eq!(
-            iovec.iov_base as usize % SECTOR_BYTES,
-            0,
-            "iovec address breaks O_DIRECT"
-        );
-        // SAFETY: the store promises the memory until the completion.
-        bytes.extend_from_slice(unsafe {
-            std::slice::from_raw_parts(iovec.iov_base.cast::<u8>(), iovec.iov_len)
-        });
-    }
-    bytes.into()
-}
-
-fn scatter(iovecs: &IoVecs, image: &Image, offset: u64) {
-    let mut at = offset;
-    for iovec in iovec_slice(iovecs) {
-        // SAFETY: the store promises the memory until the completion, and that nobody else uses it meanwhile.
-        let part =
-            unsafe { std::slice::from_raw_parts_mut(iovec.iov_base.cast::<u8>(), iovec.iov_len) };
-        image.read(at, part);
-        at += iovec.iov_len as u64;
-    }
 }
 
 fn errno_error(errno: i32) -> io::Error {

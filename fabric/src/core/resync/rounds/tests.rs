@@ -10,6 +10,8 @@ use crate::proto::ids::{ChunkKey, LayerId, Version};
 use crate::proto::message::{BlockStamp, FenceEntry, UnresolvedEntry};
 use crate::store::api::Holds;
 
+mod incoming;
+
 const PG: PgId = PgId(1);
 const CHUNK: ChunkKey = ChunkKey {
     layer: LayerId(1),
@@ -569,57 +571,4 @@ fn what_a_replica_in_sync_may_give_later_is_waited_for() {
         world.pass(PAUSE_MAX_US);
     }
     assert_eq!(sources, BTreeSet::from([1, 2]));
-}
-
-#[test]
-fn what_comes_to_another_device_of_the_node_is_compared_with_the_one_that_it_leaves() {
-    let mut world = World::new();
-    let coming = Member {
-        node: ME.0.incoming(),
-        ..member(0, Standing::Syncing, 5)
-    };
-    let members = vec![
-        member(1, Standing::InSync, 1),
-        member(0, Standing::InSync, 1),
-        coming,
-    ];
-    world.groups.place(PG, 0, 1);
-    world.groups.set(PG, Standing::InSync, Epoch(1));
-    world.groups.place(PG.incoming(), 1, 1);
-    world.groups.set(PG.incoming(), Standing::Syncing, Epoch(5));
-    world.groups.applied(Epoch(5));
-    let set = ReplicaSet::new(PG, Epoch(5), 1, members);
-    world.rounds.on_map(&[set], 0);
-    let (token, source, request) = world.asked();
-    assert!(matches!(request.command, Command::Join), "{request:?}");
-    assert_eq!((source, request.pg), (ME.0, PG), "no network is needed");
-    world.rounds.on_reply(token, Ok(()));
-    let mut here = 0;
-    let end = loop {
-        match world.poll().expect("it goes on") {
-            Action::Ask { token, request, .. } => {
-                assert_eq!(request.pg, PG);
-                list_nothing(&request);
-                world.rounds.on_reply(token, Ok(()));
-            }
-            Action::Local { token, request } => {
-                assert_eq!(request.pg, PG.incoming());
-                here += 1;
-                list_nothing(&request);
-                world.rounds.on_local(token, Ok(()));
-            }
-            end => break end,
-        }
-    };
-    assert!(here > 0);
-    assert!(
-        matches!(
-            end,
-            Action::Promote {
-                pg: PG,
-                since: Epoch(5)
-            }
-        ),
-        "{end:?}"
-    );
 }
