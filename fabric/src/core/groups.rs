@@ -374,17 +374,18 @@ impl Groups {
         Arc::clone(group)
     }
 
-    /// This node's replica of the group lies on its device of this index, and the pool has so many groups.
-    pub fn place(&self, pg: PgId, device: u32, of_groups: u32) {
-        self.arrive(pg, device);
+    /// This node's replica of the group lies on its device of this index, and the pool has so many groups; by the map in which the group
+    /// has changed last.
+    pub fn place(&self, pg: PgId, device: u32, of_groups: u32, changed: Epoch) {
+        self.arrive(pg, device, changed);
         let group = self.make(pg);
         group.device.store(device, Ordering::Release);
         group.of_groups.store(of_groups, Ordering::Release);
     }
 
-    /// Whether the group has come to the device that it was [coming to](crate::proto::incoming): then that replica is this node's from
-    /// now on, with all that is known of it.
-    fn arrive(&self, pg: PgId, device: u32) {
+    /// If the group has come to the device that it was [coming to](crate::proto::incoming), that replica is this node's from now on,
+    /// with all that is known of it. Requests of maps before that change were meant for the old one: they are refused.
+    fn arrive(&self, pg: PgId, device: u32, changed: Epoch) {
         let mut groups = self.groups.write().expect("no panic under this lock");
         let lies_there = |group: &Arc<Group>| group.device() == device;
         let has_come = !groups.get(&pg).is_some_and(lies_there)
@@ -395,6 +396,7 @@ impl Groups {
         let Some(new) = groups.remove(&pg.incoming()) else {
             return;
         };
+        new.fence.fetch_max(changed.0, Ordering::AcqRel);
         if let Some(old) = groups.get(&pg) {
             // A replica that has joined the old one counts on it.
             let fence = old.fence.load(Ordering::Acquire);

@@ -261,7 +261,8 @@ impl Cluster {
                 let (Some(member), Some(&device)) = (member, device) else {
                     continue;
                 };
-                self.groups.place(pg, device, pools[&(pg.0 >> 32)]);
+                let of_groups = pools[&(pg.0 >> 32)];
+                self.groups.place(pg, device, of_groups, group.epoch);
                 self.groups.set_member(pg, member, self.incarnation);
                 held.push(pg);
             }

@@ -24,7 +24,8 @@ impl Stray {
     /// Whether its group is on this device after all, or coming to it. Asked under the shard's lock when the chunk is about to be freed: what is
     /// written to a group that comes back is admitted under that lock too, so it comes after, and is not lost.
     pub(super) fn is_at_home(&self) -> bool {
-        let replicas = [self.pg, self.pg.incoming()];
+        // In this order: what comes may have come between the two looks.
+        let replicas = [self.pg.incoming(), self.pg];
         let mut here = replicas.iter().filter_map(|pg| self.groups.get(*pg));
         here.any(|group| group.device() == self.device)
     }

@@ -64,15 +64,25 @@ pub(super) fn take_place(
     Ok(())
 }
 
-/// The data path begins to know of second members. Those that are syncing were not sent anything so far: they begin anew.
+/// The data path begins to know of second members. It has not sent them anything so far: those that are syncing begin anew, and
+/// those that count as in sync (in a pool of the failure domain `device`) never were.
 pub(super) fn begin(txn: &mut Txn<'_>) -> Result<(), Stop> {
     let epoch = next_epoch(txn)?;
     for pool in POOLS.all(txn)? {
         for old in PLACEMENT_GROUPS.all_below(txn, &pool.id)? {
             let mut new = old.clone();
-            for member in &mut new.members {
-                let is_second = others(&old.members, member.node, member.device).any(|_| true);
-                if is_second && member.standing == Standing::Syncing {
+            for (nth, member) in new.members.iter_mut().enumerate() {
+                let mut before = others(&old.members[..nth], member.node, member.device);
+                let mut all = others(&old.members, member.node, member.device);
+                let is_second = match member.standing {
+                    Standing::InSync => before.any(Member::is_in_sync),
+                    Standing::Syncing => all.next().is_some(),
+                    Standing::Out => false,
+                };
+                if is_second && member.is_in_sync() {
+                    put_out(member, epoch);
+                    member.in_sync_until = Epoch::default();
+                } else if is_second {
                     put_out(member, epoch);
                 }
             }

@@ -282,9 +282,9 @@ fn bounded_pages_wanted_beyond_the_limit_are_asked_for_again() {
 fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is_the_only_one() {
     let (old, new) = (0, 1);
     let groups = groups(Standing::InSync);
-    groups.place(PG, old, 8);
+    groups.place(PG, old, 8, Epoch(4));
     let coming = PG.incoming();
-    groups.place(coming, new, 8);
+    groups.place(coming, new, 8, Epoch(6));
     groups.set(coming, Standing::Syncing, Epoch(6));
     groups.get(coming).unwrap().fenced(CHUNK.layer);
     let to = |pg, epoch, command| {
@@ -302,7 +302,7 @@ fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is
     // A returning replica of another node counts on the old one, and so on whatever takes its place.
     groups.join(PG, Epoch(7));
     // The old device is gone before the new one has everything: its stay goes on.
-    groups.place(PG, new, 8);
+    groups.place(PG, new, 8, Epoch(8));
     groups.set(PG, Standing::Syncing, Epoch(6));
     groups.keep(&[PG]);
     groups.applied(Epoch(8));
@@ -311,9 +311,11 @@ fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is
     assert!(group.touched(page(0)).is_noted(0));
     assert!(groups.get(coming).is_none());
     assert_eq!(
-        to(PG, 6, write(0, BLOCK)),
-        Err(Refusal::StaleEpoch(Epoch(7)))
+        to(PG, 7, inspect()),
+        Err(Refusal::StaleEpoch(Epoch(8))),
+        "it was meant for the old one, which had everything"
     );
+    assert_eq!(to(PG, 8, inspect()), Ok(()));
     groups.set(PG, Standing::InSync, Epoch(6));
     assert_eq!(to(PG, 8, read()), Ok(()));
     assert_eq!(
@@ -326,7 +328,7 @@ fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is
 fn a_replica_on_another_device_that_was_never_coming_begins_with_nothing() {
     let groups = groups(Standing::Syncing);
     assert!(groups.note(&request(6, write(0, BLOCK))).is_some());
-    groups.place(PG, 1, 8);
+    groups.place(PG, 1, 8, Epoch(7));
     groups.set(PG, Standing::Out, Epoch(7));
     groups.set(PG, Standing::Syncing, Epoch(8));
     let group = groups.get(PG).unwrap();

@@ -132,6 +132,8 @@ pub struct Rounds {
     /// What this node's replicas remember of others' unresolved writes.
     unresolved: Arc<Unresolved>,
     stays: BTreeMap<PgId, Stay>,
+    /// The map that was told last: what goes out goes under it, though the node may know a newer one by then.
+    heard: Epoch,
     /// What sources could not read, of groups in which this node's replica has not been compared since.
     unread: BTreeMap<PgId, Unread>,
     /// Rounds that are over, whose memory is still in use.
@@ -189,6 +191,7 @@ impl Rounds {
             fences,
             unresolved,
             stays: BTreeMap::new(),
+            heard: Epoch(0),
             unread: BTreeMap::new(),
             retired: Vec::new(),
             next: 0,
@@ -200,6 +203,7 @@ impl Rounds {
 
     /// The newest map, all of it, which the groups have been told of: begins what is to be begun, and ends what is over.
     pub fn on_map(&mut self, sets: &[ReplicaSet], now_us: u64) {
+        self.heard = self.groups.known();
         let mut stays = std::mem::take(&mut self.stays);
         for set in sets {
             for pg in [set.pg(), set.pg().incoming()] {
@@ -306,9 +310,10 @@ impl Rounds {
             let in_turn = (0..sources.len()).map(|nth| sources[(turn + nth) % sources.len()]);
             let has_failed =
                 |source: &Member| unread.is_some_and(|unread| unread.has_failed(source));
-            // From one device to another of a node nothing has to cross the network.
-            let me = self.me.0;
-            let source = in_turn.min_by_key(|source| (has_failed(source), source.node != me));
+            // From one device to another of a node nothing has to cross the network. But that device may be the one that fails.
+            let (me, is_first) = (self.me.0, stay.failures == 0);
+            let source =
+                in_turn.min_by_key(|source| (has_failed(source), is_first && source.node != me));
             let source = source.expect("one is due only if somebody is in sync");
             let lost = unread.map(|unread| unread.lost(&sources));
             let machine = Resync::new(*pg, stay.since, source.node);
@@ -379,7 +384,8 @@ impl Rounds {
 
     /// A round's wish, with what only this machine knows.
     fn heed(&mut self, pg: PgId, wish: Wish, now_us: u64) -> Option<Action> {
-        let known = self.groups.known();
+        // The node may know a newer map, by which the source is another one.
+        let heard = self.heard;
         let stay = self.stays.get_mut(&pg)?;
         let round = stay.round.as_mut()?;
         let number = round.number;
@@ -400,7 +406,7 @@ impl Rounds {
                 // refused for what has happened to other groups since.
                 let epoch = match command {
                     Command::Join => stay.set.epoch(),
-                    _ => known,
+                    _ => heard,
                 };
                 Some(Action::Ask {
                     token: token(call),
@@ -413,7 +419,7 @@ impl Rounds {
             }
             Wish::Local(call, command) => Some(Action::Local {
                 token: token(call),
-                request: request(known, command),
+                request: request(heard, command),
             }),
             Wish::Fence(call, layer, generation, epoch) => {
                 // In memory first: no write slips in between.

@@ -235,7 +235,8 @@ impl Lane {
                 });
             }
         }
-        if peer.waiting.len() >= PIECES_MAX as usize {
+        // A piece may be sent to two devices of a node.
+        if peer.waiting.len() >= 2 * PIECES_MAX as usize {
             return Some(unreachable(request));
         }
         peer.waiting.push_back(Waiting {

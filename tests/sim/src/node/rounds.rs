@@ -91,7 +91,7 @@ impl Node {
             for ((pg, name), home) in names.into_iter().zip(home) {
                 match (set.index_of(name), home) {
                     (Some(index), Some(device)) => {
-                        groups.place(pg, *device as u32, self.groups as u32);
+                        groups.place(pg, *device as u32, self.groups as u32, set.epoch());
                         groups.set_member(pg, &set.members()[index], process.incarnation);
                     }
                     _ => groups.forget(pg),

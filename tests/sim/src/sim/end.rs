@@ -50,6 +50,10 @@ impl Sim {
             return;
         }
 
+        if self.plan.devices > 1 {
+            // Devices that were to be emptied take data again: what moves for that has begun by then.
+            self.run_until(REST, |_| false);
+        }
         let rotten = self.has_rotten();
         let all_in_sync = |sim: &Self| {
             let mut groups = sim.meta.groups().iter();

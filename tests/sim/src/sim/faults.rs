@@ -289,6 +289,10 @@ impl Sim {
         for node in 0..self.nodes.len() {
             for device in 0..self.plan.devices {
                 let at = DeviceAt { node, device };
+                // With nodes lost for good there might not be enough others.
+                if self.plan.devices > 1 {
+                    self.drain_device(at, false);
+                }
                 self.device(at).slowness = 1;
                 self.set_room(at, None);
                 self.device(at).disk.forget_faults();

@@ -320,7 +320,7 @@ fn a_block_whose_group_moved_away_is_forgotten() {
     bench.assert_idle();
     // Or it is another device's.
     let mut bench = Bench::new(&[IN, IN]);
-    bench.groups.place(PG, 1, 1);
+    bench.groups.place(PG, 1, 1, Epoch(1));
     bench.find(BAD);
     assert_eq!(bench.told(), Outcome::Left);
     bench.assert_idle();

@@ -14,9 +14,9 @@ fn what_comes_to_another_device_of_the_node_is_compared_with_the_one_that_it_lea
         member(0, Standing::InSync, 1),
         coming,
     ];
-    world.groups.place(PG, 0, 1);
+    world.groups.place(PG, 0, 1, Epoch(1));
     world.groups.set(PG, Standing::InSync, Epoch(1));
-    world.groups.place(PG.incoming(), 1, 1);
+    world.groups.place(PG.incoming(), 1, 1, Epoch(5));
     world.groups.set(PG.incoming(), Standing::Syncing, Epoch(5));
     world.groups.applied(Epoch(5));
     let set = ReplicaSet::new(PG, Epoch(5), 1, members);
