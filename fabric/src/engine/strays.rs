@@ -21,7 +21,9 @@ pub(super) struct Stray {
 }
 
 impl Stray {
-    /// Whether its group is on this device after all, or coming to it. Asked under the shard's lock when the chunk is about to be freed: what is
+    /// Whether its group is on this device after all, or coming to it.
+    ///
+    /// Asked under the shard's lock when the chunk is about to be freed: what is
     /// written to a group that comes back is admitted under that lock too, so it comes after, and is not lost.
     pub(super) fn is_at_home(&self) -> bool {
         // In this order: what comes may have come between the two looks.
