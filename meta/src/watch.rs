@@ -28,7 +28,7 @@ use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::leases::DRIFT_BOUND;
 use crate::level::Level;
 use crate::map::ClusterMap;
-use crate::model::{Device, Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
+use crate::model::{Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
 use crate::report::{FailingSync, NodeLevel};
 use crate::state::group::{Presence, kept_power};
 use crate::state::within::may_sync;
@@ -482,8 +482,8 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
         .filter(|member| member.standing == Standing::Out);
     let serving = out.filter_map(|member| {
         let device = map.device(member.device)?;
-        let may = map.is_served(device) && may_begin(map, group, device);
-        may.then(|| Outsider {
+        let may = may_sync(map.level(), group, device.node, device.id);
+        (may && map.is_served(device)).then(|| Outsider {
             group: group.id(),
             device: device.id,
             node: device.node,
@@ -493,15 +493,6 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
         })
     });
     serving.collect()
-}
-
-/// Whether it is the node's only member, or one that the data path brings to the place of another.
-fn may_begin(map: &ClusterMap, group: &PlacementGroup, device: &Device) -> bool {
-    let is_second = |m: &Member| m.device != device.id && m.node == device.node && m.is_receiving();
-    match map.level() >= Level::WITHIN_NODES {
-        true => may_sync(group, device.node, device.id),
-        false => !group.members.iter().any(is_second),
-    }
 }
 
 fn may_let_go(map: &ClusterMap, group: &PlacementGroup) -> bool {

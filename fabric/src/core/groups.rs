@@ -354,6 +354,8 @@ pub struct Groups {
     /// Newest map applied.
     known: AtomicU64,
     groups: RwLock<HashMap<PgId, Arc<Group>>>,
+    /// On which of the node's devices, a bit for each, groups are sent writes by the newest map applied.
+    receiving: AtomicU64,
     /// By pool: the newest map for which a replica has joined one of its groups.
     joined: Mutex<HashMap<u32, Epoch>>,
 }
@@ -456,6 +458,8 @@ impl Groups {
 
     /// All of the map of `epoch` has been told.
     pub fn applied(&self, epoch: Epoch) {
+        // Before requests of that map are taken.
+        self.note_receiving();
         self.known.fetch_max(epoch.0, Ordering::AcqRel);
     }
 
@@ -523,6 +527,8 @@ impl Groups {
         joined.get(&pool).copied().unwrap_or_default()
     }
 }
+
+mod tours;
 
 #[cfg(test)]
 mod tests;

@@ -107,7 +107,7 @@ pub(super) fn raise_level(txn: &mut Txn<'_>, to: Level, at: UnixMillis) -> Resul
         event::push(txn, at, Happening::LevelRaised { to })?;
         next_epoch(txn)?;
     }
-    if (from..to).contains(&Level(Level::WITHIN_NODES.0 - 1)) {
+    if from < Level::WITHIN_NODES && to >= Level::WITHIN_NODES {
         within::begin(txn)?;
     }
     Ok(Outcome::Done)

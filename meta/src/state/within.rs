@@ -22,20 +22,28 @@ fn others(members: &[Member], node: NodeId, device: DeviceId) -> impl Iterator<I
         .filter(move |m| m.node == node && m.device != device && m.is_receiving())
 }
 
-/// Whether a device of this node may begin to be synced: it takes the place of one that leaves, or is the node's only one.
-pub(crate) fn may_sync(group: &PlacementGroup, node: NodeId, device: DeviceId) -> bool {
-    others(&group.members, node, device).all(|other| other.is_in_sync() && other.leaving)
+/// Whether a device of this node may begin to be synced at this feature level: it is the node's only one, or the data path knows of
+/// second ones, and it takes the place of one that leaves.
+pub(crate) fn may_sync(
+    level: Level,
+    group: &PlacementGroup,
+    node: NodeId,
+    device: DeviceId,
+) -> bool {
+    let is_known = level >= Level::WITHIN_NODES;
+    let leaves = |other: &Member| is_known && other.is_in_sync() && other.leaving;
+    others(&group.members, node, device).all(leaves)
 }
 
-/// The same when the state machine is asked to.
+/// The same when the state machine is asked to, which takes whatever it is told before that level.
 pub(super) fn check_sync(
     view: &dyn Read,
     group: &PlacementGroup,
     node: NodeId,
     device: DeviceId,
 ) -> Result<(), Stop> {
-    let is_known = cluster(view)?.level >= Level::WITHIN_NODES;
-    if !is_known || may_sync(group, node, device) {
+    let level = cluster(view)?.level;
+    if level < Level::WITHIN_NODES || may_sync(level, group, node, device) {
         return Ok(());
     }
     let group = group.id();

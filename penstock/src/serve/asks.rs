@@ -126,7 +126,13 @@ fn reason<'a>(map: &'a ClusterMap, ask: &Ask, meta: &Meta) -> Option<&'a Member>
 /// A member that was sent writes under the map of the reporter, and still is.
 fn failed(map: &ClusterMap, pg: PgId, node: NodeId, epoch: Epoch) -> Option<&Member> {
     let device = device_of(map, group(pg), node)?;
-    let member = map.group(group(pg))?.member(device)?;
+    let group = map.group(group(pg))?;
+    let member = group.member(device)?;
+    // On a node of several devices the name may have been another one's by the reporter's map. It says it again by the newer one.
+    let devices = map.devices().filter(|other| other.node == member.node);
+    if epoch.0 < group.epoch.0 && devices.count() > 1 {
+        return None;
+    }
     (member.is_receiving() && member.since.0 <= epoch.0).then_some(member)
 }
 
@@ -147,6 +153,9 @@ fn compared(
 
 #[cfg(test)]
 mod tests {
+    use meta::{Command, DeviceId, UnixMillis};
+
+    use super::super::cluster_map::tests::coming;
     use super::*;
 
     fn ask(epoch: u64) -> Ask {
@@ -170,5 +179,42 @@ mod tests {
         asks.done(&ask(1));
         asks.put(ask(1));
         assert_eq!(asks.take(), Some(ask(1)));
+    }
+    #[test]
+    fn what_is_said_of_a_device_is_not_said_of_the_one_that_took_its_place() {
+        let (old, new) = (DeviceId(3), DeviceId(4));
+        let mut machine = coming();
+        let map = machine.map();
+        let moving = |map: &ClusterMap| {
+            let mut groups = map.groups();
+            let group = groups.find(|group| group.member(new).is_some());
+            group.expect("one is coming").clone()
+        };
+        let before = moving(&map);
+        let pg = PgId(before.id().to_u64());
+        let node = NodeId(3);
+        let failed = |map: &ClusterMap, node: NodeId, epoch: meta::Epoch| {
+            let member = failed(map, pg, node, Epoch(epoch.0));
+            member.map(|member| member.device)
+        };
+        assert_eq!(failed(&map, node, before.epoch), Some(old));
+        assert_eq!(failed(&map, node.incoming(), before.epoch), Some(new));
+        let member = before.member(new).expect("it is coming");
+        let promote = Command::Promote {
+            group: before.id(),
+            device: new,
+            incarnation: member.incarnation,
+            since: member.since,
+            at: UnixMillis(0),
+        };
+        machine.apply(&promote).unwrap();
+        let map = machine.map();
+        let after = moving(&map);
+        assert_eq!(
+            failed(&map, node, before.epoch),
+            None,
+            "that was the old one"
+        );
+        assert_eq!(failed(&map, node, after.epoch), Some(new));
     }
 }

@@ -141,7 +141,7 @@ pub async fn follow(fabric: Fabric, meta: Meta) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use meta::testing::Machine;
     use meta::{Command, DeviceSpec, NodeSpec, PoolSpec, UnixMillis};
     use uuid::Uuid;
@@ -173,6 +173,15 @@ mod tests {
             at: AT,
         };
         machine.apply(&register).unwrap();
+    }
+
+    fn add_volume(machine: &mut Machine) {
+        let volume = Command::CreateVolume {
+            uuid: Uuid::from_u128(9),
+            volume: meta::VolumeSpec::new("disk", 1 << 30),
+            at: AT,
+        };
+        machine.apply(&volume).unwrap();
     }
 
     /// Three nodes, with devices on the first `with_devices`, and a pool of three replicas.
@@ -230,15 +239,10 @@ mod tests {
         }
     }
 
-    /// Node 3 of three has a second device, number 4, that a group is coming to; it, and the map's commands.
-    fn coming() -> Machine {
+    /// Node 3 of three has a second device, number 4, that a group is coming to.
+    pub fn coming() -> Machine {
         let mut machine = cluster(3);
-        let volume = Command::CreateVolume {
-            uuid: Uuid::from_u128(9),
-            volume: meta::VolumeSpec::new("disk", 1 << 30),
-            at: AT,
-        };
-        machine.apply(&volume).unwrap();
+        add_volume(&mut machine);
         let device = DeviceSpec {
             uuid: Uuid::from_u128(4),
             node: meta::NodeId(3),
@@ -318,12 +322,7 @@ mod tests {
     #[test]
     fn members_in_sync_come_first() {
         let mut machine = cluster(3);
-        let volume = Command::CreateVolume {
-            uuid: Uuid::from_u128(9),
-            volume: meta::VolumeSpec::new("disk", 1 << 30),
-            at: AT,
-        };
-        machine.apply(&volume).unwrap();
+        add_volume(&mut machine);
         let map = machine.map();
         let first = map.groups().next().unwrap().clone();
         let lost = first.members[0].clone();

@@ -4,25 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
-use cluster_rig::{Cluster, ClusterOptions, Load, Promise, load};
+use cluster_rig::guest::{check, cluster_with_disk, devices, goes_on, ledger};
+use cluster_rig::{Cluster, ClusterOptions, Load};
 use guest_rig::paths::penstock_binary;
-use serde_json::Value;
 
 /// Copies move within this: some hundred megabytes, beside a load, on a busy machine.
 const MOVED_LIMIT: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
-
-/// The devices of a node, as the cluster tells.
-fn devices(cluster: &Cluster, node: u8) -> Result<Vec<Value>> {
-    let list = cluster.any()?.daemon().json(&["device", "list"])?;
-    let name = format!("node{node}");
-    let list = list.as_array().cloned().unwrap_or_default();
-    Ok(list
-        .into_iter()
-        .filter(|one| one["node"] == *name)
-        .collect())
-}
 
 fn wait_well(cluster: &Cluster) -> Result<()> {
     cluster.wait("all nodes are well", MOVED_LIMIT, |cluster| {
@@ -43,7 +31,7 @@ fn add_device(cluster: &mut Cluster, load: &Load, node: u8) -> Result<[u64; 2]> 
     cluster.node_mut(node)?.start()?;
     goes_on(cluster, load, "a second device")?;
     wait_well(cluster)?;
-    let found = devices(cluster, node)?;
+    let found = devices(cluster, 1, node)?;
     let number = |is_new: bool| {
         let mut all = found.iter();
         let one = all.find(|one| (one["path"].as_str() == path.to_str()) == is_new);
@@ -86,15 +74,9 @@ fn exported(cluster: &Cluster, image: &Path) -> Result<()> {
 /// Waits until a device has been emptied and forgotten.
 fn wait_gone(cluster: &Cluster, node: u8, device: u64) -> Result<()> {
     cluster.wait("a device is empty and forgotten", MOVED_LIMIT, |cluster| {
-        let left = devices(cluster, node)?;
+        let left = devices(cluster, 1, node)?;
         Ok((!left.iter().any(|one| one["id"] == device)).then_some(()))
     })
-}
-
-fn check(cluster: &Cluster, socket: &Path, load: Load) -> Result<()> {
-    let mut ledger = load.stop()?;
-    load::check(socket, &mut ledger, Promise::Acknowledged)
-        .with_context(|| format!("read all back\n{}", cluster.report()))
 }
 
 #[test]
@@ -130,7 +112,7 @@ fn a_node_that_is_killed_while_its_data_move_between_devices_goes_on_with_that()
     let [_, new] = add_device(&mut cluster, &load, 3)?;
     let image = single_copy(&cluster)?;
     let held = |cluster: &Cluster| -> Result<u64> {
-        let all = devices(cluster, 3)?;
+        let all = devices(cluster, 1, 3)?;
         let one = all.iter().find(|one| one["id"] == new);
         one.and_then(|one| one["groups_left"].as_u64())
             .with_context(|| format!("{all:?}"))

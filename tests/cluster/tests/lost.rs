@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
+use cluster_rig::guest::{check, cluster_with_disk, devices, goes_on, ledger};
 use cluster_rig::{Cluster, ClusterOptions, Load, Promise, load};
 use guest_rig::paths::penstock_binary;
 use serde_json::Value;
@@ -16,19 +16,8 @@ const OUT_AFTER: Duration = Duration::from_secs(2);
 /// What is left of a dead disk: neither a label nor a superblock.
 const WIPED: &[u8] = &[0xa5; 4 << 20];
 
-/// The devices of a node, as it tells itself.
-fn devices(cluster: &Cluster, node: u8) -> Result<Vec<Value>> {
-    let list = cluster.node(node)?.daemon().json(&["device", "list"])?;
-    let name = format!("node{node}");
-    let list = list.as_array().cloned().unwrap_or_default();
-    Ok(list
-        .into_iter()
-        .filter(|one| one["node"] == *name)
-        .collect())
-}
-
 fn device(cluster: &Cluster, node: u8, path: &Path) -> Result<Value> {
-    let mut all = devices(cluster, node)?.into_iter();
+    let mut all = devices(cluster, node, node)?.into_iter();
     let found = all.find(|one| one["path"].as_str() == path.to_str());
     found.with_context(|| format!("node {node} tells nothing of {}", path.display()))
 }
@@ -53,12 +42,6 @@ fn starts_without(cluster: &mut Cluster, load: &Load, node: u8, path: &Path) -> 
     let events = daemon.cli(&["events"])?;
     ensure!(events.contains("is not served by node"), "{events}");
     told["id"].as_u64().context("the device has no number")
-}
-
-fn check(cluster: &Cluster, socket: &Path, load: Load) -> Result<()> {
-    let mut ledger = load.stop()?;
-    load::check(socket, &mut ledger, Promise::Acknowledged)
-        .with_context(|| format!("read all back\n{}", cluster.report()))
 }
 
 fn settles(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
@@ -104,7 +87,7 @@ fn a_node_goes_on_without_a_dead_disk_and_takes_it_in_again() -> Result<()> {
     let remove = ["device", "remove", &number.to_string(), "--yes"];
     cluster.node(2)?.daemon().cli(&remove)?;
     settles(&cluster, &load, "the second disk is given up")?;
-    ensure!(devices(&cluster, 2)?.len() == 1);
+    ensure!(devices(&cluster, 2, 2)?.len() == 1);
     cluster.node_mut(2)?.stop()?;
     cluster.node_mut(2)?.start()?;
     settles(&cluster, &load, "node 2 has forgotten the second disk")?;

@@ -205,14 +205,20 @@ impl Repairs {
 
     /// Takes up what the map says of a block's group.
     fn place(&mut self, bad: BadBlock, sets: &Sets<'_>) {
+        // On the device that the group is coming to it waits until that is this node's, and in sync.
+        let lies_there = |pg: PgId, name: NodeId, set: &ReplicaSet| {
+            let group = self.groups.get(pg);
+            set.index_of(name).is_some() && group.is_some_and(|g| g.device() == bad.device)
+        };
+        let is_mine = |set: &ReplicaSet| lies_there(set.pg(), self.me.0, set);
         let here = |set: &&ReplicaSet| {
-            let group = self.groups.get(set.pg());
-            set.index_of(self.me.0).is_some() && group.is_some_and(|g| g.device() == bad.device)
+            is_mine(set) || lies_there(set.pg().incoming(), self.me.0.incoming(), set)
         };
         let Some(set) = sets.of(bad.chunk).filter(here) else {
             self.end(bad, Outcome::Left);
             return;
         };
+        let is_mine = is_mine(set);
         let Some(entry) = self.queue.get_mut(&bad) else {
             return;
         };
@@ -221,14 +227,14 @@ impl Repairs {
         }
         let members = set.members();
         let in_sync = || set.in_sync().iter().map(|index| members[index]);
-        let mine = in_sync().any(|member| (member.node, member.incarnation) == self.me);
+        let mine = is_mine && in_sync().any(|m| (m.node, m.incarnation) == self.me);
         let others = in_sync().filter(|member| mine && member.node != self.me.0);
         entry.sources = others.collect();
         entry.set = Some(set.clone());
         (entry.tries, entry.due_us, entry.is_taken) = (0, self.now_us, false);
         let jobs = self.jobs.iter_mut().filter(|job| job.bad == bad);
         jobs.for_each(|job| job.is_over = true);
-        if members.len() == 1 {
+        if members.iter().all(|member| member.node.base() == self.me.0) {
             self.wishes.push_back(Wish::Tell(bad, Outcome::Stuck));
         }
     }

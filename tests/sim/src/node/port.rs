@@ -47,6 +47,8 @@ struct Held {
     fence: Generation,
     /// The device whose store has it. A fence and a flush go from one to the next.
     device: usize,
+    /// It has been on another device before.
+    is_on_tour: bool,
 }
 
 /// A finished store operation. Its memory is that of the request, which the replica machine may still fill.
@@ -138,10 +140,24 @@ impl Port {
         Some(group.device() as usize)
     }
 
+    /// A newer map took it away.
+    fn homeless(&self) -> StoreFailure {
+        StoreFailure::Fenced(Refusal::StaleEpoch(self.groups.known()))
+    }
+
+    /// The device on which a fence or a flush begins, or goes on after this one.
+    fn next_stop(&self, request: &Request, after: Option<usize>) -> Option<usize> {
+        let after = after.map(|device| device as u32);
+        let next = self
+            .groups
+            .next_stop(request, after, self.stores.len() as u32);
+        next.map(|device| device as usize)
+    }
+
     /// The device that a request goes to first.
     fn first_stop(&self, request: &Request) -> Option<usize> {
         match request.command {
-            Command::Flush { .. } | Command::Fence { .. } => Some(0),
+            Command::Flush { .. } | Command::Fence { .. } => self.next_stop(request, None),
             _ => self.home_of(request.pg),
         }
     }
@@ -167,7 +183,7 @@ impl Port {
     ) -> Option<Result<Arc<[u8]>, StoreFailure>> {
         let (request, memory) = self.with_memory(parcel);
         let Some(device) = self.first_stop(&request) else {
-            return Some(Err(StoreFailure::Invalid));
+            return Some(Err(self.homeless()));
         };
         if let Command::ListChunks {
             cursor, buffers, ..
@@ -214,6 +230,7 @@ impl Port {
             memory,
             fence: Generation(0),
             device,
+            is_on_tour: false,
         };
         self.held.insert(number, held);
         self.stores[device].waiting.push_back(number);
@@ -269,21 +286,25 @@ impl Port {
         std::mem::take(&mut self.went_on)
     }
 
-    /// A fence is to be persisted on all devices, and a flush is one of all: sends what is done on one to the next. False: that was the
-    /// last, or it failed.
+    /// A fence is to be persisted on the devices, and a flush is one of them: sends what is done on one to the next. False: that was
+    /// the last, or it failed.
     fn go_on_tour(&mut self, number: u64, result: &StoreResult) -> bool {
-        let held = self.held.get_mut(&number).expect("an operation ends once");
-        let is_on_tour = match held.request.command {
+        let held = self.held.get(&number).expect("an operation ends once");
+        let goes_on = match held.request.command {
             Command::Flush { .. } => result.is_ok(),
             // A store that knows a newer fence is as good as one that has this one.
             Command::Fence { .. } => matches!(result, Ok(()) | Err(StoreError::Stale { .. })),
             _ => false,
         };
-        if !is_on_tour || held.device + 1 == self.stores.len() {
-            return false;
-        }
-        held.device += 1;
-        self.stores[held.device].waiting.push_back(number);
+        let (request, device) = (held.request, held.device);
+        let next = match goes_on {
+            true => self.next_stop(&request, Some(device)),
+            false => None,
+        };
+        let Some(next) = next else { return false };
+        let held = self.held.get_mut(&number).expect("it was there just now");
+        (held.device, held.is_on_tour) = (next, true);
+        self.stores[next].waiting.push_back(number);
         self.went_on = true;
         true
     }
@@ -408,7 +429,7 @@ impl StorePort for Port {
             return Some(Ok(()));
         }
         let Some(device) = self.first_stop(request) else {
-            return Some(Err(StoreFailure::Invalid));
+            return Some(Err(self.homeless()));
         };
         if let Command::ListChunks {
             cursor, buffers, ..
@@ -426,8 +447,7 @@ impl StorePort for Port {
 /// The last look at a request.
 fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreFailure> {
     let request = &held.request;
-    if matches!(request.command, Command::Flush { .. }) && held.device > 0 {
-        // It is under way.
+    if matches!(request.command, Command::Flush { .. }) && held.is_on_tour {
         return Ok(());
     }
     let fence = request.command.layer().map(|layer| fences.of(layer));

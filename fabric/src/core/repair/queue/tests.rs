@@ -45,6 +45,17 @@ fn set(epoch: u64, standings: &[Standing]) -> ReplicaSet {
     ReplicaSet::new(PG, Epoch(epoch), 1, members)
 }
 
+/// The same while the group is coming to another device of this node.
+fn coming(epoch: u64, standings: &[Standing]) -> Vec<ReplicaSet> {
+    let mut members = set(epoch, standings).members().to_vec();
+    members.push(Member {
+        node: ME.0.incoming(),
+        standing: SYNCING,
+        ..members[0]
+    });
+    Vec::from([ReplicaSet::new(PG, Epoch(epoch), 1, members)])
+}
+
 struct Bench {
     repairs: Repairs,
     groups: Arc<Groups>,
@@ -323,6 +334,43 @@ fn a_block_whose_group_moved_away_is_forgotten() {
     bench.groups.place(PG, 1, 1, Epoch(1));
     bench.find(BAD);
     assert_eq!(bench.told(), Outcome::Left);
+    bench.assert_idle();
+}
+
+#[test]
+fn a_block_of_the_device_that_its_group_is_coming_to_waits_until_that_is_in_sync() {
+    let mut bench = Bench::new(&[IN, IN]);
+    bench.groups.place(PG.incoming(), 1, 1, Epoch(2));
+    bench.groups.set(PG.incoming(), SYNCING, Epoch(2));
+    bench.sets = coming(2, &[IN, IN]);
+    let bad = BadBlock { device: 1, ..BAD };
+    bench.find(bad);
+    bench.assert_idle();
+    assert_eq!(
+        (bench.repairs.waiting(), bench.repairs.wake_at()),
+        (1, None)
+    );
+    // It has come.
+    bench.groups.place(PG, 1, 1, Epoch(3));
+    bench.map(3, &[IN, IN]);
+    bench.probe_and_inspect();
+    assert_eq!(bench.fetch(&DATA), 2);
+    let (call, _) = bench.here();
+    bench.answer(call, Ok(()));
+    let told = bench.poll();
+    let from = NodeId(2);
+    assert!(
+        matches!(told, Some(Wish::Tell(told, Outcome::Repaired { from: f })) if (told, f) == (bad, from)),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_block_of_the_only_copy_is_told_while_that_moves_too() {
+    let mut bench = Bench::new(&[IN]);
+    bench.sets = coming(2, &[IN]);
+    bench.find(BAD);
+    assert_eq!(bench.told(), Outcome::Stuck);
     bench.assert_idle();
 }
 
