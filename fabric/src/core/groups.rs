@@ -332,6 +332,10 @@ impl Group {
         stay.wanted.clear();
     }
 
+    fn is_all_compared(&self) -> bool {
+        self.stay().all_compared
+    }
+
     /// It is known who may write the layer: older leases' writes are refused here as at the source.
     pub fn fenced(&self, layer: LayerId) {
         self.stay().fenced.insert(layer);

@@ -34,6 +34,26 @@ impl Groups {
         in_turn.find(|device| receiving >> device & 1 != 0)
     }
 
+    /// Whether a flush that has failed on this one of the node's `devices` fails for the node. Not if all replicas there have yet to
+    /// be compared, and none is of the group that is asked: where a flush has failed all later ones fail until the node starts anew, so
+    /// that those are not promoted, and what lies on healthy devices shall not be taken out whenever they are tried again.
+    #[cold]
+    pub fn fails_flush(&self, request: &Request, device: u32, devices: u32) -> bool {
+        if devices <= 1 || self.get(request.pg).is_none() {
+            return true;
+        }
+        let groups = self.groups.read().expect("no panic under this lock");
+        let mut there = groups.iter().filter(|(_, group)| group.device() == device);
+        there.any(|(pg, group)| {
+            let may_count = match group.standing() {
+                Standing::InSync => true,
+                Standing::Syncing => group.is_all_compared(),
+                Standing::Out => false,
+            };
+            may_count || *pg == request.pg
+        })
+    }
+
     /// Takes up on which devices groups are sent writes.
     pub(super) fn note_receiving(&self) {
         let groups = self.groups.read().expect("no panic under this lock");
@@ -130,6 +150,24 @@ mod tests {
         assert_eq!(stops(&groups, &flush, 4), [1]);
         groups.forget(PgId(2));
         assert_eq!(stops(&groups, &flush, 4), []);
+    }
+
+    #[test]
+    fn a_flush_that_fails_where_nothing_is_in_sync_fails_nobody_else() {
+        let groups = node();
+        let flush = |pg| Request {
+            pg: PgId(pg),
+            ..asks(Command::Flush { layer: LAYER }, Generation(1), 6)
+        };
+        let fails = |pg, device| groups.fails_flush(&flush(pg), device, 4);
+        assert!(fails(1, 1), "its own group's device");
+        assert!(fails(4, 1), "one is in sync there");
+        assert!(!fails(1, 3), "one is syncing there");
+        assert!(fails(4, 3), "the syncing one is asked");
+        assert!(fails(9, 3), "a group that is gone");
+        groups.get(PgId(4)).unwrap().all_compared();
+        assert!(fails(1, 3), "it may be promoted any moment");
+        assert!(groups.fails_flush(&flush(1), 3, 1), "the only device");
     }
 
     #[test]

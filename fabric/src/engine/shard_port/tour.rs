@@ -36,6 +36,12 @@ impl ShardPort {
         }
     }
 
+    fn fails_flush(&self, request: &Request, device: u32) -> bool {
+        let devices = self.stores.devices.len() as u32;
+        let groups = self.groups.as_ref();
+        groups.is_none_or(|groups| groups.fails_flush(request, device, devices))
+    }
+
     /// Queues a request for a device, or for the first of its shards.
     fn call_at(&mut self, index: u32, device: u32) {
         let slot = &mut self.slots[index as usize];
@@ -67,6 +73,7 @@ impl ShardPort {
         let result = match result {
             // A shard that knows a newer fence is as good as one that has this one.
             Err(StoreError::Stale { .. }) if !is_flush => Ok(()),
+            Err(_) if is_flush && !self.fails_flush(&request, stop) => Ok(()),
             result => result,
         };
         // A node that is alone keeps a layer on one device.

@@ -286,27 +286,34 @@ impl Port {
         std::mem::take(&mut self.went_on)
     }
 
-    /// A fence is to be persisted on the devices, and a flush is one of them: sends what is done on one to the next. False: that was
-    /// the last, or it failed.
-    fn go_on_tour(&mut self, number: u64, result: &StoreResult) -> bool {
+    /// A fence is to be persisted on the devices, and a flush is one of them: sends what is done on one to the next. Its outcome, if
+    /// that was the last, or it failed.
+    fn go_on_tour(&mut self, number: u64, result: StoreResult) -> Option<StoreResult> {
         let held = self.held.get(&number).expect("an operation ends once");
-        let goes_on = match held.request.command {
-            Command::Flush { .. } => result.is_ok(),
-            // A store that knows a newer fence is as good as one that has this one.
-            Command::Fence { .. } => matches!(result, Ok(()) | Err(StoreError::Stale { .. })),
-            _ => false,
-        };
         let (request, device) = (held.request, held.device);
-        let next = match goes_on {
-            true => self.next_stop(&request, Some(device)),
-            false => None,
+        let result = match (request.command, result) {
+            (Command::Flush { .. }, Err(_)) => {
+                let devices = self.stores.len() as u32;
+                let fails = self.groups.fails_flush(&request, device as u32, devices);
+                if fails { result } else { Ok(()) }
+            }
+            // A store that knows a newer fence is as good as one that has this one.
+            (Command::Fence { .. }, Err(StoreError::Stale { .. })) => Ok(()),
+            (Command::Flush { .. } | Command::Fence { .. }, _) => result,
+            _ => return Some(result),
         };
-        let Some(next) = next else { return false };
+        let next = match result {
+            Ok(()) => self.next_stop(&request, Some(device)),
+            Err(_) => None,
+        };
+        let Some(next) = next else {
+            return Some(result);
+        };
         let held = self.held.get_mut(&number).expect("it was there just now");
         (held.device, held.is_on_tour) = (next, true);
         self.stores[next].waiting.push_back(number);
         self.went_on = true;
-        true
+        None
     }
 
     fn next_completion(&mut self) -> Option<(OpId, StoreResult)> {
@@ -326,7 +333,7 @@ impl Port {
         }
         let (id, result) = loop {
             let (id, result) = self.next_completion()?;
-            if !self.go_on_tour(id.0, &result) {
+            if let Some(result) = self.go_on_tour(id.0, result) {
                 break (id, result);
             }
         };
