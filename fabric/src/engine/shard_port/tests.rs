@@ -15,6 +15,8 @@ use crate::store::device::IoVecs;
 use crate::store::file::{Allocation, DeviceFile};
 
 const PG: PgId = PgId(0);
+/// A group on the second device, if there is one.
+const OTHER: PgId = PgId(1);
 
 /// A device that gets two shards.
 const TWO_SHARDS_BYTES: u64 = 9 << 30;
@@ -23,35 +25,46 @@ const WAITS_MAX: u32 = 60;
 /// Looks at a shard before it counts as not told; 10 ms lie between them.
 const LOOKS_MAX: u32 = 6000;
 
-/// Two threads' ports to a store whose device takes every write, and fails every flush.
+/// Two threads' ports to stores of which the last one's device takes every write, and fails every flush.
 struct Rig {
     ports: [ShardPort; 2],
     stores: Arc<Stores>,
     groups: Arc<Groups>,
     keys: Slab<()>,
+    /// The group that is asked.
+    pg: PgId,
     _dir: tempfile::TempDir,
 }
 
 impl Rig {
     fn new() -> Self {
+        Self::with_devices(1)
+    }
+
+    fn with_devices(count: usize) -> Self {
         let exe = std::env::current_exe().expect("a test has a path");
         let dir = tempfile::tempdir_in(exe.parent().expect("it lies in a directory")).unwrap();
-        let device = DeviceConfig {
-            path: dir.path().join("device"),
+        let device = |number| DeviceConfig {
+            path: dir.path().join(format!("device{number}")),
             missing: Missing::CreateFile {
                 size_bytes: TWO_SHARDS_BYTES,
                 allocation: Allocation::Sparse,
             },
         };
-        let devices = vec![device];
+        let devices: Vec<_> = (0..count).map(device).collect();
         let kind = StoreKind::Devices(devices.clone());
         let config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], kind);
         let (mut open, _) = crate::engine::open::open_devices(&devices, &config).unwrap();
         // The null device has no fsync.
-        open[0].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
+        open[count - 1].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
         let stores = Arc::new(Stores::new(open, false).unwrap());
         let groups = Arc::new(Groups::default());
         groups.set(PG, Standing::InSync, Epoch(1));
+        if count > 1 {
+            groups.place(OTHER, 1, 2, Epoch(1));
+            groups.set(OTHER, Standing::Syncing, Epoch(1));
+            groups.get(OTHER).unwrap().fenced(LayerId(1));
+        }
         groups.applied(Epoch(2));
         let shared = Shared::new(config, Some(Arc::clone(&stores)), None);
         let port = || {
@@ -70,6 +83,7 @@ impl Rig {
             stores: Arc::clone(&stores),
             groups: Arc::clone(&groups),
             keys: Slab::new(16, || ()),
+            pg: PG,
             _dir: dir,
         }
     }
@@ -84,7 +98,7 @@ impl Rig {
         let slot = self.keys.take().expect("one request at a time");
         let key = self.keys.key(slot);
         let request = Request {
-            pg: PG,
+            pg: self.pg,
             generation: Generation(1),
             sequence: Sequence(1),
             epoch: Epoch(1),
@@ -178,6 +192,22 @@ fn a_failed_device_flush_fails_every_shard_for_every_thread() {
             assert_eq!(rig.write(port, chunk), refused);
         }
     }
+}
+
+#[test]
+fn a_failed_device_fails_flushes_of_others_only_while_a_group_is_in_sync_there() {
+    let mut rig = Rig::with_devices(2);
+    rig.pg = OTHER;
+    assert_eq!(rig.write(0, 0), Ok(()));
+    assert_eq!(rig.flush(0), Err(StoreFailure::Device(libc::EINVAL)));
+    rig.pg = PG;
+    assert_eq!(rig.write(0, 0), Ok(()));
+    assert_eq!(rig.flush(0), Ok(()), "what is there is yet to be compared");
+    rig.groups.set(OTHER, Standing::InSync, Epoch(2));
+    assert_eq!(rig.flush(0), Err(StoreFailure::Device(libc::EROFS)));
+    rig.groups.set(OTHER, Standing::Out, Epoch(3));
+    rig.groups.applied(Epoch(3));
+    assert_eq!(rig.flush(1), Ok(()), "nothing there is sent writes");
 }
 
 #[test]
