@@ -241,7 +241,35 @@ pub fn refused() -> Result<()> {
     )?;
     key_of_another_connection(&context)?;
     outside_the_window(&context)?;
+    closed_by_a_stranger(&context)?;
     println!("refused: ok");
+    Ok(())
+}
+
+/// The peer of another connection invalidates a key that is not its own. The specification says that it is refused; rxe of Linux 6.1
+/// does not look whose key it is. Whatever becomes of it, the stranger reaches nothing.
+fn closed_by_a_stranger(context: &Context) -> Result<()> {
+    let first = Stage::new(context)?;
+    let (window, key) = first.bound(Access::REMOTE_READ)?;
+    let second = Stage::new(context)?;
+    let mut receives = ReceiveChain::new(1, 0);
+    receives.push(9, &[])?;
+    second.owner.pair.post_receives(&mut receives)?;
+    let sent = second
+        .peer
+        .carry_out(Work::SendWithInvalidate(key), Payload::NONE)?;
+    let status = first.read(key, OPEN.start, 100)?;
+    println!(
+        "a stranger's invalidation: {}; a READ of whom the key is for: {}",
+        sent.status.name(),
+        status.name()
+    );
+    let (refused, closed) = (
+        sent.status != Status::Success,
+        status == Status::RemoteAccess,
+    );
+    ensure!(refused != closed, "{sent:?}, {status}");
+    drop(window);
     Ok(())
 }
 

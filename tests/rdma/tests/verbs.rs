@@ -88,7 +88,7 @@ fn a_window_opens_what_was_offered_until_it_is_invalidated() -> Result<()> {
 fn a_peer_is_refused_what_no_window_offers_it() -> Result<()> {
     let text = scenario(&mut machine()?, &["windows-refused"])?;
     ensure!(
-        text.matches("IBV_WC_REM_ACCESS_ERR").count() == 10,
+        text.matches("IBV_WC_REM_ACCESS_ERR peer=Error").count() == 10,
         "{text}"
     );
     has(&text, "refused: ok")
