@@ -1,4 +1,5 @@
 //! How requests reach replicas, behind [`crate::core::client::Transport`].
 
 pub mod mem;
+pub mod rdma;
 pub mod tcp;

@@ -9,7 +9,10 @@ use guest_rig::paths::find_program;
 const PACKAGES: &[(&str, &str)] = &[
     ("g++", "compiles RocksDB"),
     ("make", "compiles RocksDB"),
-    ("libclang-dev", "binds to RocksDB"),
+    ("libclang-dev", "binds to RocksDB and to verbs"),
+    ("libibverbs-dev", "has the verbs of RDMA devices"),
+    ("librdmacm-dev", "is bound to beside them"),
+    ("pkgconf", "finds these two"),
     ("libc6-dev", "links the guest's helper statically"),
     ("qemu-system-x86", "boots guests"),
     (
@@ -45,6 +48,7 @@ const CEPH_PROGRAMS: &[&str] = &["ceph-mon", "ceph-osd", "ceph", "rbd", "monmapt
 const PROGRAMS: &[&str] = &[
     "c++",
     "make",
+    "pkg-config",
     "qemu-system-x86_64",
     "qemu-storage-daemon",
     "qemu-img",

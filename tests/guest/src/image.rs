@@ -1,7 +1,8 @@
 //! The rig's guest, built once into the cache: a Debian kernel, an initramfs with what the tests run, and the image of a
 //! whole disk that the firmware boots from.
 //!
-//! The recipe (its sources and [`RECIPE`]) names the directory, so a changed recipe builds anew beside the old one.
+//! A [`Recipe`] says what is in it. The recipe, the sources and [`FORMAT`] name the directory, so that whatever changes is
+//! built anew beside the old one.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -16,20 +17,72 @@ use crate::process::run;
 mod boot_disk;
 mod packing;
 
-/// Counts changes of the recipe that its sources do not show.
-const RECIPE: u32 = 2;
+/// Counts changes of how guests are built that the recipes do not show.
+const FORMAT: u32 = 3;
 /// Debian release of the guest.
 const SUITE: &str = "bookworm";
 /// Where its packages come from.
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// Packages in the guest besides the essential ones.
-const PACKAGES: &str = "fio,e2fsprogs,xfsprogs,util-linux,busybox-static";
-/// The guest's kernel: the flavour for virtual machines.
-const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 /// First process of the guest.
 const INIT: &str = include_str!("../guest/init.sh");
 /// The helper that runs in the guest.
 const RIGIO: &str = include_str!("../guest/rigio.rs");
+
+/// What a guest consists of. All of it is Debian's; a program under test comes in when the guest boots
+/// ([`crate::VmConfig::with_file`]).
+#[derive(Debug, Clone, Copy, Hash)]
+pub struct Recipe {
+    /// First word of its directory's name in the cache.
+    pub name: &'static str,
+    /// Packages besides the essential ones, separated by commas.
+    pub packages: &'static str,
+    /// The kernel's metapackage, which decides its flavour.
+    pub kernel_package: &'static str,
+    /// Kernel modules in the order in which they load.
+    pub modules: &'static [&'static str],
+    /// Programs of the initramfs besides busybox, below the Debian root; their libraries come with them.
+    pub programs: &'static [&'static str],
+    /// Other files of the initramfs, likewise.
+    pub files: &'static [&'static str],
+    /// Whether there is an image of a disk to boot from, too.
+    pub boot_disk: bool,
+}
+
+/// The guest that uses disks: the kernel's flavour for virtual machines, file systems, fio.
+pub const DISKS: Recipe = Recipe {
+    name: SUITE,
+    packages: "fio,e2fsprogs,xfsprogs,util-linux,busybox-static",
+    kernel_package: "linux-image-cloud-amd64",
+    modules: &[
+        "virtio_ring",
+        "virtio",
+        "virtio_pci_modern_dev",
+        "virtio_pci_legacy_dev",
+        "virtio_pci",
+        "virtio_blk",
+        "virtio_console",
+        "libcrc32c",
+        "xfs",
+    ],
+    programs: &[
+        "usr/bin/fio",
+        "usr/bin/rigio",
+        "sbin/mke2fs",
+        "sbin/e2fsck",
+        "sbin/resize2fs",
+        "sbin/mkfs.xfs",
+        "sbin/xfs_repair",
+        "usr/sbin/xfs_growfs",
+        "usr/sbin/xfs_io",
+        "sbin/fstrim",
+        "sbin/blkdiscard",
+        "sbin/blockdev",
+        "bin/lsblk",
+    ],
+    files: &["etc/mke2fs.conf"],
+    boot_disk: true,
+};
+
 /// A built guest.
 #[derive(Debug, Clone)]
 pub struct GuestImage {
@@ -37,11 +90,16 @@ pub struct GuestImage {
 }
 
 impl GuestImage {
-    /// Takes the guest from the cache, or builds it there; `say` is told when it has to be built.
-    /// Concurrent callers wait for one builder.
+    /// [`Self::of`] the guest that uses disks.
     pub fn get(say: impl Fn(&str)) -> Result<Self> {
+        Self::of(&DISKS, say)
+    }
+
+    /// Takes the guest of `recipe` from the cache, or builds it there; `say` is told when it has to be built.
+    /// Concurrent callers wait for one builder.
+    pub fn of(recipe: &Recipe, say: impl Fn(&str)) -> Result<Self> {
         let cache = guest_cache()?;
-        let directory = cache.join(format!("{SUITE}-{:016x}", recipe_hash()));
+        let directory = cache.join(format!("{}-{:016x}", recipe.name, recipe_hash(recipe)));
         if !directory.is_dir() {
             std::fs::create_dir_all(&cache)
                 .with_context(|| format!("create {}", cache.display()))?;
@@ -55,7 +113,7 @@ impl GuestImage {
                 ));
                 let partial = tempfile::tempdir_in(&cache)
                     .context("make a directory to build the guest in")?;
-                build(partial.path()).context("build the guest")?;
+                build(recipe, partial.path()).context("build the guest")?;
                 std::fs::rename(partial.path().join("out"), &directory)
                     .context("move the built guest into place")?;
             }
@@ -83,26 +141,17 @@ impl GuestImage {
         self.directory.join("probe.cpio")
     }
 
-    /// A raw disk with a boot loader and a Debian root, to be imported into a volume and booted from.
+    /// A raw disk with a boot loader and a Debian root, to be imported into a volume and booted from; there only if the
+    /// recipe says so.
     pub fn boot_disk(&self) -> PathBuf {
         self.directory.join("boot-disk.raw")
     }
 }
 
-fn recipe_hash() -> u64 {
+fn recipe_hash(recipe: &Recipe) -> u64 {
     let mut hasher = DefaultHasher::new();
+    (FORMAT, SUITE, INIT, RIGIO, recipe).hash(&mut hasher);
     (
-        RECIPE,
-        SUITE,
-        PACKAGES,
-        KERNEL_PACKAGE,
-        INIT,
-        RIGIO,
-        packing::MODULES,
-    )
-        .hash(&mut hasher);
-    (
-        packing::PROGRAMS,
         crate::accel::probe_init(),
         boot_disk::CONFIG,
         boot_disk::ROOT_MIB,
@@ -112,7 +161,7 @@ fn recipe_hash() -> u64 {
 }
 
 /// Builds everything below `work`; the result is `work/out`.
-fn build(work: &Path) -> Result<()> {
+fn build(recipe: &Recipe, work: &Path) -> Result<()> {
     let out = work.join("out");
     let root = work.join("root");
     let kernel = work.join("kernel");
@@ -120,9 +169,9 @@ fn build(work: &Path) -> Result<()> {
         std::fs::create_dir(directory)?;
     }
     std::thread::scope(|scope| {
-        let fetched = scope.spawn(|| fetch_kernel(&kernel));
+        let fetched = scope.spawn(|| fetch_kernel(recipe.kernel_package, &kernel));
         let compiled = scope.spawn(|| compile_rigio(work));
-        bootstrap_root(work, &root)?;
+        bootstrap_root(recipe.packages, work, &root)?;
         fetched
             .join()
             .expect("fetching the kernel does not panic")?;
@@ -132,18 +181,21 @@ fn build(work: &Path) -> Result<()> {
         .context("copy the kernel")?;
     packing::install(&root, "sbin/rig-init", INIT.as_bytes())?;
     packing::install(&root, "usr/bin/rigio", &std::fs::read(work.join("rigio"))?)?;
-    packing::pack_initramfs(work, &root, &kernel, &out.join("initramfs.cpio"))?;
+    packing::pack_initramfs(recipe, work, &root, &kernel, &out.join("initramfs.cpio"))?;
     packing::pack_probe(work, &root, &out.join("probe.cpio"))?;
-    boot_disk::make(work, &root, &kernel, &out.join("boot-disk.raw"))
+    if recipe.boot_disk {
+        boot_disk::make(recipe, work, &root, &kernel, &out.join("boot-disk.raw"))?;
+    }
+    Ok(())
 }
 
 /// Debian's own bootstrap, as a tarball, so that no privilege is needed to unpack it (device nodes are left out: the
 /// guest mounts devtmpfs).
-fn bootstrap_root(work: &Path, root: &Path) -> Result<()> {
+fn bootstrap_root(packages: &str, work: &Path, root: &Path) -> Result<()> {
     let tarball = work.join("root.tar");
     let without = |path: &str| format!("--dpkgopt=path-exclude={path}");
     run(Command::new("mmdebstrap")
-        .args(["--variant=minbase", &format!("--include={PACKAGES}")])
+        .args(["--variant=minbase", &format!("--include={packages}")])
         .args([
             without("/usr/share/doc/*"),
             without("/usr/share/man/*"),
@@ -162,15 +214,15 @@ fn bootstrap_root(work: &Path, root: &Path) -> Result<()> {
 }
 
 /// Downloads the kernel package that the flavour's metapackage names, and unpacks it without installing it.
-fn fetch_kernel(kernel: &Path) -> Result<()> {
-    let depends = run(Command::new("apt-cache").args(["depends", "--important", KERNEL_PACKAGE]))
+fn fetch_kernel(metapackage: &str, kernel: &Path) -> Result<()> {
+    let depends = run(Command::new("apt-cache").args(["depends", "--important", metapackage]))
         .context("ask apt for the guest's kernel: `apt-get update` may be needed")?;
     let package = depends
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
         .find(|name| name.starts_with("linux-image-"))
         .with_context(|| {
-            format!("apt knows no kernel behind {KERNEL_PACKAGE}: run `apt-get update`")
+            format!("apt knows no kernel behind {metapackage}: run `apt-get update`")
         })?;
     run(Command::new("apt-get")
         .args(["download", package])

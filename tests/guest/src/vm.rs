@@ -11,6 +11,8 @@ use tempfile::TempDir;
 use crate::accel::Accel;
 use crate::agent::{Agent, Output};
 use crate::image::GuestImage;
+use crate::initramfs::{self, GuestFile};
+use crate::network::Nic;
 use crate::process::{Guarded, log_tail, wait_until};
 use crate::qmp::Qmp;
 
@@ -73,6 +75,10 @@ pub struct VmConfig {
     pub disks: Vec<Disk>,
     /// What the guest starts from.
     pub boot: Boot,
+    /// Programs and other files of the host for a guest that stays in its initramfs.
+    pub files: Vec<GuestFile>,
+    /// Network cards in order.
+    pub nics: Vec<Nic>,
 }
 
 impl VmConfig {
@@ -83,7 +89,24 @@ impl VmConfig {
             cpus: 2,
             disks,
             boot: Boot::Kernel,
+            files: Vec::new(),
+            nics: Vec::new(),
         }
+    }
+
+    /// The same guest, with the file `source` of the host at `target`, a path without a slash in front.
+    pub fn with_file(mut self, source: impl Into<PathBuf>, target: &str) -> Self {
+        self.files.push(GuestFile {
+            source: source.into(),
+            target: target.to_owned(),
+        });
+        self
+    }
+
+    /// The same guest with another network card.
+    pub fn with_nic(mut self, nic: Nic) -> Self {
+        self.nics.push(nic);
+        self
     }
 
     /// The same guest, booted by its firmware from its first disk.
@@ -115,9 +138,16 @@ impl Vm {
             UnixListener::bind(scratch.path().join(name)).with_context(|| format!("bind {name}"))
         };
         let (agent, qmp) = (listen("agent")?, listen("qmp")?);
+        let joined = scratch.path().join("initramfs");
+        let initramfs = if config.files.is_empty() {
+            image.initramfs()
+        } else {
+            initramfs::join(&image.initramfs(), &config.files, &joined)?;
+            joined
+        };
         let log =
             std::fs::File::create(scratch.path().join("qemu.log")).context("create QEMU's log")?;
-        let mut command = qemu_command(image, config, accel, scratch.path());
+        let mut command = qemu_command(image, &initramfs, config, accel, scratch.path());
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -226,7 +256,13 @@ impl Vm {
     }
 }
 
-fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &Path) -> Command {
+fn qemu_command(
+    image: &GuestImage,
+    initramfs: &Path,
+    config: &VmConfig,
+    accel: Accel,
+    scratch: &Path,
+) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
     let memory = config.memory_mib;
     command
@@ -269,10 +305,18 @@ fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &P
             .arg("-kernel")
             .arg(image.kernel())
             .arg("-initrd")
-            .arg(image.initramfs())
+            .arg(initramfs)
             .args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"]);
     }
-    for (index, disk) in config.disks.iter().enumerate() {
+    for (index, nic) in config.nics.iter().enumerate() {
+        command.args(nic.args(index));
+    }
+    add_disks(&mut command, &config.disks);
+    command
+}
+
+fn add_disks(command: &mut Command, disks: &[Disk]) {
+    for (index, disk) in disks.iter().enumerate() {
         let (socket, queues, size) = (disk.socket.display(), disk.queues, disk.queue_size);
         // A kernel that QEMU loads has index 0.
         let order = index + 1;
@@ -288,7 +332,6 @@ fn qemu_command(image: &GuestImage, config: &VmConfig, accel: Accel, scratch: &P
                 ),
             ]);
     }
-    command
 }
 
 /// Accepts QEMU's connection, or fails when QEMU ends first.

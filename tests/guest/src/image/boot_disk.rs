@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::packing;
+use super::{Recipe, packing};
 use crate::paths::find_program;
 use crate::process::run;
 
@@ -31,12 +31,18 @@ const TABLE_OFFSET: usize = 446;
 const TYPE_LINUX: u8 = 0x83;
 
 /// Makes the disk `image` of the unpacked Debian `root` and the unpacked `kernel` package.
-pub(super) fn make(work: &Path, root: &Path, kernel: &Path, image: &Path) -> Result<()> {
+pub(super) fn make(
+    recipe: &Recipe,
+    work: &Path,
+    root: &Path,
+    kernel: &Path,
+    image: &Path,
+) -> Result<()> {
     let boot = root.join("boot");
     std::fs::create_dir_all(&boot)?;
     std::fs::copy(packing::find_kernel(kernel)?, boot.join("vmlinuz"))
         .context("copy the kernel into the root")?;
-    packing::pack_loader(work, root, kernel, &boot.join("initrd"))?;
+    packing::pack_loader(recipe, work, root, kernel, &boot.join("initrd"))?;
 
     let loader = boot_loader(work)?;
     let mut file = std::fs::File::create(image).context("create the boot disk")?;

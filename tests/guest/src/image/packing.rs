@@ -7,38 +7,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use super::Recipe;
 use crate::accel::probe_init;
 use crate::process::{describe, run};
-
-/// Kernel modules of the guest in the order in which they load.
-pub(super) const MODULES: &[&str] = &[
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_modern_dev",
-    "virtio_pci_legacy_dev",
-    "virtio_pci",
-    "virtio_blk",
-    "virtio_console",
-    "libcrc32c",
-    "xfs",
-];
-
-/// Programs of the initramfs besides busybox, below the Debian root.
-pub(super) const PROGRAMS: &[&str] = &[
-    "usr/bin/fio",
-    "usr/bin/rigio",
-    "sbin/mke2fs",
-    "sbin/e2fsck",
-    "sbin/resize2fs",
-    "sbin/mkfs.xfs",
-    "sbin/xfs_repair",
-    "usr/sbin/xfs_growfs",
-    "usr/sbin/xfs_io",
-    "sbin/fstrim",
-    "sbin/blkdiscard",
-    "sbin/blockdev",
-    "bin/lsblk",
-];
 
 /// Writes an executable file below `root`.
 pub(super) fn install(root: &Path, path: &str, content: &[u8]) -> Result<()> {
@@ -64,8 +35,9 @@ pub(super) fn find_kernel(kernel: &Path) -> Result<PathBuf> {
         .context("the kernel package holds no vmlinuz")
 }
 
-/// The initramfs of the tests: busybox, [`PROGRAMS`] with their libraries, [`MODULES`].
+/// The initramfs of the tests: busybox, the recipe's programs with their libraries, files and modules.
 pub(super) fn pack_initramfs(
+    recipe: &Recipe,
     work: &Path,
     root: &Path,
     kernel: &Path,
@@ -73,22 +45,14 @@ pub(super) fn pack_initramfs(
 ) -> Result<()> {
     let tree = work.join("initramfs");
     make_skeleton(root, &tree, &std::fs::read(root.join("sbin/rig-init"))?)?;
-    for program in PROGRAMS {
+    for program in recipe.programs {
         install(
             &tree,
             &in_usr(program),
             &std::fs::read(root.join(program)).with_context(|| format!("read {program}"))?,
         )?;
     }
-    for name in ["mkfs.ext4", "fsck.ext4"] {
-        let target = if name == "mkfs.ext4" {
-            "mke2fs"
-        } else {
-            "e2fsck"
-        };
-        std::os::unix::fs::symlink(target, tree.join("usr/sbin").join(name))?;
-    }
-    for library in libraries(root)? {
+    for library in libraries(recipe, root)? {
         let target = Path::new("/").join(
             library
                 .strip_prefix(root)
@@ -98,22 +62,36 @@ pub(super) fn pack_initramfs(
             std::fs::read(&library).with_context(|| format!("read {}", library.display()))?;
         install(&tree, &in_usr(&target.to_string_lossy()), &content)?;
     }
-    for config in ["etc/mke2fs.conf", "etc/os-release", "etc/debian_version"] {
+    for file in ["etc/os-release", "etc/debian_version"]
+        .iter()
+        .chain(recipe.files)
+    {
         install(
             &tree,
-            config,
-            &std::fs::read(root.join(config)).with_context(|| format!("read {config}"))?,
+            file,
+            &std::fs::read(root.join(file)).with_context(|| format!("read {file}"))?,
         )?;
     }
-    copy_modules(kernel, &tree)?;
+    for (name, target) in [("mkfs.ext4", "mke2fs"), ("fsck.ext4", "e2fsck")] {
+        if tree.join("usr/sbin").join(target).exists() {
+            std::os::unix::fs::symlink(target, tree.join("usr/sbin").join(name))?;
+        }
+    }
+    copy_modules(recipe, kernel, &tree)?;
     pack(&tree, archive)
 }
 
-/// The initramfs of the boot disk: [`MODULES`] and what it takes to go on to the root filesystem.
-pub(super) fn pack_loader(work: &Path, root: &Path, kernel: &Path, archive: &Path) -> Result<()> {
+/// The initramfs of the boot disk: the recipe's modules and what it takes to go on to the root filesystem.
+pub(super) fn pack_loader(
+    recipe: &Recipe,
+    work: &Path,
+    root: &Path,
+    kernel: &Path,
+    archive: &Path,
+) -> Result<()> {
     let tree = work.join("loader");
     make_skeleton(root, &tree, &std::fs::read(root.join("sbin/rig-init"))?)?;
-    copy_modules(kernel, &tree)?;
+    copy_modules(recipe, kernel, &tree)?;
     pack(&tree, archive)
 }
 
@@ -163,20 +141,21 @@ fn in_usr(path: &str) -> String {
     }
 }
 
-/// The shared libraries of [`PROGRAMS`], found by the root's own loader, which needs no chroot and no privilege.
-fn libraries(root: &Path) -> Result<BTreeSet<PathBuf>> {
+/// The shared libraries of the recipe's programs and of libraries among its files, found by the root's own loader, which
+/// needs no chroot and no privilege.
+fn libraries(recipe: &Recipe, root: &Path) -> Result<BTreeSet<PathBuf>> {
     let loader = root.join("usr/lib64/ld-linux-x86-64.so.2");
     let lib = root.join("usr/lib/x86_64-linux-gnu");
     let path = format!("{}:{}", lib.display(), lib.join("ceph").display());
     let mut found = BTreeSet::from([loader.clone()]);
-    for program in PROGRAMS {
+    for program in recipe.programs.iter().chain(recipe.files) {
         let listed = Command::new(&loader)
             .args(["--library-path", &path, "--list"])
             .arg(root.join(program))
             .stdin(Stdio::null())
             .output()
             .context("run the guest's loader")?;
-        // A static program makes the loader fail; it needs nothing.
+        // A static program, and what is no program, makes the loader fail; it needs nothing.
         if !listed.status.success() {
             continue;
         }
@@ -197,12 +176,12 @@ fn libraries(root: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-fn copy_modules(kernel: &Path, tree: &Path) -> Result<()> {
+fn copy_modules(recipe: &Recipe, kernel: &Path, tree: &Path) -> Result<()> {
     let listed = run(Command::new("find")
         .arg(kernel.join("lib/modules"))
         .args(["-name", "*.ko"]))?;
     let mut order = String::new();
-    for module in MODULES {
+    for module in recipe.modules {
         let file = format!("{module}.ko");
         let path = listed
             .lines()

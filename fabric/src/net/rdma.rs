@@ -1,0 +1,3 @@
+//! Requests to replicas on other nodes over RDMA. So far its lowest layer only: [`verbs`].
+
+pub mod verbs;
