@@ -269,6 +269,33 @@ fn a_lost_block_is_known_and_cannot_be_read() {
 }
 
 #[test]
+fn a_write_that_was_lost_itself_is_done_when_it_comes_again() {
+    let mut shard = Shard::new(15);
+    shard.write(3, 20, &B);
+    let lost = lose(&mut shard, 3);
+    let both = [A, A];
+    let part = |iov_len| {
+        [libc::iovec {
+            iov_base: both.as_ptr().cast_mut().cast(),
+            iov_len,
+        }]
+    };
+    let half = part(BLOCK_BYTES / 2);
+    shard.one(write_op(3, lost.version, &half)).unwrap();
+    assert_eq!(shard.inspect(3, 1), [lost], "as nobody has the rest of it");
+    // Its other blocks are stored.
+    let lost = lose(&mut shard, 5);
+    let more = part(BLOCK_BYTES + BLOCK_BYTES / 2);
+    shard.one(write_op(4, lost.version, &more)).unwrap();
+    assert_eq!(shard.read(4), A);
+    assert_eq!(shard.inspect(5, 1), [lost]);
+    let later = shard.one(write_op(5, lost.version + 1, &half));
+    assert!(is_corrupt(later, 5), "another write lacks the rest");
+    shard.write(5, lost.version, &B);
+    assert_eq!(shard.read(5), B, "a whole block needs nothing of it");
+}
+
+#[test]
 fn a_lost_block_is_there_again_once_it_is_written_or_restored() {
     let mut shard = Shard::new(12);
     let found = lose(&mut shard, 0);

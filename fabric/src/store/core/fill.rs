@@ -1,7 +1,7 @@
 //! Filling a log batch: contents into its buffer, entries into its header.
 
 use super::super::alloc::Run;
-use super::super::format::{BatchEntry, LEAF_BLOCKS, UNIT_BYTES, entry_kind};
+use super::super::format::{BatchEntry, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_LOST, entry_kind};
 use super::super::log::{DataBlock, HeaderWriter};
 use super::write::{BATCH_IOS_MAX, Item, LARGE_BLOCKS};
 use super::{OpKind, PartKind, ShardCore};
@@ -69,6 +69,13 @@ impl ShardCore {
         (i == 0 && p.start % block != 0) || (i + 1 == u32::from(p.count) && p.end % block != 0)
     }
 
+    /// Whether this very write of a part of the block is what was lost: another replica had it, and could not be read when this one
+    /// was compared with it.
+    fn is_lost_itself(&self, part: u32, i: u32, entry: MapEntry) -> bool {
+        let is_lost = entry.unit == UNIT_LOST && entry.version == self.parts[part].version;
+        is_lost && self.is_partly_covered(part, i)
+    }
+
     fn fill_blocks(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
         while self.parts[part].cursor < u32::from(self.parts[part].count) {
@@ -78,6 +85,8 @@ impl ShardCore {
             if entry.version > version {
                 let partly = self.is_partly_covered(part, i);
                 self.note_stale(part, entry, partly);
+            } else if self.is_lost_itself(part, i, entry) {
+                // Done here as it is on the replica that lost it. To refuse it would have this one compared again, to the same end.
             } else if !self.fill_block(filling, part, i, true) {
                 return false;
             }

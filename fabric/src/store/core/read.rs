@@ -112,11 +112,14 @@ impl ShardCore {
 
     fn resolve_from(&mut self, part: u32, slot: u32) {
         let p = &mut self.parts[part];
+        let is_read = matches!(p.kind, PartKind::Read | PartKind::Scrub);
         let entries = &self.leaves.entries(slot)[usize::from(p.first)..];
         for (found, entry) in p.map.iter_mut().zip(entries) {
             if found.unit == UNIT_UNMAPPED && entry.unit != UNIT_UNMAPPED {
+                // What is there of a write that was lost itself stays as it is, see `fill_blocks`: nothing has to be fetched.
+                let is_this = entry.unit == UNIT_LOST && entry.version == p.version && !is_read;
                 *found = Found {
-                    unit: entry.unit,
+                    unit: if is_this { UNIT_ZERO } else { entry.unit },
                     crc: entry.crc,
                 };
                 p.unresolved -= 1;

@@ -301,6 +301,10 @@ impl Sim {
             devices.any(|at| is(&(at, volume, block)))
         };
         let was_bad = |node, block| any_device(node, block, &|at| self.disks.was_bad(at));
+        let has_been_full = |node: usize| {
+            let mut devices = (0..self.plan.devices).map(|device| DeviceAt { node, device });
+            devices.any(|at| self.disks.been_full.contains(&at))
+        };
         // The error is of the gravest kind that was met: a disk's own.
         let of_kind = |node: usize, block| match err {
             IoError::Corrupt => any_device(node, block, &|at| self.disks.rotten.contains(at)),
@@ -317,7 +321,14 @@ impl Sim {
             let mut blocks = (first..end).filter(of_set);
             match (err, op.op) {
                 (IoError::NoSpace, _) => {
-                    self.disks.without_room.contains(&set.pg()) && blocks.next().is_some()
+                    let blocks: Vec<u64> = blocks.collect();
+                    // The others may lack what they would have to complete.
+                    let is_bad = |node| blocks.iter().any(|&block| was_bad(node, block));
+                    let refuses = |node: &usize| has_been_full(*node) || is_bad(*node);
+                    let all_refuse = nodes.iter().all(refuses);
+                    let is_full = all_refuse && nodes.iter().any(|node| has_been_full(*node));
+                    let is_full = is_full || self.disks.without_room.contains(&set.pg());
+                    is_full && !blocks.is_empty()
                 }
                 (IoError::Corrupt | IoError::Device(libc::EIO), Op::Read) => blocks.any(|block| {
                     nodes.iter().all(|&node| was_bad(node, block))
