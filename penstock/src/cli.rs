@@ -2,6 +2,7 @@
 
 mod cluster;
 mod join;
+mod rdma;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use crate::size::{NewSize, Size};
 
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
+pub use rdma::RdmaCommand;
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
 #[derive(Debug, Parser)]
@@ -92,6 +94,9 @@ pub enum Command {
     /// Print what libvirt needs
     #[command(subcommand)]
     Libvirt(LibvirtCommand),
+    /// Check this machine's RDMA
+    #[command(subcommand)]
+    Rdma(RdmaCommand),
     /// Serve one volume of a data directory that no daemon uses, by QEMU's vhost-user backend program conventions
     VhostUserBlk(BackendProgramArgs),
     /// Print a completion script

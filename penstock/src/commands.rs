@@ -8,6 +8,7 @@ mod join;
 mod listing;
 mod node;
 mod pool;
+mod rdma;
 mod volume;
 
 use std::io::Write;
@@ -32,6 +33,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
             runtime()?.block_on(join::join(args, global.data, global.json))?;
         }
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data)?,
+        Command::Rdma(verb) => return rdma::run(verb, global.json),
         Command::Completions { shell } => completions(shell)?,
         Command::Man { dir } => man(dir.as_deref())?,
         command => return runtime()?.block_on(talk(command, &global)),
@@ -62,6 +64,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         | Command::Init(_)
         | Command::Join(_)
         | Command::VhostUserBlk(_)
+        | Command::Rdma(_)
         | Command::Completions { .. }
         | Command::Man { .. } => {
             unreachable!("run() handles what needs no daemon")

@@ -1,3 +1,10 @@
-//! Requests to replicas on other nodes over RDMA. So far its lowest layer only: [`verbs`].
+//! Requests to replicas on other nodes over RDMA. So far what comes before the first request: the layer that speaks to devices
+//! ([`verbs`]), what a machine has ([`survey`]), which port carries a node's data ([`choice`]), and what an operator is told of it ([`check`]).
 
+pub mod check;
+pub mod choice;
+pub mod survey;
+#[cfg(test)]
+mod testing;
+pub mod trial;
 pub mod verbs;

@@ -172,6 +172,30 @@ fn completions_and_man_pages_come_without_a_daemon() {
 }
 
 #[test]
+fn rdma_is_checked_without_a_daemon() {
+    let output = run(&["rdma", "check", "--json"]);
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let usable = told["usable"].as_bool().unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(!usable)));
+    let findings = told["findings"].as_array().unwrap();
+    for finding in findings {
+        let is_good = finding["state"] == "good";
+        assert_eq!(finding["mend"].is_null(), is_good, "{finding}");
+    }
+    if !std::path::Path::new("/sys/class/infiniband").exists() {
+        assert_eq!((&findings[0]["state"], usable), (&"bad".into(), false));
+        let text = String::from_utf8(run(&["rdma", "check"]).stdout).unwrap();
+        assert!(
+            text.starts_with("bad   devices: the kernel shows none\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("data go over TCP\n"), "{text}");
+    }
+    let told = one_error(&run(&["rdma", "check", "--address", "elsewhere"]), 2);
+    assert!(told.contains("elsewhere"), "{told}");
+}
+
+#[test]
 fn without_a_daemon_the_error_says_how_to_start_one() {
     let dir = temp();
     let told = one_error(&run(&["status", "--data", text(dir.path())]), 1);

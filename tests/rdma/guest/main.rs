@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, bail};
 
+mod checks;
 mod devices;
 mod failures;
 mod forks;
@@ -50,6 +51,8 @@ fn main() -> Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
         ["devices"] => devices::show(),
+        ["check"] => checks::check(None),
+        ["check", address] => checks::check(Some(address)),
         ["send"] => transfers::send(),
         ["read-write"] => transfers::read_and_write(),
         ["chains"] => transfers::chains(),

@@ -64,6 +64,41 @@ fn devices_ports_and_gids_are_found() -> Result<()> {
 }
 
 #[test]
+fn a_check_tries_a_port_out_and_says_what_is_wrong_and_how_to_mend_it() -> Result<()> {
+    let mut machine = machine()?;
+    let address = machine.address().to_string();
+    for args in [&["check", &address][..], &["check"]] {
+        let text = scenario(&mut machine, args)?;
+        has(&text, "Poor rxe0: is software")?;
+        has(
+            &text,
+            "Poor rxe0 port 1: has a link; packets carry 1024 bytes",
+        )?;
+        has(&text, "ip link set eth0 mtu 9000`), it has 1500 now")?;
+        has(&text, "Good trial of GID ")?;
+        has(&text, "usable: true")?;
+    }
+    let text = scenario(&mut machine, &["check", "10.99.0.1"])?;
+    has(
+        &text,
+        "Bad address 10.99.0.1: no RDMA device has the address",
+    )?;
+    has(&text, &address)?;
+    has(&text, "usable: false")?;
+    machine.vm().sh("ip link set eth0 down")?;
+    let text = scenario(&mut machine, &["check"])?;
+    has(&text, "Bad rxe0 port 1: has no link")?;
+    has(&text, "usable: false")?;
+    machine.vm().sh("rdma link delete rxe0")?;
+    let text = scenario(&mut machine, &["check"])?;
+    has(
+        &text,
+        "Bad devices: the kernel shows none [look for the card",
+    )?;
+    has(&text, "usable: false")
+}
+
+#[test]
 fn messages_and_memory_are_carried_over() -> Result<()> {
     let mut machine = machine()?;
     for name in ["send", "read-write", "chains", "events", "no-allocation"] {

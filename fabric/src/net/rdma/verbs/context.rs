@@ -27,7 +27,7 @@ const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
 /// Who "made" rxe, the kernel's RDMA device in software over any Ethernet card.
-const VENDOR_RXE: u32 = 0xff_ffff;
+pub const VENDOR_RXE: u32 = 0xff_ffff;
 
 /// An opened device. Clones are the same; it is closed when the last one is dropped and nothing made on it is left.
 #[derive(Debug, Clone)]

@@ -1,0 +1,300 @@
+//! Which device, port and address carry a node's data: the ones that its data address belongs to.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::survey::{Found, Survey, SurveyedPort};
+use super::verbs::address::{GidIndex, PortNumber};
+use super::verbs::context::{GidEntry, LinkLayer, PortState};
+use super::verbs::gid::{Gid, GidKind};
+
+/// Work requests that a queue must hold: what a connection may have unanswered, twice.
+pub const QUEUE_ENTRIES_MIN: u32 = 1024;
+/// Segments of a work request: a message's head and its payload.
+pub const SEGMENTS_MIN: u32 = 2;
+
+/// Where a node's data go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The device's name.
+    pub device: String,
+    /// Its port.
+    pub port: PortNumber,
+    /// Which entry of the port's table of addresses.
+    pub index: GidIndex,
+    /// The address.
+    pub gid: Gid,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            device,
+            port,
+            index,
+            ..
+        } = self;
+        write!(formatter, "GID {index} of {device} port {port}")
+    }
+}
+
+/// Why data cannot go by RDMA.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// The machine has no device.
+    #[error("this machine has no RDMA device")]
+    NoDevice,
+    /// No port has the address.
+    #[error("no RDMA device has the address {address}: they have {known}")]
+    NoAddress {
+        /// The node's data address.
+        address: IpAddr,
+        /// Those that there are.
+        known: String,
+    },
+    /// The device with that address cannot be asked.
+    #[error("{0}")]
+    Broken(String),
+    /// The port does not work.
+    #[error("port {port} of {device} has no link")]
+    Down {
+        /// The device.
+        device: String,
+        /// Its port.
+        port: PortNumber,
+    },
+    /// The device lacks something.
+    #[error("{device} {lacks}")]
+    Lacks {
+        /// The device.
+        device: String,
+        /// What.
+        lacks: Lack,
+    },
+}
+
+/// What a device lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// Memory windows of type 2.
+    Windows,
+    /// Work requests in a queue.
+    Entries(u32),
+    /// Segments of a work request.
+    Segments(u32),
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Windows => formatter.write_str(
+                "has no memory windows of type 2, by which alone memory of guests is opened to peers",
+            ),
+            Self::Entries(has) => write!(
+                formatter,
+                "takes {has} work requests in a queue, {QUEUE_ENTRIES_MIN} are needed"
+            ),
+            Self::Segments(has) => write!(
+                formatter,
+                "takes {has} segments in a work request, {SEGMENTS_MIN} are needed"
+            ),
+        }
+    }
+}
+
+/// What the device lacks of what Penstock needs.
+pub fn lacks(found: &Found) -> Option<Lack> {
+    let limits = &found.limits;
+    if !limits.window_kinds.has_type_2() {
+        return Some(Lack::Windows);
+    }
+    if limits.queue_entries < QUEUE_ENTRIES_MIN {
+        return Some(Lack::Entries(limits.queue_entries));
+    }
+    (limits.segments < SEGMENTS_MIN).then_some(Lack::Segments(limits.segments))
+}
+
+/// Whether the port has a link.
+pub fn is_up(port: &SurveyedPort) -> bool {
+    matches!(
+        port.port.state,
+        PortState::Active | PortState::ActiveDeferred
+    )
+}
+
+/// Whether packets to the address go where IP packets go: RoCE version 2, and whatever InfiniBand has.
+pub fn is_usable(port: &SurveyedPort, entry: &GidEntry) -> bool {
+    match port.port.link_layer {
+        LinkLayer::Infiniband => true,
+        LinkLayer::Ethernet | LinkLayer::Unknown => entry.kind == Some(GidKind::RoceV2),
+    }
+}
+
+/// Who carries the data of a node whose data address is this one.
+pub fn choose(survey: &Survey, address: IpAddr) -> Result<Choice, Unfit> {
+    if survey.devices.is_empty() {
+        return Err(Unfit::NoDevice);
+    }
+    let wanted = gid_of(address);
+    let mut known = Vec::new();
+    let mut broken = None;
+    for device in &survey.devices {
+        let found = match &device.found {
+            Ok(found) => found,
+            Err(error) => {
+                broken.get_or_insert(error);
+                continue;
+            }
+        };
+        for port in &found.ports {
+            let mut usable = port.gids.iter().filter(|entry| is_usable(port, entry));
+            let entry = usable.clone().find(|entry| entry.gid == wanted);
+            let Some(entry) = entry else {
+                known.extend(usable.by_ref().map(|entry| name_of(entry.gid)));
+                continue;
+            };
+            let (device, port_number) = (device.name.clone(), port.number);
+            if !is_up(port) {
+                return Err(Unfit::Down {
+                    device,
+                    port: port_number,
+                });
+            }
+            if let Some(lacks) = lacks(found) {
+                return Err(Unfit::Lacks { device, lacks });
+            }
+            return Ok(Choice {
+                device,
+                port: port_number,
+                index: entry.index,
+                gid: entry.gid,
+            });
+        }
+    }
+    match broken {
+        Some(error) => Err(Unfit::Broken(error.clone())),
+        None => Err(Unfit::NoAddress {
+            address,
+            known: match known.is_empty() {
+                true => "none".to_owned(),
+                false => known.join(", "),
+            },
+        }),
+    }
+}
+
+/// One for each port that could be chosen for some address: the first one that it has.
+pub fn all(survey: &Survey) -> Vec<Choice> {
+    let mut all = Vec::new();
+    for device in &survey.devices {
+        let Ok(found) = &device.found else { continue };
+        if lacks(found).is_some() {
+            continue;
+        }
+        for port in found.ports.iter().filter(|port| is_up(port)) {
+            let mut usable = port.gids.iter().filter(|entry| is_usable(port, entry));
+            // Those made of the card's own address come first, and are the last to be configured right.
+            let routed = usable.clone().find(|entry| !entry.gid.is_link_local());
+            let chosen = routed.or_else(|| usable.next());
+            all.extend(chosen.map(|entry| Choice {
+                device: device.name.clone(),
+                port: port.number,
+                index: entry.index,
+                gid: entry.gid,
+            }));
+        }
+    }
+    all
+}
+
+/// The address by which RoCE knows an IP address.
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+/// As people write it.
+pub fn name_of(gid: Gid) -> String {
+    match gid.ipv4() {
+        Some(address) => address.to_string(),
+        None => std::net::Ipv6Addr::from(gid.bytes()).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{device, gid, survey};
+    use super::*;
+
+    const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
+    #[test]
+    fn the_device_that_has_the_address_is_chosen_by_its_routed_entry() {
+        let mut first = device("mlx5_0");
+        first.gids(vec![gid(0, "fe80::1", GidKind::RoceV2)]);
+        let mut second = device("mlx5_1");
+        second.gids(vec![
+            gid(2, "::ffff:10.0.0.1", GidKind::InfinibandOrRoceV1),
+            gid(3, "::ffff:10.0.0.1", GidKind::RoceV2),
+        ]);
+        let survey = survey(vec![first, second]);
+        let choice = choose(&survey, ADDRESS).unwrap();
+        assert_eq!(choice.to_string(), "GID 3 of mlx5_1 port 1");
+        let v6 = choose(&survey, "fe80::1".parse().unwrap()).unwrap();
+        assert_eq!(v6.device, "mlx5_0");
+    }
+
+    #[test]
+    fn every_port_that_could_be_chosen_is_named_once() {
+        let mut first = device("mlx5_0");
+        first.gids(vec![
+            gid(1, "fe80::1", GidKind::RoceV2),
+            gid(3, "::ffff:10.0.0.1", GidKind::RoceV2),
+        ]);
+        let mut second = device("mlx5_1");
+        second.gids(vec![gid(1, "fe80::2", GidKind::RoceV2)]);
+        let mut third = device("mlx5_2");
+        third.gids(vec![gid(0, "fe80::3", GidKind::InfinibandOrRoceV1)]);
+        let all = all(&survey(vec![first, second, third]));
+        let names: Vec<String> = all.iter().map(Choice::to_string).collect();
+        assert_eq!(names, ["GID 3 of mlx5_0 port 1", "GID 1 of mlx5_1 port 1"]);
+    }
+
+    #[test]
+    fn it_is_said_why_there_is_none() {
+        assert_eq!(choose(&survey(vec![]), ADDRESS), Err(Unfit::NoDevice));
+        let mut other = device("mlx5_0");
+        other.gids(vec![gid(1, "::ffff:10.9.0.1", GidKind::RoceV2)]);
+        let told = choose(&survey(vec![other]), ADDRESS).unwrap_err();
+        let told = told.to_string();
+        assert!(
+            told.contains("10.0.0.1") && told.ends_with("they have 10.9.0.1"),
+            "{told}"
+        );
+        let with = |change: fn(&mut Found)| {
+            let mut one = device("mlx5_0");
+            one.gids(vec![gid(1, "::ffff:10.0.0.1", GidKind::RoceV2)]);
+            change(one.found.as_mut().unwrap());
+            choose(&survey(vec![one]), ADDRESS)
+        };
+        assert!(with(|_| ()).is_ok());
+        let down = with(|found| found.ports[0].port.state = PortState::Down);
+        assert!(matches!(down, Err(Unfit::Down { .. })), "{down:?}");
+        let lacks = [
+            with(|found| found.limits.window_kinds.any = false),
+            with(|found| found.limits.queue_entries = 100),
+            with(|found| found.limits.segments = 1),
+        ];
+        let told = lacks.map(|lack| match lack {
+            Err(Unfit::Lacks { lacks, .. }) => lacks,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(told, [Lack::Windows, Lack::Entries(100), Lack::Segments(1)]);
+        let mut broken = device("mlx5_0");
+        broken.found = Err("open mlx5_0: no".to_owned());
+        let told = choose(&survey(vec![broken]), ADDRESS);
+        assert_eq!(told, Err(Unfit::Broken("open mlx5_0: no".to_owned())));
+    }
+}

@@ -1,0 +1,21 @@
+//! What `penstock rdma check` tells.
+
+use anyhow::Result;
+use fabric::net::rdma::check;
+
+/// Checks this machine, for this data address or for any.
+pub fn check(address: Option<&str>) -> Result<()> {
+    let address = address.map(str::parse).transpose()?;
+    let checked = check::run(address);
+    for finding in &checked.findings {
+        let check::Finding {
+            about,
+            verdict,
+            told,
+            mend,
+        } = finding;
+        println!("{verdict:?} {about}: {told} [{mend}]");
+    }
+    println!("usable: {}", checked.usable);
+    Ok(())
+}
