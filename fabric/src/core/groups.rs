@@ -4,10 +4,13 @@
 //! replica that is to be compared notes every write that it is sent from the first one on. See
 //! `docs/decisions/0004-replication.md`.
 
+mod tours;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+pub use self::tours::TOURED_DEVICES_MAX;
 use super::membership::{Member, Standing};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::{Command, Epoch, Incarnation, PgId, Refusal, Request, placement};
@@ -531,8 +534,6 @@ impl Groups {
         joined.get(&pool).copied().unwrap_or_default()
     }
 }
-
-mod tours;
 
 #[cfg(test)]
 mod tests;

@@ -108,6 +108,7 @@ pub struct Stores {
 
 const _: () = assert!(LANES_MAX < u128::BITS as usize);
 const _: () = assert!(DEVICES_MAX <= u32::BITS as usize);
+const _: () = assert!(DEVICES_MAX <= crate::core::groups::TOURED_DEVICES_MAX as usize);
 
 impl Stores {
     /// Of a node that has peers other nodes have replicas.

@@ -116,24 +116,28 @@ fn group(pg: PgId) -> GroupId {
 fn reason<'a>(map: &'a ClusterMap, ask: &Ask, meta: &Meta) -> Option<&'a Member> {
     let own = (meta.node_id(), meta.incarnation());
     match *ask {
-        Ask::ReportFailed { pg, node, epoch } | Ask::ReportSlow { pg, node, epoch } => {
-            failed(map, pg, node, epoch)
-        }
+        Ask::ReportFailed { pg, node, epoch } => failed(map, pg, node, epoch),
+        // It is said once for as long as the replica is slow.
+        Ask::ReportSlow { pg, node, epoch } => receiving(map, pg, node, epoch),
         Ask::Promote { pg, since } => compared(map, pg, since, own),
     }
 }
 
 /// A member that was sent writes under the map of the reporter, and still is.
-fn failed(map: &ClusterMap, pg: PgId, node: NodeId, epoch: Epoch) -> Option<&Member> {
+fn receiving(map: &ClusterMap, pg: PgId, node: NodeId, epoch: Epoch) -> Option<&Member> {
     let device = device_of(map, group(pg), node)?;
-    let group = map.group(group(pg))?;
-    let member = group.member(device)?;
-    // On a node of several devices the name may have been another one's by the reporter's map. It says it again by the newer one.
-    let devices = map.devices().filter(|other| other.node == member.node);
-    if epoch.0 < group.epoch.0 && devices.count() > 1 {
-        return None;
-    }
+    let member = map.group(group(pg))?.member(device)?;
     (member.is_receiving() && member.since.0 <= epoch.0).then_some(member)
+}
+
+/// The same, and it is the one that the reporter meant. On a node of several devices the name may have been another one's by an older map;
+/// the data path says again by the newer one what has failed.
+fn failed(map: &ClusterMap, pg: PgId, node: NodeId, epoch: Epoch) -> Option<&Member> {
+    let member = receiving(map, pg, node, epoch)?;
+    let group = map.group(group(pg))?;
+    let devices = map.devices().filter(|other| other.node == member.node);
+    let may_be_another = epoch.0 < group.epoch.0 && devices.count() > 1;
+    (!may_be_another).then_some(member)
 }
 
 /// The member of this start of this node that has been syncing since then.
@@ -180,6 +184,7 @@ mod tests {
         asks.put(ask(1));
         assert_eq!(asks.take(), Some(ask(1)));
     }
+
     #[test]
     fn what_is_said_of_a_device_is_not_said_of_the_one_that_took_its_place() {
         let (old, new) = (DeviceId(3), DeviceId(4));

@@ -99,7 +99,8 @@ pub fn serve(listen: SocketAddr) -> Result<()> {
         ended.invalidated
     );
     ensure!(ended.invalidated == Some(key), "{ended:?}");
-    window.invalidated();
+    // SAFETY: its end was waited for.
+    unsafe { window.invalidated() };
     ensure!(
         memory.get(0, BYTES) == pattern(BYTES, 32),
         "what came differs"

@@ -203,7 +203,8 @@ pub fn no_allocation() -> Result<()> {
         )?;
         one.pair.post(&mut chain)?;
         until_one(&one.queue, &mut room)?;
-        window.invalidated();
+        // SAFETY: its end was waited for.
+        unsafe { window.invalidated() };
         ensure!(
             chain
                 .push(3, write, Payload::Segments(&part), Manner::SILENT)

@@ -139,7 +139,8 @@ pub fn open_and_close() -> Result<()> {
         } else {
             stage.invalidate_remotely(key)?;
         }
-        window.invalidated();
+        // SAFETY: its end was waited for.
+        unsafe { window.invalidated() };
         ensure!(!window.is_bound(), "{window:?}");
     }
     println!("keys: {keys:x?}");
@@ -173,7 +174,8 @@ fn bound_with_its_message(stage: &Stage, window: &mut MemoryWindow) -> Result<()
     let sent = stage.owner.wait_one()?;
     ensure!((sent.id, sent.status) == (2, Status::Success), "{sent:?}");
     stage.invalidate_remotely(key)?;
-    window.invalidated();
+    // SAFETY: its end was waited for.
+    unsafe { window.invalidated() };
     Ok(())
 }
 

@@ -6,8 +6,8 @@ use super::{Groups, Standing};
 use crate::core::replica::store_op::ROUND;
 use crate::proto::{Command, Request};
 
-/// Devices of a node that are told apart, a bit for each. The engine takes fewer.
-const DEVICES_MAX: u32 = u64::BITS;
+/// Devices of a node that are told apart, a bit for each.
+pub const TOURED_DEVICES_MAX: u32 = u64::BITS;
 
 impl Groups {
     /// The next of the node's `devices` that a flush or a fence goes to, after the one of this index, one after another.
@@ -30,7 +30,7 @@ impl Groups {
             true => u64::MAX,
             false => self.receiving.load(Ordering::Acquire),
         };
-        let mut in_turn = first..devices.min(DEVICES_MAX);
+        let mut in_turn = first..devices.min(TOURED_DEVICES_MAX);
         in_turn.find(|device| receiving >> device & 1 != 0)
     }
 
@@ -59,7 +59,7 @@ impl Groups {
         let groups = self.groups.read().expect("no panic under this lock");
         let receiving = groups.values().filter(|group| {
             let is_out = group.standing() == Standing::Out;
-            !is_out && group.device() < DEVICES_MAX
+            !is_out && group.device() < TOURED_DEVICES_MAX
         });
         let devices = receiving.fold(0, |all, group| all | 1 << group.device());
         self.receiving.store(devices, Ordering::Release);

@@ -234,7 +234,8 @@ impl Repairs {
         (entry.tries, entry.due_us, entry.is_taken) = (0, self.now_us, false);
         let jobs = self.jobs.iter_mut().filter(|job| job.bad == bad);
         jobs.for_each(|job| job.is_over = true);
-        if members.iter().all(|member| member.node.base() == self.me.0) {
+        let is_alone = members.iter().all(|member| member.node.base() == self.me.0);
+        if is_mine && is_alone {
             self.wishes.push_back(Wish::Tell(bad, Outcome::Stuck));
         }
     }

@@ -5,10 +5,8 @@ use std::net::IpAddr;
 use super::choice::{Choice, Unfit, all, choose, is_up, is_usable, lacks, name_of};
 use super::survey::{Found, Pinning, Survey, SurveyedDevice, SurveyedPort};
 use super::trial::try_out;
-use super::verbs::context::{LinkLayer, VENDOR_RXE};
+use super::verbs::context::{LinkLayer, PortState, VENDOR_RXE};
 
-/// Below this, pinning fails for any guest; what a daemon needs is the memory of all its guests.
-const PINNED_BYTES_MIN: u64 = 1 << 30;
 /// Payload of a packet below which the headers cost more than they should.
 const MTU_GOOD_BYTES: u32 = 4096;
 /// Largest packet of an Ethernet interface that carries such a payload with all headers.
@@ -108,10 +106,6 @@ pub fn run(address: Option<IpAddr>) -> Checked {
             }
         });
     }
-    usable &= survey
-        .pinning
-        .bytes()
-        .is_none_or(|bytes| bytes >= PINNED_BYTES_MIN);
     Checked { findings, usable }
 }
 
@@ -148,7 +142,8 @@ fn judge_device(device: &SurveyedDevice, findings: &mut Vec<Finding>) {
     let found = match &device.found {
         Ok(found) => found,
         Err(error) => {
-            let mend = "load ib_uverbs (`modprobe ib_uverbs`), and see who may open /dev/infiniband/uverbs*";
+            let mend = "load ib_uverbs (`modprobe ib_uverbs`), install the package ibverbs-providers, and see who may open \
+                        /dev/infiniband/uverbs*";
             findings.push(Finding::bad(&device.name, error, mend));
             return;
         }
@@ -187,6 +182,15 @@ fn judge_port(device: &str, port: &SurveyedPort, findings: &mut Vec<Finding>) {
     let about = format!("{device} port {}", port.number);
     let interface = port.gids.iter().find_map(|gid| gid.interface.as_deref());
     let interface = interface.unwrap_or("INTERFACE");
+    if port.port.state == PortState::Starting {
+        let mend = "see whether a subnet manager runs (`sminfo`)";
+        findings.push(Finding::bad(
+            about,
+            "has a link, and waits for its subnet's manager",
+            mend,
+        ));
+        return;
+    }
     if !is_up(port) {
         let mend = format!("plug the cable in, and `ip link set {interface} up`");
         findings.push(Finding::bad(about, "has no link", mend));
@@ -253,15 +257,11 @@ fn judge_address(survey: &Survey, address: IpAddr) -> Finding {
 fn judge_pinning(pinning: Pinning) -> Finding {
     let about = "pinned memory";
     match pinning.bytes() {
-        None => Finding::good(about, "as much as there is"),
+        None => Finding::good(about, "as much as there is, for whoever runs this"),
         Some(bytes) => {
-            let told = format!("this process may pin {} MiB", bytes >> 20);
-            let mend = "guests' memory is pinned whole: LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`; guests \
-                        that cannot be pinned are served through copies";
-            match bytes < PINNED_BYTES_MIN {
-                true => Finding::bad(about, told, mend),
-                false => Finding::poor(about, told, mend),
-            }
+            let told = format!("whoever runs this may pin {} MiB", bytes >> 20);
+            let mend = "guests' memory is pinned whole: LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`";
+            Finding::poor(about, told, mend)
         }
     }
 }
@@ -270,7 +270,6 @@ fn judge_pinning(pinning: Pinning) -> Finding {
 mod tests {
     use super::super::testing::{device, gid, survey};
     use super::super::verbs::address::Mtu;
-    use super::super::verbs::context::PortState;
     use super::super::verbs::gid::GidKind;
     use super::*;
 
@@ -318,6 +317,12 @@ mod tests {
             port,
             Verdict::Bad,
             "ip link set eth0 up",
+        );
+        expect(
+            |found| found.ports[0].port.state = PortState::Starting,
+            port,
+            Verdict::Bad,
+            "subnet manager",
         );
         expect(
             |found| {
@@ -368,13 +373,11 @@ mod tests {
             (told[0].verdict, &*told[0].told),
             (Verdict::Bad, "open mlx5_0: no")
         );
-        for (bytes, verdict) in [(8 << 20, Verdict::Bad), (64 << 30, Verdict::Poor)] {
-            let mut limited = survey(vec![card()]);
-            limited.pinning.limit_bytes = Some(bytes);
-            let told = judge(&limited, None);
-            let last = told.last().unwrap();
-            assert_eq!(last.verdict, verdict);
-            assert!(last.mend.contains("LimitMEMLOCK"));
-        }
+        let mut limited = survey(vec![card()]);
+        limited.pinning.limit_bytes = Some(8 << 20);
+        let told = judge(&limited, None);
+        let last = told.last().unwrap();
+        assert_eq!(last.verdict, Verdict::Poor);
+        assert!(last.told.contains("8 MiB") && last.mend.contains("LimitMEMLOCK"));
     }
 }

@@ -52,9 +52,6 @@ pub enum Unfit {
         /// Those that there are.
         known: String,
     },
-    /// The device with that address cannot be asked.
-    #[error("{0}")]
-    Broken(String),
     /// The port does not work.
     #[error("port {port} of {device} has no link")]
     Down {
@@ -137,49 +134,45 @@ pub fn choose(survey: &Survey, address: IpAddr) -> Result<Choice, Unfit> {
     }
     let wanted = gid_of(address);
     let mut known = Vec::new();
-    let mut broken = None;
+    let mut refused = None;
     for device in &survey.devices {
-        let found = match &device.found {
-            Ok(found) => found,
-            Err(error) => {
-                broken.get_or_insert(error);
-                continue;
-            }
-        };
+        let Ok(found) = &device.found else { continue };
         for port in &found.ports {
             let mut usable = port.gids.iter().filter(|entry| is_usable(port, entry));
-            let entry = usable.clone().find(|entry| entry.gid == wanted);
-            let Some(entry) = entry else {
+            let Some(entry) = usable.clone().find(|entry| entry.gid == wanted) else {
                 known.extend(usable.by_ref().map(|entry| name_of(entry.gid)));
                 continue;
             };
-            let (device, port_number) = (device.name.clone(), port.number);
-            if !is_up(port) {
-                return Err(Unfit::Down {
-                    device,
-                    port: port_number,
-                });
+            match refuses(&device.name, found, port) {
+                None => return Ok(choice(&device.name, port, entry)),
+                // Another device may have the same address: rxe on a card's interface, a port of a bond.
+                Some(why) => refused = refused.or(Some(why)),
             }
-            if let Some(lacks) = lacks(found) {
-                return Err(Unfit::Lacks { device, lacks });
-            }
-            return Ok(Choice {
-                device,
-                port: port_number,
-                index: entry.index,
-                gid: entry.gid,
-            });
         }
     }
-    match broken {
-        Some(error) => Err(Unfit::Broken(error.clone())),
-        None => Err(Unfit::NoAddress {
-            address,
-            known: match known.is_empty() {
-                true => "none".to_owned(),
-                false => known.join(", "),
-            },
-        }),
+    let known = match known.is_empty() {
+        true => "none".to_owned(),
+        false => known.join(", "),
+    };
+    Err(refused.unwrap_or(Unfit::NoAddress { address, known }))
+}
+
+/// Why this port cannot carry data.
+fn refuses(device: &str, found: &Found, port: &SurveyedPort) -> Option<Unfit> {
+    let device = device.to_owned();
+    if !is_up(port) {
+        let port = port.number;
+        return Some(Unfit::Down { device, port });
+    }
+    lacks(found).map(|lacks| Unfit::Lacks { device, lacks })
+}
+
+fn choice(device: &str, port: &SurveyedPort, entry: &GidEntry) -> Choice {
+    Choice {
+        device: device.to_owned(),
+        port: port.number,
+        index: entry.index,
+        gid: entry.gid,
     }
 }
 
@@ -196,12 +189,7 @@ pub fn all(survey: &Survey) -> Vec<Choice> {
             // Those made of the card's own address come first, and are the last to be configured right.
             let routed = usable.clone().find(|entry| !entry.gid.is_link_local());
             let chosen = routed.or_else(|| usable.next());
-            all.extend(chosen.map(|entry| Choice {
-                device: device.name.clone(),
-                port: port.number,
-                index: entry.index,
-                gid: entry.gid,
-            }));
+            all.extend(chosen.map(|entry| choice(&device.name, port, entry)));
         }
     }
     all
@@ -225,6 +213,7 @@ pub fn name_of(gid: Gid) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::survey::SurveyedDevice;
     use super::super::testing::{device, gid, survey};
     use super::*;
 
@@ -292,9 +281,16 @@ mod tests {
             other => panic!("{other:?}"),
         });
         assert_eq!(told, [Lack::Windows, Lack::Entries(100), Lack::Segments(1)]);
-        let mut broken = device("mlx5_0");
-        broken.found = Err("open mlx5_0: no".to_owned());
-        let told = choose(&survey(vec![broken]), ADDRESS);
-        assert_eq!(told, Err(Unfit::Broken("open mlx5_0: no".to_owned())));
+        let mut down = device("mlx5_0");
+        down.gids(vec![gid(1, "::ffff:10.0.0.1", GidKind::RoceV2)]);
+        let other = SurveyedDevice {
+            name: "rxe0".to_owned(),
+            ..down.clone()
+        };
+        down.found.as_mut().unwrap().ports[0].port.state = PortState::Down;
+        let mut broken = device("mlx5_9");
+        broken.found = Err("open mlx5_9: no".to_owned());
+        let chosen = choose(&survey(vec![broken, down, other]), ADDRESS).unwrap();
+        assert_eq!(chosen.device, "rxe0", "the one that works");
     }
 }

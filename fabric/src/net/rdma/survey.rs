@@ -9,6 +9,7 @@ use super::verbs::address::PortNumber;
 use super::verbs::context::{Context, GidEntry, Limits, Port};
 use super::verbs::device::{Device, DeviceList};
 use super::verbs::error::VerbsError;
+use super::verbs::sysfs::Sysfs;
 
 /// Number of the capability that lifts the limit of pinned memory, `CAP_IPC_LOCK`.
 const CAP_IPC_LOCK: u32 = 14;
@@ -66,15 +67,31 @@ impl Survey {
     /// Asks the kernel and every device. A device that fails is listed with its error.
     pub fn take() -> Result<Self, VerbsError> {
         let list = DeviceList::get()?;
-        let devices = list.iter().map(|device| SurveyedDevice {
+        let asked = list.iter().map(|device| SurveyedDevice {
             name: device.name().to_owned(),
             found: ask(&device).map_err(|error| error.to_string()),
         });
+        let mut devices: Vec<SurveyedDevice> = asked.collect();
+        // Where that fails, the list has been asked for in vain, too.
+        let shown = Sysfs::default().devices().unwrap_or_default();
+        devices.extend(unknown(&list, shown));
         Ok(Self {
-            devices: devices.collect(),
+            devices,
             pinning: Pinning::of_this_process(),
         })
     }
+}
+
+/// Those that the kernel shows and the library does not know.
+fn unknown(list: &DeviceList, shown: Vec<String>) -> impl Iterator<Item = SurveyedDevice> {
+    let unknown = shown.into_iter().filter(|name| list.find(name).is_none());
+    unknown.map(|name| SurveyedDevice {
+        name,
+        found: Err(
+            "the kernel has it, and offers it to no program, or libibverbs has no driver for it"
+                .to_owned(),
+        ),
+    })
 }
 
 fn ask(device: &Device<'_>) -> Result<Found, VerbsError> {
@@ -155,6 +172,22 @@ mod tests {
             ..limited
         };
         assert_eq!(exempt.bytes(), None);
+    }
+
+    #[test]
+    fn a_device_that_the_library_does_not_know_is_listed_all_the_same() {
+        let list = DeviceList::get().unwrap();
+        let shown = vec!["no-such-device".to_owned()];
+        let [device] = &unknown(&list, shown).collect::<Vec<_>>()[..] else {
+            panic!("one device");
+        };
+        assert_eq!(device.name, "no-such-device");
+        assert!(
+            device
+                .found
+                .as_ref()
+                .is_err_and(|why| why.contains("no driver"))
+        );
     }
 
     #[test]

@@ -102,7 +102,8 @@ pub fn try_out(choice: &Choice) -> Result<(), TrialError> {
         "invalidate a window by a message",
         close(&owner, &peer, key),
     )?;
-    window.invalidated();
+    // SAFETY: the peer's message did it, and it was received.
+    unsafe { window.invalidated() };
     let refused = ends(&peer, read_work(&owner, key), Status::RemoteAccess);
     at("be refused at a window that is closed", refused)
 }
@@ -324,5 +325,12 @@ fn close(owner: &Side, peer: &Side, key: RemoteKey) -> Result<(), Failure> {
     receives.push(4, &[owner.segment()?])?;
     owner.pair.post_receives(&mut receives)?;
     ends(peer, Work::SendWithInvalidate(key), Status::Success)?;
-    expect(owner, Status::Success)
+    let received = owner.next()?;
+    match received.invalidated() {
+        Some(invalidated) if invalidated == key => Ok(()),
+        _ => Err(Failure::Ended {
+            ended: received.status(),
+            wanted: Status::Success,
+        }),
+    }
 }

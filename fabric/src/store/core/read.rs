@@ -116,8 +116,10 @@ impl ShardCore {
         let entries = &self.leaves.entries(slot)[usize::from(p.first)..];
         for (found, entry) in p.map.iter_mut().zip(entries) {
             if found.unit == UNIT_UNMAPPED && entry.unit != UNIT_UNMAPPED {
-                // What is there of a write that was lost itself stays as it is, see `fill_blocks`: nothing has to be fetched.
-                let is_this = entry.unit == UNIT_LOST && entry.version == p.version && !is_read;
+                // What is there of a write that was lost itself stays as it is, see `fill_blocks`: nothing has to be fetched. In an older
+                // layer such a version is another write's.
+                let is_own = p.chain_at == 0 && !is_read;
+                let is_this = is_own && entry.unit == UNIT_LOST && entry.version == p.version;
                 *found = Found {
                     unit: if is_this { UNIT_ZERO } else { entry.unit },
                     crc: entry.crc,

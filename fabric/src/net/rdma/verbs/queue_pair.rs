@@ -340,7 +340,7 @@ impl QueuePair {
     ) -> Result<(), PostError> {
         let mut head = chain.link();
         let checked = self.check_shape(chain).and_then(|()| {
-            let ours = |bind: &Bind<'_>| bind.domain().is_same(&self.domain);
+            let ours = |bind: &Bind<'_>| bind.domain().is_same(&self.domain) && !bind.is_posted();
             binds
                 .iter()
                 .all(ours)

@@ -141,10 +141,13 @@ impl MemoryWindow {
         })
     }
 
-    /// To be told when the key has been invalidated: our work request for that succeeded, or the peer's message did it
-    /// ([`super::completion::Completion::invalidated`]). Told too early, the window is bound in vain, and its region perhaps
-    /// not closed.
-    pub fn invalidated(&mut self) {
+    /// To be told when the key has been invalidated.
+    ///
+    /// # Safety
+    /// It has been: our work request for that succeeded, or the peer's message did it
+    /// ([`super::completion::Completion::invalidated`]). Told too early, the region may be dropped under the window; the device then
+    /// refuses to close it, and the peer reaches memory that its owner believes to be closed.
+    pub unsafe fn invalidated(&mut self) {
         self.binding = None;
     }
 }
@@ -171,6 +174,10 @@ impl Bind<'_> {
 
     pub(super) fn domain(&self) -> &ProtectionDomain {
         &self.window.domain
+    }
+
+    pub(super) fn is_posted(&self) -> bool {
+        self.window.is_bound()
     }
 
     pub(super) fn request(&mut self) -> &mut ibv_send_wr {
