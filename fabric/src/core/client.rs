@@ -140,8 +140,8 @@ pub struct Client {
     replicated: bool,
     /// Maps taken up.
     maps: u64,
-    /// Whether a flush of the group does for others on the same nodes, or is the only one.
-    flushes: Vec<bool>,
+    /// See [`flush::groups_to_flush`].
+    flushes: Vec<Option<Epoch>>,
     /// Some pieces wait for a tick.
     retrying: bool,
     /// Some wait for a replica that could not be reached; ticks since they were looked at.

@@ -19,11 +19,10 @@ use super::replica::StoreFailure;
 use crate::proto::ids::{ChunkKey, LayerId};
 use crate::proto::message::{FenceEntry, UnresolvedEntry};
 use crate::proto::{Command, Epoch, Generation, NodeId, PgId, Refusal};
-use crate::store::device::IoVecs;
 use listing::Listing;
-use memories::Memories;
-pub use unread::Lost;
+use memories::{Memories, Told};
 use unread::UNREAD_MAX;
+pub use unread::{BlockKey, Lost, Unreadable};
 use worker::{Side, Step, Worker};
 
 /// Pages compared at a time.
@@ -100,40 +99,6 @@ pub struct Progress {
     pub lost: u64,
 }
 
-/// A fence that the source tells.
-#[derive(Debug)]
-struct Told {
-    asked: bool,
-    entry: FenceEntry,
-    iov: libc::iovec,
-}
-
-impl Told {
-    fn new() -> Box<Self> {
-        let mut told = Box::new(Self {
-            asked: false,
-            entry: FenceEntry::default(),
-            iov: libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: size_of::<FenceEntry>(),
-            },
-        });
-        told.iov.iov_base = (&raw mut told.entry).cast();
-        told
-    }
-
-    fn command(&self, layer: LayerId) -> Command {
-        Command::TellFence {
-            layer,
-            buffers: IoVecs {
-                ptr: &raw const self.iov,
-                len: 1,
-            },
-            len: size_of::<FenceEntry>() as u32,
-        }
-    }
-}
-
 /// What a call was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
@@ -145,8 +110,10 @@ enum Purpose {
     TellFence(LayerId),
     /// The layer's fence is being raised here.
     Fence(LayerId),
-    /// Which of the layer's writes the source takes for unresolved.
+    /// What the source remembers of the layer.
     Remember(LayerId),
+    /// A fence that the source remembers is being raised here.
+    FenceRemembered,
     Flush,
 }
 
@@ -186,8 +153,7 @@ pub struct Resync {
     memories: Option<Box<Memories>>,
     /// What it has told, and nobody has taken.
     unresolved: Vec<(LayerId, Vec<UnresolvedEntry>)>,
-    /// Blocks that no source can read: their loss is taken over.
-    lost: Lost,
+    known: Unreadable,
     /// Blocks that this source could not read.
     unread: Lost,
     calls: Vec<(Call, Purpose)>,
@@ -221,7 +187,7 @@ impl Resync {
             memories: None,
             unresolved: Vec::new(),
             workers: (0..=WORKERS).map(|_| Worker::new()).collect(),
-            lost: Lost::new(),
+            known: Unreadable::default(),
             unread: Lost::new(),
             calls: Vec::new(),
             next_call: 0,
@@ -234,10 +200,10 @@ impl Resync {
         round
     }
 
-    /// The same; if the source cannot read these blocks either, as they are now, their loss is taken over.
+    /// The same, with what is known already.
     #[must_use]
-    pub fn with_lost(mut self, lost: Lost) -> Self {
-        self.lost = lost;
+    pub fn knowing(mut self, known: Unreadable) -> Self {
+        self.known = known;
         self
     }
 
@@ -318,12 +284,11 @@ impl Resync {
                 self.listings[0].take(&mut self.chunks, &mut self.seen)
             }
             (Purpose::TellFence(layer), Ok(())) => self.fence(layer, groups),
-            (Purpose::Remember(layer), Ok(())) => {
-                let told = self.memories.as_ref().map(|memories| memories.told());
-                self.unresolved.push((layer, told.unwrap_or_default()));
-                self.remember();
-            }
-            (Purpose::ListLocal | Purpose::Flush | Purpose::Fence(_), Ok(())) => {}
+            (Purpose::Remember(layer), Ok(())) => self.remembered(layer),
+            (
+                Purpose::ListLocal | Purpose::Flush | Purpose::Fence(_) | Purpose::FenceRemembered,
+                Ok(()),
+            ) => {}
         }
     }
 
@@ -338,7 +303,11 @@ impl Resync {
             }
             return;
         }
-        let call = self.begin_call(Purpose::Fence(layer));
+        self.raise(Purpose::Fence(layer), layer, told);
+    }
+
+    fn raise(&mut self, purpose: Purpose, layer: LayerId, told: FenceEntry) {
+        let call = self.begin_call(purpose);
         let (generation, epoch) = (Generation(told.generation), Epoch(told.epoch));
         // What a peer wrote is any bytes.
         let generation = generation.min(Generation::MAX);
@@ -380,6 +349,7 @@ impl Resync {
                 self.phase = Phase::Promoted;
                 self.urgent.push_back(Action::Promote);
             }
+            (Purpose::FenceRemembered, Ok(())) => self.remember(),
             (Purpose::Fence(layer), Ok(())) => {
                 if let Some(group) = groups.get(self.pg) {
                     group.fenced(layer);
@@ -450,6 +420,19 @@ impl Resync {
         self.local(Purpose::Flush, Command::Flush { layer });
     }
 
+    /// The source has told what it remembers of a layer.
+    fn remembered(&mut self, layer: LayerId) {
+        let Some(memories) = &self.memories else {
+            return;
+        };
+        let (fence, unresolved) = (memories.fence(), memories.unresolved());
+        self.unresolved.push((layer, unresolved));
+        match fence {
+            Some(fence) => self.raise(Purpose::FenceRemembered, layer, fence),
+            None => self.remember(),
+        }
+    }
+
     /// Unresolved writes that the source has told of since the last call: this replica has them, too, and is to remember them
     /// before it is promoted.
     pub fn take_unresolved(&mut self) -> Vec<(LayerId, Vec<UnresolvedEntry>)> {
@@ -499,7 +482,7 @@ impl Resync {
             (Some(group), Some(leaf)) => group.touched(leaf),
             _ => Touched::NOTHING,
         };
-        match state.step(result, &touched, &self.lost, &mut self.progress) {
+        match state.step(result, &touched, &self.known, &mut self.progress) {
             Step::Do(commands) => {
                 for (side, command) in commands {
                     match side {

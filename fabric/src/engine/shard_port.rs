@@ -330,22 +330,16 @@ impl ShardPort {
     #[cold]
     fn note_damage(&mut self, slot: usize, error: StoreError) {
         let request = self.slots[slot].request;
-        let StoreError::Corrupt {
-            layer,
-            chunk,
-            block,
-            device_offset,
-        } = error
-        else {
+        let Some(found) = error.finding() else {
             return;
         };
         // Whoever compares or repairs knows.
         if request.generation == ROUND {
             return;
         }
-        let index = chunk;
-        let place = (block, Version(0));
-        self.list_damage(slot, ChunkKey { layer, index }, place, device_offset);
+        let (layer, index) = (found.layer, found.chunk);
+        let place = (found.block, found.version);
+        self.list_damage(slot, ChunkKey { layer, index }, place, found.device_offset);
     }
 
     #[cold]

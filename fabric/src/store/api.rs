@@ -8,12 +8,16 @@
 //! become one device write), execute, `on_device` for each outcome, `poll_completion` until `None`, again
 //! `poll_action` until `None` (a completion may have unblocked something).
 
+mod error;
+
 use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::device::{DeviceAction, IoId};
 use super::metrics::StoreMetrics;
+
+pub use error::StoreError;
 
 /// Bytes of a chunk. An operation never crosses a chunk.
 pub const CHUNK_BYTES: u64 = 4 << 20;
@@ -266,68 +270,6 @@ pub enum Submitted {
     Accepted,
     /// The operation table is full; nothing was done. Submit again after a completion.
     Busy,
-}
-
-/// Why an operation failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    /// The range leaves the chunk, is not a multiple of 512 bytes, or a list is empty or too long.
-    #[error("operation outside its chunk, unaligned, or with a list that is empty or too long")]
-    OutOfRange,
-    /// No space left on the device, even after reclaiming.
-    #[error("no space left on the device; discard data, delete volumes or add a device")]
-    NoSpace,
-    /// A block or its map page failed its checksum, twice.
-    #[error(
-        "checksum mismatch in chunk {chunk} of layer {layer:?}, block {block}, at byte {device_offset} of the device"
-    )]
-    Corrupt {
-        /// Layer.
-        layer: LayerId,
-        /// Chunk index.
-        chunk: u32,
-        /// First affected block in the chunk.
-        block: u32,
-        /// Where on the device.
-        device_offset: u64,
-    },
-    /// The device answered a read, or a flush of all its shards, with this errno. Of an operation that writes it is the read of what a
-    /// partly covered block held before: nothing of that map page was written.
-    #[error("device error {0}")]
-    Device(i32),
-    /// A device write or flush failed, this operation's or an earlier one's; the shard refuses writes until it is opened again,
-    /// reads go on.
-    #[error(
-        "read-only since a device write failed with errno {0}; replace the device or restart to retry"
-    )]
-    ReadOnly(i32),
-    /// Some blocks hold a newer version; those were left alone, the others were written.
-    #[error("superseded by version {newest}")]
-    Stale {
-        /// Newest version met.
-        newest: Version,
-    },
-    /// Some blocks hold nothing and demand a newer version all the same: those were left alone, the others were written. The
-    /// store does not know whether a later discard of the block asks for it or one of its neighbours, whose version
-    /// outlives them; or the operation covers a part of a block, and the newer one may have been another part. Number the
-    /// operation anew and submit it again.
-    #[error("number it anew: versions up to {newest} are refused here")]
-    Renumber {
-        /// Newest version met.
-        newest: Version,
-    },
-    /// The block is not as expected any more; nothing was done.
-    #[error("the block has changed since it was inspected")]
-    Changed,
-    /// The bytes given do not have the checksum given; nothing was done.
-    #[error("the data do not fit their checksum")]
-    Mismatch,
-    /// The layer's fence refuses this generation; nothing was done.
-    #[error("fenced: generation {generation} is needed")]
-    Fenced {
-        /// Least generation that may write.
-        generation: u32,
-    },
 }
 
 /// Outcome of an operation.

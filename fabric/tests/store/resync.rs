@@ -6,7 +6,7 @@ use fabric::core::groups::Groups;
 use fabric::core::membership::Standing;
 use fabric::core::replica::outcome;
 use fabric::core::replica::store_op::failure;
-use fabric::core::resync::{Action, Call, Progress, Resync, Why};
+use fabric::core::resync::{Action, Call, Progress, Resync, Unreadable, Why};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{
     Command, Epoch, Generation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
@@ -451,7 +451,10 @@ fn what_no_source_can_read_is_lost_here_too_and_nothing_else() {
             pair.here.stamps().len() + bad.len(),
             pair.source.stamps().len()
         );
-        pair.round = Resync::new(PG, SINCE, NodeId(1)).with_lost(unread);
+        pair.round = Resync::new(PG, SINCE, NodeId(1)).knowing(Unreadable {
+            lost: unread,
+            ..Unreadable::default()
+        });
         assert_eq!(pair.run(&mut rng, |_, _| ()), None);
         pair.assert_equal();
         assert_eq!(pair.round.progress().lost, bad.len() as u64);

@@ -16,7 +16,7 @@ fn for_each_seed(
     let run = |seed| {
         run(seed).unwrap_or_else(|failure| {
             panic!(
-                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, --sound-disks, --rough or --devices 2 if the test has it"
+                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, --overlaps, --sound-disks, --rough or --devices 2 if the test has it"
             )
         })
     };
@@ -26,6 +26,12 @@ fn for_each_seed(
 /// Guests that write whole blocks.
 fn blocks(mut plan: Plan) -> Plan {
     plan.manners.sectors = false;
+    plan
+}
+
+/// Guests that write what is being written.
+fn overlapping(mut plan: Plan) -> Plan {
+    plan.manners.overlaps = true;
     plan
 }
 
@@ -65,6 +71,9 @@ fn what_was_found_once_is_not_found_again() {
     for seed in [22, 1_000_976, 1_005_594, 51_016_593] {
         for_each_seed(seed, 1, |seed| Sim::drawn(seed, false, Plan::draw).run());
     }
+    for_each_seed(53_022_024, 1, |seed| {
+        Sim::drawn(seed, false, |rng| overlapping(Plan::draw(rng))).run()
+    });
     for_each_seed(400_719, 1, |seed| {
         Sim::drawn(seed, false, |rng| blocks(Plan::draw(rng))).run()
     });

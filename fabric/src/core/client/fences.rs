@@ -31,8 +31,7 @@ impl Client {
             Some(version) => version.parts(),
             None => (request.generation.max(generation), request.sequence),
         };
-        let group_epoch = self.groups[usize::from(slot.group)].set.epoch();
-        let epoch = volume.epoch().max(group_epoch);
+        let epoch = volume.epoch().max(self.map_of(piece));
         let resolved = volume.watermark.resolved();
         let request = &mut self.pieces[piece].request;
         let newer = newer_lease || epoch > request.epoch;

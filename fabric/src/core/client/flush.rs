@@ -2,22 +2,24 @@
 //! flush does for all. Should a replica fail, or a map change meanwhile, it goes to each group after all: only so it is known
 //! that every group's map has left the failed one out.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use super::ios::GuestIo;
 use super::places::Places;
 use super::{Client, Group};
 use crate::io::Op;
+use crate::proto::{Command, Epoch};
 use crate::store::api::LayerId;
 
 /// [`GuestIo::maps`] of a flush that goes to each group.
 const EACH_GROUP: u64 = u64::MAX;
 
-/// For each group whether a flush has to go to it: the first of its pool's on the same nodes.
-pub(super) fn groups_to_flush(groups: &[Group], places: &Places) -> Vec<bool> {
-    let mut flushes = vec![false; groups.len()];
+/// For each group whether a flush has to go to it, the first of its pool's on the same nodes, and under which map: the newest of all
+/// those groups. Under an older one a node may not know yet on which of its devices they are written.
+pub(super) fn groups_to_flush(groups: &[Group], places: &Places) -> Vec<Option<Epoch>> {
+    let mut flushes = vec![None; groups.len()];
     for pool in places.pools() {
-        let mut seen = HashSet::new();
+        let mut seen = HashMap::new();
         for at in pool {
             let set = &groups[at].set;
             // Nobody may do it now: the group waits for a map, and the flush with it.
@@ -25,7 +27,11 @@ pub(super) fn groups_to_flush(groups: &[Group], places: &Places) -> Vec<bool> {
             let member = |i: usize| (set.members()[i].node, set.members()[i].incarnation);
             let mut nodes: Vec<_> = set.receiving().iter().map(member).collect();
             nodes.sort_unstable_by_key(|(node, _)| *node);
-            flushes[at] = waits || seen.insert(nodes);
+            let first = match waits {
+                true => at,
+                false => *seen.entry(nodes).or_insert(at),
+            };
+            flushes[first] = flushes[first].max(Some(set.epoch()));
         }
     }
     flushes
@@ -37,7 +43,7 @@ impl Client {
         let groups = self.places.groups_of(layer);
         let skipped = self.flushes[groups.clone()]
             .iter()
-            .take_while(|flushes| !**flushes);
+            .take_while(|flushes| flushes.is_none());
         let first = groups.start + skipped.count();
         (first as u64, groups.end as u64)
     }
@@ -49,8 +55,23 @@ impl Client {
             return next;
         }
         let groups = &self.flushes[next as usize..io.end as usize];
-        let skipped = groups.iter().take_while(|flushes| !**flushes).count();
+        let skipped = groups
+            .iter()
+            .take_while(|flushes| flushes.is_none())
+            .count();
         next + skipped as u64
+    }
+
+    /// The map that a piece goes under: its group's, or the newest of the groups for which it flushes.
+    #[inline]
+    pub(super) fn map_of(&self, piece: u32) -> Epoch {
+        let slot = &self.pieces[piece];
+        let group = usize::from(slot.group);
+        let epoch = self.groups[group].set.epoch();
+        match slot.request.command {
+            Command::Flush { .. } => epoch.max(self.flushes[group].unwrap_or_default()),
+            _ => epoch,
+        }
     }
 
     /// Whether a flush that seems done has to go to each group all the same.

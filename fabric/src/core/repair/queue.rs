@@ -7,12 +7,13 @@
 //!
 //! [`Rounds`]: crate::core::resync::rounds::Rounds
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::{BlockRepair, End, Next, Whom};
-use crate::core::groups::Groups;
+use crate::core::groups::{Groups, LEAF_BLOCKS, leaf_of};
 use crate::core::membership::{Member, ReplicaSet};
+use crate::core::resync::BlockKey;
 use crate::proto::ids::ChunkKey;
 use crate::proto::{Command, Incarnation, NodeId, PgId, Refusal, placement};
 
@@ -188,6 +189,16 @@ impl Repairs {
         let sets = Sets::new(sets);
         all.into_iter().for_each(|bad| self.place(bad, &sets));
         self.begin();
+    }
+
+    /// The blocks of a group that its replica here cannot give.
+    pub fn known(&self, pg: PgId) -> BTreeSet<BlockKey> {
+        let device = self.groups.get(pg).map(|group| group.device());
+        let of_group = |entry: &Entry| entry.set.as_ref().is_some_and(|set| set.pg() == pg.base());
+        let known = self.queue.iter();
+        let known = known.filter(|(bad, entry)| Some(bad.device) == device && of_group(entry));
+        let key = |bad: &BadBlock| (leaf_of(bad.chunk, bad.block), bad.block % LEAF_BLOCKS);
+        known.map(|(bad, _)| key(bad)).collect()
     }
 
     /// It is later than it was.

@@ -260,7 +260,9 @@ pub fn failure(error: StoreError, request: &Request) -> StoreFailure {
         StoreError::Changed => StoreFailure::Changed,
         StoreError::Mismatch => StoreFailure::Mismatch,
         StoreError::OutOfRange => StoreFailure::Invalid,
-        StoreError::Device(errno) => StoreFailure::Device(errno),
+        StoreError::Device(errno) | StoreError::Unreadable { errno, .. } => {
+            StoreFailure::Device(errno)
+        }
         // Not the errno of the write that failed: it would pass for a block that cannot be read.
         StoreError::ReadOnly(_) => StoreFailure::Device(libc::EROFS),
         StoreError::Corrupt { .. } => {

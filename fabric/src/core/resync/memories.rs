@@ -1,4 +1,7 @@
-//! The source's memory of unresolved writes, which a replica that was compared with it takes over.
+//! The source's memory of who may write a layer and of unresolved writes, which a replica that was compared with it takes over.
+//!
+//! A layer may not have been written since this replica came back, and may have been taken over before: no request has asked for its
+//! fence, and a writer of the lease before would find the door open here alone.
 //!
 //! What the source has, its unresolved writes included, the replica has after the comparison. Should the source then leave, and the
 //! writer die, nobody else could tell a takeover of those writes, and replicas in sync would differ.
@@ -14,6 +17,40 @@ use crate::store::device::IoVecs;
 
 /// Entries that a source tells of a layer one by one.
 const ENTRIES: usize = 1024;
+
+/// A fence that the source tells while writes of the layer wait for it.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) asked: bool,
+    pub(super) entry: FenceEntry,
+    iov: libc::iovec,
+}
+
+impl Told {
+    pub(super) fn new() -> Box<Self> {
+        let mut told = Box::new(Self {
+            asked: false,
+            entry: FenceEntry::default(),
+            iov: libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: size_of::<FenceEntry>(),
+            },
+        });
+        told.iov.iov_base = (&raw mut told.entry).cast();
+        told
+    }
+
+    pub(super) fn command(&self, layer: LayerId) -> Command {
+        Command::TellFence {
+            layer,
+            buffers: IoVecs {
+                ptr: &raw const self.iov,
+                len: 1,
+            },
+            len: size_of::<FenceEntry>() as u32,
+        }
+    }
+}
 
 /// What the source answers.
 #[derive(Debug, FromBytes, IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)]
@@ -63,8 +100,14 @@ impl Memories {
         Some((layer, command))
     }
 
-    /// What the source remembers of the layer that was asked about last.
-    pub(super) fn told(&self) -> Vec<UnresolvedEntry> {
+    /// The source's fence of the layer that was asked about last, if it has one.
+    pub(super) fn fence(&self) -> Option<FenceEntry> {
+        let told = self.answer.fence;
+        (told != FenceEntry::default()).then_some(told)
+    }
+
+    /// The unresolved writes that the source remembers of it.
+    pub(super) fn unresolved(&self) -> Vec<UnresolvedEntry> {
         let entries = self.answer.entries.iter();
         entries
             .take_while(|entry| entry.count > 0)

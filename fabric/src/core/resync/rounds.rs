@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::unread::Unread;
+use super::unread::{Lost, Unread, Unreadable};
 use super::{Action as Wish, Call, Progress, Resync, TICK, Why};
 use crate::core::fence::Fences;
 use crate::core::groups::Groups;
@@ -315,13 +315,16 @@ impl Rounds {
             let source =
                 in_turn.min_by_key(|source| (has_failed(source), is_first && source.node != me));
             let source = source.expect("one is due only if somebody is in sync");
-            let lost = unread.map(|unread| unread.lost(&sources));
+            let known = Unreadable {
+                lost: unread.map_or_else(Lost::new, |unread| unread.lost(&sources)),
+                here: self.repairs.known(*pg),
+            };
             let machine = Resync::new(*pg, stay.since, source.node);
             self.next += 1;
             stay.round = Some(Round {
                 number: self.next,
                 source,
-                machine: machine.with_lost(lost.unwrap_or_default()),
+                machine: machine.knowing(known),
                 asked_us: None,
             });
         }

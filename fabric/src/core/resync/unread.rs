@@ -19,10 +19,20 @@ use crate::proto::{Incarnation, NodeId};
 pub(super) const UNREAD_MAX: usize = 4096;
 
 /// A block of a map page.
-pub(super) type BlockKey = (LeafKey, u32);
+pub type BlockKey = (LeafKey, u32);
 
 /// Blocks that no replica in sync can read, and what they are by the map.
 pub type Lost = BTreeMap<BlockKey, BlockStamp>;
+
+/// The blocks that are known to be unreadable when a round begins.
+#[derive(Debug, Default)]
+pub struct Unreadable {
+    /// By all replicas in sync: their loss is taken over, if they are still the same.
+    pub lost: Lost,
+    /// On this side: they are taken over even if they agree. A write of a part of such a block that comes again would be refused for
+    /// ever otherwise: its version is here, and the rest of the block is not.
+    pub here: BTreeSet<BlockKey>,
+}
 
 /// Who could not read a block, in rounds that followed each other.
 #[derive(Debug)]

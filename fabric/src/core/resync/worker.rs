@@ -1,6 +1,8 @@
 //! One worker of a round: compares a map page and takes over what differs, then the next one.
 
-use super::unread::Lost;
+use std::collections::BTreeSet;
+
+use super::unread::Unreadable;
 use super::{Progress, TRIES_MAX, Why};
 use crate::checksum::crc32c;
 use crate::core::groups::{LEAF_BLOCKS, LeafKey, Touched};
@@ -90,6 +92,8 @@ pub struct Worker {
     one_by_one: usize,
     /// Blocks that the source could not read.
     unread: Vec<u32>,
+    /// Blocks that cannot be read here, and have not been taken over.
+    bad: BTreeSet<usize>,
 }
 
 // SAFETY: the iovecs point into memory that the worker owns.
@@ -120,6 +124,7 @@ impl Worker {
             refused: None,
             one_by_one: 0,
             unread: Vec::new(),
+            bad: BTreeSet::new(),
         }
     }
 
@@ -139,13 +144,12 @@ impl Worker {
         self.tries = 0;
     }
 
-    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in this stay, `lost` what
-    /// no source can read.
+    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in this stay.
     pub fn step(
         &mut self,
         result: Result<(), Refusal>,
         touched: &Touched,
-        lost: &Lost,
+        known: &Unreadable,
         progress: &mut Progress,
     ) -> Step {
         match (result, self.state) {
@@ -154,7 +158,7 @@ impl Worker {
             // What is refused for another reason may be read in a moment, or once the node is started again: the round fails.
             (Err(refusal), State::Reading { first, end }) if refusal.is_unreadable() => {
                 self.waiting = 0;
-                return self.unreadable((first, end), touched, lost, progress);
+                return self.unreadable((first, end), touched, known, progress);
             }
             (Err(refusal), _) => self.refused = self.refused.or(Some(refusal)),
         }
@@ -167,7 +171,10 @@ impl Worker {
         }
         match self.state {
             State::Idle => Step::Wait,
-            State::Begun => self.inspect(),
+            State::Begun => {
+                self.note_bad(known);
+                self.inspect()
+            }
             State::Inspecting => {
                 progress.leaves += u64::from(self.tries == 0);
                 self.go_on(0, touched, progress)
@@ -185,6 +192,7 @@ impl Worker {
             State::Restoring { first, end, lost } => {
                 let Memory { source, here, .. } = &mut *self.memory;
                 here[first..end].copy_from_slice(&source[first..end]);
+                self.bad.retain(|i| !(first..end).contains(i));
                 if lost {
                     self.tell_lost(first);
                     progress.lost += 1;
@@ -225,7 +233,7 @@ impl Worker {
         &mut self,
         (first, end): (usize, usize),
         touched: &Touched,
-        lost: &Lost,
+        known: &Unreadable,
         progress: &mut Progress,
     ) -> Step {
         if end - first > 1 {
@@ -235,9 +243,14 @@ impl Worker {
         if touched.is_noted(first) {
             return self.try_again();
         }
+        if self.agrees(first) {
+            // Neither side can: this one lacks nothing that the source has.
+            self.bad.remove(&first);
+            return self.go_on(first, touched, progress);
+        }
         let leaf = self.leaf.expect("a page is being compared");
         let (block, stamp) = (first as u32, self.memory.source[first]);
-        if lost.get(&(leaf, block)) == Some(&stamp) {
+        if known.lost.get(&(leaf, block)) == Some(&stamp) {
             return self.restore((first, end), false, progress);
         }
         self.unread.push(block);
@@ -283,9 +296,19 @@ impl Worker {
         self.send(commands)
     }
 
-    /// Whether block `i` is to be taken over: it differs, and not because a client is just writing it.
+    /// Whether block `i` is to be taken over: it differs, or cannot be read here, and not because a client is just writing it.
     fn differs(&self, i: usize, touched: &Touched) -> bool {
-        !touched.is_noted(i) && !self.agrees(i)
+        !touched.is_noted(i) && (!self.agrees(i) || self.is_bad(i))
+    }
+
+    fn is_bad(&self, i: usize) -> bool {
+        self.bad.contains(&i) && self.memory.source[i].holds() == Holds::Data
+    }
+
+    fn note_bad(&mut self, known: &Unreadable) {
+        let leaf = self.leaf.expect("a page is being compared");
+        let of_page = known.here.range((leaf, 0)..(leaf, LEAF_BLOCKS));
+        self.bad = of_page.map(|(_, block)| *block as usize).collect();
     }
 
     fn agrees(&self, i: usize) -> bool {

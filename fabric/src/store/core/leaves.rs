@@ -1,6 +1,6 @@
 //! Getting map pages into the cache, and saying what is damaged.
 
-use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
+use super::super::api::{LayerId, ScrubFinding, StoreError};
 use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES, UNIT_LOST};
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
@@ -154,7 +154,13 @@ impl ShardCore {
                     errno,
                     "device read failed"
                 );
-                StoreError::Device(errno)
+                StoreError::Unreadable {
+                    layer,
+                    chunk,
+                    block,
+                    device_offset,
+                    errno,
+                }
             }
             Ok(()) => {
                 let what = match unit {
@@ -183,23 +189,10 @@ impl ShardCore {
     /// Ends a part that nothing of it is in flight of.
     pub(super) fn fail_part(&mut self, part: u32, error: StoreError) {
         self.parts[part].error.get_or_insert(error);
-        if let (
-            PartKind::Scrub | PartKind::Survey | PartKind::Move,
-            StoreError::Corrupt {
-                layer,
-                chunk,
-                block,
-                device_offset,
-            },
-        ) = (self.parts[part].kind, error)
+        if let PartKind::Scrub | PartKind::Survey | PartKind::Move = self.parts[part].kind
+            && let Some(finding) = error.finding()
         {
-            self.report(ScrubFinding {
-                layer,
-                chunk,
-                block,
-                version: Version(0),
-                device_offset,
-            });
+            self.report(finding);
         }
         self.finish_part(part);
     }

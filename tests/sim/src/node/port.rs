@@ -354,16 +354,13 @@ impl Port {
             let lost = lost_by(&held.request.command);
             self.lost.extend(lost.and_then(bad));
         }
-        if let Err(StoreError::Corrupt {
-            layer,
-            chunk,
-            block,
-            ..
-        }) = result
+        if let Err(error) = &result
+            && let Some(found) = error.finding()
             && held.request.generation != ROUND
         {
-            let index = chunk;
-            self.damaged.extend(bad((ChunkKey { layer, index }, block)));
+            let (layer, index) = (found.layer, found.chunk);
+            self.damaged
+                .extend(bad((ChunkKey { layer, index }, found.block)));
         }
         let fills = matches!(usage(&held.request.command), Use::Destination(_));
         Some(Finished {

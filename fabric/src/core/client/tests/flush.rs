@@ -38,6 +38,27 @@ fn a_flush_goes_once_to_groups_on_the_same_nodes() {
     bench.assert_idle();
 }
 
+/// A node may have groups on several devices, and flushes those on which it knows groups to be written: by the newest map of all.
+#[test]
+fn a_flush_goes_under_the_newest_map_of_the_groups_that_it_stands_for() {
+    let sets = vec![
+        set_of(0, 1, &FIRST),
+        set_of(1, 4, &OTHER_ORDER),
+        set_of(2, 7, &ELSEWHERE),
+    ];
+    let mut bench = bench(sets);
+    let epochs = |bench: &Bench| {
+        let sent = bench.script.sent.iter();
+        let epochs: Vec<u64> = sent.map(|(_, request)| request.epoch.0).collect();
+        epochs
+    };
+    assert_eq!(bench.submit(1, Op::Flush, 0, 0), Submit::Pending);
+    assert_eq!(epochs(&bench), [4, 4, 4, 7, 7, 7]);
+    bench.map(set_of(1, 9, &OTHER_ORDER));
+    assert_eq!(bench.submit(2, Op::Flush, 0, 0), Submit::Pending);
+    assert_eq!(epochs(&bench)[6..], [9, 9, 9, 7, 7, 7]);
+}
+
 #[test]
 fn a_flush_that_a_replica_failed_is_done_when_every_groups_map_has_left_it_out() {
     let sets = vec![set_of(0, 1, &FIRST), set_of(1, 1, &FIRST)];

@@ -317,6 +317,19 @@ fn a_repair_ends_with_its_map_and_begins_anew() {
 }
 
 #[test]
+fn a_round_is_told_what_its_replica_cannot_give() {
+    let mut bench = Bench::new(&[SYNCING, IN]);
+    assert!(bench.repairs.known(PG).is_empty());
+    bench.find(BAD);
+    bench.find(BadBlock { block: 300, ..BAD });
+    let keys = [7, 300].map(|block| (leaf_of(BAD.chunk, block), block % LEAF_BLOCKS));
+    assert_eq!(bench.repairs.known(PG), BTreeSet::from(keys));
+    // The device that the group is coming to has nothing of it so far.
+    bench.groups.place(PG.incoming(), 1, 1, Epoch(1));
+    assert!(bench.repairs.known(PG.incoming()).is_empty());
+}
+
+#[test]
 fn a_block_whose_group_moved_away_is_forgotten() {
     let mut bench = Bench::new(&[IN, IN]);
     bench.find(BAD);

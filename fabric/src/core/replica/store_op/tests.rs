@@ -247,7 +247,13 @@ fn a_store_that_takes_no_more_writes_does_not_pass_for_one_that_cannot_read_a_bl
     let read_only = told(StoreError::ReadOnly(libc::EIO));
     assert_eq!(read_only, StoreFailure::Device(libc::EROFS));
     assert!(!Refusal::Device(libc::EROFS).is_unreadable());
-    let bad_sector = told(StoreError::Device(libc::EIO));
+    let bad_sector = told(StoreError::Unreadable {
+        layer: LayerId(1),
+        chunk: 0,
+        block: 7,
+        device_offset: 1 << 20,
+        errno: libc::EIO,
+    });
     assert_eq!(bad_sector, StoreFailure::Device(libc::EIO));
     assert!(Refusal::Device(libc::EIO).is_unreadable());
 }

@@ -365,9 +365,10 @@ fn a_fence_holds_in_memory_before_it_is_persisted() {
     assert_eq!(world.rounds.fences.of(layer).get().0, Generation(4));
 }
 
-/// Else a takeover would hear of them from nobody, once the source is gone: the replica has what the source had of them.
+/// Else a takeover would hear of the writes from nobody, once the source is gone: the replica has what the source had of them. And a
+/// writer that was fenced out while this replica was away would write here, where nobody has written the layer since.
 #[test]
-fn what_the_source_takes_for_unresolved_is_remembered_before_the_promotion() {
+fn what_the_source_remembers_is_remembered_before_the_promotion() {
     let mut world = World::new();
     world.map(5, 5, 5, &[1]);
     let chunk = ChunkKey {
@@ -381,6 +382,11 @@ fn what_the_source_takes_for_unresolved_is_remembered_before_the_promotion() {
         count: 2,
         reserved: 0,
     };
+    let fence = FenceEntry {
+        generation: 3,
+        epoch: 4,
+    };
+    let mut persisted = false;
     loop {
         match world.poll().expect("it goes on") {
             Action::Ask { token, request, .. } => {
@@ -398,6 +404,7 @@ fn what_the_source_takes_for_unresolved_is_remembered_before_the_promotion() {
                         // SAFETY: as above.
                         let answer = unsafe { buffers.first_mut() };
                         let at = size_of::<FenceEntry>();
+                        answer[..at].copy_from_slice(fence.as_bytes());
                         let told = &mut answer[at..at + size_of::<UnresolvedEntry>()];
                         told.copy_from_slice(entry.as_bytes());
                     }
@@ -407,12 +414,23 @@ fn what_the_source_takes_for_unresolved_is_remembered_before_the_promotion() {
             }
             Action::Local { token, request } => {
                 list_nothing(&request);
+                if let Command::Fence { layer, .. } = request.command {
+                    assert_eq!(layer, chunk.layer);
+                    assert_eq!(
+                        (request.generation, request.epoch),
+                        (Generation(3), Epoch(4))
+                    );
+                    persisted = true;
+                }
                 world.rounds.on_local(token, Ok(()));
             }
             Action::Promote { .. } => break,
             other => panic!("{other:?}"),
         }
     }
+    assert!(persisted);
+    let known = world.rounds.fences.of(chunk.layer).get();
+    assert_eq!(known, (Generation(3), Epoch(4)));
     let lanes = [Arc::clone(&world.rounds.unresolved)];
     let remembered = unresolved::list(&lanes, chunk.layer, Generation(3), 9);
     assert_eq!(remembered, [entry]);

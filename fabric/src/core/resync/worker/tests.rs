@@ -1,9 +1,13 @@
 use super::*;
+use crate::core::resync::unread::Lost;
 use crate::proto::ids::LayerId;
 use zerocopy::IntoBytes;
 
 const NOBODY: Touched = Touched::NOTHING;
-const NONE: Lost = Lost::new();
+const NONE: Unreadable = Unreadable {
+    lost: Lost::new(),
+    here: BTreeSet::new(),
+};
 const LEAF: LeafKey = LeafKey {
     layer: LayerId(1),
     chunk: 0,
@@ -137,22 +141,30 @@ fn stamp_of(content: &[u8; BLOCK_BYTES]) -> BlockStamp {
     }
 }
 
+/// One block of the page is lost.
+fn one_lost(stamp: BlockStamp) -> Unreadable {
+    Unreadable {
+        lost: Lost::from([((LEAF, 1), stamp)]),
+        ..NONE
+    }
+}
+
 /// A worker whose source has three blocks that this side lacks and refuses to read the one in the middle; how it ends, and what it
 /// restores: first block and bytes.
-fn with_a_bad_block(lost: &Lost, refusal: Refusal) -> (Step, Vec<(u32, u32)>, Progress) {
-    with_a_bad_block_that_changes(lost, refusal, 0)
+fn with_a_bad_block(known: &Unreadable, refusal: Refusal) -> (Step, Vec<(u32, u32)>, Progress) {
+    with_a_bad_block_that_changes(known, refusal, 0)
 }
 
 /// The same; this side refuses to take its loss over so many times, since the block has changed.
 fn with_a_bad_block_that_changes(
-    lost: &Lost,
+    known: &Unreadable,
     refusal: Refusal,
     mut changes: u32,
 ) -> (Step, Vec<(u32, u32)>, Progress) {
     let (mut worker, mut progress) = (Worker::new(), Progress::default());
     worker.begin(LEAF);
     let mut restored = Vec::new();
-    let mut step = worker.step(Ok(()), &NOBODY, lost, &mut progress);
+    let mut step = worker.step(Ok(()), &NOBODY, known, &mut progress);
     loop {
         let asked = match step {
             Step::Do(asked) => asked,
@@ -184,7 +196,7 @@ fn with_a_bad_block_that_changes(
                 }
                 _ => {}
             }
-            step = worker.step(result, &NOBODY, lost, &mut progress);
+            step = worker.step(result, &NOBODY, known, &mut progress);
         }
     }
 }
@@ -216,7 +228,7 @@ fn around_a_block_that_cannot_be_read_everything_is_taken_over() {
 #[test]
 fn the_loss_of_a_block_is_taken_over_if_it_is_still_the_same() {
     for refusal in UNREADABLE {
-        let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
+        let lost = one_lost(stamp_of(&DATA));
         let (end, restored, progress) = with_a_bad_block(&lost, refusal);
         assert!(matches!(end, Step::Done(LEAF)), "{refusal:?}: {end:?}");
         let block = BLOCK_BYTES as u32;
@@ -226,7 +238,7 @@ fn the_loss_of_a_block_is_taken_over_if_it_is_still_the_same() {
             version: 0,
             ..stamp_of(&DATA)
         };
-        let lost = Lost::from([((LEAF, 1), newer)]);
+        let lost = one_lost(newer);
         let (end, ..) = with_a_bad_block(&lost, refusal);
         assert!(matches!(end, Step::Unread(..)), "{end:?}");
     }
@@ -247,7 +259,7 @@ fn a_device_that_is_gone_or_slow_has_lost_nothing() {
         libc::ENOBUFS,
     ];
     for errno in errnos {
-        let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
+        let lost = one_lost(stamp_of(&DATA));
         let refusal = Refusal::Device(errno);
         let (end, restored, progress) = with_a_bad_block(&lost, refusal);
         let failed = Why::Source(refusal);
@@ -258,7 +270,7 @@ fn a_device_that_is_gone_or_slow_has_lost_nothing() {
 
 #[test]
 fn a_lost_block_counts_once_when_its_loss_is_known_here() {
-    let lost = Lost::from([((LEAF, 1), stamp_of(&DATA))]);
+    let lost = one_lost(stamp_of(&DATA));
     for changes in [1, 3] {
         let (end, restored, progress) =
             with_a_bad_block_that_changes(&lost, Refusal::Corrupt, changes);
@@ -270,4 +282,60 @@ fn a_lost_block_counts_once_when_its_loss_is_known_here() {
     let (end, _, progress) = with_a_bad_block_that_changes(&lost, Refusal::Corrupt, u32::MAX);
     assert!(matches!(end, Step::Failed(Why::Busy)), "{end:?}");
     assert_eq!(progress.lost, 0);
+}
+
+/// A worker with a page of which both sides have the same three blocks, and of which this side cannot read these; how it ends, and
+/// which it restores. The source cannot read the last of the three.
+fn with_blocks_bad_here(bad: &[u32], touched: &Touched) -> (Step, Vec<u32>) {
+    let known = Unreadable {
+        here: bad.iter().map(|block| (LEAF, *block)).collect(),
+        ..NONE
+    };
+    let (mut worker, mut progress) = (Worker::new(), Progress::default());
+    worker.begin(LEAF);
+    let mut restored = Vec::new();
+    let mut step = worker.step(Ok(()), touched, &known, &mut progress);
+    loop {
+        let asked = match step {
+            Step::Do(asked) => asked,
+            Step::Wait => panic!("all was answered"),
+            end => return (end, restored),
+        };
+        step = Step::Wait;
+        for (_, command) in asked {
+            let mut result = Ok(());
+            match command {
+                Command::Inspect { .. } => fill(&command, [stamp_of(&DATA); 3].as_bytes()),
+                Command::Read { offset, len, .. } => {
+                    let end = (offset + len) as usize / BLOCK_BYTES;
+                    match end > 2 {
+                        true => result = Err(Refusal::Corrupt),
+                        false => fill(&command, &DATA.repeat(len as usize / BLOCK_BYTES)),
+                    }
+                }
+                Command::Restore { block, .. } => restored.push(block),
+                _ => panic!("{command:?}"),
+            }
+            step = worker.step(result, touched, &known, &mut progress);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_here_is_taken_over_though_it_agrees() {
+    let (end, restored) = with_blocks_bad_here(&[1], &NOBODY);
+    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+    assert_eq!(restored, [1]);
+    // What the source cannot read either is not missing here. Block 9 holds nothing any more.
+    let (end, restored) = with_blocks_bad_here(&[0, 1, 2, 9], &NOBODY);
+    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+    assert_eq!(restored, [0, 1]);
+    // A client's write is newer than what is known.
+    let written = Touched {
+        noted: [1 << 1, 0, 0, 0],
+        stored: [1 << 1, 0, 0, 0],
+    };
+    let (end, restored) = with_blocks_bad_here(&[1], &written);
+    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+    assert!(restored.is_empty());
 }
