@@ -224,7 +224,8 @@ pub enum StoreOp<'a> {
         stamp: BlockStamp,
         /// Its 4096 bytes, which must have the stamp's checksum ([`StoreError::Mismatch`]); empty if it holds no data. Empty also if
         /// it does and they are lost, so that no replica can read them: it has the stamp from then on, and reading it fails as of
-        /// any bad block, until it is written or restored with the data.
+        /// any bad block, until it is written or restored with the data. A block that is as `stamp` says already is so given up only if
+        /// it could not be read before.
         iovecs: &'a [libc::iovec],
     },
     /// Make every operation that was reported complete before this call durable.

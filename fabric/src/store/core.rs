@@ -30,7 +30,7 @@ mod stage;
 mod state;
 mod write;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::alloc::Allocator;
 use super::api::{
@@ -68,6 +68,8 @@ const INTERNAL_PARTS: u32 = 32;
 const OP_PARTS_MAX: usize = 4;
 /// Findings of the scrubber that wait to be fetched; further ones are only logged.
 const FINDINGS_MAX: usize = 1024;
+/// Blocks that could not be read, as many as are remembered before it begins anew.
+const KNOWN_BAD_MAX: usize = 4096;
 /// A chunk needs 64 bytes of RAM however little it holds, so sparse chunks are bounded: sixteen times as many as
 /// would fill the shard. When reached, writes to new chunks get `NoSpace`.
 const SPARSE_FACTOR: u32 = 16;
@@ -117,6 +119,8 @@ pub struct ShardCore {
     failed: Option<i32>,
     /// It was a flush: no later one proves anything.
     flush_lost: bool,
+    /// Blocks that could not be read, and the unit that it was. What is not there any more is of no meaning.
+    known_bad: BTreeMap<(LayerId, u32, u32), u32>,
     /// Blocks whose last write failed: it may or may not be on the device (layer, chunk, byte range).
     poisoned: Vec<(u64, u32, u32, u32)>,
     counters: StoreMetrics,
@@ -216,6 +220,7 @@ impl ShardCore {
             generation: 0,
             failed: None,
             flush_lost: false,
+            known_bad: BTreeMap::new(),
             poisoned: Vec::new(),
             counters: StoreMetrics::default(),
             scratch: Vec::new(),

@@ -268,6 +268,33 @@ fn a_lost_block_is_known_and_cannot_be_read() {
     );
 }
 
+/// So that a write of a part of it that comes again ends, when no replica can read the block.
+#[test]
+fn a_block_is_given_up_without_data_only_once_it_could_not_be_read() {
+    let harms: [fn(&mut Shard); 2] = [
+        |shard| shard.disk.flip_bit(shard.find(&B), 3),
+        |shard| shard.disk.spoil(shard.find(&B)),
+    ];
+    for harm in harms {
+        let mut shard = Shard::new(16);
+        shard.write(3, 20, &B);
+        let there = shard.inspect(3, 1)[0];
+        let give_up = |shard: &mut Shard| shard.restore(3, there, there, None);
+        assert_eq!(give_up(&mut shard), Err(StoreError::Changed));
+        harm(&mut shard);
+        assert_eq!(give_up(&mut shard), Err(StoreError::Changed), "not known");
+        assert!(shard.try_read(3).is_err());
+        give_up(&mut shard).unwrap();
+        assert_eq!(shard.inspect(3, 1), [there]);
+        assert!(is_corrupt(shard.try_read(3).map(|_| ()), 3));
+        // What is written later is another block.
+        shard.write(3, 21, &A);
+        let there = shard.inspect(3, 1)[0];
+        let given_up = shard.restore(3, there, there, None);
+        assert_eq!(given_up, Err(StoreError::Changed));
+    }
+}
+
 #[test]
 fn a_write_that_was_lost_itself_is_done_when_it_comes_again() {
     let mut shard = Shard::new(15);

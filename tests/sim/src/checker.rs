@@ -17,10 +17,11 @@
 
 use std::fmt;
 
-use fabric::io::SECTOR_BYTES;
-
+mod content;
 #[cfg(test)]
 mod tests;
+
+pub use content::{fill, tags_of};
 
 /// Names a write to the checker; [`ZERO`] is the content of what was never written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,6 +168,10 @@ struct Volume {
     registers: Vec<Register>,
     /// Start of the latest flush that ended well.
     flushed: Stamp,
+    /// When it ended.
+    flushed_end: Stamp,
+    /// Start of one before it: the later one has made durable what logs say of this one.
+    recorded: Stamp,
     /// Starts of the reads under way.
     reading: Vec<Stamp>,
     /// When its sectors were last taken back, by sector range.
@@ -216,13 +221,13 @@ impl Checker {
     ) -> Begun {
         let start = self.tick();
         let oldest_read = self.oldest_read(volume, start);
-        let flushed = self.volumes[volume].flushed;
+        let recorded = self.volumes[volume].recorded;
         for sector in sectors {
             let register = &mut self.volumes[volume].registers[sector as usize];
             if register.clusters.is_empty() {
                 register.clusters.push(PRIMEVAL);
             }
-            register.prune(oldest_read, flushed);
+            register.prune(oldest_read, recorded);
             register.clusters.push(Cluster {
                 tag,
                 zeroes,
@@ -339,8 +344,14 @@ impl Checker {
 
     /// A flush ended well: what was acknowledged before its start is durable.
     pub fn end_flush(&mut self, volume: usize, begun: Begun) -> Result<(), String> {
+        let now = self.tick();
         let of = &mut self.volumes[volume];
-        of.flushed = of.flushed.max(begun.start);
+        if begun.start > of.flushed {
+            if begun.start > of.flushed_end {
+                of.recorded = of.flushed;
+            }
+            (of.flushed, of.flushed_end) = (begun.start, now);
+        }
         // One that was under way while power was lost may have been done just before.
         of.owed = of
             .owed
@@ -392,6 +403,17 @@ impl Checker {
         for (sector, register) in (0..).zip(&mut of.registers) {
             if concerned(sector) {
                 register.roll_back(now, of.flushed);
+            }
+        }
+    }
+
+    /// The same of what only the last flush made durable: the log's word about that is not durable itself.
+    pub fn lose_unrecorded(&mut self, volume: usize, concerned: impl Fn(u64) -> bool) {
+        let now = self.tick();
+        let of = &mut self.volumes[volume];
+        for (sector, register) in (0..).zip(&mut of.registers) {
+            if concerned(sector) {
+                register.roll_back(now, of.recorded);
             }
         }
     }
@@ -544,41 +566,4 @@ impl Register {
             }
         }
     }
-}
-
-/// Fills sectors with what `tag` means there.
-pub fn fill(buffer: &mut [u8], volume: usize, first: u64, tag: Tag) {
-    for (bytes, sector) in buffer.chunks_exact_mut(SECTOR_BYTES as usize).zip(first..) {
-        for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
-            word.copy_from_slice(&content(volume, sector, tag, index).to_le_bytes());
-        }
-    }
-}
-
-fn content(volume: usize, sector: u64, tag: Tag, index: usize) -> u64 {
-    if tag == ZERO {
-        return 0;
-    }
-    let place = (volume as u64) << 56 ^ sector << 16 ^ index as u64;
-    let mixed = (place ^ u64::from(tag.0) << 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    (mixed ^ mixed >> 29) & !0xffff_ffff | u64::from(tag.0)
-}
-
-/// The tags of sectors; the number of the first one whose content nobody ever wrote there.
-pub fn tags_of(bytes: &[u8], volume: usize, first: u64, out: &mut Vec<Tag>) -> Result<(), u64> {
-    out.clear();
-    for (sector, number) in bytes.chunks_exact(SECTOR_BYTES as usize).zip(first..) {
-        let tag = Tag(u32::from_le_bytes(
-            sector[..4].try_into().expect("a sector has 4 bytes"),
-        ));
-        let words = sector.chunks_exact(8).enumerate();
-        for (index, word) in words {
-            let word = u64::from_le_bytes(word.try_into().expect("8 bytes"));
-            if word != content(volume, number, tag, index) {
-                return Err(number);
-            }
-        }
-        out.push(tag);
-    }
-    Ok(())
 }

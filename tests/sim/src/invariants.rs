@@ -157,9 +157,10 @@ impl Sim {
         let [from, to] = [change.from, change.to].map(|(_, of)| (of, change.at.device));
         if !node.lost_power_between(change.from.1, change.to.1) {
             self.ledger.inherit(to, &[from]);
-            self.lose_rotten(change);
+            self.lose_rotten(change, false);
             return;
         }
+        self.lose_rotten(change, true);
         // A request that is not over may have parts that replicas were done with before: what is lost of them is told by a flush, unless
         // they were durable.
         self.ledger.inherit(to, &[from]);

@@ -68,12 +68,20 @@ fn what_was_found_once_is_not_found_again() {
         });
     }
     // With disks that rot.
-    for seed in [22, 1_000_976, 1_005_594, 51_016_593] {
+    for seed in [22, 1_000_976, 1_005_594, 51_016_593, 71_003_702, 71_007_539] {
         for_each_seed(seed, 1, |seed| Sim::drawn(seed, false, Plan::draw).run());
     }
+    for_each_seed(76_005_987, 1, |seed| {
+        Sim::drawn(seed, false, |rng| two_devices(overlapping(Plan::draw(rng)))).run()
+    });
     for_each_seed(53_022_024, 1, |seed| {
         Sim::drawn(seed, false, |rng| overlapping(Plan::draw(rng))).run()
     });
+    for seed in [72_003_187, 72_001_270] {
+        for_each_seed(seed, 1, |seed| {
+            Sim::drawn(seed, false, Plan::draw_rough).run()
+        });
+    }
     for_each_seed(400_719, 1, |seed| {
         Sim::drawn(seed, false, |rng| blocks(Plan::draw(rng))).run()
     });

@@ -425,8 +425,10 @@ impl Rounds {
                 request: request(heard, command),
             }),
             Wish::Fence(call, layer, generation, epoch) => {
-                // In memory first: no write slips in between.
-                self.fences.of(layer).raise(generation, epoch);
+                // In memory first: no write slips in between. What is persisted is the newest: the source may be behind.
+                let known = self.fences.of(layer);
+                known.raise(generation, epoch);
+                let (generation, epoch) = known.get();
                 Some(Action::Local {
                     token: token(call),
                     request: fence(pg, layer, generation, epoch),

@@ -244,9 +244,10 @@ impl Worker {
             return self.try_again();
         }
         if self.agrees(first) {
-            // Neither side can: this one lacks nothing that the source has.
+            // Neither side can: this one lacks nothing that the source has, and what is here is not kept for a write of it that comes again.
+            // The store refuses unless it has met the damage itself.
             self.bad.remove(&first);
-            return self.go_on(first, touched, progress);
+            return self.restore((first, end), false, progress);
         }
         let leaf = self.leaf.expect("a page is being compared");
         let (block, stamp) = (first as u32, self.memory.source[first]);
@@ -392,7 +393,7 @@ impl Worker {
         self.state = State::Restoring {
             first,
             end,
-            lost: !has_data,
+            lost: !has_data && !self.agrees(first),
         };
         let mut commands = Vec::with_capacity(end - first);
         for (nth, i) in (first..end).enumerate() {

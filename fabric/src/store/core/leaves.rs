@@ -4,7 +4,7 @@ use super::super::api::{LayerId, ScrubFinding, StoreError};
 use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES, UNIT_LOST};
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
-use super::{FINDINGS_MAX, IoKind, PartKind, ShardCore, Told};
+use super::{FINDINGS_MAX, IoKind, KNOWN_BAD_MAX, PartKind, ShardCore, Told};
 use crate::checksum::crc32c;
 
 /// What became of a wish for a leaf.
@@ -143,6 +143,7 @@ impl ShardCore {
         result: Result<(), i32>,
     ) -> StoreError {
         self.counters.checksum_errors += 1;
+        self.note_bad((layer, chunk, block), unit);
         let device_offset = self.place_of(unit);
         match result {
             Err(errno) => {
@@ -176,6 +177,13 @@ impl ShardCore {
                 }
             }
         }
+    }
+
+    fn note_bad(&mut self, block: (LayerId, u32, u32), unit: u32) {
+        if self.known_bad.len() >= KNOWN_BAD_MAX {
+            self.known_bad.clear();
+        }
+        self.known_bad.insert(block, unit);
     }
 
     /// Byte of the device where a unit is; 0 for data that are nowhere.

@@ -126,9 +126,13 @@ impl ShardCore {
     pub(super) fn fill_restored(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
         let (first, [expect, stamp]) = (self.parts[part].first, self.parts[part].restore);
-        let now = stamp_of(&self.leaves.entries(slot)[usize::from(first)]);
-        // What is there is not given up for nothing.
-        let loses_itself = now == stamp && stamp.holds() == Holds::Data && !self.brings_data(part);
+        let entry = self.leaves.entries(slot)[usize::from(first)];
+        let now = stamp_of(&entry);
+        // What is there is not given up for nothing, only if it could not be read.
+        let loses_itself = now == stamp
+            && stamp.holds() == Holds::Data
+            && !self.brings_data(part)
+            && !self.is_known_bad(part, &entry);
         if now != expect || loses_itself {
             self.parts[part].error = Some(StoreError::Changed);
             return true;
@@ -163,6 +167,13 @@ impl ShardCore {
             Holds::Nothing => self.fill_without_data(filling, part, entry_kind::UNMAP),
         }
         true
+    }
+
+    fn is_known_bad(&self, part: u32, entry: &MapEntry) -> bool {
+        let p = &self.parts[part];
+        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first);
+        let known = self.known_bad.get(&(LayerId(p.layer), p.chunk, block));
+        known == Some(&entry.unit)
     }
 
     /// Whether a restored block comes with its data.

@@ -291,3 +291,24 @@ fn a_flush_after_a_loss_of_what_was_flushed_may_succeed() {
     bench.0.open(0);
     bench.flush();
 }
+
+/// What a log says of a flush is made durable by the next one.
+#[test]
+fn a_bad_block_behind_a_loss_of_power_may_show_what_was_there_before_the_last_flush_and_nothing_older()
+ {
+    let read_after_loss = |flushes: usize, of: Tag| {
+        let mut bench = Bench::new();
+        bench.write(A);
+        bench.flush();
+        bench.write(B);
+        bench.flush();
+        bench.write(C);
+        (0..flushes).for_each(|_| bench.flush());
+        bench.0.lose_unrecorded(0, |_| true);
+        bench.power_loss();
+        bench.read(of)
+    };
+    assert!(read_after_loss(1, C).is_ok() && read_after_loss(1, B).is_ok());
+    assert!(read_after_loss(1, A).is_err());
+    assert!(read_after_loss(2, C).is_ok() && read_after_loss(2, B).is_err());
+}

@@ -179,13 +179,17 @@ impl Sim {
     }
 
     /// A replica that was started anew is the authority. Of what turned bad on it before, a store cannot tell what nobody had flushed
-    /// from a write that was cut short: `docs/decisions/0004-replication.md`.
-    pub(crate) fn lose_rotten(&mut self, change: &Change) {
+    /// from a write that was cut short (`docs/decisions/0004-replication.md`), nor, if it `lost_power`, what only the last flush before that
+    /// made durable: what its log said of that was in the device's cache.
+    pub(crate) fn lose_rotten(&mut self, change: &Change, lost_power: bool) {
         for (at, volume, block) in self.disks.rotten.clone() {
             let chunk = (block / CHUNK_BLOCKS) as u32;
             if at == change.at && self.group_of(volume, chunk) == change.pg {
                 let is_hit = |sector: u64| sector / BLOCK_SECTORS == block;
-                self.checker.lose_unflushed(volume, is_hit);
+                match lost_power {
+                    true => self.checker.lose_unrecorded(volume, is_hit),
+                    false => self.checker.lose_unflushed(volume, is_hit),
+                }
             }
         }
     }

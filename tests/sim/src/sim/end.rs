@@ -87,8 +87,15 @@ impl Sim {
             self.run_until(REST, |_| false);
             self.run_until(PATIENCE, all_in_sync);
         }
-        // Stores fold in what is new, and free what is not needed any more, once they are idle for a while.
-        self.run_until(REST, |_| false);
+        // Stores fold in what is new, and free what is not needed any more, once they are idle for a while. A report of before may take
+        // somebody out meanwhile.
+        for _ in 0..MENDS_MAX {
+            self.run_until(REST, |_| false);
+            if all_in_sync(self) {
+                break;
+            }
+            self.run_until(PATIENCE, all_in_sync);
+        }
         self.nothing_is_left_over();
         self.nothing_is_rotten();
         for pg in 0..self.plan.groups {

@@ -353,6 +353,8 @@ fn a_fence_holds_in_memory_before_it_is_persisted() {
     });
     // SAFETY: the round keeps the list and its memory until it is answered.
     unsafe { tell_fence(&buffers, told) };
+    // This node has heard of a newer map in the meantime, and takes no fence that is older.
+    world.rounds.fences.of(layer).raise(Generation(3), Epoch(7));
     world.rounds.on_reply(tell, Ok(()));
     let persist = loop {
         match world.poll().expect("the fence is to be persisted") {
@@ -362,7 +364,9 @@ fn a_fence_holds_in_memory_before_it_is_persisted() {
         }
     };
     assert!(matches!(persist.command, Command::Fence { .. }));
-    assert_eq!(world.rounds.fences.of(layer).get().0, Generation(4));
+    let newest = (Generation(4), Epoch(7));
+    assert_eq!((persist.generation, persist.epoch), newest);
+    assert_eq!(world.rounds.fences.of(layer).get(), newest);
 }
 
 /// Else a takeover would hear of the writes from nobody, once the source is gone: the replica has what the source had of them. And a

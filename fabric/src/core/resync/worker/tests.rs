@@ -285,8 +285,8 @@ fn a_lost_block_counts_once_when_its_loss_is_known_here() {
 }
 
 /// A worker with a page of which both sides have the same three blocks, and of which this side cannot read these; how it ends, and
-/// which it restores. The source cannot read the last of the three.
-fn with_blocks_bad_here(bad: &[u32], touched: &Touched) -> (Step, Vec<u32>) {
+/// which it restores: block and bytes. The source cannot read the last of the three, and the store has not met damage there.
+fn with_blocks_bad_here(bad: &[u32], touched: &Touched) -> (Step, Vec<(u32, u32)>) {
     let known = Unreadable {
         here: bad.iter().map(|block| (LEAF, *block)).collect(),
         ..NONE
@@ -313,7 +313,12 @@ fn with_blocks_bad_here(bad: &[u32], touched: &Touched) -> (Step, Vec<u32>) {
                         false => fill(&command, &DATA.repeat(len as usize / BLOCK_BYTES)),
                     }
                 }
-                Command::Restore { block, .. } => restored.push(block),
+                Command::Restore { block, len, .. } => {
+                    restored.push((block, len));
+                    if len == 0 {
+                        result = Err(Refusal::Changed);
+                    }
+                }
                 _ => panic!("{command:?}"),
             }
             step = worker.step(result, touched, &known, &mut progress);
@@ -325,11 +330,12 @@ fn with_blocks_bad_here(bad: &[u32], touched: &Touched) -> (Step, Vec<u32>) {
 fn what_cannot_be_read_here_is_taken_over_though_it_agrees() {
     let (end, restored) = with_blocks_bad_here(&[1], &NOBODY);
     assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
-    assert_eq!(restored, [1]);
-    // What the source cannot read either is not missing here. Block 9 holds nothing any more.
+    let block = BLOCK_BYTES as u32;
+    assert_eq!(restored, [(1, block)]);
+    // What the source cannot read either is not missing here: it is lost on both. Block 9 holds nothing any more.
     let (end, restored) = with_blocks_bad_here(&[0, 1, 2, 9], &NOBODY);
     assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
-    assert_eq!(restored, [0, 1]);
+    assert_eq!(restored, [(0, block), (1, block), (2, 0)]);
     // A client's write is newer than what is known.
     let written = Touched {
         noted: [1 << 1, 0, 0, 0],
