@@ -94,6 +94,7 @@ fn open(node: u64, identity: Identity, wire: Wire) -> Fabric {
         listen: "127.0.0.1:0".parse().expect("an address"),
         identity,
         wire,
+        pairs: fabric::net::rdma::pair::Offered::No("over loopback".to_owned()),
     });
     Fabric::open(config).expect("a fabric")
 }

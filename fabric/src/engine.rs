@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::core::volume::{Durability, VolumeCounters, VolumeParams, VolumeState};
 use crate::io::Volume;
-use crate::net::tcp::control::Network;
+use crate::net::tcp::control::{Network, PeerWay};
 use crate::proto::ids::LayerId;
-use crate::proto::{Epoch, Generation};
+use crate::proto::{Epoch, Generation, NodeId};
 
 mod clean;
 mod cluster;
@@ -132,6 +132,12 @@ impl Fabric {
     /// Where other nodes reach this one; `None` if it is configured without a network.
     pub fn address(&self) -> Option<SocketAddr> {
         Some(self.shared.network.as_ref()?.address())
+    }
+
+    /// By which ways requests go to other nodes.
+    pub fn ways(&self) -> Vec<(NodeId, PeerWay)> {
+        let network = self.shared.network.as_ref();
+        network.map_or_else(Vec::new, Network::ways)
     }
 
     /// Goes on by a newer cluster map; an older one is ignored. A node that is alone has none.

@@ -12,7 +12,7 @@ use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
-pub use peers::{Labels, Peers, RoleWord, Wire};
+pub use peers::{Labels, Peers, RoleWord, Transport, Wire};
 
 /// Data threads when nothing is configured: enough for a few busy guests without taking the host's cores.
 const THREADS_DEFAULT: usize = 2;
@@ -61,6 +61,8 @@ pub struct File {
     pub enrol_port: Option<u16>,
     /// `tls` or `crc`.
     pub wire: Option<Wire>,
+    /// `auto`, `rdma` or `tcp`.
+    pub transport: Option<Transport>,
     /// Name of the node.
     pub name: Option<String>,
     /// `{ host = "…", rack = "…" }`.
@@ -287,6 +289,7 @@ pub fn settle(file: File) -> Result<Config> {
         data_port: file.data_port,
         enrol_port: file.enrol_port,
         wire: file.wire,
+        transport: file.transport,
         name: file.name,
         labels: file.labels.unwrap_or_default(),
         roles: file.roles,
@@ -518,7 +521,7 @@ mod tests {
             "data = \"/d\"\nadmin_socket = \"/d/a\"\nmetrics_listen = \"[::1]:9180\"\nstore = \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
              device_size = \"2G\"\ndevice_preallocation = \"full\"\nthreads = 3\npoll = \"never\"\npoll_spin_us = 20\n\
              socket_mode = \"0660\"\nsocket_owner = \"root:0\"\nlisten = \"10.0.0.1\"\ncontrol_port = 1\ndata_port = 2\n\
-             enrol_port = 3\nwire = \"crc\"\nname = \"one\"\nlabels = { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\n",
+             enrol_port = 3\nwire = \"crc\"\ntransport = \"auto\"\nname = \"one\"\nlabels = { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\n",
             "p.toml",
         )
         .unwrap();
@@ -528,6 +531,7 @@ mod tests {
         assert_eq!(config.device_preallocation, Preallocation::Full);
         assert_eq!(config.peers.listen, "10.0.0.1".parse().ok());
         assert_eq!(config.peers.wire, Some(Wire::Crc));
+        assert_eq!(config.peers.transport, Some(Transport::Auto));
         assert_eq!(config.peers.labels.rack.as_deref(), Some("r"));
         let roles = Some(vec![RoleWord::Meta, RoleWord::Storage]);
         assert_eq!(config.peers.roles, roles);

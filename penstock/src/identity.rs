@@ -23,7 +23,7 @@ use meta::{Labels, Name, NodeId, Role};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::config::{Peers, Wire};
+use crate::config::{Peers, Transport, Wire};
 use crate::failure::{Context, Failure, Kind, Result};
 
 /// Port for metadata, unless told otherwise.
@@ -62,6 +62,9 @@ pub struct Settings {
     pub enrol_port: u16,
     /// How data travel.
     pub wire: Wire,
+    /// By which way they go.
+    #[serde(default)]
+    pub transport: Transport,
 }
 
 impl Settings {
@@ -82,6 +85,7 @@ impl Settings {
             data_port: DATA_PORT,
             enrol_port: ENROL_PORT,
             wire: Wire::Tls,
+            transport: Transport::default(),
         };
         Ok(settings.with(peers))
     }
@@ -101,6 +105,7 @@ impl Settings {
         self.data_port = peers.data_port.unwrap_or(self.data_port);
         self.enrol_port = peers.enrol_port.unwrap_or(self.enrol_port);
         self.wire = peers.wire.unwrap_or(self.wire);
+        self.transport = peers.transport.unwrap_or(self.transport);
         self
     }
 

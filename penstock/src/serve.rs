@@ -95,6 +95,7 @@ pub fn merge_peers(mut file: config::File, args: PeerArgs) -> config::File {
     file.data_port = args.data_port.or(file.data_port);
     file.enrol_port = args.enrol_port.or(file.enrol_port);
     file.wire = args.wire.or(file.wire);
+    file.transport = args.transport.or(file.transport);
     file.name = args.name.or(file.name);
     file.roles = args.roles.or(file.roles);
     let labels = file.labels.unwrap_or_default();

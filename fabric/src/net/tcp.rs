@@ -26,6 +26,7 @@ pub mod session;
 pub mod shape;
 pub mod shield;
 pub mod socket;
+pub mod ways;
 
 #[cfg(test)]
 mod tests;

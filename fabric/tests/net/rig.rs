@@ -14,6 +14,7 @@ use fabric::engine::{
     StoreKind, VolumeHandle,
 };
 use fabric::io::{Engine, IoResult, Op, Request, Submit, Tag};
+use fabric::net::rdma::pair::Offered;
 use fabric::net::tcp::control::NetConfig;
 use fabric::net::tcp::hello::Wire;
 use fabric::net::tcp::identity::{Identity, node_name};
@@ -137,6 +138,7 @@ pub fn config(node: u64, path: std::path::PathBuf, identity: Identity, wire: Wir
         listen: "127.0.0.1:0".parse().unwrap(),
         identity,
         wire,
+        pairs: Offered::No("the machine that tests run on has no device".to_owned()),
     });
     config
 }

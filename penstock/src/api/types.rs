@@ -50,8 +50,24 @@ pub struct Status {
     pub used_bytes: u64,
     /// What opening the store did, one line for each device.
     pub recovery: Vec<String>,
+    /// How data go to other nodes, as far as this one has sent any.
+    #[serde(default)]
+    pub transports: Vec<PeerTransport>,
     /// Health in one line.
     pub health: Health,
+}
+
+/// How a node's data go to another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PeerTransport {
+    /// The other node.
+    pub node: String,
+    /// Connections by which small requests go over RDMA.
+    pub rdma: usize,
+    /// Connections by which all go over TCP.
+    pub tcp: usize,
+    /// Why one of these does not use RDMA.
+    pub why_not_rdma: Option<String>,
 }
 
 /// A volume.

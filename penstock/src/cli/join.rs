@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::config::{RoleWord, Wire};
+use crate::config::{RoleWord, Transport, Wire};
 
 /// Options of whoever is a node of several.
 #[derive(Debug, Default, Args)]
@@ -26,6 +26,9 @@ pub struct PeerArgs {
     /// How data travel between nodes; `crc` is not encrypted [default: tls]
     #[arg(long, value_name = "HOW")]
     pub wire: Option<Wire>,
+    /// By which way they go; RDMA needs `--wire crc` on all nodes [default: tcp]
+    #[arg(long, value_name = "WAY")]
+    pub transport: Option<Transport>,
     /// Name of this node [default: the host's]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use crate::api::client::Client;
 use crate::api::types::{
-    Attachment, AttachmentState, Health, HealthState, Problem, Status, Volume,
+    Attachment, AttachmentState, Health, HealthState, PeerTransport, Problem, Status, Volume,
 };
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
@@ -64,8 +64,21 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         for line in &status.recovery {
             writeln!(out, "recovery     {line}")?;
         }
+        for told in &status.transports {
+            writeln!(out, "transport    {}", transport_line(told))?;
+        }
         Ok(())
     })
+}
+
+fn transport_line(told: &PeerTransport) -> String {
+    let ways = match (told.rdma, told.tcp) {
+        (0, _) => "TCP".to_owned(),
+        (_, 0) => "RDMA".to_owned(),
+        (rdma, tcp) => format!("RDMA on {rdma} connections, TCP on {tcp}"),
+    };
+    let reason = told.why_not_rdma.iter().map(|why| format!(" ({why})"));
+    format!("{ways} to {}{}", told.node, reason.collect::<String>())
 }
 
 fn open_files(max: u64) -> String {

@@ -20,6 +20,8 @@ pub struct Peers {
     pub enrol_port: Option<u16>,
     /// How data travel.
     pub wire: Option<Wire>,
+    /// By which way they go.
+    pub transport: Option<Transport>,
     /// What the node is called.
     pub name: Option<String>,
     /// The machine and the rack that it stands in.
@@ -36,6 +38,19 @@ pub enum Wire {
     Tls,
     /// Authenticated at the beginning, then plain with checksums: for a network on which nobody else is.
     Crc,
+}
+
+/// By which way data go to nodes that have it, too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// RDMA, for what goes over it so far, where this node and the peer can; else TCP.
+    Auto,
+    /// The same, but this node does not start if it cannot.
+    Rdma,
+    /// TCP.
+    #[default]
+    Tcp,
 }
 
 /// Where a node stands.

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fabric::net::rdma::card::Card;
+use fabric::net::rdma::pair::Offered;
 use fabric::net::tcp::control::NetConfig;
 use fabric::net::tcp::identity::Identity as DataIdentity;
 use meta::net::enrol::{Door, EnrolPapers, EnrolServer, Invitation};
@@ -15,7 +17,7 @@ use meta::{
 };
 
 use crate::api::types::{Token, TokenCreate};
-use crate::config::{Config, Wire, check_roles};
+use crate::config::{Config, Transport, Wire, check_roles};
 use crate::failure::{Failure, Kind, Result};
 use crate::identity::{self, Identity, Settings, host_name};
 
@@ -38,6 +40,40 @@ struct Network {
     /// Ended when dropped.
     _control: TlsServer,
     _enrol: Option<EnrolServer>,
+}
+
+/// Whether data may go over RDMA, by the settings and by what the machine has.
+fn pairs(settings: &Settings) -> Result<Offered> {
+    let must = match settings.transport {
+        Transport::Tcp => return Ok(Offered::No("this node's `transport` is `tcp`".to_owned())),
+        Transport::Auto => false,
+        Transport::Rdma => true,
+    };
+    let (found, mend) = match settings.wire {
+        Wire::Tls => (
+            Err("data between nodes are encrypted, which no RDMA card does".to_owned()),
+            "set wire to crc on all nodes if nobody else is on the storage network, or transport to auto or tcp",
+        ),
+        Wire::Crc => (
+            Card::open(settings.listen),
+            "`penstock rdma check --address ADDRESS` says what to mend; or set transport to auto or tcp",
+        ),
+    };
+    match found {
+        Ok(card) => {
+            tracing::info!(card = card.name(), "data may go over RDMA");
+            Ok(Offered::Port(Arc::new(card)))
+        }
+        Err(reason) if must => Err(Failure::new(
+            Kind::Invalid,
+            format!("transport is rdma, and data cannot go so: {reason}"),
+            mend,
+        )),
+        Err(reason) => {
+            tracing::info!(reason, "data go over TCP");
+            Ok(Offered::No(reason))
+        }
+    }
 }
 
 /// What the rest of the node needs to know of the network.
@@ -95,6 +131,7 @@ impl Control {
                 Wire::Tls => fabric::net::tcp::hello::Wire::Tls,
                 Wire::Crc => fabric::net::tcp::hello::Wire::Crc,
             },
+            pairs: pairs(&settings)?,
         };
         let listener = TlsListener::bind(&settings.control().to_string()).await;
         let listener = listener.map_err(listen_failure)?;

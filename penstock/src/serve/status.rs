@@ -1,6 +1,6 @@
 //! The node at a glance.
 
-use crate::api::types::{AttachmentState, Status};
+use crate::api::types::{AttachmentState, PeerTransport, Status};
 use crate::failure::{Failure, Kind, Result};
 
 use super::limits;
@@ -51,8 +51,27 @@ impl Node {
             capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
             used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
             recovery: self.recovery().to_vec(),
+            transports: self.transports(),
             health,
         })
+    }
+}
+
+impl Node {
+    fn transports(&self) -> Vec<PeerTransport> {
+        let map = self.meta.map();
+        let name = |node: fabric::proto::NodeId| {
+            let known = map.node(meta::NodeId(node.base().0));
+            known.map_or_else(|| node.to_string(), |node| node.name.to_string())
+        };
+        let ways = self.storage.fabric().ways().into_iter();
+        let told = ways.map(|(node, way)| PeerTransport {
+            node: name(node),
+            rdma: way.rdma,
+            tcp: way.tcp,
+            why_not_rdma: way.why_not,
+        });
+        told.collect()
     }
 }
 

@@ -151,7 +151,7 @@ pub fn link_down() -> Result<()> {
     Ok(())
 }
 
-fn ip(args: &[&str]) -> Result<()> {
+pub fn ip(args: &[&str]) -> Result<()> {
     let status = Command::new("ip").args(args).status().context("run ip")?;
     ensure!(status.success(), "ip {args:?}: {status}");
     Ok(())

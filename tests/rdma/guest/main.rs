@@ -11,6 +11,7 @@ mod devices;
 mod failures;
 mod forks;
 mod kit;
+mod lanes;
 mod leaks;
 mod machines;
 mod transfers;
@@ -69,6 +70,7 @@ fn main() -> Result<()> {
         ["pinned"] => failures::too_much_pinned(),
         ["leaks", registrations, pairs] => leaks::none(registrations.parse()?, pairs.parse()?),
         ["fork"] => forks::memory_stays_whole(),
+        ["lanes", address] => lanes::lanes(address),
         ["serve", listen] => machines::serve(listen.parse()?),
         ["ask", server, how] => machines::ask(server.parse()?, how),
         _ => bail!("no such scenario: {args:?}"),

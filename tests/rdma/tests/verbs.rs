@@ -217,3 +217,11 @@ fn a_connection_whose_network_is_gone_is_given_up_in_time() -> Result<()> {
     eprintln!("{text}");
     has(&text, "without network: IBV_WC_RETRY_EXC_ERR")
 }
+
+#[test]
+fn small_requests_go_by_queue_pairs_and_all_go_on_over_tcp_while_the_link_is_down() -> Result<()> {
+    let mut machine = machine()?;
+    let address = machine.address().to_string();
+    let text = scenario(&mut machine, &["lanes", &address])?;
+    has(&text, "link up: RDMA again")
+}

@@ -2,12 +2,16 @@
 //!
 //! Every request that was sent is answered once: by [`Caller::poll`], or by the loss of the connection, of which the owner tells the client.
 
-use super::frame::{FrameError, Kind, Message};
+use std::collections::VecDeque;
+
+use super::frame::{FrameError, Head, Kind, Message};
 use super::handshake::Agreed;
+use super::hello::PAIRING_SINCE;
 use super::queue::SendQueue;
 use super::reader::{NOWHERE, Progress, Reader};
 use super::shape::{self, Shape};
 use crate::core::slab::{Key, Slab};
+use crate::net::rdma::pairing::Pairing;
 use crate::proto::wire::{ReplyHeader, WireError};
 use crate::proto::{Incarnation, Refusal, Reply, Request, RequestId};
 use crate::store::device::IoVecs;
@@ -51,8 +55,9 @@ struct Flight {
     exact: bool,
     cost: u32,
     skip: u16,
-    /// Where in the bytes sent it ends: a reply that comes before that is a lie, and its memory still in use.
+    /// Where in the bytes sent it ends: a reply that comes before that is a lie, and its memory still in use. 0 if it went by the queue pair.
     end: u64,
+    beside: bool,
 }
 
 // SAFETY: the list describes memory that the client keeps valid until the answer, on whatever thread.
@@ -66,6 +71,16 @@ pub struct Caller {
     bytes_left: u32,
     incarnation: Incarnation,
     quiet_ticks: u32,
+    may_pair: bool,
+    pairings: VecDeque<Pairing>,
+}
+
+/// Where the payload of an answer goes that came by the queue pair.
+pub struct Destination {
+    /// The place; it has room.
+    pub list: IoVecs,
+    /// The answer. If the payload is not what was announced, it is to be made [`Refusal::Mismatch`].
+    pub reply: Reply,
 }
 
 impl Caller {
@@ -79,6 +94,7 @@ impl Caller {
             cost: 0,
             skip: 0,
             end: 0,
+            beside: false,
         };
         let requests = agreed.credit_requests.min(super::hello::CREDIT_REQUESTS);
         Self {
@@ -88,7 +104,24 @@ impl Caller {
             bytes_left: agreed.credit_bytes,
             incarnation: agreed.incarnation,
             quiet_ticks: 0,
+            may_pair: agreed.version >= PAIRING_SINCE,
+            pairings: VecDeque::new(),
         }
+    }
+
+    /// Whether the peer knows of queue pairs.
+    pub fn may_pair(&self) -> bool {
+        self.may_pair
+    }
+
+    /// Tells the peer something of the queue pair.
+    pub fn tell(&mut self, pairing: &Pairing) {
+        self.queue.push_pairing(pairing);
+    }
+
+    /// What the peer has told of it.
+    pub fn next_pairing(&mut self) -> Option<Pairing> {
+        self.pairings.pop_front()
     }
 
     /// The start of the peer that answers here.
@@ -117,33 +150,117 @@ impl Caller {
     /// Its buffers stay valid until the answer, or until this machine is dropped.
     pub unsafe fn send(&mut self, request: &Request, shape: &Shape, crcs: &[u32]) {
         assert!(shape.cost() <= self.bytes_left, "no credit");
-        let slot = self.flights.take().expect("the caller asked for credit");
         self.bytes_left -= shape.cost();
+        let slot = self.begin(request, shape, shape.cost());
+        let mut room = [0; shape::REQUEST_BYTES_MAX];
+        let message = self.message(slot, shape::encode(request, &mut room), shape, crcs);
+        // SAFETY: the caller's promise, and until its answer is taken a request is out (see `end`).
+        let end = unsafe { self.queue.push(&message, shape.payload) };
+        self.flights[slot].end = end;
+    }
+
+    fn begin(&mut self, request: &Request, shape: &Shape, cost: u32) -> u32 {
+        let slot = self.flights.take().expect("the caller asked for credit");
         if self.flights.taken() == 1 {
             // It is silent from now on only.
             self.quiet_ticks = 0;
         }
-        let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let message = Message {
-            kind: Kind::Request,
-            pair: self.flights.key(slot).0,
-            header: shape::encode(request, &mut room),
-            crcs,
-            payload_len: shape.payload_len,
-            room: shape.room,
-            skip: shape.skip,
-        };
-        // SAFETY: the caller's promise, and until its answer is taken a request is out (see `end`).
-        let end = unsafe { self.queue.push(&message, shape.payload) };
         self.flights[slot] = Flight {
             id: request.id,
             destination: shape.destination.unwrap_or(NOWHERE),
             room: shape.room,
             exact: shape.exact,
-            cost: shape.cost(),
+            cost,
             skip: shape.skip,
-            end,
+            end: 0,
+            beside: false,
         };
+        slot
+    }
+
+    fn message<'a>(
+        &self,
+        slot: u32,
+        header: &'a [u8],
+        shape: &Shape,
+        crcs: &'a [u32],
+    ) -> Message<'a> {
+        Message {
+            kind: Kind::Request,
+            pair: self.flights.key(slot).0,
+            header,
+            crcs,
+            payload_len: shape.payload_len,
+            room: shape.room,
+            skip: shape.skip,
+        }
+    }
+
+    /// Whether one more request can be sent by the queue pair, as far as this machine goes.
+    #[inline]
+    pub fn has_flight(&self) -> bool {
+        self.flights.free() > 0
+    }
+
+    /// The message of a request that goes by the queue pair; `room` is where its header is written to. It takes no credit of the connection.
+    ///
+    /// # Panics
+    /// If there is [no room](Self::has_flight).
+    pub fn send_beside<'a>(
+        &mut self,
+        request: &Request,
+        shape: &Shape,
+        crcs: &'a [u32],
+        room: &'a mut [u8; shape::REQUEST_BYTES_MAX],
+    ) -> Message<'a> {
+        let slot = self.begin(request, shape, 0);
+        self.flights[slot].beside = true;
+        self.message(slot, shape::encode(request, room), shape, crcs)
+    }
+
+    /// A reply came by the queue pair. What it answers is done with.
+    pub fn take_beside(&mut self, head: &Head, header: &[u8]) -> Result<Destination, LinkError> {
+        if head.kind != Kind::Reply {
+            return Err(LinkError::Protocol("what is no reply where replies go"));
+        }
+        let (slot, reply) = self.answered(head, header)?;
+        let flight = self.flights[slot];
+        if !flight.beside {
+            return Err(LinkError::Protocol(
+                "a reply on another way than its request",
+            ));
+        }
+        self.quiet_ticks = 0;
+        self.flights.give_back(slot);
+        Ok(Destination {
+            list: flight.destination,
+            reply,
+        })
+    }
+
+    /// The queue pair is over: requests that went by it and have no answer. From now on they are answered on the connection, or
+    /// [forgotten](Self::forget).
+    pub fn leave_beside(&mut self) -> Vec<u64> {
+        let mut unanswered = Vec::new();
+        for slot in 0..self.flights.capacity() {
+            if self.flights.is_taken(slot) && std::mem::take(&mut self.flights[slot].beside) {
+                unanswered.push(self.flights.key(slot).0);
+            }
+        }
+        unanswered
+    }
+
+    /// A request is not waited for any more: its place, or `None` if it was answered.
+    pub fn forget(&mut self, pair: u64) -> Option<u32> {
+        let slot = self.flights.find(Key(pair))?;
+        self.bytes_left += self.flights[slot].cost;
+        self.flights.give_back(slot);
+        Some(slot)
+    }
+
+    /// Most requests without an answer.
+    pub fn flights_max(&self) -> usize {
+        self.flights.capacity() as usize
     }
 
     /// What is to be sent.
@@ -190,19 +307,35 @@ impl Caller {
         match head.kind {
             Kind::Alive => return Ok(self.reader.skip_bare()?),
             Kind::Reply => {}
-            Kind::Request => return Err(LinkError::Protocol("a request where replies go")),
+            Kind::Pairing if self.may_pair => {
+                self.pairings
+                    .push_back(Pairing::parse(self.reader.header())?);
+                return Ok(self.reader.skip_bare()?);
+            }
+            Kind::Request | Kind::Pairing => {
+                return Err(LinkError::Protocol("a request where replies go"));
+            }
         }
+        let (slot, _) = self.answered(&head, self.reader.header())?;
+        // SAFETY: the promise made to `send`: the list holds `room` bytes and lives until the answer.
+        unsafe { self.reader.take_payload(self.flights[slot].destination) };
+        Ok(())
+    }
+
+    /// Which request a reply answers, by whatever way it came.
+    fn answered(&self, head: &Head, header: &[u8]) -> Result<(u32, Reply), LinkError> {
         let slot = self.flights.find(Key(head.pair));
         let slot = slot.ok_or(LinkError::Protocol("a reply to nothing"))?;
         let flight = &self.flights[slot];
         if self.queue.sent() < flight.end {
             return Err(LinkError::Protocol("a reply to a request that is not sent"));
         }
-        let reply = ReplyHeader::parse(self.reader.header())?;
-        if reply.request.get() != flight.id.0 {
+        let header = ReplyHeader::parse(header)?;
+        if header.request.get() != flight.id.0 {
             return Err(LinkError::Protocol("a reply to another request"));
         }
-        let done = reply.decode()?.result.is_ok();
+        let reply = header.decode()?;
+        let done = reply.result.is_ok();
         let fits = match (done, flight.exact) {
             (false, _) => head.payload_len == 0,
             (true, true) => head.payload_len == flight.room,
@@ -211,9 +344,7 @@ impl Caller {
         if !fits || (head.payload_len > 0 && head.skip != flight.skip) {
             return Err(LinkError::Protocol("a reply of another length"));
         }
-        // SAFETY: the promise made to `send`: the list holds `room` bytes and lives until the answer.
-        unsafe { self.reader.take_payload(flight.destination) };
-        Ok(())
+        Ok((slot, reply))
     }
 
     fn take(&mut self, intact: bool) -> Result<Reply, LinkError> {

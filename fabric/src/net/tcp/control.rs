@@ -10,6 +10,8 @@ use super::handshake::HandshakeError;
 use super::hello::{CREDIT_BYTES, CREDIT_REQUESTS, Hello, VERSIONS, Wire};
 use super::identity::Identity;
 use super::mail::{Bell, Mail};
+pub use super::ways::{Counters, PeerWay, Ways};
+use crate::net::rdma::pair::Offered;
 use crate::proto::{Incarnation, NodeId};
 
 /// How a node takes part in the storage network.
@@ -21,6 +23,8 @@ pub struct NetConfig {
     pub identity: Identity,
     /// How data travel between nodes that are both set so; else under TLS.
     pub wire: Wire,
+    /// Where queue pairs beside connections are made, or why there are none.
+    pub pairs: Offered,
 }
 
 /// What a data thread, or the owner, wants of the connecting thread.
@@ -58,6 +62,9 @@ pub struct Control {
     ours: Hello,
     wishes: Mutex<VecDeque<Wish>>,
     pub(super) bell: Bell,
+    pairs: Offered,
+    pub(super) counters: Counters,
+    pub(super) ways: Ways,
     peers: RwLock<HashMap<NodeId, SocketAddr>>,
 }
 
@@ -99,6 +106,11 @@ impl Control {
         })
     }
 
+    /// Where queue pairs are made.
+    pub(super) fn pairs(&self) -> &Offered {
+        &self.pairs
+    }
+
     /// A random number for jitter.
     pub(super) fn random(&self) -> u64 {
         let key = self.identity.random_key().unwrap_or_default();
@@ -138,6 +150,9 @@ impl Network {
             ours,
             wishes: Mutex::default(),
             bell: Bell::new()?,
+            pairs: config.pairs.clone(),
+            counters: Counters::default(),
+            ways: Ways::default(),
             peers: RwLock::default(),
         });
         let listener = std::net::TcpListener::bind(config.listen)?;
@@ -157,6 +172,16 @@ impl Network {
     /// The shared part.
     pub fn control(&self) -> &Arc<Control> {
         &self.control
+    }
+
+    /// By which ways this node's requests to its peers go.
+    pub fn ways(&self) -> Vec<(NodeId, PeerWay)> {
+        self.control.ways.told()
+    }
+
+    /// What has gone by queue pairs so far.
+    pub fn counters(&self) -> &Counters {
+        &self.control.counters
     }
 
     /// Where it listens.

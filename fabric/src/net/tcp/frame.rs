@@ -19,8 +19,9 @@ use crate::store::device::BLOCK_BYTES;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"PSTF";
 
-/// Longest header of a message. Those of today have 80 bytes; one that is longer is refused.
-pub const HEADER_BYTES_MAX: usize = 256;
+/// Longest header of a message; one that is longer is refused. Those of requests have 112 bytes at most, those about queue pairs as many as a list of
+/// what is unanswered takes.
+pub const HEADER_BYTES_MAX: usize = 2048;
 
 /// Longest payload: a chunk. A longer one is refused.
 pub const PAYLOAD_BYTES_MAX: u32 = CHUNK_BYTES as u32;
@@ -30,6 +31,9 @@ pub const CRCS_MAX: usize = (CHUNK_BYTES as usize) / BLOCK_BYTES + 1;
 
 /// Most bytes of a frame before its payload.
 pub const HEAD_BYTES_MAX: usize = FRAME_BYTES + HEADER_BYTES_MAX + 4 * CRCS_MAX;
+
+/// Bytes of a block's CRC.
+pub const CRC_BYTES: usize = 4;
 
 /// Bytes of a [`FrameHeader`].
 pub const FRAME_BYTES: usize = size_of::<FrameHeader>();
@@ -46,6 +50,16 @@ pub enum Kind {
     Reply,
     /// A sign of life from a side that has been asked and has no answer yet.
     Alive,
+    /// About the queue pair beside the connection ([`crate::net::rdma::pairing`]); from version 2 of the protocol on.
+    Pairing,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Request, Self::Reply, Self::Alive, Self::Pairing];
+
+    fn code(self) -> u8 {
+        self as u8 + 1
+    }
 }
 
 /// Head of a frame.
@@ -53,7 +67,7 @@ pub enum Kind {
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 4 | magic |
-/// | 4 | 1 | kind: 1 request, 2 reply, 3 alive |
+/// | 4 | 1 | kind: 1 request, 2 reply, 3 alive, 4 pairing |
 /// | 5 | 1 | zero |
 /// | 6 | 2 | bytes of the message's header |
 /// | 8 | 8 | number that pairs a reply with its request |
@@ -190,11 +204,7 @@ impl Message<'_> {
         let crcs_at = out.len() + FRAME_BYTES + self.header.len();
         let mut header = FrameHeader {
             magic: MAGIC,
-            kind: match self.kind {
-                Kind::Request => 1,
-                Kind::Reply => 2,
-                Kind::Alive => 3,
-            },
+            kind: self.kind.code(),
             zero: 0,
             header_len: (self.header.len() as u16).into(),
             pair: self.pair.into(),
@@ -228,12 +238,10 @@ pub fn parse(bytes: &[u8], stamp: &mut Stamp) -> Result<Head, FrameError> {
     if stamp.crc(header) != header.crc.get() {
         return Err(FrameError::Checksum);
     }
-    let kind = match header.kind {
-        1 => Kind::Request,
-        2 => Kind::Reply,
-        3 => Kind::Alive,
-        _ => return Err(FrameError::Field("kind")),
-    };
+    let known = Kind::ALL
+        .into_iter()
+        .find(|kind| kind.code() == header.kind);
+    let kind = known.ok_or(FrameError::Field("kind"))?;
     let head = Head {
         kind,
         pair: header.pair.get(),

@@ -5,7 +5,7 @@
 use super::caller::{Caller, LinkError, shape_of};
 use super::frame::Stamp;
 use super::handshake::Agreed;
-use super::hello::{CREDIT_BYTES, CREDIT_REQUESTS, HELLO_BYTES, Hello, Wire};
+use super::hello::{CREDIT_BYTES, CREDIT_REQUESTS, HELLO_BYTES, Hello, VERSIONS, Wire};
 use super::queue::SendQueue;
 use super::reader::Reader;
 use super::responder::{Answer, Asked, Responder, cost};
@@ -53,6 +53,7 @@ pub fn agreed() -> Agreed {
         peer: NodeId(2),
         incarnation: Incarnation(20),
         wire: Wire::Crc,
+        version: *VERSIONS.end(),
         credit_requests: CREDIT_REQUESTS,
         credit_bytes: CREDIT_BYTES,
         send_key: [0; 16],
@@ -163,7 +164,7 @@ fn take_requests(responder: &mut Responder<()>, list: &[libc::iovec]) -> Result<
                 // A responder that is malformed inside a good frame is answered, and the connection goes on.
                 let answer = Answer {
                     pair: head.pair,
-                    cost: cost(&head),
+                    cost: Some(cost(&head)),
                     payload: None,
                     payload_len: 0,
                     skip: 0,

@@ -41,6 +41,8 @@ pub struct Agreed {
     pub incarnation: Incarnation,
     /// How data travels.
     pub wire: Wire,
+    /// Version of the protocol.
+    pub version: u16,
     /// Requests that the side that was connected to takes unanswered.
     pub credit_requests: u32,
     /// Bytes likewise.
@@ -242,6 +244,7 @@ impl Handshake {
             peer: theirs.node,
             incarnation: theirs.incarnation,
             wire: answer.wire,
+            version: answer.versions.0,
             credit_requests: answer.credit_requests,
             credit_bytes: answer.credit_bytes,
             send_key: self.ours.key,

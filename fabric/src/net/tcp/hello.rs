@@ -14,8 +14,10 @@ use crate::proto::{Incarnation, NodeId};
 /// First bytes of a hello.
 pub const MAGIC: [u8; 4] = *b"PSTH";
 
-/// Versions of the protocol that this release speaks. It shall speak the previous release's, too.
-pub const VERSIONS: RangeInclusive<u16> = 1..=1;
+/// Versions of the protocol that this release speaks. It shall speak the previous release's, too. 2 has queue pairs beside connections.
+pub const VERSIONS: RangeInclusive<u16> = 1..=2;
+/// The first version in which a connection may have a queue pair beside it.
+pub const PAIRING_SINCE: u16 = 2;
 
 /// Requests that a connection may have unanswered; further ones wait with the client.
 pub const CREDIT_REQUESTS: u32 = 512;

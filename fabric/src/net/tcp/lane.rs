@@ -16,7 +16,7 @@ use rustix::time::{
 };
 
 use super::caller::{Caller, LinkError, shape_of};
-use super::control::{Control, Wish};
+use super::control::{Control, Counters, Wish};
 use super::handshake::Established;
 use super::mail::{Letter, Mail};
 use super::pool::{POOL_BYTES, Pool};
@@ -27,9 +27,16 @@ use super::socket::Socket;
 use crate::core::client::PIECES_MAX;
 use crate::core::replica::PeerId;
 use crate::core::slab::{Key, Slab};
+use crate::net::rdma::pair::Done;
 use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
 
+use answerer::Answerer;
+use asker::Asker;
+
+mod answerer;
+mod asker;
 mod links;
+mod pairs;
 mod receive;
 #[cfg(test)]
 mod tests;
@@ -49,9 +56,10 @@ const ROUNDS_MAX: usize = 16;
 /// Events taken from one wait.
 const WAIT_EVENTS: usize = 64;
 
-/// Event data of what is no connection: the mail's bell and the timer.
+/// Event data of what is no connection: the mail's bell, the timer, and queue pairs.
 const MAIL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
+const PAIRS: u64 = u64::MAX - 2;
 
 /// What happened.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +78,9 @@ enum End {
 }
 
 struct Link {
+    // Before the rest: what a device works on ends first.
+    asker: Option<Box<Asker>>,
+    answerer: Option<Box<Answerer>>,
     socket: Socket,
     end: End,
     /// The request that is being received.
@@ -141,6 +152,11 @@ pub struct Lane {
     peers: HashMap<NodeId, Peer>,
     dirty: Vec<u32>,
     stalled: VecDeque<Key>,
+    /// Connections that have a queue pair beside them.
+    paired: Vec<u32>,
+    /// Messages that came by one wait for room.
+    pairs_wait: bool,
+    done: Vec<Done>,
     servings: Servings,
     events: VecDeque<Event>,
     crcs: Vec<u32>,
@@ -180,6 +196,9 @@ impl Lane {
             peers: HashMap::new(),
             dirty: Vec::new(),
             stalled: VecDeque::new(),
+            paired: Vec::new(),
+            pairs_wait: false,
+            done: Vec::new(),
             servings: Servings::new(Pool::new(POOL_BYTES)),
             events: VecDeque::new(),
             crcs: Vec::new(),
@@ -215,13 +234,10 @@ impl Lane {
             Road::Down => return Some(unreachable(request)),
             Road::Up(index) if peer.waiting.is_empty() => {
                 let link = self.links[index].as_deref_mut().expect("up means linked");
-                if let End::Caller(_, caller) = &mut link.end {
-                    if caller.has_credit(&shape) {
-                        // SAFETY: the client keeps the buffers until the answer or the loss.
-                        unsafe { caller.send(request, &shape, &self.crcs) };
-                        self.mark(index);
-                        return None;
-                    }
+                // SAFETY: the client keeps the buffers until the answer or the loss.
+                if unsafe { link.send(request, &shape, &self.crcs, &self.control.counters) } {
+                    self.mark(index);
+                    return None;
                 }
             }
             Road::Up(_) | Road::Dialing => {}
@@ -287,6 +303,10 @@ impl Lane {
             return;
         };
         self.servings.answered(slot);
+        self.answer(slot, reply);
+    }
+
+    fn answer(&mut self, slot: u32, reply: &Reply) {
         let Serving {
             link,
             pair,
@@ -301,6 +321,7 @@ impl Lane {
             self.servings.free(slot);
             return;
         };
+        let mut crcs = std::mem::take(&mut self.crcs);
         let mut answer = Answer {
             pair,
             cost,
@@ -312,22 +333,24 @@ impl Lane {
         if reply.result.is_ok() && room > 0 {
             let list = self.servings.list(slot);
             // SAFETY: the serving holds the list and its memory until the reply is out.
-            unsafe { shape::sums(&list, skip, room, &mut self.crcs) };
+            unsafe { shape::sums(&list, skip, room, &mut crcs) };
             self.summed = None;
             answer.payload = Some(list);
             answer.payload_len = room;
-            answer.crcs = &self.crcs;
+            answer.crcs = &crcs;
         }
         let reply = Reply { id, ..*reply };
-        if let Some(Link {
-            end: End::Responder(responder),
-            ..
-        }) = self.links[index].as_deref_mut()
+        if !self.reply_beside(index, slot, &reply, &answer)
+            && let Some(Link {
+                end: End::Responder(responder),
+                ..
+            }) = self.links[index].as_deref_mut()
         {
             // SAFETY: as above.
             unsafe { responder.reply(&reply, &answer, slot) };
             self.mark(index);
         }
+        self.crcs = crcs;
     }
 
     /// Notes that a connection has something to send.
@@ -349,11 +372,15 @@ impl Lane {
                 continue;
             };
             link.dirty = false;
-            if let Err(error) = self.flush(index) {
+            self.flush_pair(index);
+            if self.links[index].is_some()
+                && let Err(error) = self.flush(index)
+            {
                 self.lose(index, &error);
             }
         }
-        if self.servings.has_freed() && !self.stalled.is_empty() {
+        let waits = !self.stalled.is_empty() || self.pairs_wait;
+        if self.servings.has_freed() && waits {
             self.mail.bell.ring();
         }
     }
@@ -435,6 +462,7 @@ impl Lane {
             match event.data.u64() {
                 MAIL => self.open_mail(),
                 TIMER => ticked = true,
+                PAIRS => self.pairs_heard(),
                 key => {
                     if let Some(index) = self.links.find(Key(key)) {
                         self.serve(index, event.flags);
@@ -447,8 +475,9 @@ impl Lane {
             self.tick();
         }
         self.resume_stalled();
+        let by_pairs = self.poll_pairs();
         self.kick();
-        let busy = !ready.is_empty();
+        let busy = !ready.is_empty() || by_pairs || self.arm_pairs();
         self.ready = ready;
         busy
     }
@@ -473,8 +502,12 @@ impl Lane {
             };
             match outcome {
                 Ok(()) => self.mark(index),
-                Err(error) => self.lose(index, &error),
+                Err(error) => {
+                    self.lose(index, &error);
+                    continue;
+                }
             }
+            self.tick_asker(index);
         }
     }
 
@@ -489,6 +522,38 @@ impl Lane {
                 self.lose(index, &LinkError::Closed);
             }
         }
+    }
+}
+
+impl Link {
+    /// Sends a request by the queue pair or on the connection; false if there is no credit for it now.
+    ///
+    /// # Safety
+    /// Its buffers stay valid until the answer, or until the connection is lost.
+    unsafe fn send(
+        &mut self,
+        request: &Request,
+        shape: &Shape,
+        crcs: &[u32],
+        counters: &Counters,
+    ) -> bool {
+        let End::Caller(_, caller) = &mut self.end else {
+            return false;
+        };
+        if let Some(asker) = &mut self.asker
+            && caller.has_flight()
+            && asker.has_credit(shape, counters)
+        {
+            // SAFETY: the caller's promise.
+            unsafe { asker.send(caller, request, shape, crcs, counters) };
+            return true;
+        }
+        let has_credit = caller.has_credit(shape);
+        if has_credit {
+            // SAFETY: the caller's promise.
+            unsafe { caller.send(request, shape, crcs) };
+        }
+        has_credit
     }
 }
 

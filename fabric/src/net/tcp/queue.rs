@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 
-use super::frame::{Key, Message, Stamp};
+use super::frame::{Key, Kind, Message, Stamp};
+use crate::net::rdma::pairing::Pairing;
 use crate::store::device::IoVecs;
 use crate::store::iov::IovCursor;
 
@@ -67,6 +68,22 @@ impl SendQueue {
         }
         self.queued += (head + len) as u64;
         self.queued
+    }
+
+    /// Queues what is told of the queue pair beside the connection.
+    pub fn push_pairing(&mut self, pairing: &Pairing) {
+        let header = pairing.encode();
+        let message = Message {
+            kind: Kind::Pairing,
+            pair: 0,
+            header: &header,
+            crcs: &[],
+            payload_len: 0,
+            room: 0,
+            skip: 0,
+        };
+        // SAFETY: there is no payload.
+        unsafe { self.push(&message, None) };
     }
 
     /// True if nothing is to be sent.

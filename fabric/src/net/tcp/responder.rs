@@ -10,8 +10,10 @@ use zerocopy::IntoBytes;
 use super::caller::LinkError;
 use super::frame::{Head, Kind, Message};
 use super::handshake::Agreed;
+use super::hello::PAIRING_SINCE;
 use super::queue::SendQueue;
 use super::reader::{Progress, Reader};
+use crate::net::rdma::pairing::Pairing;
 use crate::proto::wire::ReplyHeader;
 use crate::proto::{NodeId, Reply};
 use crate::store::device::IoVecs;
@@ -25,7 +27,8 @@ pub const STUCK_TICKS_MAX: u32 = 40;
 /// A reply on its way out.
 struct Leaving<T> {
     end: u64,
-    cost: u32,
+    /// What it gives back to the peer's credit; nothing if the request came by the queue pair.
+    cost: Option<u32>,
     held: T,
 }
 
@@ -40,6 +43,8 @@ pub struct Responder<T> {
     leaving: VecDeque<Leaving<T>>,
     sent_at_tick: u64,
     still_ticks: u32,
+    may_pair: bool,
+    pairings: VecDeque<Pairing>,
 }
 
 /// What the reader has for the owner.
@@ -74,7 +79,29 @@ impl<T> Responder<T> {
             leaving: VecDeque::new(),
             sent_at_tick: 0,
             still_ticks: 0,
+            may_pair: agreed.version >= PAIRING_SINCE,
+            pairings: VecDeque::new(),
         }
+    }
+
+    /// Tells the peer something of the queue pair.
+    pub fn tell(&mut self, pairing: &Pairing) {
+        self.queue.push_pairing(pairing);
+    }
+
+    /// What the peer has told of it.
+    pub fn next_pairing(&mut self) -> Option<Pairing> {
+        self.pairings.pop_front()
+    }
+
+    /// A request came by the queue pair: signs of life are due as for any other.
+    pub fn begun_beside(&mut self) {
+        self.open += 1;
+    }
+
+    /// It was answered there.
+    pub fn answered_beside(&mut self) {
+        self.open -= 1;
     }
 
     /// The node that asks.
@@ -103,7 +130,14 @@ impl<T> Responder<T> {
             let head = self.reader.head();
             match head.kind {
                 Kind::Alive => self.reader.skip_bare()?,
-                Kind::Reply => return Err(LinkError::Protocol("a reply where requests go")),
+                Kind::Pairing if self.may_pair => {
+                    self.pairings
+                        .push_back(Pairing::parse(self.reader.header())?);
+                    self.reader.skip_bare()?;
+                }
+                Kind::Reply | Kind::Pairing => {
+                    return Err(LinkError::Protocol("a reply where requests go"));
+                }
                 Kind::Request if self.requests_left == 0 || cost(&head) > self.bytes_left => {
                     return Err(LinkError::Protocol("more requests than it was granted"));
                 }
@@ -141,19 +175,7 @@ impl<T> Responder<T> {
     /// The payload stays valid until then, or until this machine is dropped.
     pub unsafe fn reply(&mut self, reply: &Reply, answer: &Answer<'_>, held: T) {
         let header = ReplyHeader::encode(reply, answer.payload_len, answer.crcs.len() as u32);
-        let message = Message {
-            kind: Kind::Reply,
-            pair: answer.pair,
-            header: header.as_bytes(),
-            crcs: answer.crcs,
-            payload_len: answer.payload_len,
-            room: 0,
-            skip: if answer.payload_len > 0 {
-                answer.skip
-            } else {
-                0
-            },
-        };
+        let message = answer.message(header.as_bytes());
         // SAFETY: the caller's promise.
         let end = unsafe { self.queue.push(&message, answer.payload) };
         self.open -= 1;
@@ -170,8 +192,10 @@ impl<T> Responder<T> {
             return None;
         }
         let out = self.leaving.pop_front()?;
-        self.requests_left += 1;
-        self.bytes_left += out.cost;
+        if let Some(cost) = out.cost {
+            self.requests_left += 1;
+            self.bytes_left += cost;
+        }
         Some(out.held)
     }
 
@@ -217,8 +241,8 @@ impl<T> Responder<T> {
 pub struct Answer<'a> {
     /// Which request of the peer it answers.
     pub pair: u64,
-    /// What that took of the credits.
-    pub cost: u32,
+    /// What that took of the credits; `None` if it came by the queue pair.
+    pub cost: Option<u32>,
     /// Its payload.
     pub payload: Option<IoVecs>,
     /// Bytes of it.
@@ -227,4 +251,19 @@ pub struct Answer<'a> {
     pub skip: u16,
     /// The CRC of each block of it.
     pub crcs: &'a [u32],
+}
+
+impl Answer<'_> {
+    /// The message, by whatever way it goes; `header` is the reply's.
+    pub fn message<'a>(&'a self, header: &'a [u8]) -> Message<'a> {
+        Message {
+            kind: Kind::Reply,
+            pair: self.pair,
+            header,
+            crcs: self.crcs,
+            payload_len: self.payload_len,
+            room: 0,
+            skip: if self.payload_len > 0 { self.skip } else { 0 },
+        }
+    }
 }

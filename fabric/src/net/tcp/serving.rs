@@ -1,17 +1,36 @@
 //! Requests of other nodes between their first byte and the last byte of their answer, and the memory of their data.
 
+use std::sync::Arc;
+
 use super::caller::LinkError;
 use super::frame::Head;
 use super::pool::{Buffer, Pool};
 use super::reader::NOWHERE;
 use super::responder;
-use super::shape;
+use super::shape::{self, Shape};
 use crate::core::slab::{Key, Slab};
+use crate::net::rdma::slots::{Slot, Slots};
 use crate::proto::{Request, RequestId};
 use crate::store::device::IoVecs;
 
 /// Requests of other nodes that a data thread has at once; with more its connections are not read until one is answered.
 pub const SERVINGS_MAX: u32 = 2048;
+
+/// How a request came, and how it is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// On the connection.
+    Connection,
+    /// By the queue pair beside it.
+    Beside {
+        /// Which of the connection.
+        number: u32,
+        /// Where the request lies.
+        received: Slot,
+        /// Where the reply's payload is to lie, if it has one.
+        reply: Option<Slot>,
+    },
+}
 
 /// One of them.
 #[derive(Clone, Copy)]
@@ -20,8 +39,10 @@ pub struct Serving {
     pub link: Key,
     /// What pairs the reply with the request.
     pub pair: u64,
-    /// What it takes of the connection's credit.
-    pub cost: u32,
+    /// What it takes of the connection's credit; nothing if it came by the queue pair.
+    pub cost: Option<u32>,
+    /// How it came.
+    pub way: Way,
     /// What the peer calls it.
     pub id: RequestId,
     /// Where in its block its payload begins.
@@ -33,9 +54,19 @@ pub struct Serving {
     list: libc::iovec,
 }
 
+/// Memory of a serving.
+enum Memory {
+    None,
+    Pool(Buffer),
+    /// A slot of a queue pair, held as long as a store may work on it.
+    Beside {
+        _slots: Arc<Slots>,
+    },
+}
+
 /// All of a data thread.
 pub struct Servings {
-    slots: Slab<(Serving, Option<Buffer>)>,
+    slots: Slab<(Serving, Memory)>,
     pool: Pool,
     asked: usize,
     /// Something was freed since somebody who waits for room was told.
@@ -48,7 +79,8 @@ impl Servings {
         let empty = Serving {
             link: Key(0),
             pair: 0,
-            cost: 0,
+            cost: None,
+            way: Way::Connection,
             id: RequestId(0),
             skip: 0,
             room: 0,
@@ -59,7 +91,7 @@ impl Servings {
             },
         };
         Self {
-            slots: Slab::new(SERVINGS_MAX, || (empty, None)),
+            slots: Slab::new(SERVINGS_MAX, || (empty, Memory::None)),
             pool,
             asked: 0,
             freed: false,
@@ -73,43 +105,111 @@ impl Servings {
         head: &Head,
         header: &[u8],
     ) -> Result<Option<u32>, LinkError> {
-        let request = shape::decode(header, NOWHERE)?;
-        let shape = shape::of(&request.command);
-        let said = (head.payload_len, head.room, head.skip);
-        if said != (shape.payload_len, shape.room, shape.skip) {
-            return Err(LinkError::Protocol("a request of another length"));
-        }
+        let (request, shape) = checked(head, header)?;
         // It has either.
         let bytes = shape.payload_len.max(shape.room) as usize;
         if self.slots.free() == 0 {
             return Ok(None);
         }
-        let buffer = match bytes {
-            0 => None,
+        let memory = match bytes {
+            0 => Memory::None,
             bytes => match self.pool.take(bytes) {
-                Some(buffer) => Some(buffer),
+                Some(buffer) => Memory::Pool(buffer),
                 None => return Ok(None),
             },
         };
-        let slot = self.slots.take().expect("one is free");
+        let at = match &memory {
+            Memory::Pool(buffer) => buffer.as_ptr(),
+            Memory::None | Memory::Beside { .. } => std::ptr::null_mut(),
+        };
         let serving = Serving {
             link,
             pair: head.pair,
-            cost: responder::cost(head),
-            id: request.id,
+            cost: Some(responder::cost(head)),
+            way: Way::Connection,
+            id: request,
             skip: head.skip,
             room: head.room,
             asked: false,
             list: libc::iovec {
-                iov_base: buffer
-                    .as_ref()
-                    .map_or(std::ptr::null_mut(), Buffer::as_ptr)
-                    .cast(),
+                iov_base: at.cast(),
                 iov_len: bytes,
             },
         };
-        self.slots[slot] = (serving, buffer);
-        Ok(Some(slot))
+        Ok(Some(self.place(serving, memory)))
+    }
+
+    /// A request has come by the queue pair of this number, in a slot of `slots`. Its reply's payload is to lie in `reply`.
+    ///
+    /// # Panics
+    /// If there is [no room](Self::has_room), or none for a payload that the reply has.
+    pub fn begin_beside(
+        &mut self,
+        link: Key,
+        (head, header): (&Head, &[u8]),
+        (number, received, reply): (u32, Slot, Option<Slot>),
+        slots: &Arc<Slots>,
+    ) -> Result<u32, LinkError> {
+        let (request, shape) = checked(head, header)?;
+        let (at, len) = match shape.payload_len {
+            0 => (reply, shape.room),
+            len => (Some(received), len),
+        };
+        assert!(len == 0 || at.is_some(), "a place for the reply was taken");
+        let at = at.map_or(std::ptr::null_mut(), |slot| slots.payload(slot));
+        let serving = Serving {
+            link,
+            pair: head.pair,
+            cost: None,
+            way: Way::Beside {
+                number,
+                received,
+                reply,
+            },
+            id: request,
+            skip: head.skip,
+            room: head.room,
+            asked: false,
+            list: libc::iovec {
+                iov_base: at.cast(),
+                iov_len: len as usize,
+            },
+        };
+        Ok(self.place(
+            serving,
+            Memory::Beside {
+                _slots: Arc::clone(slots),
+            },
+        ))
+    }
+
+    /// All that are not done with.
+    #[cfg(test)]
+    pub fn taken(&self) -> usize {
+        self.slots.taken()
+    }
+
+    /// Whether one more can begin, its memory aside.
+    pub fn has_room(&self) -> bool {
+        self.slots.free() > 0
+    }
+
+    fn place(&mut self, serving: Serving, memory: Memory) -> u32 {
+        let slot = self.slots.take().expect("one is free");
+        self.slots[slot] = (serving, memory);
+        slot
+    }
+
+    /// Those that have come by the queue pair of this number of a connection: slots, and what pairs replies with requests.
+    pub fn beside(&self, link: Key, number: u32) -> impl Iterator<Item = (u32, u64)> + '_ {
+        let slots = (0..self.slots.capacity()).filter(|slot| self.slots.is_taken(*slot));
+        let all = slots.map(|slot| (slot, &self.slots[slot].0));
+        let came_so = move |serving: &Serving| {
+            let of_pair = matches!(serving.way, Way::Beside { number: of, .. } if of == number);
+            serving.link == link && of_pair
+        };
+        all.filter(move |(_, serving)| came_so(serving))
+            .map(|(slot, serving)| (slot, serving.pair))
     }
 
     /// It is complete: the request to be handed out, under the key of its slot.
@@ -135,13 +235,13 @@ impl Servings {
 
     /// Its memory; valid until it is freed.
     pub fn list(&self, slot: u32) -> IoVecs {
-        let (serving, buffer) = &self.slots[slot];
-        match buffer {
-            Some(_) => IoVecs {
+        let (serving, _) = &self.slots[slot];
+        match serving.list.iov_len {
+            0 => NOWHERE,
+            _ => IoVecs {
                 ptr: &raw const serving.list,
                 len: 1,
             },
-            None => NOWHERE,
         }
     }
 
@@ -152,8 +252,9 @@ impl Servings {
 
     /// It is done with.
     pub fn free(&mut self, slot: u32) {
-        if let Some(buffer) = self.slots[slot].1.take() {
-            self.pool.give_back(buffer);
+        match std::mem::replace(&mut self.slots[slot].1, Memory::None) {
+            Memory::Pool(buffer) => self.pool.give_back(buffer),
+            Memory::None | Memory::Beside { .. } => {}
         }
         self.slots.give_back(slot);
         self.freed = true;
@@ -175,5 +276,15 @@ impl std::ops::Index<u32> for Servings {
 
     fn index(&self, slot: u32) -> &Serving {
         &self.slots[slot].0
+    }
+}
+
+/// The name and the shape of a request that begins, if it is what its frame says.
+fn checked(head: &Head, header: &[u8]) -> Result<(RequestId, Shape), LinkError> {
+    let request = shape::decode(header, NOWHERE)?;
+    let shape = shape::of(&request.command);
+    match (head.payload_len, head.room, head.skip) == (shape.payload_len, shape.room, shape.skip) {
+        true => Ok((request.id, shape)),
+        false => Err(LinkError::Protocol("a request of another length")),
     }
 }

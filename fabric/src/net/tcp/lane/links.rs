@@ -9,8 +9,13 @@ impl Lane {
                 Letter::Connected(node, fd, established) => self.connected(node, fd, *established),
                 Letter::Accepted(fd, established) => {
                     let responder = Responder::new(&established.agreed);
+                    let answerer = Answerer::new(&established);
                     match self.link(fd, *established, End::Responder(responder)) {
-                        Some(index) => self.serve(index, EventFlags::IN),
+                        Some(index) => {
+                            let link = self.links[index].as_deref_mut().expect("linked just now");
+                            link.answerer = Some(answerer);
+                            self.serve(index, EventFlags::IN);
+                        }
                         None => {
                             self.mail.served.fetch_sub(1, Ordering::AcqRel);
                         }
@@ -24,6 +29,7 @@ impl Lane {
 
     pub(super) fn connected(&mut self, node: NodeId, fd: OwnedFd, established: Established) {
         let caller = Caller::new(&established.agreed);
+        let asker = Asker::new(&established, self.control.pairs());
         let Some(peer) = self.peers.get(&node) else {
             return;
         };
@@ -33,6 +39,12 @@ impl Lane {
         match self.link(fd, established, End::Caller(node, caller)) {
             Some(index) => {
                 self.peers.get_mut(&node).expect("looked up above").road = Road::Up(index);
+                let link = self.links[index].as_deref_mut().expect("linked just now");
+                match asker {
+                    Ok(asker) => link.asker = Some(asker),
+                    Err(reason) => self.tell_way(node, Err(reason)),
+                }
+                self.offer(index);
                 self.send_waiting(node);
                 self.serve(index, EventFlags::IN);
             }
@@ -81,6 +93,8 @@ impl Lane {
             self.set_timer(TICK_MS);
         }
         self.links[index] = Some(Box::new(Link {
+            asker: None,
+            answerer: None,
             socket,
             end,
             receiving: None,
@@ -107,10 +121,14 @@ impl Lane {
 
     /// A connection is over.
     pub(super) fn lose(&mut self, index: u32, error: &LinkError) {
-        let Some(link) = self.links[index].take() else {
+        let Some(mut link) = self.links[index].take() else {
             return;
         };
         self.links.give_back(index);
+        self.paired.retain(|paired| *paired != index);
+        // No device works on anybody's memory when the loss is told.
+        drop(link.asker.take());
+        let answerer = link.answerer.take();
         if self.links.taken() == 0 {
             self.set_timer(0);
         }
@@ -140,7 +158,9 @@ impl Lane {
             End::Responder(responder) => {
                 tracing::debug!(node = %responder.peer(), %error, "connection closed");
                 self.mail.served.fetch_sub(1, Ordering::AcqRel);
-                for slot in responder.into_held().chain(receiving) {
+                let beside = answerer.map(|answerer| answerer.into_held());
+                let held = responder.into_held().chain(receiving);
+                for slot in held.chain(beside.into_iter().flatten()) {
                     self.servings.free(slot);
                 }
             }

@@ -66,10 +66,10 @@ impl Lane {
                 if answered {
                     self.send_waiting(node);
                 }
-                Ok(())
             }
-            End::Responder(_) => self.take_requests(index),
+            End::Responder(_) => self.take_requests(index)?,
         }
+        self.take_pairings(index)
     }
 
     pub(super) fn send_waiting(&mut self, node: NodeId) {
@@ -82,16 +82,20 @@ impl Lane {
         let Some(link) = self.links[index].as_deref_mut() else {
             return;
         };
-        let End::Caller(_, caller) = &mut link.end else {
-            return;
-        };
         let mut sent = false;
         while let Some(next) = peer.waiting.front() {
-            if !caller.has_credit(&next.shape) {
+            // SAFETY: the client keeps the buffers until the answer or the loss.
+            let went = unsafe {
+                link.send(
+                    &next.request,
+                    &next.shape,
+                    &next.crcs,
+                    &self.control.counters,
+                )
+            };
+            if !went {
                 break;
             }
-            // SAFETY: the client keeps the buffers until the answer or the loss.
-            unsafe { caller.send(&next.request, &next.shape, &next.crcs) };
             peer.waiting.pop_front();
             sent = true;
         }

@@ -3,7 +3,10 @@
 use std::os::unix::net::UnixStream;
 
 use super::super::tests::handshakes::{Authority, CLUSTER, DAY};
+mod beside;
+
 use super::*;
+use crate::net::rdma::pair::Offered;
 use crate::net::tcp::control::{NetConfig, Network};
 use crate::net::tcp::fuzzing::{agreed, request};
 use crate::net::tcp::hello::Wire;
@@ -17,6 +20,7 @@ fn lane() -> (Network, Lane) {
         listen: ([127, 0, 0, 1], 0).into(),
         identity: authority.identity(1, &authority, DAY),
         wire: Wire::Crc,
+        pairs: Offered::No("this is about connections".to_owned()),
     };
     let network = Network::start(&config, CLUSTER, NodeId(1), Incarnation(10)).unwrap();
     network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));

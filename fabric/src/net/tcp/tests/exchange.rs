@@ -80,7 +80,7 @@ impl Replica {
             shape::sums(&list, shape.skip, shape.room, &mut crcs);
             let answer = Answer {
                 pair,
-                cost,
+                cost: Some(cost),
                 payload: Some(list),
                 payload_len: shape.room,
                 skip: shape.skip,

@@ -1,0 +1,90 @@
+//! By which ways a node's requests go to its peers, and how much: for people.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use crate::proto::NodeId;
+
+/// What has gone by queue pairs since the start. Counted by data threads, each for itself in no order with the others.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Messages sent: requests and replies.
+    pub messages_out: AtomicU64,
+    /// Messages received.
+    pub messages_in: AtomicU64,
+    /// Bytes of payload copied into messages or out of them.
+    pub copied_bytes: AtomicU64,
+    /// Requests for which there was no credit, and which went over TCP.
+    pub credits_exhausted: AtomicU64,
+    /// Queue pairs that were given up.
+    pub torn: AtomicU64,
+}
+
+/// How one node is reached.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PeerWay {
+    /// Connections with a queue pair beside them.
+    pub rdma: usize,
+    /// Connections without.
+    pub tcp: usize,
+    /// Why one of these has none.
+    pub why_not: Option<String>,
+}
+
+/// How each data thread last reached each node; `Err` says why not by RDMA.
+#[derive(Debug, Default)]
+pub struct Ways(Mutex<BTreeMap<(NodeId, usize), Result<(), String>>>);
+
+impl Ways {
+    /// A data thread reaches a node so from now on; returns how it did before.
+    pub(super) fn set(
+        &self,
+        lane: usize,
+        node: NodeId,
+        way: Result<(), String>,
+    ) -> Option<Result<(), String>> {
+        let mut ways = self.0.lock().expect("no panic under this lock");
+        ways.insert((node, lane), way)
+    }
+
+    /// All nodes that were ever reached.
+    pub fn told(&self) -> Vec<(NodeId, PeerWay)> {
+        let ways = self.0.lock().expect("no panic under this lock");
+        let mut nodes: BTreeMap<NodeId, PeerWay> = BTreeMap::new();
+        for ((node, _), way) in ways.iter() {
+            let told = nodes.entry(*node).or_default();
+            match way {
+                Ok(()) => told.rdma += 1,
+                Err(reason) => {
+                    told.tcp += 1;
+                    told.why_not = Some(reason.clone());
+                }
+            }
+        }
+        nodes.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_told_with_all_data_threads_and_a_reason() {
+        let ways = Ways::default();
+        assert_eq!(ways.set(0, NodeId(2), Ok(())), None);
+        assert_eq!(ways.set(1, NodeId(2), Ok(())), None);
+        assert_eq!(ways.set(0, NodeId(3), Ok(())), None);
+        let before = ways.set(1, NodeId(2), Err("torn".to_owned()));
+        assert_eq!(before, Some(Ok(())));
+        let told = ways.told();
+        let two = PeerWay {
+            rdma: 1,
+            tcp: 1,
+            why_not: Some("torn".to_owned()),
+        };
+        assert_eq!(told[0], (NodeId(2), two));
+        assert_eq!((told[1].1.rdma, told[1].1.tcp), (1, 0));
+    }
+}
