@@ -355,3 +355,38 @@ impl Node {
         Ok(doors)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Peers;
+
+    /// At an address of documentation (RFC 5737), which belongs to no card.
+    fn told(transport: Transport, wire: Wire) -> Result<Offered> {
+        let mut settings = Settings::new(&Peers {
+            listen: Some([192, 0, 2, 1].into()),
+            ..Peers::default()
+        })?;
+        (settings.transport, settings.wire) = (transport, wire);
+        pairs(&settings)
+    }
+
+    #[test]
+    fn rdma_that_cannot_be_is_refused_when_it_must_be_and_said_when_it_may() {
+        for wire in [Wire::Tls, Wire::Crc] {
+            let refused = told(Transport::Rdma, wire).unwrap_err();
+            assert!(
+                refused.to_string().contains("transport is rdma"),
+                "{refused}"
+            );
+            for transport in [Transport::Auto, Transport::Tcp] {
+                let Ok(Offered::No(reason)) = told(transport, wire) else {
+                    panic!("{transport:?} with {wire:?} starts without RDMA")
+                };
+                assert!(!reason.is_empty());
+            }
+        }
+        let encrypted = told(Transport::Rdma, Wire::Tls).unwrap_err();
+        assert!(encrypted.to_string().contains("encrypted"), "{encrypted}");
+    }
+}

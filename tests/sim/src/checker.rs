@@ -396,24 +396,20 @@ impl Checker {
         }
     }
 
-    /// What was not flushed of these sectors may be gone, and nobody can know.
-    pub fn lose_unflushed(&mut self, volume: usize, concerned: impl Fn(u64) -> bool) {
+    /// What was not flushed of these sectors may be gone, and nobody can know; if power was lost, also what only the last flush made
+    /// durable: the log's word about that is not durable itself.
+    pub fn lose_unknown(
+        &mut self,
+        volume: usize,
+        lost_power: bool,
+        concerned: impl Fn(u64) -> bool,
+    ) {
         let now = self.tick();
         let of = &mut self.volumes[volume];
+        let durable = if lost_power { of.recorded } else { of.flushed };
         for (sector, register) in (0..).zip(&mut of.registers) {
             if concerned(sector) {
-                register.roll_back(now, of.flushed);
-            }
-        }
-    }
-
-    /// The same of what only the last flush made durable: the log's word about that is not durable itself.
-    pub fn lose_unrecorded(&mut self, volume: usize, concerned: impl Fn(u64) -> bool) {
-        let now = self.tick();
-        let of = &mut self.volumes[volume];
-        for (sector, register) in (0..).zip(&mut of.registers) {
-            if concerned(sector) {
-                register.roll_back(now, of.recorded);
+                register.roll_back(now, durable);
             }
         }
     }

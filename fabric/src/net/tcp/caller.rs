@@ -109,11 +109,6 @@ impl Caller {
         }
     }
 
-    /// Whether the peer knows of queue pairs.
-    pub fn may_pair(&self) -> bool {
-        self.may_pair
-    }
-
     /// Tells the peer something of the queue pair.
     pub fn tell(&mut self, pairing: &Pairing) {
         self.queue.push_pairing(pairing);

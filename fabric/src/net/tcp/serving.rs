@@ -54,6 +54,26 @@ pub struct Serving {
     list: libc::iovec,
 }
 
+impl Serving {
+    /// Of a request that came on the connection `link`, with so many bytes of memory at a place for its payload or its reply's.
+    fn of(link: Key, head: &Head, id: RequestId, (at, bytes): (*mut u8, usize)) -> Self {
+        Self {
+            link,
+            pair: head.pair,
+            cost: None,
+            way: Way::Connection,
+            id,
+            skip: head.skip,
+            room: head.room,
+            asked: false,
+            list: libc::iovec {
+                iov_base: at.cast(),
+                iov_len: bytes,
+            },
+        }
+    }
+}
+
 /// Memory of a serving.
 enum Memory {
     None,
@@ -123,18 +143,8 @@ impl Servings {
             Memory::None | Memory::Beside { .. } => std::ptr::null_mut(),
         };
         let serving = Serving {
-            link,
-            pair: head.pair,
             cost: Some(responder::cost(head)),
-            way: Way::Connection,
-            id: request,
-            skip: head.skip,
-            room: head.room,
-            asked: false,
-            list: libc::iovec {
-                iov_base: at.cast(),
-                iov_len: bytes,
-            },
+            ..Serving::of(link, head, request, (at, bytes))
         };
         Ok(Some(self.place(serving, memory)))
     }
@@ -157,23 +167,14 @@ impl Servings {
         };
         assert!(len == 0 || at.is_some(), "a place for the reply was taken");
         let at = at.map_or(std::ptr::null_mut(), |slot| slots.payload(slot));
+        let way = Way::Beside {
+            number,
+            received,
+            reply,
+        };
         let serving = Serving {
-            link,
-            pair: head.pair,
-            cost: None,
-            way: Way::Beside {
-                number,
-                received,
-                reply,
-            },
-            id: request,
-            skip: head.skip,
-            room: head.room,
-            asked: false,
-            list: libc::iovec {
-                iov_base: at.cast(),
-                iov_len: len as usize,
-            },
+            way,
+            ..Serving::of(link, head, request, (at, len as usize))
         };
         Ok(self.place(
             serving,
@@ -200,16 +201,15 @@ impl Servings {
         slot
     }
 
-    /// Those that have come by the queue pair of this number of a connection: slots, and what pairs replies with requests.
-    pub fn beside(&self, link: Key, number: u32) -> impl Iterator<Item = (u32, u64)> + '_ {
+    /// What pairs replies with requests, of those that have come by the queue pair of this number of a connection.
+    pub fn beside(&self, link: Key, number: u32) -> impl Iterator<Item = u64> + '_ {
         let slots = (0..self.slots.capacity()).filter(|slot| self.slots.is_taken(*slot));
-        let all = slots.map(|slot| (slot, &self.slots[slot].0));
-        let came_so = move |serving: &Serving| {
+        let all = slots.map(|slot| &self.slots[slot].0);
+        let came_so = move |serving: &&Serving| {
             let of_pair = matches!(serving.way, Way::Beside { number: of, .. } if of == number);
             serving.link == link && of_pair
         };
-        all.filter(move |(_, serving)| came_so(serving))
-            .map(|(slot, serving)| (slot, serving.pair))
+        all.filter(came_so).map(|serving| serving.pair)
     }
 
     /// It is complete: the request to be handed out, under the key of its slot.

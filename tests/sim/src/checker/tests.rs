@@ -304,7 +304,7 @@ fn a_bad_block_behind_a_loss_of_power_may_show_what_was_there_before_the_last_fl
         bench.flush();
         bench.write(C);
         (0..flushes).for_each(|_| bench.flush());
-        bench.0.lose_unrecorded(0, |_| true);
+        bench.0.lose_unknown(0, true, |_| true);
         bench.power_loss();
         bench.read(of)
     };

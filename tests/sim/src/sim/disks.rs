@@ -186,10 +186,7 @@ impl Sim {
             let chunk = (block / CHUNK_BLOCKS) as u32;
             if at == change.at && self.group_of(volume, chunk) == change.pg {
                 let is_hit = |sector: u64| sector / BLOCK_SECTORS == block;
-                match lost_power {
-                    true => self.checker.lose_unrecorded(volume, is_hit),
-                    false => self.checker.lose_unflushed(volume, is_hit),
-                }
+                self.checker.lose_unknown(volume, lost_power, is_hit);
             }
         }
     }

@@ -336,7 +336,7 @@ impl Lane {
         };
         // One that was refused here is not known, and has nothing unanswered.
         let torn = answerer.torn.take_if(|torn| torn.number == number);
-        let known: Vec<(u32, u64)> = self.servings.beside(key, number).collect();
+        let known: Vec<u64> = self.servings.beside(key, number).collect();
         let unacknowledged = torn.map_or_else(Vec::new, |torn| torn.unacknowledged);
         for leaving in unacknowledged {
             let pair = self.servings[leaving.serving].pair;
@@ -351,8 +351,8 @@ impl Lane {
                 false => self.servings.free(leaving.serving),
             }
         }
-        let is_known = |pair: &u64| known.iter().any(|(_, of)| of == pair);
-        let unknown = unanswered.iter().copied().filter(|pair| !is_known(pair));
+        let unknown = unanswered.iter().copied();
+        let unknown = unknown.filter(|pair| !known.contains(pair));
         let settled = Pairing::Settled {
             number,
             unknown: unknown.collect(),

@@ -5,8 +5,7 @@ use super::*;
 use crate::net::rdma::beside::Beside;
 use crate::net::rdma::message;
 use crate::net::rdma::pair::{Done, Offered};
-use crate::net::rdma::pairing::Pairing;
-use crate::net::rdma::pairing::UNANSWERED_MAX;
+use crate::net::rdma::pairing::{End as PairEnd, Pairing, UNANSWERED_MAX};
 use crate::net::rdma::slots::Slot;
 use crate::net::tcp::caller::Destination;
 use crate::net::tcp::control::Counters;
@@ -228,24 +227,7 @@ impl Lane {
             (Pairing::Accept { number, end }, Stage::Offered(beside))
                 if number == beside.number() =>
             {
-                let connected = beside.connect(&end);
-                let Stage::Offered(beside) = std::mem::replace(&mut asker.stage, Stage::Pause(0))
-                else {
-                    unreachable!("looked at above");
-                };
-                asker.stage = Stage::Up(Up {
-                    beside,
-                    credits: usize::from(end.receives).min(UNANSWERED_MAX),
-                    used: 0,
-                    ticks: 0,
-                });
-                match connected {
-                    Ok(()) => self.tell_way(node, Ok(())),
-                    Err(reason) => self.tear_asker(index, &reason),
-                }
-                if self.links[index].is_some() {
-                    self.send_waiting(node);
-                }
+                self.accepted(index, &end);
             }
             (Pairing::Refuse { number, reason }, Stage::Offered(beside))
                 if number == beside.number() =>
@@ -268,22 +250,44 @@ impl Lane {
                     unanswered,
                 },
             ) if number == *of => {
-                let mut again = Vec::new();
-                for pair in unknown {
-                    if !unanswered.contains(&pair) {
-                        return Err(LinkError::Protocol("a request that was not asked about"));
-                    }
-                    // Else it was answered on the connection before the peer heard of the question.
-                    if let Some(slot) = caller.forget(pair) {
-                        again.extend(asker.sent[slot as usize].take());
-                    }
+                if unknown.iter().any(|pair| !unanswered.contains(pair)) {
+                    return Err(LinkError::Protocol("a request that was not asked about"));
                 }
+                // One that is not there was answered on the connection before the peer heard of the question.
+                let slots = unknown.iter().filter_map(|pair| caller.forget(*pair));
+                let again = slots.filter_map(|slot| asker.sent[slot as usize].take());
+                let again: Vec<Sent> = again.collect();
                 asker.wait();
                 self.send_again(node, again);
             }
             _ => return Err(LinkError::Protocol("a queue pair that was not offered")),
         }
         Ok(())
+    }
+
+    /// The peer's end is there: requests go by the queue pair from now on.
+    fn accepted(&mut self, index: u32, end: &PairEnd) {
+        let Some((node, _, asker)) = self.asker(index) else {
+            return;
+        };
+        let Stage::Offered(mut beside) = std::mem::replace(&mut asker.stage, Stage::Pause(0))
+        else {
+            unreachable!("it was offered");
+        };
+        let connected = beside.connect(end);
+        asker.stage = Stage::Up(Up {
+            beside,
+            credits: usize::from(end.receives).min(UNANSWERED_MAX),
+            used: 0,
+            ticks: 0,
+        });
+        match connected {
+            Ok(()) => self.tell_way(node, Ok(())),
+            Err(reason) => self.tear_asker(index, &reason),
+        }
+        if self.links[index].is_some() {
+            self.send_waiting(node);
+        }
     }
 
     /// Requests that the peer never executed go on the connection, as for the first time.
