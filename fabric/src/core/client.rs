@@ -532,6 +532,7 @@ impl Client {
                 }
                 Next::Copy if !self.copy_piece(piece) => return None,
                 Next::Copy => {}
+                Next::Again => self.pieces[piece].read_again(),
                 Next::Retry => {
                     self.retrying = true;
                     self.report(piece, self.pieces[piece].lagging());

@@ -79,6 +79,7 @@ impl Client {
                 continue;
             };
             self.pieces[piece].hedged = true;
+            self.pieces[piece].shared = true;
             self.hedged_reads += 1;
             let before = self.pieces[piece].waiting;
             self.dispatch(piece, Members::only(other), transport);

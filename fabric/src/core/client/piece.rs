@@ -30,6 +30,10 @@ pub(super) struct Piece {
     pub(super) sent_us: u64,
     /// A read that two replicas were asked for at once.
     pub(super) hedged: bool,
+    /// Since all were asked last, two were at once: what they bring comes to one buffer.
+    pub(super) shared: bool,
+    /// Somebody who was asked may have brought other bytes than are right, or a part of them.
+    spoils: bool,
     /// Asked, not answered.
     pub(super) waiting: Members,
     /// Asked since the piece began.
@@ -82,6 +86,8 @@ pub(super) enum Next {
     Renumber,
     /// Send everybody a copy that the guest cannot change.
     Copy,
+    /// What was read is not certain: [read again](Piece::read_again).
+    Again,
     /// Ask again at the next tick.
     Retry,
     /// The guest is told so once the map has none of these, which may hold a part of the write.
@@ -178,6 +184,8 @@ impl Piece {
             begun: false,
             sent_us: 0,
             hedged: false,
+            shared: false,
+            spoils: false,
             waiting: Members::NONE,
             asked: Members::NONE,
             done: Members::NONE,
@@ -226,6 +234,20 @@ impl Piece {
         self.unreachable = false;
         self.spread = false;
         self.retry = false;
+        (self.shared, self.spoils) = (false, false);
+    }
+
+    /// A read of two at once of which one failed: its bytes may lie over the good ones, or have been there when those were verified.
+    /// Asks again, one after the other, first who had it.
+    pub(super) fn read_again(&mut self) {
+        let asked = match self.done.is_empty() {
+            true => self.unreadable,
+            false => self.asked.without(self.done),
+        };
+        let refusal = self.refusal.filter(|known| *known != Refusal::Mismatch);
+        let unreachable = self.unreachable;
+        self.forget_answers();
+        (self.asked, self.refusal, self.unreachable) = (asked, refusal, unreachable);
     }
 
     /// A newer map says that these members began anew: nothing they answered before counts.
@@ -305,6 +327,7 @@ impl Piece {
     pub(super) fn answered(&mut self, member: usize, result: Result<(), Refusal>) {
         self.spread |= matches!(result, Ok(()) | Err(Refusal::Unreachable));
         self.touched |= !leaves_nothing(result, &self.request.command);
+        self.spoils |= result.is_err_and(brings_bytes) || self.void.contains(member);
         if self.void.remove(member) {
             self.asked.remove(member);
             return;
@@ -337,6 +360,7 @@ impl Piece {
     pub(super) fn next(&self, set: &ReplicaSet) -> Next {
         debug_assert!(self.waiting.is_empty());
         let alone = set.is_alone();
+        let is_write = matches!(self.request.command, Command::Write { .. });
         match self.refusal {
             Some(Refusal::StaleGeneration(generation)) => {
                 return Next::Renew {
@@ -353,8 +377,13 @@ impl Piece {
                 };
             }
             Some(Refusal::Renumber) => return Next::Renumber,
-            Some(Refusal::Mismatch) if self.copy.is_none() => return Next::Copy,
+            Some(Refusal::Mismatch) if is_write && self.copy.is_none() => return Next::Copy,
             _ => {}
+        }
+        let is_mixed = self.shared && self.spoils;
+        let had_it = !self.done.is_empty() || self.refusal == Some(Refusal::Mismatch);
+        if is_mixed && had_it {
+            return Next::Again;
         }
         if self.retry {
             return Next::Retry;
@@ -423,6 +452,20 @@ impl Piece {
             }
             _ => Next::Park { failed },
         }
+    }
+}
+
+/// Whether a replica that refuses a read so may have put bytes where it was to put the data.
+fn brings_bytes(refusal: Refusal) -> bool {
+    match refusal {
+        Refusal::Corrupt | Refusal::Device(_) | Refusal::Mismatch | Refusal::Unreachable => true,
+        Refusal::StaleGeneration(_)
+        | Refusal::StaleEpoch(_)
+        | Refusal::Renumber
+        | Refusal::Behind(_)
+        | Refusal::Changed
+        | Refusal::NoSpace
+        | Refusal::Invalid => false,
     }
 }
 

@@ -36,18 +36,67 @@ fn a_read_that_cannot_be_given_up_is_over_when_both_have_answered() {
         bench.done.is_empty(),
         "the first may still be filling the buffer"
     );
-    bench.answer(0, Err(Refusal::Device(libc::ENODEV)));
+    bench.answer(0, Ok(()));
     assert_eq!(bench.done[&1], Ok(()));
     bench.assert_idle();
 }
 
+/// Both bring their bytes to the guest's buffer: those of the one that failed may lie over the good ones, or the good ones were verified
+/// while they came.
 #[test]
-fn of_two_that_are_asked_one_may_fail() {
+fn of_two_that_are_asked_one_that_fails_may_have_spoilt_what_the_other_brought() {
+    let corrupt = Err(Refusal::Corrupt);
+    let mismatch = Err(Refusal::Mismatch);
+    for (first, second, asked_again) in [
+        (corrupt, Ok(()), 2),
+        (Ok(()), corrupt, 1),
+        (Err(Refusal::Unreachable), Ok(()), 2),
+        (corrupt, mismatch, 2),
+        (mismatch, corrupt, 1),
+    ] {
+        for swapped in [false, true] {
+            let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+            assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+            at(&mut bench, 10);
+            let mut answers = [(0, first), (1, second)];
+            if swapped {
+                answers.reverse();
+            }
+            for (sent, answer) in answers {
+                assert!(bench.done.is_empty());
+                bench.answer(sent, answer);
+            }
+            assert!(bench.done.is_empty(), "{first:?} {second:?}");
+            assert_eq!(bench.nodes(), [1, 2, asked_again], "{first:?} {second:?}");
+            at(&mut bench, 200);
+            assert_eq!(bench.nodes().len(), 3, "alone");
+            bench.answer(2, Ok(()));
+            assert_eq!(bench.done[&1], Ok(()));
+        }
+    }
+}
+
+#[test]
+fn a_read_that_fails_its_checksum_on_the_way_is_asked_of_the_others_and_fails_if_it_does_of_all() {
+    for last in [Ok(()), Err(Refusal::Mismatch)] {
+        let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+        assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+        bench.answer(0, Err(Refusal::Mismatch));
+        assert_eq!(bench.nodes(), [1, 2]);
+        bench.answer(1, last);
+        let expected = last.map_err(|_| IoError::Device(libc::EIO));
+        assert_eq!(bench.done[&1], expected);
+        bench.assert_idle();
+    }
+}
+
+#[test]
+fn of_two_that_are_asked_one_may_refuse() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.script.abandons = true;
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
     at(&mut bench, 10);
-    bench.answer(1, Err(Refusal::Device(libc::ENODEV)));
+    bench.answer(1, Err(Refusal::Invalid));
     assert!(bench.done.is_empty());
     bench.answer(0, Ok(()));
     assert_eq!(bench.done[&1], Ok(()));
