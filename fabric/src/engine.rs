@@ -10,7 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::core::volume::{Durability, VolumeCounters, VolumeParams, VolumeState};
 use crate::io::Volume;
+use crate::net::rdma::pair::Offered;
+use crate::net::rdma::regions::RegionCounts;
+use crate::net::rdma::registrar::Registrar;
 use crate::net::tcp::control::{Network, PeerWay};
+use crate::net::tcp::counts::Count;
 use crate::proto::ids::LayerId;
 use crate::proto::{Epoch, Generation, NodeId};
 
@@ -138,6 +142,28 @@ impl Fabric {
     pub fn ways(&self) -> Vec<(NodeId, PeerWay)> {
         let network = self.shared.network.as_ref();
         network.map_or_else(Vec::new, Network::ways)
+    }
+
+    /// What opens guests' memory to the network.
+    pub fn registrar(&self) -> Registrar {
+        match &self.shared.network {
+            Some(network) => Registrar::new(network.pairs().clone()),
+            None => Registrar::none(),
+        }
+    }
+
+    /// How much has gone over the network, of each kind.
+    pub fn network_count(&self, count: Count) -> u64 {
+        let network = self.shared.network.as_ref();
+        network.map_or(0, |network| network.counters().get(count))
+    }
+
+    /// How much memory is open to this node's card.
+    pub fn open_memory(&self) -> RegionCounts {
+        match self.shared.network.as_ref().map(Network::pairs) {
+            Some(Offered::Port(port)) => port.counts(),
+            Some(Offered::No(_)) | None => RegionCounts::default(),
+        }
     }
 
     /// Goes on by a newer cluster map; an older one is ignored. A node that is alone has none.

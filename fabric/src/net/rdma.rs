@@ -10,6 +10,8 @@ pub(crate) mod fake;
 pub mod message;
 pub mod pair;
 pub mod pairing;
+pub mod regions;
+pub mod registrar;
 pub mod slots;
 pub mod survey;
 #[cfg(test)]

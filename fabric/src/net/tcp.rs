@@ -9,6 +9,7 @@ pub mod backoff;
 pub mod caller;
 pub mod connector;
 pub mod control;
+pub mod counts;
 pub mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

@@ -1,16 +1,17 @@
-//! Two nodes' data threads with queue pairs beside their connection: small requests go by them, and when the link is lost everything goes on over
-//! TCP, until it is back.
+//! Two nodes' data threads with queue pairs beside their connection: requests of all sizes go by them, from and to memory that is registered without a
+//! copy and without an allocation, and when the link is lost everything goes on over TCP, until it is back.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use fabric::net::rdma::card::Card;
-use fabric::net::rdma::pair::Offered;
+use fabric::net::rdma::pair::{Offered, Port, Registered};
 use fabric::net::tcp::control::{NetConfig, Network};
+use fabric::net::tcp::counts::Count;
 use fabric::net::tcp::hello::Wire;
 use fabric::net::tcp::identity::{Identity, node_name};
 use fabric::net::tcp::lane::{Event, Lane};
@@ -22,13 +23,21 @@ use fabric::store::device::IoVecs;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::allocations;
 use super::failures::ip;
 
 const CLUSTER: [u8; 16] = [7; 16];
 const PEER: NodeId = NodeId(2);
 const CHUNK: usize = 4 << 20;
-/// Requests under way at a time.
+/// Requests under way at a time, each with memory of its own.
 const DEPTH: usize = 32;
+/// Longest request, in sectors.
+const SECTORS_MAX: usize = 512;
+/// Most pieces of memory of a request.
+const PIECES_MAX: usize = 4;
+/// Memory of a request: its pieces, and a gap behind each.
+const PLACE_BYTES: usize = (SECTORS_MAX + PIECES_MAX) * 512;
+const GAP: [u8; 512] = [0xee; 512];
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The papers of two nodes.
@@ -55,29 +64,37 @@ fn identities() -> Result<[Identity; 2]> {
     Ok([of(1)?, of(2)?])
 }
 
-fn network(node: u64, identity: Identity, address: IpAddr) -> Result<Network> {
-    let card = Card::open(address).map_err(anyhow::Error::msg)?;
+fn network(node: u64, identity: Identity, address: IpAddr) -> Result<(Network, Arc<Card>)> {
+    let card = Arc::new(Card::open(address).map_err(anyhow::Error::msg)?);
     println!("node {node}: {}", card.name());
     let config = NetConfig {
         listen: SocketAddr::new(address, 0),
         identity,
         wire: Wire::Crc,
-        pairs: Offered::Port(Arc::new(card)),
+        pairs: Offered::Port(Arc::<Card>::clone(&card)),
     };
-    Ok(Network::start(
-        &config,
-        CLUSTER,
-        NodeId(node),
-        Incarnation(10 * node),
-    )?)
+    let network = Network::start(&config, CLUSTER, NodeId(node), Incarnation(10 * node))?;
+    Ok((network, card))
 }
 
-/// A request, and where its data are.
+/// A request that is under way.
+#[derive(Clone, Copy)]
 struct Asked {
-    memory: Vec<u8>,
-    _list: Box<[libc::iovec; 1]>,
-    /// What a read is to bring.
-    expected: Option<Vec<u8>>,
+    id: u64,
+    is_write: bool,
+    offset: usize,
+    len: usize,
+    list: [libc::iovec; PIECES_MAX],
+    pieces: usize,
+}
+
+/// What a load was made of.
+#[derive(Debug, Clone, Copy, Default)]
+struct Asks {
+    requests: u64,
+    small_writes: u64,
+    large_writes: u64,
+    reads: u64,
 }
 
 struct World {
@@ -85,10 +102,17 @@ struct World {
     asking: Lane,
     serving: Lane,
     networks: [Network; 2],
-    asked: HashMap<u64, Asked>,
-    /// Places with a write under way, which are left alone.
-    busy: HashMap<u64, (usize, usize)>,
+    card: Arc<Card>,
+    // Before the memory.
+    registered: Option<Registered>,
+    /// A place for each request.
+    memory: Vec<u8>,
+    /// By their places. Boxed: lanes are given pointers to the lists.
+    asked: Box<[Option<Asked>; DEPTH]>,
     next: u64,
+    /// Only large writes are asked for.
+    only_large_writes: bool,
+    asks: Asks,
     chunk: Vec<u8>,
     served: u64,
 }
@@ -96,24 +120,42 @@ struct World {
 impl World {
     fn new(address: IpAddr) -> Result<Self> {
         let [one, two] = identities()?;
-        let networks = [network(1, one, address)?, network(2, two, address)?];
+        let (one, card) = network(1, one, address)?;
+        let networks = [one, network(2, two, address)?.0];
         networks[0].set_peers(HashMap::from([(PEER, networks[1].address())]));
-        Ok(Self {
+        let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(1),
             asking: Lane::new(Arc::clone(networks[0].control()), 0, false)?,
             serving: Lane::new(Arc::clone(networks[1].control()), 0, true)?,
             networks,
-            asked: HashMap::new(),
-            busy: HashMap::new(),
+            card,
+            registered: None,
+            memory: vec![0; DEPTH * PLACE_BYTES],
+            asked: Box::new([None; DEPTH]),
             next: 0,
+            only_large_writes: false,
+            asks: Asks::default(),
             chunk: vec![0; CHUNK],
             served: 0,
-        })
+        };
+        world.register()?;
+        Ok(world)
+    }
+
+    fn register(&mut self) -> Result<()> {
+        let start = NonNull::from(&mut self.memory[0]);
+        // SAFETY: it is dropped before the memory, which is reached by the pointers of requests while they are under way.
+        let registered = unsafe { self.card.register(start, self.memory.len()) };
+        self.registered = Some(registered.map_err(anyhow::Error::msg)?);
+        Ok(())
+    }
+
+    fn of(&self, node: usize, count: Count) -> u64 {
+        self.networks[node].counters().get(count)
     }
 
     fn messages(&self) -> u64 {
-        let counters = self.networks[0].counters();
-        counters.messages_out.load(Ordering::Relaxed)
+        self.of(0, Count::MessagesOut)
     }
 
     /// Whether requests go by a queue pair; else why not.
@@ -126,71 +168,122 @@ impl World {
         }
     }
 
-    fn ask(&mut self) -> Result<()> {
+    fn unanswered(&self) -> usize {
+        self.asked.iter().flatten().count()
+    }
+
+    /// A place and a part of the chunk with which nothing is under way.
+    fn next_ask(&mut self) -> Option<(usize, Asked)> {
+        let place = self.asked.iter().position(Option::is_none)?;
         let sectors = match self.rng.random_range(0..8) {
-            0 => self.rng.random_range(1..64),
+            _ if self.only_large_writes => SECTORS_MAX / 4,
+            0 => self.rng.random_range(9..=SECTORS_MAX),
             _ => self.rng.random_range(1..=8),
         };
         let len = sectors * 512;
-        let offset = self.rng.random_range(0..(CHUNK - len) / 512) * 512;
-        let overlaps = |(from, to): &(usize, usize)| *from < offset + len && offset < *to;
-        if self.busy.values().any(overlaps) {
+        let offset = self.rng.random_range(0..=(CHUNK - len) / 512) * 512;
+        let overlaps =
+            |other: &Asked| other.offset < offset + len && offset < other.offset + other.len;
+        if self.asked.iter().flatten().any(overlaps) {
+            return None;
+        }
+        let pieces = self.rng.random_range(1..=PIECES_MAX.min(sectors));
+        let empty = libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        let mut asked = Asked {
+            id: self.next,
+            is_write: self.only_large_writes || self.rng.random(),
+            offset,
+            len,
+            list: [empty; PIECES_MAX],
+            pieces,
+        };
+        let mut left = sectors;
+        let mut memory = &mut self.memory[place * PLACE_BYTES..(place + 1) * PLACE_BYTES];
+        for (nth, piece) in asked.list[..pieces].iter_mut().enumerate() {
+            let sectors = left / (pieces - nth);
+            left -= sectors;
+            let (data, rest) = memory.split_at_mut(sectors * 512);
+            if asked.is_write {
+                self.rng.fill(data);
+            } else {
+                data.fill(0);
+            }
+            piece.iov_base = data.as_mut_ptr().cast();
+            piece.iov_len = data.len();
+            let (gap, rest) = rest.split_at_mut(GAP.len());
+            gap.copy_from_slice(&GAP);
+            memory = rest;
+        }
+        Some((place, asked))
+    }
+
+    fn ask(&mut self) -> Result<()> {
+        let Some((place, asked)) = self.next_ask() else {
             return Ok(());
-        }
-        let is_write = self.rng.random();
-        let mut memory = vec![0; len];
-        let mut expected = None;
-        match is_write {
-            true => self.rng.fill(&mut memory[..]),
-            false => expected = Some(self.chunk[offset..offset + len].to_vec()),
-        }
-        let list = Box::new([libc::iovec {
-            iov_base: memory.as_mut_ptr().cast(),
-            iov_len: len,
-        }]);
+        };
+        self.next += 1;
+        let asked = self.asked[place].insert(asked);
         let buffers = IoVecs {
-            ptr: list.as_ptr(),
-            len: 1,
+            ptr: asked.list.as_ptr(),
+            len: asked.pieces as u32,
         };
         let chunk = ChunkKey {
             layer: LayerId(1),
             index: 0,
         };
-        let (offset32, len32) = (offset as u32, len as u32);
-        let command = match is_write {
+        let (offset, len) = (asked.offset as u32, asked.len as u32);
+        let command = match asked.is_write {
             true => Command::Write {
                 chunk,
-                offset: offset32,
+                offset,
                 buffers,
-                len: len32,
+                len,
                 fua: false,
             },
             false => Command::Read {
                 chunk,
-                offset: offset32,
+                offset,
                 buffers,
-                len: len32,
+                len,
             },
         };
-        let id = self.next;
-        self.next += 1;
+        self.asks.requests += 1;
+        match (asked.is_write, len <= 4096) {
+            (true, true) => self.asks.small_writes += 1,
+            (true, false) => self.asks.large_writes += 1,
+            (false, _) => self.asks.reads += 1,
+        }
         let request = Request {
-            id: RequestId(id),
+            id: RequestId(asked.id),
             pg: PgId(0),
             epoch: Epoch(1),
             generation: Generation(1),
-            sequence: Sequence(id + 1),
+            sequence: Sequence(asked.id + 1),
             watermark: Sequence(0),
             command,
         };
-        self.busy.insert(id, (offset, offset + len));
-        let asked = Asked {
-            memory,
-            _list: list,
-            expected,
-        };
-        self.asked.insert(id, asked);
         ensure!(self.asking.send(PEER, &request).is_none(), "not reached");
+        Ok(())
+    }
+
+    /// A request is answered: what lies in its memory is what lies in the chunk, and beside it nothing was written.
+    fn check(&mut self, id: u64) -> Result<()> {
+        let is_it = |asked: &Option<Asked>| asked.is_some_and(|asked| asked.id == id);
+        let place = self.asked.iter().position(is_it);
+        let place = place.context("a second answer")?;
+        let asked = self.asked[place].take().context("it was found")?;
+        let mut chunk = &self.chunk[asked.offset..asked.offset + asked.len];
+        let mut memory = &self.memory[place * PLACE_BYTES..(place + 1) * PLACE_BYTES];
+        for piece in &asked.list[..asked.pieces] {
+            let (data, behind) = memory.split_at(piece.iov_len);
+            let (stored, rest) = chunk.split_at(piece.iov_len);
+            ensure!(data == stored, "other bytes were read than were written");
+            ensure!(behind.starts_with(&GAP), "bytes were written beside");
+            (memory, chunk) = (&behind[GAP.len()..], rest);
+        }
         Ok(())
     }
 
@@ -246,11 +339,7 @@ impl World {
                 bail!("the asking node: {event:?}");
             };
             ensure!(reply.result.is_ok(), "{reply:?}");
-            let asked = self.asked.remove(&reply.id.0);
-            let asked = asked.context("a second answer")?;
-            self.busy.remove(&reply.id.0);
-            let wrong = asked.expected.is_some_and(|bytes| bytes != asked.memory);
-            ensure!(!wrong, "other bytes were read than were written");
+            self.check(reply.id.0)?;
         }
         Ok(())
     }
@@ -258,13 +347,16 @@ impl World {
     /// Goes on until so many more requests are answered.
     fn load(&mut self, requests: u64) -> Result<()> {
         let until = self.next + requests;
-        self.run(|world| world.next >= until && world.asked.is_empty(), until)
+        self.run(
+            |world| world.next >= until && world.unanswered() == 0,
+            until,
+        )
     }
 
     fn run(&mut self, done: impl Fn(&Self) -> bool, until: u64) -> Result<()> {
         let start = Instant::now();
         while !done(self) {
-            while self.next < until && self.asked.len() < DEPTH {
+            while self.next < until && self.unanswered() < DEPTH {
                 self.ask()?;
                 if self.rng.random_range(0..4) == 0 {
                     break;
@@ -281,19 +373,79 @@ impl World {
     }
 }
 
+/// What is promised of data in registered memory.
+fn by_rdma_alone(world: &mut World) -> Result<()> {
+    // What grows with use has grown: of each request under way.
+    world.only_large_writes = true;
+    world.load(4 * DEPTH as u64)?;
+    world.only_large_writes = false;
+    world.load(1000)?;
+    let counts = [
+        Count::MessagesOut,
+        Count::MessagesIn,
+        Count::Inside,
+        Count::Reads,
+        Count::Writes,
+        Count::CopiedBytes,
+        Count::CreditsExhausted,
+        Count::Torn,
+    ];
+    let all = |world: &World, node| counts.map(|count| world.of(node, count));
+    let since = |now: [u64; 8], before: [u64; 8]| std::array::from_fn(|at| now[at] - before[at]);
+    let before = [all(world, 0), all(world, 1)];
+    (world.asks, world.served) = (Asks::default(), 0);
+    world.load(2000)?;
+    let asking: [u64; 8] = since(all(world, 0), before[0]);
+    let serving: [u64; 8] = since(all(world, 1), before[1]);
+    let asks = world.asks;
+    println!("{asks:?}\nasking: {asking:?}\nserving: {serving:?}");
+    let requests = asks.requests;
+    // One message each way, small writes inside of it, one READ for each large write, one WRITE for each read, and no copy.
+    ensure!(asking == [requests, requests, asks.small_writes, 0, 0, 0, 0, 0]);
+    ensure!(
+        serving
+            == [
+                requests,
+                requests,
+                0,
+                asks.large_writes,
+                asks.reads,
+                0,
+                0,
+                0
+            ]
+    );
+    // A queue may still grow by an element: that ends.
+    let mut made = [u64::MAX; 5];
+    for made in &mut made {
+        let before = allocations();
+        world.load(1000)?;
+        *made = allocations() - before;
+        if *made == 0 {
+            break;
+        }
+    }
+    ensure!(made.contains(&0), "{made:?} allocations");
+    println!("one message each way, no copy, no allocation: ok");
+
+    let pinned = world.card.counts();
+    world.registered = None;
+    world.load(500)?;
+    let copied = world.of(0, Count::CopiedBytes);
+    ensure!(copied > 0, "it was not registered");
+    println!("memory that is not registered: {copied} bytes copied: ok");
+    world.register()?;
+    let now = world.card.counts();
+    ensure!(now.registrations == pinned.registrations + 1 && now.regions == pinned.regions);
+    Ok(())
+}
+
 pub fn lanes(address: &str) -> Result<()> {
     let mut world = World::new(address.parse()?)?;
     world.run(|world| world.by_rdma().is_ok(), u64::MAX)?;
     world.load(0)?;
-    let (before, served) = (world.messages(), world.served);
-    world.load(3000)?;
-    let messages = world.messages() - before;
-    println!(
-        "of {} requests {messages} went by RDMA",
-        world.served - served
-    );
-    // Reads and writes of up to 4 KiB are seven eighths, and some of the rest.
-    ensure!(messages > 2400 && messages < 3000, "{messages}");
+    by_rdma_alone(&mut world)?;
+    world.served = world.next;
 
     // In the middle of a load.
     ip(&["link", "set", "eth0", "down"])?;

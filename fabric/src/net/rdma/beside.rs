@@ -4,15 +4,27 @@
 //! a receive is posted again before the reply to what came in it: so no message finds the receiver unready, and none is about credits.
 
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::message;
-use super::pair::{Done, Pair, Port};
+use super::message::{self, Received, Scratch, Window};
+use super::pair::{Body, Done, PARTS_MAX, Pair, Port, Reach, Side, WINDOWS_MAX};
 use super::pairing::End;
-use super::slots::{Slot, Slots};
+use super::slots::{PAYLOAD_BYTES, Slot, Slots};
 use crate::net::tcp::frame::{FrameError, Key, Message, Stamp};
 use crate::store::device::IoVecs;
-use crate::store::iov;
+use crate::store::iov::{self, IovCursor};
+
+/// Where the payload of a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// Nowhere, or behind windows.
+    Elsewhere,
+    /// In the slot's page.
+    Page,
+    /// In the parts of memory that were [found](Beside::find) last.
+    Found,
+}
 
 /// See the module.
 pub struct Beside {
@@ -24,25 +36,34 @@ pub struct Beside {
     send_stamp: Stamp,
     receive_stamp: Option<Stamp>,
     free: Vec<Slot>,
+    /// Slots that were taken for messages to come, for each of which there is to be room.
+    reserved: usize,
     /// Something is to be flushed.
     dirty: bool,
-    scratch: Vec<u8>,
+    scratch: Scratch,
+    /// The parts of memory that were found last.
+    parts: Vec<libc::iovec>,
+    /// The windows that go with the next request, or that came with the one that is looked at.
+    windows: Vec<Window>,
 }
 
 impl Beside {
     /// The queue pair of this number, with `key` in the checksums of what it sends.
-    pub fn open(port: &dyn Port, number: u32, key: Key) -> Result<Self, String> {
+    pub fn open(port: &dyn Port, side: Side, number: u32, key: Key) -> Result<Self, String> {
         let slots = Arc::new(Slots::default());
         Ok(Self {
             number,
             key,
-            pair: port.open(&slots)?,
+            pair: port.open(&slots, side)?,
             slots,
             send_stamp: Stamp::new(key),
             receive_stamp: None,
             free: Slot::sends().rev().collect(),
+            reserved: 0,
             dirty: false,
-            scratch: Vec::with_capacity(super::slots::HEAD_BYTES),
+            scratch: Scratch::default(),
+            parts: Vec::with_capacity(WINDOWS_MAX),
+            windows: Vec::with_capacity(WINDOWS_MAX),
         })
     }
 
@@ -75,9 +96,21 @@ impl Beside {
         self.free.pop()
     }
 
-    /// Whether there is one.
+    /// Whether there is one, and room for a message with as many windows or READs or WRITEs as there can be.
     pub fn has_free(&self) -> bool {
-        !self.free.is_empty()
+        !self.free.is_empty() && self.pair.room() > 2 * WINDOWS_MAX + self.reserved
+    }
+
+    /// A slot for a message that comes later, and room for it.
+    pub fn reserve(&mut self) -> Option<Slot> {
+        let slot = self.take()?;
+        self.reserved += 1;
+        Some(slot)
+    }
+
+    /// A message for which a slot was reserved is sent now.
+    pub fn keep_reserved(&mut self) {
+        self.reserved -= 1;
     }
 
     /// A slot is free again.
@@ -93,10 +126,7 @@ impl Beside {
     /// # Panics
     /// If it is longer than a slot's.
     pub unsafe fn bring(&mut self, slot: Slot, payload: &IoVecs, len: u32) {
-        assert!(
-            len as usize <= super::slots::PAYLOAD_BYTES,
-            "too long for a message"
-        );
+        assert!(len as usize <= PAYLOAD_BYTES, "too long for a message");
         // SAFETY: the slot was taken, so neither the device nor anybody else uses it; the caller's promise.
         unsafe {
             let to = std::slice::from_raw_parts_mut(self.slots.payload(slot), len as usize);
@@ -105,19 +135,105 @@ impl Beside {
         }
     }
 
-    /// Sends a message from a slot that was taken, with the payload that lies in it.
-    pub fn send(&mut self, slot: Slot, message: &Message<'_>) {
+    /// Finds the parts of memory in which the first `len` bytes of a list lie; false if the device does not reach them all, or they are more than
+    /// `most`.
+    ///
+    /// # Safety
+    /// The list is valid now.
+    pub unsafe fn find(&mut self, list: &IoVecs, len: u32, most: usize) -> bool {
+        self.parts.clear();
+        // SAFETY: the caller's promise.
+        let list = unsafe { std::slice::from_raw_parts(list.ptr, list.len as usize) };
+        IovCursor::default().slice(list, len as usize, &mut self.parts);
+        self.parts.len() <= most && self.parts.iter().all(|part| self.pair.reaches(part))
+    }
+
+    /// The same for a message's payload.
+    ///
+    /// # Safety
+    /// As for [`find`](Self::find).
+    pub unsafe fn find_for_message(&mut self, list: &IoVecs, len: u32) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.find(list, len, PARTS_MAX) }
+    }
+
+    /// Opens the parts that were found last to the peer, under a token; the next message tells of them. False if too much is open already.
+    ///
+    /// # Safety
+    /// They are valid until they are [closed](Self::close), or until this is dropped.
+    pub unsafe fn open_found(&mut self, reach: Reach, token: u32) -> bool {
+        self.windows.clear();
+        // SAFETY: the caller's promise.
+        unsafe { self.pair.open(&self.parts, reach, token, &mut self.windows) }
+    }
+
+    /// The windows that were opened last.
+    pub fn opened(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// The peer has answered. See [`Pair::close`].
+    pub fn close(&mut self, token: u32, closed: Option<u32>) -> Result<bool, String> {
+        self.dirty = true;
+        self.pair.close(token, closed)
+    }
+
+    /// Sends a request from a slot that was taken, with the windows that were opened for it.
+    ///
+    /// # Safety
+    /// Parts that were found are valid until it is told as sent, if the payload is there.
+    pub unsafe fn send_request(&mut self, slot: Slot, message: &Message<'_>, load: Load) {
+        let windows = std::mem::take(&mut self.windows);
+        // SAFETY: the caller's promise.
+        unsafe { self.send(slot, message, &windows, load, None) };
+        self.windows = windows;
+        self.windows.clear();
+    }
+
+    /// Sends a reply from a slot that was taken, which closes a key of the peer's. Its payload lies in the slot, or was [written](Self::write).
+    pub fn send_reply(
+        &mut self,
+        slot: Slot,
+        message: &Message<'_>,
+        load: Load,
+        closes: Option<u32>,
+    ) {
+        assert_ne!(load, Load::Found, "replies are gathered from nowhere");
+        // SAFETY: no parts.
+        unsafe { self.send(slot, message, &[], load, closes) };
+    }
+
+    unsafe fn send(
+        &mut self,
+        slot: Slot,
+        message: &Message<'_>,
+        windows: &[Window],
+        load: Load,
+        closes: Option<u32>,
+    ) {
+        let place = (&*self.slots, slot);
+        if load == Load::Page {
+            // The head of a message with a payload inside leaves the page alone: it is short.
+            assert!(windows.is_empty() && message.crcs.len() <= 2);
+        }
         // SAFETY: the slot was taken, so neither the device nor anybody else uses it.
-        unsafe {
+        let in_page = unsafe {
             message::write(
                 message,
+                windows,
                 &mut self.send_stamp,
-                &self.slots,
-                slot,
+                place,
                 &mut self.scratch,
-            );
-        }
-        self.pair.send(slot, message.payload_len);
+            )
+        };
+        let body = match load {
+            Load::Elsewhere => Body::Page(in_page),
+            Load::Page => Body::Page(message.payload_len),
+            Load::Found => Body::Parts(&self.parts),
+        };
+        assert!(load == Load::Elsewhere || in_page == 0, "a long head");
+        // SAFETY: the caller's promise.
+        unsafe { self.pair.send(slot, body, closes) };
         self.dirty = true;
     }
 
@@ -128,11 +244,49 @@ impl Beside {
     }
 
     /// Reads the message that was received in a slot.
-    pub fn read(&mut self, slot: Slot, len: u32) -> Result<message::Received, FrameError> {
+    pub fn read_message(&mut self, slot: Slot, len: u32) -> Result<Received, FrameError> {
         let stamp = self.receive_stamp.as_mut();
         let stamp = stamp.ok_or(FrameError::Field("kind"))?;
         // SAFETY: it was received, and is posted again only by `receive`.
         unsafe { message::read(&self.slots, slot, len, stamp) }
+    }
+
+    /// Has the peer's windows of a request read one after the other to a place. [`Done::Read`] tells of it.
+    ///
+    /// # Safety
+    /// The slot of the request was not posted again. The place is open to the device, has room for all of them and is valid until then, or until this is
+    /// dropped, and nobody else uses it.
+    pub unsafe fn read(&mut self, to: NonNull<u8>, request: &Received, token: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            request.windows(&self.slots, &mut self.windows);
+            self.pair.read(to, &self.windows, token);
+        }
+        self.dirty = true;
+    }
+
+    /// Writes a reply's payload of `len` bytes to the windows of its request, before the reply itself.
+    ///
+    /// # Safety
+    /// The slot of the request was not posted again. The place is open to the device and valid until the reply is told as sent, or until this is dropped,
+    /// and nobody writes there meanwhile.
+    pub unsafe fn write(&mut self, from: NonNull<u8>, len: u32, request: &Received) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            request.windows(&self.slots, &mut self.windows);
+            self.pair.write(from, len, &self.windows);
+        }
+        self.dirty = true;
+    }
+
+    /// The windows of a request.
+    ///
+    /// # Safety
+    /// Its slot was not posted again.
+    pub unsafe fn windows_of(&mut self, request: &Received) -> &[Window] {
+        // SAFETY: the caller's promise.
+        unsafe { request.windows(&self.slots, &mut self.windows) };
+        &self.windows
     }
 
     /// Hands to the device what is to be sent and received.

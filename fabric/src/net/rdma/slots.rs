@@ -86,14 +86,36 @@ impl Slots {
         self.start.as_ptr().wrapping_add(slot.payload_at())
     }
 
-    /// A copy of a slot's head.
+    /// A slot's head.
     ///
     /// # Safety
-    /// The device does not write there now.
-    pub unsafe fn head(&self, slot: Slot) -> [u8; HEAD_BYTES] {
+    /// Nobody writes there, the device included, while it is used.
+    pub unsafe fn head(&self, slot: Slot) -> &[u8; HEAD_BYTES] {
         let from = self.start.as_ptr().wrapping_add(slot.head_at());
         // SAFETY: the slot lies within, and the caller's promise.
-        unsafe { from.cast::<[u8; HEAD_BYTES]>().read() }
+        unsafe { &*from.cast::<[u8; HEAD_BYTES]>() }
+    }
+
+    /// A slot's page.
+    ///
+    /// # Safety
+    /// As for [`head`](Self::head).
+    pub unsafe fn page(&self, slot: Slot) -> &[u8; PAYLOAD_BYTES] {
+        // SAFETY: as above.
+        unsafe { &*self.payload(slot).cast::<[u8; PAYLOAD_BYTES]>() }
+    }
+
+    /// Writes the first bytes of a slot's page.
+    ///
+    /// # Safety
+    /// Neither the device nor anybody else uses the slot now.
+    ///
+    /// # Panics
+    /// If there are more than it has.
+    pub unsafe fn set_page(&self, slot: Slot, bytes: &[u8]) {
+        assert!(bytes.len() <= PAYLOAD_BYTES, "too long for a slot");
+        // SAFETY: as above; the bytes are borrowed, and so not the slot's.
+        unsafe { self.payload(slot).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
     /// Writes a slot's head, the rest of it zero.

@@ -58,6 +58,8 @@ struct Flight {
     /// Where in the bytes sent it ends: a reply that comes before that is a lie, and its memory still in use. 0 if it went by the queue pair.
     end: u64,
     beside: bool,
+    /// Its answer has come by the queue pair, and it is not finished.
+    answered: bool,
 }
 
 // SAFETY: the list describes memory that the client keeps valid until the answer, on whatever thread.
@@ -95,6 +97,7 @@ impl Caller {
             skip: 0,
             end: 0,
             beside: false,
+            answered: false,
         };
         let requests = agreed.credit_requests.min(super::hello::CREDIT_REQUESTS);
         Self {
@@ -169,6 +172,7 @@ impl Caller {
             skip: shape.skip,
             end: 0,
             beside: false,
+            answered: false,
         };
         slot
     }
@@ -213,24 +217,32 @@ impl Caller {
         self.message(slot, shape::encode(request, room), shape, crcs)
     }
 
-    /// A reply came by the queue pair. What it answers is done with.
-    pub fn take_beside(&mut self, head: &Head, header: &[u8]) -> Result<Destination, LinkError> {
+    /// A reply came by the queue pair: which request it answers, by its place among the connection's. That is done with when it is
+    /// [finished](Self::finish_beside).
+    pub fn take_beside(
+        &mut self,
+        head: &Head,
+        header: &[u8],
+    ) -> Result<(u32, Destination), LinkError> {
         if head.kind != Kind::Reply {
             return Err(LinkError::Protocol("what is no reply where replies go"));
         }
         let (slot, reply) = self.answered(head, header)?;
-        let flight = self.flights[slot];
+        let flight = &mut self.flights[slot];
         if !flight.beside {
             return Err(LinkError::Protocol(
                 "a reply on another way than its request",
             ));
         }
+        (flight.beside, flight.answered) = (false, true);
         self.quiet_ticks = 0;
+        let list = flight.destination;
+        Ok((slot, Destination { list, reply }))
+    }
+
+    /// A request is done with whose answer was [taken](Self::take_beside).
+    pub fn finish_beside(&mut self, slot: u32) {
         self.flights.give_back(slot);
-        Ok(Destination {
-            list: flight.destination,
-            reply,
-        })
     }
 
     /// The queue pair is over: requests that went by it and have no answer. From now on they are answered on the connection, or
@@ -285,13 +297,20 @@ impl Caller {
         }
     }
 
-    /// The next answer that is complete. A payload that does not match its checksums makes it `Refusal::Mismatch`.
-    pub fn poll(&mut self) -> Result<Option<Reply>, LinkError> {
+    /// The next answer that is complete, and the bytes of its payload. One that does not match its checksums makes it `Refusal::Mismatch`.
+    pub fn poll(&mut self) -> Result<Option<(Reply, u32)>, LinkError> {
         loop {
+            // What the peer says of the queue pair is acted upon before what follows.
+            if !self.pairings.is_empty() {
+                return Ok(None);
+            }
             match self.reader.progress()? {
                 Progress::Bytes => return Ok(None),
                 Progress::Head => self.place()?,
-                Progress::Frame { intact } => return self.take(intact).map(Some),
+                Progress::Frame { intact } => {
+                    let bytes = self.reader.head().payload_len;
+                    return self.take(intact).map(|reply| Some((reply, bytes)));
+                }
             }
         }
     }
@@ -312,6 +331,11 @@ impl Caller {
             }
         }
         let (slot, _) = self.answered(&head, self.reader.header())?;
+        if self.flights[slot].beside {
+            return Err(LinkError::Protocol(
+                "a reply on another way than its request",
+            ));
+        }
         // SAFETY: the promise made to `send`: the list holds `room` bytes and lives until the answer.
         unsafe { self.reader.take_payload(self.flights[slot].destination) };
         Ok(())
@@ -322,6 +346,9 @@ impl Caller {
         let slot = self.flights.find(Key(head.pair));
         let slot = slot.ok_or(LinkError::Protocol("a reply to nothing"))?;
         let flight = &self.flights[slot];
+        if flight.answered {
+            return Err(LinkError::Protocol("a second reply"));
+        }
         if self.queue.sent() < flight.end {
             return Err(LinkError::Protocol("a reply to a request that is not sent"));
         }

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 
 use super::connector::Connector;
+use super::counts::AllCounters;
 use super::handshake::HandshakeError;
 use super::hello::{CREDIT_BYTES, CREDIT_REQUESTS, Hello, VERSIONS, Wire};
 use super::identity::Identity;
 use super::mail::{Bell, Mail};
-pub use super::ways::{Counters, PeerWay, Ways};
+pub use super::ways::{PeerWay, Ways};
 use crate::net::rdma::pair::Offered;
 use crate::proto::{Incarnation, NodeId};
 
@@ -63,7 +64,7 @@ pub struct Control {
     wishes: Mutex<VecDeque<Wish>>,
     pub(super) bell: Bell,
     pairs: Offered,
-    pub(super) counters: Counters,
+    pub(super) counters: AllCounters,
     pub(super) ways: Ways,
     peers: RwLock<HashMap<NodeId, SocketAddr>>,
 }
@@ -151,7 +152,7 @@ impl Network {
             wishes: Mutex::default(),
             bell: Bell::new()?,
             pairs: config.pairs.clone(),
-            counters: Counters::default(),
+            counters: AllCounters::default(),
             ways: Ways::default(),
             peers: RwLock::default(),
         });
@@ -179,9 +180,14 @@ impl Network {
         self.control.ways.told()
     }
 
-    /// What has gone by queue pairs so far.
-    pub fn counters(&self) -> &Counters {
+    /// What has gone over the network so far.
+    pub fn counters(&self) -> &AllCounters {
         &self.control.counters
+    }
+
+    /// Where queue pairs are made.
+    pub fn pairs(&self) -> &Offered {
+        &self.control.pairs
     }
 
     /// Where it listens.

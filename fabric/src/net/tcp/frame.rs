@@ -161,9 +161,11 @@ impl Head {
         FRAME_BYTES + self.header_len + 4 * self.crc_count
     }
 
-    /// Checks the header and the CRC list, once they are there.
-    pub fn check_body(&self, body: &[u8]) -> Result<(), FrameError> {
-        if crc32c(body) == self.body_crc {
+    /// Checks the header and the CRC list, once they are there, in one part or more.
+    pub fn check_body(&self, parts: &[&[u8]]) -> Result<(), FrameError> {
+        let mut crc = Crc32c::new();
+        parts.iter().for_each(|part| crc.update(part));
+        if crc.finish() == self.body_crc {
             Ok(())
         } else {
             Err(FrameError::Checksum)
@@ -341,7 +343,7 @@ mod tests {
         assert_eq!((head.kind, head.pair, head.room), (Kind::Request, 7, 4096));
         assert_eq!((head.header_len, head.crc_count), (8, 2));
         assert_eq!(head.bytes(), out.len());
-        head.check_body(&out[FRAME_BYTES..]).unwrap();
+        head.check_body(&[&out[FRAME_BYTES..]]).unwrap();
     }
 
     #[test]
@@ -352,7 +354,7 @@ mod tests {
             let mut bad = out.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             let parsed = parse(&bad, &mut Stamp::new([1; 16]));
-            let whole = parsed.and_then(|head| head.check_body(&bad[FRAME_BYTES..]));
+            let whole = parsed.and_then(|head| head.check_body(&[&bad[FRAME_BYTES..]]));
             assert!(whole.is_err(), "bit {bit}");
         }
     }

@@ -16,7 +16,8 @@ use rustix::time::{
 };
 
 use super::caller::{Caller, LinkError, shape_of};
-use super::control::{Control, Counters, Wish};
+use super::control::{Control, Wish};
+use super::counts::{Count, Counters};
 use super::handshake::Established;
 use super::mail::{Letter, Mail};
 use super::pool::{POOL_BYTES, Pool};
@@ -31,7 +32,7 @@ use crate::net::rdma::pair::Done;
 use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
 
 use answerer::Answerer;
-use asker::Asker;
+use asker::{Asker, ByPair};
 
 mod answerer;
 mod asker;
@@ -40,6 +41,9 @@ mod pairs;
 mod receive;
 #[cfg(test)]
 mod tests;
+
+/// Memory for data that go over RDMA and are not open to the device, see `bounces`.
+const BOUNCE_BYTES: usize = 16 << 20;
 
 /// Connections of a data thread; one more is closed at once.
 const LINKS_MAX: u32 = 2048;
@@ -158,6 +162,10 @@ pub struct Lane {
     pairs_wait: bool,
     done: Vec<Done>,
     servings: Servings,
+    counters: Arc<Counters>,
+    /// Memory for data of this node's requests that is not open to the device. Of its own: while a peer waits for memory of the other pool, the
+    /// request that it serves needs none of that.
+    bounces: Pool,
     events: VecDeque<Event>,
     crcs: Vec<u32>,
     summed: Option<Summed>,
@@ -180,6 +188,7 @@ impl Lane {
             EventFlags::IN,
         )?;
         epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
+        let counters = control.counters.begin();
         control.wish(Wish::Register {
             lane: index,
             mail: Arc::clone(&mail),
@@ -200,6 +209,8 @@ impl Lane {
             pairs_wait: false,
             done: Vec::new(),
             servings: Servings::new(Pool::new(POOL_BYTES)),
+            counters,
+            bounces: Pool::new(BOUNCE_BYTES),
             events: VecDeque::new(),
             crcs: Vec::new(),
             summed: None,
@@ -234,8 +245,9 @@ impl Lane {
             Road::Down => return Some(unreachable(request)),
             Road::Up(index) if peer.waiting.is_empty() => {
                 let link = self.links[index].as_deref_mut().expect("up means linked");
+                let (what, counters) = ((&shape, &self.crcs[..]), &self.counters);
                 // SAFETY: the client keeps the buffers until the answer or the loss.
-                if unsafe { link.send(request, &shape, &self.crcs, &self.control.counters) } {
+                if unsafe { link.send(request, what, &mut self.bounces, counters) } {
                     self.mark(index);
                     return None;
                 }
@@ -348,6 +360,8 @@ impl Lane {
         {
             // SAFETY: as above.
             unsafe { responder.reply(&reply, &answer, slot) };
+            let out = u64::from(answer.payload_len);
+            self.counters.add(Count::TcpBytesOut, out);
             self.mark(index);
         }
         self.crcs = crcs;
@@ -474,7 +488,8 @@ impl Lane {
         if ticked {
             self.tick();
         }
-        self.resume_stalled();
+        let has_freed = self.servings.take_freed();
+        self.resume_stalled(has_freed);
         let by_pairs = self.poll_pairs();
         self.kick();
         let busy = !ready.is_empty() || by_pairs || self.arm_pairs();
@@ -533,25 +548,28 @@ impl Link {
     unsafe fn send(
         &mut self,
         request: &Request,
-        shape: &Shape,
-        crcs: &[u32],
+        (shape, crcs): (&Shape, &[u32]),
+        bounces: &mut Pool,
         counters: &Counters,
     ) -> bool {
         let End::Caller(_, caller) = &mut self.end else {
             return false;
         };
-        if let Some(asker) = &mut self.asker
-            && caller.has_flight()
-            && asker.has_credit(shape, counters)
-        {
+        let mut is_exhausted = false;
+        if let Some(asker) = &mut self.asker {
             // SAFETY: the caller's promise.
-            unsafe { asker.send(caller, request, shape, crcs, counters) };
-            return true;
+            match unsafe { asker.send(caller, request, (shape, crcs), bounces, counters) } {
+                ByPair::Sent => return true,
+                ByPair::Exhausted => is_exhausted = true,
+                ByPair::None => {}
+            }
         }
         let has_credit = caller.has_credit(shape);
         if has_credit {
             // SAFETY: the caller's promise.
             unsafe { caller.send(request, shape, crcs) };
+            counters.add(Count::TcpBytesOut, u64::from(shape.payload_len));
+            counters.add(Count::CreditsExhausted, u64::from(is_exhausted));
         }
         has_credit
     }

@@ -154,7 +154,7 @@ impl Reader {
             let Some(body) = bytes.get(FRAME_BYTES..head.bytes()) else {
                 return Ok(Progress::Bytes);
             };
-            head.check_body(body)?;
+            head.check_body(&[body])?;
             self.state = State::Placeless(head);
         }
         match self.state {

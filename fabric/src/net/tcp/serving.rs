@@ -9,6 +9,7 @@ use super::reader::NOWHERE;
 use super::responder;
 use super::shape::{self, Shape};
 use crate::core::slab::{Key, Slab};
+use crate::net::rdma::pair::Port;
 use crate::net::rdma::slots::{Slot, Slots};
 use crate::proto::{Request, RequestId};
 use crate::store::device::IoVecs;
@@ -84,6 +85,14 @@ enum Memory {
     },
 }
 
+/// Where the payload lies of what comes by a queue pair.
+pub enum Place<'a> {
+    /// In the slots.
+    Slots(&'a Arc<Slots>),
+    /// In a buffer, to and from which it is brought.
+    Buffer(Buffer),
+}
+
 /// All of a data thread.
 pub struct Servings {
     slots: Slab<(Serving, Memory)>,
@@ -149,45 +158,85 @@ impl Servings {
         Ok(Some(self.place(serving, memory)))
     }
 
-    /// A request has come by the queue pair of this number, in a slot of `slots`. Its reply's payload is to lie in `reply`.
+    /// A request has come by a queue pair. Its payload, or its reply's, lies in its slots or in a buffer, as `place` says.
     ///
     /// # Panics
-    /// If there is [no room](Self::has_room), or none for a payload that the reply has.
+    /// If there is [no room](Self::has_room), or no place for a payload.
     pub fn begin_beside(
         &mut self,
         link: Key,
         (head, header): (&Head, &[u8]),
-        (number, received, reply): (u32, Slot, Option<Slot>),
-        slots: &Arc<Slots>,
+        way: Way,
+        place: Place<'_>,
     ) -> Result<u32, LinkError> {
-        let (request, shape) = checked(head, header)?;
-        let (at, len) = match shape.payload_len {
-            0 => (reply, shape.room),
-            len => (Some(received), len),
+        let (request, shape) = match checked(head, header) {
+            Ok(checked) => checked,
+            Err(error) => {
+                if let Place::Buffer(buffer) = place {
+                    self.pool.give_back(buffer);
+                }
+                return Err(error);
+            }
         };
-        assert!(len == 0 || at.is_some(), "a place for the reply was taken");
-        let at = at.map_or(std::ptr::null_mut(), |slot| slots.payload(slot));
-        let way = Way::Beside {
-            number,
-            received,
-            reply,
+        let bytes = shape.payload_len.max(shape.room) as usize;
+        let (at, memory) = match (place, way) {
+            (Place::Buffer(buffer), _) => (buffer.as_ptr(), Memory::Pool(buffer)),
+            (
+                Place::Slots(slots),
+                Way::Beside {
+                    received, reply, ..
+                },
+            ) => {
+                let slot = if shape.payload_len > 0 {
+                    Some(received)
+                } else {
+                    reply
+                };
+                assert!(
+                    bytes == 0 || slot.is_some(),
+                    "a place for the reply was taken"
+                );
+                let at = slot.map_or(std::ptr::null_mut(), |slot| slots.payload(slot));
+                let _slots = Arc::clone(slots);
+                (at, Memory::Beside { _slots })
+            }
+            (Place::Slots(_), Way::Connection) => {
+                unreachable!("what comes on the connection has no slots")
+            }
         };
         let serving = Serving {
             way,
-            ..Serving::of(link, head, request, (at, len as usize))
+            ..Serving::of(link, head, request, (at, bytes))
         };
-        Ok(self.place(
-            serving,
-            Memory::Beside {
-                _slots: Arc::clone(slots),
-            },
-        ))
+        Ok(self.place(serving, memory))
+    }
+
+    /// Opens the memory of payloads to a device.
+    pub fn register(&mut self, port: &dyn Port) -> Result<(), String> {
+        self.pool.register(port)
+    }
+
+    /// Memory for a payload of so many bytes, to be [given back](Self::give_back) or to [begin](Self::begin_beside) a serving with.
+    pub fn buffer(&mut self, bytes: usize) -> Option<Buffer> {
+        self.pool.take(bytes)
+    }
+
+    /// It is not used any more.
+    pub fn give_back(&mut self, buffer: Buffer) {
+        self.pool.give_back(buffer);
+        self.freed = true;
     }
 
     /// All that are not done with.
     #[cfg(test)]
     pub fn taken(&self) -> usize {
         self.slots.taken()
+    }
+
+    /// Buffers that were not given back.
+    #[cfg(test)]
+    pub fn buffers(&self) -> usize {
+        self.pool.in_use()
     }
 
     /// Whether one more can begin, its memory aside.

@@ -1,25 +1,9 @@
-//! By which ways a node's requests go to its peers, and how much: for people.
+//! By which ways a node's requests go to its peers: for people.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
 
 use crate::proto::NodeId;
-
-/// What has gone by queue pairs since the start. Counted by data threads, each for itself in no order with the others.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Messages sent: requests and replies.
-    pub messages_out: AtomicU64,
-    /// Messages received.
-    pub messages_in: AtomicU64,
-    /// Bytes of payload copied into messages or out of them.
-    pub copied_bytes: AtomicU64,
-    /// Requests for which there was no credit, and which went over TCP.
-    pub credits_exhausted: AtomicU64,
-    /// Queue pairs that were given up.
-    pub torn: AtomicU64,
-}
 
 /// How one node is reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

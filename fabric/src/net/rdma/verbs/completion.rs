@@ -70,11 +70,13 @@ impl CompletionChannel {
         let mut of_queue = std::ptr::null_mut();
         // SAFETY: the channel is there; its descriptor does not block.
         if unsafe { ibv_get_cq_event(self.raw, &mut queue, &mut of_queue) } != 0 {
-            let error = VerbsError::last(Operation::TakeCompletionEvent, self.context.name());
-            return match error.source.kind() {
-                io::ErrorKind::WouldBlock => Ok(None),
-                _ => Err(error),
-            };
+            let source = io::Error::last_os_error();
+            // Common, and no reason to allocate.
+            if source.kind() == io::ErrorKind::WouldBlock {
+                return Ok(None);
+            }
+            let operation = Operation::TakeCompletionEvent;
+            return Err(VerbsError::from_io(operation, self.context.name(), source));
         }
         // SAFETY: all queues on our channels were made with this. The library does not destroy a queue before each event that was
         // taken is acknowledged, and this one is not yet.

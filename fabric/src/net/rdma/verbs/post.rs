@@ -165,6 +165,13 @@ impl SendChain {
         self.used = 0;
     }
 
+    /// Gives the last work request a completion, when it has succeeded, too.
+    pub fn signal_last(&mut self) {
+        if let Some(last) = self.requests[..self.used].last_mut() {
+            last.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+    }
+
     /// Appends a work request; its completion has `id`.
     pub fn push(
         &mut self,

@@ -93,6 +93,11 @@ impl MemoryWindow {
         RemoteKey(unsafe { (*self.raw).rkey })
     }
 
+    /// The key of its next binding.
+    pub fn key_to_be(&self) -> RemoteKey {
+        next_key(self.key())
+    }
+
     /// Whether it was bound, and not said to be invalidated.
     pub fn is_bound(&self) -> bool {
         self.binding.is_some()
@@ -119,7 +124,7 @@ impl MemoryWindow {
         if bytes == 0 || range.end > region.bytes() {
             return Err(BindError::Range);
         }
-        let key = next_key(self.key());
+        let key = self.key_to_be();
         let mut request = empty_request();
         request.wr_id = id;
         request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;

@@ -3,14 +3,17 @@
 
 use super::*;
 use crate::net::rdma::beside::Beside;
-use crate::net::rdma::pair::{Done, Offered};
+use crate::net::rdma::message::Received;
+use crate::net::rdma::pair::{Done, Offered, Side};
 use crate::net::rdma::pairing::{End as PairEnd, Pairing};
-use crate::net::rdma::slots::{PAYLOAD_BYTES, Slot};
-use crate::net::tcp::frame::Kind;
+use crate::net::rdma::slots::{RECEIVES, SENDS, Slot};
 use crate::net::tcp::hello::Wire;
-use crate::net::tcp::serving::Way;
-use crate::proto::wire::ReplyHeader;
-use zerocopy::IntoBytes;
+use crate::net::tcp::pool::Buffer;
+use std::ptr::NonNull;
+
+use requests::Incoming;
+
+mod requests;
 
 /// A reply that was sent by a queue pair and is not known to have arrived, with the request's serving.
 #[derive(Clone, Copy)]
@@ -30,10 +33,18 @@ pub(super) struct Answerer {
     /// The connection's data are plain.
     is_plain: bool,
     beside: Option<Beside>,
+    /// The number of the last one that was offered.
+    last: u32,
+    /// Bytes of payload of requests that are not answered.
+    bytes: u32,
     /// By the slot that each was sent from.
     leaving: Vec<Option<Leaving>>,
+    /// Requests that were taken up and are not answered, by the slot that they lie in.
+    incoming: Vec<Option<Incoming>>,
     /// Messages that have arrived and wait for room.
     arrived: VecDeque<(Slot, u32)>,
+    /// The one before these, which was read and waits for memory.
+    waits: Option<Received>,
     /// Replies that wait for a slot.
     unsent: VecDeque<Leaving>,
     torn: Option<Torn>,
@@ -45,8 +56,12 @@ impl Answerer {
         Box::new(Self {
             is_plain: established.agreed.wire == Wire::Crc,
             beside: None,
+            last: 0,
+            bytes: 0,
             leaving: Vec::new(),
+            incoming: Vec::new(),
             arrived: VecDeque::new(),
+            waits: None,
             unsent: VecDeque::new(),
             torn: None,
         })
@@ -56,12 +71,21 @@ impl Answerer {
         self.beside.as_mut()
     }
 
-    /// Servings whose requests the store is done with, when the connection is lost.
-    pub(super) fn into_held(self) -> impl Iterator<Item = u32> {
+    /// Whether something waits for room.
+    fn has_arrived(&self) -> bool {
+        self.waits.is_some() || !self.arrived.is_empty()
+    }
+
+    /// Ends the queue pair when the connection is lost: servings that are with no store.
+    pub(super) fn end(mut self) -> impl Iterator<Item = u32> {
+        self.beside = None;
+        let unread = self.forget_incoming();
         let torn = self.torn.into_iter().flat_map(|torn| torn.unacknowledged);
         let leaving = self.leaving.into_iter().flatten();
         let held = leaving.chain(self.unsent).chain(torn);
-        held.map(|leaving| leaving.serving)
+        unread
+            .into_iter()
+            .chain(held.map(|leaving| leaving.serving))
     }
 }
 
@@ -85,19 +109,25 @@ impl Lane {
 
     fn accept_pair(&mut self, index: u32, number: u32, end: &PairEnd) -> Result<(), LinkError> {
         let control = Arc::clone(&self.control);
+        let registered = match control.pairs() {
+            Offered::Port(port) => self.servings.register(&**port),
+            Offered::No(_) => Ok(()),
+        };
         let Some((responder, answerer)) = self.answerer(index) else {
             return Ok(());
         };
-        if answerer.beside.is_some() || answerer.torn.is_some() {
+        // By its number a request is known to be of this one: no other ever had it.
+        if answerer.beside.is_some() || answerer.torn.is_some() || number <= answerer.last {
             return Err(LinkError::Protocol("a second queue pair"));
         }
+        answerer.last = number;
         let opened = match (control.pairs(), answerer.is_plain) {
             (Offered::No(reason), _) => Err(reason.clone()),
             (_, false) => Err("data on this connection are encrypted".to_owned()),
             (Offered::Port(port), true) => {
                 let key = control.identity.random_key();
-                let key = key.map_err(|error| error.to_string());
-                key.and_then(|key| Beside::open(&**port, number, key))
+                let key = registered.and(key.map_err(|error| error.to_string()));
+                key.and_then(|key| Beside::open(&**port, Side::Asked, number, key))
             }
         };
         let connected = opened.and_then(|mut beside| beside.connect(end).map(|()| beside));
@@ -108,9 +138,11 @@ impl Lane {
                     end: beside.end(),
                 });
                 answerer.leaving.clear();
-                let slots = usize::from(crate::net::rdma::slots::RECEIVES)
-                    + usize::from(crate::net::rdma::slots::SENDS);
-                answerer.leaving.resize(slots, None);
+                answerer
+                    .leaving
+                    .resize(usize::from(RECEIVES) + usize::from(SENDS), None);
+                answerer.incoming.clear();
+                answerer.incoming.resize(usize::from(RECEIVES), None);
                 answerer.beside = Some(beside);
                 self.watch_pair(index);
             }
@@ -129,24 +161,36 @@ impl Lane {
             None => Ok(()),
         };
         let busy = !done.is_empty() || polled.is_err();
-        self.take_up(index, &done);
+        let taken = self.take_up(index, &done);
         self.done = done;
-        match (self.take_arrived(index), polled) {
-            (Err(error), _) => self.lose(index, &error),
-            (Ok(()), Err(reason)) => self.tear_answerer(index, &reason, true),
-            (Ok(()), Ok(())) => self.send_unsent(index),
+        let taken = taken.and_then(|()| self.take_arrived(index));
+        let outcome = taken.and_then(|()| match polled {
+            Err(reason) => self.tear_answerer(index, &reason, true),
+            Ok(()) => {
+                self.send_unsent(index);
+                Ok(())
+            }
+        });
+        if let Err(error) = outcome {
+            self.lose(index, &error);
         }
         busy
     }
 
     /// Notes what has happened.
-    fn take_up(&mut self, index: u32, done: &[Done]) {
+    fn take_up(&mut self, index: u32, done: &[Done]) -> Result<(), LinkError> {
         for one in done {
-            let Some((_, answerer)) = self.answerer(index) else {
-                return;
+            let Some((responder, answerer)) = self.answerer(index) else {
+                return Ok(());
             };
             match *one {
-                Done::Received(slot, len) => answerer.arrived.push_back((slot, len)),
+                Done::Received { slot, len, .. } => {
+                    // From now on, though it may wait for room: signs of life are due.
+                    responder.begun_beside();
+                    answerer.arrived.push_back((slot, len));
+                }
+                Done::Read(serving) => self.payload_read(index, serving)?,
+                Done::Closed(_) => {}
                 Done::Sent(slot) => {
                     let left = answerer.leaving[usize::from(slot.0)].take();
                     if let Some(beside) = answerer.beside() {
@@ -158,163 +202,59 @@ impl Lane {
                 }
             }
         }
-    }
-
-    /// Takes up requests that have arrived, as far as there is room.
-    fn take_arrived(&mut self, index: u32) -> Result<(), LinkError> {
-        loop {
-            let key = self.links.key(index);
-            let room = self.servings.has_room();
-            let Some((_, answerer)) = self.answerer(index) else {
-                return Ok(());
-            };
-            let Some(beside) = &mut answerer.beside else {
-                return Ok(());
-            };
-            if !room || !beside.has_free() {
-                self.pairs_wait |= !answerer.arrived.is_empty();
-                return Ok(());
-            }
-            let Some((slot, len)) = answerer.arrived.pop_front() else {
-                return Ok(());
-            };
-            let received = beside.read(slot, len)?;
-            let head = received.head;
-            if head.kind != Kind::Request || head.room as usize > PAYLOAD_BYTES {
-                return Err(LinkError::Protocol(
-                    "what is no request of a message's size",
-                ));
-            }
-            let reply = (head.room > 0).then(|| beside.take().expect("looked for above"));
-            // SAFETY: it was received in and is not posted again, and nobody else writes there.
-            let intact = unsafe { received.is_intact(beside.slots(), slot) };
-            let (slots, number) = (Arc::clone(beside.slots()), beside.number());
-            let serving = self.servings.begin_beside(
-                key,
-                (&head, received.header()),
-                (number, slot, reply),
-                &slots,
-            )?;
-            let request = self.servings.complete(serving, received.header())?;
-            if let Some((responder, _)) = self.answerer(index) {
-                responder.begun_beside();
-            }
-            self.control
-                .counters
-                .messages_in
-                .fetch_add(1, Ordering::Relaxed);
-            match intact {
-                true => {
-                    let peer = PeerId(index + 1);
-                    self.events.push_back(Event::Request(peer, request));
-                }
-                false => self.reply(&Reply {
-                    id: request.id,
-                    incarnation: self.control.incarnation(),
-                    result: Err(Refusal::Mismatch),
-                }),
-            }
-        }
-    }
-
-    /// Answers a request that came by a queue pair there, if that still works; false if not. The answer's payload lies in the slot that
-    /// was taken for it.
-    pub(super) fn reply_beside(
-        &mut self,
-        index: u32,
-        serving: u32,
-        reply: &Reply,
-        answer: &Answer<'_>,
-    ) -> bool {
-        let Way::Beside {
-            number,
-            received,
-            reply: place,
-        } = self.servings[serving].way
-        else {
-            return false;
-        };
-        let Some((responder, answerer)) = self.answerer(index) else {
-            return false;
-        };
-        let Some(beside) = answerer.beside.as_mut().filter(|b| b.number() == number) else {
-            return false;
-        };
-        let leaving = Leaving {
-            serving,
-            reply: *reply,
-        };
-        let Some(slot) = place.or_else(|| beside.take()) else {
-            answerer.unsent.push_back(leaving);
-            return true;
-        };
-        let header = ReplyHeader::encode(reply, answer.payload_len, answer.crcs.len() as u32);
-        let message = answer.message(header.as_bytes());
-        // Before the reply, which tells the peer that there is room for another request.
-        beside.receive(received);
-        beside.send(slot, &message);
-        answerer.leaving[usize::from(slot.0)] = Some(leaving);
-        responder.answered_beside();
-        self.control
-            .counters
-            .messages_out
-            .fetch_add(1, Ordering::Relaxed);
-        self.mark(index);
-        true
-    }
-
-    /// Sends replies that waited for a slot.
-    fn send_unsent(&mut self, index: u32) {
-        while let Some((_, answerer)) = self.answerer(index) {
-            if !answerer.beside().is_some_and(|beside| beside.has_free()) {
-                return;
-            }
-            let Some(leaving) = answerer.unsent.pop_front() else {
-                return;
-            };
-            self.answer(leaving.serving, &leaving.reply);
-        }
+        Ok(())
     }
 
     /// The queue pair is over, the connection is not: takes up what had arrived, and waits for the peer to tell what it lacks.
-    pub(super) fn tear_answerer(&mut self, index: u32, reason: &str, tell: bool) {
+    pub(super) fn tear_answerer(
+        &mut self,
+        index: u32,
+        reason: &str,
+        tell: bool,
+    ) -> Result<(), LinkError> {
         let mut done = Vec::new();
         let Some((responder, answerer)) = self.answerer(index) else {
-            return;
+            return Ok(());
         };
         let Some(beside) = answerer.beside() else {
-            return;
+            return Ok(());
         };
         // Whatever arrived and is not seen now is told to be unknown, and never executed.
         let _ = beside.end_all(&mut done);
         let number = beside.number();
         tracing::warn!(node = %responder.peer(), reason, "the queue pair is given up, data go on over TCP");
-        self.control.counters.torn.fetch_add(1, Ordering::Relaxed);
-        self.take_up(index, &done);
-        if let Err(error) = self.take_arrived(index) {
-            self.lose(index, &error);
-            return;
-        }
+        self.counters.add(Count::Torn, 1);
+        self.take_up(index, &done)?;
+        self.take_arrived(index)?;
         let Some((responder, answerer)) = self.answerer(index) else {
-            return;
+            return Ok(());
         };
         // Here it is destroyed: from now on no device touches memory for it.
         answerer.beside = None;
-        answerer.arrived.clear();
+        let never_begun = answerer.arrived.drain(..).count();
+        let never_begun = never_begun + usize::from(answerer.waits.take().is_some());
+        let unread = answerer.forget_incoming();
+        answerer.bytes = 0;
+        (0..never_begun).for_each(|_| responder.answered_beside());
         let unacknowledged = answerer.leaving.iter_mut().filter_map(Option::take);
         answerer.torn = Some(Torn {
             number,
             unacknowledged: unacknowledged.collect(),
         });
         let unsent = std::mem::take(&mut answerer.unsent);
+        unread.iter().for_each(|_| responder.answered_beside());
         if tell {
             responder.tell(&Pairing::Broken { number });
+        }
+        for serving in unread {
+            self.servings.free(serving);
         }
         for leaving in unsent {
             self.answer(leaving.serving, &leaving.reply);
         }
         self.paired.retain(|paired| *paired != index);
         self.mark(index);
+        Ok(())
     }
 
     /// The peer's end is over, and this is what it has no answer to.
@@ -329,7 +269,7 @@ impl Lane {
             return Ok(());
         };
         if answerer.beside().is_some_and(|b| b.number() == number) {
-            self.tear_answerer(index, "the peer's end has failed", false);
+            self.tear_answerer(index, "the peer's end has failed", false)?;
         }
         let Some((_, answerer)) = self.answerer(index) else {
             return Ok(());

@@ -3,14 +3,16 @@
 
 use super::*;
 use crate::net::rdma::beside::Beside;
-use crate::net::rdma::message;
-use crate::net::rdma::pair::{Done, Offered};
-use crate::net::rdma::pairing::{End as PairEnd, Pairing, UNANSWERED_MAX};
-use crate::net::rdma::slots::Slot;
+use crate::net::rdma::pair::{Done, Offered, Side};
+use crate::net::rdma::pairing::{End as PairEnd, Pairing};
+use crate::net::rdma::slots::{RECEIVES, SENDS, Slot};
 use crate::net::tcp::caller::Destination;
-use crate::net::tcp::control::Counters;
-use crate::net::tcp::hello::Wire;
-use crate::store::iov::IovCursor;
+use crate::net::tcp::hello::{CREDIT_BYTES, Wire};
+
+pub(super) use requests::ByPair;
+use requests::Sent;
+
+mod requests;
 
 /// Ticks before a queue pair is offered once more, doubled with each failure up to the maximum.
 const PAUSE_TICKS_MIN: u32 = 4;
@@ -18,17 +20,6 @@ const PAUSE_TICKS_MIN: u32 = 4;
 const PAUSE_TICKS_MAX: u32 = 240;
 /// Ticks that a queue pair has to work for the next pause to be the shortest again.
 const WORKS_TICKS: u32 = 40;
-/// Most blocks that a message's payload touches.
-const MESSAGE_CRCS_MAX: usize = 2;
-
-/// What is needed to send a request once more.
-#[derive(Clone, Copy)]
-struct Sent {
-    request: Request,
-    shape: Shape,
-    crcs: [u32; MESSAGE_CRCS_MAX],
-    crc_count: usize,
-}
 
 enum Stage {
     /// There is none; one is offered after so many ticks.
@@ -45,6 +36,8 @@ struct Up {
     beside: Beside,
     /// Receives that the peer has posted.
     credits: usize,
+    /// Bytes of payload that may be on their way, in both directions: the peer keeps memory for them.
+    bytes_left: u32,
     /// Requests that went by it and have no answer.
     used: usize,
     ticks: u32,
@@ -56,7 +49,9 @@ pub(super) struct Asker {
     number: u32,
     pause: u32,
     /// By the place of the request among the connection's.
-    sent: Vec<Option<Sent>>,
+    sent: Vec<Sent>,
+    /// Whose data lie outside of the message, by the slot that this was sent from.
+    gathered: Vec<Option<u32>>,
 }
 
 impl Asker {
@@ -80,14 +75,8 @@ impl Asker {
             number: 0,
             pause: PAUSE_TICKS_MIN,
             sent: Vec::new(),
+            gathered: Vec::new(),
         }))
-    }
-
-    fn up(&mut self) -> Option<&mut Up> {
-        match &mut self.stage {
-            Stage::Up(up) => Some(up),
-            _ => None,
-        }
     }
 
     pub(super) fn beside(&mut self) -> Option<&mut Beside> {
@@ -104,58 +93,10 @@ impl Asker {
         self.pause = (2 * self.pause).min(PAUSE_TICKS_MAX);
     }
 
-    /// Whether a request of this shape can go by the queue pair now.
-    #[inline]
-    pub(super) fn has_credit(&mut self, shape: &Shape, counters: &Counters) -> bool {
-        let Some(up) = self.up() else {
-            return false;
-        };
-        if !message::fits(shape) {
-            return false;
-        }
-        let has = up.used < up.credits && up.beside.has_free();
-        if !has {
-            counters.credits_exhausted.fetch_add(1, Ordering::Relaxed);
-        }
-        has
-    }
-
-    /// Sends a request by the queue pair.
-    ///
-    /// # Safety
-    /// Its buffers stay valid until the answer, or until the connection is lost.
-    pub(super) unsafe fn send(
-        &mut self,
-        caller: &mut Caller,
-        request: &Request,
-        shape: &Shape,
-        crcs: &[u32],
-        counters: &Counters,
-    ) {
-        let Stage::Up(up) = &mut self.stage else {
-            unreachable!("asked for its credit");
-        };
-        let slot = up.beside.take().expect("asked for its credit");
-        if let Some(list) = shape.payload.filter(|_| shape.payload_len > 0) {
-            // SAFETY: the caller's promise.
-            unsafe { up.beside.bring(slot, &list, shape.payload_len) };
-            let copied = u64::from(shape.payload_len);
-            counters.copied_bytes.fetch_add(copied, Ordering::Relaxed);
-        }
-        counters.messages_out.fetch_add(1, Ordering::Relaxed);
-        let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let message = caller.send_beside(request, shape, crcs, &mut room);
-        let at = Key(message.pair).index() as usize;
-        up.beside.send(slot, &message);
-        up.used += 1;
-        let mut sent = Sent {
-            request: *request,
-            shape: *shape,
-            crcs: [0; MESSAGE_CRCS_MAX],
-            crc_count: crcs.len(),
-        };
-        sent.crcs[..crcs.len()].copy_from_slice(crcs);
-        self.sent[at] = Some(sent);
+    /// The connection is lost: ends the queue pair, and gives back what was kept for it.
+    pub(super) fn end(mut self, bounces: &mut Pool) {
+        self.stage = Stage::Pause(0);
+        self.let_go(bounces);
     }
 }
 
@@ -171,22 +112,31 @@ impl Lane {
     /// Offers the peer a queue pair, if one is due.
     pub(super) fn offer(&mut self, index: u32) {
         let control = Arc::clone(&self.control);
-        let Some((node, caller, asker)) = self.asker(index) else {
+        let Offered::Port(port) = control.pairs() else {
             return;
         };
-        let (Stage::Pause(0), Offered::Port(port)) = (&asker.stage, control.pairs()) else {
+        let asker = self.asker(index);
+        if !asker.is_some_and(|(.., asker)| matches!(asker.stage, Stage::Pause(0))) {
+            return;
+        }
+        let registered = self.bounces.register(&**port);
+        let Some((node, caller, asker)) = self.asker(index) else {
             return;
         };
         asker.number += 1;
         let key = control.identity.random_key();
-        let opened = key.map_err(|error| error.to_string());
-        match opened.and_then(|key| Beside::open(&**port, asker.number, key)) {
+        let key = key.map_err(|error| error.to_string());
+        let ready = registered.and(key);
+        match ready.and_then(|key| Beside::open(&**port, Side::Asks, asker.number, key)) {
             Ok(beside) => {
                 caller.tell(&Pairing::Offer {
                     number: asker.number,
                     end: beside.end(),
                 });
-                asker.sent.resize(caller.flights_max(), None);
+                asker.sent.resize_with(caller.flights_max(), Sent::default);
+                asker.gathered.clear();
+                let slots = usize::from(RECEIVES) + usize::from(SENDS);
+                asker.gathered.resize(slots, None);
                 asker.stage = Stage::Offered(beside);
                 self.watch_pair(index);
                 self.mark(index);
@@ -227,7 +177,7 @@ impl Lane {
             (Pairing::Accept { number, end }, Stage::Offered(beside))
                 if number == beside.number() =>
             {
-                self.accepted(index, &end);
+                self.accepted(index, &end)?;
             }
             (Pairing::Refuse { number, reason }, Stage::Offered(beside))
                 if number == beside.number() =>
@@ -239,10 +189,15 @@ impl Lane {
             (Pairing::Broken { number }, Stage::Up(Up { beside, .. }) | Stage::Offered(beside))
                 if number == beside.number() =>
             {
-                self.tear_asker(index, "the peer's end has failed");
+                self.tear_asker(index, "the peer's end has failed")?;
             }
             // It was found here at the same time.
             (Pairing::Broken { .. }, _) => {}
+            // It has failed here before the peer answered.
+            (
+                Pairing::Accept { number, .. } | Pairing::Refuse { number, .. },
+                Stage::Settling { number: of, .. },
+            ) if number == *of => {}
             (
                 Pairing::Settled { number, unknown },
                 Stage::Settling {
@@ -255,8 +210,8 @@ impl Lane {
                 }
                 // One that is not there was answered on the connection before the peer heard of the question.
                 let slots = unknown.iter().filter_map(|pair| caller.forget(*pair));
-                let again = slots.filter_map(|slot| asker.sent[slot as usize].take());
-                let again: Vec<Sent> = again.collect();
+                let again = slots.filter_map(|slot| asker.sent[slot as usize].waiting());
+                let again: Vec<Waiting> = again.collect();
                 asker.wait();
                 self.send_again(node, again);
             }
@@ -266,9 +221,9 @@ impl Lane {
     }
 
     /// The peer's end is there: requests go by the queue pair from now on.
-    fn accepted(&mut self, index: u32, end: &PairEnd) {
+    fn accepted(&mut self, index: u32, end: &PairEnd) -> Result<(), LinkError> {
         let Some((node, _, asker)) = self.asker(index) else {
-            return;
+            return Ok(());
         };
         let Stage::Offered(mut beside) = std::mem::replace(&mut asker.stage, Stage::Pause(0))
         else {
@@ -277,150 +232,72 @@ impl Lane {
         let connected = beside.connect(end);
         asker.stage = Stage::Up(Up {
             beside,
-            credits: usize::from(end.receives).min(UNANSWERED_MAX),
+            // Each takes a receive here, too, with its reply.
+            credits: usize::from(end.receives.min(RECEIVES)),
+            bytes_left: CREDIT_BYTES,
             used: 0,
             ticks: 0,
         });
         match connected {
             Ok(()) => self.tell_way(node, Ok(())),
-            Err(reason) => self.tear_asker(index, &reason),
+            Err(reason) => self.tear_asker(index, &reason)?,
         }
-        if self.links[index].is_some() {
-            self.send_waiting(node);
-        }
+        self.send_waiting(node);
+        Ok(())
     }
 
     /// Requests that the peer never executed go on the connection, as for the first time.
-    fn send_again(&mut self, node: NodeId, again: Vec<Sent>) {
+    fn send_again(&mut self, node: NodeId, again: Vec<Waiting>) {
         let Some(peer) = self.peers.get_mut(&node) else {
             return;
         };
-        for sent in again.iter().rev() {
-            peer.waiting.push_front(Waiting {
-                request: sent.request,
-                shape: sent.shape,
-                crcs: sent.crcs[..sent.crc_count].into(),
-            });
+        for waiting in again.into_iter().rev() {
+            peer.waiting.push_front(waiting);
         }
         self.send_waiting(node);
     }
 
-    /// Takes in what has come by a queue pair on which this node asks; true if there was something.
-    pub(super) fn poll_asker(&mut self, index: u32) -> bool {
-        let mut done = std::mem::take(&mut self.done);
-        done.clear();
-        let polled = match self.asker(index).and_then(|(.., asker)| asker.beside()) {
-            Some(beside) => beside.poll(&mut done),
-            None => Ok(()),
-        };
-        let busy = !done.is_empty() || polled.is_err();
-        let taken = self.take_replies(index, &done);
-        self.done = done;
-        match (taken, polled) {
-            (Err(error), _) => self.lose(index, &error),
-            (Ok(()), Err(reason)) => self.tear_asker(index, &reason),
-            (Ok(()), Ok(())) => {}
-        }
-        busy
-    }
-
-    fn take_replies(&mut self, index: u32, done: &[Done]) -> Result<(), LinkError> {
-        let (mut replies, mut copied) = (0, 0);
-        for one in done {
-            let Some((node, caller, asker)) = self.asker(index) else {
-                return Ok(());
-            };
-            let Some(beside) = asker.beside() else {
-                return Ok(());
-            };
-            match *one {
-                Done::Sent(slot) => beside.sent(slot),
-                Done::Received(slot, len) => {
-                    let (reply, bytes) = take_reply(caller, beside, slot, len)?;
-                    copied += bytes;
-                    if let Some(up) = asker.up() {
-                        up.used = up.used.saturating_sub(1);
-                    }
-                    replies += 1;
-                    self.events.push_back(Event::Reply(node, reply));
-                }
-            }
-        }
-        if replies > 0 {
-            let counters = &self.control.counters;
-            counters.messages_in.fetch_add(replies, Ordering::Relaxed);
-            counters.copied_bytes.fetch_add(copied, Ordering::Relaxed);
-            self.mark(index);
-            if let Some((node, ..)) = self.asker(index) {
-                self.send_waiting(node);
-            }
-        }
-        Ok(())
-    }
-
     /// The queue pair is over, the connection is not: takes up what had arrived, and tells the peer what is missing.
-    pub(super) fn tear_asker(&mut self, index: u32, reason: &str) {
+    pub(super) fn tear_asker(&mut self, index: u32, reason: &str) -> Result<(), LinkError> {
         let mut done = Vec::new();
         let Some((node, _, asker)) = self.asker(index) else {
-            return;
+            return Ok(());
         };
         let Some(beside) = asker.beside() else {
-            return;
+            return Ok(());
         };
         let (number, is_all) = (beside.number(), beside.end_all(&mut done));
         tracing::warn!(%node, reason, "the queue pair is given up, data go on over TCP");
-        self.control.counters.torn.fetch_add(1, Ordering::Relaxed);
-        if let Err(error) = self.take_replies(index, &done) {
-            self.lose(index, &error);
-            return;
-        }
+        self.counters.add(Count::Torn, 1);
+        self.take_done(index, &done)?;
         if !is_all {
             // A reply may have arrived that nobody will ever see, and the peer has forgotten the request by now.
-            self.lose(
-                index,
-                &LinkError::Protocol("the device does not end a queue pair"),
-            );
-            return;
+            return Err(LinkError::Protocol("the device does not end a queue pair"));
         }
-        let Some((_, caller, asker)) = self.asker(index) else {
-            return;
+        let Some(link) = self.links[index].as_deref_mut() else {
+            return Ok(());
         };
-        // Here it is destroyed: from now on no device touches memory for it.
+        let (End::Caller(_, caller), Some(asker)) = (&mut link.end, &mut link.asker) else {
+            return Ok(());
+        };
         let unanswered = caller.leave_beside();
+        // Here it is destroyed: from now on no device touches memory for it.
         asker.stage = Stage::Settling {
             number,
             unanswered: unanswered.clone(),
         };
         caller.tell(&Pairing::Torn { number, unanswered });
+        let answers = asker.all_closed(caller, &mut self.bounces);
+        if !answers.is_empty() {
+            // Found while sending, they would else be told only with the next thing that comes.
+            self.mail.bell.ring();
+        }
+        let answers = answers.into_iter();
+        self.events
+            .extend(answers.map(|reply| Event::Reply(node, reply)));
         self.paired.retain(|paired| *paired != index);
         self.mark(index);
         self.tell_way(node, Err(reason.to_owned()));
+        Ok(())
     }
-}
-
-/// Takes a reply out of its slot, and has that receive the next. Also, how many bytes were copied.
-fn take_reply(
-    caller: &mut Caller,
-    beside: &mut Beside,
-    slot: Slot,
-    len: u32,
-) -> Result<(Reply, u64), LinkError> {
-    let received = beside.read(slot, len)?;
-    let Destination { list, mut reply } = caller.take_beside(&received.head, received.header())?;
-    let mut payload_len = received.head.payload_len as usize;
-    // SAFETY: the slot was received in and is not posted again, and nobody else writes there.
-    if !unsafe { received.is_intact(beside.slots(), slot) } {
-        reply.result = Err(Refusal::Mismatch);
-        payload_len = 0;
-    }
-    if payload_len > 0 {
-        // SAFETY: as above; the client's list holds so many bytes and lives until it is told of the answer.
-        unsafe {
-            let payload = std::slice::from_raw_parts(beside.slots().payload(slot), payload_len);
-            let list = std::slice::from_raw_parts(list.ptr, list.len as usize);
-            IovCursor::default().copy_to(list, payload);
-        }
-    }
-    beside.receive(slot);
-    Ok((reply, payload_len as u64))
 }

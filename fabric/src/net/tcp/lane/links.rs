@@ -127,7 +127,9 @@ impl Lane {
         self.links.give_back(index);
         self.paired.retain(|paired| *paired != index);
         // No device works on anybody's memory when the loss is told.
-        drop(link.asker.take());
+        if let Some(asker) = link.asker.take() {
+            asker.end(&mut self.bounces);
+        }
         let answerer = link.answerer.take();
         if self.links.taken() == 0 {
             self.set_timer(0);
@@ -158,7 +160,7 @@ impl Lane {
             End::Responder(responder) => {
                 tracing::debug!(node = %responder.peer(), %error, "connection closed");
                 self.mail.served.fetch_sub(1, Ordering::AcqRel);
-                let beside = answerer.map(|answerer| answerer.into_held());
+                let beside = answerer.map(|answerer| answerer.end());
                 let held = responder.into_held().chain(receiving);
                 for slot in held.chain(beside.into_iter().flatten()) {
                     self.servings.free(slot);

@@ -28,26 +28,32 @@ impl Lane {
         }
     }
 
-    /// The peer's words about queue pairs.
-    pub(super) fn take_pairings(&mut self, index: u32) -> Result<(), LinkError> {
+    /// The peer's words about queue pairs; true if there were any.
+    pub(super) fn take_pairings(&mut self, index: u32) -> Result<bool, LinkError> {
+        let mut any = false;
         while let Some(link) = self.links[index].as_deref_mut() {
             match &mut link.end {
                 End::Caller(_, caller) => match caller.next_pairing() {
                     Some(told) => self.asker_told(index, told)?,
-                    None => return Ok(()),
+                    None => return Ok(any),
                 },
                 End::Responder(responder) => match responder.next_pairing() {
                     Some(told) => self.answerer_told(index, told)?,
-                    None => return Ok(()),
+                    None => return Ok(any),
                 },
             }
+            any = true;
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Takes in what has come by queue pairs; true if there was something.
     pub(super) fn poll_pairs(&mut self) -> bool {
         self.pairs_wait = false;
+        // Each is the first in turn: those that wait for memory share what becomes free.
+        if self.paired.len() > 1 {
+            self.paired.rotate_left(1);
+        }
         let mut busy = false;
         let mut at = 0;
         while let Some(&index) = self.paired.get(at) {
@@ -101,9 +107,12 @@ impl Lane {
         let is_caller = self.links[index]
             .as_deref()
             .is_some_and(|link| link.asker.is_some());
-        match is_caller {
+        let outcome = match is_caller {
             true => self.tear_asker(index, reason),
             false => self.tear_answerer(index, reason, true),
+        };
+        if let Err(error) = outcome {
+            self.lose(index, &error);
         }
     }
 
@@ -111,7 +120,7 @@ impl Lane {
     pub(super) fn tell_way(&self, node: NodeId, way: Result<(), String>) {
         let before = self.control.ways.set(self.index, node, way.clone());
         match (&way, before) {
-            (Ok(()), _) => tracing::info!(%node, "small requests go over RDMA"),
+            (Ok(()), _) => tracing::info!(%node, "data go over RDMA"),
             (Err(reason), Some(Ok(()))) => tracing::info!(%node, reason, "all goes over TCP"),
             (Err(reason), _) => tracing::debug!(%node, reason, "all goes over TCP"),
         }

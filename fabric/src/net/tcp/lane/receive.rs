@@ -54,13 +54,23 @@ impl Lane {
     }
 
     pub(super) fn take_frames(&mut self, index: u32) -> Result<(), LinkError> {
+        loop {
+            self.take_messages(index)?;
+            if !self.take_pairings(index)? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take_messages(&mut self, index: u32) -> Result<(), LinkError> {
         let link = self.links[index].as_deref_mut().expect("it is linked");
         match &mut link.end {
             End::Caller(node, caller) => {
                 let node = *node;
                 let mut answered = false;
-                while let Some(reply) = caller.poll()? {
+                while let Some((reply, bytes)) = caller.poll()? {
                     answered = true;
+                    self.counters.add(Count::TcpBytesIn, u64::from(bytes));
                     self.events.push_back(Event::Reply(node, reply));
                 }
                 if answered {
@@ -69,7 +79,7 @@ impl Lane {
             }
             End::Responder(_) => self.take_requests(index)?,
         }
-        self.take_pairings(index)
+        Ok(())
     }
 
     pub(super) fn send_waiting(&mut self, node: NodeId) {
@@ -84,15 +94,9 @@ impl Lane {
         };
         let mut sent = false;
         while let Some(next) = peer.waiting.front() {
+            let (what, counters) = ((&next.shape, &next.crcs[..]), &self.counters);
             // SAFETY: the client keeps the buffers until the answer or the loss.
-            let went = unsafe {
-                link.send(
-                    &next.request,
-                    &next.shape,
-                    &next.crcs,
-                    &self.control.counters,
-                )
-            };
+            let went = unsafe { link.send(&next.request, what, &mut self.bounces, counters) };
             if !went {
                 break;
             }
@@ -127,6 +131,8 @@ impl Lane {
                 Asked::Complete { intact } => {
                     let slot = link.receiving.take().expect("a request was admitted");
                     let request = self.servings.complete(slot, responder.header())?;
+                    let bytes = responder.reader().head().payload_len;
+                    self.counters.add(Count::TcpBytesIn, u64::from(bytes));
                     responder.begun();
                     if intact {
                         let peer = PeerId(index + 1);
@@ -144,11 +150,7 @@ impl Lane {
     }
 
     /// Goes on with connections that waited for memory, or for their turn.
-    pub(super) fn resume_stalled(&mut self) {
-        if self.stalled.is_empty() {
-            return;
-        }
-        let room = self.servings.take_freed();
+    pub(super) fn resume_stalled(&mut self, room: bool) {
         for _ in 0..self.stalled.len() {
             let Some(key) = self.stalled.pop_front() else {
                 return;

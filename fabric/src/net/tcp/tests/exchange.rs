@@ -176,7 +176,7 @@ fn every_request_is_answered_once_with_its_data_however_the_bytes_are_cut() {
                             back.drain(..most);
                         }
                     }
-                    while let Some(reply) = caller.poll().unwrap() {
+                    while let Some((reply, _)) = caller.poll().unwrap() {
                         let one = &mut asked[reply.id.0 as usize];
                         assert_eq!(reply.result, Ok(()));
                         one.answers += 1;
@@ -252,7 +252,7 @@ fn a_read_whose_data_were_changed_on_the_way_is_a_mismatch() {
     let mut bytes = drain(replica.responder.queue(), usize::MAX);
     *bytes.last_mut().unwrap() ^= 1;
     fill(caller.reader(), &bytes);
-    let reply = caller.poll().unwrap().unwrap();
+    let (reply, _) = caller.poll().unwrap().unwrap();
     assert_eq!(reply.result, Err(Refusal::Mismatch));
     assert_eq!(caller.in_flight(), 0);
 }
@@ -279,6 +279,38 @@ fn a_reply_before_its_request_is_sent_ends_the_connection() {
     drain(early.queue(), 100);
     fill(early.reader(), &reply);
     assert!(matches!(early.poll(), Err(LinkError::Protocol(_))));
+}
+
+#[test]
+fn a_reply_on_the_connection_to_what_goes_by_the_queue_pair_ends_it_until_that_is_over() {
+    // Else the guest would have its buffer back while the peer may still write there.
+    let mut memory = vec![1u8; 4096];
+    let crc = crate::checksum::crc32c(&memory);
+    let (_first, bytes, _list) = one_write(&mut memory, &[crc]);
+    let mut replica = Replica::new();
+    fill(replica.responder.reader(), &bytes);
+    replica.take().unwrap();
+    replica.answer(0);
+    let reply = drain(replica.responder.queue(), usize::MAX);
+    let list = [libc::iovec {
+        iov_base: memory.as_mut_ptr().cast(),
+        iov_len: 4096,
+    }];
+    let request = request(1, true, 0, &list, 4096);
+    let crcs = [crc];
+    for is_over in [false, true] {
+        let mut caller = Caller::new(&agreed());
+        let mut room = [0; shape::REQUEST_BYTES_MAX];
+        let sent = caller.send_beside(&request, &shape_of(&request), &crcs, &mut room);
+        if is_over {
+            assert_eq!(caller.leave_beside(), [sent.pair]);
+        }
+        fill(caller.reader(), &reply);
+        match (caller.poll(), is_over) {
+            (Ok(Some(_)), true) | (Err(LinkError::Protocol(_)), false) => {}
+            (other, _) => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]

@@ -1,15 +1,20 @@
 //! Two lanes with queue pairs beside their connection, which are torn at any moment: each request is executed once, and answered once.
 
+use std::ptr::NonNull;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::net::rdma::fake::FakeCard;
+use crate::net::rdma::pair::{Port, Registered};
 use crate::proto::{Command, Reply, Request};
 use crate::store::device::IoVecs;
 
 const REQUESTS: usize = 400;
-const CHUNK: usize = 1 << 20;
+const CHUNK: usize = 4 << 20;
+/// What lies between the pieces of a request's memory, and stays as it is.
+const GAP: [u8; 512] = [0xee; 512];
 
 /// A lane whose queue pairs are the card's.
 fn lane_of(node: u64, card: &FakeCard) -> (Network, Lane) {
@@ -30,11 +35,28 @@ fn lane_of(node: u64, card: &FakeCard) -> (Network, Lane) {
 /// A request of a client.
 struct Asked {
     request: Request,
+    // Before the memory.
+    _registered: Option<Registered>,
+    /// Pieces, a gap behind each.
     memory: Vec<u8>,
-    _list: Box<[libc::iovec; 1]>,
+    list: Box<[libc::iovec]>,
     /// What a write brings, or a read is to bring.
     bytes: Vec<u8>,
     answers: u32,
+}
+
+impl Asked {
+    /// Whether the memory holds the bytes, and nothing was written beside them.
+    fn is_right(&self) -> bool {
+        let mut bytes = &self.bytes[..];
+        let mut memory = &self.memory[..];
+        self.list.iter().all(|piece| {
+            let (wanted, rest) = bytes.split_at(piece.iov_len);
+            let (is, behind) = memory.split_at(piece.iov_len);
+            (bytes, memory) = (rest, &behind[GAP.len()..]);
+            wanted == is && behind.starts_with(&GAP)
+        })
+    }
 }
 
 struct World {
@@ -92,32 +114,54 @@ impl World {
     fn ask(&mut self) {
         let id = self.asked.len();
         let room = CHUNK / REQUESTS / 512;
-        let most = if self.rng.random_range(0..10) == 0 {
-            room
-        } else {
-            4.min(room)
-        };
-        let sectors = self.rng.random_range(1..=most);
+        let most = if self.rng.random() { room } else { 8 };
+        let sectors: usize = self.rng.random_range(1..=most);
         let offset = id * room * 512;
         let len = sectors * 512;
-        let write = self.rng.random();
+        let write: bool = self.rng.random();
         let mut bytes = vec![0; len];
         self.rng.fill(&mut bytes[..]);
-        let mut memory = vec![0; len];
-        match write {
-            true => memory.copy_from_slice(&bytes),
-            false => self.chunk[offset..offset + len].copy_from_slice(&bytes),
+        if !write {
+            self.chunk[offset..offset + len].copy_from_slice(&bytes);
         }
-        let list = Box::new([libc::iovec {
-            iov_base: memory.as_mut_ptr().cast(),
-            iov_len: len,
-        }]);
-        let request = request(id as u64, write, offset as u32, &list[..], len as u32);
+        let pieces = match self.rng.random_range(0..4) {
+            0 => self.rng.random_range(1..=sectors),
+            1 => 2.min(sectors),
+            _ => 1,
+        };
+        let mut memory = vec![0; len + pieces * GAP.len()];
+        let start = memory.as_mut_ptr();
+        let (mut at, mut left) = (0, sectors);
+        let mut list = Vec::new();
+        for nth in 0..pieces {
+            let sectors = left / (pieces - nth);
+            let from = len - left * 512;
+            left -= sectors;
+            let part = &mut memory[at..at + sectors * 512];
+            if write {
+                part.copy_from_slice(&bytes[from..from + sectors * 512]);
+            }
+            list.push(libc::iovec {
+                iov_base: start.wrapping_add(at).cast(),
+                iov_len: sectors * 512,
+            });
+            at += sectors * 512;
+            memory[at..at + GAP.len()].copy_from_slice(&GAP);
+            at += GAP.len();
+        }
+        let list: Box<[libc::iovec]> = list.into();
+        let registered = (self.rng.random_range(0..3) > 0).then(|| {
+            let start = NonNull::new(start).unwrap();
+            // SAFETY: it goes before the memory.
+            unsafe { self.card.register(start, memory.len()) }.unwrap()
+        });
+        let request = request(id as u64, write, offset as u32, &list, len as u32);
         assert!(self.asking.send(PEER, &request).is_none());
         self.asked.push(Asked {
             request,
+            _registered: registered,
             memory,
-            _list: list,
+            list,
             bytes,
             answers: 0,
         });
@@ -170,7 +214,11 @@ impl World {
             match event {
                 Event::Reply(PEER, reply) => {
                     assert_eq!(reply.result, Ok(()));
-                    self.asked[reply.id.0 as usize].answers += 1;
+                    let asked = &mut self.asked[reply.id.0 as usize];
+                    asked.answers += 1;
+                    let start = asked.memory.as_ptr().addr();
+                    let is_open = self.card.has_open(start, asked.memory.len());
+                    assert!(!is_open, "a guest is told before its memory is closed");
                 }
                 other => panic!("{other:?}"),
             }
@@ -225,33 +273,56 @@ impl World {
     fn check(&mut self) {
         for (id, asked) in self.asked.iter().enumerate() {
             assert_eq!((asked.answers, self.executed[id]), (1, 1), "request {id}");
-            match asked.request.command {
-                Command::Write { offset, len, .. } => {
-                    let stored = &self.chunk[offset as usize..(offset + len) as usize];
-                    assert!(stored == asked.bytes, "request {id}");
-                }
-                _ => assert!(asked.memory == asked.bytes, "request {id}"),
+            if let Command::Write { offset, len, .. } = asked.request.command {
+                let stored = &self.chunk[offset as usize..(offset + len) as usize];
+                assert!(stored == asked.bytes, "request {id}");
             }
+            assert!(asked.is_right(), "request {id}");
         }
         // What was sent is acknowledged, and nothing is kept for it.
         for _ in 0..200 {
             self.turn();
         }
         assert_eq!(self.serving.servings.taken(), 0);
+        assert_eq!(self.card.open_windows(), 0);
+        for lane in [&self.asking, &self.serving] {
+            assert_eq!((lane.servings.buffers(), lane.bounces.in_use()), (0, 0));
+        }
     }
 }
 
 #[test]
-fn small_requests_go_by_the_queue_pair_and_large_ones_on_the_connection() {
+fn requests_of_all_sizes_go_by_the_queue_pair_and_what_is_registered_is_not_copied() {
     let mut world = World::new(1);
     world.run(false);
     world.check();
-    let counters = &world.asking.control.counters;
-    let messages = counters.messages_out.load(Ordering::Relaxed);
-    assert!(messages > REQUESTS as u64 / 2, "{messages}");
-    assert_eq!(counters.messages_in.load(Ordering::Relaxed), messages);
-    assert_eq!(counters.torn.load(Ordering::Relaxed), 0);
-    assert!(counters.copied_bytes.load(Ordering::Relaxed) > 0);
+    let asked = |count| world.asking.counters.get(count);
+    let served = |count| world.serving.counters.get(count);
+    let messages = asked(Count::MessagesOut);
+    assert!(messages > REQUESTS as u64 * 3 / 4, "{messages}");
+    assert_eq!(
+        (asked(Count::MessagesIn), asked(Count::Torn)),
+        (messages, 0)
+    );
+    let (reads, writes) = (served(Count::Reads), served(Count::Writes));
+    assert!(reads > 30 && writes > 30, "{reads} {writes}");
+    assert!(asked(Count::Inside) > 50);
+    assert!(asked(Count::Windows) >= reads + writes);
+    for (one, other) in [
+        (Count::RdmaBytesOut, Count::RdmaBytesIn),
+        (Count::RdmaBytesIn, Count::RdmaBytesOut),
+        (Count::TcpBytesOut, Count::TcpBytesIn),
+        (Count::TcpBytesIn, Count::TcpBytesOut),
+    ] {
+        assert_eq!(asked(one), served(other), "{one:?}");
+    }
+    let all = asked(Count::RdmaBytesOut) + asked(Count::RdmaBytesIn);
+    let copied = asked(Count::CopiedBytes);
+    assert!(copied > 0 && copied < all / 2, "{copied} of {all}");
+    assert_eq!(served(Count::CopiedBytes), 0);
+    let lens = world.asked.iter().map(|asked| asked.bytes.len() as u64);
+    let by_tcp = asked(Count::TcpBytesOut) + asked(Count::TcpBytesIn);
+    assert_eq!(all + by_tcp, lens.sum::<u64>());
     let ways = world.asking.control.ways.told();
     assert_eq!((ways[0].0, ways[0].1.rdma), (PEER, 1));
 }
@@ -263,7 +334,7 @@ fn a_request_is_executed_once_and_answered_once_however_queue_pairs_end() {
         let mut world = World::new(seed);
         world.run(true);
         world.check();
-        torn += world.asking.control.counters.torn.load(Ordering::Relaxed);
+        torn += world.asking.counters.get(Count::Torn);
     }
     assert!(torn > 100, "{torn}");
 }
