@@ -249,6 +249,9 @@ pub enum AttachCommand {
         /// Let guests only read
         #[arg(long)]
         read_only: bool,
+        /// Where data go over RDMA: copy the guest's data instead of pinning its memory, which so can be ballooned, swapped and overcommitted
+        #[arg(long)]
+        no_pin: bool,
     },
 }
 

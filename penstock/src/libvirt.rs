@@ -62,6 +62,7 @@ mod tests {
             state: AttachmentState::Listening,
             queues_running: 0,
             last_error: None,
+            pin_memory: true,
             write_through: false,
             counters: Counters::default(),
         };

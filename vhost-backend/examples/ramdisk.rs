@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
+use fabric::net::rdma::registrar::Registrar;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
 use tracing_subscriber::Layer;
@@ -156,7 +157,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let threads = Threads::start(&one, |_| Inline::new())?;
     let endpoint = Endpoint::Listening(Listener::bind(&SocketOptions::new(&socket))?);
-    let attachment = Attachment::start(endpoint, Arc::clone(&device), Arc::clone(&threads))?;
+    let attachment = Attachment::start(
+        endpoint,
+        Arc::clone(&device),
+        Arc::clone(&threads),
+        Registrar::none(),
+    )?;
     println!("serving {size_mib} MiB of {file} on {socket}");
     for line in io::stdin().lock().lines() {
         if let Some(mib) = line?.strip_prefix("resize ") {

@@ -9,7 +9,11 @@ mod view;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
+
+use fabric::net::rdma::pair::Registered;
+use fabric::net::rdma::registrar::Registrar;
 
 pub use mapping::Mapping;
 pub use view::MemoryView;
@@ -100,7 +104,15 @@ struct Region {
     user_addr: u64,
     /// Host address of the first byte.
     host: *mut u8,
-    mapping: Arc<Mapping>,
+    mapped: Arc<Mapped>,
+}
+
+/// What a region keeps.
+#[derive(Debug)]
+struct Mapped {
+    // Before the mapping.
+    registered: Option<Registered>,
+    mapping: Mapping,
 }
 
 impl Region {
@@ -114,13 +126,26 @@ impl Region {
             return Err(bad);
         }
         let mapping = Mapping::shared(&spec.file, spec.mmap_offset, size)?;
+        let host = mapping.start();
         Ok(Self {
             guest,
             size,
             user_addr: spec.user_addr,
-            host: mapping.start(),
-            mapping: Arc::new(mapping),
+            host,
+            mapped: Arc::new(Mapped {
+                registered: None,
+                mapping,
+            }),
         })
+    }
+
+    /// Opens it to the network.
+    fn open(&mut self, registrar: &Registrar) {
+        let place = NonNull::new(self.host).zip(usize::try_from(self.size).ok());
+        if let Some((mapped, (start, bytes))) = Arc::get_mut(&mut self.mapped).zip(place) {
+            // SAFETY: it is dropped before the mapping, which is reached by pointers only.
+            mapped.registered = unsafe { registrar.register(start, bytes) };
+        }
     }
 
     fn overlaps(&self, other: &Self) -> bool {
@@ -151,21 +176,25 @@ impl GuestMemory {
         Arc::new(Self::default())
     }
 
-    /// Maps a whole memory table.
-    pub fn map(specs: Vec<RegionSpec>) -> Result<Arc<Self>, MemoryError> {
+    /// Maps a whole memory table, and opens it to the network by `registrar`.
+    pub fn map(specs: Vec<RegionSpec>, registrar: &Registrar) -> Result<Arc<Self>, MemoryError> {
         let mut memory = Self::default();
         for spec in specs {
-            memory.insert(spec)?;
+            memory.insert(spec, registrar)?;
         }
         Ok(Arc::new(memory))
     }
 
     /// This table and one region more.
-    pub fn with_region(&self, spec: RegionSpec) -> Result<Arc<Self>, MemoryError> {
+    pub fn with_region(
+        &self,
+        spec: RegionSpec,
+        registrar: &Registrar,
+    ) -> Result<Arc<Self>, MemoryError> {
         let mut memory = Self {
             regions: self.regions.clone(),
         };
-        memory.insert(spec)?;
+        memory.insert(spec, registrar)?;
         Ok(Arc::new(memory))
     }
 
@@ -190,16 +219,17 @@ impl GuestMemory {
         Ok(Arc::new(Self { regions }))
     }
 
-    fn insert(&mut self, spec: RegionSpec) -> Result<(), MemoryError> {
+    fn insert(&mut self, spec: RegionSpec, registrar: &Registrar) -> Result<(), MemoryError> {
         if self.regions.len() >= MAX_REGIONS {
             return Err(MemoryError::TooMany);
         }
-        let region = Region::map(spec)?;
+        let mut region = Region::map(spec)?;
         if self.regions.iter().any(|r| r.overlaps(&region)) {
             return Err(MemoryError::Overlap {
                 guest: region.guest,
             });
         }
+        region.open(registrar);
         let at = self.regions.partition_point(|r| r.guest < region.guest);
         self.regions.insert(at, region);
         Ok(())
@@ -262,10 +292,13 @@ pub(crate) mod tests {
 
     #[test]
     fn translates_inside_regions_and_nowhere_else() {
-        let memory = GuestMemory::map(vec![
-            spec(0x10_0000, 0x2000, 0x7000_0000),
-            spec(0, 0x1000, 0x6000_0000),
-        ])
+        let memory = GuestMemory::map(
+            vec![
+                spec(0x10_0000, 0x2000, 0x7000_0000),
+                spec(0, 0x1000, 0x6000_0000),
+            ],
+            &Registrar::none(),
+        )
         .unwrap();
         assert!(memory.translate(GuestAddr(0), 0x1000).is_some());
         assert!(memory.translate(GuestAddr(0), 0x1001).is_none());
@@ -278,7 +311,11 @@ pub(crate) mod tests {
 
     #[test]
     fn user_and_host_addresses_lead_back_to_the_guest() {
-        let memory = GuestMemory::map(vec![spec(0x10_0000, 0x2000, 0x7000_0000)]).unwrap();
+        let memory = GuestMemory::map(
+            vec![spec(0x10_0000, 0x2000, 0x7000_0000)],
+            &Registrar::none(),
+        )
+        .unwrap();
         assert_eq!(
             memory.user_to_guest(0x7000_0010),
             Some(GuestAddr(0x10_0010))
@@ -291,9 +328,10 @@ pub(crate) mod tests {
 
     #[test]
     fn regions_come_and_go_without_touching_the_rest() {
-        let first = GuestMemory::map(vec![spec(0, 0x1000, 0x6000_0000)]).unwrap();
+        let first =
+            GuestMemory::map(vec![spec(0, 0x1000, 0x6000_0000)], &Registrar::none()).unwrap();
         let second = first
-            .with_region(spec(0x1000, 0x1000, 0x6000_1000))
+            .with_region(spec(0x1000, 0x1000, 0x6000_1000), &Registrar::none())
             .unwrap();
         assert_eq!(
             first.translate(GuestAddr(0), 8),
@@ -312,8 +350,9 @@ pub(crate) mod tests {
 
     #[test]
     fn overlapping_empty_and_too_short_regions_are_refused() {
-        let memory = GuestMemory::map(vec![spec(0, 0x2000, 0x6000_0000)]).unwrap();
-        let overlap = memory.with_region(spec(0x1000, 0x1000, 0x9000_0000));
+        let memory =
+            GuestMemory::map(vec![spec(0, 0x2000, 0x6000_0000)], &Registrar::none()).unwrap();
+        let overlap = memory.with_region(spec(0x1000, 0x1000, 0x9000_0000), &Registrar::none());
         assert!(matches!(
             overlap,
             Err(MemoryError::Overlap { guest: 0x1000 })
@@ -321,13 +360,13 @@ pub(crate) mod tests {
         let mut empty = spec(0x8000, 0x1000, 0x9000_0000);
         empty.size = 0;
         assert!(matches!(
-            memory.with_region(empty),
+            memory.with_region(empty, &Registrar::none()),
             Err(MemoryError::BadRegion { .. })
         ));
         let mut short = spec(0x8000, 0x1000, 0x9000_0000);
         short.size = 0x2000;
         assert!(matches!(
-            memory.with_region(short),
+            memory.with_region(short, &Registrar::none()),
             Err(MemoryError::FileTooShort { .. })
         ));
     }

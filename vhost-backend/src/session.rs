@@ -31,6 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use fabric::io::Engine;
+use fabric::net::rdma::registrar::Registrar;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::blk::BlkDevice;
@@ -97,15 +98,17 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Serves `device` to the front ends that connect to `endpoint`, its rings on `threads`.
+    /// Serves `device` to the front ends that connect to `endpoint`, its rings on `threads`. `registrar` opens guests' memory to the network.
     pub fn start<E: Engine + 'static>(
         endpoint: Endpoint,
         device: Arc<BlkDevice<E::Volume>>,
         threads: Arc<Threads<E>>,
+        registrar: Registrar,
     ) -> io::Result<Self> {
         let offer = host::offer(&device);
         Self::spawn(endpoint, offer, move || {
-            BlkHost::new(Arc::clone(&device), Arc::clone(&threads))
+            let (device, threads) = (Arc::clone(&device), Arc::clone(&threads));
+            BlkHost::new(device, threads, registrar.clone())
         })
     }
 

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use fabric::net::rdma::registrar::Registrar;
+
 use crate::memory::{GuestAddr, GuestMemory, RegionSpec};
 
 pub use queue::{Buffer, FakeQueue, QueueOptions, STATUS_UNSET};
@@ -33,7 +35,8 @@ impl FakeGuest {
     pub fn new(size: u64) -> Self {
         let region = Self::region(GUEST_BASE, size);
         let file = region.file.try_clone().expect("descriptors can be copied");
-        let memory = GuestMemory::map(vec![region]).expect("a memfd can be mapped");
+        let memory = GuestMemory::map(vec![region], &Registrar::none());
+        let memory = memory.expect("a memfd can be mapped");
         Self {
             memory,
             file,

@@ -62,9 +62,9 @@ pub struct Status {
 pub struct PeerTransport {
     /// The other node.
     pub node: String,
-    /// Connections by which small requests go over RDMA.
+    /// Connections by which data go over RDMA.
     pub rdma: usize,
-    /// Connections by which all go over TCP.
+    /// Connections by which they go over TCP.
     pub tcp: usize,
     /// Why one of these does not use RDMA.
     pub why_not_rdma: Option<String>,
@@ -147,6 +147,9 @@ pub struct Attachment {
     pub queues: u16,
     /// Whether guests may only read.
     pub read_only: bool,
+    /// Whether its guest's memory may be pinned for RDMA.
+    #[serde(default = "pin_memory_default")]
+    pub pin_memory: bool,
     /// Whether the guest switched the write cache off: no write is acknowledged before it is durable.
     pub write_through: bool,
     /// State word.
@@ -207,6 +210,14 @@ pub struct Attach {
     /// Let guests only read.
     #[serde(default)]
     pub read_only: bool,
+    /// Pin the guest's memory where data go over RDMA; without, its data are copied once, and it keeps ballooning and overcommit.
+    #[serde(default = "pin_memory_default")]
+    pub pin_memory: bool,
+}
+
+/// Whether a guest's memory is pinned when nothing is said.
+fn pin_memory_default() -> bool {
+    true
 }
 
 /// Virtqueues offered when nothing is said: one data path for each of a few vCPUs, at no cost while unused.

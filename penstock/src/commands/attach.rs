@@ -19,6 +19,7 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
         socket,
         queues,
         read_only,
+        no_pin,
     } = verb;
     let socket = absolute(&socket)?;
     let request = Attach {
@@ -26,6 +27,7 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
         socket,
         queues,
         read_only,
+        pin_memory: !no_pin,
     };
     let attachment: Attachment = client
         .call(Method::POST, "/v1/attachments", &request)

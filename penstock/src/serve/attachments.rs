@@ -2,8 +2,11 @@
 
 pub mod lost;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+
+use fabric::net::rdma::registrar::Registrar;
 
 use meta::{
     AttachmentId, AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta,
@@ -139,6 +142,7 @@ impl Node {
             // Readers do not disturb each other.
             options: AttachmentOptions {
                 shared: request.read_only,
+                extra: pinning(request.pin_memory),
                 ..AttachmentOptions::default()
             },
         };
@@ -186,7 +190,8 @@ impl Node {
             ..BlkOptions::default()
         };
         let up = device(volume, handle, options).and_then(|device| {
-            let session = self.listen(Path::new(&socket), device.clone())?;
+            let pins = is_pinned(&attachment.options);
+            let session = self.listen(Path::new(&socket), device.clone(), pins)?;
             Ok(State::Up { session, device })
         });
         match up {
@@ -203,7 +208,7 @@ impl Node {
     }
 
     /// Makes a socket with the configured access and serves `device` on it.
-    pub(super) fn listen(&self, path: &Path, device: Arc<Device>) -> Result<Session> {
+    pub(super) fn listen(&self, path: &Path, device: Arc<Device>, pins: bool) -> Result<Session> {
         let access = self.config().socket_access;
         let options = SocketOptions {
             path: path.to_owned(),
@@ -211,16 +216,21 @@ impl Node {
             owner: (access.uid, access.gid),
         };
         let listener = Listener::bind(&options).map_err(|e| socket_failure(&e))?;
-        self.serve_endpoint(Endpoint::Listening(listener), device)
+        self.serve_endpoint(Endpoint::Listening(listener), device, pins)
     }
 
-    /// Serves `device` to whoever connects to `endpoint`.
+    /// Serves `device` to whoever connects to `endpoint`, and pins its memory if it `pins` and data go over RDMA.
     pub(super) fn serve_endpoint(
         &self,
         endpoint: Endpoint,
         device: Arc<Device>,
+        pins: bool,
     ) -> Result<Session> {
-        Session::start(endpoint, device, self.threads.clone())
+        let registrar = match pins {
+            true => self.storage.fabric().registrar(),
+            false => Registrar::none(),
+        };
+        Session::start(endpoint, device, self.threads.clone(), registrar)
             .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))
     }
 
@@ -459,12 +469,25 @@ pub fn device(volume: &meta::Volume, handle: Handle, options: BlkOptions) -> Res
     BlkDevice::new(handle, options).map_err(|e| Failure::plain(Kind::Invalid, e))
 }
 
+/// The option by which meta remembers that a guest's memory is not pinned. A node of a version without it keeps it.
+const PIN: &str = "pin";
+
+fn pinning(pins: bool) -> BTreeMap<String, String> {
+    let told = (!pins).then(|| (PIN.to_owned(), false.to_string()));
+    told.into_iter().collect()
+}
+
+fn is_pinned(options: &AttachmentOptions) -> bool {
+    options.extra.get(PIN).is_none_or(|told| told != "false")
+}
+
 fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
     let mut shown = Attachment {
         socket: attachment.socket,
         volume: attachment.target.name().to_string(),
         queues: attachment.queues,
         read_only: attachment.read_only,
+        pin_memory: is_pinned(&attachment.options),
         write_through: attachment.options.write_through,
         state: AttachmentState::Failed,
         queues_running: 0,

@@ -136,12 +136,12 @@ async fn until_end(session: Session, stop: &mut Stop) {
 fn listen(node: &Node, socket: Socket, device: Arc<Device>) -> Result<(Session, String)> {
     match socket {
         Socket::Path(path) => {
-            let session = node.listen(&path, device)?;
+            let session = node.listen(&path, device, true)?;
             Ok((session, format!("socket {}", path.display())))
         }
         Socket::Fd(fd) => {
             let endpoint = Endpoint::from_fd(fd).map_err(|e| socket_failure(&e))?;
-            let session = node.serve_endpoint(endpoint, device)?;
+            let session = node.serve_endpoint(endpoint, device, true)?;
             Ok((session, "an inherited descriptor".to_owned()))
         }
     }

@@ -4,6 +4,7 @@ mod listener;
 mod process;
 
 use fabric::engine::Fabric;
+use fabric::net::tcp::counts::Count;
 use fabric::store::device::BLOCK_BYTES;
 use fabric::store::metrics::StoreMetrics;
 use meta::{ClusterMap, DeviceState, Duty, LeaderReport, NodeState};
@@ -38,6 +39,7 @@ impl Node {
         put_devices(&mut page, &devices);
         put_stores(&mut page, &devices);
         put_peers(&mut page, self.storage.fabric());
+        put_network(&mut page, self.storage.fabric());
         put_map(&mut page, &view.map);
         put_pools(&mut page, &view);
         self.put_meta(&mut page);
@@ -159,6 +161,33 @@ fn put_peers(page: &mut Page, fabric: &Fabric) {
     ] {
         page.put(family, &[], value);
     }
+}
+
+fn put_network(page: &mut Page, fabric: &Fabric) {
+    for (family, transport, count) in [
+        (&families::NET_SENT, "tcp", Count::TcpBytesOut),
+        (&families::NET_SENT, "rdma", Count::RdmaBytesOut),
+        (&families::NET_RECEIVED, "tcp", Count::TcpBytesIn),
+        (&families::NET_RECEIVED, "rdma", Count::RdmaBytesIn),
+    ] {
+        page.put(family, &[transport], fabric.network_count(count));
+    }
+    for (family, count) in [
+        (&families::RDMA_MESSAGES, Count::MessagesOut),
+        (&families::RDMA_INSIDE, Count::Inside),
+        (&families::RDMA_READS, Count::Reads),
+        (&families::RDMA_WRITES, Count::Writes),
+        (&families::RDMA_WINDOWS, Count::Windows),
+        (&families::RDMA_COPIED, Count::CopiedBytes),
+        (&families::RDMA_NO_CREDIT, Count::CreditsExhausted),
+        (&families::RDMA_TORN, Count::Torn),
+    ] {
+        page.put(family, &[], fabric.network_count(count));
+    }
+    let open = fabric.open_memory();
+    page.put(&families::RDMA_REGIONS, &[], open.regions);
+    page.put(&families::RDMA_PINNED, &[], open.bytes);
+    page.put(&families::RDMA_REGISTRATIONS, &[], open.registrations);
 }
 
 fn put_map(page: &mut Page, map: &ClusterMap) {

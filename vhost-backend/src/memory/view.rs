@@ -60,7 +60,7 @@ impl MemoryView {
     fn translate_slow(&mut self, guest: GuestAddr, len: u64) -> Option<(*mut u8, u64)> {
         let region = self.memory.region_of(guest)?;
         (self.guest, self.size, self.host) = (region.guest, region.size, region.host);
-        debug_assert!(region.mapping.len() as u64 >= region.size);
+        debug_assert!(region.mapped.mapping.len() as u64 >= region.size);
         self.translate_part(guest, len)
     }
 }
@@ -69,14 +69,15 @@ impl MemoryView {
 mod tests {
     use super::super::tests::spec;
     use super::*;
+    use fabric::net::rdma::registrar::Registrar;
 
     #[test]
     fn a_range_over_two_regions_comes_in_parts() {
-        let memory = GuestMemory::map(vec![
+        let regions = vec![
             spec(0, 0x1000, 0x6000_0000),
             spec(0x1000, 0x1000, 0x7000_0000),
-        ])
-        .unwrap();
+        ];
+        let memory = GuestMemory::map(regions, &Registrar::none()).unwrap();
         let mut view = MemoryView::new(Arc::clone(&memory));
         let (_, first) = view.translate_part(GuestAddr(0xf00), 0x200).unwrap();
         assert_eq!(first, 0x100);

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use fabric::io::{Engine, Volume};
+use fabric::net::rdma::registrar::Registrar;
 
 use super::machine::{Action, Kick, Machine, Offer, Ring};
 use super::message::{InflightArea, LogArea, Region, VRING_F_LOG, VringAddr};
@@ -65,6 +66,8 @@ pub fn offer<V: Volume>(device: &BlkDevice<V>) -> Offer {
 pub struct BlkHost<E: Engine> {
     device: Arc<BlkDevice<E::Volume>>,
     threads: Arc<Threads<E>>,
+    /// Opens the guest's memory to the network.
+    registrar: Registrar,
     memory: Arc<GuestMemory>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
@@ -76,11 +79,16 @@ impl<E: Engine> BlkHost<E> {
     ///
     /// The write cache mode stays as the last connection left it: a front end that reconnects goes on with a driver
     /// that chose it long ago and relies on it.
-    pub fn new(device: Arc<BlkDevice<E::Volume>>, threads: Arc<Threads<E>>) -> Self {
+    pub fn new(
+        device: Arc<BlkDevice<E::Volume>>,
+        threads: Arc<Threads<E>>,
+        registrar: Registrar,
+    ) -> Self {
         let queues = (0..device.queues()).map(|_| None).collect();
         Self {
             device,
             threads,
+            registrar,
             memory: GuestMemory::empty(),
             log: None,
             inflight: None,
@@ -196,9 +204,12 @@ impl<E: Engine> BlkHost<E> {
         self.memory = match action {
             Action::ReplaceMemory(table) => {
                 let specs: Result<Vec<_>, _> = table.into_iter().map(spec).collect();
-                GuestMemory::map(specs?)?
+                GuestMemory::map(specs?, &self.registrar)?
             }
-            Action::AddMemory(region, file) => self.memory.with_region(spec((region, file))?)?,
+            Action::AddMemory(region, file) => {
+                let spec = spec((region, file))?;
+                self.memory.with_region(spec, &self.registrar)?
+            }
             Action::RemoveMemory(region) => {
                 self.memory
                     .without_region(GuestAddr(region.guest), region.size, region.user)?

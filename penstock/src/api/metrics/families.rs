@@ -122,6 +122,32 @@ families! {
         "Requests for data that this node sent to other nodes, each of which is one round trip.";
     PEER_SERVED: Counter "penstock_peer_served_total" [] "1"
         "Requests for data of other nodes that this node executed.";
+    NET_SENT: Counter "penstock_network_sent_bytes_total" ["transport"] "bytes"
+        "Bytes of data sent to other nodes, over `tcp` or `rdma`.";
+    NET_RECEIVED: Counter "penstock_network_received_bytes_total" ["transport"] "bytes"
+        "Bytes of data received from other nodes, over `tcp` or `rdma`.";
+    RDMA_MESSAGES: Counter "penstock_rdma_messages_total" [] "1"
+        "Messages sent over RDMA: requests and replies.";
+    RDMA_INSIDE: Counter "penstock_rdma_inside_total" [] "1"
+        "Those of them with their data inside.";
+    RDMA_READS: Counter "penstock_rdma_reads_total" [] "1"
+        "Data of requests that this node has read from other nodes' memory.";
+    RDMA_WRITES: Counter "penstock_rdma_writes_total" [] "1"
+        "Data of replies that this node has written to other nodes' memory.";
+    RDMA_WINDOWS: Counter "penstock_rdma_windows_total" [] "1"
+        "Windows onto memory of this node that were opened, each to one node and for one request.";
+    RDMA_COPIED: Counter "penstock_rdma_copied_bytes_total" [] "bytes"
+        "Bytes of data that were copied on this node to go over RDMA, for their memory is not pinned.";
+    RDMA_NO_CREDIT: Counter "penstock_rdma_credits_exhausted_total" [] "1"
+        "Requests that went over TCP although RDMA works, for too many were under way there.";
+    RDMA_TORN: Counter "penstock_rdma_torn_total" [] "1"
+        "RDMA connections that failed; their requests went on over TCP.";
+    RDMA_REGIONS: Gauge "penstock_rdma_regions" [] "1"
+        "Pieces of memory that are registered with the card: guests' memory and buffers.";
+    RDMA_PINNED: Gauge "penstock_rdma_pinned_bytes" [] "bytes"
+        "Bytes in them, which cannot be swapped or given back.";
+    RDMA_REGISTRATIONS: Counter "penstock_rdma_registrations_total" [] "1"
+        "Times that memory was registered: with a guest's memory, and never for a request.";
     RESYNC_ROUNDS: Counter "penstock_resync_rounds_total" [] "1"
         "Times that a replica on this node was brought up to date.";
     RESYNC_FAILED: Counter "penstock_resync_failed_rounds_total" [] "1"

@@ -48,6 +48,7 @@ async fn prepared(data: &Path) {
         socket,
         queues: 1,
         read_only: false,
+        pin_memory: true,
     };
     node.attach(attach).await.unwrap();
     node.meta

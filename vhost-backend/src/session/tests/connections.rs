@@ -4,6 +4,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use fabric::net::rdma::registrar::Registrar;
 use fabric::testing::{Completion, MemEngine, MemVolume};
 use vhost::VhostBackend;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_T_OUT;
@@ -158,6 +159,7 @@ fn a_connected_socket_that_was_handed_over_is_served_once() {
         Endpoint::from_fd(theirs.into()).unwrap(),
         Arc::clone(&bench.device),
         Arc::clone(&bench.threads),
+        Registrar::none(),
     )
     .unwrap();
     let mut front = Front::new(&bench);

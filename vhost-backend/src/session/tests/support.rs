@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric::net::rdma::registrar::Registrar;
 use fabric::testing::{Completion, MemEngine, MemVolume};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::TempDir;
@@ -88,8 +89,13 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.sock");
         let endpoint = Endpoint::Listening(Listener::bind(&SocketOptions::new(&path)).unwrap());
-        let attachment =
-            Attachment::start(endpoint, Arc::clone(&device), Arc::clone(&threads)).unwrap();
+        let attachment = Attachment::start(
+            endpoint,
+            Arc::clone(&device),
+            Arc::clone(&threads),
+            Registrar::none(),
+        )
+        .unwrap();
         Self {
             volume,
             device,
