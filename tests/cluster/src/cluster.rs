@@ -40,6 +40,10 @@ pub struct ClusterOptions {
     pub cpu: Option<usize>,
     /// Addresses of the loopback device instead of a network of namespaces: no root needed, and nothing to cut.
     pub loopback: bool,
+    /// Addresses of this machine, one for each node, likewise.
+    pub addresses: Vec<String>,
+    /// Block devices of this machine, one for each node, instead of thin files.
+    pub block_devices: Vec<PathBuf>,
     /// Whether the nodes' clocks can be set.
     pub clocks: bool,
     /// Where the nodes' directories are made; the system's temporary directory if none is given.
@@ -59,6 +63,8 @@ impl ClusterOptions {
             serve_args: Vec::new(),
             cpu: None,
             loopback: false,
+            addresses: Vec::new(),
+            block_devices: Vec::new(),
             clocks: false,
             base: None,
         }
@@ -165,7 +171,7 @@ pub struct Cluster {
 impl Cluster {
     /// Makes a cluster and waits until every node is up.
     pub fn start(options: ClusterOptions) -> Result<Self> {
-        let network = match options.loopback {
+        let network = match options.loopback || !options.addresses.is_empty() {
             true => None,
             false => Some(Network::new(0)?),
         };
@@ -225,8 +231,10 @@ impl Cluster {
         let mut options = DaemonOptions::new(self.options.binary.clone(), &[]);
         options.namespace = self.network.as_ref().map(|net| net.namespace(number));
         options.cpu = self.options.cpu;
-        options.args = match &device {
-            Some(device) => vec!["--device".to_owned(), device.path().display().to_string()],
+        let given = self.options.block_devices.get(usize::from(number) - 1);
+        let path = device.as_ref().map(PoweredDevice::path);
+        options.args = match path.or(given.map(PathBuf::as_path)) {
+            Some(path) => vec!["--device".to_owned(), path.display().to_string()],
             None => vec![
                 "--device-size".to_owned(),
                 format!("{}M", bytes >> 20),
@@ -302,9 +310,11 @@ impl Cluster {
 
     /// The address of a node.
     pub fn address(&self, number: u8) -> String {
-        match &self.network {
-            Some(network) => network.address(number),
-            None => {
+        let given = self.options.addresses.get(usize::from(number) - 1);
+        match (&self.network, given) {
+            (_, Some(given)) => given.clone(),
+            (Some(network), None) => network.address(number),
+            (None, None) => {
                 // Of the process id, so that clusters of several processes do not meet.
                 let pid = std::process::id();
                 format!("127.{}.{}.{number}", 64 + (pid >> 8) % 128, pid % 256)

@@ -40,6 +40,8 @@ pub const RECIPE: Recipe = Recipe {
         "ib_cm",
         "rdma_cm",
         "rdma_ucm",
+        // Disks of nodes.
+        "loop",
     ],
     programs: &["bin/ip", "sbin/tc", "usr/bin/rdma"],
     files: &[
@@ -49,14 +51,20 @@ pub const RECIPE: Recipe = Recipe {
         // What a Rust program needs besides libc.
         "usr/lib/x86_64-linux-gnu/libgcc_s.so.1",
         "usr/lib/x86_64-linux-gnu/libm.so.6",
+        // And RocksDB.
+        "usr/lib/x86_64-linux-gnu/libstdc++.so.6",
     ],
     boot_disk: false,
 };
 
 /// Where the program lies in a machine.
 const PROGRAM: &str = "usr/bin/rdma-program";
+/// Where `penstock` lies, in a machine that has it.
+const PENSTOCK: &str = "usr/bin/penstock";
 /// Memory of a machine.
 const MEMORY_MIB: u32 = 1024;
+/// The same with nodes of a cluster: what they store, what they pin, and themselves.
+const CLUSTER_MEMORY_MIB: u32 = 4096;
 /// From the card to the device; a machine under load takes its time.
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// A run of the program that says no limit of its own.
@@ -86,20 +94,29 @@ pub struct Machine {
 impl Machine {
     /// Boots a machine that is alone; it reaches itself.
     pub fn boot(program: &Path) -> Result<Self> {
-        Self::boot_nic(program, 1, Nic::new(1))
+        Self::boot_with(program, None, 1, Nic::new(1))
+    }
+
+    /// The same with `penstock`, and room for nodes.
+    pub fn boot_for_cluster(program: &Path, penstock: &Path) -> Result<Self> {
+        Self::boot_with(program, Some(penstock), 1, Nic::new(1))
     }
 
     /// Boots machine `number` of those on `switch`.
     pub fn boot_on(switch: &Switch, program: &Path, number: u8) -> Result<Self> {
-        Self::boot_nic(program, number, Nic::new(number).on(switch))
+        Self::boot_with(program, None, number, Nic::new(number).on(switch))
     }
 
-    fn boot_nic(program: &Path, number: u8, nic: Nic) -> Result<Self> {
+    fn boot_with(program: &Path, penstock: Option<&Path>, number: u8, nic: Nic) -> Result<Self> {
         let image = GuestImage::of(&RECIPE, |line| eprintln!("{line}"))?;
         let mut config = VmConfig::new(Vec::new())
             .with_file(program, PROGRAM)
             .with_nic(nic);
         config.memory_mib = MEMORY_MIB;
+        if let Some(penstock) = penstock {
+            config = config.with_file(penstock, PENSTOCK);
+            config.memory_mib = CLUSTER_MEMORY_MIB;
+        }
         let mut machine = Self {
             vm: Vm::boot(&image, &config)?,
             address: Ipv4Addr::new(10, 77, 0, number),
