@@ -112,6 +112,13 @@ pub fn pick_up(mut command: Command) -> Box<[u8]> {
     bytes.into()
 }
 
+/// What a read that fails may leave where the data were to go.
+pub fn spoil(command: Command) {
+    if let Command::Read { len, .. } = command {
+        put_down(command, &vec![0xbd; len as usize]);
+    }
+}
+
 /// Puts what a command found where it is wanted.
 pub fn put_down(mut command: Command, data: &[u8]) {
     let Use::Destination(_) = usage(&command) else {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use fabric::core::replica::PeerId;
-use fabric::proto::{Command, Reply, Request, RequestId};
+use fabric::proto::{Command, Refusal, Reply, Request, RequestId};
 use rand::Rng;
 
 use super::calls::CALLS_FROM;
@@ -339,8 +339,13 @@ impl Sim {
         });
         // The second arrival of an answer fills no buffer: the transport knows that nobody waits.
         let waiting = state.outstanding.remove(&reply.id.0);
-        if let (Some(Outstanding { request, .. }), Some(data)) = (waiting, &answer.data) {
-            memory::put_down(request.command, data);
+        if let Some(Outstanding { request, .. }) = waiting {
+            match (reply.result, &answer.data) {
+                // A store reads straight into the guest's buffer, and finds out then.
+                (Err(Refusal::Corrupt | Refusal::Device(_)), _) => memory::spoil(request.command),
+                (_, Some(data)) => memory::put_down(request.command, data),
+                (_, None) => {}
+            }
         }
         let thread = &mut self.hosts[host].lanes[lane];
         thread.client.set_now_us(self.now.0);
