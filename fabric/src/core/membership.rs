@@ -122,6 +122,8 @@ pub struct ReplicaSet {
     receiving: Members,
     sole: Option<Member>,
     power_lost: Epoch,
+    /// Whose replica is nearest.
+    near: Option<NodeId>,
 }
 
 impl ReplicaSet {
@@ -159,7 +161,22 @@ impl ReplicaSet {
             in_sync,
             receiving,
             power_lost: Epoch(0),
+            near: None,
         }
+    }
+
+    /// The same as this node sees it: its own replica is the nearest.
+    #[must_use]
+    pub fn near(self, node: NodeId) -> Self {
+        let near = Some(node.base());
+        Self { near, ..self }
+    }
+
+    /// Which of these a read is asked of first.
+    #[inline]
+    pub fn nearest(&self, of: Members) -> Option<usize> {
+        let own = |member: &usize| self.near == Some(self.members[*member].node.base());
+        of.iter().find(own).or_else(|| of.iter().next())
     }
 
     /// The same of a group whose replicas in sync had all lost power before the map of this epoch; 0: never.
@@ -216,7 +233,8 @@ impl ReplicaSet {
             }
         }
         let aligned = Self::new(self.pg, self.epoch, self.min_in_sync, members);
-        Some(aligned.with_power_lost(self.power_lost))
+        let near = self.near;
+        Some(Self { near, ..aligned }.with_power_lost(self.power_lost))
     }
 
     /// Whether the node is a cluster of its own: no other map is ever on its way.

@@ -274,7 +274,7 @@ impl Cluster {
             .into_iter()
             .map(|g| {
                 let set = ReplicaSet::new(g.pg, g.epoch, g.min_in_sync, g.members);
-                set.with_power_lost(g.power_lost)
+                set.with_power_lost(g.power_lost).near(self.node)
             })
             .collect();
         sets.sort_unstable_by_key(|set| set.pg().0);

@@ -15,9 +15,13 @@ const OFFSET: u64 = 40 << 20;
 /// How often it is read.
 const READS: usize = 40;
 
-/// The messages that node 1 and others exchange about data while `act` goes on.
-fn traced(cluster: &mut Cluster, act: impl FnOnce() -> Result<()>) -> Result<Vec<Message>> {
-    let trace = Trace::start(cluster.network()?, 1)?;
+/// The messages that a node and others exchange about data while `act` goes on.
+fn traced(
+    cluster: &mut Cluster,
+    node: u8,
+    act: impl FnOnce() -> Result<()>,
+) -> Result<Vec<Message>> {
+    let trace = Trace::start(cluster.network()?, node)?;
     act()?;
     let mut messages = trace.stop()?;
     messages.retain(|message| message.port == DATA_PORT);
@@ -30,8 +34,17 @@ fn traced(cluster: &mut Cluster, act: impl FnOnce() -> Result<()>) -> Result<Vec
 #[test]
 fn a_replicated_write_is_one_round_trip_and_a_read_of_a_local_copy_none() -> Result<()> {
     let mut cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
-    let one: Ipv4Addr = cluster.address(1).parse()?;
-    let socket = cluster.node(1)?.daemon().disk("disk", "64M", 1)?;
+    // Wherever the own replica stands in the map.
+    for node in [1, 3] {
+        costs(&mut cluster, node)?;
+    }
+    Ok(())
+}
+
+fn costs(cluster: &mut Cluster, node: u8) -> Result<()> {
+    let one: Ipv4Addr = cluster.address(node).parse()?;
+    let daemon = cluster.node(node)?.daemon();
+    let socket = daemon.disk(&format!("disk{node}"), "64M", 1)?;
     let mut requests = Requests::connect(&socket)?;
     // The first ones make connections and learn the map.
     for _ in 0..3 {
@@ -41,8 +54,8 @@ fn a_replicated_write_is_one_round_trip_and_a_read_of_a_local_copy_none() -> Res
     std::thread::sleep(std::time::Duration::from_secs(1));
 
     eprintln!("a write:");
-    let messages = traced(&mut cluster, || requests.write(OFFSET))?;
-    for node in [2, 3] {
+    let messages = traced(cluster, node, || requests.write(OFFSET))?;
+    for node in (1..=3).filter(|other| *other != node) {
         let other: Ipv4Addr = cluster.address(node).parse()?;
         let said = |from: Ipv4Addr, to: Ipv4Addr| {
             let between = messages.iter();
@@ -57,7 +70,7 @@ fn a_replicated_write_is_one_round_trip_and_a_read_of_a_local_copy_none() -> Res
 
     // One that the local disk keeps waiting is asked of another replica, too; a busy machine has some such.
     eprintln!("{READS} reads:");
-    let messages = traced(&mut cluster, || {
+    let messages = traced(cluster, node, || {
         (0..READS).try_for_each(|_| requests.read(OFFSET))
     })?;
     let asked = messages.iter().filter(|m| m.from == one).count();

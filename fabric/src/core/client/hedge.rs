@@ -75,7 +75,7 @@ impl Client {
             let set = &self.groups[usize::from(slot.group)].set;
             // One that began anew meanwhile has yet to answer as what it was: until then it must not be asked twice.
             let busy = slot.asked().or(slot.waiting);
-            let Some(other) = set.in_sync().without(busy).iter().next() else {
+            let Some(other) = set.nearest(set.in_sync().without(busy)) else {
                 continue;
             };
             self.pieces[piece].hedged = true;

@@ -402,7 +402,7 @@ impl Piece {
             return Next::Done(Ok(()));
         }
         let untried = set.in_sync().without(self.asked);
-        if let Some(member) = untried.iter().next() {
+        if let Some(member) = set.nearest(untried) {
             return Next::Send(Members::only(member));
         }
         match self.refusal {

@@ -104,6 +104,25 @@ fn of_two_that_are_asked_one_may_refuse() {
 }
 
 #[test]
+fn a_read_is_asked_of_the_own_replica_first_wherever_it_stands_in_the_map() {
+    for (near, asked) in [(1, [1, 2]), (3, [3, 1])] {
+        let mut bench = Bench::new(set(1, 1, &[IN, IN, IN]).near(NodeId(near)));
+        assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+        bench.answer(0, Err(Refusal::Corrupt));
+        assert_eq!(bench.nodes(), asked);
+        bench.answer(1, Ok(()));
+        assert_eq!(bench.done[&1], Ok(()));
+    }
+    // As the newer map does, too.
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]).near(NodeId(2)));
+    bench.map(set(2, 1, &[IN, IN, IN]).near(NodeId(2)));
+    assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
+    assert_eq!(bench.nodes(), [2]);
+    bench.answer(0, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
+}
+
+#[test]
 fn reads_that_are_answered_in_time_are_not_doubled() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     for tag in 0..20 {
