@@ -77,7 +77,7 @@ fn what_was_found_once_is_not_found_again() {
     for_each_seed(53_022_024, 1, |seed| {
         Sim::drawn(seed, false, |rng| overlapping(Plan::draw(rng))).run()
     });
-    for seed in [72_003_187, 72_001_270] {
+    for seed in [72_003_187, 72_001_270, 71_090_004] {
         for_each_seed(seed, 1, |seed| {
             Sim::drawn(seed, false, Plan::draw_rough).run()
         });
