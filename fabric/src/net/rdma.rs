@@ -1,5 +1,6 @@
-//! Requests to replicas on other nodes over RDMA. So far what comes before the first request: the layer that speaks to devices
-//! ([`verbs`]), what a machine has ([`survey`]), which port carries a node's data ([`choice`]), and what an operator is told of it ([`check`]).
+//! Requests to replicas on other nodes over RDMA: the layer that speaks to devices ([`verbs`]), what a machine has ([`survey`]), which port carries a
+//! node's data ([`choice`]), what an operator is told of it ([`check`]), and one end of a queue pair beside a connection ([`beside`]), over a
+//! device ([`card`]) or what a test puts there.
 
 pub mod beside;
 pub mod card;

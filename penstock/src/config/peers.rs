@@ -44,7 +44,7 @@ pub enum Wire {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// RDMA, for what goes over it so far, where this node and the peer can; else TCP.
+    /// RDMA, where this node and the peer can; else TCP.
     Auto,
     /// The same, but this node does not start if it cannot.
     Rdma,

@@ -1,4 +1,4 @@
-//! The queue pair beside a connection on which this node asks: offered, used for what fits a message, and given up without losing a request
+//! The queue pair beside a connection on which this node asks: offered, used, and given up without losing a request
 //! (`docs/decisions/0009-rdma-transport.md`).
 
 use super::*;

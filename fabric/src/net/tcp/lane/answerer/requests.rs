@@ -7,6 +7,7 @@ use crate::net::rdma::message::Received;
 use crate::net::rdma::slots::PAYLOAD_BYTES;
 use crate::net::tcp::frame::Kind;
 use crate::net::tcp::hello::CREDIT_BYTES;
+use crate::net::tcp::responder;
 use crate::net::tcp::serving::{Place, Way};
 use crate::proto::wire::ReplyHeader;
 use zerocopy::IntoBytes;
@@ -32,11 +33,6 @@ impl Answerer {
         let unread = all.filter(|incoming| incoming.reading);
         unread.map(|incoming| incoming.serving).collect()
     }
-}
-
-/// What a request takes of the bytes that a peer may have on their way.
-fn cost(received: &Received) -> u32 {
-    received.head.payload_len.max(received.head.room)
 }
 
 /// The bytes of the windows of a request, if they are those of its payload or its reply's.
@@ -100,7 +96,9 @@ impl Lane {
             (None, None) => return Ok(None),
         };
         let bytes = checked(beside, &received)?;
-        let all = answerer.bytes.saturating_add(cost(&received));
+        let all = answerer
+            .bytes
+            .saturating_add(responder::cost(&received.head));
         if all > CREDIT_BYTES {
             return Err(LinkError::Protocol("more data than it was granted"));
         }
@@ -260,7 +258,7 @@ impl Lane {
         let request = request
             .expect("it was taken up, and is answered once")
             .received;
-        answerer.bytes -= cost(&request);
+        answerer.bytes -= responder::cost(&request.head);
         // SAFETY: its slot is posted again below.
         let closes = unsafe { beside.windows_of(&request) }
             .first()

@@ -49,11 +49,6 @@ impl Sent {
     }
 }
 
-/// What a request takes of the bytes that may be on their way.
-fn cost(shape: &Shape) -> u32 {
-    shape.payload_len.max(shape.room)
-}
-
 /// How the data of a request travel.
 enum Plan {
     /// Inside of the message, or there are none.
@@ -148,7 +143,7 @@ impl Asker {
             return ByPair::None;
         };
         let beside = &mut up.beside;
-        let has_credit = up.used < up.credits && cost(shape) <= up.bytes_left;
+        let has_credit = up.used < up.credits && shape.cost() <= up.bytes_left;
         if !caller.has_flight() || !has_credit || !beside.has_free() {
             return ByPair::Exhausted;
         }
@@ -182,7 +177,7 @@ impl Asker {
         // SAFETY: the caller's promise.
         unsafe { beside.send_request(slot, &message, load) };
         up.used += 1;
-        up.bytes_left -= cost(shape);
+        up.bytes_left -= shape.cost();
         let is_gathered = load == Load::Found;
         self.gathered[usize::from(slot.0)] = is_gathered.then_some(at);
         let is_inside = shape.payload_len > 0 && !has_windows;
@@ -222,7 +217,7 @@ impl Asker {
         let (at, Destination { list, mut reply }) = caller.take_beside(&received.head, header)?;
         let sent = &mut self.sent[at as usize];
         *used -= 1;
-        *bytes_left += sent.what.as_ref().map_or(0, |(_, shape)| cost(shape));
+        *bytes_left += sent.what.as_ref().map_or(0, |(_, shape)| shape.cost());
         let is_pushed = received.head.payload_len > 0 && !received.is_inside;
         let as_asked = match sent.has_windows {
             true => !received.is_inside,
