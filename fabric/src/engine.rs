@@ -407,6 +407,11 @@ impl VolumeHandle {
         }
     }
 
+    /// Whether that was said.
+    pub fn is_revoked(&self) -> bool {
+        self.state.is_revoked()
+    }
+
     /// Whether requests are served: what earlier leases left behind is settled.
     pub fn is_settled(&self) -> bool {
         self.state.is_settled()

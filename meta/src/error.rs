@@ -139,6 +139,14 @@ pub enum OpenError {
         /// Who asked.
         configured: NodeId,
     },
+    /// Made by a node that has peers, and to be opened as a cluster of one.
+    #[error("the metadata in {} belong to node {found} of a cluster of several", .dir.display())]
+    OneOfSeveral {
+        /// The directory.
+        dir: PathBuf,
+        /// Whose it is.
+        found: NodeId,
+    },
     /// Made for another cluster.
     #[error(
         "the metadata in {} belong to cluster {found}, not to cluster {configured}: choose another data directory", .dir.display()

@@ -434,6 +434,11 @@ fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError>
     };
     let configured = config.node.id;
     if let Some(found) = db.identity().map_err(unreadable)? {
+        let is_alone = matches!(config.start, Start::NewCluster);
+        if is_alone && (found.node != configured || has_peers(db).map_err(unreadable)?) {
+            let (dir, found) = (dir.to_owned(), found.node);
+            return Err(OpenError::OneOfSeveral { dir, found });
+        }
         if found.node != configured {
             return Err(OpenError::OtherNode {
                 dir: dir.to_owned(),
@@ -462,4 +467,11 @@ fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError>
     })
     .map_err(unreadable)?;
     Ok(cluster)
+}
+
+/// Whether the node was made to have peers: those reach it at an address.
+fn has_peers(db: &Db) -> Result<bool, DbError> {
+    let applied = db.read(|view| view.applied())?;
+    let mut members = applied.membership.nodes();
+    Ok(members.any(|(_, member)| !member.addr.is_empty()))
 }

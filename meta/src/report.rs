@@ -36,6 +36,9 @@ pub struct DeviceWord {
     pub used_bytes: u64,
     /// Whether its node has seen errors of it.
     pub is_bad: bool,
+    /// Whether it refuses writes for want of room. Older programs do not say.
+    #[serde(default)]
+    pub is_full: bool,
 }
 
 /// What is wrong on a node.

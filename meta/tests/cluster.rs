@@ -534,6 +534,7 @@ async fn every_node_tells_what_the_leader_has_heard_and_who_speaks_for_another_i
             capacity_bytes: 100 * GIB,
             used_bytes: GIB,
             is_bad: false,
+            is_full: false,
         }],
         problems: Vec::new(),
     };

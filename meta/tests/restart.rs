@@ -208,6 +208,12 @@ async fn another_node_or_cluster_does_not_open_the_directory() {
     open(dir.path()).await.shutdown().await.unwrap();
     let mut config = MetaConfig::embedded("test");
     config.node.id = NodeId(7);
+    let error = MetaNode::open(dir.path(), config.clone()).await;
+    let error = error.err().unwrap();
+    assert!(matches!(error, OpenError::OneOfSeveral { .. }), "{error:?}");
+    config.start = Start::Join {
+        cluster: uuid::Uuid::from_u128(5),
+    };
     let error = MetaNode::open(dir.path(), config).await.err().unwrap();
     assert!(
         matches!(
@@ -227,6 +233,23 @@ async fn another_node_or_cluster_does_not_open_the_directory() {
     let error = MetaNode::open(dir.path(), config).await.err().unwrap();
     assert!(matches!(error, OpenError::OtherCluster { .. }), "{error:?}");
     open(dir.path()).await.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_with_peers_is_not_opened_as_a_cluster_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = MetaConfig::embedded("test");
+    config.address = "127.0.0.1:7470".to_owned();
+    config.start = Start::Found {
+        cluster: uuid::Uuid::from_u128(5),
+        replicas: 1,
+        min_in_sync: 1,
+    };
+    let founded = MetaNode::open(dir.path(), config).await.unwrap();
+    founded.shutdown().await.unwrap();
+    let config = MetaConfig::embedded("test");
+    let error = MetaNode::open(dir.path(), config).await.err().unwrap();
+    assert!(matches!(error, OpenError::OneOfSeveral { .. }), "{error:?}");
 }
 
 #[tokio::test]

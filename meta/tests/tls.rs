@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use common::{GIB, PATIENCE, device, until};
 use meta::net::{
-    BoxFuture, PeerReply, PeerRequest, TlsIdentity, TlsListener, TlsServer, TlsTransport,
+    BoxFuture, PeerReply, PeerRequest, TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport,
     Transport, TransportError,
 };
 use meta::pki::{ClusterCa, NodeKey, node_name};
@@ -309,6 +309,7 @@ async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
 
     let stranger = Authority::new(CLUSTER);
     let forged = authority.identity(CLUSTER, 2, &stranger.papers(2));
+    assert!(matches!(forged.check(), Err(TlsError::Foreign { .. })));
     is_unreachable(ask(forged, at).await);
     let distrustful = stranger.identity(CLUSTER, 2, &authority.papers(2));
     is_unreachable(ask(distrustful, at).await);
@@ -323,9 +324,13 @@ async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
         certificate: certificate.unwrap(),
         key: key.to_pem(),
     };
-    is_unreachable(ask(authority.identity(CLUSTER, 2, &expired), at).await);
+    let expired = authority.identity(CLUSTER, 2, &expired);
+    expired.check().expect("by another clock it may be good");
+    is_unreachable(ask(expired, at).await);
 
     let impostor = authority.identity(CLUSTER, 3, &authority.papers(2));
+    let told = impostor.check().unwrap_err().to_string();
+    assert!(told.contains("made for node 3"), "{told}");
     let detail = is_unreachable(ask(impostor, at).await);
     assert!(detail.contains("not for node 3"), "{detail}");
 
@@ -338,6 +343,7 @@ async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
     };
     is_unreachable(ask(authority.identity(elsewhere, 2, &papers), at).await);
 
+    authority.node(2).check().unwrap();
     let good = ask(authority.node(2), at).await;
     assert!(matches!(good, Ok(PeerReply::ReadIndex(Ok(_)))), "{good:?}");
     node.shutdown().await.unwrap();

@@ -6,6 +6,7 @@ mod rdma;
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vhost_backend::blk::MAX_QUEUES;
 
@@ -158,6 +159,7 @@ pub enum VolumeCommand {
     /// Create an empty volume
     Create {
         /// Name of the new volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// Size, like 10G
         size: Size,
@@ -170,11 +172,13 @@ pub enum VolumeCommand {
     /// Show one volume
     Show {
         /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
     /// Change a volume's size; guests see it at once
     Resize {
         /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// New size, like 20G, or what to add, like +10G
         size: NewSize,
@@ -185,6 +189,7 @@ pub enum VolumeCommand {
     /// Delete a volume and its data
     Delete {
         /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// Do not ask
         #[arg(long)]
@@ -193,6 +198,7 @@ pub enum VolumeCommand {
     /// Fill a volume from a raw or qcow2 image; creates it if it does not exist
     Import {
         /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// Image file or block device
         file: PathBuf,
@@ -209,6 +215,7 @@ pub enum VolumeCommand {
     /// Copy a volume into a file
     Export {
         /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// File to write, `-` for standard output
         file: PathBuf,
@@ -239,6 +246,7 @@ pub enum AttachCommand {
     /// Serve a volume as a disk
     Volume {
         /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// vhost-user socket to listen on
         #[arg(long, value_name = "PATH")]
@@ -259,7 +267,7 @@ pub enum AttachCommand {
 #[derive(Debug, Args)]
 pub struct DetachArgs {
     /// Socket of the attachment, or name of its volume
-    #[arg(value_name = "SOCKET|NAME")]
+    #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
     pub target: String,
     /// If it is on another node, which is down: forget it, so that the volume can be attached elsewhere. Should that node only be
     /// cut off, its guest loses the disk
@@ -286,6 +294,7 @@ pub enum LibvirtCommand {
     /// Print the <disk> element for an attached volume
     DiskXml {
         /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// Device name in the guest
         #[arg(long, value_name = "DEV", default_value = "vdb")]

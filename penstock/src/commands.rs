@@ -12,6 +12,7 @@ mod rdma;
 mod volume;
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
@@ -34,8 +35,14 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         }
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data)?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
-        Command::Completions { shell } => completions(shell)?,
-        Command::Man { dir } => man(dir.as_deref())?,
+        Command::Completions { shell } => {
+            refuse_json(global.json, "a completion script")?;
+            completions(shell)?;
+        }
+        Command::Man { dir } => {
+            refuse_json(global.json, "a man page")?;
+            man(dir.as_deref())?;
+        }
         command => return runtime()?.block_on(talk(command, &global)),
     }
     Ok(ExitCode::SUCCESS)
@@ -58,6 +65,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Device(verb) => device::run(verb, &client, json).await?,
         Command::Pool(verb) => pool::run(verb, &client, json).await?,
         Command::Libvirt(LibvirtCommand::DiskXml { name, target }) => {
+            refuse_json(json, "libvirt's XML")?;
             attach::disk_xml(&name, &target, &client).await?;
         }
         Command::Serve(_)
@@ -110,6 +118,39 @@ fn print_json<T: Serialize>(value: &T) -> Result<()> {
     print(|out| writeln!(out, "{text}"))
 }
 
+/// The path as the daemon is told it: a relative one means what it means in this directory, not in the daemon's. `what` it is of.
+fn absolute(what: &str, path: &Path) -> Result<String> {
+    let path = std::path::absolute(path).map_err(|e| Failure::plain(Kind::Invalid, e))?;
+    path.into_os_string().into_string().map_err(|path| {
+        Failure::invalid(
+            format!("{what} path {} is not UTF-8", path.to_string_lossy()),
+            "use another path",
+        )
+    })
+}
+
+/// What somebody typed who may mean a path or a name: as an absolute path if it has a slash, or is a known one then.
+fn path_or_name<'a>(
+    what: &str,
+    typed: &str,
+    mut known: impl Iterator<Item = &'a str>,
+) -> Result<String> {
+    let path = absolute(what, Path::new(typed))?;
+    let is_path = typed.contains('/') || known.any(|one| one == path);
+    Ok(if is_path { path } else { typed.to_owned() })
+}
+
+/// What is not JSON cannot be printed as such.
+fn refuse_json(json: bool, what: &str) -> Result<()> {
+    match json {
+        false => Ok(()),
+        true => Err(Failure::invalid(
+            format!("{what} is printed, which is not JSON"),
+            "leave --json out",
+        )),
+    }
+}
+
 /// A value for people where there is one.
 fn or_dash(text: impl ToString) -> String {
     match text.to_string() {
@@ -124,7 +165,7 @@ fn completions(shell: clap_complete::Shell) -> Result<()> {
     print(|out| out.write_all(&script))
 }
 
-fn man(dir: Option<&std::path::Path>) -> Result<()> {
+fn man(dir: Option<&Path>) -> Result<()> {
     let command = Cli::command();
     match dir {
         Some(dir) => clap_mangen::generate_to(command, dir)
@@ -136,5 +177,21 @@ fn man(dir: Option<&std::path::Path>) -> Result<()> {
                 .context(|| "render the man page".into())?;
             print(|out| out.write_all(&page))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_path_is_known_with_and_without_a_slash() {
+        let here = absolute("socket", Path::new("disk.sock")).unwrap();
+        assert!(Path::new(&here).is_absolute());
+        let meant = |typed: &str| path_or_name("socket", typed, [here.as_str()].into_iter());
+        assert_eq!(meant("disk.sock").unwrap(), here);
+        assert_eq!(meant("./disk.sock").unwrap(), here);
+        assert_eq!(meant(&here).unwrap(), here);
+        assert_eq!(meant("disk").unwrap(), "disk", "a name");
     }
 }

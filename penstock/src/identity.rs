@@ -87,7 +87,9 @@ impl Settings {
             wire: Wire::Tls,
             transport: Transport::default(),
         };
-        Ok(settings.with(peers))
+        let settings = settings.with(peers);
+        settings.check_ports()?;
+        Ok(settings)
     }
 
     /// Goes on with what is told now.
@@ -122,6 +124,30 @@ impl Settings {
     /// Where nodes join.
     pub fn enrol(&self) -> SocketAddr {
         SocketAddr::new(self.listen, self.enrol_port)
+    }
+
+    /// Refuses ports that cannot be used, or are one and the same.
+    pub fn check_ports(&self) -> Result<()> {
+        let ports = [
+            ("control", self.control_port),
+            ("data", self.data_port),
+            ("enrol", self.enrol_port),
+        ];
+        for (nth, (name, port)) in ports.into_iter().enumerate() {
+            if port == 0 {
+                return Err(Failure::invalid(
+                    format!("the {name} port is 0: other nodes have to know the port"),
+                    format!("choose one from 1 to 65535 with --{name}-port"),
+                ));
+            }
+            if let Some((other, _)) = ports[..nth].iter().find(|(_, known)| *known == port) {
+                return Err(Failure::invalid(
+                    format!("the {other} port and the {name} port are both {port}"),
+                    format!("choose another one with --{name}-port"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses addresses that this machine cannot listen on now.

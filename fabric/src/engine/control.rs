@@ -29,6 +29,9 @@ pub struct DeviceStatus {
     pub used_bytes: u64,
     /// Free.
     pub free_bytes: u64,
+    /// It refuses writes for want of room: one of its shards is [full](crate::store::api::Space::is_full), and chunks do not choose
+    /// theirs.
+    pub is_full: bool,
     /// RAM that its map takes: chunk table, space bitmaps and cached map pages.
     pub memory_bytes: u64,
     /// Counters of each shard.
@@ -237,13 +240,14 @@ impl Control {
             .iter()
             .zip(self.stores.damage.statuses())
             .map(|(device, scrub)| {
-                let (mut total_bytes, mut used_bytes) = (0, 0);
+                let (mut total_bytes, mut used_bytes, mut is_full) = (0, 0, false);
                 let mut shards = Vec::new();
                 for shard in device.shard_indexes() {
                     let state = self.stores.lock(shard);
                     let space = state.core.space();
                     total_bytes += space.total_bytes;
                     used_bytes += space.used_bytes;
+                    is_full |= space.is_full;
                     shards.push(state.core.metrics());
                 }
                 DeviceStatus {
@@ -252,6 +256,7 @@ impl Control {
                     total_bytes,
                     used_bytes,
                     free_bytes: total_bytes.saturating_sub(used_bytes),
+                    is_full,
                     memory_bytes: shards.iter().map(|s: &StoreMetrics| s.ram.map()).sum(),
                     shards,
                     report: device.report,

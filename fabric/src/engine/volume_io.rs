@@ -120,6 +120,8 @@ impl VolumeIo {
         match unsafe { self.engine.submit(&self.volume, request) } {
             Submit::Done(done) => *result = result.and(done),
             Submit::Pending => {}
+            // It would be busy for ever.
+            Submit::Busy if self.volume.is_revoked() => *result = Err(IoError::Fenced),
             Submit::Busy => return false,
         }
         true

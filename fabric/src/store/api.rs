@@ -397,6 +397,8 @@ pub struct Space {
     pub total_bytes: u64,
     /// In use: data and map pages. What only waits for a checkpoint to be free does not count.
     pub used_bytes: u64,
+    /// It refuses writes for want of room: it did so once, and not much has become free since, or there is none below its device.
+    pub is_full: bool,
 }
 
 /// The memory that device writes (and some reads) of a shard come from: one range, fixed while the shard is open, so

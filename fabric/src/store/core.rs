@@ -124,6 +124,8 @@ pub struct ShardCore {
     /// Blocks whose last write failed: it may or may not be on the device (layer, chunk, byte range).
     poisoned: Vec<(u64, u32, u32, u32)>,
     counters: StoreMetrics,
+    /// Units that were free when a write was refused for want of room.
+    no_room_at: Option<u64>,
     scratch: Vec<u32>,
 }
 
@@ -223,6 +225,7 @@ impl ShardCore {
             known_bad: BTreeMap::new(),
             poisoned: Vec::new(),
             counters: StoreMetrics::default(),
+            no_room_at: None,
             scratch: Vec::new(),
         }
     }
@@ -513,11 +516,11 @@ impl StoreCore for ShardCore {
     fn space(&self) -> Space {
         let unit = UNIT_BYTES as u64;
         let total = u64::from(self.alloc.total_units());
-        // What is in quarantine becomes free as soon as somebody wants it, or the shard is idle.
-        let free = u64::from(self.alloc.free_units()) + self.alloc.quarantined_units();
+        let free = self.free_soon();
         Space {
             total_bytes: total * unit,
             used_bytes: (total - free) * unit,
+            is_full: self.is_full(),
         }
     }
 

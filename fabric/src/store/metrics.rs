@@ -76,6 +76,8 @@ pub struct StoreMetrics {
     pub checksum_retries: u64,
     /// Checksum failures that remained.
     pub checksum_errors: u64,
+    /// Operations refused for want of room.
+    pub refused_for_room: u64,
     /// Chunks known.
     pub chunks: u64,
     /// Dirty map pages that the next checkpoint writes.

@@ -75,6 +75,23 @@ fn a_full_store_keeps_what_it_acknowledged() {
 }
 
 #[test]
+fn it_is_told_as_full_until_there_is_room_worth_telling() {
+    for_each_seed(2, |seed| {
+        let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);
+        let is_full = |rig: &mut Rig| rig.cores()[0].space().is_full;
+        let end = fill(&mut rig, PLAIN, 0, DEVICE_BLOCKS / 4);
+        assert!(!is_full(&mut rig), "a quarter is in use");
+        let end = fill(&mut rig, PLAIN, end, DEVICE_BLOCKS);
+        assert!(is_full(&mut rig));
+        assert!(rig.metrics(0).refused_for_room > 0);
+        discard(&mut rig, PLAIN, 0, STEP);
+        assert!(is_full(&mut rig), "a few blocks are no news");
+        discard(&mut rig, PLAIN, STEP, end / 4);
+        assert!(!is_full(&mut rig));
+    });
+}
+
+#[test]
 fn discards_on_a_full_store_succeed_and_make_room() {
     for_each_seed(2, |seed| {
         let (mut rig, end) = full_store(seed);

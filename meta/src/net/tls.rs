@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
@@ -47,6 +48,16 @@ pub enum TlsError {
     /// They do not fit together.
     #[error("the certificates cannot be used: {0}")]
     Rustls(#[from] rustls::Error),
+    /// Peers would turn the node away, and it would wait for them without end.
+    #[error(
+        "the node's certificate is not one that this cluster's authority made for node {node}: {source}"
+    )]
+    Foreign {
+        /// Who the node says it is.
+        node: NodeId,
+        /// What its peers would say.
+        source: rustls::Error,
+    },
     /// No root to trust.
     #[error("the cluster's certificate cannot be used: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
@@ -65,6 +76,10 @@ pub enum TlsError {
 pub struct TlsIdentity {
     cluster: Uuid,
     node: NodeId,
+    /// Its certificate, and what a verifier wants beside it.
+    chain: Vec<CertificateDer<'static>>,
+    /// Who knows the cluster's certificates.
+    servers: Arc<WebPkiServerVerifier>,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
@@ -109,15 +124,43 @@ impl TlsIdentity {
         server.alpn_protocols = vec![ALPN.to_vec()];
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
-            .with_webpki_verifier(servers)
-            .with_client_auth_cert(chain, key)?;
+            .with_webpki_verifier(Arc::clone(&servers))
+            .with_client_auth_cert(chain.clone(), key)?;
         client.alpn_protocols = vec![ALPN.to_vec()];
         Ok(Self {
             cluster,
             node,
+            chain,
+            servers,
             client: Arc::new(client),
             server: Arc::new(server),
         })
+    }
+
+    /// Looks at the node's own certificate as its peers will. Whether it is good now is not asked: a clock that is wrong may be set
+    /// right while the node runs.
+    ///
+    /// # Errors
+    /// [`TlsError::Foreign`]: they would turn the node away.
+    pub fn check(&self) -> Result<(), TlsError> {
+        use rustls::CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+
+        let name = self.name_of(self.node);
+        let (own, others) = self.chain.split_first().expect("rustls has taken it");
+        let now = UnixTime::now();
+        match self
+            .servers
+            .verify_server_cert(own, others, &name, &[], now)
+        {
+            Ok(_)
+            | Err(rustls::Error::InvalidCertificate(
+                Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. },
+            )) => Ok(()),
+            Err(source) => Err(TlsError::Foreign {
+                node: self.node,
+                source,
+            }),
+        }
     }
 
     fn name_of(&self, node: NodeId) -> ServerName<'static> {

@@ -11,7 +11,8 @@ pub const MAX_TOKENS: usize = 64;
 pub enum JoinRefusal {
     /// No such token.
     #[error(
-        "this join token is not known, or was used already: make a new one with `penstock token create` on a node of the cluster"
+        "this join token is not known, or was used already: make a new one with `penstock token create` on a node of the cluster; if an \
+         earlier try with it ended half-way, `penstock node list` shows the node that it made, to be forgotten with `penstock node remove`"
     )]
     UnknownToken,
     /// Its time is over.

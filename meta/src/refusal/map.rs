@@ -30,7 +30,9 @@ pub enum MapRefusal {
         node: NodeId,
     },
     /// A name that another node bears.
-    #[error("node name {name:?} is taken by node {holder}: give this node another name")]
+    #[error(
+        "node name {name:?} is taken by node {holder}: give this node another name; or, if it is an earlier try of this machine to join, which `penstock node list` shows as never started, forget that with `penstock node remove {holder}` and join again"
+    )]
     NodeNameTaken {
         /// The name.
         name: String,

@@ -1,5 +1,6 @@
 //! Verbs on the cluster: nodes, devices, pools, events.
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 
 use crate::api::types::{FailureDomain, events_default, replicas_default};
@@ -13,13 +14,13 @@ pub enum NodeCommand {
     /// Show one node
     Show {
         /// Name or number of the node
-        #[arg(value_name = "NODE")]
+        #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
     },
     /// Move all data off a node, while I/O goes on
     Drain {
         /// Name or number of the node
-        #[arg(value_name = "NODE")]
+        #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
         /// Call it off: the node may hold data again
         #[arg(long)]
@@ -31,7 +32,7 @@ pub enum NodeCommand {
     /// Forget a node for good: an empty one, or one that is down and not the last to hold anything
     Remove {
         /// Name or number of the node
-        #[arg(value_name = "NODE")]
+        #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
         /// Of a node that is down and never comes back: give up what only that has. Volumes go on with the newest data that other
         /// nodes have, and what guests wrote since is lost; an event says how much that may concern
@@ -57,7 +58,7 @@ pub enum DeviceCommand {
     /// Move all data off a device and then forget it; one that is dead is forgotten at once
     Remove {
         /// Number of the device, or its path on this node
-        #[arg(value_name = "DEVICE")]
+        #[arg(value_name = "DEVICE", value_parser = NonEmptyStringValueParser::new())]
         device: String,
         /// Call it off: the device may hold data again
         #[arg(long)]
@@ -78,6 +79,7 @@ pub enum PoolCommand {
     /// Make a pool
     Create {
         /// Name of the new pool
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// Copies of all data
         #[arg(long, value_name = "N", default_value_t = replicas_default())]
@@ -97,11 +99,13 @@ pub enum PoolCommand {
     /// Show one pool
     Show {
         /// Name of the pool
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
     /// Delete a pool without volumes
     Delete {
         /// Name of the pool
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// Do not ask
         #[arg(long)]

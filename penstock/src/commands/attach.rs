@@ -1,7 +1,5 @@
 //! Attaching and detaching.
 
-use std::path::Path;
-
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
@@ -10,7 +8,7 @@ use crate::cli::{AttachCommand, DetachArgs};
 use crate::failure::{Failure, Kind, Result};
 use crate::libvirt;
 
-use super::{ask, print, print_json};
+use super::{absolute, ask, path_or_name, print, print_json};
 
 /// `penstock attach volume`.
 pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<()> {
@@ -21,7 +19,7 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
         read_only,
         no_pin,
     } = verb;
-    let socket = absolute(&socket)?;
+    let socket = absolute("socket", &socket)?;
     let request = Attach {
         volume: name,
         socket,
@@ -45,13 +43,9 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
 /// `penstock detach`.
 pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()> {
     let yes = args.yes;
-    // A relative socket path means what it means in this directory, not in the daemon's.
-    let target = if args.target.contains('/') {
-        absolute(Path::new(&args.target))?
-    } else {
-        args.target.clone()
-    };
     let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
+    let sockets = attachments.iter().map(|a| a.socket.as_str());
+    let target = path_or_name("socket", &args.target, sockets)?;
     let mut meant = attachments
         .iter()
         .filter(|a| a.socket == target || a.volume == target)
@@ -103,14 +97,4 @@ pub async fn disk_xml(name: &str, target: &str, client: &Client) -> Result<()> {
         })?;
     let xml = libvirt::disk_xml(attachment, target)?;
     print(|out| out.write_all(xml.as_bytes()))
-}
-
-fn absolute(path: &Path) -> Result<String> {
-    let path = std::path::absolute(path).map_err(|e| Failure::plain(Kind::Invalid, e))?;
-    path.into_os_string().into_string().map_err(|path| {
-        Failure::invalid(
-            format!("socket path {} is not UTF-8", path.to_string_lossy()),
-            "use another path",
-        )
-    })
 }

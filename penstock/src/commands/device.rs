@@ -1,18 +1,16 @@
 //! `penstock device …`.
 
-use std::path::Path;
-
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
 use crate::api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
 use crate::cli::DeviceCommand;
 use crate::config::DeviceSpec;
-use crate::failure::{Failure, Kind, Result};
+use crate::failure::Result;
 use crate::size::Size;
 use crate::table::Table;
 
-use super::{ask, or_dash, print, print_json};
+use super::{absolute, ask, or_dash, path_or_name, print, print_json};
 
 /// Runs a verb.
 pub async fn run(verb: DeviceCommand, client: &Client, json: bool) -> Result<()> {
@@ -81,7 +79,7 @@ async fn list(client: &Client, json: bool) -> Result<()> {
 
 async fn add(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
     let request = DeviceAdd {
-        path: absolute(device.path())?,
+        path: absolute("device", device.path())?,
         size_bytes: device.size().map(|size| size.0),
     };
     let device: Device = client.call(Method::POST, "/v1/devices", &request).await?;
@@ -102,12 +100,8 @@ async fn remove(
     name: &str,
     (query, yes): (&DeviceRemoveQuery, bool),
 ) -> Result<()> {
-    // A relative path means what it means in this directory, not in the daemon's.
-    let name = match name.contains('/') {
-        true => absolute(Path::new(name))?,
-        false => name.to_owned(),
-    };
     let devices: Vec<Device> = client.get("/v1/devices").await?;
+    let name = path_or_name("device", name, devices.iter().map(|d| d.path.as_str()))?;
     let known = devices
         .iter()
         .find(|d| d.path == name || d.id.is_some_and(|id| id.to_string() == name));
@@ -144,14 +138,4 @@ async fn remove(
         _ => eprintln!("penstock: device {} may hold data again", device.path),
     }
     Ok(())
-}
-
-fn absolute(path: &Path) -> Result<String> {
-    let path = std::path::absolute(path).map_err(|e| Failure::plain(Kind::Invalid, e))?;
-    path.into_os_string().into_string().map_err(|path| {
-        Failure::invalid(
-            format!("device path {} is not UTF-8", path.to_string_lossy()),
-            "use another path",
-        )
-    })
 }

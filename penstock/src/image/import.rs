@@ -39,11 +39,13 @@ pub async fn run(
     };
     if let Some(volume) = &existing {
         check_detached(volume)?;
-        ask::confirm(&format!("replace the content of volume '{name}'"), yes)?;
     }
     let status: Status = client.get("/v1/status").await?;
     let source = open(path, format, &status.data)?;
     let size_bytes = source.bytes.next_multiple_of(SECTOR_BYTES);
+    if let Some(volume) = &existing {
+        confirm_replaced(volume, size_bytes, yes)?;
+    }
     let pool = pool
         .map(|p| format!("&pool={}", encode(&p)))
         .unwrap_or_default();
@@ -64,6 +66,24 @@ fn check_detached(volume: &Volume) -> Result<()> {
             format!("run `penstock detach {}` first", volume.name),
         )),
     }
+}
+
+/// The volume takes the image's size: another one than its own is told, whoever said yes before.
+fn confirm_replaced(volume: &Volume, size_bytes: u64, yes: bool) -> Result<()> {
+    let name = &volume.name;
+    let (old, new) = (Size(volume.size_bytes), Size(size_bytes));
+    let resized = match old == new {
+        true => String::new(),
+        false => format!(", which has {old}, by an image of {new}"),
+    };
+    ask::confirm(
+        &format!("replace the content of volume '{name}'{resized}"),
+        yes,
+    )?;
+    if old != new {
+        eprintln!("penstock: volume {name} goes from {old} to {new}, the size of the image");
+    }
+    Ok(())
 }
 
 /// Raw bytes to import.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meta::{
-    ClusterMap, DeviceId, DeviceState, DeviceWord, Duty, Event, Happening, LeaderReport, NodeId,
-    NodeState, NodeWord, PlacementGroup, Pool, PoolId, RaftStatus, Standing,
+    ClusterMap, DeviceId, DeviceState, DeviceWord, Duty, Event, Happening, LeaderReport, Member,
+    NodeId, NodeState, NodeWord, PlacementGroup, Pool, PoolId, RaftStatus, Standing,
 };
 
 use crate::api::types;
@@ -141,6 +141,17 @@ impl View {
         found.map(|event| event.at.into())
     }
 
+    /// When what goes on began: the last event that `begins` it, unless one that `ends` it came after.
+    pub fn since(
+        &self,
+        begins: impl Fn(&Happening) -> bool,
+        ends: impl Fn(&Happening) -> bool,
+    ) -> Option<Moment> {
+        let mut latest = self.events.iter().rev();
+        let found = latest.find(|event| begins(&event.what) || ends(&event.what))?;
+        begins(&found.what).then(|| found.at.into())
+    }
+
     /// Whether a node is down.
     pub fn is_down(&self, id: NodeId) -> bool {
         let node = self.map.node(id);
@@ -225,6 +236,28 @@ impl View {
             counts.moving += usize::from(group.members.iter().any(|m| m.leaving));
         }
         counts
+    }
+
+    /// Full devices whose replicas are not in sync in groups of the pool that writes wait for.
+    pub fn waits_for_room(
+        &self,
+        pool: &str,
+        is_full: &dyn Fn(DeviceId) -> bool,
+    ) -> BTreeSet<DeviceId> {
+        let Some(pool) = self.map.pools().find(|one| one.name.as_str() == pool) else {
+            return BTreeSet::new();
+        };
+        let groups = self.map.groups().filter(|group| group.pool == pool.id);
+        let waiting = groups.filter(|group| self.present(group) < usize::from(pool.min_in_sync));
+        let lacking = waiting.flat_map(|group| self.lacking(group));
+        let lacking = lacking.map(|member| member.device);
+        lacking.filter(|device| is_full(*device)).collect()
+    }
+
+    /// Members of a group that are to be in sync and are not.
+    pub fn lacking<'a>(&'a self, group: &'a PlacementGroup) -> impl Iterator<Item = &'a Member> {
+        let lacks = |member: &&Member| !(member.is_in_sync() && self.map.is_valid(member));
+        group.wanted().filter(lacks)
     }
 
     /// Copies of a group that are in sync and there.

@@ -69,6 +69,7 @@ impl Node {
                 capacity_bytes: local.capacity_bytes,
                 used_bytes: local.used_bytes,
                 is_bad: local.is_bad,
+                is_full: local.is_full,
             })
         });
         known.collect()

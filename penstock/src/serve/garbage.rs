@@ -14,6 +14,8 @@ use super::node::{Node, meta_failure};
 
 /// Pause between two looks. Each goes through the names of all chunks, some hundred thousand for each TiB.
 const PAUSE: Duration = Duration::from_secs(30);
+/// The same while a device of this node is full: somebody may wait for what was deleted.
+const PAUSE_WHEN_FULL: Duration = Duration::from_secs(3);
 
 /// Goes on looking for as long as the node lives. A node of its own need not: what it did not finish is a leftover.
 pub fn keep_dropping(node: &Arc<Node>) {
@@ -40,8 +42,9 @@ pub fn keep_dropping(node: &Arc<Node>) {
                     tracing::warn!(%failure, "drop data that lie on other devices now");
                 }
             }
+            let is_full = node.storage.local().iter().any(|device| device.is_full);
             drop(node);
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(if is_full { PAUSE_WHEN_FULL } else { PAUSE }).await;
         }
     });
 }

@@ -114,7 +114,7 @@ fn put_devices(page: &mut Page, devices: &[LocalDevice]) {
 type OfShard = fn(&StoreMetrics) -> u64;
 
 fn put_stores(page: &mut Page, devices: &[LocalDevice]) {
-    let values: [(&'static Family, OfShard); 21] = [
+    let values: [(&'static Family, OfShard); 22] = [
         (&families::STORE_OPS, |m| m.ops),
         (&families::STORE_WRITE_OP_BYTES, |m| m.write_op_bytes),
         (&families::STORE_READ_OP_BYTES, |m| m.read_op_bytes),
@@ -134,6 +134,7 @@ fn put_stores(page: &mut Page, devices: &[LocalDevice]) {
         (&families::STORE_MOVED_BYTES, |m| m.moved_bytes),
         (&families::STORE_CHECKSUM_RETRIES, |m| m.checksum_retries),
         (&families::STORE_CHECKSUM_ERRORS, |m| m.checksum_errors),
+        (&families::STORE_NO_ROOM, |m| m.refused_for_room),
         (&families::STORE_CHUNKS, |m| m.chunks),
         (&families::STORE_PAGES_TO_CLEAN, |m| m.leaves_to_clean),
         (&families::STORE_DIRTY_PAGES, |m| m.dirty_leaves),

@@ -12,8 +12,8 @@ use meta::net::enrol::{Door, EnrolPapers, EnrolServer, Invitation};
 use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
 use meta::pki::{ClusterCa, fingerprint};
 use meta::{
-    Incarnation, Level, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, RaftTuning, Role, Start,
-    UnixMillis,
+    Incarnation, Level, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, OpenError, RaftTuning,
+    Role, Start, UnixMillis,
 };
 
 use crate::api::types::{Token, TokenCreate};
@@ -103,11 +103,12 @@ impl Control {
             }
             let opened = MetaNode::open(meta_dir, MetaConfig::embedded(host_name())).await;
             return Ok(Control {
-                node: opened.map_err(failed)?,
+                node: opened.map_err(|e| alone_failure(e, &config.data))?,
                 network: None,
             });
         };
         let settings = identity.record.settings.clone().with(&config.peers);
+        settings.check_ports()?;
         check_roles(settings.roles.contains(&Role::Storage), &config.devices)?;
         Self::open_one_of_several(Arc::new(identity), settings, &config.data, meta_dir).await
     }
@@ -123,6 +124,7 @@ impl Control {
         let papers = TlsIdentity::from_pem(record.cluster, record.node, ca, certificate, key);
         let unfit = |e: String| unfit_papers(data_dir, &e);
         let papers = papers.map_err(|e| unfit(e.to_string()))?;
+        papers.check().map_err(|e| unfit(e.to_string()))?;
         let data = NetConfig {
             listen: settings.data(),
             identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
@@ -266,6 +268,19 @@ async fn start_enrolment(
     let address = settings.enrol().to_string();
     let server = EnrolServer::start(&address, papers, meta).await;
     server.map(Some).map_err(listen_failure)
+}
+
+/// Why the metadata of a node without an identity cannot be opened.
+fn alone_failure(e: OpenError, data_dir: &Path) -> Failure {
+    let mend = match &e {
+        OpenError::OneOfSeveral { .. } => format!(
+            "{} is missing, which says who that node is: bring it back from a backup, or have the others forget the node with \
+             `penstock node remove` and join anew with another data directory",
+            data_dir.join("cluster").display()
+        ),
+        _ => return failed(e),
+    };
+    Failure::new(Kind::Failed, e, mend)
 }
 
 fn unfit_papers(data_dir: &Path, e: &str) -> Failure {

@@ -64,7 +64,9 @@ impl Node {
             let known = map.node(meta::NodeId(node.base().0));
             known.map_or_else(|| node.to_string(), |node| node.name.to_string())
         };
+        // A node that was removed is no peer any more, though connections to it may be left.
         let ways = self.storage.fabric().ways().into_iter();
+        let ways = ways.filter(|(node, _)| map.node(meta::NodeId(node.base().0)).is_some());
         let told = ways.map(|(node, way)| PeerTransport {
             node: name(node),
             rdma: way.rdma,

@@ -67,6 +67,8 @@ pub struct LocalDevice {
     pub shards: Vec<StoreMetrics>,
     /// Whether errors were seen.
     pub is_bad: bool,
+    /// Whether it refuses writes for want of room.
+    pub is_full: bool,
     /// Whether it stores nothing.
     pub is_null: bool,
 }
@@ -358,6 +360,7 @@ impl Storage {
                 scrub: types::Scrub::default(),
                 shards: Vec::new(),
                 is_bad: false,
+                is_full: false,
                 is_null: true,
             }];
         }
@@ -396,6 +399,7 @@ fn local(device: DeviceStatus) -> LocalDevice {
             bad: scrub.findings.len() as u64,
         },
         is_bad: !scrub.findings.is_empty(),
+        is_full: device.is_full,
         is_null: false,
         shards: device.shards,
     }
@@ -415,6 +419,10 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
 /// What becomes of damaged data.
 const RESTORE: &str = "volumes with copies on other nodes are read from there; the log names those hit: restore from a backup \
                        what had one copy only";
+
+/// What to do about a full device.
+pub const MAKE_ROOM: &str =
+    "delete volumes, trim in guests, or add devices with `penstock device add`";
 
 /// Data that cannot be read any more.
 fn damage(device: &DeviceStatus, has_peers: bool) -> Option<Found> {
@@ -462,9 +470,10 @@ fn replicated_damage(path: &str, scrub: &ScrubStatus) -> Option<Found> {
 
 fn shortage(device: &DeviceStatus) -> Option<Found> {
     let path = device.path.display();
-    if device.free_bytes == 0 {
-        let what = format!("device {path} is full");
-        let doing = "delete volumes or trim in guests";
+    if device.is_full {
+        let (free, total) = (Size(device.free_bytes), Size(device.total_bytes));
+        let what = format!("device {path} is full: it refuses writes, with {free} of {total} free");
+        let doing = MAKE_ROOM;
         return Some(Found::new(format!("full {path}"), what, doing));
     }
     let free = short_of_room(device)?;

@@ -22,6 +22,10 @@ use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
 use super::volumes::{check_name, copied, import_name, volume_by};
 
+mod patience;
+
+use patience::Filling;
+
 /// How long the rest of a stream is taken that nobody wants. Who still sends then finds the connection closed.
 const UNWANTED_MAX: Duration = Duration::from_secs(5);
 
@@ -129,9 +133,10 @@ async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: &mut Body)
     let handle = node.open_volume(part).await?;
     let filled = match node.storage.copier(&handle).await {
         Ok(copier) => {
-            let received = receive(&copier, size, body).await;
+            let filling = Filling::new(node, &part.pool, &handle, &copier);
+            let received = receive(&filling, size, body).await;
             let filled = match received {
-                Ok(()) => copier.flush().await,
+                Ok(()) => filling.flush().await,
                 Err(failure) => Err(failure),
             };
             copier.finish().await;
@@ -144,7 +149,7 @@ async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: &mut Body)
     filled
 }
 
-async fn receive(copier: &Copier, size: u64, body: &mut Body) -> Result<()> {
+async fn receive(filling: &Filling<'_>, size: u64, body: &mut Body) -> Result<()> {
     let wrong = |e: &dyn std::fmt::Display| {
         Failure::new(
             Kind::Invalid,
@@ -167,7 +172,7 @@ async fn receive(copier: &Copier, size: u64, body: &mut Body) -> Result<()> {
                     {
                         return Err(wrong(&"data beyond the size"));
                     }
-                    copier.write(at, data).await?;
+                    filling.write(at, data).await?;
                 }
                 Record::End(end) if end == size => {}
                 Record::End(end) => {

@@ -207,6 +207,11 @@ impl Cluster {
         self.add("join", &[&token])
     }
 
+    /// Nodes that are added from now on have devices of this size.
+    pub fn set_device_bytes(&mut self, bytes: u64) {
+        self.options.device_bytes = bytes;
+    }
+
     /// A token, made by the first running node.
     pub fn token(&self) -> Result<String> {
         let token = self.any()?.daemon.cli(&["token", "create"])?;

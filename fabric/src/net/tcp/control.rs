@@ -156,7 +156,10 @@ impl Network {
             ways: Ways::default(),
             peers: RwLock::default(),
         });
-        let listener = std::net::TcpListener::bind(config.listen)?;
+        let listener = std::net::TcpListener::bind(config.listen).map_err(|e| {
+            let told = format!("cannot listen on {}: {e}", config.listen);
+            std::io::Error::new(e.kind(), told)
+        })?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let connector = Connector::new(Arc::clone(&control), listener);

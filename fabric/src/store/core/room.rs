@@ -71,6 +71,7 @@ impl ShardCore {
         if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
             self.ckpt.want();
         } else if self.batches.in_use() == 0 {
+            self.no_room_at = Some(self.free_soon());
             self.refuse_head(StoreError::NoSpace);
         }
         None
@@ -99,6 +100,18 @@ impl ShardCore {
     /// Whether the cleaner may take so many.
     pub(super) fn spares(&self, units: u32) -> bool {
         self.spare_units() >= units
+    }
+
+    /// Units that are free, and those in quarantine: they become free as soon as somebody wants them, or the shard is idle.
+    pub(super) fn free_soon(&self) -> u64 {
+        u64::from(self.alloc.free_units()) + self.alloc.quarantined_units()
+    }
+
+    /// See [`Space::is_full`](super::super::api::Space::is_full). What a few blocks more would let in fills it again at once.
+    pub(super) fn is_full(&self) -> bool {
+        let enough = u64::from(self.geo.units / SPARE_SHARE);
+        let has_filled = |free| self.free_soon() <= free + enough;
+        self.is_squeezed() || self.no_room_at.is_some_and(has_filled)
     }
 
     /// Ends the part at the head of the log's queue with an error, once what it has in batches is done.

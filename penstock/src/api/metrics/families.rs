@@ -110,6 +110,8 @@ families! {
         "Reads whose first checksum failed and that were repeated.";
     STORE_CHECKSUM_ERRORS: Counter "penstock_store_checksum_errors_total" ["device"] "1"
         "Checksum failures that remained: data that cannot be read from this device.";
+    STORE_NO_ROOM: Counter "penstock_store_refused_for_room_total" ["device"] "1"
+        "Operations that the store refused for want of room.";
     STORE_CHUNKS: Gauge "penstock_store_chunks" ["device"] "1"
         "Chunks that the store knows.";
     STORE_PAGES_TO_CLEAN: Gauge "penstock_store_pages_to_clean" ["device"] "1"

@@ -11,6 +11,7 @@ use crate::moment::{Moment, duration};
 
 use super::super::cluster::View;
 use super::super::monitor::{Found, Work};
+use super::super::storage::MAKE_ROOM;
 
 mod room;
 #[cfg(test)]
@@ -176,8 +177,10 @@ fn pool_waiting(view: &View, pool: &Pool) -> Option<Found> {
         return None;
     }
     let name = &pool.name;
-    let since =
-        view.last(|what| matches!(what, Happening::PoolWaiting { pool, .. } if pool == name));
+    let since = view.since(
+        |what| matches!(what, Happening::PoolWaiting { pool, .. } if pool == name),
+        |what| matches!(what, Happening::PoolWritable { pool } if pool == name),
+    );
     let what = format!(
         "pool {name}: writes to {waiting} of {} placement groups wait, for fewer than {} replicas are in sync",
         pool.placement_groups, pool.min_in_sync
@@ -198,8 +201,10 @@ fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
         return None;
     }
     let name = &pool.name;
-    let since =
-        view.last(|what| matches!(what, Happening::PoolDegraded { pool, .. } if pool == name));
+    let since = view.since(
+        |what| matches!(what, Happening::PoolDegraded { pool, .. } if pool == name),
+        |what| matches!(what, Happening::PoolRecovered { pool } if pool == name),
+    );
     let what = format!(
         "pool {name}: {} of {} placement groups have fewer than {} replicas in sync",
         groups.degraded, groups.total, pool.replicas
@@ -219,18 +224,21 @@ fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
 fn missed(view: &View, pool: &Pool) -> String {
     let groups = view.map.groups().filter(|group| group.pool == pool.id);
     let lacking = groups.filter(|group| view.present(group) < usize::from(pool.replicas));
+    let words = view.device_words();
+    let is_full = |device: DeviceId| words.get(&device).is_some_and(|word| word.is_full);
     let (mut without_place, mut queued) = (0, 0);
     let mut away: BTreeSet<NodeId> = BTreeSet::new();
+    let mut full: BTreeSet<DeviceId> = BTreeSet::new();
     for group in lacking {
         without_place += usize::from(group.wanted().count() < usize::from(pool.replicas));
-        for member in group
-            .wanted()
-            .filter(|m| !(m.is_in_sync() && view.map.is_valid(m)))
-        {
+        for member in view.lacking(group) {
             let device = view.map.device(member.device);
             match device.filter(|device| !view.map.is_served(device)) {
                 Some(device) => {
                     away.insert(device.node);
+                }
+                None if is_full(member.device) => {
+                    full.insert(member.device);
                 }
                 None => queued += usize::from(member.standing != Standing::Syncing),
             }
@@ -240,6 +248,13 @@ fn missed(view: &View, pool: &Pool) -> String {
     if !away.is_empty() {
         let names: Vec<String> = away.into_iter().map(|node| view.node_name(node)).collect();
         told.push(format!("waits for node {}", names.join(", ")));
+    }
+    if !full.is_empty() {
+        let names: Vec<String> = full.into_iter().map(|id| view.device_name(id)).collect();
+        told.push(format!(
+            "device {} is full: {MAKE_ROOM}",
+            names.join(", device ")
+        ));
     }
     if queued > 0 {
         told.push(format!(

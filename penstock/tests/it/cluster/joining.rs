@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use meta::pki::{ClusterCa, NodeKey};
 use serde_json::json;
 
 use super::{Cluster, THIN, waits};
-use crate::harness::{Daemon, one_error, run, serve_with, temp, text};
+use crate::harness::{Daemon, one_error, run, serve, serve_with, temp, text};
 
 #[test]
 fn a_token_lets_one_node_in_once() {
@@ -125,6 +126,23 @@ fn a_node_of_a_cluster_of_its_own_says_so() {
     assert!(told.contains("penstock init"), "{told}");
     let told = one_error(&run(&["init", "--data", text(empty.path())]), 2);
     assert!(told.contains("--listen"), "{told}");
+    let here = [
+        "init",
+        "--data",
+        text(empty.path()),
+        "--listen",
+        "127.0.0.1",
+    ];
+    for (ports, culprit) in [
+        (["--control-port", "0"], "the control port is 0"),
+        (
+            ["--data-port", "7470"],
+            "the control port and the data port are both 7470",
+        ),
+    ] {
+        let told = one_error(&run(&[&here[..], &ports].concat()), 2);
+        assert!(told.contains(culprit), "{told}");
+    }
     let told = one_error(
         &run(&["init", "--data", text(empty.path()), "--listen", "0.0.0.0"]),
         2,
@@ -133,22 +151,47 @@ fn a_node_of_a_cluster_of_its_own_says_so() {
 }
 
 #[test]
-fn a_node_with_anothers_certificate_is_not_let_in() {
+fn a_node_without_a_certificate_of_its_own_says_so() {
     let ours = Cluster::found("1");
-    let token = ours.token();
-    assert!(ours.join(2, &token).status.success());
-    let other = temp();
-    let made = run(&[
-        "init",
-        "--data",
-        text(other.path()),
-        "--listen",
-        "127.0.0.1",
-    ]);
-    assert!(made.status.success(), "{made:?}");
-    for file in ["node.pem", "node.key", "ca.pem"] {
-        let (from, to) = (other.path().join("cluster"), ours.data(2).join("cluster"));
-        fs::copy(from.join(file), to.join(file)).unwrap();
+    assert!(ours.join(2, &ours.token()).status.success());
+    let own = ours.data(2).join("cluster");
+    let refused = || {
+        let told = one_error(&serve(&ours.data(2)), 1);
+        assert!(told.contains("cannot prove who it is"), "{told}");
+        assert!(told.contains("node.pem"), "{told}");
+    };
+    let certificate = fs::read_to_string(own.join("node.pem")).unwrap();
+    // Somewhere in its signature, as a bit that flips.
+    let damaged = certificate.len() - "\n-----END CERTIFICATE-----\n".len() - 12;
+    let mut bytes = certificate.clone().into_bytes();
+    bytes[damaged] = if bytes[damaged] == b'A' { b'B' } else { b'A' };
+    fs::write(own.join("node.pem"), bytes).unwrap();
+    refused();
+    // Another node's, with its key.
+    for file in ["node.pem", "node.key"] {
+        fs::copy(ours.data(1).join("cluster").join(file), own.join(file)).unwrap();
+    }
+    refused();
+}
+
+#[test]
+fn a_node_with_papers_of_another_authority_is_not_let_in() {
+    let ours = Cluster::found("1");
+    assert!(ours.join(2, &ours.token()).status.success());
+    let own = ours.data(2).join("cluster");
+    let record = fs::read_to_string(own.join("node.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+    let cluster = record["cluster"].as_str().unwrap().parse().unwrap();
+    // They fit together, and the node: only its peers can tell.
+    let (authority, ca) = ClusterCa::generate(cluster).unwrap();
+    let key = NodeKey::generate().unwrap();
+    let certificate = authority.issue(meta::NodeId(2), &key.public_key());
+    for (file, text) in [
+        ("ca.pem", ca),
+        ("node.pem", certificate.unwrap()),
+        ("node.key", key.to_pem()),
+    ] {
+        fs::write(own.join(file), text).unwrap();
     }
     assert!(waits(&ours.data(2)));
     // The first node minds nothing of that.

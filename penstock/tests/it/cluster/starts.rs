@@ -71,3 +71,20 @@ fn a_node_that_has_lost_its_metadata_does_not_make_the_cluster_a_second_time() {
     assert!(told.contains("node remove 1"), "{told}");
     assert!(!data.join("meta").exists() && !data.join("devices").exists());
 }
+
+#[test]
+fn a_node_that_has_lost_its_identity_is_not_one_of_its_own() {
+    let mut ours = Cluster::found("1");
+    assert!(ours.join(2, &ours.token()).status.success());
+    ours.start(2);
+    for node in [2, 1] {
+        ours.stop(node);
+        let data = ours.data(node);
+        fs::rename(data.join("cluster"), data.join("elsewhere")).unwrap();
+        let told = one_error(&serve(&data), 1);
+        let culprit = format!("belong to node {node} of a cluster of several");
+        assert!(told.contains(&culprit), "{told}");
+        assert!(told.contains("bring it back from a backup"), "{told}");
+        fs::rename(data.join("elsewhere"), data.join("cluster")).unwrap();
+    }
+}

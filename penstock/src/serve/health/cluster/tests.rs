@@ -458,3 +458,90 @@ fn what_moves_to_a_second_device_of_a_node_is_told_where_groups_are_in_use() {
     world.view.is_alone = true;
     assert_eq!(told(&mut world), None);
 }
+
+/// The groups lose a replica, by reports of writes that its device refused.
+fn lose(world: &mut World, device: u64) {
+    let map = world.machine.map();
+    let pool = meta::PoolId(2);
+    for group in map.groups().filter(|group| group.pool == pool) {
+        let lost = group.member(DeviceId(device)).expect("one on each");
+        let heard = [1, 2, 3].map(|id| meta::Heard {
+            node: NodeId(id),
+            incarnation: Incarnation(id),
+        });
+        let at = world.now();
+        world.apply(Command::ReportFailed {
+            group: group.id(),
+            device: lost.device,
+            incarnation: lost.incarnation,
+            epoch: group.epoch,
+            heard: heard.into(),
+            at,
+        });
+    }
+}
+
+#[test]
+fn writes_that_wait_for_room_are_told_with_the_full_devices() {
+    let mut world = World::new(3);
+    lose(&mut world, 1);
+    lose(&mut world, 2);
+    let word = |device: u64, is_full: bool| LastWord {
+        node: NodeId(device),
+        ago_ms: 0,
+        word: NodeWord {
+            devices: vec![meta::DeviceWord {
+                device: DeviceId(device),
+                capacity_bytes: 1 << 40,
+                used_bytes: 1 << 40,
+                is_bad: false,
+                is_full,
+            }],
+            problems: Vec::new(),
+        },
+    };
+    let (wrong, _) = world.told();
+    let waiting = &wrong[0].problem;
+    assert!(
+        waiting.what.contains("8 of 8 placement groups wait"),
+        "{wrong:#?}"
+    );
+    assert!(
+        waiting.doing.contains("16 replicas wait for their turn"),
+        "{wrong:#?}"
+    );
+    let waits = |full: u64| {
+        world
+            .view
+            .waits_for_room("safe", &|device| device == DeviceId(full))
+    };
+    assert_eq!(waits(2).into_iter().collect::<Vec<_>>(), [DeviceId(2)]);
+    assert!(waits(3).is_empty(), "it is in sync");
+
+    world.view.report.words = vec![word(1, true), word(2, false), word(3, true)];
+    let (wrong, _) = world.told();
+    let doing = &wrong[0].problem.doing;
+    assert!(
+        doing.starts_with("device /dev/sd1 of node n1 is full: delete volumes"),
+        "{doing}"
+    );
+    assert!(doing.contains("8 replicas wait for their turn"), "{doing}");
+}
+
+#[test]
+fn what_was_over_once_does_not_tell_since_when_it_is_there_again() {
+    let mut world = World::new(3);
+    world.at += 1000;
+    lose(&mut world, 3);
+    let (wrong, _) = world.told();
+    assert_eq!(wrong[0].problem.since, at(START + 1000));
+    let mut over = world.view.events.last().expect("it is degraded").clone();
+    let degraded = |what: &Happening| matches!(what, Happening::PoolDegraded { .. });
+    let recovered = |what: &Happening| matches!(what, Happening::PoolRecovered { .. });
+    over.what = Happening::PoolRecovered {
+        pool: "safe".parse().unwrap(),
+    };
+    world.view.events.push(over);
+    assert_eq!(world.view.since(degraded, recovered), None);
+    assert!(world.view.last(degraded).is_some());
+}

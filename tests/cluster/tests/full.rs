@@ -1,0 +1,109 @@
+//! Devices that have no room left.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::{Cluster, ClusterOptions};
+use guest_rig::paths::penstock_binary;
+
+/// An import that finds no room ends within this: far sooner than it would for another reason.
+const TOLD_LIMIT: Duration = Duration::from_secs(50);
+/// What was imported in vain is gone, and all copies are there again, within this.
+const ROOM_LIMIT: Duration = Duration::from_secs(180);
+const MIB: u64 = 1 << 20;
+
+/// An image that no device can make smaller.
+fn image(cluster: &Cluster, name: &str, mib: u64) -> Result<PathBuf> {
+    let path = cluster.directory().join(name);
+    let mut state = mib;
+    let data = (0..mib * MIB / 8).flat_map(|_| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        state.to_le_bytes()
+    });
+    std::fs::write(&path, data.collect::<Vec<u8>>()).context("write an image")?;
+    Ok(path)
+}
+
+fn import(cluster: &Cluster, node: u8, name: &str, image: &Path) -> Result<()> {
+    let image = image.display().to_string();
+    let daemon = cluster.node(node)?.daemon();
+    daemon.cli(&["volume", "import", name, &image]).map(drop)
+}
+
+/// Devices of different sizes fill one after the other, so that groups are left with fewer replicas in sync than writes need, none of
+/// which can be brought back: their writes would wait for ever.
+#[test]
+fn an_import_that_finds_no_room_says_so_and_leaves_nothing() -> Result<()> {
+    let mut options = ClusterOptions::new(penstock_binary()?, 3);
+    options.device_bytes = 150 * MIB;
+    let mut cluster = Cluster::start(options)?;
+    cluster.set_device_bytes(20 * MIB);
+    cluster.join()?;
+    cluster.wait_ready()?;
+
+    let (keep, big) = (image(&cluster, "keep", 40)?, image(&cluster, "big", 200)?);
+    import(&cluster, 1, "keep", &keep)?;
+    let begin = Instant::now();
+    let refused = import(&cluster, 2, "big", &big);
+    let took = begin.elapsed();
+    let told = format!("{:#}", refused.err().context("there was room for it")?);
+    ensure!(told.contains("no space left"), "{told}");
+    ensure!(
+        told.contains("is full") && told.contains("of node node"),
+        "no device is named: {told}"
+    );
+    ensure!(took < TOLD_LIMIT, "it took {took:?}\n{}", cluster.report());
+
+    // Nobody has to do anything about it.
+    cluster.wait("all nodes are well again", ROOM_LIMIT, |cluster| {
+        let mut daemons = cluster.nodes().iter().map(|node| node.daemon());
+        let well = daemons.all(|daemon| daemon.cli(&["health"]).is_ok_and(|told| told == "ok\n"));
+        Ok((well && cluster.is_ready()?).then_some(()))
+    })?;
+    let daemon = cluster.node(3)?.daemon();
+    let volumes = daemon.json(&["volume", "list"])?;
+    let names: Vec<&str> = volumes
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|v| v["name"].as_str())
+        .collect();
+    ensure!(names == ["keep"], "{volumes}");
+    import(&cluster, 4, "again", &keep)?;
+    for name in ["keep", "again"] {
+        let copy = cluster.directory().join("copy");
+        daemon.cli(&[
+            "volume",
+            "export",
+            name,
+            &copy.display().to_string(),
+            "--force",
+        ])?;
+        ensure!(
+            std::fs::read(&copy)? == std::fs::read(&keep)?,
+            "volume {name} has changed"
+        );
+    }
+    Ok(())
+}
+
+/// What fills the devices need not be an import: `health` names them on every node while guests wait, and what a person then deletes
+/// lets them go on.
+#[test]
+fn full_devices_are_named_and_room_ends_the_wait() -> Result<()> {
+    let mut options = ClusterOptions::new(penstock_binary()?, 3);
+    options.device_bytes = 150 * MIB;
+    let cluster = Cluster::start(options)?;
+    let (half, rest) = (image(&cluster, "half", 60)?, image(&cluster, "rest", 120)?);
+    import(&cluster, 1, "half", &half)?;
+    let told = import(&cluster, 2, "rest", &rest).err();
+    let told = format!("{:#}", told.context("there was room for it")?);
+    ensure!(told.contains("no space left"), "{told}");
+    let daemon = cluster.node(2)?.daemon();
+    daemon.cli(&["volume", "delete", "half", "--yes"])?;
+    cluster.wait("what was deleted is room", ROOM_LIMIT, |cluster| {
+        Ok(import(cluster, 3, "rest", &rest).is_ok().then_some(()))
+    })?;
+    cluster.wait_ready().map(drop)
+}
