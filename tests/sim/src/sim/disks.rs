@@ -306,20 +306,21 @@ impl Sim {
             let mut devices = (0..self.plan.devices).map(|device| DeviceAt { node, device });
             devices.any(|at| self.disks.been_full.contains(&at))
         };
-        // The error is of the gravest kind that was met: a disk's own.
         let of_kind = |node: usize, block| match err {
             IoError::Corrupt => any_device(node, block, &|at| self.disks.rotten.contains(at)),
             _ => any_device(node, block, &|at| self.disks.spoilt.contains(at)),
         };
         let (first, end) = (op.first, op.first + op.sectors);
         let (first, end) = (first / BLOCK_SECTORS, end.div_ceil(BLOCK_SECTORS));
+        let blocks_in = |set: &ReplicaSet| {
+            let pg = set.pg();
+            let is_in =
+                move |block: &u64| self.group_of(volume, (block / CHUNK_BLOCKS) as u32) == pg;
+            (first..end).filter(is_in)
+        };
         let is_hit = |set: &ReplicaSet| {
             let nodes = in_sync(set);
-            let of_set = |block: &u64| {
-                let chunk = (block / CHUNK_BLOCKS) as u32;
-                self.group_of(volume, chunk) == set.pg()
-            };
-            let mut blocks = (first..end).filter(of_set);
+            let mut blocks = blocks_in(set);
             match (err, op.op) {
                 (IoError::NoSpace, _) => {
                     let blocks: Vec<u64> = blocks.collect();
@@ -331,17 +332,15 @@ impl Sim {
                     let is_full = is_full || self.disks.without_room.contains(&set.pg());
                     is_full && !blocks.is_empty()
                 }
-                (IoError::Corrupt | IoError::Device(libc::EIO), Op::Read) => blocks.any(|block| {
-                    nodes.iter().all(|&node| was_bad(node, block))
-                        && nodes.iter().any(|&node| of_kind(node, block))
-                }),
+                (IoError::Corrupt | IoError::Device(libc::EIO), Op::Read) => {
+                    blocks.any(|block| nodes.iter().all(|&node| was_bad(node, block)))
+                }
                 (IoError::Corrupt | IoError::Device(libc::EIO), _) => {
                     let blocks: Vec<u64> = blocks.collect();
                     let any = |node, is: &dyn Fn(usize, u64) -> bool| {
                         blocks.iter().any(|&block| is(node, block))
                     };
                     nodes.iter().all(|&node| any(node, &was_bad))
-                        && nodes.iter().any(|&node| any(node, &of_kind))
                 }
                 _ => false,
             }
@@ -350,7 +349,15 @@ impl Sim {
         let host = &self.hosts[host];
         let past = host.past.iter().filter(|(until, _)| *until >= op.since);
         let known = past.map(|(_, sets)| sets).chain([&host.sets]);
-        known.flatten().any(is_hit)
+        let mut known = known.flatten();
+        // The error is of the gravest kind that was met: a disk's own. It may have been met on one that is out since, in another
+        // block than the one that nobody can read (71096771).
+        let is_met = |set: &ReplicaSet| {
+            let nodes = in_sync(set);
+            blocks_in(set).any(|block| nodes.iter().any(|&node| of_kind(node, block)))
+        };
+        let is_told_right = err == IoError::NoSpace || known.clone().any(is_met);
+        is_told_right && known.any(is_hit)
     }
 
     /// Whether blocks were damaged. One that nobody in sync can read keeps whoever lacks it from coming back.
