@@ -129,15 +129,20 @@ fn absolute(what: &str, path: &Path) -> Result<String> {
     })
 }
 
-/// What somebody typed who may mean a path or a name: as an absolute path if it has a slash, or is a known one then.
+/// What somebody typed who may mean a path or a name: as an absolute path if it has a slash, or is no name and then a known path.
 fn path_or_name<'a>(
     what: &str,
     typed: &str,
+    is_name: bool,
     mut known: impl Iterator<Item = &'a str>,
 ) -> Result<String> {
-    let path = absolute(what, Path::new(typed))?;
-    let is_path = typed.contains('/') || known.any(|one| one == path);
-    Ok(if is_path { path } else { typed.to_owned() })
+    if typed.contains('/') {
+        return absolute(what, Path::new(typed));
+    }
+    // Without a directory to be in there are no relative paths.
+    let path = absolute(what, Path::new(typed)).ok();
+    let meant = path.filter(|path| !is_name && known.any(|one| one == path));
+    Ok(meant.unwrap_or_else(|| typed.to_owned()))
 }
 
 /// What is not JSON cannot be printed as such.
@@ -188,10 +193,13 @@ mod tests {
     fn a_relative_path_is_known_with_and_without_a_slash() {
         let here = absolute("socket", Path::new("disk.sock")).unwrap();
         assert!(Path::new(&here).is_absolute());
-        let meant = |typed: &str| path_or_name("socket", typed, [here.as_str()].into_iter());
-        assert_eq!(meant("disk.sock").unwrap(), here);
-        assert_eq!(meant("./disk.sock").unwrap(), here);
-        assert_eq!(meant(&here).unwrap(), here);
-        assert_eq!(meant("disk").unwrap(), "disk", "a name");
+        let meant = |typed: &str, is_name| {
+            path_or_name("socket", typed, is_name, [here.as_str()].into_iter()).unwrap()
+        };
+        assert_eq!(meant("disk.sock", false), here);
+        assert_eq!(meant("./disk.sock", true), here);
+        assert_eq!(meant(&here, false), here);
+        assert_eq!(meant("disk", false), "disk", "of nothing");
+        assert_eq!(meant("disk.sock", true), "disk.sock", "a name goes first");
     }
 }

@@ -88,7 +88,7 @@ impl Settings {
             transport: Transport::default(),
         };
         let settings = settings.with(peers);
-        settings.check_ports()?;
+        settings.check_ports(settings.roles.contains(&Role::Meta))?;
         Ok(settings)
     }
 
@@ -126,14 +126,11 @@ impl Settings {
         SocketAddr::new(self.listen, self.enrol_port)
     }
 
-    /// Refuses ports that cannot be used, or are one and the same.
-    pub fn check_ports(&self) -> Result<()> {
-        let ports = [
-            ("control", self.control_port),
-            ("data", self.data_port),
-            ("enrol", self.enrol_port),
-        ];
-        for (nth, (name, port)) in ports.into_iter().enumerate() {
+    /// Refuses ports that cannot be used, or are one and the same. Whether it `enrols`: else that port is not used.
+    pub fn check_ports(&self, enrols: bool) -> Result<()> {
+        let mut ports = vec![("control", self.control_port), ("data", self.data_port)];
+        ports.extend(enrols.then_some(("enrol", self.enrol_port)));
+        for (nth, (name, port)) in ports.iter().copied().enumerate() {
             if port == 0 {
                 return Err(Failure::invalid(
                     format!("the {name} port is 0: other nodes have to know the port"),

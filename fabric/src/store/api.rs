@@ -397,7 +397,8 @@ pub struct Space {
     pub total_bytes: u64,
     /// In use: data and map pages. What only waits for a checkpoint to be free does not count.
     pub used_bytes: u64,
-    /// It refuses writes for want of room: it did so once, and not much has become free since, or there is none below its device.
+    /// It refuses writes for want of room: it did so, and neither has more become free since nor, where there was room in the shard but none
+    /// below its device, a write been stored.
     pub is_full: bool,
 }
 

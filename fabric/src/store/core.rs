@@ -124,7 +124,7 @@ pub struct ShardCore {
     /// Blocks whose last write failed: it may or may not be on the device (layer, chunk, byte range).
     poisoned: Vec<(u64, u32, u32, u32)>,
     counters: StoreMetrics,
-    /// Units that were free when a write was refused for want of room.
+    /// Units that were free when an operation was refused for want of room.
     no_room_at: Option<u64>,
     scratch: Vec<u32>,
 }

@@ -86,7 +86,9 @@ fn it_is_told_as_full_until_there_is_room_worth_telling() {
         assert!(rig.metrics(0).refused_for_room > 0);
         discard(&mut rig, PLAIN, 0, STEP);
         assert!(is_full(&mut rig), "a few blocks are no news");
-        discard(&mut rig, PLAIN, STEP, end / 4);
+        discard(&mut rig, PLAIN, STEP, end / 16);
+        assert!(!is_full(&mut rig));
+        fill(&mut rig, PLAIN, 0, STEP);
         assert!(!is_full(&mut rig));
     });
 }

@@ -12,7 +12,7 @@ pub enum JoinRefusal {
     /// No such token.
     #[error(
         "this join token is not known, or was used already: make a new one with `penstock token create` on a node of the cluster; if an \
-         earlier try with it ended half-way, `penstock node list` shows the node that it made, to be forgotten with `penstock node remove`"
+         earlier try with it ended half-way, `penstock health` tells of a node that has joined and was not started yet: forget that with `penstock node remove`"
     )]
     UnknownToken,
     /// Its time is over.

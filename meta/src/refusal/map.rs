@@ -31,7 +31,7 @@ pub enum MapRefusal {
     },
     /// A name that another node bears.
     #[error(
-        "node name {name:?} is taken by node {holder}: give this node another name; or, if it is an earlier try of this machine to join, which `penstock node list` shows as never started, forget that with `penstock node remove {holder}` and join again"
+        "node name {name:?} is taken by node {holder}: give this node another name; or, if it is an earlier try of this machine to join, which `penstock health` tells as joined and not started yet, forget that with `penstock node remove {holder}` and join again"
     )]
     NodeNameTaken {
         /// The name.

@@ -45,7 +45,8 @@ pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()
     let yes = args.yes;
     let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
     let sockets = attachments.iter().map(|a| a.socket.as_str());
-    let target = path_or_name("socket", &args.target, sockets)?;
+    let is_name = attachments.iter().any(|a| a.volume == args.target);
+    let target = path_or_name("socket", &args.target, is_name, sockets)?;
     let mut meant = attachments
         .iter()
         .filter(|a| a.socket == target || a.volume == target)

@@ -101,7 +101,9 @@ async fn remove(
     (query, yes): (&DeviceRemoveQuery, bool),
 ) -> Result<()> {
     let devices: Vec<Device> = client.get("/v1/devices").await?;
-    let name = path_or_name("device", name, devices.iter().map(|d| d.path.as_str()))?;
+    let is_number = name.parse::<u64>().is_ok();
+    let paths = devices.iter().map(|d| d.path.as_str());
+    let name = path_or_name("device", name, is_number, paths)?;
     let known = devices
         .iter()
         .find(|d| d.path == name || d.id.is_some_and(|id| id.to_string() == name));

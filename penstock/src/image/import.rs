@@ -71,8 +71,10 @@ fn check_detached(volume: &Volume) -> Result<()> {
 /// The volume takes the image's size: another one than its own is told, whoever said yes before.
 fn confirm_replaced(volume: &Volume, size_bytes: u64, yes: bool) -> Result<()> {
     let name = &volume.name;
-    let (old, new) = (Size(volume.size_bytes), Size(size_bytes));
-    let resized = match old == new {
+    let is_same = volume.size_bytes == size_bytes;
+    // Sizes that read alike may differ.
+    let [old, new] = [volume.size_bytes, size_bytes].map(|n| format!("{} ({n} bytes)", Size(n)));
+    let resized = match is_same {
         true => String::new(),
         false => format!(", which has {old}, by an image of {new}"),
     };
@@ -80,7 +82,7 @@ fn confirm_replaced(volume: &Volume, size_bytes: u64, yes: bool) -> Result<()> {
         &format!("replace the content of volume '{name}'{resized}"),
         yes,
     )?;
-    if old != new {
+    if !is_same {
         eprintln!("penstock: volume {name} goes from {old} to {new}, the size of the image");
     }
     Ok(())

@@ -59,7 +59,8 @@ impl Node {
         }
     }
 
-    fn applied(&self, report: LeaderReport) -> Result<View> {
+    /// The same without events.
+    pub(super) fn applied(&self, report: LeaderReport) -> Result<View> {
         let applied = self.meta.applied();
         Ok(View {
             map: self.meta.map(),
@@ -238,7 +239,7 @@ impl View {
         counts
     }
 
-    /// Full devices whose replicas are not in sync in groups of the pool that writes wait for.
+    /// Full devices whose replicas are not in sync in groups of the pool that writes wait for. Those of nodes that are away may be back soon.
     pub fn waits_for_room(
         &self,
         pool: &str,
@@ -250,8 +251,12 @@ impl View {
         let groups = self.map.groups().filter(|group| group.pool == pool.id);
         let waiting = groups.filter(|group| self.present(group) < usize::from(pool.min_in_sync));
         let lacking = waiting.flat_map(|group| self.lacking(group));
-        let lacking = lacking.map(|member| member.device);
-        lacking.filter(|device| is_full(*device)).collect()
+        let devices = lacking.filter_map(|member| self.map.device(member.device));
+        let served = devices.filter(|device| self.map.is_served(device));
+        served
+            .map(|device| device.id)
+            .filter(|id| is_full(*id))
+            .collect()
     }
 
     /// Members of a group that are to be in sync and are not.

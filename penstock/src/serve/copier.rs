@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::failure::{Context, Failure, Kind, Result};
 
-use super::storage::fabric_failure;
+use super::storage::{MAKE_ROOM, fabric_failure};
 
 /// Jobs that wait: there is one caller, which waits for each.
 const JOBS_MAX: usize = 1;
@@ -128,11 +128,7 @@ fn carry_out(io: &mut VolumeIo, what: &What, data: &mut [u8]) -> IoResult {
 /// What a failed request means to a person.
 fn io_failure(e: IoError) -> Failure {
     match e {
-        IoError::NoSpace => Failure::new(
-            Kind::NoSpace,
-            "no space left on the devices",
-            "delete volumes or trim in guests, see `penstock device list`",
-        ),
+        IoError::NoSpace => Failure::new(Kind::NoSpace, "no space left on the devices", MAKE_ROOM),
         IoError::Corrupt => Failure::new(
             Kind::Failed,
             "a block failed its checksum and there is no other copy",

@@ -2,8 +2,8 @@
 //! hold; the other nodes find out by looking.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use fabric::proto::PgId;
 use meta::{ClusterMap, LayerId, PlacementGroup};
@@ -14,18 +14,21 @@ use super::node::{Node, meta_failure};
 
 /// Pause between two looks. Each goes through the names of all chunks, some hundred thousand for each TiB.
 const PAUSE: Duration = Duration::from_secs(30);
-/// The same while a device of this node is full: somebody may wait for what was deleted.
+/// The same while a device of this node is full, as somebody may wait for what was deleted; longer where looks take long.
 const PAUSE_WHEN_FULL: Duration = Duration::from_secs(3);
+/// Then so many times what the last look took.
+const PAUSE_TO_LOOK: u32 = 10;
 
 /// Goes on looking for as long as the node lives. A node of its own need not: what it did not finish is a leftover.
 pub fn keep_dropping(node: &Arc<Node>) {
     if node.membership.is_none() {
         return;
     }
-    let node = Arc::downgrade(node);
+    let weak = Arc::downgrade(node);
     tokio::spawn(async move {
         let mut strays = 0;
-        while let Some(node) = node.upgrade() {
+        while let Some(node) = weak.upgrade() {
+            let began = Instant::now();
             match node.drop_garbage().await {
                 Ok(0) => {}
                 Ok(layers) => tracing::info!(layers, "dropped data of volumes that are gone"),
@@ -42,11 +45,25 @@ pub fn keep_dropping(node: &Arc<Node>) {
                     tracing::warn!(%failure, "drop data that lie on other devices now");
                 }
             }
-            let is_full = node.storage.local().iter().any(|device| device.is_full);
             drop(node);
-            tokio::time::sleep(if is_full { PAUSE_WHEN_FULL } else { PAUSE }).await;
+            rest(&weak, began.elapsed()).await;
         }
     });
+}
+
+/// Waits until it is time to look again, after a look that took so long.
+async fn rest(node: &Weak<Node>, took: Duration) {
+    let began = Instant::now();
+    let when_full = (took * PAUSE_TO_LOOK).clamp(PAUSE_WHEN_FULL, PAUSE);
+    loop {
+        tokio::time::sleep(PAUSE_WHEN_FULL).await;
+        let Some(node) = node.upgrade() else { return };
+        let is_full = node.storage.local().iter().any(|device| device.is_full);
+        let pause = if is_full { when_full } else { PAUSE };
+        if began.elapsed() >= pause {
+            return;
+        }
+    }
 }
 
 impl Node {

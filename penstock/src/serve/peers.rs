@@ -108,7 +108,7 @@ impl Control {
             });
         };
         let settings = identity.record.settings.clone().with(&config.peers);
-        settings.check_ports()?;
+        settings.check_ports(identity.ca_key.is_some())?;
         check_roles(settings.roles.contains(&Role::Storage), &config.devices)?;
         Self::open_one_of_several(Arc::new(identity), settings, &config.data, meta_dir).await
     }

@@ -84,7 +84,7 @@ async fn import_beside(
         ..VolumeSpec::new(part_name, query.size_bytes)
     };
     let part = node.asked.create_volume(spec).await.map_err(meta_failure)?;
-    let filled = fill(node, &part, query.size_bytes, body).await;
+    let filled = fill(node, (name, &part), query.size_bytes, body).await;
     let done = match filled {
         Ok(()) => promote(node, &part, name, query).await,
         Err(failure) => Err(failure),
@@ -129,11 +129,17 @@ async fn check_target(
     Ok(Some(volume))
 }
 
-async fn fill(node: &Arc<Node>, part: &meta::Volume, size: u64, body: &mut Body) -> Result<()> {
+/// Fills `part`, which is to be called `name`.
+async fn fill(
+    node: &Arc<Node>,
+    (name, part): (&str, &meta::Volume),
+    size: u64,
+    body: &mut Body,
+) -> Result<()> {
     let handle = node.open_volume(part).await?;
     let filled = match node.storage.copier(&handle).await {
         Ok(copier) => {
-            let filling = Filling::new(node, &part.pool, &handle, &copier);
+            let filling = Filling::new(node, (name, part), &handle, &copier);
             let received = receive(&filling, size, body).await;
             let filled = match received {
                 Ok(()) => filling.flush().await,

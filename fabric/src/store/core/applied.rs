@@ -49,6 +49,9 @@ impl ShardCore {
             None => {
                 self.log.watermark_written = self.log.watermark_written.max(watermark);
                 items.iter().for_each(|item| self.apply(item));
+                if !items.is_empty() {
+                    self.note_room();
+                }
                 cancelled.then_some(StoreError::NoSpace)
             }
             Some(errno) => {

@@ -426,7 +426,10 @@ impl ShardCore {
     /// Reports an operation.
     pub(super) fn finish_op(&mut self, op: u32, result: StoreResult) {
         self.counters.ops += 1;
-        self.counters.refused_for_room += u64::from(result == Err(StoreError::NoSpace));
+        if result == Err(StoreError::NoSpace) {
+            self.counters.refused_for_room += 1;
+            self.no_room_at = Some(self.free_soon());
+        }
         self.done.push_back((OpId(self.ops[op].id), result));
         self.ops.give_back(op);
     }

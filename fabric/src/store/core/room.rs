@@ -7,6 +7,9 @@ use super::{PartKind, ShardCore};
 /// The cleaner leaves one in so many units free.
 const SPARE_SHARE: u32 = 64;
 
+/// Who refuses with more than one in so many units free lacks something else than those.
+const PLENTY_SHARE: u32 = 8;
+
 /// What a batch may use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
@@ -71,7 +74,6 @@ impl ShardCore {
         if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
             self.ckpt.want();
         } else if self.batches.in_use() == 0 {
-            self.no_room_at = Some(self.free_soon());
             self.refuse_head(StoreError::NoSpace);
         }
         None
@@ -107,11 +109,19 @@ impl ShardCore {
         u64::from(self.alloc.free_units()) + self.alloc.quarantined_units()
     }
 
-    /// See [`Space::is_full`](super::super::api::Space::is_full). What a few blocks more would let in fills it again at once.
+    /// See [`Space::is_full`](super::super::api::Space::is_full).
     pub(super) fn is_full(&self) -> bool {
-        let enough = u64::from(self.geo.units / SPARE_SHARE);
+        // A few blocks more would be filled again at once.
+        let enough = 2 * u64::from(self.reserve_units());
         let has_filled = |free| self.free_soon() <= free + enough;
         self.is_squeezed() || self.no_room_at.is_some_and(has_filled)
+    }
+
+    /// A write has found room. Where it was not the shard's own that had run out, that says more than what is free; on a full shard
+    /// small ones find room now and then.
+    pub(super) fn note_room(&mut self) {
+        let plenty = u64::from(self.geo.units / PLENTY_SHARE);
+        self.no_room_at.take_if(|free| *free > plenty);
     }
 
     /// Ends the part at the head of the log's queue with an error, once what it has in batches is done.

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use meta::DeviceId;
+use meta::{DeviceId, Volume};
 
 use crate::failure::{Failure, Kind, Result};
 
@@ -22,17 +22,24 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 /// A volume that is being filled.
 pub struct Filling<'a> {
     node: &'a Node,
+    name: &'a str,
     pool: &'a str,
     handle: &'a Handle,
     copier: &'a Copier,
 }
 
 impl<'a> Filling<'a> {
-    /// `copier` fills the volume behind `handle`, which nobody else uses.
-    pub fn new(node: &'a Node, pool: &'a str, handle: &'a Handle, copier: &'a Copier) -> Self {
+    /// `copier` fills the volume behind `handle`, which nobody else uses and which is to be called `name`.
+    pub fn new(
+        node: &'a Node,
+        (name, part): (&'a str, &'a Volume),
+        handle: &'a Handle,
+        copier: &'a Copier,
+    ) -> Self {
         Filling {
             node,
-            pool,
+            name,
+            pool: &part.pool,
             handle,
             copier,
         }
@@ -54,9 +61,9 @@ impl<'a> Filling<'a> {
         tokio::select! {
             done = &mut request => done,
             failure = self.in_vain() => {
-                tracing::warn!(pool = self.pool, %failure, "an import is given up");
+                tracing::warn!(volume = self.name, %failure, "an import is given up");
                 self.handle.revoke();
-                // Its buffer is in use until then.
+                // The copy's thread does one thing at a time, and is waited for when the volume is closed.
                 let _ = request.await;
                 Err(failure)
             }
@@ -93,7 +100,7 @@ impl<'a> Filling<'a> {
 
     /// Full devices for which writes to the pool wait.
     async fn full_devices(&self) -> Result<Vec<String>> {
-        let view = self.node.view_as_applied(self.node.leader_report().await)?;
+        let view = self.node.applied(self.node.leader_report().await)?;
         let words = self.node.space_told(&view);
         let is_full = |device: DeviceId| words.get(&device).is_some_and(|word| word.is_full);
         let full = view.waits_for_room(self.pool, &is_full);
