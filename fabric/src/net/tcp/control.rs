@@ -157,8 +157,8 @@ impl Network {
             peers: RwLock::default(),
         });
         let listener = std::net::TcpListener::bind(config.listen).map_err(|e| {
-            let told = format!("cannot listen on {}: {e}", config.listen);
-            std::io::Error::new(e.kind(), told)
+            // Who asked says that it was to listen.
+            std::io::Error::new(e.kind(), format!("{}: {e}", config.listen))
         })?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
