@@ -11,9 +11,14 @@ use super::message::{self, Received, Scratch, Window};
 use super::pair::{Body, Done, PARTS_MAX, Pair, Port, Reach, Side, WINDOWS_MAX};
 use super::pairing::End;
 use super::slots::{PAYLOAD_BYTES, Slot, Slots};
-use crate::net::tcp::frame::{FrameError, Key, Message, Stamp};
+use crate::checksum::crc32c;
+use crate::net::tcp::frame::{FrameError, Head, Key, Kind, Message, Stamp};
 use crate::store::device::IoVecs;
 use crate::store::iov::{self, IovCursor};
+
+/// Ticks without an end of anything that it was given, after which a device is taken not to work: more than a second. It gives up itself after 0.4 s, or up
+/// to four times that; the peer counts as lost after two seconds in which nothing comes from it by either way.
+pub const STILL_TICKS_MAX: u32 = 4;
 
 /// Where the payload of a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub struct Beside {
     reserved: usize,
     /// Something is to be flushed.
     dirty: bool,
+    /// Ticks since the device has told the end of something, while it has something to tell of.
+    still_ticks: u32,
     scratch: Scratch,
     /// The parts of memory that were found last.
     parts: Vec<libc::iovec>,
@@ -61,6 +68,7 @@ impl Beside {
             free: Slot::sends().rev().collect(),
             reserved: 0,
             dirty: false,
+            still_ticks: 0,
             scratch: Scratch::default(),
             parts: Vec::with_capacity(WINDOWS_MAX),
             windows: Vec::with_capacity(WINDOWS_MAX),
@@ -237,6 +245,49 @@ impl Beside {
         self.dirty = true;
     }
 
+    /// Sends a message as large as any, with nothing to say: one each way proves that the queue pair works. Only heads that are acknowledged would not show
+    /// that packets of full size get lost.
+    pub fn send_probe(&mut self) {
+        let Some(slot) = self.take() else {
+            return;
+        };
+        // SAFETY: the slot was taken, so neither the device nor anybody else uses it.
+        let crc = unsafe { crc32c(self.slots.page(slot)) };
+        let message = Message {
+            kind: Kind::Alive,
+            pair: 0,
+            header: &[],
+            crcs: &[crc],
+            payload_len: PAYLOAD_BYTES as u32,
+            room: 0,
+            skip: 0,
+        };
+        // SAFETY: no parts.
+        unsafe { self.send(slot, &message, &[], Load::Page, None) };
+    }
+
+    /// Whether a message is a [probe](Self::send_probe), as it was sent.
+    ///
+    /// # Safety
+    /// Its slot was not posted again.
+    pub unsafe fn is_probe(&self, received: &Received) -> bool {
+        let Head {
+            kind, payload_len, ..
+        } = received.head;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let page = self.slots.page(received.slot);
+            let list = [libc::iovec {
+                iov_base: page.as_ptr().cast_mut().cast(),
+                iov_len: page.len(),
+            }];
+            kind == Kind::Alive
+                && received.is_inside
+                && payload_len as usize == PAYLOAD_BYTES
+                && received.is_intact(&self.slots, &list)
+        }
+    }
+
     /// Has a slot receive once more.
     pub fn receive(&mut self, slot: Slot) {
         self.pair.receive(slot);
@@ -299,7 +350,25 @@ impl Beside {
 
     /// See [`Pair::poll`].
     pub fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), String> {
-        self.pair.poll(done)
+        let from = done.len();
+        let polled = self.pair.poll(done);
+        let is_end = |done: &Done| !matches!(done, Done::Received { .. });
+        if done[from..].iter().any(is_end) {
+            self.still_ticks = 0;
+        }
+        polled
+    }
+
+    /// Time passes. `Err`, for people, if the device tells of nothing any more.
+    pub fn tick(&mut self) -> Result<(), String> {
+        self.still_ticks = match self.pair.is_busy() {
+            true => self.still_ticks + 1,
+            false => 0,
+        };
+        match self.still_ticks > STILL_TICKS_MAX {
+            true => Err("the device does not tell what has become of what was sent".to_owned()),
+            false => Ok(()),
+        }
     }
 
     /// See [`Pair::end_all`].

@@ -33,6 +33,8 @@ struct Card {
     /// What is open, by its key.
     open: HashMap<u32, Open>,
     regions: Arc<Regions<()>>,
+    /// Nothing gets anywhere, and nobody is told.
+    is_stuck: bool,
 }
 
 /// Memory of an end that its peer may use.
@@ -90,6 +92,7 @@ impl FakeCard {
             flying: VecDeque::new(),
             open: HashMap::new(),
             regions: Arc::default(),
+            is_stuck: false,
         })))
     }
 
@@ -100,6 +103,9 @@ impl FakeCard {
     /// Some time passes: work is done.
     pub fn pass(&self) {
         let card = &mut *self.lock();
+        if card.is_stuck {
+            return;
+        }
         for _ in 0..card.rng.random_range(0..4) {
             card.carry_out();
         }
@@ -129,6 +135,11 @@ impl FakeCard {
         if let Some(end) = card.ends.values_mut().find(|end| end.peer.is_some()) {
             end.failed = true;
         }
+    }
+
+    /// From now on nothing gets anywhere, and nobody is told; or all does again.
+    pub fn set_stuck(&self, is_stuck: bool) {
+        self.lock().is_stuck = is_stuck;
     }
 
     /// Queue pairs that are there.
@@ -331,6 +342,11 @@ impl Pair for FakePair {
         let card = self.card.lock();
         let ours = card.flying.iter().filter(|(from, _)| *from == self.number);
         ROOM.saturating_sub(ours.count() + self.staged.len())
+    }
+
+    fn is_busy(&self) -> bool {
+        let card = self.card.lock();
+        card.flying.iter().any(|(from, _)| *from == self.number)
     }
 
     fn reaches(&mut self, part: &libc::iovec) -> bool {

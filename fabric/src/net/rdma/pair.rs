@@ -129,6 +129,9 @@ pub trait Pair: Send {
     /// Work requests for which there is room: one for each message, READ and WRITE, for each window that is bound, and for each that is closed here.
     fn room(&self) -> usize;
 
+    /// Whether it was given work whose end it has not told of.
+    fn is_busy(&self) -> bool;
+
     /// Whether all of this lies in one piece of memory that is open to the device.
     fn reaches(&mut self, part: &libc::iovec) -> bool;
 

@@ -48,7 +48,7 @@ pub enum Kind {
     Request,
     /// The answer to the request with the same number.
     Reply,
-    /// A sign of life from a side that has been asked and has no answer yet.
+    /// A sign of life from a side that has been asked and has no answer yet. By a queue pair: what proves that it works, asked and answered once.
     Alive,
     /// About the queue pair beside the connection ([`crate::net::rdma::pairing`]); from version 2 of the protocol on.
     Pairing,

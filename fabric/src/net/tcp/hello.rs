@@ -14,10 +14,13 @@ use crate::proto::{Incarnation, NodeId};
 /// First bytes of a hello.
 pub const MAGIC: [u8; 4] = *b"PSTH";
 
-/// Versions of the protocol that this release speaks. It shall speak the previous release's, too. 2 has queue pairs beside connections.
-pub const VERSIONS: RangeInclusive<u16> = 1..=2;
-/// The first version in which a connection may have a queue pair beside it.
+/// Versions of the protocol that this release speaks. It shall speak the previous release's, too. 2 has queue pairs beside connections; since 3 they
+/// are proven before requests go by them.
+pub const VERSIONS: RangeInclusive<u16> = 1..=3;
+/// The first version that knows frames about queue pairs.
 pub const PAIRING_SINCE: u16 = 2;
+/// The first version in which a connection may have a queue pair beside it.
+pub const QUEUE_PAIRS_SINCE: u16 = 3;
 
 /// Requests that a connection may have unanswered; further ones wait with the client.
 pub const CREDIT_REQUESTS: u32 = 512;

@@ -28,7 +28,7 @@ use super::socket::Socket;
 use crate::core::client::PIECES_MAX;
 use crate::core::replica::PeerId;
 use crate::core::slab::{Key, Slab};
-use crate::net::rdma::pair::Done;
+use crate::net::rdma::pair::{Done, Offered};
 use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
 
 use answerer::Answerer;
@@ -117,6 +117,8 @@ struct Waiting {
 
 struct Peer {
     road: Road,
+    /// Ticks before a queue pair is offered once more, as it was with the last connection.
+    pause: u32,
     /// Bounded by what a client has in flight.
     waiting: VecDeque<Waiting>,
 }
@@ -166,6 +168,8 @@ pub struct Lane {
     /// Memory for data of this node's requests that is not open to the device. Of its own: while a peer waits for memory of the other pool, the
     /// request that it serves needs none of that.
     bounces: Pool,
+    /// Why the memory above is not open to the device that queue pairs are made on, if there is one.
+    registered: Result<(), String>,
     events: VecDeque<Event>,
     crcs: Vec<u32>,
     summed: Option<Summed>,
@@ -189,6 +193,16 @@ impl Lane {
         )?;
         epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
         let counters = control.counters.begin();
+        let mut servings = Servings::new(Pool::new(POOL_BYTES));
+        let mut bounces = Pool::new(BOUNCE_BYTES);
+        // Here, where no request waits for it: pinning so much takes a while.
+        let registered = match control.pairs() {
+            Offered::Port(port) => {
+                let registered = servings.register(&**port);
+                registered.and_then(|()| bounces.register(&**port))
+            }
+            Offered::No(_) => Ok(()),
+        };
         control.wish(Wish::Register {
             lane: index,
             mail: Arc::clone(&mail),
@@ -208,9 +222,10 @@ impl Lane {
             paired: Vec::new(),
             pairs_wait: false,
             done: Vec::new(),
-            servings: Servings::new(Pool::new(POOL_BYTES)),
+            servings,
             counters,
-            bounces: Pool::new(BOUNCE_BYTES),
+            bounces,
+            registered,
             events: VecDeque::new(),
             crcs: Vec::new(),
             summed: None,
@@ -239,6 +254,7 @@ impl Lane {
         self.sum(request, &shape);
         let peer = self.peers.entry(node).or_insert_with(|| Peer {
             road: Road::None,
+            pause: asker::PAUSE_TICKS_MIN,
             waiting: VecDeque::new(),
         });
         match peer.road {
@@ -484,13 +500,13 @@ impl Lane {
                 }
             }
         }
+        let has_freed = self.servings.take_freed();
+        self.resume_stalled(has_freed);
+        let by_pairs = self.poll_pairs();
         // Last: a thread that was away itself has first looked at what came meanwhile.
         if ticked {
             self.tick();
         }
-        let has_freed = self.servings.take_freed();
-        self.resume_stalled(has_freed);
-        let by_pairs = self.poll_pairs();
         self.kick();
         let busy = !ready.is_empty() || by_pairs || self.arm_pairs();
         self.ready = ready;
@@ -522,6 +538,7 @@ impl Lane {
                     continue;
                 }
             }
+            self.tick_pair(index);
             self.tick_asker(index);
         }
     }

@@ -383,6 +383,10 @@ impl Pair for CardPair {
         POSTED_MAX.saturating_sub(used)
     }
 
+    fn is_busy(&self) -> bool {
+        self.posted.len() > 0
+    }
+
     fn reaches(&mut self, part: &libc::iovec) -> bool {
         let found = self.view.find(part.iov_base.addr(), part.iov_len);
         found.is_some()

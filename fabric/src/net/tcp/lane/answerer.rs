@@ -7,7 +7,7 @@ use crate::net::rdma::message::Received;
 use crate::net::rdma::pair::{Done, Offered, Side};
 use crate::net::rdma::pairing::{End as PairEnd, Pairing};
 use crate::net::rdma::slots::{RECEIVES, SENDS, Slot};
-use crate::net::tcp::hello::Wire;
+use crate::net::tcp::hello::{QUEUE_PAIRS_SINCE, Wire};
 use crate::net::tcp::pool::Buffer;
 use std::ptr::NonNull;
 
@@ -30,9 +30,11 @@ struct Torn {
 
 /// See the module. Of one connection.
 pub(super) struct Answerer {
-    /// The connection's data are plain.
-    is_plain: bool,
+    /// Why the connection can have none.
+    refusal: Option<&'static str>,
     beside: Option<Beside>,
+    /// Requests have come by it.
+    is_used: bool,
     /// The number of the last one that was offered.
     last: u32,
     /// Bytes of payload of requests that are not answered.
@@ -53,9 +55,18 @@ pub(super) struct Answerer {
 impl Answerer {
     /// For a connection that was agreed so.
     pub(super) fn new(established: &Established) -> Box<Self> {
+        let agreed = &established.agreed;
+        let refusal = match agreed.wire {
+            Wire::Tls => Some("data on this connection are encrypted"),
+            Wire::Crc if agreed.version < QUEUE_PAIRS_SINCE => {
+                Some("this connection is one of an older version; upgrade its nodes")
+            }
+            Wire::Crc => None,
+        };
         Box::new(Self {
-            is_plain: established.agreed.wire == Wire::Crc,
+            refusal,
             beside: None,
+            is_used: false,
             last: 0,
             bytes: 0,
             leaving: Vec::new(),
@@ -109,10 +120,7 @@ impl Lane {
 
     fn accept_pair(&mut self, index: u32, number: u32, end: &PairEnd) -> Result<(), LinkError> {
         let control = Arc::clone(&self.control);
-        let registered = match control.pairs() {
-            Offered::Port(port) => self.servings.register(&**port),
-            Offered::No(_) => Ok(()),
-        };
+        let registered = self.registered.clone();
         let Some((responder, answerer)) = self.answerer(index) else {
             return Ok(());
         };
@@ -121,10 +129,10 @@ impl Lane {
             return Err(LinkError::Protocol("a second queue pair"));
         }
         answerer.last = number;
-        let opened = match (control.pairs(), answerer.is_plain) {
+        let opened = match (control.pairs(), answerer.refusal) {
             (Offered::No(reason), _) => Err(reason.clone()),
-            (_, false) => Err("data on this connection are encrypted".to_owned()),
-            (Offered::Port(port), true) => {
+            (_, Some(reason)) => Err(reason.to_owned()),
+            (Offered::Port(port), None) => {
                 let key = control.identity.random_key();
                 let key = registered.and(key.map_err(|error| error.to_string()));
                 key.and_then(|key| Beside::open(&**port, Side::Asked, number, key))
@@ -144,6 +152,7 @@ impl Lane {
                 answerer.incoming.clear();
                 answerer.incoming.resize(usize::from(RECEIVES), None);
                 answerer.beside = Some(beside);
+                answerer.is_used = false;
                 self.watch_pair(index);
             }
             Err(reason) => responder.tell(&Pairing::Refuse { number, reason }),
@@ -222,8 +231,13 @@ impl Lane {
         // Whatever arrived and is not seen now is told to be unknown, and never executed.
         let _ = beside.end_all(&mut done);
         let number = beside.number();
-        tracing::warn!(node = %responder.peer(), reason, "the queue pair is given up, data go on over TCP");
-        self.counters.add(Count::Torn, 1);
+        let node = responder.peer();
+        if answerer.is_used {
+            tracing::warn!(%node, reason, "the queue pair is given up, data go on over TCP");
+            self.counters.add(Count::Torn, 1);
+        } else {
+            tracing::debug!(%node, reason, "the queue pair does not work");
+        }
         self.take_up(index, &done)?;
         self.take_arrived(index)?;
         let Some((responder, answerer)) = self.answerer(index) else {

@@ -7,7 +7,7 @@ use crate::net::rdma::pair::{Done, Offered, Side};
 use crate::net::rdma::pairing::{End as PairEnd, Pairing};
 use crate::net::rdma::slots::{RECEIVES, SENDS, Slot};
 use crate::net::tcp::caller::Destination;
-use crate::net::tcp::hello::{CREDIT_BYTES, Wire};
+use crate::net::tcp::hello::{CREDIT_BYTES, QUEUE_PAIRS_SINCE, Wire};
 
 pub(super) use requests::ByPair;
 use requests::Sent;
@@ -15,7 +15,7 @@ use requests::Sent;
 mod requests;
 
 /// Ticks before a queue pair is offered once more, doubled with each failure up to the maximum.
-const PAUSE_TICKS_MIN: u32 = 4;
+pub(super) const PAUSE_TICKS_MIN: u32 = 4;
 /// See [`PAUSE_TICKS_MIN`]: a minute.
 const PAUSE_TICKS_MAX: u32 = 240;
 /// Ticks that a queue pair has to work for the next pause to be the shortest again.
@@ -26,6 +26,9 @@ enum Stage {
     Pause(u32),
     /// The peer has not answered.
     Offered(Beside),
+    /// It is connected, and a message was sent that shall come back. Connecting shows nothing: the network may lose all packets, and requests would wait
+    /// until the device gives up.
+    Probing(Up),
     /// Requests go by it.
     Up(Up),
     /// It is over, and the peer has yet to say which of these requests it has.
@@ -55,13 +58,18 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// For a connection that was agreed so, if there may be queue pairs beside it; else why not.
-    pub(super) fn new(established: &Established, offered: &Offered) -> Result<Box<Self>, String> {
+    /// For a connection that was agreed so, if there may be queue pairs beside it; else why not. On the one before it another queue pair was due after
+    /// `pause` ticks.
+    pub(super) fn new(
+        established: &Established,
+        offered: &Offered,
+        pause: u32,
+    ) -> Result<Box<Self>, String> {
         let agreed = &established.agreed;
         if let Offered::No(reason) = offered {
             return Err(reason.clone());
         }
-        if agreed.version < crate::net::tcp::hello::PAIRING_SINCE {
+        if agreed.version < QUEUE_PAIRS_SINCE {
             return Err("the peer is of a version without RDMA; upgrade it".to_owned());
         }
         if agreed.wire != Wire::Crc {
@@ -71,18 +79,27 @@ impl Asker {
             );
         }
         Ok(Box::new(Self {
-            stage: Stage::Pause(0),
+            stage: match pause > PAUSE_TICKS_MIN {
+                true => Stage::Pause(pause),
+                false => Stage::Pause(0),
+            },
             number: 0,
-            pause: PAUSE_TICKS_MIN,
+            pause,
             sent: Vec::new(),
             gathered: Vec::new(),
         }))
     }
 
+    /// Ticks before another one is offered, should this one fail.
+    #[cfg(test)]
+    pub(super) fn pause(&self) -> u32 {
+        self.pause
+    }
+
     pub(super) fn beside(&mut self) -> Option<&mut Beside> {
         match &mut self.stage {
             Stage::Offered(beside) => Some(beside),
-            Stage::Up(up) => Some(&mut up.beside),
+            Stage::Probing(up) | Stage::Up(up) => Some(&mut up.beside),
             Stage::Pause(_) | Stage::Settling { .. } => None,
         }
     }
@@ -93,10 +110,11 @@ impl Asker {
         self.pause = (2 * self.pause).min(PAUSE_TICKS_MAX);
     }
 
-    /// The connection is lost: ends the queue pair, and gives back what was kept for it.
-    pub(super) fn end(mut self, bounces: &mut Pool) {
+    /// The connection is lost: ends the queue pair, and gives back what was kept for it. What the next connection is to know of it: the pause.
+    pub(super) fn end(mut self, bounces: &mut Pool) -> u32 {
         self.stage = Stage::Pause(0);
         self.let_go(bounces);
+        self.pause
     }
 }
 
@@ -119,7 +137,7 @@ impl Lane {
         if !asker.is_some_and(|(.., asker)| matches!(asker.stage, Stage::Pause(0))) {
             return;
         }
-        let registered = self.bounces.register(&**port);
+        let registered = self.registered.clone();
         let Some((node, caller, asker)) = self.asker(index) else {
             return;
         };
@@ -163,7 +181,7 @@ impl Lane {
                 }
                 return;
             }
-            Stage::Offered(_) | Stage::Settling { .. } => return,
+            Stage::Offered(_) | Stage::Probing(_) | Stage::Settling { .. } => return,
         }
         self.offer(index);
     }
@@ -186,9 +204,12 @@ impl Lane {
                 self.paired.retain(|paired| *paired != index);
                 self.tell_way(node, Err(format!("the peer: {reason}")));
             }
-            (Pairing::Broken { number }, Stage::Up(Up { beside, .. }) | Stage::Offered(beside))
-                if number == beside.number() =>
-            {
+            (
+                Pairing::Broken { number },
+                Stage::Up(Up { beside, .. })
+                | Stage::Probing(Up { beside, .. })
+                | Stage::Offered(beside),
+            ) if number == beside.number() => {
                 self.tear_asker(index, "the peer's end has failed")?;
             }
             // It was found here at the same time.
@@ -220,9 +241,9 @@ impl Lane {
         Ok(())
     }
 
-    /// The peer's end is there: requests go by the queue pair from now on.
+    /// The peer's end is there: a message each way is to prove that they reach each other.
     fn accepted(&mut self, index: u32, end: &PairEnd) -> Result<(), LinkError> {
-        let Some((node, _, asker)) = self.asker(index) else {
+        let Some((.., asker)) = self.asker(index) else {
             return Ok(());
         };
         let Stage::Offered(mut beside) = std::mem::replace(&mut asker.stage, Stage::Pause(0))
@@ -230,7 +251,10 @@ impl Lane {
             unreachable!("it was offered");
         };
         let connected = beside.connect(end);
-        asker.stage = Stage::Up(Up {
+        if connected.is_ok() {
+            beside.send_probe();
+        }
+        asker.stage = Stage::Probing(Up {
             beside,
             // Each takes a receive here, too, with its reply.
             credits: usize::from(end.receives.min(RECEIVES)),
@@ -239,10 +263,9 @@ impl Lane {
             ticks: 0,
         });
         match connected {
-            Ok(()) => self.tell_way(node, Ok(())),
+            Ok(()) => self.mark(index),
             Err(reason) => self.tear_asker(index, &reason)?,
         }
-        self.send_waiting(node);
         Ok(())
     }
 
@@ -267,8 +290,14 @@ impl Lane {
             return Ok(());
         };
         let (number, is_all) = (beside.number(), beside.end_all(&mut done));
-        tracing::warn!(%node, reason, "the queue pair is given up, data go on over TCP");
-        self.counters.add(Count::Torn, 1);
+        match asker.stage {
+            Stage::Up(_) => {
+                tracing::warn!(%node, reason, "the queue pair is given up, data go on over TCP");
+                self.counters.add(Count::Torn, 1);
+            }
+            // Nothing has gone by it, and what does not work is tried again and again.
+            _ => tracing::debug!(%node, reason, "the queue pair does not work"),
+        }
         self.take_done(index, &done)?;
         if !is_all {
             // A reply may have arrived that nobody will ever see, and the peer has forgotten the request by now.

@@ -29,10 +29,10 @@ impl Lane {
 
     pub(super) fn connected(&mut self, node: NodeId, fd: OwnedFd, established: Established) {
         let caller = Caller::new(&established.agreed);
-        let asker = Asker::new(&established, self.control.pairs());
         let Some(peer) = self.peers.get(&node) else {
             return;
         };
+        let asker = Asker::new(&established, self.control.pairs(), peer.pause);
         if let Road::Up(_) = peer.road {
             return;
         }
@@ -127,9 +127,8 @@ impl Lane {
         self.links.give_back(index);
         self.paired.retain(|paired| *paired != index);
         // No device works on anybody's memory when the loss is told.
-        if let Some(asker) = link.asker.take() {
-            asker.end(&mut self.bounces);
-        }
+        let asker = link.asker.take();
+        let pause = asker.map(|asker| asker.end(&mut self.bounces));
         let answerer = link.answerer.take();
         if self.links.taken() == 0 {
             self.set_timer(0);
@@ -138,6 +137,7 @@ impl Lane {
         match link.end {
             End::Caller(node, caller) => {
                 let peer = self.peers.get_mut(&node).expect("a caller has a peer");
+                peer.pause = pause.unwrap_or(peer.pause);
                 let idle = caller.in_flight() == 0 && peer.waiting.is_empty();
                 drop(caller);
                 if idle {

@@ -103,6 +103,14 @@ impl Lane {
         }
     }
 
+    /// Time passes. A device that tells of nothing costs the queue pair, before it costs the connection.
+    pub(super) fn tick_pair(&mut self, index: u32) {
+        let ticked = self.beside(index).map_or(Ok(()), Beside::tick);
+        if let Err(reason) = ticked {
+            self.tear(index, &reason);
+        }
+    }
+
     fn tear(&mut self, index: u32, reason: &str) {
         let is_caller = self.links[index]
             .as_deref()

@@ -95,6 +95,11 @@ impl Lane {
             (None, Some((slot, len))) => beside.read_message(slot, len)?,
             (None, None) => return Ok(None),
         };
+        // SAFETY: its slot is posted again by what answers it.
+        if unsafe { beside.is_probe(&received) } {
+            self.answer_probe(index, received.slot);
+            return self.next_arrived(index);
+        }
         let bytes = checked(beside, &received)?;
         let all = answerer
             .bytes
@@ -114,7 +119,22 @@ impl Lane {
             },
         };
         answerer.bytes = all;
+        answerer.is_used = true;
         Ok(Some((received, buffer)))
+    }
+
+    /// Sends back what shall prove the queue pair. There is a slot: this is looked at before a message is taken up.
+    fn answer_probe(&mut self, index: u32, slot: Slot) {
+        let Some((responder, answerer)) = self.answerer(index) else {
+            return;
+        };
+        responder.answered_beside();
+        if let Some(beside) = answerer.beside() {
+            // Before the answer, as with replies.
+            beside.receive(slot);
+            beside.send_probe();
+        }
+        self.mark(index);
     }
 
     /// Hands a request out, or has its payload read first.

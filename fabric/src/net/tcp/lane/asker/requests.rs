@@ -198,6 +198,28 @@ impl Asker {
         ByPair::Sent
     }
 
+    /// Whether the queue pair is yet to prove itself.
+    fn is_probing(&self) -> bool {
+        matches!(self.stage, Stage::Probing(_))
+    }
+
+    /// What was sent to prove it has come back: requests go by the queue pair from now on.
+    fn prove(&mut self, (slot, len): (Slot, u32)) -> Result<(), LinkError> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Pause(0));
+        let Stage::Probing(mut up) = stage else {
+            unreachable!("looked at by who calls");
+        };
+        let received = up.beside.read_message(slot, len);
+        // SAFETY: its slot is posted again below.
+        let is_probe = received.map(|received| unsafe { up.beside.is_probe(&received) });
+        up.beside.receive(slot);
+        self.stage = Stage::Up(up);
+        match is_probe? {
+            true => Ok(()),
+            false => Err(LinkError::Protocol("another message than was to come back")),
+        }
+    }
+
     /// Takes up a reply; it is told now if the device is done with the request's data.
     fn take_reply(
         &mut self,
@@ -376,8 +398,13 @@ impl Lane {
         };
         let node = *node;
         let (bounces, counters) = (&mut self.bounces, &self.counters);
+        let was_probing = asker.is_probing();
         for one in done {
             let reply = match *one {
+                Done::Received { slot, len, .. } if asker.is_probing() => {
+                    asker.prove((slot, len))?;
+                    None
+                }
                 Done::Sent(slot) => asker.arrived(caller, slot, bounces),
                 Done::Received { slot, len, closed } => {
                     asker.take_reply(caller, (slot, len, closed), bounces, counters)?
@@ -387,6 +414,9 @@ impl Lane {
             };
             let event = reply.map(|reply| Event::Reply(node, reply));
             self.events.extend(event);
+        }
+        if was_probing && matches!(asker.stage, Stage::Up(_)) {
+            self.tell_way(node, Ok(()));
         }
         Ok(())
     }

@@ -86,9 +86,6 @@ impl World {
         let card = FakeCard::new(seed);
         let (one, asking) = lane_of(1, &card);
         let (two, serving) = lane_of(2, &card);
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        theirs.set_nonblocking(true).unwrap();
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(seed ^ 0x5eed),
             card,
@@ -102,12 +99,19 @@ impl World {
         };
         // The lane dials with its first request.
         world.ask();
-        let letter = Letter::Connected(PEER, ours.into(), established());
-        world.asking.mail.post(letter);
-        world.serving.mail.served.fetch_add(1, Ordering::AcqRel);
-        let letter = Letter::Accepted(theirs.into(), established());
-        world.serving.mail.post(letter);
+        world.connect();
         world
+    }
+
+    fn connect(&mut self) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let letter = Letter::Connected(PEER, ours.into(), established());
+        self.asking.mail.post(letter);
+        self.serving.mail.served.fetch_add(1, Ordering::AcqRel);
+        let letter = Letter::Accepted(theirs.into(), established());
+        self.serving.mail.post(letter);
     }
 
     /// Requests lie beside each other, so that their order does not matter.
@@ -245,6 +249,11 @@ impl World {
         }
     }
 
+    fn tick(&mut self) {
+        self.asking.tick();
+        self.serving.tick();
+    }
+
     fn unanswered(&self) -> usize {
         self.asked.iter().filter(|asked| asked.answers == 0).count()
     }
@@ -259,8 +268,7 @@ impl World {
             }
             // Time passes, so that another queue pair is offered. Not so much that the peer counts as lost.
             if turn % 40 == 0 {
-                self.asking.tick();
-                self.serving.tick();
+                self.tick();
             }
             self.turn();
             if self.asked.len() == REQUESTS && self.unanswered() == 0 {
@@ -336,7 +344,71 @@ fn a_request_is_executed_once_and_answered_once_however_queue_pairs_end() {
         world.check();
         torn += world.asking.counters.get(Count::Torn);
     }
-    assert!(torn > 100, "{torn}");
+    assert!(torn > 60, "{torn}");
+}
+
+#[test]
+fn no_request_waits_for_a_network_that_loses_every_packet() {
+    let mut world = World::new(4);
+    world.card.set_stuck(true);
+    world.run(false);
+    world.check();
+    // One is tried, given up, and after a pause another one.
+    for _ in 0..40 {
+        world.tick();
+        world.turn();
+    }
+    let asked = |count| world.asking.counters.get(count);
+    assert_eq!((asked(Count::MessagesOut), asked(Count::Torn)), (0, 0));
+    let Road::Up(index) = world.asking.peers[&PEER].road else {
+        panic!("it is connected")
+    };
+    let pause = |world: &World| {
+        let link = world.asking.links[index].as_deref().unwrap();
+        link.asker.as_ref().unwrap().pause()
+    };
+    let learned = pause(&world);
+    assert!(learned >= 4 * asker::PAUSE_TICKS_MIN, "{learned}");
+
+    // With another connection that is not tried anew at once.
+    world.asking.lose(index, &LinkError::Closed);
+    world.turn();
+    world.asked.clear();
+    world.executed.fill(0);
+    world.card.set_stuck(false);
+    world.ask();
+    world.connect();
+    for _ in 0..learned {
+        (0..9).for_each(|_| world.turn());
+        assert_eq!((world.card.pairs(), pause(&world)), (0, learned));
+        world.tick();
+    }
+    world.run(false);
+    world.check();
+    assert!(world.asking.counters.get(Count::MessagesOut) > 0);
+}
+
+#[test]
+fn a_device_that_falls_silent_costs_the_queue_pair_and_not_the_peer() {
+    let mut world = World::new(5);
+    while world.asking.counters.get(Count::MessagesIn) < 50 {
+        if world.unanswered() < 50 {
+            world.ask();
+        }
+        world.turn();
+    }
+    world.card.set_stuck(true);
+    world.ask();
+    let lost_after = u64::from(crate::net::tcp::caller::QUIET_TICKS_MAX);
+    for _ in 0..lost_after {
+        world.tick();
+        (0..20).for_each(|_| world.turn());
+    }
+    for lane in [&world.asking, &world.serving] {
+        assert_eq!(lane.counters.get(Count::Torn), 1);
+    }
+    world.run(false);
+    world.check();
 }
 
 #[test]
@@ -346,8 +418,7 @@ fn with_the_connection_the_queue_pair_is_lost() {
         if world.asked.len() < REQUESTS / 2 {
             world.ask();
         }
-        world.asking.tick();
-        world.serving.tick();
+        world.tick();
         world.card.pass();
         world.asking.kick();
         world.asking.poll();
