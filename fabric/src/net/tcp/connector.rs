@@ -189,8 +189,14 @@ impl Connector {
         }
     }
 
+    /// Whether somebody is there to take connections. While the node starts they wait at the door: one that is accepted and closed would be tried anew at once,
+    /// again and again.
+    fn serves(&self) -> bool {
+        self.threads.values().any(|thread| thread.serves)
+    }
+
     fn accept(&mut self) {
-        loop {
+        while self.serves() {
             match self.listener.accept() {
                 Ok((stream, address)) => self.accepted(stream, address),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -261,10 +267,13 @@ impl Connector {
 
     /// Sleeps until there is something to do.
     fn wait(&self) {
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(self.control.bell.fd(), PollFlags::IN),
-            PollFd::new(&self.listener, PollFlags::IN),
-        ];
+        let mut fds = vec![PollFd::from_borrowed_fd(
+            self.control.bell.fd(),
+            PollFlags::IN,
+        )];
+        if self.serves() {
+            fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
         let mut next: Option<Instant> = None;
         let mut until = |at: Instant| next = Some(next.map_or(at, |known| known.min(at)));
         let dials = self.dials.iter().filter_map(|dial| match &dial.attempt {

@@ -1,6 +1,7 @@
 //! A lane and its letters, without the thread that makes connections.
 
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use super::super::tests::handshakes::{Authority, CLUSTER, DAY};
 mod beside;
@@ -13,16 +14,19 @@ use crate::net::tcp::hello::Wire;
 
 const PEER: NodeId = NodeId(2);
 
-/// A lane, and the network that knows `PEER` somewhere that nobody listens.
-fn lane() -> (Network, Lane) {
-    let authority = Authority::new();
+fn network(authority: &Authority, node: u64) -> Network {
     let config = NetConfig {
         listen: ([127, 0, 0, 1], 0).into(),
-        identity: authority.identity(1, &authority, DAY),
+        identity: authority.identity(node, authority, DAY),
         wire: Wire::Crc,
         pairs: Offered::No("this is about connections".to_owned()),
     };
-    let network = Network::start(&config, CLUSTER, NodeId(1), Incarnation(10)).unwrap();
+    Network::start(&config, CLUSTER, NodeId(node), Incarnation(10)).unwrap()
+}
+
+/// A lane, and the network that knows `PEER` somewhere that nobody listens.
+fn lane() -> (Network, Lane) {
+    let network = network(&Authority::new(), 1);
     network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));
     // Not registered: letters are the test's.
     let lane = Lane::new(Arc::clone(network.control()), 0, true).unwrap();
@@ -85,4 +89,29 @@ fn a_request_that_waited_for_a_connection_that_is_dead_is_lost_once() {
     lane.poll();
     assert!(lane.send(PEER, &read).is_none());
     assert!(lane.next_event().is_none());
+}
+
+#[test]
+fn a_node_that_starts_takes_connections_when_somebody_is_there_to_serve_them() {
+    let authority = Authority::new();
+    let (ours, theirs) = (network(&authority, 1), network(&authority, PEER.0));
+    ours.set_peers(HashMap::from([(PEER, theirs.address())]));
+    let mut asking = Lane::new(Arc::clone(ours.control()), 0, true).unwrap();
+    let write = request(1, true, 0, &[], 0);
+    assert!(asking.send(PEER, &write).is_none());
+    for _ in 0..100 {
+        asking.poll();
+        // Neither connected nor lost.
+        assert!(asking.next_event().is_none());
+        assert!(matches!(asking.peers[&PEER].road, Road::Dialing));
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    let mut serving = Lane::new(Arc::clone(theirs.control()), 0, true).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while serving.links.taken() == 0 {
+        assert!(Instant::now() < deadline, "it is never connected");
+        serving.poll();
+        asking.poll();
+        while asking.next_event().is_some() {}
+    }
 }
