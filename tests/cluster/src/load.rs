@@ -24,6 +24,8 @@ const PACE: Duration = Duration::from_micros(500);
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 /// A single request outside of a load, likewise.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Longest single request outside of a load.
+const LONGEST: usize = 256 << 10;
 /// Marks the slot of a flush.
 const FLUSH: usize = usize::MAX;
 
@@ -41,6 +43,10 @@ struct Disk {
 
 impl Disk {
     fn connect(socket: &Path) -> Result<Self> {
+        Self::connect_with(socket, DEPTH * BLOCK)
+    }
+
+    fn connect_with(socket: &Path, buffer_bytes: usize) -> Result<Self> {
         let mut device = Blkio::new("virtio-blk-vhost-user")?;
         device.set_str("path", socket.to_str().context("the path is not UTF-8")?)?;
         device
@@ -49,7 +55,7 @@ impl Disk {
         device.set_i32("num-queues", 1)?;
         let mut queues = device.start().context("start the disk's queue")?.queues;
         let queue = queues.pop().context("the disk has no queue")?;
-        let region = device.alloc_mem_region(DEPTH * BLOCK)?;
+        let region = device.alloc_mem_region(buffer_bytes)?;
         device.map_mem_region(&region)?;
         Ok(Self {
             queue,
@@ -359,6 +365,11 @@ impl Requests {
         Disk::connect(socket).map(Self)
     }
 
+    /// The same for requests of up to 256 KiB.
+    pub fn connect_long(socket: &Path) -> Result<Self> {
+        Disk::connect_with(socket, LONGEST).map(Self)
+    }
+
     /// Writes a block and waits for the answer.
     pub fn write(&mut self, offset: u64) -> Result<()> {
         self.0.buffer(0).fill(0x5A);
@@ -370,6 +381,43 @@ impl Requests {
     pub fn read(&mut self, offset: u64) -> Result<()> {
         self.0.read(offset, 0);
         self.answer()
+    }
+
+    /// Writes so many bytes, of the same value, and waits for the answer. If it is `restless`, the buffer changes all the while.
+    ///
+    /// # Panics
+    /// If they are more than this was [connected](Self::connect_long) for.
+    pub fn write_long(&mut self, offset: u64, len: usize, restless: bool) -> Result<()> {
+        assert!(len <= LONGEST);
+        let start = self.0.buffers;
+        let fill = |value| {
+            // SAFETY: the buffer is as long, lives as long as the device, and is reached by this pointer only. Whoever reads it meanwhile gets what a guest
+            // gives that changes what it has not been told is written.
+            unsafe { start.write_bytes(value, len) };
+        };
+        fill(1);
+        self.0.queue.write(offset, start, len, 0, ReqFlags::empty());
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        let mut value = 1u8;
+        while self.0.poll()?.is_empty() {
+            ensure!(Instant::now() < deadline, "a write has no answer");
+            value = value.wrapping_add(u8::from(restless));
+            fill(value);
+        }
+        Ok(())
+    }
+
+    /// Reads so many bytes.
+    ///
+    /// # Panics
+    /// If they are more than this was [connected](Self::connect_long) for.
+    pub fn read_long(&mut self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        assert!(len <= LONGEST);
+        let start = self.0.buffers;
+        self.0.queue.read(offset, start, len, 0, ReqFlags::empty());
+        self.answer()?;
+        // SAFETY: the buffer is as long, and no request is under way.
+        Ok(unsafe { std::slice::from_raw_parts(start, len) }.to_vec())
     }
 
     fn answer(&mut self) -> Result<()> {

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -65,6 +65,8 @@ type Port = Option<SyncSender<Arc<[u8]>>>;
 struct Shared {
     ports: Mutex<Vec<Port>>,
     unplugged: AtomicBool,
+    /// UDP packets to this port get nowhere; 0: all do.
+    dropped_port: AtomicU16,
     ended: AtomicBool,
 }
 
@@ -104,6 +106,12 @@ impl Switch {
         self.shared.unplugged.store(true, Ordering::Relaxed);
     }
 
+    /// Packets of UDP over IPv4 to this port get nowhere from now on; with `None` all do again.
+    pub fn drop_udp_to(&self, port: Option<u16>) {
+        let port = port.unwrap_or(0);
+        self.shared.dropped_port.store(port, Ordering::Relaxed);
+    }
+
     /// Forwards again.
     pub fn plug_in(&self) {
         self.shared.unplugged.store(false, Ordering::Relaxed);
@@ -141,7 +149,9 @@ impl Shared {
     /// Takes frames from one guest until it is gone.
     fn receive(&self, port: usize, mut input: UnixStream) {
         while let Ok(frame) = read_frame(&mut input) {
-            if self.unplugged.load(Ordering::Relaxed) {
+            let dropped = self.dropped_port.load(Ordering::Relaxed);
+            let is_dropped = dropped != 0 && udp_port(&frame[LENGTH_BYTES..]) == Some(dropped);
+            if is_dropped || self.unplugged.load(Ordering::Relaxed) {
                 continue;
             }
             let others = self.ports();
@@ -182,5 +192,37 @@ fn send(frames: &Receiver<Arc<[u8]>>, mut output: UnixStream) {
         if output.write_all(&frame).is_err() {
             return;
         }
+    }
+}
+
+/// Where a frame goes if it is UDP over IPv4: Ethernet's header has 14 bytes, with the protocol at 12; IP's as many words as its first
+/// byte says, with the protocol at 9; UDP's has the port at 2 (RFC 894, 791, 768).
+fn udp_port(frame: &[u8]) -> Option<u16> {
+    const IPV4: [u8; 2] = [0x08, 0x00];
+    const UDP: u8 = 17;
+    let packet = frame.get(14..).filter(|_| frame[12..14] == IPV4)?;
+    let header = usize::from(packet.first()? & 0x0f) * 4;
+    let is_udp = *packet.get(9)? == UDP;
+    let port = packet.get(header + 2..header + 4).filter(|_| is_udp)?;
+    Some(u16::from_be_bytes([port[0], port[1]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_a_udp_packet_is_found_and_of_nothing_else() {
+        let mut frame = [0; 64];
+        frame[12..14].copy_from_slice(&[0x08, 0x00]);
+        (frame[14], frame[23]) = (0x45, 17);
+        frame[36..38].copy_from_slice(&4791u16.to_be_bytes());
+        assert_eq!(udp_port(&frame), Some(4791));
+        assert_eq!(udp_port(&frame[..37]), None, "cut short");
+        frame[23] = 6;
+        assert_eq!(udp_port(&frame), None, "TCP");
+        (frame[23], frame[13]) = (17, 0x06);
+        assert_eq!(udp_port(&frame), None, "ARP");
+        assert_eq!(udp_port(&[]), None);
     }
 }

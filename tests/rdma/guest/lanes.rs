@@ -64,17 +64,21 @@ fn identities() -> Result<[Identity; 2]> {
     Ok([of(1)?, of(2)?])
 }
 
-fn network(node: u64, identity: Identity, address: IpAddr) -> Result<(Network, Arc<Card>)> {
-    let card = Arc::new(Card::open(address).map_err(anyhow::Error::msg)?);
-    println!("node {node}: {}", card.name());
+fn open(address: IpAddr) -> Result<Arc<Card>> {
+    let card = Card::open(address).map_err(anyhow::Error::msg)?;
+    println!("{}", card.name());
+    Ok(Arc::new(card))
+}
+
+fn network(node: u64, identity: Identity, address: IpAddr, port: Arc<dyn Port>) -> Result<Network> {
     let config = NetConfig {
         listen: SocketAddr::new(address, 0),
         identity,
         wire: Wire::Crc,
-        pairs: Offered::Port(Arc::<Card>::clone(&card)),
+        pairs: Offered::Port(port),
     };
-    let network = Network::start(&config, CLUSTER, NodeId(node), Incarnation(10 * node))?;
-    Ok((network, card))
+    let incarnation = Incarnation(10 * node);
+    Ok(Network::start(&config, CLUSTER, NodeId(node), incarnation)?)
 }
 
 /// A request that is under way.
@@ -97,7 +101,7 @@ struct Asks {
     reads: u64,
 }
 
-struct World {
+pub struct World {
     rng: ChaCha8Rng,
     asking: Lane,
     serving: Lane,
@@ -118,10 +122,18 @@ struct World {
 }
 
 impl World {
-    fn new(address: IpAddr) -> Result<Self> {
+    /// Of two nodes at this address, of which the serving one has its card used so.
+    pub fn new<P: Port + 'static>(
+        address: IpAddr,
+        serving: impl FnOnce(Arc<Card>) -> Arc<P>,
+    ) -> Result<Self> {
         let [one, two] = identities()?;
-        let (one, card) = network(1, one, address)?;
-        let networks = [one, network(2, two, address)?.0];
+        let card = open(address)?;
+        let port: Arc<Card> = Arc::clone(&card);
+        let networks = [
+            network(1, one, address, port)?,
+            network(2, two, address, serving(open(address)?))?,
+        ];
         networks[0].set_peers(HashMap::from([(PEER, networks[1].address())]));
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(1),
@@ -150,7 +162,8 @@ impl World {
         Ok(())
     }
 
-    fn of(&self, node: usize, count: Count) -> u64 {
+    /// What is counted at a node, 0 or 1.
+    pub fn of(&self, node: usize, count: Count) -> u64 {
         self.networks[node].counters().get(count)
     }
 
@@ -344,8 +357,14 @@ impl World {
         Ok(())
     }
 
+    /// Goes on until requests go by a queue pair.
+    pub fn until_by_rdma(&mut self) -> Result<()> {
+        self.run(|world| world.by_rdma().is_ok(), u64::MAX)?;
+        self.load(0)
+    }
+
     /// Goes on until so many more requests are answered.
-    fn load(&mut self, requests: u64) -> Result<()> {
+    pub fn load(&mut self, requests: u64) -> Result<()> {
         let until = self.next + requests;
         self.run(
             |world| world.next >= until && world.unanswered() == 0,
@@ -441,9 +460,8 @@ fn by_rdma_alone(world: &mut World) -> Result<()> {
 }
 
 pub fn lanes(address: &str) -> Result<()> {
-    let mut world = World::new(address.parse()?)?;
-    world.run(|world| world.by_rdma().is_ok(), u64::MAX)?;
-    world.load(0)?;
+    let mut world = World::new(address.parse()?, |card| card)?;
+    world.until_by_rdma()?;
     by_rdma_alone(&mut world)?;
     world.served = world.next;
 

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 mod checks;
 mod devices;
 mod failures;
+mod forgery;
 mod forks;
 mod kit;
 mod lanes;
@@ -71,6 +72,7 @@ fn main() -> Result<()> {
         ["leaks", registrations, pairs] => leaks::none(registrations.parse()?, pairs.parse()?),
         ["fork"] => forks::memory_stays_whole(),
         ["lanes", address] => lanes::lanes(address),
+        ["forgery", address] => forgery::forgery(address),
         ["serve", listen] => machines::serve(listen.parse()?),
         ["ask", server, how] => machines::ask(server.parse()?, how),
         _ => bail!("no such scenario: {args:?}"),

@@ -107,6 +107,16 @@ impl Machine {
         Self::boot_with(program, None, number, Nic::new(number).on(switch))
     }
 
+    /// The same on `switch`, as machine `number`.
+    pub fn boot_for_cluster_on(
+        switch: &Switch,
+        program: &Path,
+        penstock: &Path,
+        number: u8,
+    ) -> Result<Self> {
+        Self::boot_with(program, Some(penstock), number, Nic::new(number).on(switch))
+    }
+
     fn boot_with(program: &Path, penstock: Option<&Path>, number: u8, nic: Nic) -> Result<Self> {
         let image = GuestImage::of(&RECIPE, |line| eprintln!("{line}"))?;
         let mut config = VmConfig::new(Vec::new())

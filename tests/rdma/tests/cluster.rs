@@ -6,12 +6,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use guest_rig::paths::penstock_binary;
-use rdma_rig::Machine;
+use rdma_rig::{Machine, Switch};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rdma-cluster");
 /// All that the program does, in a machine that is emulated.
 const LIMIT: Duration = Duration::from_secs(900);
+/// One thing that a part of it is asked to do, likewise.
+const PART_LIMIT: Duration = Duration::from_secs(240);
+/// UDP port of RoCE version 2.
+const ROCE_PORT: u16 = 4791;
+/// Requests whose cost is looked at, and how often.
+const MEASURED: &str = "requests 1000";
+/// See [`MEASURED`].
+const ROUNDS: usize = 3;
+/// How long nothing gets from one machine to the other.
+const UNPLUGGED: Duration = Duration::from_secs(8);
 
 /// A program without what only debuggers read, which would fill the machine's memory.
 fn stripped(program: &Path, directory: &TempDir) -> Result<PathBuf> {
@@ -44,8 +54,143 @@ fn a_cluster_over_rdma_goes_on_without_the_link_and_without_nodes_and_copies_not
         "kill -9",
         "all read back",
         "front ends",
+        "long writes",
+        "restless writes",
     ] {
         ensure!(output.text.contains(&format!("{line}: ok")), "{line}");
     }
     Ok(())
+}
+
+/// The program in one of several machines.
+struct Part {
+    machine: Machine,
+    name: &'static str,
+    wishes: u32,
+}
+
+impl Part {
+    fn start(mut machine: Machine, name: &'static str, args: &[&str]) -> Result<(Self, String)> {
+        machine.start(args, name)?;
+        let text = machine.wait_for_line(name, &format!("{name}: up"), PART_LIMIT)?;
+        let part = Part {
+            machine,
+            name,
+            wishes: 0,
+        };
+        Ok((part, text))
+    }
+
+    /// Has it do something, and returns all that it has printed.
+    fn ask(&mut self, wish: &str) -> Result<String> {
+        self.wishes += 1;
+        let script = format!("echo '{wish}' >> /run/wishes");
+        self.machine.vm().sh(&script)?;
+        let line = format!("{wish}, wish {}: ok", self.wishes);
+        let text = self.machine.wait_for_line(self.name, &line, PART_LIMIT);
+        text.with_context(|| format!("{}: {wish}", self.name))
+    }
+
+    /// The last number that it printed after this word, once it was asked for it.
+    fn number(&mut self, wish: &str, word: &str) -> Result<f64> {
+        let text = self.ask(wish)?;
+        let found = text
+            .lines()
+            .rev()
+            .find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+        let found = found.with_context(|| format!("no {word:?} in:\n{text}"))?;
+        found.parse().with_context(|| found.to_owned())
+    }
+}
+
+/// A host and the nodes that store for it, each in a machine of its own.
+struct Apart {
+    storage: Part,
+    host: Part,
+}
+
+impl Apart {
+    fn boot(switch: &Switch, directory: &TempDir) -> Result<Self> {
+        let program = stripped(Path::new(PROGRAM), directory)?;
+        let penstock = stripped(&penstock_binary()?, directory)?;
+        // One after the other, and in this thread: a machine dies with the thread that booted it.
+        let boot = |number| Machine::boot_for_cluster_on(switch, &program, &penstock, number);
+        let (storage, host) = (boot(1)?, boot(2)?);
+        let (mut storage, text) = Part::start(storage, "storage", &["storage"])?;
+        let token = text.lines().find_map(|line| line.strip_prefix("token "));
+        let token = token.context("storage printed no token")?;
+        let (host, _) = Part::start(host, "host", &["host", token])?;
+        storage.ask("joined")?;
+        Ok(Self { storage, host })
+    }
+
+    /// Has the host do something; an error has the logs of those that store.
+    fn ask(&mut self, wish: &str) -> Result<String> {
+        self.host.ask(wish).or_else(|error| {
+            let logs = self.storage.ask("logs")?;
+            Err(error.context(logs))
+        })
+    }
+
+    /// Seconds of processor time of the host and of those that store, and requests of the guest, so far.
+    fn spent(&mut self) -> Result<[f64; 3]> {
+        let storage = self.storage.number("cpu", "cpu")?;
+        let completed = self.host.number("cpu", "completed")?;
+        Ok([self.host.number("cpu", "cpu")?, storage, completed])
+    }
+
+    /// Processor time of all daemons for each request of the guest, in microseconds: the host's, and that of those that store. Medians.
+    fn cost(&mut self) -> Result<[f64; 2]> {
+        let mut rounds = [[0.0; ROUNDS]; 2];
+        for round in 0..ROUNDS {
+            let before = self.spent()?;
+            self.ask(MEASURED)?;
+            let after = self.spent()?;
+            let requests = after[2] - before[2];
+            for (at, rounds) in rounds.iter_mut().enumerate() {
+                rounds[round] = (after[at] - before[at]) * 1e6 / requests;
+            }
+        }
+        Ok(rounds.map(|mut each| {
+            each.sort_by(f64::total_cmp);
+            each[ROUNDS / 2]
+        }))
+    }
+}
+
+#[test]
+fn a_host_reaches_its_storage_on_another_machine_by_rdma_and_goes_on_without() -> Result<()> {
+    let (switch, directory) = (Switch::new()?, tempfile::tempdir()?);
+    let mut apart = Apart::boot(&switch, &directory)?;
+    apart.ask("rdma")?;
+    apart.ask("no-copy 500")?;
+    let by_rdma = apart.cost()?;
+
+    // The queue pairs are torn, and nothing else is.
+    switch.drop_udp_to(Some(ROCE_PORT));
+    apart.ask("tcp")?;
+    apart.ask("requests 300")?;
+    let by_tcp = apart.cost()?;
+    switch.drop_udp_to(None);
+    apart.ask("rdma")?;
+    apart.ask("requests 300")?;
+    eprintln!(
+        "microseconds of CPU for each request, at the host and at all that store: {by_rdma:.0?} by RDMA, {by_tcp:.0?} by TCP"
+    );
+
+    switch.pull_plug();
+    std::thread::sleep(UNPLUGGED);
+    switch.plug_in();
+    apart.ask("requests 300")?;
+    apart.ask("rdma")?;
+
+    apart.storage.ask("kill 3")?;
+    apart.ask("requests 300")?;
+    apart.storage.ask("start 3")?;
+    apart.ask("rdma")?;
+    apart.ask("no-copy 500")?;
+    let text = apart.ask("check")?;
+    eprintln!("{text}");
+    apart.ask("end")?;
+    apart.storage.ask("end").map(drop)
 }

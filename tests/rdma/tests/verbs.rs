@@ -219,6 +219,14 @@ fn a_connection_whose_network_is_gone_is_given_up_in_time() -> Result<()> {
 }
 
 #[test]
+fn a_peer_that_uses_a_forged_or_a_stale_key_is_refused_and_requests_go_on() -> Result<()> {
+    let mut machine = machine()?;
+    let address = machine.address().to_string();
+    let text = scenario(&mut machine, &["forgery", &address])?;
+    has(&text, "refused, and nothing lost: ok")
+}
+
+#[test]
 fn data_go_by_queue_pairs_without_a_copy_and_over_tcp_while_the_link_is_down() -> Result<()> {
     let mut machine = machine()?;
     let address = machine.address().to_string();

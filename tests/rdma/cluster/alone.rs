@@ -1,0 +1,187 @@
+//! Three nodes of a cluster on one machine's RDMA device, and at a disk of the first a guest without a machine of its own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::cluster::Cluster;
+use cluster_rig::guest::{check, cluster_with_disk, goes_on, ledger};
+use cluster_rig::load::{Load, Requests};
+
+use crate::kit::{
+    self, COPIED, INSIDE, MESSAGES, NODES, READS, REGIONS, REGISTRATIONS, metrics, sh,
+};
+
+/// Requests under which something is measured.
+const SOME: u64 = 500;
+const SOON: Duration = Duration::from_secs(60);
+/// A queue pair is offered again after a pause that grows with failures.
+const PAIRED_LIMIT: Duration = Duration::from_secs(150);
+/// Front ends that come and go.
+const FRONT_ENDS: u32 = 1000;
+/// Writes whose data each replica reads, and their size.
+const LONG_WRITES: u64 = 100;
+/// See [`LONG_WRITES`].
+const LONG: usize = 256 << 10;
+/// The same whose buffer changes while they are under way.
+const RESTLESS_WRITES: u64 = 50;
+/// Pieces of memory that each hands over: of its ring, and of its buffers.
+const REGIONS_EACH: u64 = 2;
+
+/// Whether the data of node 1 go to all others over RDMA.
+fn is_paired(cluster: &Cluster) -> Result<bool> {
+    let (rdma, _) = kit::ways(cluster.node(1)?.daemon())?;
+    Ok(rdma + 1 == usize::from(NODES))
+}
+
+fn wait_paired(cluster: &Cluster, wanted: bool, after: &str) -> Result<()> {
+    cluster
+        .wait("RDMA", PAIRED_LIMIT, |cluster| {
+            Ok((is_paired(cluster)? == wanted).then_some(()))
+        })
+        .with_context(|| format!("after {after}: RDMA to all others, {wanted}"))
+}
+
+fn is_without_copies(cluster: &Cluster, load: &Load) -> Result<()> {
+    let daemon = |node: u8| Ok::<_, anyhow::Error>(cluster.node(node)?.daemon());
+    kit::steadily(|| {
+        wait_paired(cluster, true, "nothing in particular")?;
+        let before = (1..=NODES).map(|node| metrics(daemon(node)?));
+        let before: Vec<_> = before.collect::<Result<_>>()?;
+        load.progress(SOME, SOON)?;
+        for (node, before) in (1..).zip(&before) {
+            kit::is_without_copies(daemon(node)?, before, SOME / 4)
+                .with_context(|| format!("node {node}"))?;
+        }
+        Ok(())
+    })?;
+    println!("no copy, no registration: ok");
+    Ok(())
+}
+
+/// Faults under a load: the guest sees a pause at most, and everything is there.
+fn faults(cluster: &mut Cluster, socket: &Path) -> Result<()> {
+    let load = Load::start(socket, ledger());
+    goes_on(cluster, &load, "the beginning")?;
+    wait_paired(cluster, true, "the beginning")?;
+    is_without_copies(cluster, &load)?;
+
+    sh("ip link set eth0 down")?;
+    wait_paired(cluster, false, "the link went down")?;
+    goes_on(cluster, &load, "the link went down")?;
+    println!("link down: ok");
+    sh("ip link set eth0 up")?;
+    wait_paired(cluster, true, "the link came up")?;
+    goes_on(cluster, &load, "the link came up")?;
+    println!("link up: ok");
+
+    for node in [3, 2] {
+        cluster.node_mut(node)?.kill()?;
+        goes_on(cluster, &load, &format!("node {node} was killed"))?;
+        cluster.node_mut(node)?.start()?;
+        cluster.wait_ready()?;
+        wait_paired(cluster, true, &format!("node {node} came back"))?;
+        goes_on(cluster, &load, &format!("node {node} came back"))?;
+    }
+    println!("kill -9: ok");
+    check(cluster, socket, load)?;
+    println!("all read back: ok");
+    Ok(())
+}
+
+/// Front ends connect, hand their memory over, use it, and go.
+fn front_ends(cluster: &Cluster, socket: &Path) -> Result<()> {
+    let resources = || sh("rdma resource show");
+    let before = (metrics(cluster.node(1)?.daemon())?, resources()?);
+    for nth in 0..FRONT_ENDS {
+        let mut disk = Requests::connect(socket).with_context(|| format!("front end {nth}"))?;
+        disk.write(u64::from(nth % 64) * 4096)?;
+    }
+    cluster.wait("memory to be given back", SOON, |cluster| {
+        Ok((metrics(cluster.node(1)?.daemon())?[REGIONS] == before.0[REGIONS]).then_some(()))
+    })?;
+    let after = (metrics(cluster.node(1)?.daemon())?, resources()?);
+    println!("before: {}after: {}", before.1, after.1);
+    ensure!(before.1 == after.1, "the device keeps something");
+    ensure!(before.0[REGIONS..] == after.0[REGIONS..]);
+    let registered = after.0[REGISTRATIONS] - before.0[REGISTRATIONS];
+    println!("{FRONT_ENDS} front ends, {registered} registrations");
+    ensure!(registered == REGIONS_EACH * u64::from(FRONT_ENDS));
+    ensure!(after.0[COPIED] == before.0[COPIED], "something was copied");
+    println!("front ends: ok");
+    Ok(())
+}
+
+/// Long writes: one message each way and one READ for each replica on another node, and nothing copied.
+fn long_writes(cluster: &Cluster, socket: &Path) -> Result<()> {
+    let all = || -> Result<Vec<_>> {
+        let nodes = cluster.nodes().iter();
+        nodes.map(|node| metrics(node.daemon())).collect()
+    };
+    let mut disk = Requests::connect_long(socket)?;
+    let before = all()?;
+    for nth in 0..LONG_WRITES {
+        disk.write_long(nth * LONG as u64, LONG, false)?;
+    }
+    let after = all()?;
+    let changed = |node: usize, what: usize| after[node][what] - before[node][what];
+    let seen = |what| [0, 1, 2].map(|node| changed(node, what));
+    println!(
+        "{LONG_WRITES} long writes: messages {:?}, READs {:?}, inside {:?}, copied {:?}",
+        seen(MESSAGES),
+        seen(READS),
+        seen(INSIDE),
+        seen(COPIED)
+    );
+    ensure!(seen(READS) == [0, LONG_WRITES, LONG_WRITES]);
+    ensure!((seen(COPIED), seen(INSIDE)) == ([0; 3], [0; 3]));
+    // The cluster has something to say now and then besides.
+    let spare = LONG_WRITES / 4;
+    let least = [2 * LONG_WRITES, LONG_WRITES, LONG_WRITES];
+    let fits = |(seen, least): (u64, u64)| (least..least + spare).contains(&seen);
+    ensure!(seen(MESSAGES).into_iter().zip(least).all(fits));
+    println!("long writes: ok");
+    Ok(())
+}
+
+/// A guest changes its buffers while they are written, and replicas read them at different moments: they hold the same all the same.
+fn restless_writes(cluster: &Cluster, socket: &Path) -> Result<()> {
+    let offset = |nth: u64| nth * LONG as u64;
+    let daemon = |node: u8| Ok::<_, anyhow::Error>(cluster.node(node)?.daemon());
+    let before = metrics(daemon(1)?)?[COPIED];
+    let mut disk = Requests::connect_long(socket)?;
+    for nth in 0..RESTLESS_WRITES {
+        disk.write_long(offset(nth), LONG, true)?;
+    }
+    drop(disk);
+    let copied = metrics(daemon(1)?)?[COPIED] - before;
+    println!("{copied} bytes were sent once more, from a copy");
+    ensure!(copied > 0, "no buffer changed too early");
+    let mut first: Option<Vec<Vec<u8>>> = None;
+    let mut socket = socket.to_owned();
+    for node in 1..=NODES {
+        // Each reads its own replica.
+        if node > 1 {
+            daemon(node - 1)?.cli(&["detach", "disk"])?;
+            socket = daemon(node)?.attach("disk", 1)?;
+        }
+        let mut disk = Requests::connect_long(&socket)?;
+        let all = (0..RESTLESS_WRITES).map(|nth| disk.read_long(offset(nth), LONG));
+        let all: Vec<Vec<u8>> = all.collect::<Result<_>>()?;
+        let same = first.get_or_insert_with(|| all.clone()) == &all;
+        ensure!(same, "node {node} holds other bytes than node 1");
+    }
+    println!("restless writes: ok");
+    Ok(())
+}
+
+pub fn run() -> Result<()> {
+    let options = kit::nodes("10.77.1.")?;
+    let (mut cluster, socket): (Cluster, PathBuf) = cluster_with_disk(options)?;
+    faults(&mut cluster, &socket)?;
+    front_ends(&cluster, &socket)?;
+    cluster.wait_ready()?;
+    wait_paired(&cluster, true, "all of this")?;
+    kit::steadily(|| long_writes(&cluster, &socket))?;
+    restless_writes(&cluster, &socket)
+}

@@ -1,0 +1,154 @@
+//! Two machines: one with the nodes that store, one with a host and its guest. Each does what the test writes into a file, a line at a
+//! time, and prints the line and its number when that is done.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use cluster_rig::cluster::Cluster;
+use cluster_rig::guest::ledger;
+use cluster_rig::ledger::Promise;
+use cluster_rig::load::{self, Load};
+use guest_rig::process::wait_until;
+use guest_rig::{Daemon, DaemonOptions};
+
+use crate::kit::{self, NODES, PENSTOCK, SERVE_ARGS, WIRE, metrics};
+
+/// What the test wants done.
+const WISHES: &str = "/run/wishes";
+/// Address of the host.
+const HOST: &str = "10.77.0.2";
+/// How the nodes' begin: beside the host's.
+const STORAGE: &str = "10.77.0.1";
+/// The test says something within this.
+const WISH_LIMIT: Duration = Duration::from_secs(900);
+const SOON: Duration = Duration::from_secs(60);
+/// A queue pair is offered again after a pause that grows with failures.
+const PAIRED_LIMIT: Duration = Duration::from_secs(150);
+
+/// Does one line after the other, until one is `end`.
+fn obey(mut act: impl FnMut(&[&str]) -> Result<()>) -> Result<()> {
+    for number in 1.. {
+        let wish = wait_until(WISH_LIMIT, || {
+            let all = std::fs::read_to_string(WISHES).unwrap_or_default();
+            // A line that is being written has no end yet.
+            let lines = all
+                .split_inclusive('\n')
+                .filter(|line| line.ends_with('\n'));
+            Ok(lines.map(str::trim_end).nth(number - 1).map(str::to_owned))
+        });
+        let wish = wish.context("nobody wishes anything")?;
+        let words: Vec<&str> = wish.split(' ').collect();
+        if words != ["end"] {
+            act(&words).with_context(|| wish.clone())?;
+        }
+        println!("{wish}, wish {number}: ok");
+        if words == ["end"] {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn cpu_seconds(daemon: &Daemon) -> Result<f64> {
+    daemon.metric("process_cpu_seconds_total")
+}
+
+/// Three nodes, which are killed and come back as the test says.
+pub fn storage() -> Result<()> {
+    let mut cluster = Cluster::start(kit::nodes(STORAGE)?)?;
+    println!("token {}", cluster.token()?);
+    println!("storage: up");
+    obey(|words| match *words {
+        ["joined"] => {
+            cluster.expect_elsewhere(1);
+            Ok(())
+        }
+        ["kill", node] => cluster.node_mut(node.parse()?)?.kill(),
+        ["start", node] => {
+            cluster.node_mut(node.parse()?)?.start()?;
+            cluster.wait_ready().map(drop)
+        }
+        ["cpu"] => {
+            let nodes = cluster.nodes().iter();
+            let each = nodes.map(|node| cpu_seconds(node.daemon()));
+            let all: Vec<f64> = each.collect::<Result<_>>()?;
+            println!("cpu {}", all.iter().sum::<f64>());
+            Ok(())
+        }
+        ["logs"] => {
+            for node in cluster.nodes() {
+                println!("{}", node.daemon().log());
+            }
+            Ok(())
+        }
+        _ => bail!("not known"),
+    })
+}
+
+/// Waits until all data go by one way.
+fn wait_way(daemon: &Daemon, rdma: bool) -> Result<()> {
+    let all = usize::from(NODES);
+    let mut seen = (0, 0);
+    let waited = wait_until(PAIRED_LIMIT, || {
+        seen = kit::ways(daemon)?;
+        let wanted = if rdma { (all, 0) } else { (0, all) };
+        Ok((seen == wanted).then_some(()))
+    });
+    waited.with_context(|| {
+        let (rdma, tcp) = seen;
+        format!(
+            "RDMA alone to {rdma} of {all} nodes, TCP to {tcp}\n{}",
+            daemon.log()
+        )
+    })
+}
+
+/// A host whose guest's disk is on the other machine.
+pub fn host(token: &str) -> Result<()> {
+    let options = DaemonOptions::new(PENSTOCK.into(), &SERVE_ARGS);
+    let mut daemon = Daemon::stopped(Path::new("/run/host"), options);
+    let join = [
+        "join", token, "--listen", HOST, "--name", "host", "--roles", "host",
+    ];
+    daemon.cli(&[&join[..], &["--wire", WIRE]].concat())?;
+    daemon.start_again()?;
+    let socket = daemon.disk("disk", "256M", 1)?;
+    let mut load = Some(Load::start(&socket, ledger()));
+    println!("host: up");
+    obey(|words| {
+        let running = load.as_ref().context("the load has ended");
+        match *words {
+            ["requests", count] => {
+                let running = running?;
+                let requests = running.progress(count.parse()?, SOON);
+                requests.with_context(|| daemon.log())?;
+                let gap = running.take_gap();
+                println!("{} ms without an answer", gap.as_millis());
+                Ok(())
+            }
+            ["rdma"] => wait_way(&daemon, true),
+            ["tcp"] => wait_way(&daemon, false),
+            ["no-copy", count] => {
+                let (count, running) = (count.parse()?, running?);
+                let attempt = || {
+                    wait_way(&daemon, true)?;
+                    let before = metrics(&daemon)?;
+                    running.progress(count, SOON)?;
+                    kit::is_without_copies(&daemon, &before, count)
+                };
+                kit::steadily(attempt).with_context(|| daemon.log())
+            }
+            ["cpu"] => {
+                println!("cpu {}", cpu_seconds(&daemon)?);
+                println!("completed {}", running?.completed());
+                Ok(())
+            }
+            ["check"] => {
+                let mut ledger = load.take().context("the load has ended")?.stop()?;
+                load::check(&socket, &mut ledger, Promise::Acknowledged)
+            }
+            _ => bail!("not known"),
+        }
+    })
+}
