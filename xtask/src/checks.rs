@@ -7,8 +7,13 @@ use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
 
-/// Runs every test, or those that `args` select.
+/// Runs every test, or those that `args` select; `rdma` as the first: those in virtual machines with RDMA devices.
 pub fn test(args: &[OsString]) -> Result<()> {
+    if let Some((first, rest)) = args.split_first()
+        && first == "rdma"
+    {
+        return test_rdma(rest);
+    }
     let previous = crate::previous::previous()?;
     if previous.is_none() {
         eprintln!(
@@ -40,6 +45,21 @@ pub fn test(args: &[OsString]) -> Result<()> {
         .env(PENSTOCK_BIN_ENV, binary("penstock")?);
     command.envs(previous.map(|path| (PREVIOUS_BIN_ENV, path)));
     check(&mut command)
+}
+
+fn test_rdma(args: &[OsString]) -> Result<()> {
+    let mut command = cargo()?;
+    if has_subcommand("nextest") {
+        // All is built, the program among it, and of the dependencies that are there already.
+        command.args(["nextest", "run", "--workspace", "-E", "package(rdma-tests)"]);
+    } else {
+        build()?;
+        command
+            .args(["test", "-p", "rdma-tests"])
+            .env("RUST_TEST_THREADS", "1");
+    }
+    let binary = binary("penstock")?;
+    check(command.args(args).env(PENSTOCK_BIN_ENV, binary))
 }
 
 /// Builds and runs the benchmarks.

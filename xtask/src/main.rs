@@ -31,7 +31,7 @@ enum Command {
     },
     /// Run the tests; arguments go to cargo-nextest (or to cargo test where that is missing)
     Test {
-        /// Filters and options, as cargo-nextest takes them
+        /// Filters and options, as cargo-nextest takes them; `rdma` as the first: the tests in virtual machines with RDMA devices
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },

@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::engine::Ask;
 use fabric::proto::{Epoch, NodeId, PgId};
@@ -20,6 +20,9 @@ const UNDER_WAY_MAX: usize = 64;
 /// Pause before a question that was not granted is asked again, as long as its reason is there.
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// One that is not granted is told of in the log, and then none of the others for so long: a thousand groups may have one reason.
+const TOLD_EVERY: Duration = Duration::from_secs(5);
+
 /// Questions that wait to be asked. The data path puts them in, and never waits.
 #[derive(Default)]
 pub struct Asks {
@@ -32,6 +35,7 @@ struct Waiting {
     queue: VecDeque<Ask>,
     /// Those in the queue and those under way.
     known: HashSet<Ask>,
+    told_at: Option<Instant>,
 }
 
 impl Asks {
@@ -57,6 +61,17 @@ impl Asks {
     fn done(&self, ask: &Ask) {
         self.lock().known.remove(ask);
     }
+
+    /// One is not granted: of how many the log is to tell, if it is to.
+    fn tell(&self, now: Instant) -> Option<usize> {
+        let mut waiting = self.lock();
+        let is_due = |told: Instant| now.duration_since(told) >= TOLD_EVERY;
+        if !waiting.told_at.is_none_or(is_due) {
+            return None;
+        }
+        waiting.told_at = Some(now);
+        Some(waiting.known.len())
+    }
 }
 
 /// Asks for as long as the task lives.
@@ -68,7 +83,7 @@ pub async fn serve(asks: Arc<Asks>, meta: Meta) {
         {
             let (asks, meta) = (Arc::clone(&asks), meta.clone());
             under_way.spawn(async move {
-                settle(&meta, &ask).await;
+                settle(&asks, &meta, &ask).await;
                 asks.done(&ask);
             });
         }
@@ -80,7 +95,7 @@ pub async fn serve(asks: Arc<Asks>, meta: Meta) {
 }
 
 /// Asks until it is granted, or its reason is gone.
-async fn settle(meta: &Meta, ask: &Ask) {
+async fn settle(asks: &Asks, meta: &Meta, ask: &Ask) {
     let mut told = false;
     loop {
         let member = {
@@ -102,7 +117,10 @@ async fn settle(meta: &Meta, ask: &Ask) {
         };
         let Some(error) = refused else { return };
         if !std::mem::replace(&mut told, true) {
-            tracing::info!(?ask, %error, "not granted yet");
+            match asks.tell(Instant::now()) {
+                Some(waiting) => tracing::info!(?ask, %error, waiting, "not granted yet"),
+                None => tracing::debug!(?ask, %error, "not granted yet"),
+            }
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -183,6 +201,17 @@ mod tests {
         asks.done(&ask(1));
         asks.put(ask(1));
         assert_eq!(asks.take(), Some(ask(1)));
+    }
+
+    #[test]
+    fn of_many_that_are_not_granted_the_log_tells_once_in_a_while() {
+        let asks = Asks::default();
+        (1..=3).for_each(|epoch| asks.put(ask(epoch)));
+        let start = Instant::now();
+        assert_eq!(asks.tell(start), Some(3));
+        assert_eq!(asks.tell(start + TOLD_EVERY / 2), None);
+        asks.done(&ask(1));
+        assert_eq!(asks.tell(start + TOLD_EVERY), Some(2));
     }
 
     #[test]
