@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
@@ -48,6 +48,12 @@ pub fn test(args: &[OsString]) -> Result<()> {
 }
 
 fn test_rdma(args: &[OsString]) -> Result<()> {
+    if args.iter().any(|arg| arg == "-E") {
+        // cargo-nextest would run what either of two expressions selects.
+        bail!(
+            "`test rdma` takes names of tests, no -E; `test -E 'package(rdma-tests) & ...'` does"
+        );
+    }
     let mut command = cargo()?;
     if has_subcommand("nextest") {
         // All is built, the program among it, and of the dependencies that are there already.

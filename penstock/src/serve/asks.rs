@@ -96,7 +96,6 @@ pub async fn serve(asks: Arc<Asks>, meta: Meta) {
 
 /// Asks until it is granted, or its reason is gone.
 async fn settle(asks: &Asks, meta: &Meta, ask: &Ask) {
-    let mut told = false;
     loop {
         let member = {
             let map = meta.map();
@@ -116,11 +115,9 @@ async fn settle(asks: &Asks, meta: &Meta, ask: &Ask) {
             }
         };
         let Some(error) = refused else { return };
-        if !std::mem::replace(&mut told, true) {
-            match asks.tell(Instant::now()) {
-                Some(waiting) => tracing::info!(?ask, %error, waiting, "not granted yet"),
-                None => tracing::debug!(?ask, %error, "not granted yet"),
-            }
+        match asks.tell(Instant::now()) {
+            Some(waiting) => tracing::info!(?ask, %error, waiting, "not granted yet"),
+            None => tracing::debug!(?ask, %error, "not granted yet"),
         }
         tokio::time::sleep(PAUSE).await;
     }

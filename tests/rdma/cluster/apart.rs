@@ -12,7 +12,7 @@ use cluster_rig::load::{self, Load};
 use guest_rig::process::wait_until;
 use guest_rig::{Daemon, DaemonOptions};
 
-use crate::kit::{self, NODES, PENSTOCK, SERVE_ARGS, WIRE, metrics};
+use crate::kit::{self, MESSAGES, NODES, PENSTOCK, SERVE_ARGS, WIRE, metrics};
 
 /// What the test wants done.
 const WISHES: &str = "/run/wishes";
@@ -23,6 +23,8 @@ const STORAGE: &str = "10.77.0.1";
 /// The test says something within this.
 const WISH_LIMIT: Duration = Duration::from_secs(900);
 const SOON: Duration = Duration::from_secs(60);
+/// Answers by RDMA after which a node is taken to be asked by it.
+const ANSWERS: u64 = 50;
 /// A queue pair is offered again after a pause that grows with failures.
 const PAIRED_LIMIT: Duration = Duration::from_secs(150);
 
@@ -68,6 +70,12 @@ pub fn storage() -> Result<()> {
         ["start", node] => {
             cluster.node_mut(node.parse()?)?.start()?;
             cluster.wait_ready().map(drop)
+        }
+        ["asked", node] => {
+            let daemon = cluster.node(node.parse()?)?.daemon();
+            let before = metrics(daemon)?[MESSAGES];
+            let answered = || Ok((metrics(daemon)?[MESSAGES] > before + ANSWERS).then_some(()));
+            wait_until(SOON, answered).with_context(|| daemon.log())
         }
         ["cpu"] => {
             let nodes = cluster.nodes().iter();

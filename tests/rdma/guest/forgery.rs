@@ -16,6 +16,9 @@ use fabric::net::tcp::counts::Count;
 
 use super::lanes::World;
 
+/// What a card says of a key that opens nothing.
+const REFUSED: &str = "IBV_WC_REM_ACCESS_ERR";
+
 /// Which key takes the place of one that was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
@@ -172,7 +175,11 @@ impl Pair for ForgingPair {
         let polled = self.pair.poll(done);
         if let (Err(reason), true) = (&polled, self.has_forged) {
             let mut plot = self.plot.lock().unwrap_or_else(PoisonError::into_inner);
-            plot.refused.get_or_insert_with(|| reason.clone());
+            // What is flushed with it has no reason of its own.
+            let known = plot.refused.as_deref().unwrap_or_default();
+            if !known.contains(REFUSED) {
+                plot.refused = Some(reason.clone());
+            }
         }
         polled
     }
@@ -221,8 +228,8 @@ pub fn forgery(address: &str) -> Result<()> {
                 .refused
                 .with_context(|| format!("{key:?} {reach:?} was not refused"))?;
             println!("{key:?} {reach:?}: {refused}");
-            ensure!(refused.contains("IBV_WC_REM_ACCESS_ERR"));
-            ensure!(world.of(0, Count::Torn) == torn + 1);
+            ensure!(refused.contains(REFUSED));
+            ensure!(world.of(0, Count::Torn) > torn);
         }
     }
     world.until_by_rdma()?;

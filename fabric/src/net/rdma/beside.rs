@@ -16,9 +16,9 @@ use crate::net::tcp::frame::{FrameError, Head, Key, Kind, Message, Stamp};
 use crate::store::device::IoVecs;
 use crate::store::iov::{self, IovCursor};
 
-/// Ticks without an end of anything that it was given, after which a device is taken not to work: more than a second. It gives up itself after 0.4 s, or up
-/// to four times that; the peer counts as lost after two seconds in which nothing comes from it by either way.
-pub const STILL_TICKS_MAX: u32 = 4;
+/// Ticks without an end of anything that it was given, after which a device is taken not to work: up to a second. It gives up itself after 0.4 s, or up
+/// to four times that; the peer counts as lost after two seconds in which nothing comes from it by either way, and both ends may have to find out.
+pub const STILL_TICKS_MAX: u32 = 3;
 
 /// Where the payload of a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

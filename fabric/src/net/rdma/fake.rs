@@ -20,6 +20,21 @@ const ROOM: usize = 4 * WINDOWS_MAX;
 /// Windows that an end may have open.
 const WINDOWS: usize = 24;
 
+/// What is wrong with a card for as long as a test wants it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// Nothing gets anywhere, and nobody is told.
+    Silent,
+    /// The same, and what is ended does not tell what had happened.
+    Dead,
+    /// Nobody is told of what has arrived.
+    Deaf,
+    /// This byte of each message arrives as another one.
+    Damages(usize),
+}
+
 /// A network card for both ends.
 #[derive(Clone)]
 pub struct FakeCard(Arc<Mutex<Card>>);
@@ -33,8 +48,7 @@ struct Card {
     /// What is open, by its key.
     open: HashMap<u32, Open>,
     regions: Arc<Regions<()>>,
-    /// Nothing gets anywhere, and nobody is told.
-    is_stuck: bool,
+    fault: Fault,
 }
 
 /// Memory of an end that its peer may use.
@@ -92,7 +106,7 @@ impl FakeCard {
             flying: VecDeque::new(),
             open: HashMap::new(),
             regions: Arc::default(),
-            is_stuck: false,
+            fault: Fault::None,
         })))
     }
 
@@ -103,7 +117,7 @@ impl FakeCard {
     /// Some time passes: work is done.
     pub fn pass(&self) {
         let card = &mut *self.lock();
-        if card.is_stuck {
+        if matches!(card.fault, Fault::Silent | Fault::Dead) {
             return;
         }
         for _ in 0..card.rng.random_range(0..4) {
@@ -137,9 +151,9 @@ impl FakeCard {
         }
     }
 
-    /// From now on nothing gets anywhere, and nobody is told; or all does again.
-    pub fn set_stuck(&self, is_stuck: bool) {
-        self.lock().is_stuck = is_stuck;
+    /// What is wrong from now on.
+    pub fn set_fault(&self, fault: Fault) {
+        self.lock().fault = fault;
     }
 
     /// Queue pairs that are there.
@@ -184,7 +198,7 @@ impl Card {
                     bytes.extend_from_slice(part);
                 }
                 closes.into_iter().for_each(|key| self.close(key));
-                self.deliver(to, &bytes, closes);
+                self.deliver(to, &mut bytes, closes);
                 Some(Done::Sent(slot))
             }
             Work::Read(pieces, token) => {
@@ -214,7 +228,12 @@ impl Card {
         }
     }
 
-    fn deliver(&mut self, to: u32, bytes: &[u8], closed: Option<u32>) {
+    fn deliver(&mut self, to: u32, bytes: &mut [u8], closed: Option<u32>) {
+        match self.fault {
+            Fault::Deaf => return,
+            Fault::Damages(at) => bytes[at] ^= 1,
+            Fault::None | Fault::Silent | Fault::Dead => {}
+        }
         let end = self.ends.get_mut(&to).unwrap();
         let slot = end.receives.pop_front();
         let slot = slot.expect("a message finds a receive posted: that is what credits are for");
@@ -461,7 +480,7 @@ impl Pair for FakePair {
         let end = card.ends.get_mut(&self.number).unwrap();
         (end.broken, end.failed) = (true, true);
         done.extend(end.done.drain(..));
-        true
+        card.fault != Fault::Dead
     }
 
     fn arm(&mut self) -> Result<(), String> {

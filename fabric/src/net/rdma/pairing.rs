@@ -1,5 +1,5 @@
 //! What the ends of a connection tell each other about the queue pair beside it (`docs/decisions/0009-rdma-transport.md`): frames of their own kind on the
-//! connection, from version 2 of the protocol on. Little-endian; a [`Pairing`] is a message's header.
+//! connection, from version 2 of the protocol on; used since version 3. Little-endian; a [`Pairing`] is a message's header.
 
 use crate::proto::wire::WireError;
 

@@ -93,6 +93,9 @@ pub struct Connector {
     threads: HashMap<usize, Thread>,
     dials: Vec<Dial>,
     accepts: Vec<Pending>,
+    /// Somebody was there to serve connections. Before that, while the node starts, they wait at the door: one that is accepted and closed would be tried anew
+    /// at once, again and again.
+    has_served: bool,
 }
 
 impl Connector {
@@ -104,6 +107,7 @@ impl Connector {
             threads: HashMap::new(),
             dials: Vec::new(),
             accepts: Vec::new(),
+            has_served: false,
         }
     }
 
@@ -114,6 +118,7 @@ impl Connector {
             while let Some(wish) = self.control.next_wish() {
                 match wish {
                     Wish::Register { lane, mail, serves } => {
+                        self.has_served |= serves;
                         self.threads.insert(lane, Thread { mail, serves });
                     }
                     Wish::Unregister { lane } => {
@@ -189,14 +194,8 @@ impl Connector {
         }
     }
 
-    /// Whether somebody is there to take connections. While the node starts they wait at the door: one that is accepted and closed would be tried anew at once,
-    /// again and again.
-    fn serves(&self) -> bool {
-        self.threads.values().any(|thread| thread.serves)
-    }
-
     fn accept(&mut self) {
-        while self.serves() {
+        while self.has_served {
             match self.listener.accept() {
                 Ok((stream, address)) => self.accepted(stream, address),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -271,7 +270,7 @@ impl Connector {
             self.control.bell.fd(),
             PollFlags::IN,
         )];
-        if self.serves() {
+        if self.has_served {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         let mut next: Option<Instant> = None;

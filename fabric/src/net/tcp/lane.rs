@@ -168,8 +168,6 @@ pub struct Lane {
     /// Memory for data of this node's requests that is not open to the device. Of its own: while a peer waits for memory of the other pool, the
     /// request that it serves needs none of that.
     bounces: Pool,
-    /// Why the memory above is not open to the device that queue pairs are made on, if there is one.
-    registered: Result<(), String>,
     events: VecDeque<Event>,
     crcs: Vec<u32>,
     summed: Option<Summed>,
@@ -195,14 +193,13 @@ impl Lane {
         let counters = control.counters.begin();
         let mut servings = Servings::new(Pool::new(POOL_BYTES));
         let mut bounces = Pool::new(BOUNCE_BYTES);
-        // Here, where no request waits for it: pinning so much takes a while.
-        let registered = match control.pairs() {
-            Offered::Port(port) => {
-                let registered = servings.register(&**port);
-                registered.and_then(|()| bounces.register(&**port))
+        if let Offered::Port(port) = control.pairs() {
+            // Now, when no request waits for it: pinning so much takes a while. What fails is tried again, and told, when there is to be a queue pair.
+            let _ = bounces.register(&**port);
+            if serves {
+                let _ = servings.register(&**port);
             }
-            Offered::No(_) => Ok(()),
-        };
+        }
         control.wish(Wish::Register {
             lane: index,
             mail: Arc::clone(&mail),
@@ -225,7 +222,6 @@ impl Lane {
             servings,
             counters,
             bounces,
-            registered,
             events: VecDeque::new(),
             crcs: Vec::new(),
             summed: None,

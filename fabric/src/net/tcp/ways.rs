@@ -16,7 +16,7 @@ pub struct PeerWay {
     pub why_not: Option<String>,
 }
 
-/// How each data thread last reached each node; `Err` says why not by RDMA.
+/// How each data thread reaches each node; `Err` says why not by RDMA, and stays when the connection is lost.
 #[derive(Debug, Default)]
 pub struct Ways(Mutex<BTreeMap<(NodeId, usize), Result<(), String>>>);
 
@@ -30,6 +30,12 @@ impl Ways {
     ) -> Option<Result<(), String>> {
         let mut ways = self.0.lock().expect("no panic under this lock");
         ways.insert((node, lane), way)
+    }
+
+    /// A data thread has no connection to a node that could have a queue pair beside it.
+    pub(super) fn forget(&self, lane: usize, node: NodeId) {
+        let mut ways = self.0.lock().expect("no panic under this lock");
+        ways.remove(&(node, lane));
     }
 
     /// All nodes that were ever reached.

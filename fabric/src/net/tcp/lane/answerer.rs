@@ -120,7 +120,10 @@ impl Lane {
 
     fn accept_pair(&mut self, index: u32, number: u32, end: &PairEnd) -> Result<(), LinkError> {
         let control = Arc::clone(&self.control);
-        let registered = self.registered.clone();
+        let registered = match control.pairs() {
+            Offered::Port(port) => self.servings.register(&**port),
+            Offered::No(_) => Ok(()),
+        };
         let Some((responder, answerer)) = self.answerer(index) else {
             return Ok(());
         };
@@ -173,13 +176,21 @@ impl Lane {
         let taken = self.take_up(index, &done);
         self.done = done;
         let taken = taken.and_then(|()| self.take_arrived(index));
-        let outcome = taken.and_then(|()| match polled {
-            Err(reason) => self.tear_answerer(index, &reason, true),
-            Ok(()) => {
+        let is_used = self
+            .answerer(index)
+            .is_some_and(|(_, answerer)| answerer.is_used);
+        let outcome = match (taken, polled) {
+            (Ok(()), Ok(())) => {
                 self.send_unsent(index);
                 Ok(())
             }
-        });
+            (Ok(()), Err(reason)) => self.tear_answerer(index, &reason, true),
+            // It was to be proven first, and does not work: no request can be missing.
+            (Err(error), _) if !is_used => {
+                self.tear_answerer(index, &format!("the first message: {error}"), true)
+            }
+            (Err(error), _) => Err(error),
+        };
         if let Err(error) = outcome {
             self.lose(index, &error);
         }

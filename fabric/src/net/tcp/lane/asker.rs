@@ -18,6 +18,8 @@ mod requests;
 pub(super) const PAUSE_TICKS_MIN: u32 = 4;
 /// See [`PAUSE_TICKS_MIN`]: a minute.
 const PAUSE_TICKS_MAX: u32 = 240;
+/// Ticks that a peer has to accept a queue pair, and then to send back what proves it.
+const PROOF_TICKS_MAX: u32 = 8;
 /// Ticks that a queue pair has to work for the next pause to be the shortest again.
 const WORKS_TICKS: u32 = 40;
 
@@ -28,14 +30,14 @@ enum Stage {
     Offered(Beside),
     /// It is connected, and a message was sent that shall come back. Connecting shows nothing: the network may lose all packets, and requests would wait
     /// until the device gives up.
-    Probing(Up),
+    Probing(Connected),
     /// Requests go by it.
-    Up(Up),
+    Up(Connected),
     /// It is over, and the peer has yet to say which of these requests it has.
     Settling { number: u32, unanswered: Vec<u64> },
 }
 
-struct Up {
+struct Connected {
     beside: Beside,
     /// Receives that the peer has posted.
     credits: usize,
@@ -43,13 +45,15 @@ struct Up {
     bytes_left: u32,
     /// Requests that went by it and have no answer.
     used: usize,
-    ticks: u32,
 }
 
 /// See the module. Of one connection.
 pub(super) struct Asker {
     stage: Stage,
+    /// Ticks since the stage began.
+    ticks: u32,
     number: u32,
+    /// Ticks before another one is offered, should this one fail.
     pause: u32,
     /// By the place of the request among the connection's.
     sent: Vec<Sent>,
@@ -58,8 +62,8 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// For a connection that was agreed so, if there may be queue pairs beside it; else why not. On the one before it another queue pair was due after
-    /// `pause` ticks.
+    /// For a connection that was agreed so, if there may be queue pairs beside it; else why not. `pause` is what the connection before it has
+    /// [learned](Self::end).
     pub(super) fn new(
         established: &Established,
         offered: &Offered,
@@ -83,6 +87,7 @@ impl Asker {
                 true => Stage::Pause(pause),
                 false => Stage::Pause(0),
             },
+            ticks: 0,
             number: 0,
             pause,
             sent: Vec::new(),
@@ -90,10 +95,14 @@ impl Asker {
         }))
     }
 
-    /// Ticks before another one is offered, should this one fail.
     #[cfg(test)]
     pub(super) fn pause(&self) -> u32 {
         self.pause
+    }
+
+    fn begin(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.ticks = 0;
     }
 
     pub(super) fn beside(&mut self) -> Option<&mut Beside> {
@@ -104,15 +113,31 @@ impl Asker {
         }
     }
 
+    /// The queue pair is over at both ends: the requests that the peer does not know.
+    fn settled(&mut self, caller: &mut Caller, unknown: &[u64]) -> Vec<Waiting> {
+        // One that is not there was answered on the connection before the peer heard of the question.
+        let slots = unknown.iter().filter_map(|pair| caller.forget(*pair));
+        let again = slots.filter_map(|slot| self.sent[slot as usize].waiting());
+        let again = again.collect();
+        self.wait();
+        again
+    }
+
     /// Waits before the next offer, longer each time.
     fn wait(&mut self) {
-        self.stage = Stage::Pause(self.pause);
+        self.begin(Stage::Pause(self.pause));
         self.pause = (2 * self.pause).min(PAUSE_TICKS_MAX);
     }
 
-    /// The connection is lost: ends the queue pair, and gives back what was kept for it. What the next connection is to know of it: the pause.
+    /// The connection is lost: ends the queue pair, and gives back what was kept for it. How many ticks the next connection is to let pass before it offers
+    /// one: the queue pair may be what cost this connection.
     pub(super) fn end(mut self, bounces: &mut Pool) -> u32 {
-        self.stage = Stage::Pause(0);
+        match self.stage {
+            Stage::Pause(_) => {}
+            Stage::Up(_) if self.ticks >= WORKS_TICKS => {}
+            _ => self.wait(),
+        }
+        self.begin(Stage::Pause(0));
         self.let_go(bounces);
         self.pause
     }
@@ -137,7 +162,7 @@ impl Lane {
         if !asker.is_some_and(|(.., asker)| matches!(asker.stage, Stage::Pause(0))) {
             return;
         }
-        let registered = self.registered.clone();
+        let registered = self.bounces.register(&**port);
         let Some((node, caller, asker)) = self.asker(index) else {
             return;
         };
@@ -155,7 +180,7 @@ impl Lane {
                 asker.gathered.clear();
                 let slots = usize::from(RECEIVES) + usize::from(SENDS);
                 asker.gathered.resize(slots, None);
-                asker.stage = Stage::Offered(beside);
+                asker.begin(Stage::Offered(beside));
                 self.watch_pair(index);
                 self.mark(index);
             }
@@ -171,19 +196,19 @@ impl Lane {
         let Some((.., asker)) = self.asker(index) else {
             return;
         };
+        asker.ticks = asker.ticks.saturating_add(1);
         match &mut asker.stage {
-            Stage::Pause(0) => {}
-            Stage::Pause(ticks) => *ticks -= 1,
-            Stage::Up(up) => {
-                up.ticks = up.ticks.saturating_add(1);
-                if up.ticks == WORKS_TICKS {
-                    asker.pause = PAUSE_TICKS_MIN;
-                }
-                return;
+            Stage::Pause(0) => self.offer(index),
+            Stage::Pause(ticks) => {
+                *ticks -= 1;
+                self.offer(index);
             }
-            Stage::Offered(_) | Stage::Probing(_) | Stage::Settling { .. } => return,
+            Stage::Up(_) if asker.ticks == WORKS_TICKS => asker.pause = PAUSE_TICKS_MIN,
+            Stage::Offered(_) | Stage::Probing(_) if asker.ticks > PROOF_TICKS_MAX => {
+                self.tear(index, "the peer does not answer by it");
+            }
+            Stage::Up(_) | Stage::Offered(_) | Stage::Probing(_) | Stage::Settling { .. } => {}
         }
-        self.offer(index);
     }
 
     /// The peer has told something of the queue pair.
@@ -206,8 +231,8 @@ impl Lane {
             }
             (
                 Pairing::Broken { number },
-                Stage::Up(Up { beside, .. })
-                | Stage::Probing(Up { beside, .. })
+                Stage::Up(Connected { beside, .. })
+                | Stage::Probing(Connected { beside, .. })
                 | Stage::Offered(beside),
             ) if number == beside.number() => {
                 self.tear_asker(index, "the peer's end has failed")?;
@@ -229,11 +254,7 @@ impl Lane {
                 if unknown.iter().any(|pair| !unanswered.contains(pair)) {
                     return Err(LinkError::Protocol("a request that was not asked about"));
                 }
-                // One that is not there was answered on the connection before the peer heard of the question.
-                let slots = unknown.iter().filter_map(|pair| caller.forget(*pair));
-                let again = slots.filter_map(|slot| asker.sent[slot as usize].waiting());
-                let again: Vec<Waiting> = again.collect();
-                asker.wait();
+                let again = asker.settled(caller, &unknown);
                 self.send_again(node, again);
             }
             _ => return Err(LinkError::Protocol("a queue pair that was not offered")),
@@ -254,14 +275,13 @@ impl Lane {
         if connected.is_ok() {
             beside.send_probe();
         }
-        asker.stage = Stage::Probing(Up {
+        asker.begin(Stage::Probing(Connected {
             beside,
             // Each takes a receive here, too, with its reply.
             credits: usize::from(end.receives.min(RECEIVES)),
             bytes_left: CREDIT_BYTES,
             used: 0,
-            ticks: 0,
-        });
+        }));
         match connected {
             Ok(()) => self.mark(index),
             Err(reason) => self.tear_asker(index, &reason)?,
@@ -290,18 +310,17 @@ impl Lane {
             return Ok(());
         };
         let (number, is_all) = (beside.number(), beside.end_all(&mut done));
-        match asker.stage {
-            Stage::Up(_) => {
-                tracing::warn!(%node, reason, "the queue pair is given up, data go on over TCP");
-                self.counters.add(Count::Torn, 1);
+        if let Stage::Up(_) = asker.stage {
+            tracing::warn!(%node, reason, "the queue pair is given up, data go on over TCP");
+            self.counters.add(Count::Torn, 1);
+            self.take_done(index, &done)?;
+            if !is_all {
+                // A reply may have arrived that nobody will ever see, and the peer has forgotten the request by now.
+                return Err(LinkError::Protocol("the device does not end a queue pair"));
             }
-            // Nothing has gone by it, and what does not work is tried again and again.
-            _ => tracing::debug!(%node, reason, "the queue pair does not work"),
-        }
-        self.take_done(index, &done)?;
-        if !is_all {
-            // A reply may have arrived that nobody will ever see, and the peer has forgotten the request by now.
-            return Err(LinkError::Protocol("the device does not end a queue pair"));
+        } else {
+            // No request has gone by it, and what does not work is tried again and again.
+            tracing::debug!(%node, reason, "the queue pair does not work");
         }
         let Some(link) = self.links[index].as_deref_mut() else {
             return Ok(());
@@ -311,10 +330,10 @@ impl Lane {
         };
         let unanswered = caller.leave_beside();
         // Here it is destroyed: from now on no device touches memory for it.
-        asker.stage = Stage::Settling {
+        asker.begin(Stage::Settling {
             number,
             unanswered: unanswered.clone(),
-        };
+        });
         caller.tell(&Pairing::Torn { number, unanswered });
         let answers = asker.all_closed(caller, &mut self.bounces);
         if !answers.is_empty() {

@@ -40,10 +40,14 @@ impl Lane {
             Some(index) => {
                 self.peers.get_mut(&node).expect("looked up above").road = Road::Up(index);
                 let link = self.links[index].as_deref_mut().expect("linked just now");
-                match asker {
-                    Ok(asker) => link.asker = Some(asker),
-                    Err(reason) => self.tell_way(node, Err(reason)),
-                }
+                let reason = match asker {
+                    Ok(asker) => {
+                        link.asker = Some(asker);
+                        "no queue pair has proven that it works, yet".to_owned()
+                    }
+                    Err(reason) => reason,
+                };
+                self.tell_way(node, Err(reason));
                 self.offer(index);
                 self.send_waiting(node);
                 self.serve(index, EventFlags::IN);
@@ -137,7 +141,10 @@ impl Lane {
         match link.end {
             End::Caller(node, caller) => {
                 let peer = self.peers.get_mut(&node).expect("a caller has a peer");
-                peer.pause = pause.unwrap_or(peer.pause);
+                if let Some(pause) = pause {
+                    peer.pause = pause;
+                    self.control.ways.forget(self.index, node);
+                }
                 let idle = caller.in_flight() == 0 && peer.waiting.is_empty();
                 drop(caller);
                 if idle {

@@ -108,10 +108,12 @@ impl Lane {
         let ticked = self.beside(index).map_or(Ok(()), Beside::tick);
         if let Err(reason) = ticked {
             self.tear(index, &reason);
+            // At once: others may have failed with it, and to end each takes a while.
+            self.kick();
         }
     }
 
-    fn tear(&mut self, index: u32, reason: &str) {
+    pub(super) fn tear(&mut self, index: u32, reason: &str) {
         let is_caller = self.links[index]
             .as_deref()
             .is_some_and(|link| link.asker.is_some());

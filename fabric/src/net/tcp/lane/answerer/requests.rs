@@ -35,6 +35,14 @@ impl Answerer {
     }
 }
 
+/// What has arrived.
+enum Next {
+    /// What proves the queue pair, in this slot.
+    Probe(Slot),
+    /// A request, with the memory that its data take.
+    Request(Received, Option<Buffer>),
+}
+
 /// The bytes of the windows of a request, if they are those of its payload or its reply's.
 fn checked(beside: &mut Beside, received: &Received) -> Result<usize, LinkError> {
     let head = &received.head;
@@ -64,17 +72,17 @@ fn checked(beside: &mut Beside, received: &Received) -> Result<usize, LinkError>
 impl Lane {
     /// Takes up requests that have arrived, as far as there is room.
     pub(super) fn take_arrived(&mut self, index: u32) -> Result<(), LinkError> {
-        while let Some(received) = self.next_arrived(index)? {
-            self.begin(index, received)?;
+        while let Some(next) = self.next_arrived(index)? {
+            match next {
+                Next::Probe(slot) => self.answer_probe(index, slot),
+                Next::Request(received, buffer) => self.begin(index, (received, buffer))?,
+            }
         }
         Ok(())
     }
 
     /// The next request for which there is room.
-    fn next_arrived(
-        &mut self,
-        index: u32,
-    ) -> Result<Option<(Received, Option<Buffer>)>, LinkError> {
+    fn next_arrived(&mut self, index: u32) -> Result<Option<Next>, LinkError> {
         let link = self.links[index].as_deref_mut();
         let Some(answerer) = link.and_then(|link| link.answerer.as_deref_mut()) else {
             return Ok(None);
@@ -97,8 +105,7 @@ impl Lane {
         };
         // SAFETY: its slot is posted again by what answers it.
         if unsafe { beside.is_probe(&received) } {
-            self.answer_probe(index, received.slot);
-            return self.next_arrived(index);
+            return Ok(Some(Next::Probe(received.slot)));
         }
         let bytes = checked(beside, &received)?;
         let all = answerer
@@ -120,7 +127,7 @@ impl Lane {
         };
         answerer.bytes = all;
         answerer.is_used = true;
-        Ok(Some((received, buffer)))
+        Ok(Some(Next::Request(received, buffer)))
     }
 
     /// Sends back what shall prove the queue pair. There is a slot: this is looked at before a message is taken up.

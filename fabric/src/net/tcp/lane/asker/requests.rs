@@ -198,26 +198,23 @@ impl Asker {
         ByPair::Sent
     }
 
-    /// Whether the queue pair is yet to prove itself.
-    fn is_probing(&self) -> bool {
-        matches!(self.stage, Stage::Probing(_))
-    }
-
-    /// What was sent to prove it has come back: requests go by the queue pair from now on.
-    fn prove(&mut self, (slot, len): (Slot, u32)) -> Result<(), LinkError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Pause(0));
-        let Stage::Probing(mut up) = stage else {
-            unreachable!("looked at by who calls");
+    /// A message has come by a queue pair that is yet to prove itself: whether it is what was to come back. Then requests go by it from now on.
+    fn prove(&mut self, (slot, len): (Slot, u32)) -> bool {
+        let Stage::Probing(connected) = &mut self.stage else {
+            return false;
         };
-        let received = up.beside.read_message(slot, len);
+        let beside = &mut connected.beside;
+        let received = beside.read_message(slot, len);
         // SAFETY: its slot is posted again below.
-        let is_probe = received.map(|received| unsafe { up.beside.is_probe(&received) });
-        up.beside.receive(slot);
-        self.stage = Stage::Up(up);
-        match is_probe? {
-            true => Ok(()),
-            false => Err(LinkError::Protocol("another message than was to come back")),
+        let is_probe = received.is_ok_and(|received| unsafe { beside.is_probe(&received) });
+        beside.receive(slot);
+        if is_probe {
+            match std::mem::replace(&mut self.stage, Stage::Pause(0)) {
+                Stage::Probing(connected) => self.begin(Stage::Up(connected)),
+                other => self.stage = other,
+            }
         }
+        is_probe
     }
 
     /// Takes up a reply; it is told now if the device is done with the request's data.
@@ -365,7 +362,10 @@ impl Lane {
             None => Ok(()),
         };
         let busy = !done.is_empty() || polled.is_err();
-        let taken = self.take_done(index, &done);
+        let taken = match self.is_probing(index) {
+            true => self.take_proof(index, &done),
+            false => self.take_done(index, &done),
+        };
         self.done = done;
         let outcome = taken.and_then(|()| match polled {
             Err(reason) => self.tear_asker(index, &reason),
@@ -378,6 +378,39 @@ impl Lane {
             self.lose(index, &error);
         }
         busy
+    }
+
+    fn is_probing(&mut self, index: u32) -> bool {
+        let asker = self.asker(index);
+        asker.is_some_and(|(.., asker)| matches!(asker.stage, Stage::Probing(_)))
+    }
+
+    /// Takes up what has happened on a queue pair by which no request has gone.
+    fn take_proof(&mut self, index: u32, done: &[Done]) -> Result<(), LinkError> {
+        let Some((node, _, asker)) = self.asker(index) else {
+            return Ok(());
+        };
+        let mut is_proven = true;
+        let mut has_come = false;
+        for one in done {
+            match *one {
+                Done::Received { slot, len, .. } => {
+                    has_come = true;
+                    is_proven &= asker.prove((slot, len));
+                }
+                Done::Sent(slot) => asker.beside().into_iter().for_each(|b| b.sent(slot)),
+                Done::Read(_) | Done::Closed(_) => {}
+            }
+        }
+        match (has_come, is_proven) {
+            (false, _) => Ok(()),
+            (true, true) => {
+                self.tell_way(node, Ok(()));
+                Ok(())
+            }
+            // Whatever lies between changes it. The connection's data are another matter.
+            (true, false) => self.tear_asker(index, "another message came back than was sent"),
+        }
     }
 
     /// Something has come: what waited for credit is sent.
@@ -398,13 +431,8 @@ impl Lane {
         };
         let node = *node;
         let (bounces, counters) = (&mut self.bounces, &self.counters);
-        let was_probing = asker.is_probing();
         for one in done {
             let reply = match *one {
-                Done::Received { slot, len, .. } if asker.is_probing() => {
-                    asker.prove((slot, len))?;
-                    None
-                }
                 Done::Sent(slot) => asker.arrived(caller, slot, bounces),
                 Done::Received { slot, len, closed } => {
                     asker.take_reply(caller, (slot, len, closed), bounces, counters)?
@@ -414,9 +442,6 @@ impl Lane {
             };
             let event = reply.map(|reply| Event::Reply(node, reply));
             self.events.extend(event);
-        }
-        if was_probing && matches!(asker.stage, Stage::Up(_)) {
-            self.tell_way(node, Ok(()));
         }
         Ok(())
     }

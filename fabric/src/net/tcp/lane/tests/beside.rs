@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::net::rdma::fake::FakeCard;
+use crate::net::rdma::fake::{FakeCard, Fault};
 use crate::net::rdma::pair::{Port, Registered};
 use crate::proto::{Command, Reply, Request};
 use crate::store::device::IoVecs;
@@ -97,6 +97,8 @@ impl World {
             executed: vec![0; REQUESTS],
             chunk: vec![0; CHUNK],
         };
+        // Both pools of both, before anybody waits for that.
+        assert_eq!(world.card.counts().regions, 4);
         // The lane dials with its first request.
         world.ask();
         world.connect();
@@ -112,6 +114,11 @@ impl World {
         self.serving.mail.served.fetch_add(1, Ordering::AcqRel);
         let letter = Letter::Accepted(theirs.into(), established());
         self.serving.mail.post(letter);
+        self.asking.poll();
+        self.serving.poll();
+        // Time passes when the test says so.
+        self.asking.set_timer(0);
+        self.serving.set_timer(0);
     }
 
     /// Requests lie beside each other, so that their order does not matter.
@@ -347,35 +354,82 @@ fn a_request_is_executed_once_and_answered_once_however_queue_pairs_end() {
     assert!(torn > 60, "{torn}");
 }
 
-#[test]
-fn no_request_waits_for_a_network_that_loses_every_packet() {
+/// The connection to the peer.
+fn road(world: &World) -> u32 {
+    match world.asking.peers[&PEER].road {
+        Road::Up(index) => index,
+        _ => panic!("it is connected"),
+    }
+}
+
+fn pause(world: &World) -> u32 {
+    let link = world.asking.links[road(world)].as_deref().unwrap();
+    link.asker.as_ref().unwrap().pause()
+}
+
+fn until_by_rdma(world: &mut World) {
+    while world
+        .asking
+        .control
+        .ways
+        .told()
+        .iter()
+        .all(|way| way.1.rdma == 0)
+    {
+        world.tick();
+        (0..40).for_each(|_| world.turn());
+    }
+}
+
+/// All requests are answered on the connection, and what does not work is tried again after longer and longer pauses.
+fn goes_on_without(fault: Fault) -> World {
     let mut world = World::new(4);
-    world.card.set_stuck(true);
+    world.card.set_fault(fault);
     world.run(false);
     world.check();
-    // One is tried, given up, and after a pause another one.
-    for _ in 0..40 {
+    let first = road(&world);
+    for _ in 0..60 {
         world.tick();
-        world.turn();
+        (0..9).for_each(|_| world.turn());
     }
     let asked = |count| world.asking.counters.get(count);
     assert_eq!((asked(Count::MessagesOut), asked(Count::Torn)), (0, 0));
-    let Road::Up(index) = world.asking.peers[&PEER].road else {
-        panic!("it is connected")
-    };
-    let pause = |world: &World| {
-        let link = world.asking.links[index].as_deref().unwrap();
-        link.asker.as_ref().unwrap().pause()
-    };
-    let learned = pause(&world);
-    assert!(learned >= 4 * asker::PAUSE_TICKS_MIN, "{learned}");
+    assert_eq!(road(&world), first, "{fault:?} has cost the connection");
+    let ways = world.asking.control.ways.told();
+    assert_eq!((ways[0].1.rdma, ways[0].1.tcp), (0, 1), "{fault:?}");
+    let pause = pause(&world);
+    assert!(
+        pause >= 4 * asker::PAUSE_TICKS_MIN,
+        "{fault:?}: {pause} ticks"
+    );
+    world
+}
 
-    // With another connection that is not tried anew at once.
+#[test]
+fn no_request_waits_for_a_queue_pair_that_does_not_work() {
+    use crate::net::rdma::slots::{HEAD_BYTES, PAYLOAD_BYTES};
+    for fault in [
+        Fault::Silent,
+        Fault::Dead,
+        Fault::Deaf,
+        Fault::Damages(0),
+        Fault::Damages(HEAD_BYTES + PAYLOAD_BYTES - 1),
+    ] {
+        goes_on_without(fault);
+    }
+}
+
+#[test]
+fn the_next_connection_waits_as_long_as_the_last_has_learned() {
+    let mut world = goes_on_without(Fault::Silent);
+    let index = road(&world);
     world.asking.lose(index, &LinkError::Closed);
+    assert!(world.asking.control.ways.told().is_empty());
     world.turn();
+    let learned = world.asking.peers[&PEER].pause;
     world.asked.clear();
     world.executed.fill(0);
-    world.card.set_stuck(false);
+    world.card.set_fault(Fault::None);
     world.ask();
     world.connect();
     for _ in 0..learned {
@@ -383,39 +437,48 @@ fn no_request_waits_for_a_network_that_loses_every_packet() {
         assert_eq!((world.card.pairs(), pause(&world)), (0, learned));
         world.tick();
     }
+    until_by_rdma(&mut world);
     world.run(false);
     world.check();
     assert!(world.asking.counters.get(Count::MessagesOut) > 0);
 }
 
 #[test]
-fn a_device_that_falls_silent_costs_the_queue_pair_and_not_the_peer() {
+fn a_card_that_falls_silent_costs_the_queue_pair_and_not_the_peer() {
     let mut world = World::new(5);
+    until_by_rdma(&mut world);
     while world.asking.counters.get(Count::MessagesIn) < 50 {
-        if world.unanswered() < 50 {
-            world.ask();
-        }
+        world.ask();
         world.turn();
     }
-    world.card.set_stuck(true);
+    world.card.set_fault(Fault::Silent);
     world.ask();
-    let lost_after = u64::from(crate::net::tcp::caller::QUIET_TICKS_MAX);
-    for _ in 0..lost_after {
+    for _ in 0..crate::net::tcp::caller::QUIET_TICKS_MAX {
         world.tick();
         (0..20).for_each(|_| world.turn());
     }
     for lane in [&world.asking, &world.serving] {
         assert_eq!(lane.counters.get(Count::Torn), 1);
     }
+    world.card.set_fault(Fault::None);
     world.run(false);
     world.check();
 }
 
 #[test]
+fn a_peer_of_an_older_version_is_offered_no_queue_pair() {
+    let mut established = established();
+    established.agreed.version = crate::net::tcp::hello::PAIRING_SINCE;
+    let offered = Offered::Port(Arc::new(FakeCard::new(1)));
+    let reason = Asker::new(&established, &offered, asker::PAUSE_TICKS_MIN).err();
+    assert!(reason.unwrap().contains("upgrade it"));
+}
+
+#[test]
 fn with_the_connection_the_queue_pair_is_lost() {
     let mut world = World::new(3);
-    while world.card.pairs() < 2 || world.held.len() < 5 {
-        if world.asked.len() < REQUESTS / 2 {
+    while world.serving.counters.get(Count::MessagesIn) < 20 || world.card.open_windows() == 0 {
+        if world.asked.len() < REQUESTS {
             world.ask();
         }
         world.tick();
@@ -436,6 +499,7 @@ fn with_the_connection_the_queue_pair_is_lost() {
     assert!(world.asking.next_event().is_none());
     world.serving.poll();
     assert_eq!((world.serving.links.taken(), world.card.pairs()), (0, 0));
+    assert_eq!(world.card.open_windows(), 0);
     // The store may still be at work on what has come: its memory is there until it is done.
     while !world.held.is_empty() {
         world.answer();
