@@ -302,32 +302,34 @@ impl Beside {
         unsafe { message::read(&self.slots, slot, len, stamp) }
     }
 
-    /// Has the peer's windows of a request read one after the other to a place. [`Done::Read`] tells of it.
+    /// Has the peer's windows of a request read one after the other to a place. [`Done::Read`] tells of it. So many READs.
     ///
     /// # Safety
     /// The slot of the request was not posted again. The place is open to the device, has room for all of them and is valid until then, or until this is
     /// dropped, and nobody else uses it.
-    pub unsafe fn read(&mut self, to: NonNull<u8>, request: &Received, token: u32) {
+    pub unsafe fn read(&mut self, to: NonNull<u8>, request: &Received, token: u32) -> usize {
         // SAFETY: the caller's promise.
         unsafe {
             request.windows(&self.slots, &mut self.windows);
             self.pair.read(to, &self.windows, token);
         }
         self.dirty = true;
+        self.windows.len()
     }
 
-    /// Writes a reply's payload of `len` bytes to the windows of its request, before the reply itself.
+    /// Writes a reply's payload of `len` bytes, as many as they have, to the windows of its request, before the reply itself. So many WRITEs.
     ///
     /// # Safety
     /// The slot of the request was not posted again. The place is open to the device and valid until the reply is told as sent, or until this is dropped,
     /// and nobody writes there meanwhile.
-    pub unsafe fn write(&mut self, from: NonNull<u8>, len: u32, request: &Received) {
+    pub unsafe fn write(&mut self, from: NonNull<u8>, len: u32, request: &Received) -> usize {
         // SAFETY: the caller's promise.
         unsafe {
             request.windows(&self.slots, &mut self.windows);
             self.pair.write(from, len, &self.windows);
         }
         self.dirty = true;
+        self.windows.len()
     }
 
     /// The windows of a request.

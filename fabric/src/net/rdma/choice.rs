@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use super::pair::PARTS_MAX;
 use super::survey::{Found, Survey, SurveyedPort};
 use super::verbs::address::{GidIndex, PortNumber};
 use super::verbs::context::{GidEntry, LinkLayer, PortState};
@@ -10,8 +11,8 @@ use super::verbs::gid::{Gid, GidKind};
 
 /// Work requests that a queue must hold: what a connection may have unanswered, twice.
 pub const QUEUE_ENTRIES_MIN: u32 = 1024;
-/// Segments of a work request: a message's head and its payload.
-pub const SEGMENTS_MIN: u32 = 2;
+/// Segments of a work request: a message's head, and the pieces of its payload.
+pub const SEGMENTS_MIN: u32 = 1 + PARTS_MAX as u32;
 
 /// Where a node's data go.
 #[derive(Debug, Clone, PartialEq, Eq)]

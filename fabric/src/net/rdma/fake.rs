@@ -31,8 +31,8 @@ pub enum Fault {
     Dead,
     /// Nobody is told of what has arrived.
     Deaf,
-    /// This byte of each message arrives as another one.
-    Damages(usize),
+    /// This byte of each message to this side arrives as another one.
+    Damages(Side, usize),
 }
 
 /// A network card for both ends.
@@ -75,6 +75,7 @@ enum Work {
 }
 
 struct FakeEnd {
+    side: Side,
     slots: Arc<Slots>,
     peer: Option<u32>,
     receives: VecDeque<Slot>,
@@ -231,8 +232,8 @@ impl Card {
     fn deliver(&mut self, to: u32, bytes: &mut [u8], closed: Option<u32>) {
         match self.fault {
             Fault::Deaf => return,
-            Fault::Damages(at) => bytes[at] ^= 1,
-            Fault::None | Fault::Silent | Fault::Dead => {}
+            Fault::Damages(side, at) if self.ends[&to].side == side => bytes[at] ^= 1,
+            Fault::Damages(..) | Fault::None | Fault::Silent | Fault::Dead => {}
         }
         let end = self.ends.get_mut(&to).unwrap();
         let slot = end.receives.pop_front();
@@ -279,7 +280,7 @@ impl Card {
 }
 
 impl Port for FakeCard {
-    fn open(&self, slots: &Arc<Slots>, _: Side) -> Result<Box<dyn Pair>, String> {
+    fn open(&self, slots: &Arc<Slots>, side: Side) -> Result<Box<dyn Pair>, String> {
         let card = &mut *self.lock();
         if card.rng.random_range(0..8) == 0 {
             return Err("no queue pair is left".to_owned());
@@ -287,6 +288,7 @@ impl Port for FakeCard {
         let number = card.next;
         card.next += 1;
         let end = FakeEnd {
+            side,
             slots: Arc::clone(slots),
             peer: None,
             receives: Slot::receives().collect(),

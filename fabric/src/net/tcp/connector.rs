@@ -255,7 +255,11 @@ impl Connector {
         let threads = self.threads.values().filter(|thread| thread.serves);
         let load = |thread: &&Thread| thread.mail.served.load(Ordering::Acquire);
         let Some(thread) = threads.min_by_key(load).filter(|t| load(t) < SERVED_MAX) else {
-            tracing::warn!("no data thread for a connection, it is closed");
+            match self.threads.values().any(|thread| thread.serves) {
+                true => tracing::warn!("no data thread has room for a connection, it is closed"),
+                // The node stops.
+                false => tracing::debug!("no data thread for a connection, it is closed"),
+            }
             return;
         };
         let (fd, established) = done.finish();

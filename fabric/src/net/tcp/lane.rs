@@ -119,6 +119,8 @@ struct Peer {
     road: Road,
     /// Ticks before a queue pair is offered once more, as it was with the last connection.
     pause: u32,
+    /// Why there was none with it in the end.
+    why_not: Option<String>,
     /// Bounded by what a client has in flight.
     waiting: VecDeque<Waiting>,
 }
@@ -251,6 +253,7 @@ impl Lane {
         let peer = self.peers.entry(node).or_insert_with(|| Peer {
             road: Road::None,
             pause: asker::PAUSE_TICKS_MIN,
+            why_not: None,
             waiting: VecDeque::new(),
         });
         match peer.road {

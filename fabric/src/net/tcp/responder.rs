@@ -204,6 +204,12 @@ impl<T> Responder<T> {
         self.leaving.into_iter().map(|leaving| leaving.held)
     }
 
+    /// Requests that were taken up and are not answered.
+    #[cfg(test)]
+    pub fn open(&self) -> u32 {
+        self.open
+    }
+
     /// Time passes. A sign of life may have been queued.
     pub fn tick(&mut self) -> Result<(), LinkError> {
         let moved = self.queue.sent() != self.sent_at_tick;

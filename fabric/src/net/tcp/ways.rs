@@ -16,7 +16,7 @@ pub struct PeerWay {
     pub why_not: Option<String>,
 }
 
-/// How each data thread reaches each node; `Err` says why not by RDMA, and stays when the connection is lost.
+/// How each data thread reaches each node; `Err` says why not by RDMA.
 #[derive(Debug, Default)]
 pub struct Ways(Mutex<BTreeMap<(NodeId, usize), Result<(), String>>>);
 
@@ -32,13 +32,13 @@ impl Ways {
         ways.insert((node, lane), way)
     }
 
-    /// A data thread has no connection to a node that could have a queue pair beside it.
-    pub(super) fn forget(&self, lane: usize, node: NodeId) {
+    /// A data thread has lost its connection to a node; returns how it reached it.
+    pub(super) fn forget(&self, lane: usize, node: NodeId) -> Option<Result<(), String>> {
         let mut ways = self.0.lock().expect("no panic under this lock");
-        ways.remove(&(node, lane));
+        ways.remove(&(node, lane))
     }
 
-    /// All nodes that were ever reached.
+    /// All nodes that are reached, and those that were if there can be no queue pairs.
     pub fn told(&self) -> Vec<(NodeId, PeerWay)> {
         let ways = self.0.lock().expect("no panic under this lock");
         let mut nodes: BTreeMap<NodeId, PeerWay> = BTreeMap::new();

@@ -133,19 +133,19 @@ families! {
     RDMA_INSIDE: Counter "penstock_rdma_inside_total" [] "1"
         "Those of them with their data inside.";
     RDMA_READS: Counter "penstock_rdma_reads_total" [] "1"
-        "Data of requests that this node has read from other nodes' memory.";
+        "READs of other nodes' memory: one for each piece of memory that a request's data come from.";
     RDMA_WRITES: Counter "penstock_rdma_writes_total" [] "1"
-        "Data of replies that this node has written to other nodes' memory.";
+        "WRITEs to other nodes' memory: one for each piece of memory that a reply's data go to.";
     RDMA_WINDOWS: Counter "penstock_rdma_windows_total" [] "1"
         "Windows onto memory of this node that were opened, each to one node and for one request.";
     RDMA_COPIED: Counter "penstock_rdma_copied_bytes_total" [] "bytes"
-        "Bytes of data that were copied on this node to go over RDMA, for their memory is not pinned.";
+        "Bytes of data that were copied on this node to go over RDMA, for their memory is not pinned, or lies in too many pieces.";
     RDMA_NO_CREDIT: Counter "penstock_rdma_credits_exhausted_total" [] "1"
         "Requests that went over TCP although RDMA works, for too many were under way there.";
     RDMA_TORN: Counter "penstock_rdma_torn_total" [] "1"
         "RDMA connections that failed; their requests went on over TCP.";
     RDMA_REGIONS: Gauge "penstock_rdma_regions" [] "1"
-        "Pieces of memory that are registered with the card: guests' memory and buffers.";
+        "Pieces of memory that are registered with the card: guests' memory, and buffers of data threads.";
     RDMA_PINNED: Gauge "penstock_rdma_pinned_bytes" [] "bytes"
         "Bytes in them, which cannot be swapped or given back.";
     RDMA_REGISTRATIONS: Counter "penstock_rdma_registrations_total" [] "1"

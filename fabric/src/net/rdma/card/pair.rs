@@ -192,13 +192,14 @@ impl CardPair {
         Ok(())
     }
 
-    /// One work request for each window, from or to one place after the other; the last with a completion of its own.
+    /// One work request for each window, from or to one place after the other, and what is known when the last is done. None is signalled: the last of what
+    /// is posted with them is, and speaks for all.
     fn push_each(
         &mut self,
         place: NonNull<u8>,
         pieces: &[Window],
         work: impl Fn(RemotePlace) -> Work,
-        (manner, then): (Manner, Then),
+        then: Then,
     ) -> Result<(), CardError> {
         let mut at = place.addr().get();
         for (nth, piece) in pieces.iter().enumerate() {
@@ -208,12 +209,12 @@ impl CardPair {
                 address: piece.address,
                 key: RemoteKey(piece.key),
             };
-            let is_last = nth + 1 == pieces.len();
-            let (manner, then) = match is_last {
-                true => (manner, then),
-                false => (Manner::SILENT, Then::Nothing),
+            let then = match nth + 1 == pieces.len() {
+                true => then,
+                false => Then::Nothing,
             };
-            self.push(work(there), Payload::Segments(&[segment]), manner, then)?;
+            let payload = Payload::Segments(&[segment]);
+            self.push(work(there), payload, Manner::SILENT, then)?;
         }
         Ok(())
     }
@@ -227,11 +228,12 @@ impl CardPair {
         }
         let keys: smallvec::SmallVec<[RemoteKey; WINDOWS_MAX]> = others.collect();
         for (nth, key) in keys.iter().enumerate() {
-            let (manner, then) = match nth + 1 == keys.len() {
-                true => (Manner::SIGNALLED, Then::Closed(token)),
-                false => (Manner::SILENT, Then::Nothing),
+            let then = match nth + 1 == keys.len() {
+                true => Then::Closed(token),
+                false => Then::Nothing,
             };
-            self.push(Work::LocalInvalidate(*key), Payload::NONE, manner, then)?;
+            let work = Work::LocalInvalidate(*key);
+            self.push(work, Payload::NONE, Manner::SILENT, then)?;
         }
         self.windows.closing(token);
         if keys.is_empty() {
@@ -424,8 +426,7 @@ impl Pair for CardPair {
     }
 
     unsafe fn read(&mut self, to: NonNull<u8>, windows: &[Window], token: u32) {
-        let how = (Manner::SIGNALLED, Then::Read(token));
-        let pushed = self.push_each(to, windows, Work::Read, how);
+        let pushed = self.push_each(to, windows, Work::Read, Then::Read(token));
         self.note(pushed);
     }
 
@@ -438,8 +439,7 @@ impl Pair for CardPair {
         });
         let mut pieces: smallvec::SmallVec<[Window; WINDOWS_MAX]> = pieces.collect();
         pieces.retain(|piece| piece.len > 0);
-        let how = (Manner::SILENT, Then::Nothing);
-        let pushed = self.push_each(from, &pieces, Work::Write, how);
+        let pushed = self.push_each(from, &pieces, Work::Write, Then::Nothing);
         self.note(pushed);
     }
 

@@ -43,7 +43,9 @@ impl Lane {
                 let reason = match asker {
                     Ok(asker) => {
                         link.asker = Some(asker);
-                        "no queue pair has proven that it works, yet".to_owned()
+                        let peer = self.peers.get_mut(&node).expect("looked up above");
+                        let failed = peer.why_not.take();
+                        failed.unwrap_or_else(|| "no queue pair has proven itself yet".to_owned())
                     }
                     Err(reason) => reason,
                 };
@@ -143,7 +145,8 @@ impl Lane {
                 let peer = self.peers.get_mut(&node).expect("a caller has a peer");
                 if let Some(pause) = pause {
                     peer.pause = pause;
-                    self.control.ways.forget(self.index, node);
+                    let way = self.control.ways.forget(self.index, node);
+                    peer.why_not = way.and_then(Result::err);
                 }
                 let idle = caller.in_flight() == 0 && peer.waiting.is_empty();
                 drop(caller);

@@ -70,15 +70,30 @@ fn checked(beside: &mut Beside, received: &Received) -> Result<usize, LinkError>
 }
 
 impl Lane {
-    /// Takes up requests that have arrived, as far as there is room.
-    pub(super) fn take_arrived(&mut self, index: u32) -> Result<(), LinkError> {
-        while let Some(next) = self.next_arrived(index)? {
-            match next {
-                Next::Probe(slot) => self.answer_probe(index, slot),
-                Next::Request(received, buffer) => self.begin(index, (received, buffer))?,
+    /// Takes up requests that have arrived, as far as there is room. `Some`: the queue pair does not work, and why.
+    pub(super) fn take_arrived(&mut self, index: u32) -> Result<Option<String>, LinkError> {
+        loop {
+            match self.next_arrived(index) {
+                Ok(None) => return Ok(None),
+                Ok(Some(Next::Probe(slot))) => self.answer_probe(index, slot),
+                Ok(Some(Next::Request(received, buffer))) => {
+                    self.begin(index, (received, buffer))?;
+                }
+                Err(error) => return self.unproven(index, error),
             }
         }
-        Ok(())
+    }
+
+    /// A message is not what was sent, or not what was due. If no request has come by the queue pair yet, none can be missing, and the connection is spared.
+    fn unproven(&mut self, index: u32, error: LinkError) -> Result<Option<String>, LinkError> {
+        match self.answerer(index) {
+            Some((responder, answerer)) if !answerer.is_used => {
+                // It was taken up, and is never answered.
+                responder.answered_beside();
+                Ok(Some(format!("the first message: {error}")))
+            }
+            _ => Err(error),
+        }
     }
 
     /// The next request for which there is room.
@@ -188,10 +203,10 @@ impl Lane {
         counters.add(Count::RdmaBytesIn, u64::from(head.payload_len));
         match start.filter(|_| reads) {
             Some(start) => {
-                counters.add(Count::Reads, 1);
                 let beside = answerer.beside.as_mut().expect("looked at above");
                 // SAFETY: the serving has the buffer until the payload is there, or the queue pair is destroyed.
-                unsafe { beside.read(start, &received, serving) };
+                let reads = unsafe { beside.read(start, &received, serving) };
+                counters.add(Count::Reads, reads as u64);
                 self.mark(index);
                 Ok(())
             }
@@ -293,6 +308,7 @@ impl Lane {
         let header = ReplyHeader::encode(reply, answer.payload_len, answer.crcs.len() as u32);
         let message = answer.message(header.as_bytes());
         let pushed = answer.payload.filter(|_| closes.is_some());
+        let mut writes = 0;
         let load = match (answer.payload_len, pushed) {
             (0, _) => Load::Elsewhere,
             (_, None) => Load::Page,
@@ -300,7 +316,7 @@ impl Lane {
                 // SAFETY: the serving has the buffer until the reply is told as sent, or the queue pair is destroyed.
                 unsafe {
                     let start = NonNull::new((*list.ptr).iov_base.cast::<u8>());
-                    beside.write(start.expect("a buffer"), len, &request);
+                    writes = beside.write(start.expect("a buffer"), len, &request);
                 }
                 Load::Elsewhere
             }
@@ -314,7 +330,7 @@ impl Lane {
         counters.add(Count::MessagesOut, 1);
         counters.add(Count::RdmaBytesOut, u64::from(answer.payload_len));
         counters.add(Count::Inside, u64::from(load == Load::Page));
-        counters.add(Count::Writes, u64::from(pushed.is_some()));
+        counters.add(Count::Writes, writes as u64);
         self.mark(index);
         true
     }

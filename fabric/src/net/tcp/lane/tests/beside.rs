@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::net::rdma::fake::{FakeCard, Fault};
-use crate::net::rdma::pair::{Port, Registered};
+use crate::net::rdma::pair::{Port, Registered, Side};
 use crate::proto::{Command, Reply, Request};
 use crate::store::device::IoVecs;
 
@@ -300,6 +300,16 @@ impl World {
         }
         assert_eq!(self.serving.servings.taken(), 0);
         assert_eq!(self.card.open_windows(), 0);
+        for link in (0..self.serving.links.capacity()).filter_map(|at| {
+            let is_taken = self.serving.links.is_taken(at);
+            is_taken
+                .then(|| self.serving.links[at].as_deref())
+                .flatten()
+        }) {
+            if let End::Responder(responder) = &link.end {
+                assert_eq!(responder.open(), 0, "signs of life for nothing");
+            }
+        }
         for lane in [&self.asking, &self.serving] {
             assert_eq!((lane.servings.buffers(), lane.bounces.in_use()), (0, 0));
         }
@@ -392,6 +402,7 @@ fn goes_on_without(fault: Fault) -> World {
         world.tick();
         (0..9).for_each(|_| world.turn());
     }
+    world.check();
     let asked = |count| world.asking.counters.get(count);
     assert_eq!((asked(Count::MessagesOut), asked(Count::Torn)), (0, 0));
     assert_eq!(road(&world), first, "{fault:?} has cost the connection");
@@ -408,12 +419,15 @@ fn goes_on_without(fault: Fault) -> World {
 #[test]
 fn no_request_waits_for_a_queue_pair_that_does_not_work() {
     use crate::net::rdma::slots::{HEAD_BYTES, PAYLOAD_BYTES};
+    let last = HEAD_BYTES + PAYLOAD_BYTES - 1;
     for fault in [
         Fault::Silent,
         Fault::Dead,
         Fault::Deaf,
-        Fault::Damages(0),
-        Fault::Damages(HEAD_BYTES + PAYLOAD_BYTES - 1),
+        Fault::Damages(Side::Asked, 0),
+        Fault::Damages(Side::Asked, last),
+        Fault::Damages(Side::Asks, 0),
+        Fault::Damages(Side::Asks, last),
     ] {
         goes_on_without(fault);
     }
