@@ -5,12 +5,16 @@
 mod queue;
 
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use fabric::net::rdma::pair::{Pair, Port, Registered, Side};
+use fabric::net::rdma::regions::{RegionCounts, Regions};
 use fabric::net::rdma::registrar::Registrar;
+use fabric::net::rdma::slots::Slots;
 
 use crate::memory::{GuestAddr, GuestMemory, RegionSpec};
 
@@ -20,6 +24,25 @@ pub use queue::{Buffer, FakeQueue, QueueOptions, STATUS_UNSET};
 pub const GUEST_BASE: u64 = 0x10_0000;
 /// Where it begins in the address space of the imagined front end.
 pub const USER_BASE: u64 = 0x7f00_0000_0000;
+
+/// A card that only opens memory.
+#[derive(Clone, Default)]
+pub struct MemoryPort(Arc<Regions<()>>);
+
+impl Port for MemoryPort {
+    fn open(&self, _: &Arc<Slots>, _: Side) -> Result<Box<dyn Pair>, String> {
+        Err("it opens memory only".to_owned())
+    }
+
+    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<Registered, String> {
+        let opened = self.0.insert(start.addr().get(), bytes, ());
+        Ok(Registered::new(opened.ok_or("it is open already")?))
+    }
+
+    fn counts(&self) -> RegionCounts {
+        self.0.counts()
+    }
+}
 
 /// Guest memory with an allocator that only goes up.
 #[derive(Debug)]

@@ -231,7 +231,7 @@ impl Daemon {
         Ok(socket)
     }
 
-    /// The sum of a metric over its labels, as the daemon tells Prometheus on its admin socket.
+    /// The sum of a metric over its labels, as the daemon tells Prometheus on its admin socket. With labels in its name, as they stand there: of that series.
     pub fn metric(&self, name: &str) -> Result<f64> {
         let socket = self.data.join("penstock.sock");
         let mut stream = UnixStream::connect(&socket)
@@ -243,7 +243,7 @@ impl Daemon {
         let values = answer.lines().filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
             let family = series.split('{').next()?;
-            (family == name).then(|| value.parse::<f64>().ok())?
+            (family == name || series == name).then(|| value.parse::<f64>().ok())?
         });
         let values: Vec<f64> = values.collect();
         if values.is_empty() {

@@ -9,7 +9,7 @@ use cluster_rig::guest::{check, cluster_with_disk, goes_on, ledger};
 use cluster_rig::load::{Load, Requests};
 
 use crate::kit::{
-    self, COPIED, INSIDE, MESSAGES, NODES, READS, REGIONS, REGISTRATIONS, metrics, sh,
+    self, COPIED, INSIDE, LONG, MESSAGES, NODES, PINNED, READS, REGIONS, REGISTRATIONS, metrics, sh,
 };
 
 /// Requests under which something is measured.
@@ -19,12 +19,12 @@ const SOON: Duration = Duration::from_secs(60);
 const PAIRED_LIMIT: Duration = Duration::from_secs(150);
 /// Front ends that come and go.
 const FRONT_ENDS: u32 = 1000;
-/// Writes whose data each replica reads, and their size.
+/// Writes whose data each replica reads.
 const LONG_WRITES: u64 = 100;
-/// See [`LONG_WRITES`].
-const LONG: usize = 256 << 10;
 /// The same whose buffer changes while they are under way.
 const RESTLESS_WRITES: u64 = 50;
+/// Times that a volume is attached and detached.
+const ATTACHMENTS: u64 = 20;
 /// Pieces of memory that each hands over: of its ring, and of its buffers.
 const REGIONS_EACH: u64 = 2;
 
@@ -118,11 +118,8 @@ fn long_writes(cluster: &Cluster, socket: &Path) -> Result<()> {
         let nodes = cluster.nodes().iter();
         nodes.map(|node| metrics(node.daemon())).collect()
     };
-    let mut disk = Requests::connect_long(socket)?;
     let before = all()?;
-    for nth in 0..LONG_WRITES {
-        disk.write_long(nth * LONG as u64, LONG, false)?;
-    }
+    kit::write_long(socket, LONG_WRITES, false)?;
     let after = all()?;
     let changed = |node: usize, what: usize| after[node][what] - before[node][what];
     let seen = |what| [0, 1, 2].map(|node| changed(node, what));
@@ -146,32 +143,46 @@ fn long_writes(cluster: &Cluster, socket: &Path) -> Result<()> {
 
 /// A guest changes its buffers while they are written, and replicas read them at different moments: they hold the same all the same.
 fn restless_writes(cluster: &Cluster, socket: &Path) -> Result<()> {
-    let offset = |nth: u64| nth * LONG as u64;
-    let daemon = |node: u8| Ok::<_, anyhow::Error>(cluster.node(node)?.daemon());
-    let before = metrics(daemon(1)?)?[COPIED];
-    let mut disk = Requests::connect_long(socket)?;
-    for nth in 0..RESTLESS_WRITES {
-        disk.write_long(offset(nth), LONG, true)?;
-    }
-    drop(disk);
-    let copied = metrics(daemon(1)?)?[COPIED] - before;
+    let daemon = cluster.node(1)?.daemon();
+    let before = metrics(daemon)?[COPIED];
+    kit::write_long(socket, RESTLESS_WRITES, true)?;
+    let copied = metrics(daemon)?[COPIED] - before;
     println!("{copied} bytes were sent once more, from a copy");
     ensure!(copied > 0, "no buffer changed too early");
-    let mut first: Option<Vec<Vec<u8>>> = None;
-    let mut socket = socket.to_owned();
-    for node in 1..=NODES {
-        // Each reads its own replica.
-        if node > 1 {
-            daemon(node - 1)?.cli(&["detach", "disk"])?;
-            socket = daemon(node)?.attach("disk", 1)?;
-        }
-        let mut disk = Requests::connect_long(&socket)?;
-        let all = (0..RESTLESS_WRITES).map(|nth| disk.read_long(offset(nth), LONG));
-        let all: Vec<Vec<u8>> = all.collect::<Result<_>>()?;
-        let same = first.get_or_insert_with(|| all.clone()) == &all;
-        ensure!(same, "node {node} holds other bytes than node 1");
-    }
+    daemon.cli(&["detach", "disk"])?;
+    kit::is_same_everywhere(cluster, "disk", RESTLESS_WRITES)?;
     println!("restless writes: ok");
+    Ok(())
+}
+
+/// Attachments come and go; the memory of one that is not to be pinned is copied from, and stays as it is.
+fn attachments(cluster: &Cluster) -> Result<()> {
+    let daemon = cluster.node(1)?.daemon();
+    daemon.cli(&["volume", "create", "other", "64M"])?;
+    let before = metrics(daemon)?;
+    for _ in 0..ATTACHMENTS {
+        let socket = daemon.attach("other", 1)?;
+        kit::write_long(&socket, 1, false)?;
+        daemon.cli(&["detach", "other"])?;
+    }
+    let after = metrics(daemon)?;
+    let opened = after[REGISTRATIONS] - before[REGISTRATIONS];
+    ensure!(opened == REGIONS_EACH * ATTACHMENTS, "{opened}");
+    ensure!((after[REGIONS], after[PINNED]) == (before[REGIONS], before[PINNED]));
+
+    let socket = daemon.data().join("unpinned.sock");
+    let path = socket.to_str().context("a path of ours")?;
+    daemon.cli(&["attach", "volume", "other", "--socket", path, "--no-pin"])?;
+    kit::write_long(&socket, LONG_WRITES, false)?;
+    let unpinned = metrics(daemon)?;
+    let copied = unpinned[COPIED] - after[COPIED];
+    println!("--no-pin: {copied} bytes copied");
+    ensure!(unpinned[REGISTRATIONS] == after[REGISTRATIONS]);
+    // For each of the other nodes.
+    ensure!(copied >= LONG_WRITES * LONG as u64);
+    daemon.cli(&["detach", "other"])?;
+    kit::is_same_everywhere(cluster, "other", LONG_WRITES)?;
+    println!("attachments: ok");
     Ok(())
 }
 
@@ -183,5 +194,6 @@ pub fn run() -> Result<()> {
     cluster.wait_ready()?;
     wait_paired(&cluster, true, "all of this")?;
     kit::steadily(|| long_writes(&cluster, &socket))?;
+    attachments(&cluster)?;
     restless_writes(&cluster, &socket)
 }

@@ -4,15 +4,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use cluster_rig::cluster::Cluster;
 use cluster_rig::guest::ledger;
 use cluster_rig::ledger::Promise;
 use cluster_rig::load::{self, Load};
 use guest_rig::process::wait_until;
 use guest_rig::{Daemon, DaemonOptions};
+use serde_json::Value;
 
-use crate::kit::{self, MESSAGES, NODES, PENSTOCK, SERVE_ARGS, WIRE, metrics};
+use crate::kit::{self, MESSAGES, NODES, PENSTOCK, READS, SERVE_ARGS, WIRE, metrics};
 
 /// What the test wants done.
 const WISHES: &str = "/run/wishes";
@@ -23,6 +24,8 @@ const STORAGE: &str = "10.77.0.1";
 /// The test says something within this.
 const WISH_LIMIT: Duration = Duration::from_secs(900);
 const SOON: Duration = Duration::from_secs(60);
+/// The volume of long writes.
+const LONG_DISK: &str = "long";
 /// Answers by RDMA after which a node is taken to be asked by it.
 const ANSWERS: u64 = 50;
 /// A queue pair is offered again after a pause that grows with failures.
@@ -84,6 +87,14 @@ pub fn storage() -> Result<()> {
             println!("cpu {}", all.iter().sum::<f64>());
             Ok(())
         }
+        ["reads"] => {
+            let nodes = cluster.nodes().iter();
+            let each = nodes.map(|node| Ok(metrics(node.daemon())?[READS]));
+            let all: Vec<u64> = each.collect::<Result<_>>()?;
+            println!("reads {}", all.iter().sum::<u64>());
+            Ok(())
+        }
+        ["same", count] => kit::is_same_everywhere(&cluster, LONG_DISK, count.parse()?),
         ["logs"] => {
             for node in cluster.nodes() {
                 println!("{}", node.daemon().log());
@@ -103,6 +114,16 @@ fn wait_way(daemon: &Daemon, rdma: bool) -> Result<()> {
         let wanted = if rdma { (all, 0) } else { (0, all) };
         Ok((seen == wanted).then_some(()))
     });
+    if waited.is_ok() && !rdma {
+        let status = daemon.json(&["status"])?;
+        let ways = status["transports"].as_array().cloned().unwrap_or_default();
+        let told = |way: &Value| {
+            way["why_not_rdma"]
+                .as_str()
+                .is_some_and(|why| !why.is_empty())
+        };
+        ensure!(ways.iter().all(told), "no reason is told: {ways:?}");
+    }
     waited.with_context(|| {
         let (rdma, tcp) = seen;
         format!(
@@ -122,6 +143,7 @@ pub fn host(token: &str) -> Result<()> {
     daemon.cli(&[&join[..], &["--wire", WIRE]].concat())?;
     daemon.start_again()?;
     let socket = daemon.disk("disk", "256M", 1)?;
+    let long = daemon.disk(LONG_DISK, "64M", 1)?;
     let mut load = Some(Load::start(&socket, ledger()));
     println!("host: up");
     obey(|words| {
@@ -146,6 +168,16 @@ pub fn host(token: &str) -> Result<()> {
                     kit::is_without_copies(&daemon, &before, count)
                 };
                 kit::steadily(attempt).with_context(|| daemon.log())
+            }
+            ["long", count] => kit::write_long(&long, count.parse()?, false),
+            ["restless", count] => kit::write_long(&long, count.parse()?, true),
+            ["detach"] => daemon.cli(&["detach", LONG_DISK]).map(drop),
+            ["kill"] => {
+                daemon.kill()?;
+                let ledger = load.take().context("the load has ended")?.abandon()?;
+                daemon.start_again()?;
+                load = Some(Load::start(&socket, ledger));
+                Ok(())
             }
             ["cpu"] => {
                 println!("cpu {}", cpu_seconds(&daemon)?);

@@ -134,6 +134,7 @@ fn memory_comes_and_goes_region_by_region_under_a_running_ring() {
     let mut info = front.region();
     (info.guest_phys_addr, info.memory_size) = (more.guest.0, more.size);
     (info.userspace_addr, info.mmap_handle) = (more.user_addr, more.file.as_raw_fd());
+    assert_eq!(bench.wait_for_open(1), 1);
     front.vhost.add_mem_region(&info).unwrap();
     assert!(
         front.vhost.add_mem_region(&info).is_err(),
@@ -141,9 +142,26 @@ fn memory_comes_and_goes_region_by_region_under_a_running_ring() {
     );
     front.round_trip();
     assert_eq!(front.read(0, more.guest), 0);
+    assert_eq!(bench.wait_for_open(2), 2, "opened whole, and once");
     front.vhost.remove_mem_region(&info).unwrap();
     assert!(front.vhost.remove_mem_region(&info).is_err());
     front.round_trip();
+    assert_eq!(bench.wait_for_open(1), 2);
+}
+
+#[test]
+fn memory_is_open_to_the_card_from_its_table_to_the_next_and_never_for_a_request() {
+    let bench = Bench::new();
+    let mut front = Front::start(&bench);
+    for _ in 0..20 {
+        front.round_trip();
+    }
+    assert_eq!(bench.wait_for_open(1), 1);
+    front.vhost.set_mem_table(&[front.region()]).unwrap();
+    front.round_trip();
+    assert_eq!(bench.wait_for_open(1), 2, "the old table is closed");
+    drop(front);
+    assert_eq!(bench.wait_for_open(0), 2, "and the last with its front end");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric::net::rdma::pair::{Offered, Port};
 use fabric::net::rdma::registrar::Registrar;
 use fabric::testing::{Completion, MemEngine, MemVolume};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -26,7 +27,7 @@ use crate::memory::GuestAddr;
 use crate::session::message::{F_PROTOCOL_FEATURES, FLAG_VERSION, Header};
 use crate::session::socket::{Endpoint, Listener, SocketOptions};
 use crate::session::{Attachment, AttachmentState};
-use crate::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, USER_BASE};
+use crate::testing::{FakeGuest, FakeQueue, GUEST_BASE, MemoryPort, QueueOptions, USER_BASE};
 
 /// Longest wait for something that must happen; only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -61,6 +62,8 @@ pub struct Bench {
     pub device: Arc<BlkDevice<MemVolume>>,
     pub threads: Arc<Threads<MemEngine>>,
     pub attachment: Attachment,
+    /// The card that guests' memory is opened to.
+    pub port: MemoryPort,
     pub path: PathBuf,
     _dir: TempDir,
 }
@@ -89,14 +92,16 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.sock");
         let endpoint = Endpoint::Listening(Listener::bind(&SocketOptions::new(&path)).unwrap());
+        let port = MemoryPort::default();
         let attachment = Attachment::start(
             endpoint,
             Arc::clone(&device),
             Arc::clone(&threads),
-            Registrar::none(),
+            Registrar::new(Offered::Port(Arc::new(port.clone()))),
         )
         .unwrap();
         Self {
+            port,
             volume,
             device,
             threads,
@@ -112,6 +117,12 @@ impl Bench {
 
     pub fn wait_for(&self, what: &str, matches: impl Fn(&AttachmentState) -> bool) {
         eventually(what, || matches(&self.attachment.state()));
+    }
+
+    /// Waits until so many regions of memory are open to the card; so many were opened so far.
+    pub fn wait_for_open(&self, regions: u64) -> u64 {
+        eventually("memory is open", || self.port.counts().regions == regions);
+        self.port.counts().registrations
     }
 
     /// The next front end finds a disk that works, whatever the last one did.
