@@ -1,7 +1,6 @@
 //! Three nodes of a cluster on one machine's RDMA device, and at a disk of the first a guest without a machine of its own.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::cluster::Cluster;
@@ -9,14 +8,12 @@ use cluster_rig::guest::{check, cluster_with_disk, goes_on, ledger};
 use cluster_rig::load::{Load, Requests};
 
 use crate::kit::{
-    self, COPIED, INSIDE, LONG, MESSAGES, NODES, PINNED, READS, REGIONS, REGISTRATIONS, metrics, sh,
+    self, COPIED, INSIDE, LONG, MESSAGES, NODES, PAIRED_LIMIT, PINNED, READS, REGIONS,
+    REGISTRATIONS, SOON, metrics, sh,
 };
 
 /// Requests under which something is measured.
 const SOME: u64 = 500;
-const SOON: Duration = Duration::from_secs(60);
-/// A queue pair is offered again after a pause that grows with failures.
-const PAIRED_LIMIT: Duration = Duration::from_secs(150);
 /// Front ends that come and go.
 const FRONT_ENDS: u32 = 1000;
 /// Writes whose data each replica reads.

@@ -13,7 +13,9 @@ use guest_rig::process::wait_until;
 use guest_rig::{Daemon, DaemonOptions};
 use serde_json::Value;
 
-use crate::kit::{self, MESSAGES, NODES, PENSTOCK, READS, SERVE_ARGS, WIRE, metrics};
+use crate::kit::{
+    self, COPIED, MESSAGES, NODES, PAIRED_LIMIT, PENSTOCK, READS, SERVE_ARGS, SOON, WIRE, metrics,
+};
 
 /// What the test wants done.
 const WISHES: &str = "/run/wishes";
@@ -23,13 +25,10 @@ const HOST: &str = "10.77.0.2";
 const STORAGE: &str = "10.77.0.1";
 /// The test says something within this.
 const WISH_LIMIT: Duration = Duration::from_secs(900);
-const SOON: Duration = Duration::from_secs(60);
 /// The volume of long writes.
 const LONG_DISK: &str = "long";
 /// Answers by RDMA after which a node is taken to be asked by it.
 const ANSWERS: u64 = 50;
-/// A queue pair is offered again after a pause that grows with failures.
-const PAIRED_LIMIT: Duration = Duration::from_secs(150);
 
 /// Does one line after the other, until one is `end`.
 fn obey(mut act: impl FnMut(&[&str]) -> Result<()>) -> Result<()> {
@@ -115,8 +114,7 @@ fn wait_way(daemon: &Daemon, rdma: bool) -> Result<()> {
         Ok((seen == wanted).then_some(()))
     });
     if waited.is_ok() && !rdma {
-        let status = daemon.json(&["status"])?;
-        let ways = status["transports"].as_array().cloned().unwrap_or_default();
+        let ways = kit::transports(daemon)?;
         let told = |way: &Value| {
             way["why_not_rdma"]
                 .as_str()
@@ -170,7 +168,16 @@ pub fn host(token: &str) -> Result<()> {
                 kit::steadily(attempt).with_context(|| daemon.log())
             }
             ["long", count] => kit::write_long(&long, count.parse()?, false),
-            ["restless", count] => kit::write_long(&long, count.parse()?, true),
+            ["restless", count] => {
+                let before = metrics(&daemon)?[COPIED];
+                kit::write_long(&long, count.parse()?, true)?;
+                // What is sent once more by RDMA comes from a copy.
+                ensure!(
+                    metrics(&daemon)?[COPIED] > before,
+                    "no buffer changed too early"
+                );
+                Ok(())
+            }
             ["detach"] => daemon.cli(&["detach", LONG_DISK]).map(drop),
             ["kill"] => {
                 daemon.kill()?;

@@ -1,17 +1,23 @@
 //! What the machines' programs share: the nodes of a machine, and what daemons tell of RDMA.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cluster_rig::cluster::{Cluster, ClusterOptions};
 use cluster_rig::load::Requests;
 use guest_rig::Daemon;
+use serde_json::Value;
 
 /// Nodes of a machine that stores.
 pub const NODES: u8 = 3;
 /// Size of each node's disk, of which only what is used takes memory.
 const DISK_MIB: u32 = 768;
 
+/// What is to happen has happened within this.
+pub const SOON: Duration = Duration::from_secs(60);
+/// A queue pair is offered again after a pause that grows with failures.
+pub const PAIRED_LIMIT: Duration = Duration::from_secs(150);
 /// See [`steadily`].
 const ATTEMPTS: u32 = 5;
 
@@ -84,11 +90,16 @@ pub fn is_same_everywhere(cluster: &Cluster, volume: &str, count: u64) -> Result
     Ok(())
 }
 
+/// The ways of a daemon's data to others, as `penstock status --json` tells.
+pub fn transports(daemon: &Daemon) -> Result<Vec<Value>> {
+    let status = daemon.json(&["status"])?;
+    Ok(status["transports"].as_array().cloned().unwrap_or_default())
+}
+
 /// To how many others the data of a daemon go over RDMA alone, and to how many those of some thread over TCP. A thread that asks nothing does not notice that its
 /// queue pairs have failed.
 pub fn ways(daemon: &Daemon) -> Result<(usize, usize)> {
-    let status = daemon.json(&["status"])?;
-    let ways = status["transports"].as_array().cloned().unwrap_or_default();
+    let ways = transports(daemon)?;
     let tcp = ways.iter().filter(|way| way["tcp"] != 0).count();
     let rdma = ways
         .iter()

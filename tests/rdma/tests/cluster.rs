@@ -59,6 +59,7 @@ fn a_cluster_over_rdma_goes_on_without_the_link_and_without_nodes_and_copies_not
         "all read back",
         "front ends",
         "long writes",
+        "attachments",
         "restless writes",
     ] {
         ensure!(output.text.contains(&format!("{line}: ok")), "{line}");

@@ -300,13 +300,11 @@ impl World {
         }
         assert_eq!(self.serving.servings.taken(), 0);
         assert_eq!(self.card.open_windows(), 0);
-        for link in (0..self.serving.links.capacity()).filter_map(|at| {
-            let is_taken = self.serving.links.is_taken(at);
-            is_taken
-                .then(|| self.serving.links[at].as_deref())
-                .flatten()
-        }) {
-            if let End::Responder(responder) = &link.end {
+        for at in 0..self.serving.links.capacity() {
+            if self.serving.links.is_taken(at)
+                && let Some(link) = self.serving.links[at].as_deref()
+                && let End::Responder(responder) = &link.end
+            {
                 assert_eq!(responder.open(), 0, "signs of life for nothing");
             }
         }
@@ -439,6 +437,8 @@ fn the_next_connection_waits_as_long_as_the_last_has_learned() {
     let index = road(&world);
     world.asking.lose(index, &LinkError::Closed);
     assert!(world.asking.control.ways.told().is_empty());
+    let failed = world.asking.peers[&PEER].why_not.clone();
+    assert!(failed.is_some());
     world.turn();
     let learned = world.asking.peers[&PEER].pause;
     world.asked.clear();
@@ -446,6 +446,7 @@ fn the_next_connection_waits_as_long_as_the_last_has_learned() {
     world.card.set_fault(Fault::None);
     world.ask();
     world.connect();
+    assert_eq!(world.asking.control.ways.told()[0].1.why_not, failed);
     for _ in 0..learned {
         (0..9).for_each(|_| world.turn());
         assert_eq!((world.card.pairs(), pause(&world)), (0, learned));
