@@ -1,10 +1,11 @@
 //! Measures the engine alone, without a guest.
 //!
-//! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [OPTION...]`; FILE is created (and removed).
-//! Options: `size=MIB`, `volume=MIB` (else a quarter of it), `threads=N` (each with an engine of its own, on the same volume), `depth=N` (of each thread;
-//! else 1, 32 and 128 in turn), `runs=N` (the median by requests per second is shown), `seconds=N` (of a run), `spin`
-//! (threads poll instead of sleeping), `clean` (after the random loads: 1 MiB in order while the volume is scattered, and
-//! once the cleaner has put it in order; else the cleaner is off).
+//! `cargo run -p fabric --example engine_bench -- null` or `... -- FILE [OPTION...]`; FILE is created (and
+//! removed). Options: `size=MIB`, `volume=MIB` (else a quarter of it), `threads=N` (each with an engine of
+//! its own, on the same volume), `depth=N` (of each thread; else 1, 32 and 128 in turn), `runs=N` (the median
+//! by requests per second is shown), `seconds=N` (of a run), `spin` (threads poll instead of sleeping),
+//! `clean` (after the random loads: 1 MiB in order while the volume is scattered, and once the cleaner has
+//! put it in order; else the cleaner is off).
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -40,7 +41,8 @@ struct Options {
 impl Options {
     fn parse() -> Result<Self, Box<dyn Error>> {
         let mut args = std::env::args().skip(1);
-        let usage = "usage: engine_bench null | FILE [size=MIB] [volume=MIB] [threads=N] [depth=N] [runs=N] [seconds=N] [spin] [clean]";
+        let usage = "usage: engine_bench null | FILE [size=MIB] [volume=MIB] [threads=N] [depth=N] [runs=N] \
+            [seconds=N] [spin] [clean]";
         let mut options = Self {
             target: args.next().ok_or(usage)?,
             size_bytes: 4096 << 20,

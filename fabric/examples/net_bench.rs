@@ -1,8 +1,10 @@
-//! Requests per second and CPU per request over loopback, on either wire, beside a plain echo of the same sizes.
+//! Requests per second and CPU per request over loopback, on either wire, beside a plain echo of the same
+//! sizes.
 //!
-//! `cargo run -p fabric --example net_bench -- [seconds]`. Two nodes in this process: one asks at a fixed depth, the other answers from a store that
-//! keeps nothing, so what is measured is the transport. CPU is that of both ends together. The echo is a thread with one blocking socket on each
-//! side: a request of the size of a header and a reply with the data (a read), or the other way round (a write), one at a time in
+//! `cargo run -p fabric --example net_bench -- [seconds]`. Two nodes in this process: one asks at a fixed
+//! depth, the other answers from a store that keeps nothing, so what is measured is the transport. CPU is
+//! that of both ends together. The echo is a thread with one blocking socket on each side: a request of the
+//! size of a header and a reply with the data (a read), or the other way round (a write), one at a time in
 //! flight per socket but sent as deep.
 
 use std::collections::HashMap;
@@ -12,10 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::core::membership::{Member, Standing};
+use fabric::core::membership::{Member, ReplicaState};
 use fabric::core::volume::{Durability, VolumeParams};
 use fabric::engine::{
-    ClusterView, Fabric, FabricConfig, FabricEngine, GroupView, StoreKind, VolumeHandle,
+    ClusterView, Fabric, FabricConfig, FabricEngine, GroupView, MemberView, Reach, StoreKind,
+    VolumeHandle,
 };
 use fabric::io::{Engine, Op, Request, Submit, Tag};
 use fabric::net::tcp::control::NetConfig;
@@ -99,17 +102,28 @@ fn open(node: u64, identity: Identity, wire: Wire) -> Fabric {
     Fabric::open(config).expect("a fabric")
 }
 
+/// What the map says of a node.
+fn known_as(node: u64) -> (NodeId, MemberView) {
+    let view = MemberView {
+        incarnation: Incarnation(node),
+        former: Vec::new(),
+        reach: Reach::All,
+    };
+    (NodeId(node), view)
+}
+
 /// Node 2 is the only replica.
 fn map(address: SocketAddr) -> ClusterView {
     let member = Member {
         node: NodeId(2),
         incarnation: Incarnation(2),
-        standing: Standing::InSync,
+        standing: ReplicaState::InSync,
         since: Epoch(1),
     };
     ClusterView {
         epoch: Epoch(1),
         peers: HashMap::from([(NodeId(2), address)]),
+        members: [1, 2].map(known_as).into(),
         groups: vec![GroupView {
             pg: PgId(0),
             epoch: Epoch(1),
@@ -134,6 +148,7 @@ fn nodes(wire: Wire, write: bool, bytes: usize, depth: usize, time: Duration) ->
     let address = answers.address().expect("it listens");
     for fabric in [&asks, &answers] {
         fabric.set_map(map(address));
+        fabric.set_layers([LayerId(1)]);
     }
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);

@@ -1,9 +1,10 @@
 //! Measures how long a store takes to open after a crash.
 //!
-//! `cargo run -p fabric --example open_bench -- FILE [SIZE_GIB [ROUNDS]]`; FILE is created sparse and removed. A block is
-//! written to every chunk of the size and every page of the space bitmap is made, so that there is as much metadata to
-//! read as a full store of that size has (but for the map pages, which are read when they are needed). Each round
-//! writes at random without a flush, drops the store without closing it, and measures the opening that follows.
+//! `cargo run -p fabric --example open_bench -- FILE [SIZE_GIB [ROUNDS]]`; FILE is created sparse and
+//! removed. A block is written to every chunk of the size and every page of the space bitmap is made, so that
+//! there is as much metadata to read as a full store of that size has (but for the map pages, which are read
+//! when they are needed). Each round writes at random without a flush, drops the store without closing it,
+//! and measures the opening that follows.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -155,8 +156,8 @@ fn wait(engine: &mut FabricEngine) -> Result<(), Box<dyn Error>> {
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Gives every bitmap page that the closed store has not made yet a place and zeroes for content: to the store that is
-/// the same, and to whoever reads it as much work as a full one.
+/// Gives every bitmap page that the closed store has not made yet a place and zeroes for content: to the
+/// store that is the same, and to whoever reads it as much work as a full one.
 fn fill_bitmaps(path: &Path) -> Result<(), Box<dyn Error>> {
     let mut dev = DeviceFile::open(path)?;
     let label = read_label(&mut dev)?;

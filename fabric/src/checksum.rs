@@ -1,4 +1,5 @@
-//! CRC32C (Castagnoli, RFC 3720 appendix B.4), the checksum of blocks and of all that the store writes about them.
+//! CRC32C (Castagnoli, RFC 3720 appendix B.4), the checksum of blocks and of all that the store writes about
+//! them.
 
 use crc_fast::{CrcAlgorithm, Digest};
 

@@ -1,19 +1,20 @@
 //! Replication as pure state machines: events in, actions out; no clock, socket, disk or random source.
 //!
-//! [`client::Client`] turns guest requests into requests to replicas and counts their answers; [`replica::Replica`]
-//! checks fences and forwards to its store. What they act upon is behind two small traits, [`client::Transport`] and
-//! [`replica::StorePort`], whose implementations may answer in place (the embedded default) or later.
+//! [`client::Client`] turns guest requests into requests to replicas and counts their answers;
+//! [`replica::Replica`] checks fences and forwards to its store. What they act upon is behind two small
+//! traits, [`client::Transport`] and [`replica::StorePort`], whose implementations may answer in place (the
+//! embedded default) or later.
 
 pub mod client;
 pub mod fence;
 pub mod groups;
+pub mod lease_recovery;
 pub mod membership;
 pub mod overlap;
 pub mod repair;
 pub mod replica;
 pub mod resync;
 pub mod segments;
-pub mod settle;
 pub mod slab;
 pub mod unflushed;
 pub mod unresolved;

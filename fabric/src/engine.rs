@@ -1,19 +1,22 @@
-//! The production [`Engine`](crate::io::Engine): client, replica and store of this node, joined by direct calls.
+//! The production [`Engine`](crate::io::Engine): client, replica and store of this node, joined by direct
+//! calls.
 //!
-//! [`Fabric`] is opened once. Each data thread takes a [`FabricEngine`] of its own with its own io_uring; a volume is
-//! opened once and its [`VolumeHandle`] given to every thread that serves it.
+//! [`Fabric`] is opened once. Each data thread takes a [`FabricEngine`] of its own with its own io_uring; a
+//! volume is opened once and its [`VolumeHandle`] given to every thread that serves it.
 
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::core::replica::store_op::ROUND;
 use crate::core::volume::{Durability, VolumeCounters, VolumeParams, VolumeState};
 use crate::io::Volume;
 use crate::net::rdma::pair::Offered;
 use crate::net::rdma::regions::RegionCounts;
 use crate::net::rdma::registrar::Registrar;
-use crate::net::tcp::control::{Network, PeerWay};
+use crate::net::tcp::control::{Network, PeerRoute};
 use crate::net::tcp::counts::Count;
 use crate::proto::ids::LayerId;
 use crate::proto::{Epoch, Generation, NodeId};
@@ -37,8 +40,9 @@ mod transport;
 pub mod volume_io;
 
 pub use crate::core::resync::rounds::Totals as ResyncTotals;
+pub use crate::net::tcp::members::{MemberView, Reach};
 pub use cluster::traffic::Traffic;
-pub use cluster::{Ask, ClusterView, GroupView};
+pub use cluster::{ClusterView, GroupView, MetaRequest};
 pub use config::{
     CleanConfig, DeviceConfig, FabricConfig, FabricError, Missing, ResyncConfig, ScrubConfig,
     StoreKind,
@@ -59,8 +63,8 @@ use shared::Shared;
 /// How long a newer lease waits for the map that it was granted under.
 const MAP_WAIT: Duration = Duration::from_secs(5);
 
-/// The fabric of this node. Clones share it. Blocking calls: not for a data thread, and from async code through a
-/// blocking task.
+/// The fabric of this node. Clones share it. Blocking calls: not for a data thread, and from async code
+/// through a blocking task.
 #[derive(Clone)]
 pub struct Fabric {
     shared: Arc<Shared>,
@@ -123,7 +127,8 @@ impl Fabric {
         })
     }
 
-    /// An engine for one more data thread, which answers other nodes, too: it is to be reaped also while it has no guests.
+    /// An engine for one more data thread, which answers other nodes, too: it is to be reaped also while it
+    /// has no guests.
     pub fn engine(&self) -> Result<FabricEngine, FabricError> {
         FabricEngine::new(&self.shared, true)
     }
@@ -139,9 +144,9 @@ impl Fabric {
     }
 
     /// By which ways requests go to other nodes.
-    pub fn ways(&self) -> Vec<(NodeId, PeerWay)> {
+    pub fn peer_routes(&self) -> Vec<(NodeId, PeerRoute)> {
         let network = self.shared.network.as_ref();
-        network.map_or_else(Vec::new, Network::ways)
+        network.map_or_else(Vec::new, Network::peer_routes)
     }
 
     /// What opens guests' memory to the network.
@@ -168,14 +173,35 @@ impl Fabric {
 
     /// Goes on by a newer cluster map; an older one is ignored. A node that is alone has none.
     pub fn set_map(&self, view: ClusterView) {
-        if let (Some(cluster), Some(network)) = (&self.shared.cluster, &self.shared.network) {
+        if let (Some(cluster), Some(network)) = (&self.shared.cluster, &self.shared.network)
+            && view.epoch >= cluster.epoch()
+        {
             network.set_peers(view.peers.clone());
+            network.set_members(view.members.clone());
             cluster.set_map(view, self.shared.stores.as_deref());
         }
     }
 
-    /// Who takes what is to be asked of meta; once. It is called by data threads: it must neither block nor call back.
-    pub fn set_asker(&self, asker: Box<dyn Fn(Ask) + Send + Sync>) {
+    /// These layers exist now, by the newest metadata that this node has heard, and no others: changes of any
+    /// other are put off. To be said whenever that changes; until it is said for the first time there are
+    /// none. On a node that is alone every layer exists.
+    pub fn set_layers(&self, layers: impl IntoIterator<Item = LayerId>) {
+        if self.shared.cluster.is_some() {
+            self.shared.fences.set_layers(layers.into_iter().collect());
+        }
+    }
+
+    /// Which layers are open to nodes that reach no others, by the leases and attachments that this node has
+    /// heard of.
+    pub fn set_open_layers(&self, open: HashMap<NodeId, HashSet<LayerId>>) {
+        if let Some(network) = &self.shared.network {
+            network.set_open_layers(open);
+        }
+    }
+
+    /// Who takes what is to be asked of meta; once. It is called by data threads: it must neither block nor
+    /// call back.
+    pub fn set_asker(&self, asker: Box<dyn Fn(MetaRequest) + Send + Sync>) {
         if let Some(cluster) = &self.shared.cluster {
             cluster.set_asker(asker);
         }
@@ -199,14 +225,15 @@ impl Fabric {
         self.control.as_ref().map_or_else(Vec::new, |c| c.layers())
     }
 
-    /// Opens a volume under a lease, creating its layer if the node does not know it. From now on writes of older
-    /// leases are refused, also after a crash.
+    /// Opens a volume under a lease, creating its layer if the node does not know it. From now on writes of
+    /// older leases are refused, also after a crash.
     ///
-    /// The lease must be newer than that of any earlier opening: its writes are numbered from one again, and would
-    /// otherwise pass for older ones. One opening serves any number of threads and attachments through clones.
+    /// The lease must be newer than that of any earlier opening: its writes are numbered from one again, and
+    /// would otherwise pass for older ones. One opening serves any number of threads and attachments through
+    /// clones.
     ///
-    /// On a node of several it returns at once, and requests wait until the older lease's holder is fenced out and replicas
-    /// agree on what it left behind.
+    /// On a node of several it returns at once, and requests wait until the older lease's holder is fenced
+    /// out and replicas agree on what it left behind.
     pub fn open_volume(&self, params: &VolumeParams) -> Result<VolumeHandle, FabricError> {
         self.shared.check_volume(params)?;
         let slot = self.shared.take_volume_slot()?;
@@ -236,7 +263,7 @@ impl Fabric {
         generation: Generation,
         epoch: Epoch,
     ) -> Result<(), FabricError> {
-        if generation > Generation::MAX {
+        if generation >= ROUND {
             return Err(FabricError::Generation(generation.0));
         }
         if let Some(cluster) = &self.shared.cluster {
@@ -272,7 +299,7 @@ impl Fabric {
         epoch: Epoch,
     ) -> Result<(), FabricError> {
         // In memory first: no write slips in between.
-        self.shared.fences.of(layer).raise(generation, epoch);
+        self.shared.fences.raise(layer, generation, epoch);
         match &self.control {
             Some(control) => control.set_fence(layer, generation, epoch),
             None => Ok(()),
@@ -291,8 +318,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Changes a volume's size. What is cut off is freed; what is added reads as zeroes. Guests learn it through their
-    /// attachments.
+    /// Changes a volume's size. What is cut off is freed; what is added reads as zeroes. Guests learn it
+    /// through their attachments.
     pub fn resize_volume(&self, volume: &VolumeHandle, size_bytes: u64) -> Result<(), FabricError> {
         shared::check_size(size_bytes)?;
         let old = volume.size_bytes();
@@ -322,9 +349,9 @@ impl Fabric {
         &self.lacking
     }
 
-    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds one. The caller opens no
-    /// volume meanwhile. Until the next start only, when the device is to be left out. On a node of several the map says what
-    /// lies where, and nothing is to be done here.
+    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds one.
+    /// The caller opens no volume meanwhile. Until the next start only, when the device is to be left out. On
+    /// a node of several the map says what lies where, and nothing is to be done here.
     pub fn retire(&self, device: &[u8; 16]) -> bool {
         let alone = self
             .control
@@ -348,8 +375,8 @@ impl Fabric {
         }
     }
 
-    /// Closes cleanly: the next opening replays nothing. All engines must have been dropped. Other clones are closed,
-    /// too.
+    /// Closes cleanly: the next opening replays nothing. All engines must have been dropped. Other clones are
+    /// closed, too.
     pub fn close(&self) -> Result<(), FabricError> {
         if let Some(worker) = &self.worker {
             worker.stop();
@@ -389,17 +416,17 @@ impl VolumeHandle {
         self.state.generation()
     }
 
-    /// The lease ends then: requests after that wait, and go on when it is moved. Until it is said, it does not end. To be said
-    /// with a margin for clocks that run at different speeds.
+    /// The lease ends then: requests after that wait, and go on when it is moved. Until it is said, it does
+    /// not end. To be said with a margin for clocks that run at different speeds.
     pub fn set_lease_until(&self, moment: Instant) {
         if let Some(cluster) = &self.cluster {
             self.state.set_lease_until_us(cluster.us_at(moment));
         }
     }
 
-    /// The lease is another's for sure: nothing is sent under it any more, and all requests, those that wait among them, end with
-    /// [`IoError::Fenced`](crate::io::IoError::Fenced). For good: with another lease the volume is opened anew. A request that a
-    /// replica has yet to answer ends when it does, or is lost.
+    /// The lease is another's for sure: nothing is sent under it any more, and all requests, those that wait
+    /// among them, end with [`IoError::Fenced`](crate::io::IoError::Fenced). For good: with another lease the
+    /// volume is opened anew. A request that a replica has yet to answer ends when it does, or is lost.
     pub fn revoke(&self) {
         self.state.revoke();
         if let Some(cluster) = &self.cluster {
@@ -450,7 +477,8 @@ fn start_network(config: &FabricConfig) -> Result<Option<Network>, FabricError> 
         return Ok(None);
     };
     let network = Network::start(net, config.cluster, config.node, config.incarnation);
-    network
-        .map(Some)
-        .map_err(FabricError::os("listen for other nodes"))
+    let network = network.map_err(FabricError::os("listen for other nodes"))?;
+    // Nobody is let in before the first map.
+    network.set_members(HashMap::new());
+    Ok(Some(network))
 }

@@ -1,11 +1,14 @@
-//! The seam between the guest side and the fabric: what a data thread asks of a volume, and how it learns the outcome.
+//! The seam between the guest side and the fabric: what a data thread asks of a volume, and how it learns the
+//! outcome.
 //!
-//! `vhost-backend` is generic over [`Engine`], so its rings and sessions are tested on a memory engine and ship on the
-//! fabric's own. An engine belongs to one data thread: nothing here is shared, locked or allocated per request.
+//! `vhost-backend` is generic over [`Engine`], so its rings and sessions are tested on a memory engine and
+//! ship on the fabric's own. An engine belongs to one data thread: nothing here is shared, locked or
+//! allocated per request.
 
 use std::os::fd::BorrowedFd;
 
-/// Size of a logical sector of virtio-blk, in bytes; the granularity of every offset and length of a [`Request`].
+/// Size of a logical sector of virtio-blk, in bytes; the granularity of every offset and length of a
+/// [`Request`].
 pub const SECTOR_BYTES: u64 = 512;
 
 /// Names a request to the thread that submitted it. Opaque to the fabric, handed back in the completion.
@@ -95,9 +98,9 @@ pub trait Volume: Clone + Send + Sync + 'static {
 
 /// Executes requests for one data thread.
 ///
-/// Life of a request: `submit` (any number), one `kick`, then `reap` until its tag comes back. Before it sleeps the
-/// thread waits for [`Engine::wait_fd`] to become readable; an engine whose requests all finish in `submit` may never
-/// make it so.
+/// Life of a request: `submit` (any number), one `kick`, then `reap` until its tag comes back. Before it
+/// sleeps the thread waits for [`Engine::wait_fd`] to become readable; an engine whose requests all finish in
+/// `submit` may never make it so.
 pub trait Engine: Send {
     /// Volumes of this engine.
     type Volume: Volume;
@@ -105,23 +108,24 @@ pub trait Engine: Send {
     /// Takes a request.
     ///
     /// # Safety
-    /// Every buffer stays valid (mapped, not freed) until the request is done: `Submit::Done`, `Submit::Busy` or its
-    /// completion. The guest may change the content meanwhile; the engine must never rely on reading a byte twice.
+    /// Every buffer stays valid (mapped, not freed) until the request is done: `Submit::Done`, `Submit::Busy`
+    /// or its completion. The guest may change the content meanwhile; the engine must never rely on reading a
+    /// byte twice.
     unsafe fn submit(&mut self, volume: &Self::Volume, request: &Request<'_>) -> Submit;
 
     /// Hands everything submitted so far to the devices, in one system call where possible.
     fn kick(&mut self);
 
-    /// Reports finished requests, at most a bounded number per call; returns how many.
-    /// Never blocks and, with nothing to report, makes no system call, except that an engine with connections asks for those that
+    /// Reports finished requests, at most a bounded number per call; returns how many. Never blocks and, with
+    /// nothing to report, makes no system call, except that an engine with connections asks for those that
     /// are readable.
     fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize;
 
     /// Number of requests accepted and not yet reported.
     fn in_flight(&self) -> usize;
 
-    /// Whether `reap` has to be called: while requests are in flight, and while this engine waits for a device on
-    /// behalf of requests of other threads.
+    /// Whether `reap` has to be called: while requests are in flight, and while this engine waits for a
+    /// device on behalf of requests of other threads.
     #[inline]
     fn must_reap(&self) -> bool {
         self.in_flight() > 0

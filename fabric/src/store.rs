@@ -1,7 +1,7 @@
 //! The chunk store: where a storage node keeps its chunks on one device.
 //!
-//! [`format`](fn@format) makes an empty store, [`open`] recovers one and gives its shards, [`api`] says how to use them, and
-//! [`mod@format`] what is on the device and why it survives a crash.
+//! [`format`](fn@format) makes an empty store, [`open`] recovers one and gives its shards, [`api`] says how
+//! to use them, and [`mod@format`] what is on the device and why it survives a crash.
 
 mod alloc;
 pub mod api;

@@ -3,6 +3,7 @@
 mod net {
     mod failover;
     mod hostile;
+    mod members;
     mod meta;
     mod replication;
     mod rig;

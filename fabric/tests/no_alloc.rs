@@ -1,7 +1,7 @@
 //! A data thread allocates nothing per request in steady state.
 //!
-//! The store grows a list now and then (a batch larger than any before, a new chunk's record): that is allowed once in
-//! a hundred requests, and not on the way of a request through client and replica.
+//! The store grows a list now and then (a batch larger than any before, a new chunk's record): that is
+//! allowed once in a hundred requests, and not on the way of a request through client and replica.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,7 +1,8 @@
-//! Tests of the chunk store against a simulated disk that delays, reorders, drops and tears what was not flushed.
+//! Tests of the chunk store against a simulated disk that delays, reorders, drops and tears what was not
+//! flushed.
 //!
-//! Every test that draws random numbers names its seed when it fails; `PENSTOCK_SEED=n` runs just that one again.
-//! `PENSTOCK_HISTORIES=k` runs `k` times as many histories, for long soaks.
+//! Every test that draws random numbers names its seed when it fails; `PENSTOCK_SEED=n` runs just that one
+//! again. `PENSTOCK_HISTORIES=k` runs `k` times as many histories, for long soaks.
 
 #[path = "store/bit_flip.rs"]
 mod bit_flip;
@@ -23,6 +24,8 @@ mod full;
 mod history;
 #[path = "store/host_full.rs"]
 mod host_full;
+#[path = "store/lease_recovery.rs"]
+mod lease_recovery;
 #[path = "store/memory.rs"]
 mod memory;
 #[path = "store/model.rs"]
@@ -45,8 +48,6 @@ mod rig;
 mod scrub;
 #[path = "store/seeds.rs"]
 mod seeds;
-#[path = "store/settle.rs"]
-mod settle;
 #[path = "store/shard.rs"]
 mod shard;
 #[path = "store/space_map.rs"]

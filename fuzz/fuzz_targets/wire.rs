@@ -1,5 +1,5 @@
-//! Either end of a connection between nodes on arbitrary bytes: `cargo +nightly fuzz run wire`. The first byte says whether checksums are made
-//! to fit.
+//! Either end of a connection between nodes on arbitrary bytes: `cargo +nightly fuzz run wire`. The first
+//! byte says whether checksums are made to fit.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

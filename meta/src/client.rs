@@ -1,13 +1,14 @@
 //! Typed calls for the daemon.
 //!
-//! Every call works on every node: writes go to the leader, and reads see everything that was acknowledged before they
-//! began.
+//! Every call works on every node: writes go to the leader, and reads see everything that was acknowledged
+//! before they began.
 
 mod applied;
-mod haste;
+mod deadline;
 
-pub use applied::Applied;
+pub use applied::{Applied, OpenLayers};
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,18 +23,20 @@ use crate::error::MetaError;
 use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
 };
+use crate::layers::Layers;
+use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{
-    Attachment, Cluster, Device, DeviceState, Duty, Event, GroupId, Lease, Node, PlacementGroup,
-    Pool, PoolHealth, Volume, VolumeState,
+    AdminState, Attachment, Cluster, Device, DeviceState, Event, GroupId, Lease, Node,
+    PlacementGroup, Pool, PoolHealth, Role, Token, Volume, VolumeState,
 };
 use crate::node::Core;
 use crate::pki::JoinToken;
-use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
-use crate::report::{LeaderReport, NodeWord, RaftStatus};
+use crate::refusal::{JoinRefusal, MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
+use crate::report::{LeaderReport, NodeReport, RaftStatus};
 use crate::state::tables::{
     ATTACHMENTS, CLUSTER, DEVICES, EVENTS, LEASES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS,
-    VOLUMES,
+    TOKENS, VOLUMES,
 };
 
 /// A client of the metadata service. Cheap to clone.
@@ -41,7 +44,7 @@ use crate::state::tables::{
 pub struct Meta {
     core: Arc<Core>,
     /// How long the caller waits for a leader, if not as long as a daemon does.
-    haste: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 macro_rules! outcomes {
@@ -75,7 +78,10 @@ fn unexpected(outcome: &Outcome) -> MetaError {
 
 impl Meta {
     pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core, haste: None }
+        Self {
+            core,
+            deadline: None,
+        }
     }
 
     /// The node that this client runs on.
@@ -96,8 +102,8 @@ impl Meta {
         self.core.problem()
     }
 
-    /// Returns when this node's service has ended, for whatever reason, or the node was removed from the cluster; it does not come
-    /// back within this process.
+    /// Returns when this node's service has ended, for whatever reason, or the node was removed from the
+    /// cluster; it does not come back within this process.
     pub async fn ended(&self) -> MetaError {
         self.core.ended().await
     }
@@ -111,7 +117,7 @@ impl Meta {
     }
 
     /// Tells the leader how this node is, for people who ask any node.
-    pub async fn tell(&self, word: NodeWord) -> Result<(), MetaError> {
+    pub async fn tell(&self, word: NodeReport) -> Result<(), MetaError> {
         self.core.tell(word).await
     }
 
@@ -131,7 +137,8 @@ impl Meta {
         Ok(cluster.ok_or(Refusal::from(MapRefusal::NoCluster))?)
     }
 
-    /// Adds a node to the map, says that its process started, or changes its name, roles, labels and addresses.
+    /// Adds a node to the map, says that its process started, or changes its name, roles, labels and
+    /// addresses.
     pub async fn register_node(&self, node: NodeSpec) -> Result<Node, MetaError> {
         let known = self.read(|view| NODES.get(view, &node.id)).await?;
         let replaces = known.map_or(Incarnation::default(), |node| node.incarnation);
@@ -145,12 +152,23 @@ impl Meta {
         )
     }
 
-    /// Makes a token that lets one node join within this time. The cluster keeps only its hash.
-    pub async fn create_join_token(&self, lifetime: Duration) -> Result<JoinToken, MetaError> {
+    /// Makes a token that lets one node join within this time, with some of these roles. The cluster keeps
+    /// only its hash.
+    pub async fn create_join_token(
+        &self,
+        lifetime: Duration,
+        roles: &BTreeSet<Role>,
+    ) -> Result<JoinToken, MetaError> {
+        let level = self.map().level();
+        let roles = (!Role::are_all(roles)).then(|| roles.clone());
+        if roles.is_some() && level < Level::ROLES {
+            return Err(Refusal::from(JoinRefusal::TooEarlyForRoles { level }).into());
+        }
         let (token, at) = (JoinToken::draw(), UnixMillis::now());
         let millis = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
         self.propose(Command::CreateToken {
             token: token.hash(),
+            roles,
             expires_at: UnixMillis(at.0.saturating_add(millis)),
             at,
         })
@@ -158,16 +176,35 @@ impl Meta {
         Ok(token)
     }
 
-    /// Takes a token, which is then used up, and gives the bearer the number of its node.
-    pub async fn redeem_join_token(&self, token: &JoinToken) -> Result<NodeId, MetaError> {
-        let (token, at) = (token.hash(), UnixMillis::now());
-        an_admission(self.propose(Command::RedeemToken { token, at }).await?)
+    /// What is kept of a token; nothing if it is not known, or was used.
+    pub async fn get_join_token(&self, token: &JoinToken) -> Result<Option<Token>, MetaError> {
+        let hash = token.hash();
+        self.read(|view| TOKENS.get(view, &hash)).await
     }
 
-    /// Says whether a node is to be emptied (`on`) or may hold data again. Its groups move while I/O goes on; it is
-    /// empty once no group has a member there.
+    /// Takes a token, which is then used up, and gives the bearer, who asks for these roles, the number of
+    /// its node.
+    pub async fn redeem_join_token(
+        &self,
+        token: &JoinToken,
+        roles: &BTreeSet<Role>,
+    ) -> Result<NodeId, MetaError> {
+        let redeem = Command::RedeemToken {
+            token: token.hash(),
+            roles: Some(roles.clone()),
+            at: UnixMillis::now(),
+        };
+        an_admission(self.propose(redeem).await?)
+    }
+
+    /// Says whether a node is to be emptied (`on`) or may hold data again. Its groups move while I/O goes on;
+    /// it is empty once no group has a member there.
     pub async fn drain_node(&self, node: NodeId, on: bool) -> Result<Node, MetaError> {
-        let duty = if on { Duty::Draining } else { Duty::Active };
+        let duty = if on {
+            AdminState::Draining
+        } else {
+            AdminState::Active
+        };
         let at = UnixMillis::now();
         a_node(
             self.propose(Command::SetNodeDuty { node, duty, at })
@@ -175,8 +212,8 @@ impl Meta {
         )
     }
 
-    /// Forgets a node with its devices: one that is up must be empty, one that is down must not be the last to hold
-    /// anything. Returns when the node's vote counts no more, so that it can be switched off.
+    /// Forgets a node with its devices: one that is up must be empty, one that is down must not be the last
+    /// to hold anything. Returns when the node's vote counts no more, so that it can be switched off.
     pub async fn remove_node(&self, node: NodeId) -> Result<Node, MetaError> {
         let at = UnixMillis::now();
         let removed = a_node(self.propose(Command::RemoveNode { node, at }).await?)?;
@@ -184,8 +221,8 @@ impl Meta {
         Ok(removed)
     }
 
-    /// Forgets a node that is down, or a device that is not served, and gives up what only that has: placement groups go on with the
-    /// next best replicas. Of a node it returns when its vote counts no more.
+    /// Forgets a node that is down, or a device that is not served, and gives up what only that has:
+    /// placement groups go on with the next best replicas. Of a node it returns when its vote counts no more.
     pub async fn remove_lost(&self, lost: Lost) -> Result<(), MetaError> {
         let at = UnixMillis::now();
         self.propose(Command::RemoveLost { lost, at }).await?;
@@ -222,8 +259,8 @@ impl Meta {
         self.read(|view| NODES.all(view)).await
     }
 
-    /// Adds a device, or says that it is back, maybe at another path or with another size. A node of several does that
-    /// once it is registered: [`Meta::heartbeat_valid_until`] tells.
+    /// Adds a device, or says that it is back, maybe at another path or with another size. A node of several
+    /// does that once it is registered: [`Meta::heartbeat_valid_until`] tells.
     pub async fn register_device(&self, device: DeviceSpec) -> Result<Device, MetaError> {
         let incarnation = match device.node == self.core.id {
             true => self.core.incarnation,
@@ -258,8 +295,8 @@ impl Meta {
         a_device(self.propose(Command::RemoveDevice { device, at }).await?)
     }
 
-    /// Until when this node may serve: from then on it must not, unless a later heartbeat of it was heard. Nothing before
-    /// the first.
+    /// Until when this node may serve: from then on it must not, unless a later heartbeat of it was heard.
+    /// Nothing before the first.
     #[must_use]
     pub fn heartbeat_valid_until(&self) -> Option<std::time::Instant> {
         *self.core.valid_until().borrow()
@@ -271,8 +308,8 @@ impl Meta {
         self.core.valid_until()
     }
 
-    /// The cluster map as this node has applied it, which may be behind: whoever is refused for an old epoch waits for a
-    /// newer one with [`Meta::watch_map`].
+    /// The cluster map as this node has applied it, which may be behind: whoever is refused for an old epoch
+    /// waits for a newer one with [`Meta::watch_map`].
     #[must_use]
     pub fn map(&self) -> Arc<ClusterMap> {
         Arc::clone(&self.core.map.borrow())
@@ -284,7 +321,20 @@ impl Meta {
         self.core.map.clone()
     }
 
-    /// What happened after the event `after` (0: from the oldest that is kept), oldest first, at most `limit`.
+    /// The layers of all volumes as this node has applied them, which may be behind.
+    #[must_use]
+    pub fn watch_layers(&self) -> watch::Receiver<Arc<Layers>> {
+        self.core.layers.clone()
+    }
+
+    /// Another number after every change of what [`Applied::open_layers`] tells, to wait for changes.
+    #[must_use]
+    pub fn watch_openings(&self) -> watch::Receiver<u64> {
+        self.core.openings.clone()
+    }
+
+    /// What happened after the event `after` (0: from the oldest that is kept), oldest first, at most
+    /// `limit`.
     pub async fn list_events(&self, after: u64, limit: usize) -> Result<Vec<Event>, MetaError> {
         self.read(|view| EVENTS.from(view, &after.saturating_add(1), limit))
             .await
@@ -292,8 +342,9 @@ impl Meta {
 
     // --- Placement groups
 
-    /// Says that a member failed, from a client whose map has the group at `epoch`. Granted, the group as returned is
-    /// without it (*shrink before ack*). Waits shortly for a sign of life of another replica in sync.
+    /// Says that a member failed, from a client whose map has the group at `epoch`. Granted, the group as
+    /// returned is without it (*shrink before ack*). Waits shortly for a sign of life of another replica in
+    /// sync.
     pub async fn report_failed(
         &self,
         group: GroupId,
@@ -427,9 +478,9 @@ impl Meta {
         self.read(|view| VOLUMES.all(view)).await
     }
 
-    /// Changes a volume's size. A smaller one needs `allow_shrink` and no attachment, and loses the data beyond: then
-    /// the result has `stale_tail_end_bytes`, and the caller discards from `size_bytes` up to there in all layers and
-    /// calls [`Meta::volume_tail_dropped`].
+    /// Changes a volume's size. A smaller one needs `allow_shrink` and no attachment, and loses the data
+    /// beyond: then the result has `stale_tail_end_bytes`, and the caller discards from `size_bytes` up to
+    /// there in all layers and calls [`Meta::volume_tail_dropped`].
     pub async fn resize_volume(
         &self,
         name: &str,
@@ -452,8 +503,8 @@ impl Meta {
         a_volume(self.propose(Command::VolumeTailDropped { volume }).await?)
     }
 
-    /// First step of deletion: from now on nobody can attach or write the volume. The caller drops the data of all its
-    /// layers and calls [`Meta::volume_data_dropped`]. Repeating it is harmless.
+    /// First step of deletion: from now on nobody can attach or write the volume. The caller drops the data
+    /// of all its layers and calls [`Meta::volume_data_dropped`]. Repeating it is harmless.
     pub async fn delete_volume(&self, name: &str) -> Result<Volume, MetaError> {
         a_volume(
             self.propose(Command::DeleteVolume {
@@ -470,15 +521,15 @@ impl Meta {
             .map(|_| ())
     }
 
-    /// Gives volume `from` the name `to` in one step. A volume that has that name takes the name `from` and begins to be
-    /// deleted, as by [`Meta::delete_volume`]. Neither may be attached.
+    /// Gives volume `from` the name `to` in one step. A volume that has that name takes the name `from` and
+    /// begins to be deleted, as by [`Meta::delete_volume`]. Neither may be attached.
     pub async fn promote_volume(&self, from: &str, to: &str) -> Result<Volume, MetaError> {
         let (from, to) = (from.to_owned(), to.to_owned());
         a_volume(self.propose(Command::PromoteVolume { from, to }).await?)
     }
 
-    /// What a crash may have interrupted: volumes whose deletion or shrink has begun and whose data are still to be
-    /// dropped. For the daemon to finish at start.
+    /// What a crash may have interrupted: volumes whose deletion or shrink has begun and whose data are still
+    /// to be dropped. For the daemon to finish at start.
     pub async fn list_unfinished_volumes(&self) -> Result<Vec<Volume>, MetaError> {
         let mut volumes = self.list_volumes().await?;
         volumes.retain(|volume| {
@@ -489,8 +540,8 @@ impl Meta {
 
     // --- Leases
 
-    /// Asks for the right to write a volume. Every grant has a higher generation than all before it, also for the same
-    /// node. Holds for [`crate::LEASE_DURATION`], counted from before this call, unless renewed.
+    /// Asks for the right to write a volume. Every grant has a higher generation than all before it, also for
+    /// the same node. Holds for [`crate::LEASE_DURATION`], counted from before this call, unless renewed.
     pub async fn grant_lease(&self, volume: &str, node: NodeId) -> Result<Lease, MetaError> {
         let (volume, at) = (volume.to_owned(), UnixMillis::now());
         a_lease(
@@ -504,8 +555,8 @@ impl Meta {
         )
     }
 
-    /// Renews a lease for [`crate::LEASE_DURATION`], counted from before this call. Refused once another generation was
-    /// granted. Costs no write: only the leader's clock learns of it.
+    /// Renews a lease for [`crate::LEASE_DURATION`], counted from before this call. Refused once another
+    /// generation was granted. Costs no write: only the leader's clock learns of it.
     pub async fn renew_lease(
         &self,
         volume: VolumeId,

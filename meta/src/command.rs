@@ -1,7 +1,7 @@
 //! What can be asked of the state machine, and what it answers. These are the entries of the Raft log.
 //!
-//! A command carries every fact from outside: times, identities, measured sizes. Applying it is then the same on
-//! every node.
+//! A command carries every fact from outside: times, identities, measured sizes. Applying it is then the same
+//! on every node.
 
 use std::collections::BTreeSet;
 
@@ -13,15 +13,16 @@ use crate::ids::{
 };
 use crate::level::Level;
 use crate::model::{
-    Attachment, AttachmentOptions, Device, DeviceState, Durability, Duty, FailureDomain, GroupId,
-    Labels, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
+    AdminState, Attachment, AttachmentOptions, Device, DeviceState, Durability, FailureDomain,
+    GroupId, Labels, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
 };
 use crate::pki::TokenHash;
 use crate::refusal::Refusal;
 
-/// Least number of placement groups of a pool that does not say how many. Without a word it gets as many as give each of
-/// its present devices 40 replicas of groups (which spreads them within 2.5 % of their share), rounded up to a power of
-/// two. The number stays, so this leaves room to grow: to 76 devices with three replicas.
+/// Least number of placement groups of a pool that does not say how many. Without a word it gets as many as
+/// give each of its present devices 40 replicas of groups (which spreads them within 2.5 % of their share),
+/// rounded up to a power of two. The number stays, so this leaves room to grow: to 76 devices with three
+/// replicas.
 pub const DEFAULT_PLACEMENT_GROUPS: u32 = 1024;
 
 /// A node to be added.
@@ -33,6 +34,9 @@ pub struct NodeSpec {
     pub name: String,
     /// Its roles.
     pub roles: BTreeSet<Role>,
+    /// What its join token grants, said when it is let in: [`Node::granted`].
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub granted: BTreeSet<Role>,
     /// This start of its process.
     #[serde(default)]
     pub incarnation: Incarnation,
@@ -48,7 +52,8 @@ pub struct NodeSpec {
     /// Version of the software that it runs.
     #[serde(default)]
     pub version: String,
-    /// Identity of the boot of its machine; empty if it is not known, which is taken for a new one at each start.
+    /// Identity of the boot of its machine; empty if it is not known, which is taken for a new one at each
+    /// start.
     #[serde(default)]
     pub boot: String,
     /// The highest feature level that it knows.
@@ -64,6 +69,7 @@ impl NodeSpec {
             id,
             name: name.into(),
             roles: Role::all(),
+            granted: BTreeSet::new(),
             incarnation: Incarnation::default(),
             labels: Labels::default(),
             control_address: String::new(),
@@ -203,8 +209,8 @@ pub enum Command {
     RegisterNode {
         /// The node.
         node: NodeSpec,
-        /// The start of its process that this one comes after. If another has registered since, this is an old process's
-        /// word that was held up, and is refused.
+        /// The start of its process that this one comes after. If another has registered since, this is an
+        /// old process's word that was held up, and is refused.
         #[serde(default)]
         replaces: Incarnation,
         /// Now.
@@ -226,7 +232,7 @@ pub enum Command {
         /// The node.
         node: NodeId,
         /// What it is to be.
-        duty: Duty,
+        duty: AdminState,
         /// Now.
         at: UnixMillis,
     },
@@ -237,8 +243,8 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Forgets a node that is down, or a device that is not served, and gives up what only that has: where it holds all replicas in
-    /// sync, the next best one takes over.
+    /// Forgets a node that is down, or a device that is not served, and gives up what only that has: where it
+    /// holds all replicas in sync, the next best one takes over.
     RemoveLost {
         /// What an operator says is gone for good.
         lost: Lost,
@@ -256,6 +262,10 @@ pub enum Command {
     CreateToken {
         /// What is kept of it.
         token: TokenHash,
+        /// The roles that it grants; all if absent. Before [`Level::ROLES`] it grants all whatever is said
+        /// here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        roles: Option<BTreeSet<Role>>,
         /// When it ends.
         expires_at: UnixMillis,
         /// Now.
@@ -265,6 +275,9 @@ pub enum Command {
     RedeemToken {
         /// What is kept of it.
         token: TokenHash,
+        /// The roles that the node asks for; all if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        roles: Option<BTreeSet<Role>>,
         /// Now.
         at: UnixMillis,
     },
@@ -316,7 +329,8 @@ pub enum Command {
         #[serde(default)]
         at: UnixMillis,
     },
-    /// A client says that a member of a group failed it, and wants it taken out before it acknowledges a write.
+    /// A client says that a member of a group failed it, and wants it taken out before it acknowledges a
+    /// write.
     ReportFailed {
         /// The group.
         group: GroupId,
@@ -399,7 +413,8 @@ pub enum Command {
         /// The volume.
         volume: VolumeId,
     },
-    /// Gives a volume the name of another, which it replaces: that one takes its name and begins to be deleted.
+    /// Gives a volume the name of another, which it replaces: that one takes its name and begins to be
+    /// deleted.
     PromoteVolume {
         /// The volume that is renamed.
         from: String,

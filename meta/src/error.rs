@@ -28,7 +28,8 @@ pub enum MetaError {
     },
     /// The leader was lost after it got the request.
     #[error(
-        "the metadata leader was lost while it worked on the request, which may or may not be done{}: look, then repeat",
+        "the metadata leader was lost while it worked on the request, which may or may not be done{}: look, \
+         then repeat",
         reach.in_brief()
     )]
     Interrupted {
@@ -37,7 +38,8 @@ pub enum MetaError {
     },
     /// A node was removed, and the others still need its vote.
     #[error(
-        "node {node} is removed, but the metadata service still counts on its vote: switch no node off before most of the \
+        "node {node} is removed, but the metadata service still counts on its vote: switch no node off \
+         before most of the \
          others run and reach each other"
     )]
     StillVotes {
@@ -74,7 +76,8 @@ pub enum MetaError {
 pub enum OpenError {
     /// Another process has it open.
     #[error(
-        "the metadata in {} is in use by another process: stop the other penstock daemon, or choose another data \
+        "the metadata in {} is in use by another process: stop the other penstock daemon, or choose another \
+         data \
          directory with --data", .dir.display()
     )]
     Locked {
@@ -82,7 +85,8 @@ pub enum OpenError {
         dir: PathBuf,
     },
     /// The directory or a file in it cannot be made, read or written.
-    #[error("cannot open the metadata in {}: {detail}: check the path, its permissions and the free space", .dir.display())]
+    #[error("cannot open the metadata in {}: {detail}: check the path, its permissions and the free \
+        space", .dir.display())]
     Io {
         /// The directory.
         dir: PathBuf,
@@ -91,8 +95,10 @@ pub enum OpenError {
     },
     /// The content is damaged.
     #[error(
-        "the metadata in {} is damaged: {detail}: if this node is one of several, remove it on another one with `penstock \
-         node remove` and join anew with another data directory, else bring back a copy of this one; nothing was changed", .dir.display()
+        "the metadata in {} is damaged: {detail}: if this node is one of several, remove it on another one \
+         with `penstock \
+         node remove` and join anew with another data directory, else bring back a copy of this one; nothing \
+         was changed", .dir.display()
     )]
     Corrupt {
         /// The directory.
@@ -102,7 +108,8 @@ pub enum OpenError {
     },
     /// Made by a newer version.
     #[error(
-        "the metadata in {} has format {found} and this version reads up to {known}: start the newer version of \
+        "the metadata in {} has format {found} and this version reads up to {known}: start the newer version \
+         of \
          penstock again", .dir.display()
     )]
     NewerFormat {
@@ -115,7 +122,8 @@ pub enum OpenError {
     },
     /// All nodes of the cluster knew more than this program when this one ran last.
     #[error(
-        "the metadata in {} are of a cluster with feature level {found}, and this version knows levels up to {known}: start the newer \
+        "the metadata in {} are of a cluster with feature level {found}, and this version knows levels up to \
+         {known}: start the newer \
          version of penstock again", .dir.display()
     )]
     NewerLevel {
@@ -128,7 +136,8 @@ pub enum OpenError {
     },
     /// Made by another node.
     #[error(
-        "the metadata in {} belong to node {found}, not to node {configured}: correct the node id or the data \
+        "the metadata in {} belong to node {found}, not to node {configured}: correct the node id or the \
+         data \
          directory", .dir.display()
     )]
     OtherNode {
@@ -149,7 +158,8 @@ pub enum OpenError {
     },
     /// Made for another cluster.
     #[error(
-        "the metadata in {} belong to cluster {found}, not to cluster {configured}: choose another data directory", .dir.display()
+        "the metadata in {} belong to cluster {found}, not to cluster {configured}: choose another data \
+         directory", .dir.display()
     )]
     OtherCluster {
         /// The directory.

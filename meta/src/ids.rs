@@ -48,8 +48,9 @@ counter! {
     VolumeId(u64)
 }
 counter! {
-    /// One generation of a volume's data, never used again: the key of chunks on devices. Its parts say where it lies, so
-    /// that a replica needs to know no volume for that; `fabric::proto::placement` explains them bit by bit.
+    /// One generation of a volume's data, never used again: the key of chunks on devices. Its parts say where
+    /// it lies, so that a replica needs to know no volume for that; `fabric::proto::placement` explains them
+    /// bit by bit.
     LayerId(u64)
 }
 counter! {
@@ -65,7 +66,8 @@ counter! {
     Epoch(u64)
 }
 counter! {
-    /// Identity of one start of a node's process: drawn at random by it, never used again. 0 means that none is known.
+    /// Identity of one start of a node's process: drawn at random by it, never used again. 0 means that none
+    /// is known.
     Incarnation(u64)
 }
 counter! {
@@ -97,7 +99,8 @@ const LAYER_FAMILY_BITS: u32 = 28;
 const LAYER_POOL_BITS: u32 = 10;
 
 impl PoolId {
-    /// The last number of a pool. One may be made and deleted each day for almost three years; then no more are made.
+    /// The last number of a pool. One may be made and deleted each day for almost three years; then no more
+    /// are made.
     pub const MAX: Self = Self((1 << LAYER_POOL_BITS) - 1);
 }
 
@@ -110,7 +113,8 @@ impl LayerId {
     /// The last number of a layer in its family.
     pub const NUMBER_MAX: u32 = (1 << LAYER_NUMBER_BITS) - 1;
 
-    /// The layer with this number in the family of volumes that share their placement with `family`, the first of them.
+    /// The layer with this number in the family of volumes that share their placement with `family`, the
+    /// first of them.
     ///
     /// # Panics
     /// Beyond `PoolId::MAX`, `VolumeId::MAX` or `NUMBER_MAX`, which the state machine keeps to.

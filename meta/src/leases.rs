@@ -1,9 +1,10 @@
 //! The leader's watch over leases: which have run out, on monotonic time only.
 //!
-//! A holder counts [`LEASE_DURATION`] from the moment before it asked for the grant or renewal, and stops writing when
-//! it is over. The leader counts from the moment after it heard, and longer by the drift bound, so the holder always
-//! stops first, as long as their clocks do not drift apart by more than 1 part in [`DRIFT_BOUND`]. A leader that is new
-//! has heard nothing: it counts a lease from when somebody first asks for it.
+//! A holder counts [`LEASE_DURATION`] from the moment before it asked for the grant or renewal, and stops
+//! writing when it is over. The leader counts from the moment after it heard, and longer by the drift bound,
+//! so the holder always stops first, as long as their clocks do not drift apart by more than 1 part in
+//! [`DRIFT_BOUND`]. A leader that is new has heard nothing: it counts a lease from when somebody first asks
+//! for it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ pub const LEASE_DURATION: Duration = Duration::from_secs(10);
 /// Clocks of two nodes may drift apart by one part in this.
 pub(crate) const DRIFT_BOUND: u32 = 100;
 
-/// When each lease was last heard of. One entry per volume whose lease somebody held or wanted on this leader.
+/// When each lease was last heard of. One entry per volume whose lease somebody held or wanted on this
+/// leader.
 #[derive(Debug, Default)]
 pub(crate) struct LeaseWatch {
     heard: BTreeMap<VolumeId, (Generation, Instant)>,

@@ -1,20 +1,24 @@
-//! The *feature level* of a cluster: what all its nodes understand, whatever versions of the software they run.
+//! The *feature level* of a cluster: what all its nodes understand, whatever versions of the software they
+//! run.
 //!
-//! Every node applies a command with the program that it runs, and the records must come out the same on all. So a change of
-//! what a command does, a new command, event or field of a record waits until no node runs a program that does not know it. The
-//! cluster's record holds the level that is in force. Each node tells the leader with its heartbeats up to which level it knows; once
-//! every node of the map has told a higher one, the leader raises the cluster's ([`Command::RaiseLevel`]). From then on a program that
-//! does not know that level is turned away: when it joins, when it registers a start, when it opens its metadata, and
-//! when it comes upon the command in the log. Nothing lowers a level.
+//! Every node applies a command with the program that it runs, and the records must come out the same on all.
+//! So a change of what a command does, a new command, event or field of a record waits until no node runs a
+//! program that does not know it. The cluster's record holds the level that is in force. Each node tells the
+//! leader with its heartbeats up to which level it knows; once every node of the map has told a higher one,
+//! the leader raises the cluster's ([`Command::RaiseLevel`]). From then on a program that does not know that
+//! level is turned away: when it joins, when it registers a start, when it opens its metadata, and when it
+//! comes upon the command in the log. Nothing lowers a level.
 //!
-//! **To change the state machine:** add a level below, and let the old behaviour be what happens as long as the cluster's record
-//! is lower (`cluster.level >= Level(n)`). A command that older programs cannot read is proposed only from that level on.
+//! **To change the state machine:** add a level below, and let the old behaviour be what happens as long as
+//! the cluster's record is lower (`cluster.level >= Level(n)`). A command that older programs cannot read is
+//! proposed only from that level on.
 //!
 //! | level | what begins with it |
 //! |---|---|
 //! | 1 | everything before levels were counted |
 //! | 2 | the level itself: [`Command::RaiseLevel`], [`Cluster::level`] and its event |
 //! | 3 | groups move between devices of one node while it serves: [`Level::WITHIN_NODES`] |
+//! | 4 | join tokens grant roles, and commands are checked against the sender's: [`Level::ROLES`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -32,9 +36,13 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::WITHIN_NODES;
-    /// From this one on a node may have two members of a group, of which one takes the other's place (`state/within.rs`).
+    pub const KNOWN: Self = Self::ROLES;
+    /// From this one on a node may have two members of a group, of which one takes the other's place
+    /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
+    /// From this one on a join token grants roles, a node has no others, and the leader refuses commands that
+    /// the sender's roles do not allow (`authority.rs`).
+    pub const ROLES: Self = Self(4);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

@@ -1,24 +1,26 @@
 //! The cluster's metadata: nodes, devices, pools, placement, volumes, leases and attachments, kept by Raft.
 //!
 //! ```text
-//!   Meta (client.rs)        typed calls for the daemon           MetaNode (node.rs)     opens, bootstraps, stops
+//!   Meta (client.rs)        typed calls for the daemon      MetaNode (node.rs)  opens, bootstraps, stops
 //!        │ Command                                                    │
 //!        ▼                                                            ▼
 //!   openraft  ── net.rs: PeerRequest/PeerReply over a Transport ── other nodes
 //!        │
 //!        ├─ storage/log.rs      the log, votes: synced before they count
-//!        └─ storage/machine.rs  feeds committed entries to state.rs and keeps its records one by one in RocksDB
+//!        └─ storage/machine.rs  feeds committed entries to state.rs, keeps its records in RocksDB
 //!               │
 //!               ▼
 //!           state.rs            pure: (records, Command) → (Reply, changed records)
 //! ```
 //!
-//! **Architecture Invariant:** a cluster of one runs the same code as a cluster of three: one voter, no special path.
+//! **Architecture Invariant:** a cluster of one runs the same code as a cluster of three: one voter, no
+//! special path.
 //!
 //! **Architecture Invariant:** nothing here is on the path of guest I/O.
 
 pub mod command;
 pub mod ids;
+pub mod layers;
 pub mod level;
 pub mod map;
 pub mod model;
@@ -27,6 +29,7 @@ pub mod pki;
 pub mod refusal;
 pub mod report;
 
+mod authority;
 mod client;
 mod error;
 mod leases;
@@ -39,7 +42,7 @@ mod storage;
 pub mod testing;
 mod watch;
 
-pub use client::{Applied, Meta};
+pub use client::{Applied, Meta, OpenLayers};
 pub use command::{
     AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, Heard, Lost, NodeSpec, Outcome,
     PoolSpec, Reply, VolumeSpec,
@@ -49,22 +52,23 @@ pub use ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PgIndex, PoolId,
     UnixMillis, VolumeId,
 };
+pub use layers::Layers;
 pub use leases::LEASE_DURATION;
 pub use level::Level;
 pub use map::ClusterMap;
 pub use model::{
-    Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device, DeviceState,
-    Durability, Duty, EVENTS_MAX, Event, FailureDomain, GroupId, Happening, Labels, Lease, Member,
-    Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, Role, Standing, Token,
+    AdminState, Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device,
+    DeviceState, Durability, EVENTS_MAX, Event, EventKind, FailureDomain, GroupId, Labels, Lease,
+    Member, Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, ReplicaState, Role, Token,
     VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start};
 pub use raft::RaftTuning;
 pub use reach::Reach;
-pub use refusal::{GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind};
+pub use refusal::{AccessRefusal, GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind};
 pub use report::{
-    DeviceWord, FailingSync, LastHeard, LastWord, LeaderReport, NodeLevel, NodeWord, ProblemWord,
-    RaftStatus,
+    DeviceReport, FailingSync, LastHeard, LastReport, LeaderReport, NodeLevel, NodeReport,
+    ProblemReport, RaftStatus,
 };
 pub use watch::{
     HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, NODE_DOWN_AFTER, NODE_REPLACE_AFTER, RESETTLE_GRACE,

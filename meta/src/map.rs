@@ -1,6 +1,7 @@
 //! The cluster map as the data path reads it: a snapshot in memory, shared, that never changes.
 //!
-//! Taking one costs a reference count. A change of the map makes a new snapshot that shares what did not change.
+//! Taking one costs a reference count. A change of the map makes a new snapshot that shares what did not
+//! change.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,7 +89,8 @@ impl ClusterMap {
         self.groups.values().flat_map(|groups| groups.iter())
     }
 
-    /// Whether a device can be used now: it is online, and the present start of its node, which is up, has it.
+    /// Whether a device can be used now: it is online, and the present start of its node, which is up, has
+    /// it.
     #[must_use]
     pub fn is_served(&self, device: &Device) -> bool {
         let node = self.node(device.node);

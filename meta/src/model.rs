@@ -13,14 +13,15 @@ use uuid::Uuid;
 
 use crate::level::Level;
 use crate::pki::TokenHash;
+use crate::refusal::JoinRefusal;
 
 use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis,
     VolumeId,
 };
 
-pub use event::{EVENTS_MAX, Event, Happening};
-pub use group::{GroupId, Member, PlacementGroup, PoolHealth, Standing};
+pub use event::{EVENTS_MAX, Event, EventKind};
+pub use group::{GroupId, Member, PlacementGroup, PoolHealth, ReplicaState};
 pub use name::{MAX_NAME_BYTES, Name, NameError};
 pub use size::{MAX_VOLUME_BYTES, SizeError, VOLUME_SIZE_STEP_BYTES, VolumeSize};
 
@@ -46,10 +47,26 @@ pub struct Cluster {
 pub struct Token {
     /// What is kept of the secret.
     pub hash: TokenHash,
+    /// The roles that the node may have. A token of before [`Level::ROLES`] grants all.
+    #[serde(default = "Role::all", skip_serializing_if = "Role::are_all")]
+    pub roles: BTreeSet<Role>,
     /// When it was made.
     pub created_at: UnixMillis,
     /// When it ends, by the wall clock of whoever lets the node in.
     pub expires_at: UnixMillis,
+}
+
+impl Token {
+    /// Refuses roles that it does not grant.
+    pub(crate) fn check(&self, roles: &BTreeSet<Role>) -> Result<(), JoinRefusal> {
+        match roles.is_subset(&self.roles) {
+            true => Ok(()),
+            false => Err(JoinRefusal::RolesNotGranted {
+                asked: roles.clone(),
+                granted: self.roles.clone(),
+            }),
+        }
+    }
 }
 
 /// What a node does in the cluster.
@@ -71,6 +88,28 @@ impl Role {
     #[must_use]
     pub fn all() -> BTreeSet<Self> {
         BTreeSet::from([Self::Meta, Self::Storage, Self::Host, Self::Gateway])
+    }
+
+    pub(crate) fn are_all(roles: &BTreeSet<Self>) -> bool {
+        *roles == Self::all()
+    }
+
+    /// Several roles in one text, as an option takes them.
+    #[must_use]
+    pub fn list(roles: &BTreeSet<Self>) -> String {
+        let words: Vec<String> = roles.iter().map(Self::to_string).collect();
+        words.join(",")
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Meta => "meta",
+            Self::Storage => "storage",
+            Self::Host => "host",
+            Self::Gateway => "gateway",
+        })
     }
 }
 
@@ -101,11 +140,12 @@ pub enum NodeState {
 /// Whether a node may hold data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Duty {
+pub enum AdminState {
     /// It holds its share.
     #[default]
     Active,
-    /// It was away for [`crate::NODE_REPLACE_AFTER`]: its share was given to others. It is active again when it returns.
+    /// It was away for [`crate::NODE_REPLACE_AFTER`]: its share was given to others. It is active again when
+    /// it returns.
     Absent,
     /// The operator wants it empty.
     Draining,
@@ -120,6 +160,9 @@ pub struct Node {
     pub name: Name,
     /// What it does.
     pub roles: BTreeSet<Role>,
+    /// The roles that its join token granted. Empty if that is not known: then those that it has.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub granted: BTreeSet<Role>,
     /// The start of its process that registered last.
     #[serde(default)]
     pub incarnation: Incarnation,
@@ -128,7 +171,7 @@ pub struct Node {
     pub state: NodeState,
     /// Whether it may hold data.
     #[serde(default)]
-    pub duty: Duty,
+    pub duty: AdminState,
     /// Where it stands.
     #[serde(default)]
     pub labels: Labels,
@@ -152,17 +195,23 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether its machine has, for all that is known, kept power since this start: what that start took is then on the
-    /// devices still, flushed or not.
+    /// Whether its machine has, for all that is known, kept power since this start: what that start took is
+    /// then on the devices still, flushed or not.
     #[must_use]
     pub fn kept_power_since(&self, incarnation: Incarnation) -> bool {
         self.starts.contains(&incarnation)
     }
 
+    /// Whether it may have a role, now or at a later start.
+    #[must_use]
+    pub fn may_have(&self, role: Role) -> bool {
+        self.roles.contains(&role) || self.granted.contains(&role)
+    }
+
     /// Whether its devices keep the data that they hold.
     #[must_use]
     pub fn keeps_data(&self) -> bool {
-        self.duty == Duty::Active && self.roles.contains(&Role::Storage)
+        self.duty == AdminState::Active && self.roles.contains(&Role::Storage)
     }
 }
 
@@ -294,8 +343,8 @@ pub struct Volume {
     pub durability: Durability,
     /// Life of the volume.
     pub state: VolumeState,
-    /// Set by a shrink: bytes from `size_bytes` up to here still lie on the devices and must be discarded before the
-    /// volume may grow again.
+    /// Set by a shrink: bytes from `size_bytes` up to here still lie on the devices and must be discarded
+    /// before the volume may grow again.
     #[serde(default)]
     pub stale_tail_end_bytes: Option<u64>,
     /// When it was made.
@@ -358,11 +407,11 @@ impl AttachmentTarget {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AttachmentOptions {
-    /// Allows other attachments of the same volume beside this one, if they say so too: the guests coordinate their
-    /// writes (a cluster filesystem), or one is the target of a migration.
+    /// Allows other attachments of the same volume beside this one, if they say so too: the guests coordinate
+    /// their writes (a cluster filesystem), or one is the target of a migration.
     pub shared: bool,
-    /// The guest's driver switched the disk's write cache off: no write is acknowledged before it is durable. Kept here
-    /// because a front end that comes back to another process does not say it again.
+    /// The guest's driver switched the disk's write cache off: no write is acknowledged before it is durable.
+    /// Kept here because a front end that comes back to another process does not say it again.
     pub write_through: bool,
     /// Permission bits of the socket.
     pub socket_mode: Option<u32>,

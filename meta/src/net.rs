@@ -22,13 +22,16 @@ use crate::command::{Command, Reply};
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::level::Level;
 use crate::raft::{LogId, TypeConfig};
-use crate::report::{LeaderReport, NodeWord};
+use crate::report::{LeaderReport, NodeReport};
 
 pub(crate) use connection::Connections;
 pub use mem::MemNetwork;
 pub use tls::{TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport};
 
-/// A future that a trait object can return.
+/// A future on the heap, as a trait object returns it.
+///
+/// The entry points of the crate that reach into Raft return one, too. An async function is compiled where
+/// its future is polled, so each program that calls one would compile all of openraft once more.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What one metadata node asks of another.
@@ -68,7 +71,7 @@ pub enum PeerRequest {
         /// The node.
         node: NodeId,
         /// Its word.
-        word: NodeWord,
+        word: NodeReport,
     },
     /// What has the leader heard?
     Report,
@@ -93,7 +96,7 @@ pub enum PeerReply {
     /// To `Propose` and `RenewLease`.
     Propose(Result<Reply, ProposeError>),
     /// To `Heartbeat`.
-    Heartbeat(Result<Beat, ProposeError>),
+    Heartbeat(Result<HeartbeatReply, ProposeError>),
     /// To `ReadIndex`; `None` while nothing is committed.
     ReadIndex(Result<Option<LogId>, ProposeError>),
     /// To `Tell`.
@@ -106,10 +109,11 @@ pub enum PeerReply {
 
 /// What the leader says to a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beat {
+pub struct HeartbeatReply {
     /// Whether this start of the node's process is the one in the map.
     pub is_known: bool,
-    /// How long ago the leader asked the majority that last confirmed it, in milliseconds: its word is so old.
+    /// How long ago the leader asked the majority that last confirmed it, in milliseconds: its word is so
+    /// old.
     pub confirmed_ago_ms: u64,
 }
 
@@ -161,6 +165,12 @@ pub enum TransportError {
         /// The peer.
         target: NodeId,
     },
+    /// It hears this node no more: the cluster has removed it. Nothing was done.
+    #[error("node {target} cannot be reached: it says that this node was removed from the cluster")]
+    Removed {
+        /// The peer.
+        target: NodeId,
+    },
     /// The request may have got there.
     #[error("the connection to node {target} was lost: {detail}")]
     Lost {
@@ -173,14 +183,17 @@ pub enum TransportError {
 
 /// Carries requests to peers.
 pub trait Transport: Send + Sync + 'static {
-    /// Sends a request to a peer at its address and waits for the reply. The caller bounds the time by dropping the
-    /// future.
+    /// Sends a request to a peer at its address and waits for the reply. The caller bounds the time by
+    /// dropping the future.
     fn call<'a>(
         &'a self,
         target: NodeId,
         address: &'a BasicNode,
         request: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>>;
+
+    /// Closes the connection to a node that was removed from the cluster.
+    fn forget(&self, _node: NodeId) {}
 }
 
 /// The transport of a cluster of one.

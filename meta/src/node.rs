@@ -1,14 +1,15 @@
 //! A metadata node: opened, made part of a cluster, stopped.
 
-mod ask;
+mod admission;
 mod core;
 mod end;
+mod failure_detector;
+mod leader_request;
 mod members;
 mod reach;
 mod removal;
 mod report;
 mod succession;
-mod vigil;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -25,14 +26,16 @@ use crate::command::{Command, NodeSpec, PoolSpec};
 use crate::error::{MetaError, OpenError};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
-use crate::net::{Connections, NoPeers, PeerReply, PeerRequest, ProposeError, Transport};
+use crate::net::{
+    BoxFuture, Connections, NoPeers, PeerReply, PeerRequest, ProposeError, Transport,
+};
 use crate::raft::{Raft, RaftTuning};
 use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
 use crate::storage::{Db, DbError, Identity};
 
-pub(crate) use ask::Wait;
 pub(crate) use core::Core;
+pub(crate) use leader_request::Wait;
 
 /// A shutdown waits this long for the last task to let go of the database, and fails then.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -99,13 +102,34 @@ pub struct Peer {
 
 impl Peer {
     /// Does what a peer asks for.
-    pub async fn handle(&self, request: PeerRequest) -> PeerReply {
-        self.core.handle(request).await
+    pub fn handle(&self, request: PeerRequest) -> BoxFuture<'_, PeerReply> {
+        Box::pin(self.core.handle(request))
     }
 
-    /// The same for a peer that the transport knows for sure: nobody sends another's heartbeat.
+    /// The same for a peer that the transport knows for sure: nobody sends another's heartbeat, and commands
+    /// are checked against the sender's roles.
     pub async fn handle_from(&self, from: NodeId, request: PeerRequest) -> PeerReply {
         match request {
+            PeerRequest::Propose(command) => match self.refuses(from, &command).await {
+                Some(refused) => refused,
+                None => self.handle(PeerRequest::Propose(command)).await,
+            },
+            PeerRequest::RenewLease {
+                volume,
+                node,
+                generation,
+            } => {
+                // Whoever may give it back may keep it.
+                let may = Command::ReleaseLease {
+                    volume,
+                    node,
+                    generation,
+                };
+                match self.refuses(from, &may).await {
+                    Some(refused) => refused,
+                    None => self.handle(request).await,
+                }
+            }
             PeerRequest::Heartbeat { node, .. } if node != from => {
                 let detail = format!("node {from} sent a heartbeat of node {node}");
                 PeerReply::Heartbeat(Err(ProposeError::Failed { detail }))
@@ -116,6 +140,35 @@ impl Peer {
             }
             request => self.handle(request).await,
         }
+    }
+
+    /// The answer to a command that a peer may not have done.
+    async fn refuses(&self, from: NodeId, command: &Command) -> Option<PeerReply> {
+        match self.core.authorize(from, command).await {
+            Ok(Ok(())) => None,
+            Ok(Err(refusal)) => Some(PeerReply::Propose(Ok(Err(refusal)))),
+            Err(error) => Some(PeerReply::Propose(Err(error))),
+        }
+    }
+
+    /// Why a request of a peer is not even answered: its connection ends.
+    pub(crate) fn check_request(&self, from: NodeId, request: &PeerRequest) -> Result<(), String> {
+        match request {
+            PeerRequest::AppendEntries(_)
+            | PeerRequest::Vote(_)
+            | PeerRequest::InstallSnapshot(_) => self.core.check_raft(from),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a node was removed from the cluster and is not to be heard any more, as far as is known here.
+    pub(crate) fn is_removed(&self, node: NodeId) -> bool {
+        self.core.is_removed(node)
+    }
+
+    /// Returns when that is so.
+    pub(crate) async fn until_removed(&self, node: NodeId) {
+        self.core.until_removed(node).await;
     }
 }
 
@@ -158,12 +211,19 @@ impl MetaNode {
 
     /// Opens the metadata in `dir`, makes them at the first start, and begins to serve.
     ///
-    /// The only node of a cluster is ready when this returns. One of several may still lack a leader: its clients wait.
+    /// The only node of a cluster is ready when this returns. One of several may still lack a leader: its
+    /// clients wait.
     ///
     /// # Errors
     /// In use by another process, damaged, not accessible, or of another node, cluster or version.
-    pub async fn open(dir: impl AsRef<Path>, config: MetaConfig) -> Result<Self, OpenError> {
-        let dir = dir.as_ref().to_owned();
+    pub fn open(
+        dir: impl AsRef<Path>,
+        config: MetaConfig,
+    ) -> BoxFuture<'static, Result<Self, OpenError>> {
+        Box::pin(Self::open_in(dir.as_ref().to_owned(), config))
+    }
+
+    async fn open_in(dir: PathBuf, config: MetaConfig) -> Result<Self, OpenError> {
         let raft_config = config
             .tuning
             .to_config()
@@ -213,11 +273,12 @@ impl MetaNode {
         };
         if started.is_ok() {
             let core = || Arc::clone(&node.core);
-            let watch = tokio::spawn(vigil::watch(core()));
-            let beat = tokio::spawn(vigil::beat(core(), spec));
+            let watch = tokio::spawn(failure_detector::watch(core()));
+            let beat = tokio::spawn(failure_detector::beat(core(), spec));
             let members = tokio::spawn(members::keep(core()));
             let removal = tokio::spawn(removal::watch(core()));
-            node.tasks.0.extend([watch, beat, members, removal]);
+            let forget = tokio::spawn(removal::forget(core()));
+            node.tasks.0.extend([watch, beat, members, removal, forget]);
         }
         if let Err(source) = started {
             if let Err(error) = node.shutdown().await {
@@ -277,8 +338,8 @@ impl MetaNode {
             })),
             Start::NewCluster | Start::Join { .. } => None,
         };
-        // Done again at every start: a crash may have come between making the log and this, and the name of the node
-        // may have changed.
+        // Done again at every start: a crash may have come between making the log and this, and the name of
+        // the node may have changed.
         self.meta()
             .propose(Command::Bootstrap {
                 cluster,
@@ -318,8 +379,8 @@ impl MetaNode {
     }
 
     /// Who leads, as far as this node knows.
-    pub async fn leader(&self) -> Option<NodeId> {
-        self.core.raft.current_leader().await
+    pub fn leader(&self) -> BoxFuture<'_, Option<NodeId>> {
+        Box::pin(self.core.raft.current_leader())
     }
 
     /// The nodes that vote, as far as this node knows.
@@ -352,40 +413,39 @@ impl MetaNode {
             .map(|last| last.index)
     }
 
-    /// Begins to send the metadata to a node, which does not vote yet. Only on the leader; returns when the node has
-    /// caught up.
+    /// Begins to send the metadata to a node, which does not vote yet. Only on the leader; returns when the
+    /// node has caught up.
     ///
     /// # Errors
     /// This node does not lead.
-    pub async fn add_learner(&self, id: NodeId, address: &str) -> Result<(), MetaError> {
-        let added = self
-            .core
-            .raft
-            .add_learner(id, BasicNode::new(address), true)
-            .await;
-        added.map(|_| ()).map_err(|error| core::failed(&error))
+    pub fn add_learner(&self, id: NodeId, address: &str) -> BoxFuture<'_, Result<(), MetaError>> {
+        let node = BasicNode::new(address);
+        Box::pin(async move {
+            let added = self.core.raft.add_learner(id, node, true).await;
+            added.map(|_| ()).map_err(|error| core::failed(&error))
+        })
     }
 
     /// Makes these nodes the voters; each must be a learner or voter already. Only on the leader.
     ///
     /// # Errors
     /// This node does not lead, or a node was not added before.
-    pub async fn set_voters(&self, voters: BTreeSet<NodeId>) -> Result<(), MetaError> {
-        let changed = self.core.raft.change_membership(voters, false).await;
-        changed.map(|_| ()).map_err(|error| core::failed(&error))
+    pub fn set_voters(&self, voters: BTreeSet<NodeId>) -> BoxFuture<'_, Result<(), MetaError>> {
+        Box::pin(async move {
+            let changed = self.core.raft.change_membership(voters, false).await;
+            changed.map(|_| ()).map_err(|error| core::failed(&error))
+        })
     }
 
     /// Begins to make a snapshot of what is applied, so that the log can be cut.
     ///
     /// # Errors
     /// The service has stopped.
-    pub async fn begin_snapshot(&self) -> Result<(), MetaError> {
-        self.core
-            .raft
-            .trigger()
-            .snapshot()
-            .await
-            .map_err(|error| core::fatal(&error))
+    pub fn begin_snapshot(&self) -> BoxFuture<'_, Result<(), MetaError>> {
+        Box::pin(async move {
+            let begun = self.core.raft.trigger().snapshot().await;
+            begun.map_err(|error| core::fatal(&error))
+        })
     }
 
     /// Stops serving, and closes the database so that it can be opened again at once. Clients get
@@ -393,7 +453,11 @@ impl MetaNode {
     ///
     /// # Errors
     /// The database could not be settled or closed; nothing acknowledged is lost by that.
-    pub async fn shutdown(mut self) -> Result<(), MetaError> {
+    pub fn shutdown(self) -> BoxFuture<'static, Result<(), MetaError>> {
+        Box::pin(self.close())
+    }
+
+    async fn close(mut self) -> Result<(), MetaError> {
         self.core.give_up_waiting();
         std::mem::take(&mut self.tasks).end().await;
         let stopped = self.core.raft.shutdown().await;

@@ -1,8 +1,9 @@
 //! The cluster's certificate authority, certificates of nodes, and the tokens that let a node join.
 //!
-//! One authority per cluster, made with it. A node makes its own key, which never leaves it, and asks for a certificate
-//! with the public half; it is granted to who already has one, or once to the bearer of a join token. The certificate
-//! names node and cluster as the DNS name of [`node_name`], which peers check on both sides of a connection.
+//! One authority per cluster, made with it. A node makes its own key, which never leaves it, and asks for a
+//! certificate with the public half; it is granted to who already has one, or once to the bearer of a join
+//! token. The certificate names node and cluster as the DNS name of [`node_name`], which peers check on both
+//! sides of a connection.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -127,8 +128,8 @@ impl fmt::Debug for ClusterCa {
 }
 
 impl ClusterCa {
-    /// Makes the authority of a new cluster. The second result is its certificate as PEM, which every node keeps to know
-    /// its peers by.
+    /// Makes the authority of a new cluster. The second result is its certificate as PEM, which every node
+    /// keeps to know its peers by.
     ///
     /// # Errors
     /// The system gives no random numbers.

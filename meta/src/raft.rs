@@ -41,8 +41,8 @@ const BATCH_ENTRIES_MAX: u64 = 256;
 pub struct RaftTuning {
     /// The leader says this often that it lives.
     pub heartbeat: Duration,
-    /// A follower that heard nothing for three to four times this long seeks election: for twice as long it votes for nobody
-    /// else.
+    /// A follower that heard nothing for three to four times this long seeks election: for twice as long it
+    /// votes for nobody else.
     pub election_timeout: Duration,
     /// Longest time for one piece of a snapshot to be sent and taken.
     pub snapshot_timeout: Duration,
@@ -53,9 +53,9 @@ pub struct RaftTuning {
 }
 
 impl Default for RaftTuning {
-    /// A leader that is silent for 0.75 to 1 s is replaced, one whose process is known to be gone after half a second. A disk
-    /// that takes longer than that for one write of the log loses its node the lead, which stops changes of metadata that
-    /// long, and no I/O.
+    /// A leader that is silent for 0.75 to 1 s is replaced, one whose process is known to be gone after half
+    /// a second. A disk that takes longer than that for one write of the log loses its node the lead, which
+    /// stops changes of metadata that long, and no I/O.
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_millis(100),

@@ -32,7 +32,8 @@ impl Reach {
         };
         if self.voters.is_empty() {
             return format!(
-                "the metadata service has had no leader for {seconds} s{unchanged}: check that most of its nodes run"
+                "the metadata service has had no leader for {seconds} s{unchanged}: check that most of its \
+                 nodes run"
             );
         }
         if self.has_majority() {
@@ -41,12 +42,14 @@ impl Reach {
                 false => format!(", all but {unreached}"),
             };
             return format!(
-                "the metadata service has had no leader for {seconds} s{unchanged}, though this node reaches the voters \
+                "the metadata service has had no leader for {seconds} s{unchanged}, though this node reaches \
+                 the voters \
                  {voters}{but}: repeat it, and look at their logs if that goes on"
             );
         }
         format!(
-            "metadata has no majority{unchanged}: {needed} of the {} voters {voters} must run and reach each other, and this node \
+            "metadata has no majority{unchanged}: {needed} of the {} voters {voters} must run and reach each \
+             other, and this node \
              does not reach {unreached}: start what is down or mend the network, then repeat",
             self.voters.len()
         )
@@ -75,11 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missed_is_named_and_a_majority_without_a_leader_is_told_as_such() {
+    fn error_names_unreachable_voters_or_says_there_is_no_leader() {
         let three = ["a (this node)", "b", "c"];
         let none = told(&three, &["b", "c"]);
         assert!(
-            none.starts_with("metadata has no majority, and nothing was changed: 2 of the 3 voters a (this node), b, c must"),
+            none.starts_with(
+                "metadata has no majority, and nothing was changed: 2 of the 3 voters a (this \
+                node), b, c must"
+            ),
             "{none}"
         );
         assert!(none.contains("does not reach b, c: start"), "{none}");

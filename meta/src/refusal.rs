@@ -1,4 +1,5 @@
-//! Why the state machine refuses a command. The messages reach people verbatim: each names the culprit and the mend.
+//! Why the state machine refuses a command. The messages reach people verbatim: each names the culprit and
+//! the mend.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,8 @@ pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 pub const MAX_DEVICE_PATH_BYTES: usize = 4095;
 /// Longest address or version of a node; a longer one is refused.
 pub const MAX_ADDRESS_BYTES: usize = 255;
-/// Most request queues of one attachment; more are refused. One per vCPU is the use, and QEMU allows 1024 in theory.
+/// Most request queues of one attachment; more are refused. One per vCPU is the use, and QEMU allows 1024 in
+/// theory.
 pub const MAX_QUEUES: u16 = 256;
 /// Most copies of a chunk; a pool with more is refused.
 pub const MAX_REPLICAS: u8 = 7;
@@ -22,11 +24,13 @@ pub const MAX_EXTRA_OPTIONS: usize = 16;
 /// Longest free option, key and value together; a longer one is refused.
 pub const MAX_EXTRA_OPTION_BYTES: usize = 1024;
 
+mod access;
 mod group;
 mod join;
 mod loss;
 mod map;
 
+pub use access::AccessRefusal;
 pub use group::GroupRefusal;
 pub use join::{JoinRefusal, MAX_TOKENS};
 pub use loss::LossRefusal;
@@ -41,6 +45,8 @@ pub enum RefusalKind {
     NotFound,
     /// It collides with what exists now.
     Conflict,
+    /// Whoever asks may not.
+    Denied,
 }
 
 /// Why a command was refused. Nothing was changed.
@@ -53,6 +59,9 @@ pub enum Refusal {
     /// About the cluster, a node or a device.
     #[error(transparent)]
     Map(#[from] MapRefusal),
+    /// About what a node may do.
+    #[error(transparent)]
+    Access(#[from] AccessRefusal),
     /// About joining.
     #[error(transparent)]
     Join(#[from] JoinRefusal),
@@ -124,7 +133,8 @@ pub enum PoolRefusal {
     },
     /// Numbers of pools are part of the numbers of layers, and these have run out.
     #[error(
-        "pool {name:?} cannot be made: this cluster has had {} pools, deleted ones too, and can have no more; use one \
+        "pool {name:?} cannot be made: this cluster has had {} pools, deleted ones too, and can have no \
+         more; use one \
          that exists",
         PoolId::MAX
     )]
@@ -148,7 +158,8 @@ pub enum PoolRefusal {
     },
     /// Fewer devices than writes need.
     #[error(
-        "pool {name:?} has {available} usable device(s) and needs {needed} on different {apart}s: add one with \
+        "pool {name:?} has {available} usable device(s) and needs {needed} on different {apart}s: add one \
+         with \
          `penstock device add`"
     )]
     TooFewDevices {
@@ -187,7 +198,8 @@ pub enum VolumeRefusal {
     },
     /// Numbers of volumes are part of the numbers of layers, and these have run out.
     #[error(
-        "this cluster has had {} volumes, deleted ones too, and can have no more: resize or import into one that exists, \
+        "this cluster has had {} volumes, deleted ones too, and can have no more: resize or import into one \
+         that exists, \
          or make another cluster",
         VolumeId::MAX
     )]
@@ -202,7 +214,8 @@ pub enum VolumeRefusal {
     },
     /// An attachment serves it.
     #[error(
-        "volume {name:?} is in use at {socket:?} on node {node}: detach it first with `penstock detach {socket}`"
+        "volume {name:?} is in use at {socket:?} on node {node}: detach it first with `penstock detach \
+         {socket}`"
     )]
     InUse {
         /// The volume.
@@ -226,7 +239,8 @@ pub enum VolumeRefusal {
     },
     /// A smaller size without the word that data may be lost.
     #[error(
-        "volume {name:?} has {size_bytes} bytes, and shrinking it to {asked_bytes} loses the data beyond: shrink what \
+        "volume {name:?} has {size_bytes} bytes, and shrinking it to {asked_bytes} loses the data beyond: \
+         shrink what \
          is inside first, then repeat with --force"
     )]
     WouldShrink {
@@ -253,7 +267,8 @@ pub enum VolumeRefusal {
 pub enum LeaseRefusal {
     /// Another node has it.
     #[error(
-        "volume {volume:?} is leased to node {holder} (generation {generation}): stop its use there, or wait until \
+        "volume {volume:?} is leased to node {holder} (generation {generation}): stop its use there, or wait \
+         until \
          that lease has run out"
     )]
     Held {
@@ -266,7 +281,8 @@ pub enum LeaseRefusal {
     },
     /// The lease moved on since.
     #[error(
-        "the lease of volume {volume} is at generation {current}, not {claimed}: this node lost the right to write"
+        "the lease of volume {volume} is at generation {current}, not {claimed}: this node lost the right to \
+         write"
     )]
     Superseded {
         /// The volume.
@@ -296,7 +312,8 @@ pub enum LeaseRefusal {
 pub enum AttachmentRefusal {
     /// Another attachment listens there.
     #[error(
-        "socket {socket:?} on node {node} serves {target:?} already: choose another path, or detach that first"
+        "socket {socket:?} on node {node} serves {target:?} already: choose another path, or detach that \
+         first"
     )]
     SocketTaken {
         /// The path.
@@ -308,7 +325,8 @@ pub enum AttachmentRefusal {
     },
     /// A path that no socket can have.
     #[error(
-        "socket path {socket:?} cannot be used: give an absolute path without NUL of at most {MAX_SOCKET_PATH_BYTES} \
+        "socket path {socket:?} cannot be used: give an absolute path without NUL of at most \
+         {MAX_SOCKET_PATH_BYTES} \
          bytes"
     )]
     BadSocketPath {
@@ -332,7 +350,8 @@ pub enum AttachmentRefusal {
     },
     /// Two guests would write to one volume.
     #[error(
-        "volume {volume:?} is attached at {socket:?} on node {node} already: detach it there first (several read-only \
+        "volume {volume:?} is attached at {socket:?} on node {node} already: detach it there first (several \
+         read-only \
          attachments may share a volume, writable ones only if all are marked shared)"
     )]
     VolumeInUse {
@@ -358,6 +377,7 @@ impl Refusal {
         match self {
             Self::Name(_) => RefusalKind::Invalid,
             Self::Map(refusal) => refusal.kind(),
+            Self::Access(_) => RefusalKind::Denied,
             Self::Join(_) => RefusalKind::Conflict,
             Self::Group(refusal) => refusal.kind(),
             Self::Loss(refusal) => refusal.kind(),

@@ -1,5 +1,5 @@
-//! What the leader has heard and keeps in memory only: for people, never for decisions about data. A new leader begins
-//! without any of it and has it again within seconds.
+//! What the leader has heard and keeps in memory only: for people, never for decisions about data. A new
+//! leader begins without any of it and has it again within seconds.
 
 use std::collections::BTreeSet;
 
@@ -18,16 +18,16 @@ pub const WORD_TEXT_BYTES_MAX: usize = 1024;
 
 /// How a node is, by its own word. Nodes say it every few seconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeWord {
+pub struct NodeReport {
     /// The devices that it serves.
-    pub devices: Vec<DeviceWord>,
+    pub devices: Vec<DeviceReport>,
     /// What is wrong on it.
-    pub problems: Vec<ProblemWord>,
+    pub problems: Vec<ProblemReport>,
 }
 
 /// How a device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceWord {
+pub struct DeviceReport {
     /// The device.
     pub device: DeviceId,
     /// Bytes that it can hold.
@@ -43,7 +43,7 @@ pub struct DeviceWord {
 
 /// What is wrong on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProblemWord {
+pub struct ProblemReport {
     /// What, naming the culprit.
     pub what: String,
     /// Since when, as far as the node knows.
@@ -52,7 +52,7 @@ pub struct ProblemWord {
     pub doing: String,
 }
 
-impl NodeWord {
+impl NodeReport {
     /// The word within its bounds.
     pub(crate) fn bounded(mut self) -> Self {
         self.devices.truncate(WORD_DEVICES_MAX);
@@ -80,7 +80,7 @@ pub struct LeaderReport {
     /// When each node was heard of last.
     pub heard: Vec<LastHeard>,
     /// What nodes said of themselves last.
-    pub words: Vec<LastWord>,
+    pub words: Vec<LastReport>,
     /// Members whose sync failed and is to be tried again.
     pub failing: Vec<FailingSync>,
     /// Feature levels that nodes know.
@@ -108,13 +108,13 @@ pub struct LastHeard {
 
 /// What a node said.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastWord {
+pub struct LastReport {
     /// The node.
     pub node: NodeId,
     /// How long ago, in milliseconds.
     pub ago_ms: u64,
     /// What.
-    pub word: NodeWord,
+    pub word: NodeReport,
 }
 
 /// A member whose sync has failed since its device came back.
@@ -155,12 +155,12 @@ mod tests {
 
     #[test]
     fn a_word_is_cut_to_its_bounds() {
-        let problem = ProblemWord {
+        let problem = ProblemReport {
             what: "ä".repeat(WORD_TEXT_BYTES_MAX),
             since: None,
             doing: "nothing".to_owned(),
         };
-        let word = NodeWord {
+        let word = NodeReport {
             devices: Vec::new(),
             problems: vec![problem; WORD_PROBLEMS_MAX + 1],
         };

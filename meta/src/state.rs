@@ -1,12 +1,13 @@
 //! The state machine: a pure function from the records and a [`Command`] to a [`Reply`] and changed records.
 //!
-//! **Architecture Invariant:** nothing in this module and its children reads a clock, a random source, a file or a
-//! socket, or iterates anything whose order is not fixed. The same commands on the same records give the same bytes on
-//! every node, for ever: a change of behaviour must be told apart by the command that asks for it, or wait for a [feature
-//! level](crate::level).
+//! **Architecture Invariant:** nothing in this module and its children reads a clock, a random source, a file
+//! or a socket, or iterates anything whose order is not fixed. The same commands on the same records give the
+//! same bytes on every node, for ever: a change of behaviour must be told apart by the command that asks for
+//! it, or wait for a [feature level](crate::level).
 //!
-//! The records live in ordered key-value space behind [`Read`], so that RocksDB keeps them one by one and tests keep
-//! them in a `BTreeMap`. A command's writes are collected in a [`Txn`] and kept only if it is granted.
+//! The records live in ordered key-value space behind [`Read`], so that RocksDB keeps them one by one and
+//! tests keep them in a `BTreeMap`. A command's writes are collected in a [`Txn`] and kept only if it is
+//! granted.
 
 mod attachment;
 mod event;
@@ -107,7 +108,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             state,
             at,
         } => node::set_state(txn, *node, *incarnation, *state, *at),
-        Command::SetNodeDuty { node, duty, at } => node::set_duty(txn, *node, *duty, *at),
+        Command::SetNodeDuty { node, duty, at } => node::set_admin_state(txn, *node, *duty, *at),
         Command::RemoveNode { node, at } => node::remove(txn, *node, false, *at),
         Command::RemoveLost { lost, at } => match lost {
             Lost::Node(node) => node::remove(txn, *node, true, *at),
@@ -116,10 +117,13 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::RaiseLevel { to, at } => map::raise_level(txn, *to, *at),
         Command::CreateToken {
             token,
+            roles,
             expires_at,
             at,
-        } => token::create(txn, *token, *expires_at, *at),
-        Command::RedeemToken { token, at } => token::redeem(txn, *token, *at),
+        } => token::create(txn, *token, roles.as_ref(), *expires_at, *at),
+        Command::RedeemToken { token, roles, at } => {
+            token::redeem(txn, *token, roles.as_ref(), *at)
+        }
         Command::RegisterDevice {
             device,
             incarnation,

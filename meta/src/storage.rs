@@ -4,18 +4,20 @@
 //! DIR/db/                    one RocksDB database
 //!   column family `meta`     format, which state family counts, identity, vote, committed, purged
 //!   column family `log`      Raft entries: index (8 bytes, big-endian) → JSON
-//!   column family `state.N`  the records of state.rs, and under the byte 0x00 the last applied entry and membership
+//!   column family `state.N`  records of state.rs; under the byte 0x00 the last applied entry, membership
 //! DIR/snapshots/N/           the current snapshot, see snapshot.rs
 //! ```
 //!
-//! **One synced write per command.** Appending to the log and saving a vote sync the write-ahead log before they count.
-//! What follows from the log (the committed position, applied records, the removal of old entries) is written without
-//! a sync: all families share one write-ahead log, so after power loss the database is a prefix of what was written,
-//! in which the log is never behind the records; what is missing of the records is applied again from the log. A
-//! killed process loses none of it, as every write has left the process.
+//! **One synced write per command.** Appending to the log and saving a vote sync the write-ahead log before
+//! they count. What follows from the log (the committed position, applied records, the removal of old
+//! entries) is written without a sync: all families share one write-ahead log, so after power loss the
+//! database is a prefix of what was written, in which the log is never behind the records; what is missing of
+//! the records is applied again from the log. A killed process loses none of it, as every write has left the
+//! process.
 //!
-//! **Why a fresh family for an installed snapshot.** It is filled and checked beside the old one; one synced write of
-//! the family's name in `meta` makes it count. A crash before that leaves the old records, after that the new ones.
+//! **Why a fresh family for an installed snapshot.** It is filled and checked beside the old one; one synced
+//! write of the family's name in `meta` makes it count. A crash before that leaves the old records, after
+//! that the new ones.
 
 pub(crate) mod log;
 pub(crate) mod machine;
@@ -38,9 +40,11 @@ use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
 use crate::ids::NodeId;
+use crate::layers::Layers;
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::raft::{LogId, StoredMembership};
+use crate::state::tables::{ATTACHMENTS, LEASES, VOLUMES};
 use crate::state::{Read, ReadError, Visit, Writes};
 use room::Room;
 
@@ -73,7 +77,8 @@ pub(crate) enum DbError {
     #[error("metadata database: {what} is damaged: {detail}")]
     Damaged { what: String, detail: String },
     #[error(
-        "this cluster has feature level {found}, and this program knows levels up to {known}: install a newer version of penstock"
+        "this cluster has feature level {found}, and this program knows levels up to {known}: install a \
+         newer version of penstock"
     )]
     Newer { found: Level, known: Level },
     #[error("metadata files: {0}")]
@@ -109,6 +114,10 @@ pub(crate) struct Db {
     room: watch::Sender<Room>,
     /// The cluster map that the records hold, for whoever follows it.
     map: watch::Sender<Arc<ClusterMap>>,
+    /// The layers likewise.
+    layers: watch::Sender<Arc<Layers>>,
+    /// Counts the changes of volumes, leases and attachments.
+    openings: watch::Sender<u64>,
     _closed: oneshot::Sender<()>,
 }
 
@@ -140,6 +149,15 @@ impl Db {
     /// The cluster map as it is applied here, now and from now on.
     pub(crate) fn map(&self) -> watch::Receiver<Arc<ClusterMap>> {
         self.map.subscribe()
+    }
+
+    pub(crate) fn layers(&self) -> watch::Receiver<Arc<Layers>> {
+        self.layers.subscribe()
+    }
+
+    /// Another number after every change of a volume, a lease or an attachment.
+    pub(crate) fn openings(&self) -> watch::Receiver<u64> {
+        self.openings.subscribe()
     }
 
     pub(crate) fn identity(&self) -> Result<Option<Identity>, DbError> {
@@ -194,6 +212,8 @@ impl Db {
         let family = self.family(&name);
         let map = self.map.borrow().with(&writes)?;
         map.as_ref().map_or(Ok(()), check_level)?;
+        let layers = self.layers.borrow().with(&writes)?;
+        let opens = writes.keys().any(|key| opens(key));
         let mut batch = WriteBatch::default();
         for (key, value) in writes {
             match value {
@@ -205,6 +225,12 @@ impl Db {
         self.write(batch, Sync::No)?;
         if let Some(map) = map {
             self.map.send_replace(Arc::new(map));
+        }
+        if let Some(layers) = layers {
+            self.layers.send_replace(Arc::new(layers));
+        }
+        if opens {
+            self.openings.send_modify(|count| *count += 1);
         }
         self.progress
             .send_modify(|progress| progress.applied = applied.last.map(|last| last.index));
@@ -229,8 +255,8 @@ impl Db {
 
     /// Waits until entries up to `index` may be removed.
     ///
-    /// openraft cuts the log to a received snapshot without waiting for its installation. A crash in between would
-    /// leave neither the entries nor their effect.
+    /// openraft cuts the log to a received snapshot without waiting for its installation. A crash in between
+    /// would leave neither the entries nor their effect.
     async fn may_purge(&self, index: u64) -> Result<(), DbError> {
         let mut progress = self.progress.subscribe();
         let ready = |progress: &Progress| {
@@ -253,7 +279,8 @@ impl Db {
         }
     }
 
-    /// Replaces all records with those of an exported file, after checking that they are what `expected` says.
+    /// Replaces all records with those of an exported file, after checking that they are what `expected`
+    /// says.
     pub(crate) fn replace_records(&self, file: &Path, expected: &Applied) -> Result<(), DbError> {
         let mut current = self
             .state_family
@@ -286,9 +313,12 @@ impl Db {
         }
         let map = ClusterMap::load(&view)?;
         check_level(&map)?;
+        let layers = Layers::load(&view)?;
         drop(view);
         self.meta_put(KEY_STATE_FAMILY, &next, Sync::Yes)?;
         self.map.send_replace(Arc::new(map));
+        self.layers.send_replace(Arc::new(layers));
+        self.openings.send_modify(|count| *count += 1);
         let old = std::mem::replace(&mut *current, next);
         self.progress
             .send_modify(|progress| progress.applied = expected.last.map(|last| last.index));
@@ -307,6 +337,12 @@ impl Db {
         options.set_wait(true);
         Ok(self.rocks.flush_cfs_opt(&families, &options)?)
     }
+}
+
+/// Whether a record says which layers a node may reach.
+fn opens(key: &[u8]) -> bool {
+    let tables = [VOLUMES.prefix(), LEASES.prefix(), ATTACHMENTS.prefix()];
+    key.first().is_some_and(|table| tables.contains(table))
 }
 
 /// What nodes of a higher level write does not mean to this program what it means to them.

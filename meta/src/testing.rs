@@ -1,4 +1,5 @@
-//! For simulators: the state machine that ships, with its records in a map in memory. No Raft, no disk, no clock.
+//! For simulators: the state machine that ships, with its records in a map in memory. No Raft, no disk, no
+//! clock.
 //!
 //! A simulated metadata service is this, [`Watch`](crate::Watch) and a queue of commands:
 //!
@@ -22,16 +23,18 @@
 //! assert_eq!(machine.map().node(NodeId(1)).unwrap().state, meta::NodeState::Down);
 //! ```
 //!
-//! What production adds around it: commands of others reach the leader, which fills in [`Heard`](crate::Heard) of
-//! [`Command::ReportFailed`] (what [`Watch::heard_since`](crate::Watch::heard_since) says of the moment the report came
-//! in, asked again until a member in sync is among them or time is over) and judges leases; a leader that was deposed
-//! plans nothing; a node counts [`HEARTBEAT_LEASE`](crate::HEARTBEAT_LEASE) from when it sent the heartbeat that was
-//! answered. A model of leader change calls [`Watch::lead`](crate::Watch::lead) on a fresh watch.
+//! What production adds around it: commands of others reach the leader, which fills in
+//! [`Heard`](crate::Heard) of [`Command::ReportFailed`] (what
+//! [`Watch::heard_since`](crate::Watch::heard_since) says of the moment the report came in, asked again until
+//! a member in sync is among them or time is over) and judges leases; a leader that was deposed plans
+//! nothing; a node counts [`HEARTBEAT_LEASE`](crate::HEARTBEAT_LEASE) from when it sent the heartbeat that
+//! was answered. A model of leader change calls [`Watch::lead`](crate::Watch::lead) on a fresh watch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::command::{Command, Reply};
+use crate::layers::Layers;
 use crate::map::ClusterMap;
 use crate::model::Event;
 use crate::state::tables::EVENTS;
@@ -42,6 +45,7 @@ use crate::state::{self, Txn};
 pub struct Machine {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
     map: Arc<ClusterMap>,
+    layers: Arc<Layers>,
 }
 
 impl Machine {
@@ -62,6 +66,10 @@ impl Machine {
         if let Some(map) = changed.expect("records in memory can be read") {
             self.map = Arc::new(map);
         }
+        let changed = self.layers.with(&writes);
+        if let Some(layers) = changed.expect("records in memory can be read") {
+            self.layers = Arc::new(layers);
+        }
         for (key, value) in writes {
             match value {
                 Some(value) => self.records.insert(key, value),
@@ -77,6 +85,12 @@ impl Machine {
         Arc::clone(&self.map)
     }
 
+    /// The layers of all volumes.
+    #[must_use]
+    pub fn layers(&self) -> Arc<Layers> {
+        Arc::clone(&self.layers)
+    }
+
     /// What happened, oldest first.
     ///
     /// # Panics
@@ -87,7 +101,13 @@ impl Machine {
         events.expect("records in memory can be read")
     }
 
-    /// The map read from the records anew: the same, unless something is wrong.
+    /// The layers read from the records anew: the same, unless something is wrong.
+    #[cfg(test)]
+    pub(crate) fn reloaded_layers(&self) -> Layers {
+        Layers::load(&self.records).unwrap()
+    }
+
+    /// The map likewise.
     #[cfg(test)]
     pub(crate) fn reloaded(&self) -> ClusterMap {
         ClusterMap::load(&self.records).unwrap()

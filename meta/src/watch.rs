@@ -1,13 +1,13 @@
 //! The leader's watch over nodes and placement groups: what it hears becomes commands.
 //!
-//! Pure: heartbeats, the map and the time come in, commands come out. Time is a duration since any moment on the leader's
-//! monotonic clock; the wall clock is never asked. All commands are judged again by the state machine, so a watch that is
-//! wrong, late or repeats itself proposes in vain and breaks nothing.
+//! Pure: heartbeats, the map and the time come in, commands come out. Time is a duration since any moment on
+//! the leader's monotonic clock; the wall clock is never asked. All commands are judged again by the state
+//! machine, so a watch that is wrong, late or repeats itself proposes in vain and breaks nothing.
 //!
-//! **A new leader has heard nothing.** It gives every node the full time from the moment it began to lead, and every
-//! unsettled group its full grace.
+//! **A new leader has heard nothing.** It gives every node the full time from the moment it began to lead,
+//! and every unsettled group its full grace.
 
-mod falls;
+mod flap_damping;
 mod lost;
 mod upgrade;
 mod witness;
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use falls::Falls;
+use flap_damping::FlapDamping;
 use lost::LostDevices;
 pub use lost::count_devices;
 use upgrade::Levels;
@@ -28,20 +28,21 @@ use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::leases::DRIFT_BOUND;
 use crate::level::Level;
 use crate::map::ClusterMap;
-use crate::model::{Duty, GroupId, Member, Node, NodeState, PlacementGroup, Standing};
+use crate::model::{AdminState, GroupId, Member, Node, NodeState, PlacementGroup, ReplicaState};
 use crate::report::{FailingSync, NodeLevel};
 use crate::state::group::{Presence, kept_power};
 use crate::state::within::may_sync;
 
 /// A node says this often that it lives.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
-/// A node that was heard of by the leader may serve for this long, counted from before it sent its heartbeat; then it
-/// stops by itself. Long enough for metadata to elect a new leader meanwhile.
+/// A node that was heard of by the leader may serve for this long, counted from before it sent its heartbeat;
+/// then it stops by itself. Long enough for metadata to elect a new leader meanwhile.
 pub const HEARTBEAT_LEASE: Duration = Duration::from_secs(10);
 /// A node not heard of for this long is down: where others hold its data, it is taken out.
 pub const NODE_DOWN_AFTER: Duration = Duration::from_secs(3);
-/// The same of a node of which somebody has reported meanwhile that it does not answer. Without that, every group of a node
-/// that died is taken out by a report of its own, and each first write to one waits for that. Several times
+/// The same of a node of which somebody has reported meanwhile that it does not answer. Without that, every
+/// group of a node that died is taken out by a report of its own, and each first write to one waits for that.
+/// Several times
 /// [`HEARTBEAT_INTERVAL`]: a node that is merely slow goes on sending heartbeats.
 pub const REPORTED_DOWN_AFTER: Duration = Duration::from_secs(1);
 /// A group none of whose replicas in sync is valid waits this long for all of them to come back. Longer than
@@ -53,9 +54,9 @@ pub const NODE_REPLACE_AFTER: Duration = Duration::from_secs(600);
 pub const WITNESS_WAIT_MAX: Duration = Duration::from_secs(2);
 /// A heartbeat is evidence that its node is alive for this long.
 const WITNESS_AGE_MAX: Duration = Duration::from_millis(750);
-/// So many groups of one node are synced at a time; others wait for their turn. A group that lacks little takes a few round
-/// trips and commands, so that a node with a thousand of them is back within seconds; how many bytes are moved in a second is
-/// bounded by the node itself.
+/// So many groups of one node are synced at a time; others wait for their turn. A group that lacks little
+/// takes a few round trips and commands, so that a node with a thousand of them is back within seconds; how
+/// many bytes are moved in a second is bounded by the node itself.
 pub const SYNCING_PER_NODE_MAX: usize = 64;
 /// Pause before a member whose sync failed is synced again; doubled with each failure up to the maximum.
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
@@ -85,7 +86,7 @@ pub struct Watch {
     syncing: BTreeMap<(GroupId, DeviceId), Incarnation>,
     backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
     absent: Absent,
-    falls: Falls,
+    falls: FlapDamping,
     lost: LostDevices,
     levels: Levels,
     /// Members that wait because their device pauses.
@@ -263,7 +264,7 @@ impl Watch {
         let (up, down) = count_storage(map);
         (is_over && node.keeps_data() && down < up).then_some(Command::SetNodeDuty {
             node: node.id,
-            duty: Duty::Absent,
+            duty: AdminState::Absent,
             at,
         })
     }
@@ -311,11 +312,11 @@ impl Watch {
         for group in self.unwell.iter().filter_map(|id| map.group(*id)) {
             for member in &group.members {
                 let key = (group.id(), member.device);
-                if member.standing == Standing::Syncing {
+                if member.standing == ReplicaState::Syncing {
                     syncing.insert(key, member.incarnation);
                 }
                 let was = self.syncing.get(&key);
-                if member.standing == Standing::Out && was == Some(&member.incarnation) {
+                if member.standing == ReplicaState::Out && was == Some(&member.incarnation) {
                     let known = self.backoff.get(&key);
                     let known = known.filter(|known| known.incarnation == member.incarnation);
                     let failures = known.map_or(0, |known| known.failures) + 1;
@@ -346,14 +347,15 @@ impl Watch {
         let unwell = self.unwell.iter().filter_map(|id| map.group(*id));
         let out = unwell.flat_map(|group| {
             let out =
-                |member: &&Member| member.standing == Standing::Out && is_heard(heard, member);
+                |member: &&Member| member.standing == ReplicaState::Out && is_heard(heard, member);
             let out = group.members.iter().filter(out);
             out.map(move |member| (group.id(), member.device, member.incarnation))
         });
         self.falls.look(in_sync, out, now);
     }
 
-    /// Members that are sent writes and are not valid; one in sync only with a witness that was heard of since that is known.
+    /// Members that are sent writes and are not valid; one in sync only with a witness that was heard of
+    /// since that is known.
     fn demote(
         &self,
         map: &ClusterMap,
@@ -380,8 +382,8 @@ impl Watch {
         .collect()
     }
 
-    /// Members that are out begin to be synced: those of groups with the fewest replicas first, a bounded number for
-    /// each node.
+    /// Members that are out begin to be synced: those of groups with the fewest replicas first, a bounded
+    /// number for each node.
     fn start_syncs(
         &mut self,
         map: &ClusterMap,
@@ -479,7 +481,7 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
     let is_needed = pool.is_some_and(|pool| in_sync < usize::from(pool.min_in_sync));
     let out = group
         .wanted()
-        .filter(|member| member.standing == Standing::Out);
+        .filter(|member| member.standing == ReplicaState::Out);
     let serving = out.filter_map(|member| {
         let device = map.device(member.device)?;
         let may = may_sync(map.level(), group, device.node, device.id);

@@ -2,8 +2,10 @@
 
 mod cluster;
 mod join;
+mod privileges;
 mod rdma;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
@@ -15,6 +17,7 @@ use crate::size::{NewSize, Size};
 
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
+pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
@@ -40,50 +43,94 @@ pub struct Global {
     /// Print JSON instead of text
     #[arg(long, global = true, display_order = 100)]
     pub json: bool,
-    /// Admin endpoint, the path of a daemon's socket
-    #[arg(
-        long,
-        global = true,
-        value_name = "ADDR",
-        env = "PENSTOCK_API",
-        display_order = 101
-    )]
+    /// Socket of the daemon to talk to, like unix:/run/penstock.sock [env: PENSTOCK_API]
+    #[arg(long, global = true, value_name = "ADDR", display_order = 101)]
     pub api: Option<String>,
-    /// Data directory of the daemon [default: /var/lib/penstock for root, else $XDG_DATA_HOME/penstock]
+    /// Data directory of the daemon [env: PENSTOCK_DATA] [default: /var/lib/penstock for root, else
+    /// $XDG_DATA_HOME/penstock; a command finds the daemon of this machine if none runs there]
     #[arg(long, global = true, value_name = "DIR", display_order = 102)]
     pub data: Option<PathBuf>,
+}
+
+/// Environment variable for `--api`.
+const API_ENV: &str = "PENSTOCK_API";
+/// Environment variable for `--data`.
+const DATA_ENV: &str = "PENSTOCK_DATA";
+
+/// What names the daemon that a command talks to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The path of its socket.
+    Address(String),
+    /// Its data directory.
+    Data(PathBuf),
+    /// Nothing: the one in the default data directory, or the only one that runs.
+    Any,
+}
+
+impl Global {
+    /// The data directory that was named, if any. The option overrides the environment; an empty variable
+    /// names nothing.
+    pub fn data_dir(&self) -> Option<PathBuf> {
+        let from_env = || variable(DATA_ENV).map(PathBuf::from);
+        self.data.clone().or_else(from_env)
+    }
+
+    /// What names the daemon. An option overrides both variables.
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint_with(variable)
+    }
+
+    fn endpoint_with(&self, variable: impl Fn(&str) -> Option<OsString>) -> Endpoint {
+        let address = |text: OsString| Endpoint::Address(text.to_string_lossy().into_owned());
+        match (&self.api, &self.data) {
+            (Some(api), _) => Endpoint::Address(api.clone()),
+            (None, Some(dir)) => Endpoint::Data(dir.clone()),
+            (None, None) => variable(API_ENV)
+                .map(address)
+                .or_else(|| variable(DATA_ENV).map(|dir| Endpoint::Data(dir.into())))
+                .unwrap_or(Endpoint::Any),
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 /// Nouns, and verbs that need none.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the daemon: one node with all roles, data below --data
+    /// Run the daemon. Without a configuration it is one node with all roles
     Serve(ServeArgs),
-    /// Make a cluster that other nodes can join, with this as its first node
+    /// Make a cluster, with this node as its first one
     Init(InitArgs),
-    /// Make this a node of a cluster
+    /// Make this machine a node of an existing cluster
     Join(JoinArgs),
-    /// Make tokens with which nodes join
+    /// Make tokens that let nodes join
     #[command(subcommand)]
     Token(TokenCommand),
-    /// Show the node at a glance
+    /// Show this node at a glance
     Status,
-    /// Say in one line what is wrong, since when, and what is done about it; exit code 1 if anything is
+    /// Say in one line what is wrong, since when, and what is done about it; exit code 1 if anything is wrong
     Health,
-    /// Show what happened in the cluster
+    /// Show the cluster's log of events
     Events(EventsArgs),
-    /// Create, list, change, fill and read volumes
+    /// Create, list, resize, delete, import and export volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Serve a volume on a vhost-user socket
+    /// Create, list and delete attachments: sockets that serve volumes to guests
+    #[command(subcommand)]
+    Attachment(AttachmentCommand),
+    /// Serve a volume on a vhost-user socket; short for `attachment create`
     #[command(subcommand)]
     Attach(AttachCommand),
-    /// Show what is attached
+    /// List attachments; `attachments list` is short for `attachment list`
     #[command(subcommand)]
     Attachments(AttachmentsCommand),
-    /// End an attachment
+    /// End an attachment; short for `attachment delete`
     Detach(DetachArgs),
-    /// List, show, empty and remove nodes
+    /// List, show, drain and remove nodes
     #[command(subcommand)]
     Node(NodeCommand),
     /// List, add and remove devices
@@ -98,7 +145,7 @@ pub enum Command {
     /// Check this machine's RDMA
     #[command(subcommand)]
     Rdma(RdmaCommand),
-    /// Serve one volume of a data directory that no daemon uses, by QEMU's vhost-user backend program conventions
+    /// Serve one volume without a daemon, by QEMU's conventions for vhost-user back-end programs
     VhostUserBlk(BackendProgramArgs),
     /// Print a completion script
     Completions {
@@ -125,21 +172,25 @@ pub struct ServeArgs {
     /// Its network and its place among other nodes
     #[command(flatten)]
     pub peers: PeerArgs,
+    /// Who it is
+    #[command(flatten)]
+    pub privileges: PrivilegeArgs,
 }
 
 /// Options of whatever runs a node.
 #[derive(Debug, Default, Args)]
 pub struct NodeArgs {
-    /// Where data go; `null` drops them, for benchmarks only
+    /// Where data are stored; `null` drops them, for benchmarks only
     #[arg(long, value_name = "KIND")]
     pub store: Option<StoreKind>,
-    /// Block device or file to own, may be repeated; SIZE creates a file [default: one file below the data directory]
+    /// Block device or file to use, may be repeated; SIZE creates a file [default: a file in the data
+    /// directory]
     #[arg(long, value_name = "PATH[:SIZE]")]
     pub device: Vec<DeviceSpec>,
     /// Size of the default device file when it is created [default: half of the free space]
     #[arg(long, value_name = "SIZE")]
     pub device_size: Option<Size>,
-    /// How device files that are created get their space [default: falloc]
+    /// How a new device file gets its space [default: falloc]
     #[arg(long, value_name = "HOW")]
     pub preallocation: Option<Preallocation>,
     /// Data threads
@@ -180,9 +231,9 @@ pub enum VolumeCommand {
         /// Name of the volume
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
-        /// New size, like 20G, or what to add, like +10G
+        /// New size, like 20G, or an increase, like +10G
         size: NewSize,
-        /// Do not ask before shrinking, which loses what lies beyond
+        /// Do not ask before shrinking, which discards the end of the volume
         #[arg(long)]
         yes: bool,
     },
@@ -205,7 +256,7 @@ pub enum VolumeCommand {
         /// Pool to create it in
         #[arg(long, value_name = "POOL")]
         pool: Option<String>,
-        /// Format of the image, instead of asking qemu-img
+        /// Format of the image [default: qemu-img detects it]
         #[arg(long)]
         format: Option<ImageFormat>,
         /// Do not ask before replacing the content of an existing volume
@@ -225,7 +276,7 @@ pub enum VolumeCommand {
         /// Overwrite FILE if it exists
         #[arg(long)]
         force: bool,
-        /// Copy although a guest is connected; the copy is not of one point in time
+        /// Copy while a guest is connected; the copy is not of one point in time
         #[arg(long)]
         live: bool,
     },
@@ -240,7 +291,19 @@ pub enum ImageFormat {
     Qcow2,
 }
 
-/// `penstock attach …`.
+/// `penstock attachment …`.
+#[derive(Debug, Subcommand)]
+pub enum AttachmentCommand {
+    /// Serve a volume on a vhost-user socket
+    #[command(subcommand)]
+    Create(AttachCommand),
+    /// List attachments
+    List,
+    /// End an attachment
+    Delete(DetachArgs),
+}
+
+/// `penstock attach …` and `penstock attachment create …`.
 #[derive(Debug, Subcommand)]
 pub enum AttachCommand {
     /// Serve a volume as a disk
@@ -252,28 +315,34 @@ pub enum AttachCommand {
         #[arg(long, value_name = "PATH")]
         socket: PathBuf,
         /// Virtqueues to offer
-        #[arg(long, value_name = "N", default_value_t = crate::api::types::queues_default(), value_parser = queues())]
+        #[arg(
+            long,
+            value_name = "N",
+            default_value_t = crate::api::types::queues_default(),
+            value_parser = queues()
+        )]
         queues: u16,
-        /// Let guests only read
+        /// Serve the volume read-only
         #[arg(long)]
         read_only: bool,
-        /// Where data go over RDMA: copy the guest's data instead of pinning its memory, which so can be ballooned, swapped and overcommitted
+        /// With RDMA: copy the guest's data instead of pinning its memory. The memory can then be ballooned,
+        /// swapped and overcommitted
         #[arg(long)]
         no_pin: bool,
     },
 }
 
-/// `penstock detach`.
+/// `penstock detach` and `penstock attachment delete`.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
     /// Socket of the attachment, or name of its volume
     #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
     pub target: String,
-    /// If it is on another node, which is down: forget it, so that the volume can be attached elsewhere. Should that node only be
-    /// cut off, its guest loses the disk
+    /// Forget an attachment of another node that is down. The volume can then be attached elsewhere. If that
+    /// node is only cut off, its guest loses the disk
     #[arg(long)]
     pub force: bool,
-    /// Name or number of the node, if several have an attachment of that name
+    /// Name or number of that node, if several have an attachment of this name
     #[arg(long, value_name = "NODE", requires = "force")]
     pub node: Option<String>,
     /// Do not ask, even if a guest is connected
@@ -305,7 +374,7 @@ pub enum LibvirtCommand {
 /// `penstock vhost-user-blk`: options as QEMU's docs/interop/vhost-user.rst asks of back-end programs.
 #[derive(Debug, Args)]
 pub struct BackendProgramArgs {
-    /// Print what this program can do as JSON, and exit
+    /// Print the program's capabilities as JSON, and exit
     #[arg(long)]
     pub print_capabilities: bool,
     /// Socket to listen on
@@ -317,11 +386,16 @@ pub struct BackendProgramArgs {
     /// Name of the volume to serve
     #[arg(long, value_name = "NAME")]
     pub volume: Option<String>,
-    /// Let the guest only read
+    /// Serve the volume read-only
     #[arg(long)]
     pub read_only: bool,
     /// Virtqueues to offer
-    #[arg(long, value_name = "N", default_value_t = crate::api::types::queues_default(), value_parser = queues())]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = crate::api::types::queues_default(),
+        value_parser = queues()
+    )]
     pub queues: u16,
     /// How the node runs
     #[command(flatten)]
@@ -354,5 +428,31 @@ mod tests {
             assert!(cli.global.json);
             assert_eq!(cli.global.data, Some("/d".into()));
         }
+    }
+
+    #[test]
+    fn an_option_names_the_daemon_before_any_variable() {
+        let global = |api: Option<&str>, data: Option<&str>| Global {
+            json: false,
+            api: api.map(str::to_owned),
+            data: data.map(PathBuf::from),
+        };
+        let none = |_: &str| None;
+        let both = |name: &str| Some(OsString::from(name));
+        let data_only = |name: &str| (name == DATA_ENV).then(|| "/env".into());
+        let named = global(Some("/a"), Some("/d"));
+        assert_eq!(named.endpoint_with(both), Endpoint::Address("/a".into()));
+        let named = global(None, Some("/d"));
+        assert_eq!(named.endpoint_with(both), Endpoint::Data("/d".into()));
+        let unnamed = global(None, None);
+        assert_eq!(
+            unnamed.endpoint_with(both),
+            Endpoint::Address(API_ENV.into())
+        );
+        assert_eq!(
+            unnamed.endpoint_with(data_only),
+            Endpoint::Data("/env".into())
+        );
+        assert_eq!(unnamed.endpoint_with(none), Endpoint::Any);
     }
 }

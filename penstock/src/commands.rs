@@ -1,11 +1,12 @@
 //! What each command does.
 
-pub mod ask;
 mod attach;
+pub mod confirm;
 mod device;
 mod events;
 mod join;
 mod listing;
+mod locate;
 mod node;
 mod pool;
 mod rdma;
@@ -18,9 +19,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use serde::Serialize;
 
-use crate::api::client::Client;
-use crate::cli::{Cli, Command, Global, LibvirtCommand};
-use crate::config;
+use crate::cli::{AttachmentCommand, Cli, Command, Global, LibvirtCommand};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::serve;
 
@@ -28,12 +27,12 @@ use crate::serve;
 pub fn run(cli: Cli) -> Result<ExitCode> {
     let global = cli.global;
     match cli.command {
-        Command::Serve(args) => serve::run(args, global.data)?,
-        Command::Init(args) => join::init(args, global.data, global.json)?,
+        Command::Serve(args) => serve::run(args, global.data_dir())?,
+        Command::Init(args) => join::init(args, global.data_dir(), global.json)?,
         Command::Join(args) => {
-            runtime()?.block_on(join::join(args, global.data, global.json))?;
+            runtime()?.block_on(join::join(args, global.data_dir(), global.json))?;
         }
-        Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data)?,
+        Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
         Command::Completions { shell } => {
             refuse_json(global.json, "a completion script")?;
@@ -50,7 +49,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
 
 /// Runs a command that talks to a daemon.
 async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
-    let client = client(global)?;
+    let client = locate::client(global).await?;
     let json = global.json;
     match command {
         Command::Token(verb) => join::token(verb, &client, json).await?,
@@ -58,6 +57,11 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Health => return listing::health(&client, json).await,
         Command::Events(args) => events::run(args, &client, json).await?,
         Command::Volume(verb) => volume::run(verb, &client, json).await?,
+        Command::Attachment(verb) => match verb {
+            AttachmentCommand::Create(verb) => attach::attach(verb, &client, json).await?,
+            AttachmentCommand::List => listing::attachments(&client, json).await?,
+            AttachmentCommand::Delete(args) => attach::detach(&args, &client, json).await?,
+        },
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,
         Command::Attachments(_) => listing::attachments(&client, json).await?,
         Command::Detach(args) => attach::detach(&args, &client, json).await?,
@@ -79,16 +83,6 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn client(global: &Global) -> Result<Client> {
-    match (&global.api, &global.data) {
-        (Some(address), _) => Client::new(address),
-        (None, Some(dir)) => Ok(Client::at(config::admin_socket_in(dir))),
-        (None, None) => Ok(Client::at(config::admin_socket_in(
-            &config::default_data_dir()?,
-        ))),
-    }
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
@@ -118,7 +112,8 @@ fn print_json<T: Serialize>(value: &T) -> Result<()> {
     print(|out| writeln!(out, "{text}"))
 }
 
-/// The path as the daemon is told it: a relative one means what it means in this directory, not in the daemon's. `what` it is of.
+/// The path as the daemon is told it: a relative one means what it means in this directory, not in the
+/// daemon's. `what` it is of.
 fn absolute(what: &str, path: &Path) -> Result<String> {
     let path = std::path::absolute(path).map_err(|e| Failure::plain(Kind::Invalid, e))?;
     path.into_os_string().into_string().map_err(|path| {
@@ -129,7 +124,8 @@ fn absolute(what: &str, path: &Path) -> Result<String> {
     })
 }
 
-/// What somebody typed who may mean a path or a name: as an absolute path if it has a slash, or is no name and then a known path.
+/// What somebody typed who may mean a path or a name: as an absolute path if it has a slash, or is no name
+/// and then a known path.
 fn path_or_name<'a>(
     what: &str,
     typed: &str,

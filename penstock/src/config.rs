@@ -1,6 +1,10 @@
 //! The configuration of `penstock serve`: a TOML file, overridden by options.
 
+mod memory;
 mod peers;
+mod privileges;
+#[cfg(test)]
+mod reference;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -8,11 +12,13 @@ use std::path::{Path, PathBuf};
 use fabric::store::recovery::DEVICE_BYTES_MIN;
 use serde::Deserialize;
 use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
+use vhost_backend::memory::budget::Limit;
 
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
-pub use peers::{Labels, Peers, RoleWord, Transport, Wire};
+pub use peers::{Labels, Peers, RoleName, Transport, Wire};
+pub use privileges::{Privileges, Sandbox, User};
 
 /// Data threads when nothing is configured: enough for a few busy guests without taking the host's cores.
 const THREADS_DEFAULT: usize = 2;
@@ -51,6 +57,23 @@ pub struct File {
     pub socket_mode: Option<String>,
     /// Owner of attachment sockets, `USER`, `USER:GROUP` or `:GROUP`.
     pub socket_owner: Option<String>,
+    /// Most guest memory that one attachment has mapped; default `4T`. A memory table beyond it is refused.
+    pub guest_memory_max_per_attachment: Option<Size>,
+    /// Most that all attachments have mapped; default `16T`.
+    pub guest_memory_max: Option<Size>,
+    /// Most guest memory that is pinned for RDMA for one attachment; default `4T`. What lies beyond is
+    /// copied.
+    pub pinned_memory_max_per_attachment: Option<Size>,
+    /// Most that is pinned for all attachments; default `16T`.
+    pub pinned_memory_max: Option<Size>,
+    /// User that the daemon becomes; for this and the next three see [`Privileges`].
+    pub user: Option<String>,
+    /// Its group.
+    pub group: Option<String>,
+    /// `on`, `best-effort` or `off`.
+    pub sandbox: Option<Sandbox>,
+    /// Directories for attachment sockets.
+    pub socket_dirs: Option<Vec<PathBuf>>,
     /// Address at which other nodes reach this one; for this and what follows see [`Peers`].
     pub listen: Option<IpAddr>,
     /// Port for metadata.
@@ -68,7 +91,7 @@ pub struct File {
     /// `{ host = "…", rack = "…" }`.
     pub labels: Option<Labels>,
     /// Some of `meta`, `storage`, `host`, `gateway`.
-    pub roles: Option<Vec<RoleWord>>,
+    pub roles: Option<Vec<RoleName>>,
 }
 
 /// Where data go.
@@ -207,6 +230,12 @@ pub struct Config {
     pub poll_spin_us: u32,
     /// Owner and mode of attachment sockets.
     pub socket_access: SocketAccess,
+    /// Guest memory that is mapped at most.
+    pub guest_memory: Limit,
+    /// Guest memory that is pinned at most.
+    pub pinned_memory: Limit,
+    /// Who it is, and what it is kept from.
+    pub privileges: Privileges,
     /// Network and place among other nodes.
     pub peers: Peers,
 }
@@ -240,7 +269,7 @@ pub fn parse(text: &str, name: &str) -> Result<File> {
             .map(|span| text[..span.start].matches('\n').count() + 1);
         let at = line.map(|l| format!(" line {l}")).unwrap_or_default();
         let message = e.message();
-        let mend = if message.starts_with("unknown field") {
+        let hint = if message.starts_with("unknown field") {
             "remove or correct that key"
         } else {
             "correct that value"
@@ -250,13 +279,14 @@ pub fn parse(text: &str, name: &str) -> Result<File> {
                 "config {name}{at}: {}",
                 message.replace("unknown field", "unknown key")
             ),
-            mend,
+            hint,
         )
     })
 }
 
 /// Settles what a file says (options are already merged into it by the command line).
 pub fn settle(file: File) -> Result<Config> {
+    let privileges = Privileges::settle(&file)?;
     let data = match file.data {
         Some(dir) => dir,
         None => default_data_dir()?,
@@ -283,6 +313,8 @@ pub fn settle(file: File) -> Result<Config> {
     for size in sizes.chain(file.device_size) {
         check_device_size(size)?;
     }
+    let socket_access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref())?;
+    privileges.check_socket_access(&socket_access)?;
     let peers = Peers {
         listen: file.listen,
         control_port: file.control_port,
@@ -297,9 +329,18 @@ pub fn settle(file: File) -> Result<Config> {
     peers.check()?;
     if let Some(roles) = &peers.roles {
         let named = file.devices.as_deref().unwrap_or_default();
-        check_roles(roles.contains(&RoleWord::Storage), named)?;
+        check_roles(roles.contains(&RoleName::Storage), named)?;
     }
-    let socket_access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref())?;
+    let guest_memory = memory::limit(
+        "guest_memory_max",
+        file.guest_memory_max_per_attachment,
+        file.guest_memory_max,
+    )?;
+    let pinned_memory = memory::limit(
+        "pinned_memory_max",
+        file.pinned_memory_max_per_attachment,
+        file.pinned_memory_max,
+    )?;
     Ok(Config {
         admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
         data,
@@ -313,6 +354,9 @@ pub fn settle(file: File) -> Result<Config> {
         poll: file.poll.unwrap_or(Poll::Adaptive),
         poll_spin_us,
         socket_access,
+        guest_memory,
+        pinned_memory,
+        privileges,
         peers,
     })
 }
@@ -518,10 +562,17 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_understood() {
         let file = parse(
-            "data = \"/d\"\nadmin_socket = \"/d/a\"\nmetrics_listen = \"[::1]:9180\"\nstore = \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
-             device_size = \"2G\"\ndevice_preallocation = \"full\"\nthreads = 3\npoll = \"never\"\npoll_spin_us = 20\n\
-             socket_mode = \"0660\"\nsocket_owner = \"root:0\"\nlisten = \"10.0.0.1\"\ncontrol_port = 1\ndata_port = 2\n\
-             enrol_port = 3\nwire = \"crc\"\ntransport = \"auto\"\nname = \"one\"\nlabels = { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\n",
+            "data = \"/d\"\nadmin_socket = \"/d/a\"\nmetrics_listen = \"[::1]:9180\"\nstore = \
+             \"null\"\ndevices = [\"/dev/x\", { path = \"/y\", size = \"1G\" }]\n\
+             device_size = \"2G\"\ndevice_preallocation = \"full\"\nthreads = 3\npoll = \
+             \"never\"\npoll_spin_us = 20\n\
+             socket_mode = \"0660\"\nsocket_owner = \"root:0\"\n\
+             guest_memory_max_per_attachment = \"1T\"\nguest_memory_max = \"2T\"\n\
+             pinned_memory_max_per_attachment = \"3G\"\npinned_memory_max = \"4G\"\nsandbox = \
+             \"best-effort\"\nsocket_dirs = [\"/run/x\"]\nlisten = \"10.0.0.1\"\ncontrol_port = 1\ndata_port \
+             = 2\n\
+             enrol_port = 3\nwire = \"crc\"\ntransport = \"auto\"\nname = \"one\"\nlabels = \
+             { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\n",
             "p.toml",
         )
         .unwrap();
@@ -529,12 +580,17 @@ mod tests {
         assert_eq!(config.store, StoreKind::Null);
         assert_eq!(config.metrics_listen, "[::1]:9180".parse().ok());
         assert_eq!(config.device_preallocation, Preallocation::Full);
+        let limits = [config.guest_memory, config.pinned_memory];
+        let limits = limits.map(|limit| (limit.per_attachment, limit.total));
+        assert_eq!(limits, [(1 << 40, 2 << 40), (3 << 30, 4 << 30)]);
         assert_eq!(config.peers.listen, "10.0.0.1".parse().ok());
         assert_eq!(config.peers.wire, Some(Wire::Crc));
         assert_eq!(config.peers.transport, Some(Transport::Auto));
         assert_eq!(config.peers.labels.rack.as_deref(), Some("r"));
-        let roles = Some(vec![RoleWord::Meta, RoleWord::Storage]);
+        let roles = Some(vec![RoleName::Meta, RoleName::Storage]);
         assert_eq!(config.peers.roles, roles);
+        assert_eq!(config.privileges.sandbox, Sandbox::BestEffort);
+        assert_eq!(config.privileges.socket_dirs, [Path::new("/run/x")]);
         assert_eq!(config.devices[1].size(), Some(Size(1 << 30)));
         assert_eq!(
             (config.threads, config.poll, config.poll_spin_us),
@@ -552,15 +608,15 @@ mod tests {
 
     #[test]
     fn devices_are_named_only_for_a_node_that_stores_data() {
-        let told = |roles: &[RoleWord]| {
+        let told = |roles: &[RoleName]| {
             settle(File {
                 devices: Some(vec![DeviceSpec::Path("/dev/sdx".into())]),
                 roles: Some(roles.to_vec()),
                 ..File::default()
             })
         };
-        told(&[RoleWord::Host, RoleWord::Storage]).unwrap();
-        let e = told(&[RoleWord::Host, RoleWord::Meta]).unwrap_err();
+        told(&[RoleName::Host, RoleName::Storage]).unwrap();
+        let e = told(&[RoleName::Host, RoleName::Meta]).unwrap_err();
         assert!(e.to_string().contains("/dev/sdx"), "{e}");
         assert!(e.to_string().contains("add storage to its roles"), "{e}");
         assert_eq!(e.exit_code(), 2);

@@ -34,7 +34,7 @@ pub struct Failure {
     pub error: String,
     /// How to mend it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mend: Option<String>,
+    pub hint: Option<String>,
 }
 
 /// Result of everything in this program that can fail.
@@ -42,11 +42,11 @@ pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     /// A failure with its mend.
-    pub fn new(kind: Kind, error: impl fmt::Display, mend: impl fmt::Display) -> Self {
+    pub fn new(kind: Kind, error: impl fmt::Display, hint: impl fmt::Display) -> Self {
         Failure {
             kind,
             error: one_line(error),
-            mend: Some(one_line(mend)),
+            hint: Some(one_line(hint)),
         }
     }
 
@@ -55,13 +55,13 @@ impl Failure {
         Failure {
             kind,
             error: one_line(error),
-            mend: None,
+            hint: None,
         }
     }
 
     /// Wrong input: exit code 2.
-    pub fn invalid(error: impl fmt::Display, mend: impl fmt::Display) -> Self {
-        Failure::new(Kind::Invalid, error, mend)
+    pub fn invalid(error: impl fmt::Display, hint: impl fmt::Display) -> Self {
+        Failure::new(Kind::Invalid, error, hint)
     }
 
     /// The process's exit code for this failure.
@@ -76,8 +76,8 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.error)?;
-        match &self.mend {
-            Some(mend) => write!(f, "; {mend}"),
+        match &self.hint {
+            Some(hint) => write!(f, "; {hint}"),
             None => Ok(()),
         }
     }
@@ -96,7 +96,7 @@ pub trait Context<T> {
     /// `what` is verb and object, as in "open /dev/sdb".
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
     /// Same, with a mend.
-    fn context_mend(self, what: impl FnOnce() -> String, mend: &str) -> Result<T>;
+    fn context_hint(self, what: impl FnOnce() -> String, hint: &str) -> Result<T>;
 }
 
 impl<T> Context<T> for std::io::Result<T> {
@@ -106,12 +106,12 @@ impl<T> Context<T> for std::io::Result<T> {
         })
     }
 
-    fn context_mend(self, what: impl FnOnce() -> String, mend: &str) -> Result<T> {
+    fn context_hint(self, what: impl FnOnce() -> String, hint: &str) -> Result<T> {
         self.map_err(|e| {
             Failure::new(
                 kind_of(&e),
                 format!("cannot {}: {}", what(), plain_io(&e)),
-                mend,
+                hint,
             )
         })
     }

@@ -1,4 +1,5 @@
-//! Who this node is in a cluster of several: made by `penstock init` or `penstock join`, read by `penstock serve`.
+//! Who this node is in a cluster of several: made by `penstock init` or `penstock join`, read by `penstock
+//! serve`.
 //!
 //! | file below `DATA/cluster/` | what |
 //! |---|---|
@@ -9,8 +10,8 @@
 //! | `ca.key` | the authority's key, mode 0600; on nodes with the role `meta` |
 //! | `begun` | empty; there once the node has made its metadata |
 //!
-//! All of it but the last is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole identity or none. What an
-//! interrupted `init` or `join` left is removed by the next.
+//! All of it but the last is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole
+//! identity or none. What an interrupted `init` or `join` left is removed by the next.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -33,8 +34,10 @@ const DATA_PORT: u16 = 7471;
 /// Port at which nodes join, likewise.
 const ENROL_PORT: u16 = 7472;
 /// What to do about an address that cannot be listened on.
-pub const LISTEN_MEND: &str = "see that no other program listens there, that the address is one of this machine, and that this \
-                               user may take the port (those below 1024 are root's); --listen, --control-port, --data-port and \
+pub const LISTEN_MEND: &str = "see that no other program listens there, that the address is one of this \
+    machine, and that this \
+                               user may take the port (those below 1024 are root's); --listen, \
+                               --control-port, --data-port and \
                                --enrol-port choose others";
 /// More than all files of an identity take together.
 const REHEARSED_BYTES: usize = 64 << 10;
@@ -126,7 +129,8 @@ impl Settings {
         SocketAddr::new(self.listen, self.enrol_port)
     }
 
-    /// Refuses ports that cannot be used, or are one and the same. Whether it `enrols`: else that port is not used.
+    /// Refuses ports that cannot be used, or are one and the same. Whether it `enrols`: else that port is not
+    /// used.
     pub fn check_ports(&self, enrols: bool) -> Result<()> {
         let mut ports = vec![("control", self.control_port), ("data", self.data_port)];
         ports.extend(enrols.then_some(("enrol", self.enrol_port)));
@@ -153,7 +157,7 @@ impl Settings {
         // Others let nobody in.
         addresses.extend(self.roles.contains(&Role::Meta).then(|| self.enrol()));
         let bind = |address| {
-            TcpListener::bind(address).context_mend(|| format!("listen on {address}"), LISTEN_MEND)
+            TcpListener::bind(address).context_hint(|| format!("listen on {address}"), LISTEN_MEND)
         };
         // All at a time: two of them may be the same.
         let bound: Vec<TcpListener> = addresses.into_iter().map(bind).collect::<Result<_>>()?;
@@ -164,7 +168,7 @@ impl Settings {
 
 /// How the first node makes the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Founding {
+pub struct Bootstrap {
     /// Copies of everything in the default pool.
     pub replicas: u8,
     /// Copies that must be in sync for a write.
@@ -180,7 +184,7 @@ pub struct Record {
     /// The node's number in it.
     pub node: NodeId,
     /// Of the first node only.
-    pub founding: Option<Founding>,
+    pub founding: Option<Bootstrap>,
     /// As they were when it was made.
     pub settings: Settings,
 }
@@ -204,7 +208,7 @@ impl Record {
     pub fn new(
         cluster: Uuid,
         node: NodeId,
-        founding: Option<Founding>,
+        founding: Option<Bootstrap>,
         settings: Settings,
     ) -> Self {
         Record {
@@ -229,7 +233,7 @@ impl Identity {
             return Ok(None);
         }
         let read = |name: &str| {
-            fs::read_to_string(dir.join(name)).context_mend(
+            fs::read_to_string(dir.join(name)).context_hint(
                 || format!("read {}", dir.join(name).display()),
                 "bring the directory back from a backup, or join again with an empty data directory",
             )
@@ -310,9 +314,9 @@ pub fn note_begun(data: &Path) -> Result<()> {
         .context(|| format!("write {}", path.display()))
 }
 
-/// Refuses to start a node of several that had metadata and has none any more; called when there are none at `meta`. A voter that
-/// forgot what it promised and stored can make leader a node that lacks what was acknowledged, and the first node would make the
-/// cluster a second time.
+/// Refuses to start a node of several that had metadata and has none any more; called when there are none at
+/// `meta`. A voter that forgot what it promised and stored can make leader a node that lacks what was
+/// acknowledged, and the first node would make the cluster a second time.
 pub fn refuse_forgetful(data: &Path, meta: &Path) -> Result<()> {
     if !dir(data).join(BEGUN).exists() {
         return Ok(());
@@ -326,7 +330,8 @@ pub fn refuse_forgetful(data: &Path, meta: &Path) -> Result<()> {
             meta.display()
         ),
         format!(
-            "bring the directory back as the daemon left it, or have the others forget this node with `penstock node remove \
+            "bring the directory back as the daemon left it, or have the others forget this node with \
+             `penstock node remove \
              {node}` and join anew with another data directory"
         ),
     ))
@@ -347,7 +352,8 @@ pub fn refuse_node(data: &Path, meta: &Path) -> Result<()> {
         return Err(Failure::new(
             Kind::Conflict,
             format!("data directory {shown} holds a node already, which is a cluster of its own"),
-            "choose another directory with --data DIR; volumes come over with `penstock volume export` and `import`",
+            "choose another directory with --data DIR; volumes come over with `penstock volume export` and \
+             `import`",
         ));
     }
     remove_unfinished(data)
@@ -367,9 +373,10 @@ pub fn rehearse(data: &Path) -> Result<()> {
         });
     // A directory that was not made is none to remove.
     let removed = remove_unfinished(data);
-    written.context_mend(
+    written.context_hint(
         || format!("write {}", path.display()),
-        "see that there is room and that this user may write there, or choose another directory with --data DIR",
+        "see that there is room and that this user may write there, or choose another directory with --data \
+         DIR",
     )?;
     removed
 }
@@ -449,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rehearsal_leaves_nothing_and_tells_where_nothing_can_be_written() {
+    fn rehearsal_leaves_no_files_and_names_an_unwritable_directory() {
         let dir = tempfile::tempdir().unwrap();
         rehearse(dir.path()).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -1,7 +1,9 @@
 //! Disk images: what goes into a volume and what comes out of one.
 
 pub mod body;
+mod confined;
 pub mod export;
+mod format;
 pub mod import;
 mod progress;
 mod qemu_img;

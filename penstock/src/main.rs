@@ -9,6 +9,7 @@ mod identity;
 mod image;
 mod libvirt;
 mod moment;
+mod registry;
 mod serve;
 mod size;
 mod table;

@@ -1,7 +1,6 @@
 //! `penstock serve`: the daemon's life from start to end.
 
 mod admin;
-mod asks;
 mod attachments;
 pub mod backend_program;
 mod cluster;
@@ -17,12 +16,15 @@ mod health;
 mod leases;
 mod leftovers;
 pub mod limits;
+mod meta_requests;
 mod metrics;
 mod monitor;
 pub mod node;
+
 mod nodes;
 mod peers;
 mod pools;
+pub mod privileges;
 mod status;
 mod storage;
 pub mod transfer;
@@ -41,18 +43,21 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::api::server;
-use crate::cli::{NodeArgs, PeerArgs, ServeArgs};
+use crate::cli::{NodeArgs, PeerArgs, PrivilegeArgs, ServeArgs};
 use crate::config::{self, Config, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
+use crate::registry::{self, Registration};
 
 use node::{Node, Purpose};
 
 /// Threads of the control plane: one that works and one that answers meanwhile.
 const CONTROL_THREADS: usize = 2;
-/// How long a stopping daemon lets running admin requests finish; an import cut after that leaves nothing behind.
+/// How long a stopping daemon lets running admin requests finish; an import cut after that leaves nothing
+/// behind.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// How long a stopping daemon waits after that for guests' requests in flight and for the store. What is not finished then is
-/// left as a kill leaves it: in the record that each front end keeps, from which the next process goes on.
+/// How long a stopping daemon waits after that for guests' requests in flight and for the store. What is not
+/// finished then is left as a kill leaves it: in the record that each front end keeps, from which the next
+/// process goes on.
 const CLOSE_MAX: Duration = Duration::from_secs(15);
 /// Environment variable that says what is logged, like `debug` or `penstock=debug`.
 const LOG_ENV: &str = "PENSTOCK_LOG";
@@ -67,10 +72,32 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
         None => config::File::default(),
     };
     let file = merge_peers(file, args.peers);
-    let config = config::settle(merge(file, args.node, data))?;
+    let file = merge_privileges(file, args.privileges);
+    let mut config = config::settle(merge(file, args.node, data))?;
     config::check_admin_socket(&config.admin_socket)?;
+    // While the process still has all its rights.
+    let registered = register(&config);
     prepare_process();
+    privileges::give_up(&mut config)?;
+    let _registration = registered.unwrap_or_else(|failure| {
+        tracing::warn!(%failure, "commands find this daemon only with --data or --api");
+        None
+    });
     runtime()?.block_on(serve(config))
+}
+
+/// Puts this daemon on the list of those that run.
+fn register(config: &Config) -> Result<Option<Registration>> {
+    let Some(directory) = registry::directory() else {
+        return Ok(None);
+    };
+    let entry = registry::Entry {
+        pid: std::process::id(),
+        data: config.data.clone(),
+        admin_socket: std::path::absolute(&config.admin_socket)
+            .unwrap_or_else(|_| config.admin_socket.clone()),
+    };
+    registry::register(&directory, &entry).map(Some)
 }
 
 /// Options override the file.
@@ -106,7 +133,15 @@ pub fn merge_peers(mut file: config::File, args: PeerArgs) -> config::File {
     file
 }
 
-/// Logging, limits and privileges, and a umask that keeps everyone else out of what this process creates. Called before
+/// Same, for who the daemon is.
+fn merge_privileges(mut file: config::File, args: PrivilegeArgs) -> config::File {
+    file.user = args.user.or(file.user);
+    file.group = args.group.or(file.group);
+    file.sandbox = args.sandbox.or(file.sandbox);
+    file
+}
+
+/// Logging and limits, and a umask that keeps everyone else out of what this process creates. Called before
 /// there are other threads, which inherit all of it.
 pub fn prepare_process() {
     let asked = std::env::var(LOG_ENV).ok().filter(|text| !text.is_empty());
@@ -122,7 +157,6 @@ pub fn prepare_process() {
         .with(lines.with_filter(filter))
         .init();
     limits::raise_open_files();
-    limits::drop_privileges();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
@@ -188,7 +222,8 @@ async fn serve(config: Config) -> Result<()> {
             Ok(Ok(())) => Err(Failure::plain(Kind::Failed, "the admin socket was closed")),
             Err(e) => Err(Failure::plain(Kind::Failed, format!("the admin server failed: {e}"))),
         },
-        // To the others this node is down, and only a new process helps: guests wait for it, as they do after a kill.
+        // To the others this node is down, and only a new process helps: guests wait for it, as they do after
+        // a kill.
         failure = node.meta_ended() => {
             // Said now: to close may take long, or not come to an end.
             tracing::error!(%failure, "this node ends");

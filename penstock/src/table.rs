@@ -31,7 +31,8 @@ impl Table {
         self.rows.push(cells.into());
     }
 
-    /// Prints the table. An empty one prints its headings only, so that scripts and people see the listing worked.
+    /// Prints the table. An empty one prints its headings only, so that scripts and people see the listing
+    /// worked.
     pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
         self.print_from(0, out)
     }

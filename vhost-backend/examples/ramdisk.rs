@@ -1,12 +1,13 @@
-//! Serves a file as a disk on a vhost-user socket: the smallest whole use of this crate, with an engine of its own.
+//! Serves a file as a disk on a vhost-user socket: the smallest whole use of this crate, with an engine of
+//! its own.
 //!
 //! ```text
 //! cargo run -p vhost-backend --example ramdisk -- /tmp/disk.sock /dev/shm/disk 64
 //! ```
 //!
-//! A file on tmpfs makes it a RAM disk that survives the death of this process, so that a guest that reconnects finds
-//! its data. A line `resize MIB` on standard input changes the size under the guest; any other line prints the state;
-//! the end of input closes the attachment.
+//! A file on tmpfs makes it a RAM disk that survives the death of this process, so that a guest that
+//! reconnects finds its data. A line `resize MIB` on standard input changes the size under the guest; any
+//! other line prints the state; the end of input closes the attachment.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
-use fabric::net::rdma::registrar::Registrar;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
 use tracing_subscriber::Layer;
@@ -25,6 +25,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use vhost_backend::blk::{BlkDevice, BlkOptions};
 use vhost_backend::data_thread::{ThreadOptions, Threads};
+use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::Attachment;
 use vhost_backend::session::socket::{Endpoint, Listener, SocketOptions};
 
@@ -161,7 +162,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         endpoint,
         Arc::clone(&device),
         Arc::clone(&threads),
-        Registrar::none(),
+        MemoryPolicy::alone(),
     )?;
     println!("serving {size_mib} MiB of {file} on {socket}");
     for line in io::stdin().lock().lines() {

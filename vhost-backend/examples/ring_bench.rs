@@ -1,11 +1,12 @@
-//! Measures the data thread alone: a polling driver on one processor, a data thread with an engine that does nothing on
-//! another, and a split ring in shared memory between them.
+//! Measures the data thread alone: a polling driver on one processor, a data thread with an engine that does
+//! nothing on another, and a split ring in shared memory between them.
 //!
 //! ```text
 //! cargo run -p vhost-backend --example ring_bench [-- --poll adaptive|always|never] [--seconds N]
 //! ```
-//! Memory-bound figures change severalfold with the distance of the two processors, so the time that a cache line takes
-//! from one to the other is printed before and after each figure; compare only figures with the same one.
+//! Memory-bound figures change severalfold with the distance of the two processors, so the time that a cache
+//! line takes from one to the other is printed before and after each figure; compare only figures with the
+//! same one.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -239,7 +240,8 @@ fn main() {
             handle.stop().expect("it stops");
             let after = ping_pong_ns();
             println!(
-                "event_idx={} depth={depth:3} {:6.3} M/s {:6.1} ns/request ping-pong {before:.0}/{after:.0} ns",
+                "event_idx={} depth={depth:3} {:6.3} M/s {:6.1} ns/request ping-pong {before:.0}/{after:.0} \
+                 ns",
                 u8::from(features & 1 << 29 != 0),
                 rate / 1e6,
                 1e9 / rate,

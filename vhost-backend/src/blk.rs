@@ -1,4 +1,5 @@
-//! The virtio-blk device model: features, configuration space, write cache mode and counters of one attachment.
+//! The virtio-blk device model: features, configuration space, write cache mode and counters of one
+//! attachment.
 
 mod config;
 mod counters;
@@ -19,21 +20,23 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 pub use config::{CONFIG_BYTES, WRITEBACK_OFFSET};
 pub use counters::{BlkCounters, QueueCounters};
 
-/// Most data segments of one request; a guest that read `seg_max` sends no more. The ring itself accepts chains up to
-/// [`crate::ring::MAX_SEGMENTS`].
+/// Most data segments of one request; a guest that read `seg_max` sends no more. The ring itself accepts
+/// chains up to [`crate::ring::MAX_SEGMENTS`].
 pub const SEG_MAX: u32 = 257;
 /// Largest segment we ask a guest to send, in bytes.
 pub const SIZE_MAX: u32 = 63 * 4096;
-// SeaBIOS (1.16) takes the low 16 bits of the product for the bytes of one read, and asks for no bytes for ever if they
-// are fewer than a sector. These two give it 60 KiB.
+// SeaBIOS (1.16) takes the low 16 bits of the product for the bytes of one read, and asks for no bytes for
+// ever if they are fewer than a sector. These two give it 60 KiB.
 const _: () = assert!((SEG_MAX * SIZE_MAX) as u16 >= 60 * 1024);
-/// Largest read or write we carry out: what `SEG_MAX` segments of `SIZE_MAX` bytes hold. A larger one gets an I/O error.
+/// Largest read or write we carry out: what `SEG_MAX` segments of `SIZE_MAX` bytes hold. A larger one gets an
+/// I/O error.
 pub const MAX_REQUEST_BYTES: u64 = SEG_MAX as u64 * SIZE_MAX as u64;
 /// Most ranges in one discard or write-zeroes request; a request with more gets an I/O error.
 pub const MAX_RANGES: u32 = 16;
 /// Most sectors in one range of a discard or write-zeroes request (1 GiB); a longer one gets an I/O error.
 pub const MAX_RANGE_SECTORS: u32 = 2 * 1024 * 1024;
-/// Bytes of a physical block, which the guest learns from the topology: the granularity of checksums and of space.
+/// Bytes of a physical block, which the guest learns from the topology: the granularity of checksums and of
+/// space.
 pub const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 /// Most queues of one device; an attachment with more is refused.
 pub const MAX_QUEUES: u16 = 256;
@@ -64,10 +67,12 @@ pub enum BlkError {
     },
 }
 
-/// Keeps what a guest chose for longer than this process lives: a front end that reconnects to the next one does not say
-/// it again.
+/// Keeps what a guest chose for longer than this process lives: a front end that reconnects to the next one
+/// does not say it again.
 pub trait ModeKeeper: std::fmt::Debug + Send + Sync {
     /// Keeps the write cache mode. Called by the session's thread, which answers the front end only after it.
+    /// A later process must find writethrough (`false`) from then on. Writeback (`true`) it may find later:
+    /// until then it flushes more than it has to.
     fn keep(&self, writeback: bool) -> Result<(), String>;
 }
 
@@ -185,8 +190,8 @@ impl<V: Volume> BlkDevice<V> {
         self.writeback.load(Ordering::Relaxed)
     }
 
-    /// Copies the configuration space from `offset`. What lies past its end reads as zeroes, as front ends expect that
-    /// ask for more than the device has.
+    /// Copies the configuration space from `offset`. What lies past its end reads as zeroes, as front ends
+    /// expect that ask for more than the device has.
     pub fn read_config(&self, offset: u32, out: &mut [u8]) {
         let config = config::bytes(
             self.volume.size_bytes(),
@@ -210,15 +215,24 @@ impl<V: Volume> BlkDevice<V> {
         }
     }
 
-    /// Only the session's thread changes the mode. It is kept first: from the answer on the guest relies on it.
+    /// Only the session's thread changes the mode. It is kept before the guest is answered, which relies on
+    /// it from then on. Writethrough holds at once, also while it is being kept: that may take long, and
+    /// writes of other queues go on meanwhile.
     fn switch(&self, writeback: bool) -> Result<(), BlkError> {
-        if writeback != self.writeback()
-            && let Some(keeper) = &self.options.keeper
-        {
-            keeper.keep(writeback).map_err(BlkError::ModeNotKept)?;
+        let before = self.writeback();
+        if writeback == before {
+            return Ok(());
         }
-        self.writeback.store(writeback, Ordering::Relaxed);
-        Ok(())
+        if !writeback {
+            self.writeback.store(false, Ordering::Relaxed);
+        }
+        let kept = match &self.options.keeper {
+            Some(keeper) => keeper.keep(writeback),
+            None => Ok(()),
+        };
+        let now = if kept.is_ok() { writeback } else { before };
+        self.writeback.store(now, Ordering::Relaxed);
+        kept.map_err(BlkError::ModeNotKept)
     }
 
     /// Puts what the guest can change back to its defaults when its driver begins anew.

@@ -1,8 +1,8 @@
 //! Data threads: a fixed set of threads that carry requests between guest rings and engines.
 //!
-//! Each thread owns its queues and one engine; queues of all devices are spread over the threads. A request is finished
-//! by the thread that took it off its ring, without a lock, a channel or an allocation. The control plane reaches a
-//! thread through a bounded mailbox, and every command is answered.
+//! Each thread owns its queues and one engine; queues of all devices are spread over the threads. A request
+//! is finished by the thread that took it off its ring, without a lock, a channel or an allocation. The
+//! control plane reaches a thread through a bounded mailbox, and every command is answered.
 
 pub(crate) mod handle;
 mod poller;
@@ -32,7 +32,8 @@ pub const MAX_THREADS: usize = 256;
 pub const MAX_THREAD_QUEUES: usize = 16 * 1024;
 /// How long a thread spins after work by default before it sleeps, in microseconds.
 pub const SPIN_US_DEFAULT: u32 = 50;
-/// Longest spin that can be asked for: an idle core is given back within a millisecond. A longer one is cut to this.
+/// Longest spin that can be asked for: an idle core is given back within a millisecond. A longer one is cut
+/// to this.
 pub const SPIN_US_MAX: u32 = 500;
 
 /// When a data thread sleeps.
@@ -154,7 +155,8 @@ pub struct QueueConfig {
     pub avail: GuestAddr,
     /// Used ring.
     pub used: GuestAddr,
-    /// Where to go on in the available ring. With an in-flight record the place follows from the record instead.
+    /// Where to go on in the available ring. With an in-flight record the place follows from the record
+    /// instead.
     pub base: u16,
     /// Negotiated virtio features.
     pub features: u64,

@@ -26,15 +26,21 @@ impl DirtyLog {
         }))
     }
 
-    /// Marks the pages of a range as written. Pages beyond the log are left out: the front end sized the log, and what
-    /// lies past it is not part of what it migrates.
+    /// Bytes that are mapped for it.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapping.mapped_bytes()
+    }
+
+    /// Marks the pages of a range as written. Pages beyond the log are left out: the front end sized the log,
+    /// and what lies past it is not part of what it migrates.
     pub fn mark(&self, guest: GuestAddr, len: u64) {
         let Some(last) = len.checked_sub(1).and_then(|n| guest.0.checked_add(n)) else {
             return;
         };
         let end = (last / LOG_PAGE_BYTES + 1).min(self.bytes.saturating_mul(8));
         for page in guest.0 / LOG_PAGE_BYTES..end {
-            // SAFETY: `page / 8` is below `bytes`, the length of the mapping; the other side also uses atomic access.
+            // SAFETY: `page / 8` is below `bytes`, the length of the mapping; the other side also uses atomic
+            // access.
             let byte = unsafe { AtomicU8::from_ptr(self.mapping.start().add((page / 8) as usize)) };
             byte.fetch_or(1 << (page % 8), Ordering::Release);
         }

@@ -1,4 +1,5 @@
-//! Hostile input, as plain functions: the fuzz targets call them with what the fuzzer finds, the tests with random bytes.
+//! Hostile input, as plain functions: the fuzz targets call them with what the fuzzer finds, the tests with
+//! random bytes.
 //!
 //! A function returns if all is well and panics if the guest got where it must not.
 
@@ -26,7 +27,8 @@ use shared::Shared;
 pub struct BlkReach {
     /// Requests that the engine took.
     pub requests: usize,
-    /// Changes of guest memory while a request had some of its ranges with the engine and no room for the rest.
+    /// Changes of guest memory while a request had some of its ranges with the engine and no room for the
+    /// rest.
     pub changes_half_way: usize,
 }
 
@@ -50,7 +52,8 @@ impl Volume for FuzzVolume {
     }
 }
 
-/// The guest of this thread, with nothing left of the input before: what an input does must depend on it alone.
+/// The guest of this thread, with nothing left of the input before: what an input does must depend on it
+/// alone.
 fn empty_guest() -> Arc<FakeGuest> {
     let guest = GUEST.with(Arc::clone);
     let start = guest.host(crate::memory::GuestAddr(GUEST_BASE), MEMORY_BYTES);
@@ -59,8 +62,8 @@ fn empty_guest() -> Arc<FakeGuest> {
     guest
 }
 
-/// Walks chains off a split ring that a guest filled with anything. Every piece handed out lies in guest memory, and
-/// there are never more than a chain may have. Returns how many chains were whole.
+/// Walks chains off a split ring that a guest filled with anything. Every piece handed out lies in guest
+/// memory, and there are never more than a chain may have. Returns how many chains were whole.
 pub fn ring(data: &[u8]) -> usize {
     let guest = empty_guest();
     let mut input = Input::new(data);
@@ -132,9 +135,10 @@ fn check_pieces(guest: &FakeGuest, pieces: &[libc::iovec], bytes: u64) {
     );
 }
 
-/// Serves a queue whose guest writes anything at any time, with a record of requests in flight that says anything, on an engine that answers at once, later, in any order, with
-/// errors, or has no room. Every request that reaches the engine is sound, every request that was taken is answered or
-/// the queue is broken, and a stop always comes to an end.
+/// Serves a queue whose guest writes anything at any time, with a record of requests in flight that says
+/// anything, on an engine that answers at once, later, in any order, with errors, or has no room. Every
+/// request that reaches the engine is sound, every request that was taken is answered or the queue is broken,
+/// and a stop always comes to an end.
 pub fn blk(data: &[u8]) -> BlkReach {
     let mut reach = BlkReach::default();
     let guest = empty_guest();

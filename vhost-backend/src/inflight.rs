@@ -1,13 +1,15 @@
 //! Requests in flight, recorded in memory that outlives the daemon (`INFLIGHT_SHMFD`).
 //!
-//! The front end keeps the memory while the daemon is away and hands it to the next one, which learns from it what was
-//! taken off each ring and not yet answered. The layout for split rings is the one of the vhost-user specification:
-//! per queue a header of 16 bytes and 16 bytes per descriptor, queues 64-byte aligned one after the other.
+//! The front end keeps the memory while the daemon is away and hands it to the next one, which learns from it
+//! what was taken off each ring and not yet answered. The layout for split rings is the one of the vhost-user
+//! specification: per queue a header of 16 bytes and 16 bytes per descriptor, queues 64-byte aligned one
+//! after the other.
 //!
 //! Order of the writes for a batch of answers, and the crash that each step survives:
 //! 1. each head is linked to the head before it (`next`, `last_batch_head`): the batch is known as a list;
-//! 2. the used ring's index moves: the guest has its answers. A crash before this replays the whole batch, a crash
-//!    after it finds `used_idx` behind the ring's index by the length of the batch, and drops that many list entries;
+//! 2. the used ring's index moves: the guest has its answers. A crash before this replays the whole batch, a
+//!    crash after it finds `used_idx` behind the ring's index by the length of the batch, and drops that many
+//!    list entries;
 //! 3. the marks are cleared, then `used_idx` follows the ring.
 
 use std::os::fd::OwnedFd;
@@ -172,7 +174,8 @@ unsafe impl Send for InflightQueue {}
 
 impl InflightQueue {
     fn header(&self) -> &Header {
-        // SAFETY: the part begins with a header, is 64-byte aligned, and atomics may be shared with other processes.
+        // SAFETY: the part begins with a header, is 64-byte aligned, and atomics may be shared with other
+        // processes.
         unsafe { &*self.base.cast::<Header>() }
     }
 
@@ -223,7 +226,8 @@ impl InflightQueue {
         }
     }
 
-    /// Clears the marks of the batch whose answers the guest has, though the crash came before they were cleared.
+    /// Clears the marks of the batch whose answers the guest has, though the crash came before they were
+    /// cleared.
     fn drop_answered(&self, used_idx: u16) {
         let header = self.header();
         let behind = used_idx.wrapping_sub(header.used_idx.load(Ordering::Relaxed));
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_and_not_answered_comes_back_in_order_of_submission() {
+    fn unanswered_requests_return_in_submission_order() {
         let (region, file) = fresh();
         let mut queue = region.queue(1).unwrap();
         assert_eq!(
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_after_the_used_index_moved_drops_the_batch_and_nothing_else() {
+    fn crash_after_the_used_index_moved_drops_only_that_batch() {
         let (region, file) = fresh();
         let mut queue = region.queue(1).unwrap();
         queue.recover(0xffff, 8);

@@ -1,7 +1,8 @@
-//! The guest-facing layer: vhost-user sessions, virtqueues, the virtio-blk device model, and the data threads that
-//! carry requests from guest rings to an [`Engine`](fabric::io::Engine) and its answers back.
+//! The guest-facing layer: vhost-user sessions, virtqueues, the virtio-blk device model, and the data threads
+//! that carry requests from guest rings to an [`Engine`](fabric::io::Engine) and its answers back.
 //!
-//! Whatever a guest or a front end writes may be hostile. It leads to an error of that queue or attachment alone.
+//! Whatever a guest or a front end writes may be hostile. It leads to an error of that queue or attachment
+//! alone.
 
 pub mod blk;
 pub mod data_thread;

@@ -1,9 +1,11 @@
 //! Guest memory as a front end hands it over: an immutable snapshot of mapped regions.
 //!
-//! A change of the memory table makes a new snapshot that shares the mappings it keeps; queues are moved to it once
-//! they are drained, so a pointer that was translated stays mapped until its request is done. Everything a guest says
-//! about addresses passes through [`GuestMemory::translate`], the one place that turns a guest address into a pointer.
+//! A change of the memory table makes a new snapshot that shares the mappings it keeps; queues are moved to
+//! it once they are drained, so a pointer that was translated stays mapped until its request is done.
+//! Everything a guest says about addresses passes through [`GuestMemory::translate`], the one place that
+//! turns a guest address into a pointer.
 
+pub mod budget;
 mod mapping;
 mod view;
 
@@ -13,7 +15,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use fabric::net::rdma::pair::Registered;
-use fabric::net::rdma::registrar::Registrar;
+
+use budget::{MemoryAccount, OverLimit};
 
 pub use mapping::Mapping;
 pub use view::MemoryView;
@@ -61,6 +64,9 @@ pub enum MemoryError {
         /// End of the range.
         needed_bytes: u64,
     },
+    /// More than may be mapped.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// The layout of an in-flight region does not fit in it.
     #[error("in-flight region of {bytes} bytes does not hold {queues} queues of {size} entries")]
     InflightLayout {
@@ -95,6 +101,13 @@ pub struct RegionSpec {
     pub mmap_offset: u64,
     /// The shared memory.
     pub file: OwnedFd,
+}
+
+impl RegionSpec {
+    /// Bytes that mapping it takes.
+    fn mapped_bytes(&self) -> Result<u64, MemoryError> {
+        Mapping::bytes_for(&self.file, self.mmap_offset, self.size)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -139,12 +152,17 @@ impl Region {
         })
     }
 
-    /// Opens it to the network.
-    fn open(&mut self, registrar: &Registrar) {
+    /// Opens it to the network, unless it is too much beside the `pinned_bytes` that the table has already.
+    fn open(&mut self, account: &mut MemoryAccount, pinned_bytes: u64) {
+        if !account.registrar().opens_memory()
+            || !account.may_pin(pinned_bytes.saturating_add(self.size))
+        {
+            return;
+        }
         let place = NonNull::new(self.host).zip(usize::try_from(self.size).ok());
         if let Some((mapped, (start, bytes))) = Arc::get_mut(&mut self.mapped).zip(place) {
             // SAFETY: it is dropped before the mapping, which is reached by pointers only.
-            mapped.registered = unsafe { registrar.register(start, bytes) };
+            mapped.registered = unsafe { account.registrar().register(start, bytes) };
         }
     }
 
@@ -164,8 +182,8 @@ pub struct GuestMemory {
     regions: Vec<Region>,
 }
 
-// SAFETY: the raw pointers lead into shared mappings that live as long as the regions hold them; all access through
-// them is volatile or atomic, or is done by the kernel on behalf of a request.
+// SAFETY: the raw pointers lead into shared mappings that live as long as the regions hold them; all access
+// through them is volatile or atomic, or is done by the kernel on behalf of a request.
 unsafe impl Send for GuestMemory {}
 // SAFETY: as above; the snapshot itself is never changed.
 unsafe impl Sync for GuestMemory {}
@@ -176,11 +194,20 @@ impl GuestMemory {
         Arc::new(Self::default())
     }
 
-    /// Maps a whole memory table, and opens it to the network by `registrar`.
-    pub fn map(specs: Vec<RegionSpec>, registrar: &Registrar) -> Result<Arc<Self>, MemoryError> {
+    /// Maps a whole memory table and opens it to the network, as far as `account` allows. Until that is
+    /// settled, it has what this table takes, too.
+    pub fn map(
+        specs: Vec<RegionSpec>,
+        account: &mut MemoryAccount,
+    ) -> Result<Arc<Self>, MemoryError> {
+        let mut bytes = 0_u64;
+        for spec in &specs {
+            bytes = bytes.saturating_add(spec.mapped_bytes()?);
+        }
+        account.reserve_table(bytes)?;
         let mut memory = Self::default();
         for spec in specs {
-            memory.insert(spec, registrar)?;
+            memory.insert(spec, account)?;
         }
         Ok(Arc::new(memory))
     }
@@ -189,12 +216,13 @@ impl GuestMemory {
     pub fn with_region(
         &self,
         spec: RegionSpec,
-        registrar: &Registrar,
+        account: &mut MemoryAccount,
     ) -> Result<Arc<Self>, MemoryError> {
+        account.reserve_table(self.mapped_bytes().saturating_add(spec.mapped_bytes()?))?;
         let mut memory = Self {
             regions: self.regions.clone(),
         };
-        memory.insert(spec, registrar)?;
+        memory.insert(spec, account)?;
         Ok(Arc::new(memory))
     }
 
@@ -219,7 +247,7 @@ impl GuestMemory {
         Ok(Arc::new(Self { regions }))
     }
 
-    fn insert(&mut self, spec: RegionSpec, registrar: &Registrar) -> Result<(), MemoryError> {
+    fn insert(&mut self, spec: RegionSpec, account: &mut MemoryAccount) -> Result<(), MemoryError> {
         if self.regions.len() >= MAX_REGIONS {
             return Err(MemoryError::TooMany);
         }
@@ -229,10 +257,25 @@ impl GuestMemory {
                 guest: region.guest,
             });
         }
-        region.open(registrar);
+        region.open(account, self.pinned_bytes());
         let at = self.regions.partition_point(|r| r.guest < region.guest);
         self.regions.insert(at, region);
         Ok(())
+    }
+
+    /// Bytes that are mapped for it.
+    pub fn mapped_bytes(&self) -> u64 {
+        let regions = self.regions.iter();
+        regions.map(|r| r.mapped.mapping.mapped_bytes()).sum()
+    }
+
+    /// Bytes of it that are open to the network, and so pinned.
+    pub fn pinned_bytes(&self) -> u64 {
+        let open = self
+            .regions
+            .iter()
+            .filter(|r| r.mapped.registered.is_some());
+        open.map(|r| r.size).sum()
     }
 
     /// Number of regions.
@@ -275,8 +318,13 @@ impl GuestMemory {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::budget::MemoryPolicy;
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    pub(crate) fn account() -> MemoryAccount {
+        MemoryPolicy::alone().account()
+    }
 
     pub(crate) fn spec(guest: u64, size: u64, user_addr: u64) -> RegionSpec {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
@@ -297,7 +345,7 @@ pub(crate) mod tests {
                 spec(0x10_0000, 0x2000, 0x7000_0000),
                 spec(0, 0x1000, 0x6000_0000),
             ],
-            &Registrar::none(),
+            &mut account(),
         )
         .unwrap();
         assert!(memory.translate(GuestAddr(0), 0x1000).is_some());
@@ -311,11 +359,8 @@ pub(crate) mod tests {
 
     #[test]
     fn user_and_host_addresses_lead_back_to_the_guest() {
-        let memory = GuestMemory::map(
-            vec![spec(0x10_0000, 0x2000, 0x7000_0000)],
-            &Registrar::none(),
-        )
-        .unwrap();
+        let memory =
+            GuestMemory::map(vec![spec(0x10_0000, 0x2000, 0x7000_0000)], &mut account()).unwrap();
         assert_eq!(
             memory.user_to_guest(0x7000_0010),
             Some(GuestAddr(0x10_0010))
@@ -328,10 +373,9 @@ pub(crate) mod tests {
 
     #[test]
     fn regions_come_and_go_without_touching_the_rest() {
-        let first =
-            GuestMemory::map(vec![spec(0, 0x1000, 0x6000_0000)], &Registrar::none()).unwrap();
+        let first = GuestMemory::map(vec![spec(0, 0x1000, 0x6000_0000)], &mut account()).unwrap();
         let second = first
-            .with_region(spec(0x1000, 0x1000, 0x6000_1000), &Registrar::none())
+            .with_region(spec(0x1000, 0x1000, 0x6000_1000), &mut account())
             .unwrap();
         assert_eq!(
             first.translate(GuestAddr(0), 8),
@@ -350,9 +394,8 @@ pub(crate) mod tests {
 
     #[test]
     fn overlapping_empty_and_too_short_regions_are_refused() {
-        let memory =
-            GuestMemory::map(vec![spec(0, 0x2000, 0x6000_0000)], &Registrar::none()).unwrap();
-        let overlap = memory.with_region(spec(0x1000, 0x1000, 0x9000_0000), &Registrar::none());
+        let memory = GuestMemory::map(vec![spec(0, 0x2000, 0x6000_0000)], &mut account()).unwrap();
+        let overlap = memory.with_region(spec(0x1000, 0x1000, 0x9000_0000), &mut account());
         assert!(matches!(
             overlap,
             Err(MemoryError::Overlap { guest: 0x1000 })
@@ -360,13 +403,13 @@ pub(crate) mod tests {
         let mut empty = spec(0x8000, 0x1000, 0x9000_0000);
         empty.size = 0;
         assert!(matches!(
-            memory.with_region(empty, &Registrar::none()),
+            memory.with_region(empty, &mut account()),
             Err(MemoryError::BadRegion { .. })
         ));
         let mut short = spec(0x8000, 0x1000, 0x9000_0000);
         short.size = 0x2000;
         assert!(matches!(
-            memory.with_region(short, &Registrar::none()),
+            memory.with_region(short, &mut account()),
             Err(MemoryError::FileTooShort { .. })
         ));
     }

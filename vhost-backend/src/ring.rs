@@ -1,7 +1,9 @@
-//! Virtqueues: what a data thread asks of a ring, whatever its layout, and the checked chain that comes off it.
+//! Virtqueues: what a data thread asks of a ring, whatever its layout, and the checked chain that comes off
+//! it.
 //!
-//! Everything in a ring is written by the guest while we read it. A value is read once, checked, and used; nothing read
-//! before is trusted again. A ring that breaks a rule gives a [`RingError`], after which its queue is served no more.
+//! Everything in a ring is written by the guest while we read it. A value is read once, checked, and used;
+//! nothing read before is trusted again. A ring that breaks a rule gives a [`RingError`], after which its
+//! queue is served no more.
 
 mod guest;
 mod split;
@@ -18,8 +20,8 @@ pub use split::{SplitRing, SplitRingConfig};
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 /// Most descriptors in an indirect table. A longer table is an error of the queue.
 pub const MAX_INDIRECT: u32 = 1024;
-/// Most pieces of host memory a chain may have in either direction, which leaves room for a header and a status beside
-/// the longest chain of data. One piece more is an error of the queue.
+/// Most pieces of host memory a chain may have in either direction, which leaves room for a header and a
+/// status beside the longest chain of data. One piece more is an error of the queue.
 pub const MAX_SEGMENTS: usize = MAX_INDIRECT as usize + 2;
 
 /// How a guest (or a front end, in the configuration) broke the rules of a ring.
@@ -88,7 +90,8 @@ pub enum RingError {
     Incomplete,
 }
 
-/// A descriptor chain as host memory: what the device reads, then what it writes. Reused from request to request.
+/// A descriptor chain as host memory: what the device reads, then what it writes. Reused from request to
+/// request.
 #[derive(Debug)]
 pub struct Chain {
     /// Pieces to read.
@@ -101,7 +104,8 @@ pub struct Chain {
     pub writable_bytes: u64,
 }
 
-// SAFETY: the pointers are only followed while the memory they were translated in is held; a chain itself owns nothing.
+// SAFETY: the pointers are only followed while the memory they were translated in is held; a chain itself
+// owns nothing.
 unsafe impl Send for Chain {}
 
 impl Default for Chain {
@@ -165,7 +169,8 @@ impl Chain {
 
 /// What a data thread needs of a virtqueue. An id names a request from [`Ring::take`] until [`Ring::answer`].
 pub trait Ring: Send {
-    /// How many requests can be taken now. Looks at the guest's index only when all it announced before are taken.
+    /// How many requests can be taken now. Looks at the guest's index only when all it announced before are
+    /// taken.
     fn available(&mut self) -> Result<u16, RingError>;
 
     /// Asks the processor for the lines that the next `count` requests will need.

@@ -9,8 +9,9 @@
 //! | [`host`] | carries out actions on a block device |
 //! | [`wire`], [`socket`] | reading and writing the socket, making one at a path |
 //!
-//! Everything but the last two rows and this file is free of input and output, and is tested and fuzzed that way.
-//! Each attachment has one thread of its own, which sleeps unless a front end speaks; it never touches a ring.
+//! Everything but the last two rows and this file is free of input and output, and is tested and fuzzed that
+//! way. Each attachment has one thread of its own, which sleeps unless a front end speaks; it never touches a
+//! ring.
 
 pub mod codec;
 #[cfg(feature = "fuzzing")]
@@ -31,11 +32,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use fabric::io::Engine;
-use fabric::net::rdma::registrar::Registrar;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::blk::BlkDevice;
 use crate::data_thread::Threads;
+use crate::memory::budget::MemoryPolicy;
 use host::BlkHost;
 use machine::Offer;
 use protocol::Host;
@@ -89,8 +90,8 @@ impl Shared {
 
 /// A vhost-user socket that serves one volume to one guest.
 ///
-/// Front ends are served in turn: while one is connected, the next waits. When a connection ends its rings are stopped
-/// and drained, and the socket goes on listening. Dropping an attachment closes it.
+/// Front ends are served in turn: while one is connected, the next waits. When a connection ends its rings
+/// are stopped and drained, and the socket goes on listening. Dropping an attachment closes it.
 #[derive(Debug)]
 pub struct Attachment {
     shared: Arc<Shared>,
@@ -98,17 +99,18 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Serves `device` to the front ends that connect to `endpoint`, its rings on `threads`. `registrar` opens guests' memory to the network.
+    /// Serves `device` to the front ends that connect to `endpoint`, its rings on `threads`. `memory` says
+    /// how much of its guest's memory is mapped, and whether it is opened to the network.
     pub fn start<E: Engine + 'static>(
         endpoint: Endpoint,
         device: Arc<BlkDevice<E::Volume>>,
         threads: Arc<Threads<E>>,
-        registrar: Registrar,
+        memory: MemoryPolicy,
     ) -> io::Result<Self> {
         let offer = host::offer(&device);
         Self::spawn(endpoint, offer, move || {
             let (device, threads) = (Arc::clone(&device), Arc::clone(&threads));
-            BlkHost::new(device, threads, registrar.clone())
+            BlkHost::new(device, threads, memory.account())
         })
     }
 
@@ -135,8 +137,8 @@ impl Attachment {
         })
     }
 
-    /// Tells the front end that the size of the volume has changed. Without a front end there is nobody to tell: the
-    /// next one reads the new size anyway.
+    /// Tells the front end that the size of the volume has changed. Without a front end there is nobody to
+    /// tell: the next one reads the new size anyway.
     pub fn notify_resize(&self) {
         self.shared.config_changed.store(true, Ordering::Release);
         self.shared.wake();
@@ -153,7 +155,8 @@ impl Attachment {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Disconnects the front end, drains its rings and removes the socket. Blocks until the last request is answered.
+    /// Disconnects the front end, drains its rings and removes the socket. Blocks until the last request is
+    /// answered.
     pub fn close(mut self) {
         self.shut_down();
     }

@@ -1,4 +1,5 @@
-//! A guest without a machine: memory, split rings and virtio-blk requests made by hand, for tests and benchmarks.
+//! A guest without a machine: memory, split rings and virtio-blk requests made by hand, for tests and
+//! benchmarks.
 //!
 //! It panics where a test would fail anyway, and it lets a test write anything anywhere in its own memory.
 
@@ -13,9 +14,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use fabric::net::rdma::pair::{Pair, Port, Registered, Side};
 use fabric::net::rdma::regions::{RegionCounts, Regions};
-use fabric::net::rdma::registrar::Registrar;
 use fabric::net::rdma::slots::Slots;
 
+use crate::memory::budget::MemoryPolicy;
 use crate::memory::{GuestAddr, GuestMemory, RegionSpec};
 
 pub use queue::{Buffer, FakeQueue, QueueOptions, STATUS_UNSET};
@@ -58,7 +59,7 @@ impl FakeGuest {
     pub fn new(size: u64) -> Self {
         let region = Self::region(GUEST_BASE, size);
         let file = region.file.try_clone().expect("descriptors can be copied");
-        let memory = GuestMemory::map(vec![region], &Registrar::none());
+        let memory = GuestMemory::map(vec![region], &mut MemoryPolicy::alone().account());
         let memory = memory.expect("a memfd can be mapped");
         Self {
             memory,

@@ -1,4 +1,5 @@
-//! The data path allocates nothing once it runs: counted with an allocator of our own, so this test has a binary alone.
+//! The data path allocates nothing once it runs: counted with an allocator of our own, so this test has a
+//! binary alone.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,13 +52,13 @@ impl Volume for Disk {
 }
 
 /// Finishes every second request at once and the others in `reap`; has no room for more than a few.
-struct HalfLater {
+struct HalfDeferredEngine {
     pending: Vec<Tag>,
     count: usize,
     wait: OwnedFd,
 }
 
-impl Engine for HalfLater {
+impl Engine for HalfDeferredEngine {
     type Volume = Disk;
 
     unsafe fn submit(&mut self, _volume: &Disk, request: &Request<'_>) -> Submit {
@@ -118,7 +119,7 @@ fn steady_state_allocates_nothing() {
         };
         let threads = Threads::start(&options, |_| {
             let wait = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK)?;
-            Ok(HalfLater {
+            Ok(HalfDeferredEngine {
                 pending: Vec::with_capacity(ENGINE_REQUESTS),
                 count: 0,
                 wait,

@@ -13,8 +13,8 @@ pub fn workspace() -> &'static Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Where builds go: `CARGO_TARGET_DIR`, or a place beside the other caches that several checkouts share, because
-/// RocksDB takes minutes to compile.
+/// Where builds go: `CARGO_TARGET_DIR`, or a place beside the other caches that several checkouts share,
+/// because RocksDB takes minutes to compile.
 pub fn target_directory() -> Result<PathBuf> {
     match std::env::var_os("CARGO_TARGET_DIR").filter(|value| !value.is_empty()) {
         Some(directory) => Ok(workspace().join(directory)),
@@ -31,9 +31,9 @@ pub fn cargo() -> Result<Command> {
     Ok(command)
 }
 
-/// Builds the workspace's binaries, of the very crates that the tests are built of, so that nothing is compiled twice. For
-/// that all packages are built at once, which settles the features of what they depend on, and with the feature that the
-/// tests enable; it adds modules which the binaries do not use.
+/// Builds the workspace's binaries, of the very crates that the tests are built of, so that nothing is
+/// compiled twice. For that all packages are built at once, which settles the features of what they depend
+/// on, and with the feature that the tests enable; it adds modules which the binaries do not use.
 pub fn build() -> Result<()> {
     let features = "vhost-backend/fuzzing";
     check(cargo()?.args(["build", "--workspace", "--bins", "--features", features]))

@@ -7,7 +7,8 @@ use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
 
-/// Runs every test, or those that `args` select; `rdma` as the first: those in virtual machines with RDMA devices.
+/// Runs every test, or those that `args` select; `rdma` as the first: those in virtual machines with RDMA
+/// devices.
 pub fn test(args: &[OsString]) -> Result<()> {
     if let Some((first, rest)) = args.split_first()
         && first == "rdma"
@@ -17,7 +18,8 @@ pub fn test(args: &[OsString]) -> Result<()> {
     let previous = crate::previous::previous()?;
     if previous.is_none() {
         eprintln!(
-            "xtask: the history of this clone does not hold the version to upgrade from: upgrades are NOT tested; `git fetch \
+            "xtask: the history of this clone does not hold the version to upgrade from: upgrades are NOT \
+             tested; `git fetch \
              --unshallow` brings it"
         );
     }
@@ -30,7 +32,8 @@ pub fn test(args: &[OsString]) -> Result<()> {
         }
     } else {
         eprintln!(
-            "xtask: cargo-nextest is not installed, running cargo test with one thread (guests need the machine)"
+            "xtask: cargo-nextest is not installed, running cargo test with one thread (guests need the \
+             machine)"
         );
         command
             .args(["test", "--workspace"])
@@ -94,6 +97,7 @@ pub fn sim(args: &[OsString]) -> Result<()> {
 /// Everything that CI checks, cheapest first.
 pub fn prepush() -> Result<()> {
     check(cargo()?.args(["fmt", "--all", "--check"]))?;
+    crate::widths::check()?;
     check(cargo()?.args([
         "clippy",
         "--workspace",

@@ -8,8 +8,10 @@ use clap::{Parser, Subcommand};
 mod build;
 mod checks;
 mod demo;
+mod long;
 mod packages;
 mod previous;
+mod widths;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -23,25 +25,33 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the main job: a Debian guest formats, writes, verifies and survives daemon kills on a Penstock disk
+    /// Show the main job: a Debian guest formats, writes, verifies and survives daemon kills on a Penstock
+    /// disk
     Demo {
-        /// Nodes, each in a network namespace; from three on, nodes are killed, cut off, robbed of power and replaced
+        /// Nodes, each in a network namespace; from three on, nodes are killed, cut off, robbed of power and
+        /// replaced
         #[arg(long, default_value_t = 1, value_parser = nodes)]
         nodes: u8,
     },
     /// Run the tests; arguments go to cargo-nextest (or to cargo test where that is missing)
     Test {
-        /// Filters and options, as cargo-nextest takes them; `rdma` as the first: the tests in virtual machines with RDMA devices
+        /// Run the long forms of the tests that have two, and nothing else; takes more than an hour
+        #[arg(long)]
+        long: bool,
+        /// Filters and options, as cargo-nextest takes them; `rdma` as the first: the tests in virtual
+        /// machines with RDMA devices
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `cluster` replicated ones beside Ceph
+    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `cluster` replicated ones
+    /// beside Ceph
     Bench {
         /// Benchmark and its options; `bench cluster --help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run whole clusters in one process, from seeds: `sim --seeds 1000 --from 1`; `sim --help` lists the options
+    /// Run whole clusters in one process, from seeds: `sim --seeds 1000 --from 1`; `sim --help` lists the
+    /// options
     Sim {
         /// Options of the simulator
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -49,6 +59,8 @@ enum Command {
     },
     /// Check what CI checks: formatting, lints, tests, and licences where cargo-deny is installed
     Prepush,
+    /// Check that no line of Rust or Markdown is longer than 110 columns
+    Widths,
     /// Install the Debian packages that the other commands need
     Packages,
 }
@@ -59,9 +71,12 @@ fn main() -> Result<()> {
             packages::install()?;
             demo::run(nodes)
         }
-        Command::Test { args } => {
+        Command::Test { long, args } => {
             packages::install()?;
-            checks::test(&args)
+            match long {
+                true => long::test(&args),
+                false => checks::test(&args),
+            }
         }
         Command::Bench { args } => {
             packages::install()?;
@@ -72,11 +87,13 @@ fn main() -> Result<()> {
             packages::install()?;
             checks::prepush()
         }
+        Command::Widths => widths::check(),
         Command::Packages => packages::install(),
     }
 }
 
-/// One, or enough for three copies on nodes of their own and one that is lost; more than a few are more than a machine runs.
+/// One, or enough for three copies on nodes of their own and one that is lost; more than a few are more than
+/// a machine runs.
 fn nodes(text: &str) -> Result<u8, String> {
     match text.parse() {
         Ok(nodes @ (1 | 3..=5)) => Ok(nodes),

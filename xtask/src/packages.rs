@@ -118,8 +118,8 @@ fn install_missing(packages: &[(&str, &str)]) -> Result<()> {
     apt_get(&args)
 }
 
-/// Names every QEMU package at the version at which the system emulator can be installed. An image may carry a newer
-/// qemu-utils from backports, which conflicts with it: that one is brought down to the same version.
+/// Names every QEMU package at the version at which the system emulator can be installed. An image may carry
+/// a newer qemu-utils from backports, which conflicts with it: that one is brought down to the same version.
 fn qemu_of_one_version(extra: bool) -> Result<Vec<String>> {
     let version = candidate("qemu-system-x86")?;
     let mut args = vec!["--allow-downgrades".to_owned()];

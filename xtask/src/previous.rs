@@ -1,4 +1,5 @@
-//! The version of Penstock before this one, for the tests of an upgrade: built once from this repository's history.
+//! The version of Penstock before this one, for the tests of an upgrade: built once from this repository's
+//! history.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -73,8 +74,8 @@ fn extract(commit: &str, source: &Path) -> Result<()> {
     Ok(())
 }
 
-/// In the same place as everything else, so that RocksDB is not compiled once more: with what all packages together want of their
-/// dependencies, as [`crate::build::build`] does it.
+/// In the same place as everything else, so that RocksDB is not compiled once more: with what all packages
+/// together want of their dependencies, as [`crate::build::build`] does it.
 fn build(source: &Path) -> Result<()> {
     let features = "vhost-backend/fuzzing";
     let what = ["build", "--workspace", "--bin", "penstock", "--locked"];

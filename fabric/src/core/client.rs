@@ -1,9 +1,10 @@
 //! The client machine: guest requests in, requests to replicas out, answers in, outcomes out.
 //!
-//! A guest request is split at chunk boundaries into pieces. A piece goes to every replica that receives writes (a
-//! read to one), and is done when every in-sync replica answered. One that failed is reported, and the piece is
-//! parked until a newer map leaves that replica out: invariant *Shrink before ack*. While any answer is outstanding a
-//! piece is never finished, for its replica may still be reading or filling the guest's buffers.
+//! A guest request is split at chunk boundaries into pieces. A piece goes to every replica that receives
+//! writes (a read to one), and is done when every in-sync replica answered. One that failed is reported, and
+//! the piece is parked until a newer map leaves that replica out: invariant *Shrink before ack*. While any
+//! answer is outstanding a piece is never finished, for its replica may still be reading or filling the
+//! guest's buffers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -54,19 +55,19 @@ pub const TRANSFER_BYTES_MAX: u64 = 64 << 20;
 /// Pieces of one read or write at most: one more for the cut in the middle.
 const DATA_PIECES_MAX: usize = (TRANSFER_BYTES_MAX / CHUNK_BYTES) as usize + 1;
 
-/// Pieces of one discard, write-zeroes or flush that are in flight together; the next follow as these are answered.
-/// A guest may discard a whole disk in one request.
+/// Pieces of one discard, write-zeroes or flush that are in flight together; the next follow as these are
+/// answered. A guest may discard a whole disk in one request.
 const RANGE_WINDOW: u32 = 16;
 
 /// The way to replicas.
 pub trait Transport {
-    /// Sends a request. `Some`: answered already. `None`: the answer comes by [`Client::on_reply`], exactly one, or
-    /// the replica is lost ([`Client::on_lost`]). Never refuses: beyond its credits a transport keeps requests, as
-    /// many as the client has pieces. Until the answer it may use the buffers, after it never.
+    /// Sends a request. `Some`: answered already. `None`: the answer comes by [`Client::on_reply`], exactly
+    /// one, or the replica is lost ([`Client::on_lost`]). Never refuses: beyond its credits a transport keeps
+    /// requests, as many as the client has pieces. Until the answer it may use the buffers, after it never.
     fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply>;
 
-    /// Gives a read up that another replica has answered meanwhile. True: its buffers are not touched any more, and no answer
-    /// comes. False: the answer comes as usual.
+    /// Gives a read up that another replica has answered meanwhile. True: its buffers are not touched any
+    /// more, and no answer comes. False: the answer comes as usual.
     #[inline]
     fn abandon(&mut self, _node: NodeId, _id: RequestId) -> bool {
         false
@@ -100,7 +101,8 @@ pub enum ClientAction {
         /// Map under which it was slow.
         epoch: Epoch,
     },
-    /// Tell people: a block of this replica had failed its checksum, and has been written again from another one.
+    /// Tell people: a block of this replica had failed its checksum, and has been written again from another
+    /// one.
     Repaired {
         /// Group.
         pg: PgId,
@@ -166,8 +168,9 @@ fn changes_data(op: Op) -> bool {
 }
 
 impl Client {
-    /// A client for the data thread `lane`, knowing these replica sets. A request to a volume of whose pool it knows none is
-    /// answered busy. A set of group 0 alone holds the chunks of every volume: the node is a cluster of its own.
+    /// A client for the data thread `lane`, knowing these replica sets. A request to a volume of whose pool
+    /// it knows none is answered busy. A set of group 0 alone holds the chunks of every volume: the node is a
+    /// cluster of its own.
     pub fn new(lane: usize, sets: Vec<ReplicaSet>) -> Self {
         let mut client = Self {
             lane,
@@ -486,8 +489,9 @@ impl Client {
         }
     }
 
-    /// Does what is next for a piece without outstanding answers, until it waits (`None`) or is done. Every turn
-    /// asks a member not asked before, or has a strictly newer lease or map, or numbers anew, so the turns are bounded.
+    /// Does what is next for a piece without outstanding answers, until it waits (`None`) or is done. Every
+    /// turn asks a member not asked before, or has a strictly newer lease or map, or numbers anew, so the
+    /// turns are bounded.
     #[inline]
     fn drive<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
         loop {

@@ -1,17 +1,17 @@
 //! What a node knows of the placement groups that its devices are members of: which requests it may take.
 //!
-//! A replica acts only under maps that it knows: a request made under a newer one is put off ([`Refusal::Behind`]), so that a
-//! replica that is to be compared notes every write that it is sent from the first one on. See
-//! `docs/decisions/0004-replication.md`.
+//! A replica acts only under maps that it knows: a request made under a newer one is put off
+//! ([`Refusal::Behind`]), so that a replica that is to be compared notes every write that it is sent from the
+//! first one on. See `docs/REPLICATION.md`.
 
-mod tours;
+mod fan_out;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-pub use self::tours::TOURED_DEVICES_MAX;
-use super::membership::{Member, Standing};
+pub use self::fan_out::FAN_OUT_DEVICES_MAX;
+use super::membership::{Member, ReplicaState};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::{Command, Epoch, Incarnation, PgId, Refusal, Request, placement};
 use crate::store::device::BLOCK_BYTES;
@@ -42,7 +42,8 @@ impl LeafKey {
     }
 }
 
-/// What happened to the blocks of a page since this replica began to be sent every write: bit `i % 64` of word `i / 64`.
+/// What happened to the blocks of a page since this replica began to be sent every write: bit `i % 64` of
+/// word `i / 64`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Touched {
     /// A write was admitted. It may wait, be under way, have failed, or be done.
@@ -74,12 +75,13 @@ impl Touched {
 /// Pages of a chunk.
 const LEAVES: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32 / LEAF_BLOCKS;
 
-/// Pages that partial writes wait for, at most; beyond, a write is put off without its page being asked for, and asks again.
+/// Pages that partial writes wait for, at most; beyond, a write is put off without its page being asked for,
+/// and asks again.
 const WANTED_MAX: usize = 1024;
 
 /// The present stay of a syncing replica: what was written, and what has been compared.
 #[derive(Debug, Default)]
-struct Stay {
+struct ResyncTracker {
     touched: BTreeMap<LeafKey, Touched>,
     /// Pages that hold what the source holds, a bit for each of a chunk.
     compared: HashMap<ChunkKey, u8>,
@@ -87,7 +89,8 @@ struct Stay {
     all_compared: bool,
     /// Pages that writes wait for.
     wanted: VecDeque<LeafKey>,
-    /// Layers of which this replica knows who may write them: a lease may have been given to another while it was away.
+    /// Layers of which this replica knows who may write them: a lease may have been given to another while it
+    /// was away.
     fenced: HashSet<LayerId>,
     /// Layers whose writes wait for that.
     to_fence: VecDeque<LayerId>,
@@ -148,7 +151,7 @@ pub fn leaf_of(chunk: ChunkKey, block: u32) -> LeafKey {
     }
 }
 
-impl Stay {
+impl ResyncTracker {
     fn mark(
         &mut self,
         chunk: ChunkKey,
@@ -207,7 +210,7 @@ pub struct Group {
     since: AtomicU64,
     /// Oldest map whose requests are taken.
     fence: AtomicU64,
-    stay: Mutex<Stay>,
+    stay: Mutex<ResyncTracker>,
     /// Which of the node's devices holds it.
     device: AtomicU32,
     /// How many groups its pool has.
@@ -215,11 +218,11 @@ pub struct Group {
 }
 
 impl Group {
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> ReplicaState {
         match self.standing.load(Ordering::Acquire) {
-            SYNCING => Standing::Syncing,
-            IN_SYNC => Standing::InSync,
-            _ => Standing::Out,
+            SYNCING => ReplicaState::Syncing,
+            IN_SYNC => ReplicaState::InSync,
+            _ => ReplicaState::Out,
         }
     }
 
@@ -244,24 +247,27 @@ impl Group {
         let may = match request.command {
             // Invariant *No trust on return*: nothing is read from a replica that has not been compared.
             Command::Read { .. } | Command::ListChunks { .. } | Command::Join => {
-                self.standing() == Standing::InSync
+                self.standing() == ReplicaState::InSync
             }
-            _ => self.standing() != Standing::Out,
+            _ => self.standing() != ReplicaState::Out,
         };
         if !may {
             return Err(Refusal::StaleEpoch(since));
         }
         match self.standing() {
-            Standing::Syncing if self.must_wait(&request.command) => Err(Refusal::Behind(known)),
+            ReplicaState::Syncing if self.must_wait(&request.command) => {
+                Err(Refusal::Behind(known))
+            }
             _ => Ok(()),
         }
     }
 
-    /// Whether the command writes a part of a block that has not been compared yet. The rest of the block would be what this
-    /// replica happens to hold, under the version of the write, and nobody would see that it is out of date.
+    /// Whether the command writes a part of a block that has not been compared yet. The rest of the block
+    /// would be what this replica happens to hold, under the version of the write, and nobody would see that
+    /// it is out of date.
     ///
-    /// Or whether it writes a layer of which it is not known who may: the source refuses an older lease's writes, and what
-    /// only this replica took would stay here.
+    /// Or whether it writes a layer of which it is not known who may: the source refuses an older lease's
+    /// writes, and what only this replica took would stay here.
     fn must_wait(&self, command: &Command) -> bool {
         if !matches!(command, Command::Write { .. } | Command::Zero { .. }) {
             return false;
@@ -273,13 +279,13 @@ impl Group {
         stay.is_unfenced(extent.chunk.layer) || stay.must_wait(&extent)
     }
 
-    fn stay(&self) -> MutexGuard<'_, Stay> {
+    fn stay(&self) -> MutexGuard<'_, ResyncTracker> {
         self.stay.lock().expect("no panic under this lock")
     }
 
     /// Notes what a write that was admitted is about to change; its stay, if this replica is syncing.
     fn note(&self, request: &Request) -> Option<Epoch> {
-        if self.standing() != Standing::Syncing {
+        if self.standing() != ReplicaState::Syncing {
             return None;
         }
         let extent = Extent::of(&request.command)?;
@@ -299,9 +305,9 @@ impl Group {
             return;
         };
         let mut stay = self.stay();
-        // Under the lock: a new stay clears what is marked before it says that it began, and a promotion what nobody asks for
-        // any more.
-        let syncing = self.standing() == Standing::Syncing;
+        // Under the lock: a new stay clears what is marked before it says that it began, and a promotion what
+        // nobody asks for any more.
+        let syncing = self.standing() == ReplicaState::Syncing;
         if syncing && since.0 == self.since.load(Ordering::Acquire) {
             let (first, end) = extent.whole;
             stay.mark(extent.chunk, first..end, |t| &mut t.stored);
@@ -383,8 +389,8 @@ impl Groups {
         Arc::clone(group)
     }
 
-    /// This node's replica of the group lies on its device of this index, and the pool has so many groups; by the map in which the group
-    /// has changed last.
+    /// This node's replica of the group lies on its device of this index, and the pool has so many groups; by
+    /// the map in which the group has changed last.
     pub fn place(&self, pg: PgId, device: u32, of_groups: u32, changed: Epoch) {
         self.arrive(pg, device, changed);
         let group = self.make(pg);
@@ -392,8 +398,9 @@ impl Groups {
         group.of_groups.store(of_groups, Ordering::Release);
     }
 
-    /// If the group has come to the device that it was [coming to](crate::proto::incoming), that replica is this node's from now on,
-    /// with all that is known of it. Requests of maps before that change were meant for the old one: they are refused.
+    /// If the group has come to the device that it was [coming to](crate::proto::incoming), that replica is
+    /// this node's from now on, with all that is known of it. Requests of maps before that change were meant
+    /// for the old one: they are refused.
     fn arrive(&self, pg: PgId, device: u32, changed: Epoch) {
         let mut groups = self.groups.write().expect("no panic under this lock");
         let lies_there = |group: &Arc<Group>| group.device() == device;
@@ -414,29 +421,29 @@ impl Groups {
         groups.insert(pg, new);
     }
 
-    /// The map of `epoch` says so of this node's replica of the group. To be called for every group that changed, before
-    /// [`applied`](Self::applied).
-    pub fn set(&self, pg: PgId, standing: Standing, since: Epoch) {
+    /// The map of `epoch` says so of this node's replica of the group. To be called for every group that
+    /// changed, before [`applied`](Self::applied).
+    pub fn set(&self, pg: PgId, standing: ReplicaState, since: Epoch) {
         let group = self.make(pg);
         if since.0 < group.since.load(Ordering::Acquire) {
             return;
         }
         let new_round = since.0 > group.since.load(Ordering::Acquire);
         let code = match standing {
-            Standing::Out => OUT,
-            Standing::Syncing => SYNCING,
-            Standing::InSync => IN_SYNC,
+            ReplicaState::Out => OUT,
+            ReplicaState::Syncing => SYNCING,
+            ReplicaState::InSync => IN_SYNC,
         };
         let mut stay = group.stay();
-        if standing != Standing::InSync && new_round {
+        if standing != ReplicaState::InSync && new_round {
             // Under older maps it may have been sent writes that nobody else has.
             group.fence.fetch_max(since.0, Ordering::AcqRel);
-            *stay = Stay::default();
+            *stay = ResyncTracker::default();
         }
         group.since.store(since.0, Ordering::Release);
         group.standing.store(code, Ordering::Release);
-        if standing != Standing::Syncing {
-            *stay = Stay::default();
+        if standing != ReplicaState::Syncing {
+            *stay = ResyncTracker::default();
         }
     }
 
@@ -445,7 +452,7 @@ impl Groups {
         // Invariant *No trust on return*: what the map says of an earlier process does not hold for this one.
         let standing = match member.incarnation == running {
             true => member.standing,
-            false => Standing::Out,
+            false => ReplicaState::Out,
         };
         self.set(pg, standing, member.since);
     }
@@ -483,10 +490,11 @@ impl Groups {
 
     /// Whether a request may be executed.
     ///
-    /// Invariant *One writer*, the map's part of it: a request made under a map older than the group's fence is refused.
+    /// Invariant *One writer*, the map's part of it: a request made under a map older than the group's fence
+    /// is refused.
     pub fn admit(&self, request: &Request) -> Result<(), Refusal> {
-        // Fences are about a layer, not a group. One that comes of a map in which a replica that has joined is not told of yet
-        // is refused: whoever takes over has to fence that one, too.
+        // Fences are about a layer, not a group. One that comes of a map in which a replica that has joined
+        // is not told of yet is refused: whoever takes over has to fence that one, too.
         if let Command::Fence { layer, .. } = request.command {
             let joined = self.joined_in(placement::pool_of(layer));
             return match request.epoch < joined {
@@ -504,8 +512,8 @@ impl Groups {
         group.admit(request, known)
     }
 
-    /// Notes a write that was admitted, before the store gets it. `Some` if [`stored`](Self::stored) is to be told when it
-    /// is done, and that it belongs to this stay.
+    /// Notes a write that was admitted, before the store gets it. `Some` if [`stored`](Self::stored) is to be
+    /// told when it is done, and that it belongs to this stay.
     pub fn note(&self, request: &Request) -> Option<Epoch> {
         self.get(request.pg)?.note(request)
     }
@@ -517,8 +525,8 @@ impl Groups {
         }
     }
 
-    /// A returning replica is about to be compared with this one: requests of maps older than `epoch` are refused from now
-    /// on.
+    /// A returning replica is about to be compared with this one: requests of maps older than `epoch` are
+    /// refused from now on.
     pub fn join(&self, pg: PgId, epoch: Epoch) {
         if let Some(group) = self.get(pg) {
             group.fence.fetch_max(epoch.0, Ordering::AcqRel);

@@ -88,7 +88,7 @@ impl Members {
 
 /// Standing of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum ReplicaState {
     /// Holds every acknowledged write.
     InSync,
     /// Receives new writes while it is brought up to date; its answers do not count.
@@ -100,18 +100,20 @@ pub enum Standing {
 /// One replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// The node; of a replica that the group is coming to on another device of it, see [`incoming`](crate::proto::incoming).
+    /// The node; of a replica that the group is coming to on another device of it, see
+    /// [`incoming`](crate::proto::incoming).
     pub node: NodeId,
     /// The start of it that the map knows; another one answering is not to be trusted.
     pub incarnation: Incarnation,
     /// Its standing.
-    pub standing: Standing,
-    /// Epoch since which it has been sent every write (or nothing, if it is out). What it answered to requests of older maps
-    /// says nothing about what it holds now.
+    pub standing: ReplicaState,
+    /// Epoch since which it has been sent every write (or nothing, if it is out). What it answered to
+    /// requests of older maps says nothing about what it holds now.
     pub since: Epoch,
 }
 
-/// The replicas of a placement group: one for each node, and one more that it is [coming to](crate::proto::incoming).
+/// The replicas of a placement group: one for each node, and one more that it is [coming
+/// to](crate::proto::incoming).
 #[derive(Debug, Clone)]
 pub struct ReplicaSet {
     pg: PgId,
@@ -140,16 +142,16 @@ impl ReplicaSet {
         let mut receiving = Members::NONE;
         for (index, member) in members.iter().enumerate() {
             match member.standing {
-                Standing::InSync => {
+                ReplicaState::InSync => {
                     in_sync.insert(index);
                     receiving.insert(index);
                 }
-                Standing::Syncing => receiving.insert(index),
-                Standing::Out => {}
+                ReplicaState::Syncing => receiving.insert(index),
+                ReplicaState::Out => {}
             }
         }
         let sole = match members.as_slice() {
-            [only] if only.standing == Standing::InSync && min_in_sync <= 1 => Some(*only),
+            [only] if only.standing == ReplicaState::InSync && min_in_sync <= 1 => Some(*only),
             _ => None,
         };
         Self {
@@ -193,7 +195,7 @@ impl ReplicaSet {
 
     /// The embedded default: this node alone.
     pub fn single(pg: PgId, epoch: Epoch, node: NodeId, incarnation: Incarnation) -> Self {
-        let standing = Standing::InSync;
+        let standing = ReplicaState::InSync;
         let member = Member {
             node,
             incarnation,
@@ -203,9 +205,9 @@ impl ReplicaSet {
         Self::new(pg, epoch, 1, vec![member])
     }
 
-    /// The same with every member at the index that its node has in `old`, whose other members stay as [`Standing::Out`], so
-    /// that who remembers members by index may go on. New ones take the places of such as are gone and not `busy`.
-    /// `None`: there is no place left.
+    /// The same with every member at the index that its node has in `old`, whose other members stay as
+    /// [`ReplicaState::Out`], so that who remembers members by index may go on. New ones take the places of
+    /// such as are gone and not `busy`. `None`: there is no place left.
     #[must_use]
     pub fn aligned_with(&self, old: &Self, busy: Members) -> Option<Self> {
         let mut members = old.members.clone();
@@ -214,7 +216,7 @@ impl ReplicaSet {
             match self.index_of(member.node) {
                 Some(at) => *member = self.members[at],
                 None => {
-                    member.standing = Standing::Out;
+                    member.standing = ReplicaState::Out;
                     gone.insert(index);
                 }
             }
@@ -298,7 +300,7 @@ mod tests {
         let member = |&node: &u64| Member {
             node: NodeId(node),
             incarnation: Incarnation(node * 10),
-            standing: Standing::InSync,
+            standing: ReplicaState::InSync,
             since: Epoch(epoch),
         };
         let members = nodes.iter().map(member).collect();
@@ -306,7 +308,7 @@ mod tests {
     }
 
     fn nodes_of(set: &ReplicaSet) -> Vec<(u64, bool)> {
-        let in_sync = |m: &Member| m.standing == Standing::InSync;
+        let in_sync = |m: &Member| m.standing == ReplicaState::InSync;
         set.members()
             .iter()
             .map(|m| (m.node.0, in_sync(m)))

@@ -1,12 +1,12 @@
 //! Keeps requests of a replicated volume apart that touch the same blocks at the same time.
 //!
-//! A write reaches its replicas one after the other. A read beside it might see it on one replica, and the next read, on
-//! another, might not; or the client dies, and the write that was seen is lost. So reads wait for overlapping writes, and
-//! writes for overlapping reads (invariant *Stable reads*). Writes to the same block wait for each other, too: one that is
-//! done while an older one is still on its way to a replica that has just come back would be missing there, under the
-//! older one. Discards leave no version behind where nothing is mapped, so that replicas which execute a discard and a write
-//! in different order would differ: a discard waits for everything else on the volume, other discards among it, and everything
-//! else for it.
+//! A write reaches its replicas one after the other. A read beside it might see it on one replica, and the
+//! next read, on another, might not; or the client dies, and the write that was seen is lost. So reads wait
+//! for overlapping writes, and writes for overlapping reads (invariant *Stable reads*). Writes to the same
+//! block wait for each other, too: one that is done while an older one is still on its way to a replica that
+//! has just come back would be missing there, under the older one. Discards leave no version behind where
+//! nothing is mapped, so that replicas which execute a discard and a write in different order would differ: a
+//! discard waits for everything else on the volume, other discards among it, and everything else for it.
 //!
 //! Blocks share counters by a hash: two that do not overlap may wait for each other, never the reverse.
 
@@ -20,11 +20,12 @@ use crate::store::device::BLOCK_BYTES;
 const GRANULE_BYTES: u64 = BLOCK_BYTES as u64;
 /// Counters of a volume: 64 KiB of them.
 const COUNTERS: usize = 1 << 14;
-/// One writer; below it the readers are counted. A longest read, 64 MiB, may count for one counter several times.
+/// One writer; below it the readers are counted. A longest read, 64 MiB, may count for one counter several
+/// times.
 const WRITER: u32 = 1 << 16;
 const READERS: u32 = WRITER - 1;
-/// A write of more blocks waits for everything else, as a discard does. Up to here no two blocks of a request share a counter,
-/// so that it does not wait for itself. Guests write 1 to 4 MiB at most.
+/// A write of more blocks waits for everything else, as a discard does. Up to here no two blocks of a request
+/// share a counter, so that it does not wait for itself. Guests write 1 to 4 MiB at most.
 const GRANULES_MAX: u64 = 4096;
 
 /// What a request does.
@@ -88,8 +89,8 @@ const _: () = assert!(COUNTERS == 1 << (64 - 50));
 impl Overlap {
     /// Lets the request of `lane` begin; false if it has to wait, and try again.
     ///
-    /// Whoever comes says so before it looks whether somebody else did: of two that come at once at least one sees the
-    /// other.
+    /// Whoever comes says so before it looks whether somebody else did: of two that come at once at least one
+    /// sees the other.
     #[must_use]
     pub fn enter(&self, lane: usize, access: Access, bytes: &Range<u64>) -> bool {
         let access = access.of(bytes);
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_of_one_block_wait_for_each_other_and_neighbours_do_not() {
+    fn only_writes_that_share_a_block_wait_for_each_other() {
         let volume = Overlap::default();
         assert!(volume.enter(0, Access::Write, &(0..512)));
         assert!(!volume.enter(1, Access::Write, &(512..8192)));
@@ -204,7 +205,8 @@ mod tests {
         assert!(!volume.enter(1, Access::Zero, &FAR));
         volume.leave(0, Access::Write, &A);
         assert!(volume.enter(1, Access::Zero, &FAR));
-        // Of two that overlap, one of them in a part of a block, the older would pass for overwritten where it comes second.
+        // Of two that overlap, one of them in a part of a block, the older would pass for overwritten where
+        // it comes second.
         assert!(!volume.enter(0, Access::Zero, &A));
         assert!(!volume.enter(0, Access::Read, &A));
         volume.leave(1, Access::Zero, &FAR);

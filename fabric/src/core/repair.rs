@@ -1,10 +1,11 @@
-//! Writing a block again that one replica cannot read, with the content that another one has, under the version that it has.
-//! Invariant *Verified*.
+//! Writing a block again that one replica cannot read, with the content that another one has, under the
+//! version that it has. Invariant *Verified*.
 //!
-//! The bad replica is asked whether it can read the block, then what it should hold there. What the good one has is compared with
-//! the checksum in the bad one's map, and restored provided that nobody has written the block meanwhile: its stamp stays what it
-//! is, so a repair is no change to anybody who compares replicas. Two drive this: the client that a read has failed
-//! (`client::repair`), and a node whose scrubber has found something ([`queue`]).
+//! The bad replica is asked whether it can read the block, then what it should hold there. What the good one
+//! has is compared with the checksum in the bad one's map, and restored provided that nobody has written the
+//! block meanwhile: its stamp stays what it is, so a repair is no change to anybody who compares replicas.
+//! Two drive this: the client that a read has failed (`client::repair`), and a node whose scrubber has found
+//! something ([`queue`]).
 
 use crate::checksum::crc32c;
 use crate::proto::ids::ChunkKey;
@@ -42,7 +43,7 @@ enum Step {
 
 /// Which of the two replicas is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whom {
+pub enum RepairPeer {
     /// The one that cannot read the block.
     Bad,
     /// The one that has it.
@@ -70,7 +71,7 @@ pub enum End {
 #[derive(Debug, Clone, Copy)]
 pub enum Next {
     /// Another question.
-    Ask(Whom, Command),
+    Ask(RepairPeer, Command),
     /// Nothing: the next block may be looked at.
     Over(End),
 }
@@ -112,14 +113,14 @@ impl BlockRepair {
     }
 
     /// Begins with a block.
-    pub fn begin(&mut self, block: u32) -> (Whom, Command) {
+    pub fn begin(&mut self, block: u32) -> (RepairPeer, Command) {
         self.block = block;
         self.step = Step::Probe;
         self.command()
     }
 
     /// After a replica that could not help: another one is asked for the content.
-    pub fn fetch_elsewhere(&mut self) -> (Whom, Command) {
+    pub fn fetch_elsewhere(&mut self) -> (RepairPeer, Command) {
         self.step = Step::Fetch;
         self.command()
     }
@@ -147,7 +148,7 @@ impl BlockRepair {
         Next::Ask(whom, command)
     }
 
-    fn command(&mut self) -> (Whom, Command) {
+    fn command(&mut self) -> (RepairPeer, Command) {
         let memory = &mut *self.memory;
         let (iov_base, iov_len) = match self.step {
             Step::Inspect => ((&raw mut memory.stamp).cast(), size_of::<BlockStamp>()),
@@ -181,8 +182,8 @@ impl BlockRepair {
             },
         };
         let whom = match self.step {
-            Step::Fetch => Whom::Good,
-            _ => Whom::Bad,
+            Step::Fetch => RepairPeer::Good,
+            _ => RepairPeer::Bad,
         };
         (whom, command)
     }

@@ -1,7 +1,8 @@
 //! The replica machine: checks a request's fences, hands it to the store, answers.
 //!
-//! Events in: [`Replica::on_request`] and [`Replica::on_store`]. Actions out: [`StorePort::submit`] and the replies
-//! returned. Which peer a reply goes to is the transport's business; the machine gives back the peer it was told.
+//! Events in: [`Replica::on_request`] and [`Replica::on_store`]. Actions out: [`StorePort::submit`] and the
+//! replies returned. Which peer a reply goes to is the transport's business; the machine gives back the peer
+//! it was told.
 
 use std::sync::Arc;
 
@@ -26,8 +27,9 @@ pub type StoreKey = Key;
 /// Outcome of a store operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// Newer versions are in place, and with content. Only writes of the same lease that overlapped this one can have put
-    /// them there (an older lease was fenced before), and then this write counts as done first and overwritten.
+    /// Newer versions are in place, and with content. Only writes of the same lease that overlapped this one
+    /// can have put them there (an older lease was fenced before), and then this write counts as done first
+    /// and overwritten.
     Stale,
     /// A newer version is demanded where there may be nothing that overwrote this write.
     Renumber,
@@ -49,8 +51,8 @@ pub enum StoreFailure {
 
 /// A store as the replica sees it.
 pub trait StorePort {
-    /// Takes a request that passed the fences. `Some`: finished already. `None`: [`Replica::on_store`] is told `key`
-    /// later. Takes as many as the replica has slots.
+    /// Takes a request that passed the fences. `Some`: finished already. `None`: [`Replica::on_store`] is
+    /// told `key` later. Takes as many as the replica has slots.
     fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>>;
 
     /// True if `submit` always returns the outcome.
@@ -216,19 +218,30 @@ impl Replica {
     #[inline]
     fn admit(&mut self, request: &Request) -> Result<Option<Noted>, Refusal> {
         if let Some(layer) = request.command.layer() {
-            self.fences.of(layer).admit(request)?;
+            match self.fences.of(layer) {
+                Some(fence) => fence.admit(request)?,
+                // It may have been created a moment ago: asked again, this node will have heard of it.
+                None if request.command.mutates() => return Err(Refusal::Behind(self.known())),
+                None => {}
+            }
         }
         let noted = match &self.peers {
             Some(peers) => peers.admit(request)?,
             None => None,
         };
-        if let Command::Fence { layer, .. } = request.command {
+        if let Command::Fence { layer, .. } = request.command
+            && let Some(fence) = self.fences.of(layer)
+        {
             // In memory first: no write slips in between.
-            self.fences
-                .of(layer)
-                .raise(request.generation, request.epoch);
+            fence.raise(request.generation, request.epoch);
         }
         Ok(noted)
+    }
+
+    /// The newest map that this node knows.
+    fn known(&self) -> Epoch {
+        let peers = self.peers.as_ref();
+        peers.map_or(Epoch(0), |peers| peers.groups.known())
     }
 
     /// The store is done with a write that was noted.
@@ -241,7 +254,8 @@ impl Replica {
 
     /// A fence holds from the moment in which it was raised, which is before it is persisted.
     fn add_unpersisted(&mut self, layer: LayerId, buffers: &IoVecs) {
-        let (generation, epoch) = self.fences.of(layer).get();
+        let fence = self.fences.of(layer);
+        let (generation, epoch) = fence.map_or_else(Default::default, |fence| fence.get());
         let raised = FenceEntry {
             generation: generation.0,
             epoch: epoch.0,

@@ -1,9 +1,11 @@
-//! The machine that brings a returning replica up to date: it compares this node's replica of a placement group with that of
-//! an in-sync source, map page by map page, and takes over what differs. See `docs/decisions/0004-replication.md`.
+//! The machine that brings a returning replica up to date: it compares this node's replica of a placement
+//! group with that of an in-sync source, map page by map page, and takes over what differs. See
+//! `docs/REPLICATION.md`.
 //!
-//! Events in: [`Resync::on_reply`] (the source's answers) and [`Resync::on_local`] (this node's store). Actions out:
-//! [`Resync::poll`]. Pages are compared by a fixed number of workers, each with memory of its own; what the shell allows at
-//! a time is its throttle. The same chunks are listed on both sides, for what this side has in excess has to go, too.
+//! Events in: [`Resync::on_reply`] (the source's answers) and [`Resync::on_local`] (this node's store).
+//! Actions out: [`Resync::poll`]. Pages are compared by a fixed number of workers, each with memory of its
+//! own; what the shell allows at a time is its throttle. The same chunks are listed on both sides, for what
+//! this side has in excess has to go, too.
 
 mod listing;
 mod memories;
@@ -20,7 +22,7 @@ use crate::proto::ids::{ChunkKey, LayerId};
 use crate::proto::message::{FenceEntry, UnresolvedEntry};
 use crate::proto::{Command, Epoch, Generation, NodeId, PgId, Refusal};
 use listing::Listing;
-use memories::{Memories, Told};
+use memories::{Memories, ReportedFence};
 use unread::UNREAD_MAX;
 pub use unread::{BlockKey, Lost, Unreadable};
 use worker::{Side, Step, Worker};
@@ -35,10 +37,11 @@ const LEAVES: u32 = 4;
 const TRIES_MAX: u32 = 1000;
 /// How often [`Resync::on_tick`] is called while something waits for it.
 pub const TICK: Duration = Duration::from_millis(10);
-/// How often a page is looked at once more, a tick later, because it is not known what becomes of a write to it; then the round
-/// fails. A client that lives stores it or gives this replica up within that time.
+/// How often a page is looked at once more, a tick later, because it is not known what becomes of a write to
+/// it; then the round fails. A client that lives stores it or gives this replica up within that time.
 const LOOKS_MAX: u32 = 1000;
-/// Pages that may wait for another look; with more the round fails. Each is waited for because of another write.
+/// Pages that may wait for another look; with more the round fails. Each is waited for because of another
+/// write.
 const POSTPONED_MAX: usize = 16_384;
 
 /// Names a request of this machine in [`Action`] and the answers.
@@ -50,8 +53,8 @@ pub struct Call(pub u32);
 pub enum Action {
     /// Send the command to the source, for the group and under the newest map that this node knows.
     Ask(Call, Command),
-    /// Execute the command on this node's own store, past its fences, if [`still_untouched`] allows it in the moment in
-    /// which the store takes it.
+    /// Execute the command on this node's own store, past its fences, if [`still_untouched`] allows it in the
+    /// moment in which the store takes it.
     ///
     /// [`still_untouched`]: super::replica::store_op::still_untouched
     Local(Call, Command),
@@ -60,7 +63,7 @@ pub enum Action {
     /// Everything agrees and is durable here: ask meta to promote.
     Promote,
     /// The round is over in vain.
-    Failed(Why),
+    Failed(RoundFailure),
 }
 
 impl Action {
@@ -74,15 +77,17 @@ impl Action {
 
 /// Why a round failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum RoundFailure {
     /// The source refused, or is lost: another one may do.
     Source(Refusal),
     /// This node's store failed.
     Store(StoreFailure),
-    /// The source cannot read blocks that this replica lacks ([`Resync::take_unread`]); all else has been taken over.
+    /// The source cannot read blocks that this replica lacks ([`Resync::take_unread`]); all else has been
+    /// taken over.
     Unread,
-    /// A page would not hold still, or a write to it has no end: its client may be gone. A round that begins in the same stay
-    /// would find it so again: this replica is to be reported to meta, by itself, so that it begins a new one.
+    /// A page would not hold still, or a write to it has no end: its client may be gone. A round that begins
+    /// in the same stay would find it so again: this replica is to be reported to meta, by itself, so that it
+    /// begins a new one.
     Busy,
 }
 
@@ -148,7 +153,7 @@ pub struct Resync {
     again: VecDeque<LeafKey>,
     workers: Vec<Worker>,
     /// Fences that the source is being asked for.
-    fences: BTreeMap<LayerId, Box<Told>>,
+    fences: BTreeMap<LayerId, Box<ReportedFence>>,
     /// What the source remembers is asked for, once all is compared.
     memories: Option<Box<Memories>>,
     /// What it has told, and nobody has taken.
@@ -248,8 +253,8 @@ impl Resync {
         self.actions.pop_front().or_else(|| self.urgent.pop_front())
     }
 
-    /// Next thing to do that is not to be held back: what clients' writes wait for, what ends the round, and what has been
-    /// paid for when its reads were begun.
+    /// Next thing to do that is not to be held back: what clients' writes wait for, what ends the round, and
+    /// what has been paid for when its reads were begun.
     pub fn poll_urgent(&mut self, groups: &Groups) -> Option<Action> {
         if !matches!(self.phase, Phase::Join | Phase::Over) {
             self.ask_fences(groups);
@@ -276,9 +281,9 @@ impl Resync {
             (Purpose::Worker(worker), result) => self.step(worker, result, groups),
             (_, Err(Refusal::Behind(_))) => {
                 // The source does not know this replica's map yet; it will within moments.
-                self.fail(Why::Source(Refusal::Behind(self.since)));
+                self.fail(RoundFailure::Source(Refusal::Behind(self.since)));
             }
-            (_, Err(refusal)) => self.fail(Why::Source(refusal)),
+            (_, Err(refusal)) => self.fail(RoundFailure::Source(refusal)),
             (Purpose::Join, Ok(())) => self.phase = Phase::Compare,
             (Purpose::ListSource, Ok(())) => {
                 self.listings[0].take(&mut self.chunks, &mut self.seen)
@@ -318,7 +323,7 @@ impl Resync {
     /// Asks the source who may write layers whose writes wait for that.
     fn ask_fences(&mut self, groups: &Groups) {
         while let Some(layer) = groups.get(self.pg).and_then(|g| g.take_to_fence()) {
-            let told = self.fences.entry(layer).or_insert_with(Told::new);
+            let told = self.fences.entry(layer).or_insert_with(ReportedFence::new);
             if std::mem::replace(&mut told.asked, true) {
                 continue;
             }
@@ -343,7 +348,7 @@ impl Resync {
             (Purpose::Worker(worker), Err(StoreFailure::Mismatch)) => {
                 self.step(worker, Err(Refusal::Mismatch), groups);
             }
-            (_, Err(failure)) => self.fail(Why::Store(failure)),
+            (_, Err(failure)) => self.fail(RoundFailure::Store(failure)),
             (Purpose::ListLocal, Ok(())) => self.listings[1].take(&mut self.chunks, &mut self.seen),
             (Purpose::Flush, Ok(())) => {
                 self.phase = Phase::Promoted;
@@ -394,7 +399,7 @@ impl Resync {
         let nothing_left = self.chunks.is_empty() && self.postponed.is_empty();
         if listed && idle && nothing_left && self.phase == Phase::Compare {
             if !self.unread.is_empty() {
-                return self.fail(Why::Unread);
+                return self.fail(RoundFailure::Unread);
             }
             if let Some(group) = groups.get(self.pg) {
                 group.all_compared();
@@ -433,8 +438,8 @@ impl Resync {
         }
     }
 
-    /// Unresolved writes that the source has told of since the last call: this replica has them, too, and is to remember them
-    /// before it is promoted.
+    /// Unresolved writes that the source has told of since the last call: this replica has them, too, and is
+    /// to remember them before it is promoted.
     pub fn take_unresolved(&mut self) -> Vec<(LayerId, Vec<UnresolvedEntry>)> {
         std::mem::take(&mut self.unresolved)
     }
@@ -507,7 +512,7 @@ impl Resync {
                 let unread = blocks.map(|(block, stamp)| ((leaf, block), stamp));
                 self.unread.extend(unread);
                 if self.unread.len() > UNREAD_MAX {
-                    self.fail(Why::Source(Refusal::Corrupt));
+                    self.fail(RoundFailure::Source(Refusal::Corrupt));
                 }
             }
             Step::Failed(why) => self.fail(why),
@@ -518,16 +523,17 @@ impl Resync {
         let looks = self.postponed.entry(leaf).or_default();
         *looks += 1;
         if *looks > LOOKS_MAX || self.postponed.len() > POSTPONED_MAX {
-            self.fail(Why::Busy);
+            self.fail(RoundFailure::Busy);
         }
     }
 
-    fn fail(&mut self, why: Why) {
+    fn fail(&mut self, why: RoundFailure) {
         self.give_up();
         self.urgent.push_back(Action::Failed(why));
     }
 
-    /// The round is over: nothing more is asked, and answers that are due only free the memory they are written to.
+    /// The round is over: nothing more is asked, and answers that are due only free the memory they are
+    /// written to.
     pub fn give_up(&mut self) {
         self.phase = Phase::Over;
         // Nobody has heard of these, so nobody answers them.

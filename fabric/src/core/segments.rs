@@ -1,20 +1,21 @@
-//! Room for scatter lists: a request's list is only borrowed from the guest side, so each piece keeps its own copy.
+//! Room for scatter lists: a request's list is only borrowed from the guest side, so each piece keeps its own
+//! copy.
 //!
-//! Lists of up to [`INLINE`] elements lie in the piece itself. Longer ones come from pools of fixed arrays; with a
-//! pool used up the request is answered busy and comes again.
+//! Lists of up to [`INLINE`] elements lie in the piece itself. Longer ones come from pools of fixed arrays;
+//! with a pool used up the request is answered busy and comes again.
 
 use crate::store::device::IoVecs;
 
 /// Elements a piece holds without a pool: one 4 KiB-aligned buffer, or a few.
 pub const INLINE: usize = 4;
 
-/// Most elements in a guest request; one with more is refused as out of range. The longest descriptor chain of a
-/// virtqueue is its size, at most 1024 in practice.
+/// Most elements in a guest request; one with more is refused as out of range. The longest descriptor chain
+/// of a virtqueue is its size, at most 1024 in practice.
 pub const SEGMENTS_MAX: usize = 1024;
 
-/// Array sizes of the pools and how many arrays each has: 0.5 MiB per data thread. A 128 KiB request of single pages
-/// fits the first, a 1 MiB request of 256 the second. One more than the round number, for a list cut at a chunk
-/// boundary.
+/// Array sizes of the pools and how many arrays each has: 0.5 MiB per data thread. A 128 KiB request of
+/// single pages fits the first, a 1 MiB request of 256 the second. One more than the round number, for a list
+/// cut at a chunk boundary.
 const CLASSES: [(usize, usize); 3] = [(34, 256), (258, 64), (SEGMENTS_MAX + 1, 8)];
 
 const EMPTY: libc::iovec = libc::iovec {
@@ -134,7 +135,8 @@ struct Class {
     free: Vec<u16>,
 }
 
-// SAFETY: the iovecs are descriptions of memory that the submitter of a request keeps valid on whatever thread.
+// SAFETY: the iovecs are descriptions of memory that the submitter of a request keeps valid on whatever
+// thread.
 unsafe impl Send for SegmentPool {}
 // SAFETY: as above; the lease's pointer leads into the pool's heap, which moves with neither.
 unsafe impl Send for Segments {}

@@ -1,7 +1,7 @@
 //! A fixed number of slots with stable addresses, and keys that tell a slot's uses apart.
 
-/// Names one use of a slot: the index in the lower half, the count of uses in the upper but for its highest bit, which is free for
-/// marks ([`incoming`](crate::proto::incoming)).
+/// Names one use of a slot: the index in the lower half, the count of uses in the upper but for its highest
+/// bit, which is free for marks ([`incoming`](crate::proto::incoming)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub u64);
 

@@ -1,8 +1,10 @@
-//! Whether writes that a guest was told are done, and did not flush, may have been lost with the power of all replicas.
+//! Whether writes that a guest was told are done, and did not flush, may have been lost with the power of all
+//! replicas.
 //!
-//! The map tells of such a loss ([`ReplicaSet::power_lost`](super::membership::ReplicaSet::power_lost)). A guest that lived
-//! through it learns of it by the failure of its next flush, as from a local disk whose write cache failed; else that flush would
-//! seem to have made durable what is gone (invariant *Durable*). Who has flushed everything is told nothing.
+//! The map tells of such a loss ([`ReplicaSet::power_lost`](super::membership::ReplicaSet::power_lost)). A
+//! guest that lived through it learns of it by the failure of its next flush, as from a local disk whose
+//! write cache failed; else that flush would seem to have made durable what is gone (invariant *Durable*).
+//! Who has flushed everything is told nothing.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,8 +61,8 @@ impl Unflushed {
         }
     }
 
-    /// A change is acknowledged that no flush covers, by a thread that knows of losses up to `known`, and knew of those up to `begun`
-    /// when replicas had done the first part of it.
+    /// A change is acknowledged that no flush covers, by a thread that knows of losses up to `known`, and
+    /// knew of those up to `begun` when replicas had done the first part of it.
     #[inline]
     pub fn acknowledge(&self, begun: Epoch, known: Epoch) {
         if known.0 > self.seen.load(Ordering::SeqCst) {
@@ -110,8 +112,8 @@ impl Unflushed {
         FlushMark { number, told }
     }
 
-    /// Every replica did it: whether the guest may be told so. If not, it is told of a loss by this, and by the other flushes
-    /// that are under way.
+    /// Every replica did it: whether the guest may be told so. If not, it is told of a loss by this, and by
+    /// the other flushes that are under way.
     #[must_use]
     pub fn end(&self, mark: FlushMark, known: Epoch) -> bool {
         let mut losses = self.losses.lock().expect("no panic under this lock");
@@ -159,7 +161,8 @@ mod tests {
         assert!(flush(&of, LOSS));
     }
 
-    /// Seed 5000343 of the simulator: one part of a write was on all replicas, the other waited for room on one of them.
+    /// Seed 5000343 of the simulator: one part of a write was on all replicas, the other waited for room on
+    /// one of them.
     #[test]
     fn a_loss_between_two_parts_of_a_write_is_told() {
         let of = Unflushed::new(OLD);
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_knows_nothing_yet_and_acknowledges_late_is_no_way_round() {
+    fn late_acknowledgement_by_an_unaware_thread_fails_the_flush() {
         let of = Unflushed::new(OLD);
         assert!(flush(&of, LOSS), "another thread's");
         of.acknowledge(OLD, OLD);

@@ -5,14 +5,20 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::proto::ids::{LayerId, Version};
+use crate::proto::ids::{CHUNK_BYTES, LayerId, Version};
 use crate::proto::message::UnresolvedEntry;
 use crate::proto::{Command, Generation, Request, Sequence};
 use crate::store::device::BLOCK_BYTES;
 
-/// Writes remembered of a layer one by one; beyond, those of a chunk are merged into one range. A client has at most some
-/// thousands in flight per data thread.
+/// Writes remembered of a layer one by one; beyond, those of a chunk are merged into one range. A client has
+/// at most some thousands in flight per data thread.
 const WRITES_MAX: usize = 16_384;
+/// Ranges that such a merge may leave; with more the whole layer counts as unresolved, until the watermark
+/// has passed the newest of them. Far enough below [`WRITES_MAX`] that merges stay rare whatever a client
+/// writes.
+const MERGED_MAX: usize = WRITES_MAX / 2;
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32;
 
 /// A range of blocks in a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +32,9 @@ struct Range {
 #[derive(Debug, Default)]
 struct Layer {
     writes: BTreeMap<(u64, u32), Range>,
-    /// More than others could tell one by one; so for as long as the process lives.
-    everything: bool,
+    /// Every block may be unresolved until the watermark has passed this version: more was written than is
+    /// remembered, or another replica said so, of which no watermark tells.
+    everything: Option<Version>,
 }
 
 impl Layer {
@@ -39,12 +46,20 @@ impl Layer {
                 known.end = known.end.max(range.end);
             })
             .or_insert(range);
-        if self.writes.len() > WRITES_MAX {
-            self.merge();
+        if self.writes.len() <= WRITES_MAX {
+            return;
+        }
+        self.merge();
+        if self.writes.len() > MERGED_MAX {
+            let newest = self.writes.last_key_value();
+            let newest = newest.map(|((version, _), _)| Version(*version));
+            self.everything = self.everything.max(newest);
+            self.writes.clear();
         }
     }
 
-    /// One range for each chunk, under the newest version: nothing is forgotten, though more is settled than needed.
+    /// One range for each chunk, under the newest version: nothing is forgotten, though more is settled than
+    /// needed.
     fn merge(&mut self) {
         let mut chunks: BTreeMap<u32, (u64, Range)> = BTreeMap::new();
         for ((version, _), range) in &self.writes {
@@ -63,6 +78,7 @@ impl Layer {
 
     /// Writes below the watermark, those of older leases among them, are on every replica.
     fn prune(&mut self, below: Version) {
+        self.everything = self.everything.filter(|newest| *newest >= below);
         while let Some(oldest) = self.writes.first_entry() {
             if oldest.key().0 >= below.0 {
                 return;
@@ -72,8 +88,8 @@ impl Layer {
     }
 }
 
-/// The answer to a fence of `generation`: what any data thread remembers of older leases' writes, in at most `room` entries. What
-/// does not fit is merged, at last into [`UnresolvedEntry::EVERYTHING`].
+/// The answer to a fence of `generation`: what any data thread remembers of older leases' writes, in at most
+/// `room` entries. What does not fit is merged, at last into [`UnresolvedEntry::EVERYTHING`].
 pub fn list(
     lanes: &[Arc<Unresolved>],
     layer: LayerId,
@@ -87,7 +103,7 @@ pub fn list(
     if all.writes.len() > room {
         all.merge();
     }
-    if all.everything || all.writes.len() > room {
+    if all.everything.is_some() || all.writes.len() > room {
         return vec![UnresolvedEntry::EVERYTHING];
     }
     let entry = |((version, chunk), range): (&(u64, u32), &Range)| UnresolvedEntry {
@@ -124,7 +140,8 @@ impl Unresolved {
         };
         let mut layers = self.0.lock().expect("no panic under this lock");
         let layer = layers.entry(chunk.layer).or_default();
-        // Right after a lease was renewed nothing is known to be resolved, neither under the new one nor under the old.
+        // Right after a lease was renewed nothing is known to be resolved, neither under the new one nor
+        // under the old.
         if request.watermark.0 > 0 {
             layer.prune(Version::of(request.generation, request.watermark));
         }
@@ -133,7 +150,8 @@ impl Unresolved {
 
     /// Another replica takes these for unresolved, and this one has them from there.
     ///
-    /// They are forgotten with the writes that come later by the same data thread; until then a takeover settles more than it has to.
+    /// They are forgotten with the writes that come later by the same data thread; until then a takeover
+    /// settles more than it has to.
     pub fn adopt(&self, layer: LayerId, told: &[UnresolvedEntry]) {
         if told.is_empty() {
             return;
@@ -142,15 +160,19 @@ impl Unresolved {
         let layer = layers.entry(layer).or_default();
         for entry in told {
             if *entry == UnresolvedEntry::EVERYTHING {
-                layer.everything = true;
+                layer.everything = Some(Version(u64::MAX));
                 continue;
             }
-            let range = Range {
-                chunk: entry.chunk,
-                first: entry.block,
-                end: entry.block.saturating_add(entry.count),
-            };
-            layer.note(Version(entry.version), range);
+            // What a peer told is any bytes. A range without blocks would end the list that others are told.
+            let end = entry.block.saturating_add(entry.count).min(CHUNK_BLOCKS);
+            if entry.block < end && entry.chunk != u32::MAX {
+                let range = Range {
+                    chunk: entry.chunk,
+                    first: entry.block,
+                    end,
+                };
+                layer.note(Version(entry.version), range);
+            }
         }
     }
 
@@ -161,7 +183,7 @@ impl Unresolved {
         let Some(known) = layers.get(&layer) else {
             return;
         };
-        into.everything |= known.everything;
+        into.everything = into.everything.max(known.everything);
         let writes = known.writes.iter();
         for ((version, _), range) in writes.take_while(|((version, _), _)| *version < before.0) {
             into.note(Version(*version), *range);

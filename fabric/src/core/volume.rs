@@ -218,8 +218,9 @@ impl VolumeState {
         self.read_only.store(read_only, Ordering::Relaxed);
     }
 
-    /// The lease has run out, or is another's: nothing is sent any more, whatever maps come. What replicas are still to answer
-    /// they answer; the rest ends as fenced when [`Client::end_revoked`](super::client::Client::end_revoked) is told.
+    /// The lease has run out, or is another's: nothing is sent any more, whatever maps come. What replicas
+    /// are still to answer they answer; the rest ends as fenced when
+    /// [`Client::end_revoked`](super::client::Client::end_revoked) is told.
     pub fn revoke(&self) {
         self.revoked.store(true, Ordering::Release);
     }

@@ -1,11 +1,12 @@
 //! Numbers a volume's writes and knows below which number none is unresolved.
 //!
-//! Several data threads (lanes) write one volume. A version is drawn with one atomic add *per write*: were threads to
-//! draw ranges in advance, a write issued after another one's completion could carry the smaller version and be
-//! ignored as stale. Generation and sequence share one word, so that a renewed lease switches both at once.
+//! Several data threads (lanes) write one volume. A version is drawn with one atomic add *per write*: were
+//! threads to draw ranges in advance, a write issued after another one's completion could carry the smaller
+//! version and be ignored as stale. Generation and sequence share one word, so that a renewed lease switches
+//! both at once.
 //!
-//! Each lane publishes the oldest version it has in flight. It does so *before* it draws: whoever reads the counter
-//! and then the lanes may see a bound that is too low, never one too high.
+//! Each lane publishes the oldest version it has in flight. It does so *before* it draws: whoever reads the
+//! counter and then the lanes may see a bound that is too low, never one too high.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,12 +16,12 @@ use crate::proto::{Generation, Sequence};
 /// Most data threads of a process; one more engine is refused.
 pub const LANES_MAX: usize = 64;
 
-/// Sequences kept back at the end of a generation, so that lanes drawing at the same moment cannot run over into the
-/// next one: each overshoots by at most one.
+/// Sequences kept back at the end of a generation, so that lanes drawing at the same moment cannot run over
+/// into the next one: each overshoots by at most one.
 const SEQUENCE_SLACK: u64 = 1024;
 
-/// How many draws of the counter pass between two looks at all lanes. A watermark that lags costs a new lease holder
-/// a few more comparisons, nothing else.
+/// How many draws of the counter pass between two looks at all lanes. A watermark that lags costs a new lease
+/// holder a few more comparisons, nothing else.
 const REFRESH_EVERY: u64 = 64;
 
 /// A lane with nothing in flight.
@@ -33,8 +34,8 @@ struct Lane {
     oldest: AtomicU64,
 }
 
-/// The counter and the lanes. Every write takes the counter's line over, so it must not be the line (nor its neighbour,
-/// which processors fetch along) of what the volume's other threads read with each request.
+/// The counter and the lanes. Every write takes the counter's line over, so it must not be the line (nor its
+/// neighbour, which processors fetch along) of what the volume's other threads read with each request.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Watermark {
@@ -76,8 +77,8 @@ impl Watermark {
         self.next.fetch_max(first, Ordering::AcqRel) < first
     }
 
-    /// Draws the version of a write; `idle` says that the lane has no other in flight. `None`: the generation is
-    /// used up.
+    /// Draws the version of a write; `idle` says that the lane has no other in flight. `None`: the generation
+    /// is used up.
     #[inline]
     pub fn draw(&self, lane: usize, idle: bool) -> Option<Version> {
         let bound = self.next.load(Ordering::Acquire);

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::config::CleanConfig;
-use super::stores::{Hands, Stores};
+use super::stores::{IoDriver, Stores};
 use crate::store::api::{CleanStep, ScrubFinding};
 
-/// Pause before a step that found the shard's cleaner still at work, and how long it grows to: a checkpoint that waits for
-/// room below the device file may take hours.
+/// Pause before a step that found the shard's cleaner still at work, and how long it grows to: a checkpoint
+/// that waits for room below the device file may take hours.
 const BUSY_PAUSE: Duration = Duration::from_micros(500);
 const BUSY_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Rest when all shards of a device are settled. What changed meanwhile is left alone for another one.
@@ -72,7 +72,7 @@ impl Cleaner {
     pub fn turn(
         &mut self,
         stores: &Stores,
-        hands: &mut Hands,
+        driver: &mut IoDriver,
         now: Instant,
     ) -> Vec<(usize, Vec<ScrubFinding>)> {
         let mut found = Vec::new();
@@ -81,7 +81,7 @@ impl Cleaner {
         }
         for device in 0..self.paces.len() {
             if self.paces[device].due <= now {
-                let bad = self.step(stores, hands, device, now);
+                let bad = self.step(stores, driver, device, now);
                 if !bad.is_empty() {
                     found.push((device, bad));
                 }
@@ -93,7 +93,7 @@ impl Cleaner {
     fn step(
         &mut self,
         stores: &Stores,
-        hands: &mut Hands,
+        driver: &mut IoDriver,
         device: usize,
         now: Instant,
     ) -> Vec<ScrubFinding> {
@@ -124,7 +124,7 @@ impl Cleaner {
         }
         let mut state = stores.lock(pace.shard);
         let step = state.core.clean_step();
-        hands.work(pace.shard, device as u32, &mut state);
+        driver.work(pace.shard, device as u32, &mut state);
         let found = std::iter::from_fn(|| state.core.poll_finding()).collect();
         drop(state);
         pace.due = now + pace.rest_after(step, shards);

@@ -1,4 +1,5 @@
-//! A node of several: what its data threads and background rounds share about the cluster, and how a newer map reaches them.
+//! A node of several: what its data threads and background rounds share about the cluster, and how a newer
+//! map reaches them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,7 +15,8 @@ use crate::core::membership::{Member, ReplicaSet};
 use crate::core::replica::Peers;
 use crate::core::unresolved::Unresolved;
 use crate::core::watermark::LANES_MAX;
-use crate::net::tcp::mail::Bell;
+use crate::net::tcp::inbox::EventFd;
+use crate::net::tcp::members::MemberView;
 use crate::proto::{Epoch, Incarnation, NodeId, PgId};
 
 mod pace;
@@ -30,6 +32,8 @@ pub struct ClusterView {
     pub epoch: Epoch,
     /// Where the nodes are reached. One that is left out is not connected to again.
     pub peers: HashMap<NodeId, SocketAddr>,
+    /// The nodes of the cluster. No other is let in.
+    pub members: HashMap<NodeId, MemberView>,
     /// All placement groups of all pools.
     pub groups: Vec<GroupView>,
     /// The devices of this node: their numbers in the map, and the identities in their superblocks.
@@ -45,7 +49,8 @@ pub struct GroupView {
     pub epoch: Epoch,
     /// Fewest in-sync replicas that may acknowledge a write.
     pub min_in_sync: usize,
-    /// Its replicas: one for each node at most, and of one a second that the group is [coming to](crate::proto::incoming).
+    /// Its replicas: one for each node at most, and of one a second that the group is [coming
+    /// to](crate::proto::incoming).
     pub members: Vec<Member>,
     /// See [`ReplicaSet::power_lost`].
     pub power_lost: Epoch,
@@ -57,7 +62,7 @@ pub struct GroupView {
 
 /// What the data path asks of meta. It is said again when a newer map leaves the reason in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ask {
+pub enum MetaRequest {
     /// A replica failed a request that was made under this map: commit a map without it.
     ReportFailed {
         /// Group.
@@ -85,7 +90,7 @@ pub enum Ask {
     },
 }
 
-type Asker = Box<dyn Fn(Ask) + Send + Sync>;
+type RequestSource = Box<dyn Fn(MetaRequest) + Send + Sync>;
 
 /// A version of the map, as replica sets.
 #[derive(Debug, Clone)]
@@ -113,8 +118,8 @@ pub struct Cluster {
     epoch: AtomicU64,
     /// How often volumes were revoked.
     revocations: AtomicU64,
-    bells: Mutex<Vec<Weak<Bell>>>,
-    asker: OnceLock<Asker>,
+    bells: Mutex<Vec<Weak<EventFd>>>,
+    asker: OnceLock<RequestSource>,
     /// What all clients count their time from.
     start: Instant,
 }
@@ -198,16 +203,16 @@ impl Cluster {
         bells
             .iter()
             .filter_map(Weak::upgrade)
-            .for_each(|bell| bell.ring());
+            .for_each(|eventfd| eventfd.ring());
     }
 
     /// A bell that is rung for every newer map, and when a volume was revoked.
-    pub fn subscribe(&self) -> std::io::Result<Arc<Bell>> {
-        let bell = Arc::new(Bell::new()?);
+    pub fn subscribe(&self) -> std::io::Result<Arc<EventFd>> {
+        let eventfd = Arc::new(EventFd::new()?);
         let mut bells = self.bells.lock().expect("no panic under this lock");
-        bells.retain(|bell| bell.strong_count() > 0);
-        bells.push(Arc::downgrade(&bell));
-        Ok(bell)
+        bells.retain(|eventfd| eventfd.strong_count() > 0);
+        bells.push(Arc::downgrade(&eventfd));
+        Ok(eventfd)
     }
 
     /// Waits until the map is at least of this epoch; false if it is not after `patience`.
@@ -219,15 +224,16 @@ impl Cluster {
         map.epoch >= epoch
     }
 
-    /// Who takes what is asked of meta; the first one stays. It is called by data threads: it must neither block nor call back.
-    pub fn set_asker(&self, asker: Asker) {
+    /// Who takes what is asked of meta; the first one stays. It is called by data threads: it must neither
+    /// block nor call back.
+    pub fn set_asker(&self, asker: RequestSource) {
         if self.asker.set(asker).is_err() {
             tracing::error!("the fabric has somebody to ask already");
         }
     }
 
     /// Asks meta. Without an asker nobody hears it.
-    pub fn ask(&self, ask: Ask) {
+    pub fn ask(&self, ask: MetaRequest) {
         if let Some(asker) = self.asker.get() {
             asker(ask);
         }
@@ -301,18 +307,18 @@ impl fmt::Debug for Cluster {
 /// One data thread's view of the map.
 pub struct MapReader {
     cluster: Arc<Cluster>,
-    bell: Arc<Bell>,
+    eventfd: Arc<EventFd>,
     seen: Epoch,
 }
 
 impl MapReader {
     /// A reader that has seen `map`.
     pub fn new(cluster: &Arc<Cluster>) -> std::io::Result<(Self, Map)> {
-        let bell = cluster.subscribe()?;
+        let eventfd = cluster.subscribe()?;
         let map = cluster.map();
         let reader = Self {
             cluster: Arc::clone(cluster),
-            bell,
+            eventfd,
             seen: map.epoch,
         };
         Ok((reader, map))
@@ -324,20 +330,21 @@ impl MapReader {
     }
 
     /// Rung for every newer map, and when a volume was revoked.
-    pub fn bell(&self) -> &Bell {
-        &self.bell
+    pub fn eventfd(&self) -> &EventFd {
+        &self.eventfd
     }
 
-    /// True if [`news`](Self::news) is to be asked: there is a newer map, or the bell is still to be silenced.
+    /// True if [`news`](Self::news) is to be asked: there is a newer map, or the bell is still to be
+    /// silenced.
     #[inline]
     pub fn has_news(&self) -> bool {
-        self.cluster.epoch() != self.seen || self.bell.is_rung()
+        self.cluster.epoch() != self.seen || self.eventfd.is_signalled()
     }
 
     /// The sets that changed since the last call, if there is a newer map.
     pub fn news(&mut self) -> Option<Vec<ReplicaSet>> {
-        if self.bell.is_rung() {
-            self.bell.hear();
+        if self.eventfd.is_signalled() {
+            self.eventfd.clear();
         }
         if self.cluster.epoch() == self.seen {
             return None;

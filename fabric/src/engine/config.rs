@@ -7,14 +7,15 @@ use crate::proto::ids::LayerId;
 use crate::proto::{Epoch, Generation, Incarnation, NodeId};
 use crate::store::api::{CoreParams, StoreError};
 use crate::store::error::OpenError;
-use crate::store::file::{Allocation, DeviceError};
+use crate::store::file::{Allocation, DeviceError, OpenedAhead};
 
 /// Where a node keeps chunks.
 #[derive(Debug, Clone)]
 pub enum StoreKind {
     /// Nowhere: writes are dropped, reads leave the buffers as they are. For benchmarks.
     Null,
-    /// On devices, at least one. A volume lives on one of them: the one with the most free space when it was created.
+    /// On devices, at least one. A volume lives on one of them: the one with the most free space when it was
+    /// created.
     Devices(Vec<DeviceConfig>),
 }
 
@@ -73,7 +74,8 @@ impl Default for ScrubConfig {
 pub struct CleanConfig {
     /// Off if false.
     pub enabled: bool,
-    /// Bytes per second and device that are moved while guests are at work. A step moves up to 1 MiB, so less is bursty.
+    /// Bytes per second and device that are moved while guests are at work. A step moves up to 1 MiB, so less
+    /// is bursty.
     pub bytes_per_second: u64,
     /// The same while they are not.
     pub idle_bytes_per_second: u64,
@@ -133,8 +135,11 @@ pub struct FabricConfig {
     pub resync: ResyncConfig,
     /// The way to other nodes, if there are any.
     pub net: Option<NetConfig>,
-    /// Devices with [`Missing::Refuse`] that cannot be opened are gone without, be they all: other nodes have replicas. Needs `net`.
+    /// Devices with [`Missing::Refuse`] that cannot be opened are gone without, be they all: other nodes have
+    /// replicas. Needs `net`.
     pub may_lack: bool,
+    /// Devices that are open already.
+    pub opened: OpenedAhead,
 }
 
 impl FabricConfig {
@@ -156,6 +161,7 @@ impl FabricConfig {
             resync: ResyncConfig::default(),
             net: None,
             may_lack: false,
+            opened: OpenedAhead::default(),
         }
     }
 }
@@ -183,9 +189,11 @@ pub enum FabricError {
     /// A lease generation does not fit a version.
     #[error("lease generation {0} is above the largest possible; copy the volume to a new one")]
     Generation(u64),
-    /// A volume was opened with a lease that is not newer than the last one. Its writes would be taken for old ones.
+    /// A volume was opened with a lease that is not newer than the last one. Its writes would be taken for
+    /// old ones.
     #[error(
-        "lease {given} of {layer:?} is not newer than {persisted}, under which it was last open; take a new lease"
+        "lease {given} of {layer:?} is not newer than {persisted}, under which it was last open; take a new \
+         lease"
     )]
     StaleLease {
         /// The layer.
@@ -205,7 +213,8 @@ pub enum FabricError {
     },
     /// The map under which a lease was granted has not come.
     #[error(
-        "cluster map {needed} has not reached this node, which knows {known}; look whether it reaches the metadata service"
+        "cluster map {needed} has not reached this node, which knows {known}; look whether it reaches the \
+         metadata service"
     )]
     NoMap {
         /// Of the lease.
@@ -223,7 +232,8 @@ pub enum FabricError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A device has content that is not a store.
-    #[error("device {} is not blank and holds no Penstock store; wipe it (`wipefs -a`) if its data are not needed, or name another", .0.display())]
+    #[error("device {} is not blank and holds no Penstock store; wipe it (`wipefs -a`) if its data are not \
+        needed, or name another", .0.display())]
     NotBlank(PathBuf),
     /// The store on a device could not be opened.
     #[error("cannot open the store on {}: {source}", .path.display())]

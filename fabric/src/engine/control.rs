@@ -29,8 +29,8 @@ pub struct DeviceStatus {
     pub used_bytes: u64,
     /// Free.
     pub free_bytes: u64,
-    /// It refuses writes for want of room: one of its shards is [full](crate::store::api::Space::is_full), and chunks do not choose
-    /// theirs.
+    /// It refuses writes for want of room: one of its shards is [full](crate::store::api::Space::is_full),
+    /// and chunks do not choose theirs.
     pub is_full: bool,
     /// RAM that its map takes: chunk table, space bitmaps and cached map pages.
     pub memory_bytes: u64,
@@ -72,7 +72,8 @@ impl Control {
         })
     }
 
-    /// Refuses a lease or map that is not newer than what the layer's home has persisted; gives a new layer a home.
+    /// Refuses a lease or map that is not newer than what the layer's home has persisted; gives a new layer a
+    /// home.
     pub fn admit(&self, params: &VolumeParams) -> Result<(), FabricError> {
         let layer = params.layer;
         let Some(home) = self.stores.home_of(layer) else {
@@ -219,8 +220,8 @@ impl Control {
         }
     }
 
-    /// From now on no new layer gets its home on the device; false, and nothing is changed, if it holds anything. One that is
-    /// not open holds nothing. The caller opens no volume meanwhile.
+    /// From now on no new layer gets its home on the device; false, and nothing is changed, if it holds
+    /// anything. One that is not open holds nothing. The caller opens no volume meanwhile.
     pub fn retire(&self, device: &[u8; 16]) -> bool {
         let index = self.stores.index_of(device);
         index.is_none_or(|index| self.stores.retire(index))

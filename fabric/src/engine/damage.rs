@@ -1,4 +1,5 @@
-//! The blocks that devices cannot give, whoever met them, and what became of them: listed until they are written again.
+//! The blocks that devices cannot give, whoever met them, and what became of them: listed until they are
+//! written again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -7,7 +8,8 @@ use crate::core::repair::queue::{BadBlock, Outcome, QUEUE_MAX};
 use crate::proto::ids::ChunkKey;
 use crate::store::api::ScrubFinding;
 
-/// Bad blocks remembered per device. Further ones are counted and logged: a device with so many is to be replaced.
+/// Bad blocks remembered per device. Further ones are counted and logged: a device with so many is to be
+/// replaced.
 pub const FINDINGS_MAX: usize = 1024;
 
 /// How a device's scrubbing stands.
@@ -23,10 +25,11 @@ pub struct ScrubStatus {
     pub bad_blocks: u64,
     /// Bad blocks that were written again from another replica since start.
     pub repaired_blocks: u64,
-    /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. On a node that has peers those that reads have met
-    /// are among them.
+    /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. On a node that has peers those that
+    /// reads have met are among them.
     pub findings: Vec<ScrubFinding>,
-    /// How many of these no other replica could give. The others are about to be written again, if the node has peers.
+    /// How many of these no other replica could give. The others are about to be written again, if the node
+    /// has peers.
     pub stuck: usize,
 }
 
@@ -90,8 +93,8 @@ impl Damage {
         self.devices().iter().map(status).collect()
     }
 
-    /// The scrubber has done a step. What is still listed when a pass ends is looked at once more: it may be past, or another
-    /// replica may have it by now.
+    /// The scrubber has done a step. What is still listed when a pass ends is looked at once more: it may be
+    /// past, or another replica may have it by now.
     pub fn on_step(&self, device: usize, blocks: u64, pass_done: bool) {
         let mut all = self.devices();
         let status = &mut all[device].status;
@@ -166,7 +169,8 @@ impl Damage {
                 listed.status.repaired_blocks += 1;
                 tracing::warn!(
                     device, ?chunk, block, %from,
-                    "a bad block has been written again from another replica; replace the device if more follow"
+                    "a bad block has been written again from another replica; replace the device if more \
+                     follow"
                 );
             }
             Outcome::Readable => tracing::info!(
@@ -185,7 +189,8 @@ impl Damage {
                 device,
                 ?chunk,
                 block,
-                "no other replica has given a bad block; unless one does yet, restore the volume from a backup"
+                "no other replica has given a bad block; unless one does yet, restore the volume from a \
+                 backup"
             ),
         }
         if outcome == Outcome::Stuck {

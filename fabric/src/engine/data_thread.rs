@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::VolumeHandle;
-use super::cluster::Ask;
 use super::cluster::MapReader;
+use super::cluster::MetaRequest;
 use super::config::FabricError;
 use super::shared::Shared;
-use super::transport::{NodeTransport, Told};
+use super::transport::{NodeTransport, TransportEvent};
 use crate::core::client::Client;
 use crate::core::client::ClientAction;
 use crate::io::{Engine, IoResult, Request, Submit, Tag};
@@ -38,7 +38,7 @@ impl FabricEngine {
             Some(cluster) => {
                 let (reader, map) =
                     MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
-                transport.watch(reader.bell().fd())?;
+                transport.watch(reader.eventfd().fd())?;
                 (Some(reader), map.sets.to_vec())
             }
         };
@@ -51,13 +51,14 @@ impl FabricEngine {
         })
     }
 
-    /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now on.
+    /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now
+    /// on.
     pub(crate) fn settle(&mut self) {
         self.transport.local.store().settle();
     }
 
-    /// Of a node of several, before anything else is done: a request goes by the newest map there is, for a lease is never
-    /// older than the map it was granted under.
+    /// Of a node of several, before anything else is done: a request goes by the newest map there is, for a
+    /// lease is never older than the map it was granted under.
     #[inline]
     fn look_up(&mut self) {
         let Some(maps) = &self.maps else {
@@ -114,10 +115,10 @@ impl FabricEngine {
             let cluster = maps.cluster();
             match action {
                 ClientAction::ReportFailed { pg, node, epoch } => {
-                    cluster.ask(Ask::ReportFailed { pg, node, epoch });
+                    cluster.ask(MetaRequest::ReportFailed { pg, node, epoch });
                 }
                 ClientAction::ReportSlow { pg, node, epoch } => {
-                    cluster.ask(Ask::ReportSlow { pg, node, epoch });
+                    cluster.ask(MetaRequest::ReportSlow { pg, node, epoch });
                 }
                 ClientAction::Repaired {
                     pg,
@@ -130,7 +131,8 @@ impl FabricEngine {
                 ),
                 ClientAction::UnflushedLost { layer } => tracing::error!(
                     ?layer,
-                    "all replicas had lost power, and writes that the guest had not flushed may be gone: its flush was failed to tell it"
+                    "all replicas had lost power, and writes that the guest had not flushed may be gone: its \
+                     flush was failed to tell it"
                 ),
             }
         }
@@ -172,11 +174,11 @@ impl Engine for FabricEngine {
             let mut answered = false;
             while let Some(told) = self.transport.next(&mut answered) {
                 match told {
-                    Told::Reply(node, reply) => {
+                    TransportEvent::Reply(node, reply) => {
                         self.client
                             .on_reply(node, &reply, &mut self.transport, &mut count);
                     }
-                    Told::Lost(node) => {
+                    TransportEvent::Lost(node) => {
                         self.client.on_lost(node, &mut self.transport, &mut count);
                     }
                 }
@@ -189,9 +191,9 @@ impl Engine for FabricEngine {
                 more = self.transport.reap();
                 continue;
             }
-            // An answer may have made the client send the next piece of a range, and nobody else kicks for that one.
-            // What is answered in place is looked at here, too: no descriptor would tell of it. The turns end with the
-            // ranges in flight.
+            // An answer may have made the client send the next piece of a range, and nobody else kicks for
+            // that one. What is answered in place is looked at here, too: no descriptor would tell of it. The
+            // turns end with the ranges in flight.
             self.transport.kick();
         }
         self.ask();

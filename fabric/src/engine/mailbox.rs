@@ -1,7 +1,7 @@
 //! How one thread tells another that its operation is done.
 //!
-//! A shard's completions go to whoever polled them. Most often that is the submitter; if thread B's read waited for a
-//! write of thread A, it is A, and A puts the outcome into B's mailbox.
+//! A shard's completions go to whoever polled them. Most often that is the submitter; if thread B's read
+//! waited for a write of thread A, it is A, and A puts the outcome into B's mailbox.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
@@ -17,16 +17,17 @@ pub struct Mailbox {
     full: AtomicBool,
     /// Bounded by the operations that its owner has in flight.
     letters: Mutex<Vec<(OpId, StoreResult)>>,
-    bell: OwnedFd,
+    eventfd: OwnedFd,
 }
 
 impl Mailbox {
-    /// An empty mailbox with room for `letters`; more cannot come, for each answers an operation of the owner.
+    /// An empty mailbox with room for `letters`; more cannot come, for each answers an operation of the
+    /// owner.
     pub fn new(letters: usize) -> std::io::Result<Self> {
         Ok(Self {
             full: AtomicBool::new(false),
             letters: Mutex::new(Vec::with_capacity(letters)),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
 
@@ -40,7 +41,7 @@ impl Mailbox {
     pub fn ring(&self) {
         if !self.full.swap(true, Ordering::AcqRel) {
             // Fails only if the counter is full, and then it is readable, too.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
     }
 
@@ -53,9 +54,9 @@ impl Mailbox {
     /// Hands out everything.
     pub fn drain(&self, mut take: impl FnMut(OpId, StoreResult)) {
         let mut count = [0u8; 8];
-        // Cleared before the letters are taken: one that comes later rings again. Not cleared while the bell of the
-        // one who set it has yet to ring: it would stay readable with nothing to say.
-        if rustix::io::read(&self.bell, &mut count).is_ok() {
+        // Cleared before the letters are taken: one that comes later rings again. Not cleared while the bell
+        // of the one who set it has yet to ring: it would stay readable with nothing to say.
+        if rustix::io::read(&self.eventfd, &mut count).is_ok() {
             self.full.store(false, Ordering::Release);
         }
         let mut letters = self.letters.lock().expect("no panic under this lock");
@@ -66,6 +67,6 @@ impl Mailbox {
 
     /// Readable while the owner has been woken.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.eventfd.as_fd()
     }
 }

@@ -1,7 +1,8 @@
-//! The maintenance thread: fences, dropped layers, checkpoints, scrubbing and cleaning, away from the data threads.
+//! The maintenance thread: fences, dropped layers, checkpoints, scrubbing and cleaning, away from the data
+//! threads.
 //!
-//! It has a ring of its own. What it asks of a shard is planned under the shard's lock as everything else; device
-//! requests that a shard wants meanwhile are executed by whichever thread asks next.
+//! It has a ring of its own. What it asks of a shard is planned under the shard's lock as everything else;
+//! device requests that a shard wants meanwhile are executed by whichever thread asks next.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::clean::Cleaner;
 use super::config::{CleanConfig, ScrubConfig};
 use super::scrub::{self, Scrubber};
-use super::stores::{Event, Hands, MAINTENANCE_LANE, Stores, name_of, op_id};
+use super::stores::{Event, IoDriver, MAINTENANCE_LANE, Stores, name_of, op_id};
 use super::strays::Stray;
 use crate::proto::ids::LayerId;
 use crate::store::api::{Fence, StoreError, StoreOp, StoreResult, Submitted};
@@ -82,7 +83,7 @@ struct Job {
 /// The thread's state.
 pub struct Maintenance {
     /// Before `stores`: fields are dropped in this order, and the ring has the cores' memory registered.
-    hands: Hands,
+    driver: IoDriver,
     stores: Arc<Stores>,
     commands: Receiver<Command>,
     /// Operations that no shard has taken yet.
@@ -104,7 +105,7 @@ impl Maintenance {
     ) -> Result<Self, super::FabricError> {
         let now = Instant::now();
         Ok(Self {
-            hands: Hands::new(&stores, MAINTENANCE_LANE)?,
+            driver: IoDriver::new(&stores, MAINTENANCE_LANE)?,
             scrubber: Scrubber::new(&stores, scrub, now),
             cleaner: Cleaner::new(&stores, clean, now),
             stores,
@@ -128,7 +129,7 @@ impl Maintenance {
                 }
             }
         }
-        self.hands.close(&self.stores);
+        self.driver.close(&self.stores);
     }
 
     fn accept(&mut self, command: Command) {
@@ -186,18 +187,18 @@ impl Maintenance {
     /// One round: device outcomes, new operations, scrubbing and cleaning.
     fn turn(&mut self) {
         let now = Instant::now();
-        self.hands.collect(&self.stores);
+        self.driver.collect(&self.stores);
         let mut at = 0;
-        while let Some(event) = self.hands.next_event(&mut at) {
+        while let Some(event) = self.driver.next_event(&mut at) {
             if let Event::Shard(shard, range) = event {
                 let mut state = self.stores.lock(shard);
-                self.hands.tell(&mut state, range);
+                self.driver.tell(&mut state, range);
                 let device = self.stores.shards[shard as usize].device;
-                self.hands.work(shard, device, &mut state);
+                self.driver.work(shard, device, &mut state);
             }
         }
         // A thread that went away, or a full table, may have left a shard with work to do.
-        let woken = self.hands.open_mail(&self.stores);
+        let woken = self.driver.open_mail(&self.stores);
         self.submit_pending();
         let tick = now >= self.next_tick;
         if tick {
@@ -206,16 +207,16 @@ impl Maintenance {
         for shard in 0..self.stores.shards.len() as u32 {
             self.look_after(shard, tick, woken);
         }
-        self.scrubber.turn(&self.stores, &mut self.hands, now);
-        for (device, found) in self.cleaner.turn(&self.stores, &mut self.hands, now) {
+        self.scrubber.turn(&self.stores, &mut self.driver, now);
+        for (device, found) in self.cleaner.turn(&self.stores, &mut self.driver, now) {
             scrub::report(&self.stores, device, found);
         }
-        self.hands.send(&self.stores);
+        self.driver.send(&self.stores);
         self.finish_jobs();
     }
 
     fn look_after(&mut self, shard: u32, tick: bool, woken: bool) {
-        if !(tick || woken || self.hands.is_starved(shard)) {
+        if !(tick || woken || self.driver.is_starved(shard)) {
             return;
         }
         let mut state = self.stores.lock(shard);
@@ -223,7 +224,7 @@ impl Maintenance {
             state.core.on_idle();
         }
         let device = self.stores.shards[shard as usize].device;
-        self.hands.work(shard, device, &mut state);
+        self.driver.work(shard, device, &mut state);
     }
 
     fn submit_pending(&mut self) {
@@ -240,7 +241,7 @@ impl Maintenance {
                 JobOp::DropLayer(layer) => StoreOp::DropLayer { layer: *layer },
                 JobOp::DropStray(stray) if stray.is_at_home() => {
                     let id = op_id(MAINTENANCE_LANE, name);
-                    self.hands.mine.push_back((id, Ok(())));
+                    self.driver.mine.push_back((id, Ok(())));
                     continue;
                 }
                 JobOp::DropStray(stray) => StoreOp::DropChunk {
@@ -256,12 +257,12 @@ impl Maintenance {
                 self.pending.push_back((shard, op, name));
             }
             let device = self.stores.shards[shard as usize].device;
-            self.hands.work(shard, device, &mut state);
+            self.driver.work(shard, device, &mut state);
         }
     }
 
     fn finish_jobs(&mut self) {
-        while let Some((op, result)) = self.hands.mine.pop_front() {
+        while let Some((op, result)) = self.driver.mine.pop_front() {
             let Some(at) = self.jobs.iter().position(|(name, _)| *name == name_of(op)) else {
                 continue;
             };
@@ -290,7 +291,7 @@ impl Maintenance {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         };
-        let fd = self.hands.wait_fd();
+        let fd = self.driver.wait_fd();
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         // Interrupted or not, the next turn looks at everything.
         let _ = poll(&mut fds, Some(&timeout));

@@ -105,10 +105,10 @@ fn open_or_create(device: &DeviceConfig, config: &FabricConfig) -> Result<Device
         allocation,
     } = device.missing
     else {
-        return Ok(DeviceFile::open(path)?);
+        return Ok(config.opened.device(path)?);
     };
     if path.exists() {
-        return Ok(DeviceFile::open(path)?);
+        return Ok(config.opened.device(path)?);
     }
     // Made beside its place: what a kill leaves of it must not stand in the way of the next try.
     let mut unfinished = path.as_os_str().to_owned();
@@ -171,8 +171,8 @@ fn format(file: &mut DeviceFile, config: &FabricConfig) -> Result<(), OpenError>
     Ok(())
 }
 
-/// Bytes at the start of a device that must be zero for it to count as blank: partition tables and the superblocks
-/// of the usual file systems lie there.
+/// Bytes at the start of a device that must be zero for it to count as blank: partition tables and the
+/// superblocks of the usual file systems lie there.
 const BLANK_BYTES: usize = 128 << 10;
 
 fn refuse_foreign_content(file: &mut DeviceFile) -> Result<(), FabricError> {

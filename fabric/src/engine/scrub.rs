@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::config::ScrubConfig;
-use super::stores::{Hands, Stores};
+use super::stores::{IoDriver, Stores};
 use crate::store::api::{ScrubFinding, ScrubStep};
 use crate::store::device::BLOCK_BYTES;
 
@@ -47,22 +47,22 @@ impl Scrubber {
     }
 
     /// Does the steps that are due.
-    pub fn turn(&mut self, stores: &Stores, hands: &mut Hands, now: Instant) {
+    pub fn turn(&mut self, stores: &Stores, driver: &mut IoDriver, now: Instant) {
         if !self.config.enabled {
             return;
         }
         for device in 0..self.paces.len() {
             if self.paces[device].due <= now {
-                self.step(stores, hands, device, now);
+                self.step(stores, driver, device, now);
             }
         }
     }
 
-    fn step(&mut self, stores: &Stores, hands: &mut Hands, device: usize, now: Instant) {
+    fn step(&mut self, stores: &Stores, driver: &mut IoDriver, device: usize, now: Instant) {
         let pace = &mut self.paces[device];
         let mut state = stores.lock(pace.shard);
         let step = state.core.scrub_step();
-        hands.work(pace.shard, device as u32, &mut state);
+        driver.work(pace.shard, device as u32, &mut state);
         let mut found = Vec::new();
         while let Some(finding) = state.core.poll_finding() {
             found.push(finding);

@@ -1,9 +1,9 @@
-//! One data thread's way to the shards: requests are queued per shard, and a kick plans each shard's queue under one
-//! lock, so that many small writes become one device write.
+//! One data thread's way to the shards: requests are queued per shard, and a kick plans each shard's queue
+//! under one lock, so that many small writes become one device write.
 
+mod fan_out;
 mod flush;
 mod list;
-mod tour;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use self::flush::DeviceFlush;
 use super::config::FabricError;
 use super::shared::Lane;
-use super::stores::{Event, HELD_MAX, Hands, ShardState, Stores, name_of, op_id};
+use super::stores::{Event, HELD_MAX, IoDriver, ShardState, Stores, name_of, op_id};
 use crate::core::fence::{FenceCache, Fences};
 use crate::core::groups::Groups;
 use crate::core::replica::store_op::{ROUND, failure, operation, still_admitted, tell_fence};
@@ -50,7 +50,7 @@ const EMPTY: Queue = Queue {
 /// The port.
 pub struct ShardPort {
     /// Before `stores`: fields are dropped in this order, and the ring has the cores' memory registered.
-    hands: Hands,
+    driver: IoDriver,
     stores: Arc<Stores>,
     fences: FenceCache,
     /// `None`: the node is alone.
@@ -72,7 +72,7 @@ impl ShardPort {
         groups: Option<Arc<Groups>>,
         lane: Lane,
     ) -> Result<Self, FabricError> {
-        let hands = Hands::new(&stores, lane.index())?;
+        let driver = IoDriver::new(&stores, lane.index())?;
         // What a previous user of the lane was sent too late.
         stores.mailbox(lane.index()).drain(|_, _| ());
         let slot = |_| Slot {
@@ -84,7 +84,7 @@ impl ShardPort {
         Ok(Self {
             fences: FenceCache::new(fences),
             groups,
-            hands,
+            driver,
             slots: (0..HELD_MAX).map(slot).collect(),
             queues: vec![EMPTY; stores.shards.len()].into(),
             queued: 0,
@@ -100,21 +100,21 @@ impl ShardPort {
     }
 
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.hands.wait_fd()
+        self.driver.wait_fd()
     }
 
-    /// Whether devices owe answers. Among them may be those to other threads' requests: who works on a shard executes
-    /// whatever it wants done.
+    /// Whether devices owe answers. Among them may be those to other threads' requests: who works on a shard
+    /// executes whatever it wants done.
     #[inline]
     pub fn awaits_devices(&self) -> bool {
-        self.hands.uring.in_flight() > 0
+        self.driver.uring.in_flight() > 0
     }
 
     /// Waits for what the devices owe and takes nothing new on.
     pub fn settle(&mut self) {
         if self.awaits_devices() {
-            self.hands.close(&self.stores);
-            self.hands.reopen();
+            self.driver.close(&self.stores);
+            self.driver.reopen();
         }
     }
 
@@ -196,16 +196,16 @@ impl ShardPort {
     pub fn kick(&mut self) {
         self.plan_queues();
         self.step_flushes();
-        self.hands.send(&self.stores);
+        self.driver.send(&self.stores);
     }
 
     #[inline]
     fn plan_queues(&mut self) {
-        if self.queued == 0 && !self.hands.any_starved() {
+        if self.queued == 0 && !self.driver.any_starved() {
             return;
         }
         for shard in 0..self.queues.len() as u32 {
-            if self.queues[shard as usize].head != NONE || self.hands.is_starved(shard) {
+            if self.queues[shard as usize].head != NONE || self.driver.is_starved(shard) {
                 let stores = Arc::clone(&self.stores);
                 let mut state = stores.lock(shard);
                 self.work(shard, &mut state);
@@ -220,11 +220,11 @@ impl ShardPort {
             let index = self.queues[shard as usize].head;
             let slot = &self.slots[index as usize];
             let groups = self.groups.as_deref();
-            match submit_one(state, &mut self.fences, groups, self.hands.lane, slot) {
+            match submit_one(state, &mut self.fences, groups, self.driver.lane, slot) {
                 Ok(Submitted::Accepted) => {}
                 Ok(Submitted::Busy) => {
                     // Whoever completes an operation of this shard next wakes this thread.
-                    state.waiting |= 1 << self.hands.lane;
+                    state.waiting |= 1 << self.driver.lane;
                     break;
                 }
                 Err(refusal) => self.refused(index, refusal),
@@ -233,7 +233,7 @@ impl ShardPort {
             self.queued -= 1;
         }
         let device = self.stores.shards[shard as usize].device;
-        self.hands.work(shard, device, state);
+        self.driver.work(shard, device, state);
     }
 
     /// A fence rose between the replica's check and the shard's turn.
@@ -248,36 +248,37 @@ impl ShardPort {
             _ => fenced(0),
         };
         let op = self.op_of(index);
-        self.hands.mine.push_back((op, Err(error)));
+        self.driver.mine.push_back((op, Err(error)));
     }
 
     fn op_of(&self, index: u32) -> OpId {
-        op_id(self.hands.lane, self.slots[index as usize].key.0)
+        op_id(self.driver.lane, self.slots[index as usize].key.0)
     }
 
-    /// Takes in what the devices finished and what other threads finished for this one; tells whether there is more.
+    /// Takes in what the devices finished and what other threads finished for this one; tells whether there
+    /// is more.
     #[inline]
     pub fn reap(&mut self) -> bool {
-        let more = self.hands.collect(&self.stores);
+        let more = self.driver.collect(&self.stores);
         let mut at = 0;
         let mut busy = false;
-        while let Some(event) = self.hands.next_event(&mut at) {
+        while let Some(event) = self.driver.next_event(&mut at) {
             busy = true;
             match event {
                 Event::Shard(shard, range) => {
                     let stores = Arc::clone(&self.stores);
                     let mut state = stores.lock(shard);
-                    self.hands.tell(&mut state, range);
+                    self.driver.tell(&mut state, range);
                     self.work(shard, &mut state);
                 }
                 Event::Flushed(device, result) => self.flushed(device as usize, result),
             }
         }
-        busy |= self.hands.open_mail(&self.stores);
+        busy |= self.driver.open_mail(&self.stores);
         if busy {
             self.plan_queues();
             self.step_flushes();
-            self.hands.send(&self.stores);
+            self.driver.send(&self.stores);
         }
         more
     }
@@ -286,7 +287,7 @@ impl ShardPort {
     #[inline]
     pub fn next_completion(&mut self) -> Option<(StoreKey, Result<(), StoreFailure>)> {
         loop {
-            let (op, result) = self.hands.mine.pop_front()?;
+            let (op, result) = self.driver.mine.pop_front()?;
             let name = name_of(op);
             let Some(slot) = self.slots.get(slot_index(name)) else {
                 self.on_flush_step(name, result);
@@ -309,7 +310,8 @@ impl ShardPort {
         }
     }
 
-    /// A block whose loss a round or a takeover has brought is to be repaired as soon as somebody can read it.
+    /// A block whose loss a round or a takeover has brought is to be repaired as soon as somebody can read
+    /// it.
     #[inline]
     fn note_lost(&mut self, slot: usize) {
         let request = &self.slots[slot].request;
@@ -372,7 +374,7 @@ fn slot_index(name: u64) -> usize {
 
 impl Drop for ShardPort {
     fn drop(&mut self) {
-        self.hands.close(&self.stores);
+        self.driver.close(&self.stores);
     }
 }
 
@@ -394,8 +396,8 @@ impl Queue {
     }
 }
 
-/// Hands a request to its shard. The fences are looked at again: under the shard's lock nothing comes between this
-/// check and the plan.
+/// Hands a request to its shard. The fences are looked at again: under the shard's lock nothing comes between
+/// this check and the plan.
 #[inline]
 fn submit_one(
     state: &mut ShardState,
@@ -405,10 +407,10 @@ fn submit_one(
     slot: &Slot,
 ) -> Result<Submitted, Refusal> {
     let request = &slot.request;
-    let fence = request.command.layer().map(|layer| &**fences.of(layer));
-    still_admitted(request, fence, groups)?;
-    // SAFETY: the client's piece holds the list until the request is answered, and the submitter of the guest request
-    // keeps its buffers.
+    let fence = request.command.layer().and_then(|layer| fences.of(layer));
+    still_admitted(request, fence.map(|fence| &**fence), groups)?;
+    // SAFETY: the client's piece holds the list until the request is answered, and the submitter of the guest
+    // request keeps its buffers.
     unsafe {
         let op = operation(request).expect("only what a shard executes is queued for one");
         Ok(state.core.submit(op_id(lane, slot.key.0), op))

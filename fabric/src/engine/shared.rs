@@ -10,13 +10,14 @@ use super::transport::NodeTransport;
 use crate::core::fence::Fences;
 use crate::core::membership::ReplicaSet;
 use crate::core::replica::Replica;
+use crate::core::replica::store_op::ROUND;
 use crate::core::volume::VolumeParams;
 use crate::core::watermark::LANES_MAX;
 use crate::io::SECTOR_BYTES;
 use crate::net::mem::MemTransport;
 use crate::net::tcp::control::Network;
 use crate::proto::ids::CHUNK_BYTES;
-use crate::proto::{Epoch, Generation, PgId};
+use crate::proto::{Epoch, PgId};
 
 /// Volumes open at once on a node; one more is refused.
 pub const VOLUMES_MAX: u32 = 4096;
@@ -105,12 +106,16 @@ impl Shared {
         network: Option<Network>,
     ) -> Self {
         let cluster = || Arc::new(Cluster::new(config.node, config.incarnation));
+        let fences = match network {
+            Some(_) => Fences::of_known_layers(),
+            None => Fences::default(),
+        };
         Self {
             cluster: network.is_some().then(cluster),
             network,
             config,
             stores,
-            fences: Arc::new(Fences::default()),
+            fences: Arc::new(fences),
             lanes: Numbers::new(LANES_MAX as u32),
             volume_slots: Numbers::new(VOLUMES_MAX),
         }
@@ -162,7 +167,7 @@ impl Shared {
 
     pub fn check_volume(&self, params: &VolumeParams) -> Result<(), FabricError> {
         check_size(params.size_bytes)?;
-        if params.generation > Generation::MAX {
+        if params.generation >= ROUND {
             return Err(FabricError::Generation(params.generation.0));
         }
         Ok(())

@@ -19,7 +19,8 @@ use crate::store::api::{DeviceLabel, OpId, RecoveryReport, StoreCore, StoreResul
 use crate::store::file::DeviceFile;
 use crate::store::uring::{DEPTH, Finished, Owner, Uring};
 
-/// Operations that a data thread has in its replica at once: what its client has in flight, and what other nodes ask.
+/// Operations that a data thread has in its replica at once: what its client has in flight, and what other
+/// nodes ask.
 pub const HELD_MAX: u32 = PIECES_MAX + SERVINGS_MAX;
 
 /// Most devices of a node; one more is refused. With at most 8 shards each, a shard set fits a `u128`.
@@ -108,7 +109,7 @@ pub struct Stores {
 
 const _: () = assert!(LANES_MAX < u128::BITS as usize);
 const _: () = assert!(DEVICES_MAX <= u32::BITS as usize);
-const _: () = assert!(DEVICES_MAX <= crate::core::groups::TOURED_DEVICES_MAX as usize);
+const _: () = assert!(DEVICES_MAX <= crate::core::groups::FAN_OUT_DEVICES_MAX as usize);
 
 impl Stores {
     /// Of a node that has peers other nodes have replicas.
@@ -255,7 +256,8 @@ impl Stores {
             .expect("a fabric has at least one device")
     }
 
-    /// From now on no new layer gets its home on this device; false, and nothing is changed, if one has it there.
+    /// From now on no new layer gets its home on this device; false, and nothing is changed, if one has it
+    /// there.
     pub fn retire(&self, device: u32) -> bool {
         let homes = self.homes.write().expect("no panic under this lock");
         let shards = self.devices[device as usize].shard_indexes();
@@ -278,7 +280,7 @@ impl Stores {
 }
 
 /// One thread's means of working on shards.
-pub struct Hands {
+pub struct IoDriver {
     pub lane: usize,
     pub uring: Uring,
     /// Readable when the ring or the mailbox has something.
@@ -299,8 +301,8 @@ pub struct Hands {
     crcs_of: Vec<u32>,
 }
 
-/// Blocks of a read for which there is room from the start; with more the list of sums grows, at most to what all
-/// requests together can read.
+/// Blocks of a read for which there is room from the start; with more the list of sums grows, at most to what
+/// all requests together can read.
 const CRCS_TYPICAL: usize = 32;
 
 /// Owner of a device flush: the device's index plus this. Below are shards.
@@ -308,21 +310,21 @@ pub const FLUSH_OWNER: Owner = 1 << 31;
 
 /// What a thread finds done.
 pub enum Event {
-    /// Requests of a shard; they are in `Hands::finished`, in this range.
+    /// Requests of a shard; they are in `IoDriver::finished`, in this range.
     Shard(u32, std::ops::Range<usize>),
     /// A device flush.
     Flushed(u32, Result<(), i32>),
 }
 
-impl Hands {
+impl IoDriver {
     pub fn new(stores: &Stores, lane: usize) -> Result<Self, FabricError> {
         let fds: Vec<BorrowedFd<'_>> = stores.devices.iter().map(|d| d.file.as_fd()).collect();
         let mut uring = Uring::new(&fds).map_err(FabricError::os("set up io_uring"))?;
         let buffers: Vec<_> = (0..stores.shards.len() as u32)
             .map(|shard| stores.lock(shard).core.buffers())
             .collect();
-        // SAFETY: the cores live in `stores`, of which every holder of `Hands` holds an `Arc` in a field declared, and
-        // so dropped, after it.
+        // SAFETY: the cores live in `stores`, of which every holder of `IoDriver` holds an `Arc` in a field
+        // declared, and so dropped, after it.
         let registered = unsafe { uring.register_buffers(&buffers) };
         if !registered {
             tracing::debug!(lane, "store buffers not registered with io_uring");
@@ -442,9 +444,10 @@ impl Hands {
         self.crcs_of.push(self.crcs.len() as u32);
     }
 
-    /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the kernel tells
-    /// of a lost write only once, and the one told may be another shard, or another thread. What this cannot catch is a
-    /// flush of another thread that began after the failed one had ended in the kernel and is reaped before it.
+    /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the
+    /// kernel tells of a lost write only once, and the one told may be another shard, or another thread. What
+    /// this cannot catch is a flush of another thread that began after the failed one had ended in the kernel
+    /// and is reaped before it.
     #[cold]
     pub fn spread_lost_flushes(&mut self, stores: &Stores) {
         for at in 0..self.finished.len() {
@@ -540,8 +543,8 @@ impl Hands {
         true
     }
 
-    /// Ends this thread's work: requests in the kernel are waited for and told, nothing new is started. What the
-    /// shards want next is left to the maintenance thread.
+    /// Ends this thread's work: requests in the kernel are waited for and told, nothing new is started. What
+    /// the shards want next is left to the maintenance thread.
     pub fn close(&mut self, stores: &Stores) {
         self.closing = true;
         // A device that answers nothing for this long answers nothing at all.

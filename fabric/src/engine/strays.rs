@@ -1,4 +1,5 @@
-//! Chunks that lie where their placement group has no replica: a group that moved to other devices leaves its chunks behind.
+//! Chunks that lie where their placement group has no replica: a group that moved to other devices leaves its
+//! chunks behind.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,8 +24,8 @@ pub(super) struct Stray {
 impl Stray {
     /// Whether its group is on this device after all, or coming to it.
     ///
-    /// Asked under the shard's lock when the chunk is about to be freed: what is
-    /// written to a group that comes back is admitted under that lock too, so it comes after, and is not lost.
+    /// Asked under the shard's lock when the chunk is about to be freed: what is written to a group that
+    /// comes back is admitted under that lock too, so it comes after, and is not lost.
     pub(super) fn is_at_home(&self) -> bool {
         // In this order: what comes may have come between the two looks.
         let replicas = [self.pg.incoming(), self.pg];
@@ -35,8 +36,8 @@ impl Stray {
 
 impl Fabric {
     /// Gives back the space of chunks that lie on devices where their group has no replica; how many, those
-    /// included that were freed since the last checkpoint. Only those of `settled`:
-    /// groups that by the map of `epoch` have all their replicas in sync, so that nothing can need these chunks again.
+    /// included that were freed since the last checkpoint. Only those of `settled`: groups that by the map of
+    /// `epoch` have all their replicas in sync, so that nothing can need these chunks again.
     pub fn drop_strays(&self, epoch: Epoch, settled: &HashSet<PgId>) -> Result<usize, FabricError> {
         let (Some(control), Some(cluster)) = (&self.control, &self.shared.cluster) else {
             return Ok(0);

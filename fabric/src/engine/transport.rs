@@ -19,19 +19,19 @@ use crate::core::replica::PeerId;
 use crate::net::mem::{LOCAL, MemTransport};
 use crate::net::tcp::control::Control;
 use crate::net::tcp::lane::{Event, Lane};
-use crate::net::tcp::shield::Shield;
+use crate::net::tcp::stable_buffers::StableBuffers;
 use crate::proto::{NodeId, Refusal, Reply, Request};
 
 /// What the engine passes on to its client.
 #[derive(Debug, Clone, Copy)]
-pub enum Told {
+pub enum TransportEvent {
     /// A replica answered.
     Reply(NodeId, Reply),
     /// A node is lost.
     Lost(NodeId),
 }
 
-impl Told {
+impl TransportEvent {
     /// A node answered, by one of its replicas.
     #[inline]
     fn reply(node: NodeId, reply: Reply) -> Self {
@@ -56,7 +56,7 @@ const COPIED: PeerId = PeerId(u32::MAX);
 struct Remote {
     lane: Lane,
     traffic: Arc<Counters>,
-    shield: Shield,
+    stable_buffers: StableBuffers,
     /// Readable when the store, the lane or the timer has something.
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -116,7 +116,7 @@ impl NodeTransport {
             remote: Some(Box::new(Remote {
                 lane,
                 traffic: Arc::clone(&cluster.traffic),
-                shield: Shield::new(),
+                stable_buffers: StableBuffers::new(),
                 epoll,
                 timer,
                 due: None,
@@ -158,16 +158,20 @@ impl NodeTransport {
         self.local.store().reap()
     }
 
-    /// Next thing for the client. What concerns other nodes' requests is done on the way, and counted in `work`.
+    /// Next thing for the client. What concerns other nodes' requests is done on the way, and counted in
+    /// `work`.
     #[inline]
-    pub fn next(&mut self, work: &mut bool) -> Option<Told> {
+    pub fn next(&mut self, work: &mut bool) -> Option<TransportEvent> {
         while let Some((key, result)) = self.local.store().next_completion() {
             *work = true;
             match self.local.on_store(key, result) {
-                Some((LOCAL, reply)) => return Some(Told::reply(self.node, reply)),
+                Some((LOCAL, reply)) => return Some(TransportEvent::reply(self.node, reply)),
                 Some((COPIED, reply)) => {
                     let remote = self.remote.as_mut().expect("it made the copy");
-                    return Some(Told::reply(self.node, remote.shield.finish(&reply)));
+                    return Some(TransportEvent::reply(
+                        self.node,
+                        remote.stable_buffers.finish(&reply),
+                    ));
                 }
                 Some((_, reply)) => self.answer(&reply),
                 None => {}
@@ -178,13 +182,13 @@ impl NodeTransport {
 
     /// The same for what other nodes say alone.
     #[inline]
-    pub fn next_remote(&mut self, work: &mut bool) -> Option<Told> {
+    pub fn next_remote(&mut self, work: &mut bool) -> Option<TransportEvent> {
         loop {
             let event = self.remote.as_mut()?.lane.next_event()?;
             *work = true;
             match event {
-                Event::Reply(node, reply) => return Some(Told::reply(node, reply)),
-                Event::Lost(node) => return Some(Told::Lost(node)),
+                Event::Reply(node, reply) => return Some(TransportEvent::reply(node, reply)),
+                Event::Lost(node) => return Some(TransportEvent::Lost(node)),
                 Event::Request(peer, request) => self.serve(peer, &request),
             }
         }
@@ -197,7 +201,7 @@ impl NodeTransport {
             return self.local.send(self.node, request);
         };
         // SAFETY: the client keeps the buffers until the answer.
-        let Some(copy) = (unsafe { remote.shield.copy(request) }) else {
+        let Some(copy) = (unsafe { remote.stable_buffers.copy(request) }) else {
             return self.local.send(self.node, request);
         };
         let answer = match remote.lane.matches(request, &copy) {
@@ -208,7 +212,7 @@ impl NodeTransport {
                 result: Err(Refusal::Mismatch),
             },
         };
-        Some(remote.shield.finish(&answer))
+        Some(remote.stable_buffers.finish(&answer))
     }
 
     #[inline]

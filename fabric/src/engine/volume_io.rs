@@ -17,8 +17,8 @@ const BUSY_PAUSE: rustix::time::Timespec = rustix::time::Timespec {
 /// Requests in flight together.
 const DEPTH: usize = 8;
 
-/// A volume opened for blocking I/O. Offsets and lengths are multiples of [`crate::io::SECTOR_BYTES`]. Buffers aligned to 4096
-/// bytes spare a copy.
+/// A volume opened for blocking I/O. Offsets and lengths are multiples of [`crate::io::SECTOR_BYTES`].
+/// Buffers aligned to 4096 bytes spare a copy.
 pub struct VolumeIo {
     engine: FabricEngine,
     volume: VolumeHandle,
@@ -80,8 +80,8 @@ impl VolumeIo {
         result
     }
 
-    /// Reads into or writes from `len` bytes at `memory`, which the caller's slice keeps valid: on return nothing is
-    /// in flight.
+    /// Reads into or writes from `len` bytes at `memory`, which the caller's slice keeps valid: on return
+    /// nothing is in flight.
     fn transfer(&mut self, op: Op, offset: u64, memory: *mut u8, len: usize) -> IoResult {
         let mut result = Ok(());
         let mut at = 0;
@@ -136,7 +136,8 @@ impl VolumeIo {
             }
         };
         if self.engine.reap(&mut take) == 0 {
-            // With nothing under way the request found no room, no lease or no map, and has to be tried again.
+            // With nothing under way the request found no room, no lease or no map, and has to be tried
+            // again.
             let again = (self.engine.in_flight() == 0).then_some(&BUSY_PAUSE);
             let fd = self.engine.wait_fd();
             // Interrupted or not, `reap` says what there is.

@@ -45,13 +45,15 @@ impl<P: StorePort> MemTransport<P> {
         self.replica.incarnation()
     }
 
-    /// A request of a peer that another transport brought. `None`: the answer comes from [`on_store`](Self::on_store).
+    /// A request of a peer that another transport brought. `None`: the answer comes from
+    /// [`on_store`](Self::on_store).
     pub fn request_of(&mut self, peer: PeerId, request: &Request) -> Option<Reply> {
         match self.replica.on_request(peer, request, &mut self.store) {
             Handled::Replied(reply) => Some(reply),
             Handled::Held => None,
-            // The replica has as many slots as its only client has pieces and its peers have requests. It can be full only while
-            // its groups move between devices, for then a piece may need two: it is asked again in a moment.
+            // The replica has as many slots as its only client has pieces and its peers have requests. It can
+            // be full only while its groups move between devices, for then a piece may need two: it is asked
+            // again in a moment.
             Handled::Full => Some(Reply {
                 id: request.id,
                 incarnation: self.replica.incarnation(),

@@ -1,9 +1,11 @@
 //! Requests to replicas on other nodes over TCP, for pinned data threads without an async runtime.
 //!
-//! The protocol is a set of machines without sockets: [`handshake`] makes of a fresh connection one that carries [`frame`]s,
-//! [`caller`] and [`responder`] are its two ends. A connection has a direction: who connected asks, who was connected to answers.
+//! The protocol is a set of machines without sockets: [`handshake`] makes of a fresh connection one that
+//! carries [`frame`]s, [`caller`] and [`responder`] are its two ends. A connection has a direction: who
+//! connected asks, who was connected to answers.
 //!
-//! One thread of the node, the [`connector`], makes connections; each then belongs to one data thread's [`lane`] for good.
+//! One thread of the node, the [`connector`], makes connections; each then belongs to one data thread's
+//! [`lane`] for good.
 
 pub mod backoff;
 pub mod caller;
@@ -16,8 +18,10 @@ pub mod fuzzing;
 pub mod handshake;
 pub mod hello;
 pub mod identity;
+pub mod inbox;
 pub mod lane;
-pub mod mail;
+pub mod members;
+pub mod peer_routes;
 pub mod pool;
 pub mod queue;
 pub mod reader;
@@ -25,9 +29,8 @@ pub mod responder;
 pub mod serving;
 pub mod session;
 pub mod shape;
-pub mod shield;
 pub mod socket;
-pub mod ways;
+pub mod stable_buffers;
 
 #[cfg(test)]
 mod tests;

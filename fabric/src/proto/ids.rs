@@ -52,10 +52,10 @@ id!(
 );
 
 impl Sequence {
-    /// The last sequence of a generation. At a steady 100 000 writes/s a generation lasts four months; whoever holds
-    /// the lease renews it before (see
-    /// [`VolumeState::sequences_left`](crate::core::volume::VolumeState::sequences_left)), and a write past the end
-    /// is refused as fenced.
+    /// The last sequence of a generation. At a steady 100 000 writes/s a generation lasts four months;
+    /// whoever holds the lease renews it before (see
+    /// [`VolumeState::sequences_left`](crate::core::volume::VolumeState::sequences_left)), and a write past
+    /// the end is refused as fenced.
     pub const MAX: Self = Self(Version::SEQUENCE_MAX);
 }
 

@@ -1,13 +1,15 @@
-//! Names of a replica on a device that its placement group is *coming to*, beside the one on another device of the same node that
-//! serves until then.
+//! Names of a replica on a device that its placement group is *coming to*, beside the one on another device
+//! of the same node that serves until then.
 //!
-//! A node has one replica of a group, but for the time in which the group moves between two of its devices. The second one is
-//! synced and promoted like that of any other node. So the cores take it for one: it has names of its own, which are those of
-//! the node and of the group with one bit more. The map's members bear the node's ([`NodeId::incoming`]); the way there
-//! ([`Request::to_replica`]) makes the group's of it ([`PgId::incoming`]), under which the node knows its replica, and marks the request,
-//! so that the two answers of one node are told apart ([`Reply::from_replica`]).
+//! A node has one replica of a group, but for the time in which the group moves between two of its devices.
+//! The second one is synced and promoted like that of any other node. So the cores take it for one: it has
+//! names of its own, which are those of the node and of the group with one bit more. The map's members bear
+//! the node's ([`NodeId::incoming`]); the way there ([`Request::to_replica`]) makes the group's of it
+//! ([`PgId::incoming`]), under which the node knows its replica, and marks the request, so that the two
+//! answers of one node are told apart ([`Reply::from_replica`]).
 //!
-//! These names are sent only to nodes that know them: `penstock` makes such members of a map of meta's feature level 3 and above.
+//! These names are sent only to nodes that know them: `penstock` makes such members of a map of meta's
+//! feature level 3 and above.
 
 use super::{NodeId, PgId, Reply, Request, RequestId};
 

@@ -6,8 +6,8 @@ use super::ids::{ChunkKey, Epoch, Generation, Incarnation, LayerId, PgId, Sequen
 pub use crate::store::api::BlockStamp;
 use crate::store::device::{IoVecs, is_media_error};
 
-/// Pairs a reply with its request. Never reused while a reply may be on its way: the upper half counts the uses of a
-/// slot.
+/// Pairs a reply with its request. Never reused while a reply may be on its way: the upper half counts the
+/// uses of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u64);
 
@@ -54,7 +54,8 @@ pub enum Command {
         /// The layer whose writes are meant; a replica may flush more.
         layer: LayerId,
     },
-    /// Tell what some blocks of one map page are: fill `buffers`, one piece of memory, with a [`BlockStamp`] each.
+    /// Tell what some blocks of one map page are: fill `buffers`, one piece of memory, with a [`BlockStamp`]
+    /// each.
     Inspect {
         /// The chunk.
         chunk: ChunkKey,
@@ -78,8 +79,8 @@ pub enum Command {
         /// Bytes in all.
         len: u32,
     },
-    /// Fill `buffers`, one piece of memory, with [`ChunkEntry`]s of the placement group's chunks, from a cursor on. The last
-    /// entry says where to go on.
+    /// Fill `buffers`, one piece of memory, with [`ChunkEntry`]s of the placement group's chunks, from a
+    /// cursor on. The last entry says where to go on.
     ListChunks {
         /// 0, or the cursor of the last answer's last entry.
         cursor: u64,
@@ -88,8 +89,9 @@ pub enum Command {
         /// Its bytes: 24 for each entry.
         len: u32,
     },
-    /// Refuse the layer's writes of older leases from now on, durably, and fill `buffers`, one piece of memory, with the
-    /// writes that may be unresolved, an [`UnresolvedEntry`] each. An entry without blocks ends the list.
+    /// Refuse the layer's writes of older leases from now on, durably, and fill `buffers`, one piece of
+    /// memory, with the writes that may be unresolved, an [`UnresolvedEntry`] each. An entry without blocks
+    /// ends the list.
     Fence {
         /// The layer.
         layer: LayerId,
@@ -98,8 +100,9 @@ pub enum Command {
         /// Its bytes: 24 for each entry.
         len: u32,
     },
-    /// Tell the fence of a layer, persisted or not: fill `buffers`, one piece of memory, with a [`FenceEntry`] and, as far as there is
-    /// room for entries, with the writes of all leases that may be unresolved, as for [`Command::Fence`].
+    /// Tell the fence of a layer, persisted or not: fill `buffers`, one piece of memory, with a
+    /// [`FenceEntry`] and, as far as there is room for entries, with the writes of all leases that may be
+    /// unresolved, as for [`Command::Fence`].
     TellFence {
         /// The layer.
         layer: LayerId,
@@ -167,7 +170,8 @@ pub mod chunk_entry {
     pub const END: u32 = 2;
 }
 
-/// Blocks that an unresolved write touched, in the answer to [`Command::Fence`]. 24 bytes, little-endian in memory.
+/// Blocks that an unresolved write touched, in the answer to [`Command::Fence`]. 24 bytes, little-endian in
+/// memory.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable,
 )]
@@ -292,20 +296,21 @@ pub enum Refusal {
     StaleEpoch(Epoch),
     /// The request's map is newer than the replica's, which knows this one: ask again soon.
     Behind(Epoch),
-    /// The write is to be sent again under a version drawn now: the replica asks for a newer one where it holds nothing, so it
-    /// cannot tell that this write was overwritten. Its other blocks may have been stored.
+    /// The write is to be sent again under a version drawn now: the replica asks for a newer one where it
+    /// holds nothing, so it cannot tell that this write was overwritten. Its other blocks may have been
+    /// stored.
     Renumber,
     /// No space left on the replica's devices.
     NoSpace,
     /// A block failed its checksum.
     Corrupt,
-    /// The device returned this errno, to a read or a flush; `EROFS`: a write or a flush of it failed, now or earlier, and its store
-    /// takes no more.
+    /// The device returned this errno, to a read or a flush; `EROFS`: a write or a flush of it failed, now or
+    /// earlier, and its store takes no more.
     Device(i32),
     /// The block to be restored is not as expected any more; nothing was done.
     Changed,
-    /// The data do not fit their checksums: they changed on the way, or while the guest's buffer was being sent. Nothing was
-    /// stored.
+    /// The data do not fit their checksums: they changed on the way, or while the guest's buffer was being
+    /// sent. Nothing was stored.
     Mismatch,
     /// The range leaves its chunk, or the request is malformed.
     Invalid,
@@ -314,9 +319,9 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether it says that the replica has a block and cannot read it: asking it again is of no use until the block is written again.
-    /// To a write of a part of a block, of which the rest is to be read first, the answer is the same; it has stored nothing of the
-    /// map page then.
+    /// Whether it says that the replica has a block and cannot read it: asking it again is of no use until
+    /// the block is written again. To a write of a part of a block, of which the rest is to be read first,
+    /// the answer is the same; it has stored nothing of the map page then.
     pub fn is_unreadable(self) -> bool {
         match self {
             Self::Corrupt => true,

@@ -1,15 +1,17 @@
-//! Which placement group holds a chunk, told by the chunk's name alone: a replica sorts what it stores by group without
-//! knowing any volume.
+//! Which placement group holds a chunk, told by the chunk's name alone: a replica sorts what it stores by
+//! group without knowing any volume.
 //!
-//! A layer's number says where the layer lies. Metadata give such numbers (`meta::LayerId`), and never give one twice:
+//! A layer's number says where the layer lies. Metadata give such numbers (`meta::LayerId`), and never give
+//! one twice:
 //!
 //! | bits | what |
 //! |---|---|
 //! | 63..54 | pool |
-//! | 53..26 | family: the number of the first of the volumes that share their placement. A clone reads what the volume it was made of wrote, on the same devices |
+//! | 53..26 | family: the number of the first of the volumes that share their placement |
 //! | 25..0 | number in the family, beginning at 1 |
 //!
-//! Layers of nodes that were made before these numbers had parts have pool 0. Such a node is alone, and needs no groups.
+//! Layers of nodes that were made before these numbers had parts have pool 0. Such a node is alone, and needs
+//! no groups.
 //!
 //! **This is part of the on-disk contract**: any other function would look for data where they are not.
 

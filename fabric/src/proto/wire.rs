@@ -1,19 +1,23 @@
-//! Requests and replies byte by byte. Everything is little-endian; every header is a multiple of 8 bytes long.
+//! Requests and replies byte by byte. Everything is little-endian; every header is a multiple of 8 bytes
+//! long.
 //!
-//! A request is one [`RequestHeader`], then [`RequestHeader::crc_count`] × 4 bytes of CRC32C, one per 4 KiB block of
-//! the data in order (a first or last partial block has the CRC of its part), then for a write `len` bytes of data
-//! unless the transport fetches them itself. A reply is one [`ReplyHeader`], then for a successful read the CRCs and
-//! the data likewise.
+//! A request is one [`RequestHeader`], then [`RequestHeader::crc_count`] × 4 bytes of CRC32C, one per 4 KiB
+//! block of the data in order (a first or last partial block has the CRC of its part), then for a write `len`
+//! bytes of data unless the transport fetches them itself. A reply is one [`ReplyHeader`], then for a
+//! successful read the CRCs and the data likewise.
 //!
-//! A host computes the CRCs once, before the data leave it; a replica accepts only bytes that match. The `mem`
-//! transport never makes this form: both ends see the same memory, so a second checksum would protect nothing, and
-//! the store takes the one CRC.
+//! A host computes the CRCs once, before the data leave it; a replica accepts only bytes that match. The
+//! `mem` transport never makes this form: both ends see the same memory, so a second checksum would protect
+//! nothing, and the store takes the one CRC.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::ids::{ChunkKey, Epoch, Generation, Incarnation, LayerId, PgId, Sequence};
-use super::message::{BlockStamp, Command, Refusal, Reply, Request, RequestId};
+use super::ids::{CHUNK_BYTES, ChunkKey, Epoch, Generation, Incarnation, LayerId, PgId, Sequence};
+use super::message::{
+    BlockStamp, ChunkEntry, Command, FenceEntry, Refusal, Reply, Request, RequestId,
+    UnresolvedEntry,
+};
 use crate::store::device::{BLOCK_BYTES, IoVecs};
 
 /// First bytes of every header.
@@ -23,6 +27,8 @@ pub const VERSION: u8 = 1;
 
 /// The two stamps that the data of a `RESTORE` begin with.
 pub const STAMPS_BYTES: u32 = 2 * size_of::<BlockStamp>() as u32;
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: u64 = CHUNK_BYTES / BLOCK_BYTES as u64;
 /// Longest list that a request may ask for.
 pub const LIST_BYTES_MAX: u32 = 64 << 10;
 
@@ -278,8 +284,8 @@ impl RequestHeader {
 
     /// The request, its data in `buffers` (ignored by commands that have none).
     ///
-    /// Every field is checked: `buffers` must have been sized by this header's own `len`. Of a `RESTORE` they are what follows
-    /// the stamps, which the caller puts in with [`Command::with_stamps`].
+    /// Every field is checked: `buffers` must have been sized by this header's own `len`. Of a `RESTORE` they
+    /// are what follows the stamps, which the caller puts in with [`Command::with_stamps`].
     pub fn decode(&self, buffers: IoVecs) -> Result<Request, WireError> {
         self.check()?;
         Ok(Request {
@@ -295,37 +301,77 @@ impl RequestHeader {
 
     /// Refuses what no peer sends, but for an unknown kind.
     fn check(&self) -> Result<(), WireError> {
-        let (offset, len) = (self.offset.get(), self.len.get());
         match self.flags.get() {
             0 => {}
             FLAG_FUA if matches!(self.kind, kind::WRITE | kind::ZERO) => {}
             _ => return Err(WireError::Field("flags")),
         }
-        let crcs = if self.kind == kind::WRITE {
-            blocks_touched(offset, len)
-        } else {
-            0
+        let crcs = match self.kind {
+            kind::WRITE => blocks_touched(self.offset.get(), self.len.get()),
+            _ => 0,
         };
         if self.crc_count.get() != crcs {
             return Err(WireError::Field("crc_count"));
         }
-        let within = match self.kind {
+        self.check_range()?;
+        self.check_counters()
+    }
+
+    /// Refuses a place in a chunk, or a length, that the kind of request cannot have.
+    fn check_range(&self) -> Result<(), WireError> {
+        let (offset, len) = (self.offset.get(), self.len.get());
+        let names_chunk = matches!(
+            self.kind,
+            kind::READ | kind::WRITE | kind::ZERO | kind::INSPECT | kind::RESTORE
+        );
+        // The last number is none of a chunk: the store keeps fences under it, and in a list it stands for
+        // all chunks.
+        if names_chunk && self.chunk.get() == u32::MAX {
+            return Err(WireError::Field("chunk"));
+        }
+        let is_list_of = |entry: usize| (entry as u32..=LIST_BYTES_MAX).contains(&len);
+        let stamp = size_of::<BlockStamp>() as u32;
+        let blocks = u64::from(len / stamp);
+        let is_len_possible = match self.kind {
             kind::READ | kind::WRITE | kind::ZERO => {
-                u64::from(offset) + u64::from(len) <= super::ids::CHUNK_BYTES
+                len > 0 && u64::from(offset) + u64::from(len) <= CHUNK_BYTES
             }
             // The offset is a block, and the length one of a list.
-            kind::INSPECT | kind::LIST_CHUNKS | kind::FENCE => len <= LIST_BYTES_MAX,
-            kind::TELL_FENCE => {
-                (size_of::<super::message::FenceEntry>() as u32..=LIST_BYTES_MAX).contains(&len)
+            kind::INSPECT => {
+                len > 0 && len % stamp == 0 && u64::from(offset) + blocks <= CHUNK_BLOCKS
             }
+            kind::LIST_CHUNKS => is_list_of(size_of::<ChunkEntry>()),
+            kind::FENCE => is_list_of(size_of::<UnresolvedEntry>()),
+            kind::TELL_FENCE => is_list_of(size_of::<FenceEntry>()),
             kind::RESTORE => [STAMPS_BYTES, STAMPS_BYTES + BLOCK_BYTES as u32].contains(&len),
             _ => len == 0,
         };
-        if !within {
+        if !is_len_possible {
             return Err(WireError::Field("len"));
+        }
+        if self.kind == kind::RESTORE && u64::from(offset) >= CHUNK_BLOCKS {
+            return Err(WireError::Field("offset"));
+        }
+        Ok(())
+    }
+
+    /// Refuses counters that do not fit into a [`Version`](super::ids::Version), and changes under the last
+    /// generation: a node keeps it for its own rounds of comparison (`core::replica::store_op::ROUND`), which
+    /// change nothing on other nodes.
+    fn check_counters(&self) -> Result<(), WireError> {
+        let generation = Generation(self.generation.get());
+        let changes = matches!(
+            self.kind,
+            kind::WRITE | kind::ZERO | kind::RESTORE | kind::FENCE
+        );
+        if generation > Generation::MAX || (changes && generation == Generation::MAX) {
+            return Err(WireError::Field("generation"));
         }
         if self.sequence.get() > Sequence::MAX.0 {
             return Err(WireError::Field("sequence"));
+        }
+        if self.watermark.get() > Sequence::MAX.0 {
+            return Err(WireError::Field("watermark"));
         }
         Ok(())
     }
@@ -431,9 +477,15 @@ impl ReplyHeader {
 
     /// The reply.
     pub fn decode(&self) -> Result<Reply, WireError> {
+        if self.reserved != 0 {
+            return Err(WireError::Field("reserved"));
+        }
         let detail = self.detail.get();
         let result = match self.status.get() {
             status::OK => Ok(()),
+            status::STALE_GENERATION if detail > Generation::MAX.0 => {
+                return Err(WireError::Field("detail"));
+            }
             status::STALE_GENERATION => Err(Refusal::StaleGeneration(Generation(detail))),
             status::STALE_EPOCH => Err(Refusal::StaleEpoch(Epoch(detail))),
             status::RENUMBER => Err(Refusal::Renumber),

@@ -1,8 +1,8 @@
 //! Which units are in use.
 //!
-//! Two bitmaps: `committed` is what the map refers to and what checkpoints write; `busy` is what must not be handed
-//! out, that is committed units, units of batches in flight, log headers, and units that were freed but that the last
-//! durable checkpoint or the log may still name (*quarantined*).
+//! Two bitmaps: `committed` is what the map refers to and what checkpoints write; `busy` is what must not be
+//! handed out, that is committed units, units of batches in flight, log headers, and units that were freed
+//! but that the last durable checkpoint or the log may still name (*quarantined*).
 
 use super::bitmap::Bitmap;
 use super::format::{BITMAP_PAGE_BITS, Geometry, REGION_UNITS};

@@ -1,12 +1,13 @@
 //! What the replica machine (above) and the executor of device requests (beside) see of the chunk store.
 //!
-//! A store on one device is a fixed number of independent shards; [`shard_of`] says which shard owns a chunk. Each
-//! shard is one [`StoreCore`]: a sans-IO machine that takes operations, emits [`DeviceAction`]s and reports outcomes.
-//! It owns no clock, thread, file or random source, so that production and the simulated disk drive the same code.
+//! A store on one device is a fixed number of independent shards; [`shard_of`] says which shard owns a chunk.
+//! Each shard is one [`StoreCore`]: a sans-IO machine that takes operations, emits [`DeviceAction`]s and
+//! reports outcomes. It owns no clock, thread, file or random source, so that production and the simulated
+//! disk drive the same code.
 //!
-//! One turn of a data thread: `submit` (any number), `poll_action` until `None` (this is where many small writes
-//! become one device write), execute, `on_device` for each outcome, `poll_completion` until `None`, again
-//! `poll_action` until `None` (a completion may have unblocked something).
+//! One turn of a data thread: `submit` (any number), `poll_action` until `None` (this is where many small
+//! writes become one device write), execute, `on_device` for each outcome, `poll_completion` until `None`,
+//! again `poll_action` until `None` (a completion may have unblocked something).
 
 mod error;
 
@@ -40,8 +41,8 @@ pub struct ChunkKey {
 
 /// Which of `shards` shards holds chunk `index` of every layer of a volume.
 ///
-/// `placement` is the same for all layers of one volume (its first layer, say), so that a shard resolves a layer chain
-/// without asking another.
+/// `placement` is the same for all layers of one volume (its first layer, say), so that a shard resolves a
+/// layer chain without asking another.
 #[must_use]
 pub fn shard_of(placement: LayerId, index: u32, shards: usize) -> usize {
     let mut mixed = placement.0 ^ (u64::from(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -50,8 +51,8 @@ pub fn shard_of(placement: LayerId, index: u32, shards: usize) -> usize {
     (mixed % shards as u64) as usize
 }
 
-/// Version of a write: the lease generation under which it was made (24 bits), and its sequence number in that
-/// generation (40 bits). Ordered. A writer that runs out of sequence numbers takes a new generation.
+/// Version of a write: the lease generation under which it was made (24 bits), and its sequence number in
+/// that generation (40 bits). Ordered. A writer that runs out of sequence numbers takes a new generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Version(pub u64);
 
@@ -103,7 +104,7 @@ pub enum Holds {
     Data = 2,
 }
 
-/// A block of a layer as replicas compare it, see `docs/decisions/0004-replication.md`. 16 bytes, little-endian in memory:
+/// A block of a layer as replicas compare it, see `docs/REPLICATION.md`. 16 bytes, little-endian in memory:
 /// offset 0 version, 8 checksum, 12 [`Holds`].
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable,
@@ -129,15 +130,16 @@ impl BlockStamp {
         }
     }
 
-    /// Whether both replicas hold the same, so that nothing need be copied. Where they hold nothing versions mean little.
+    /// Whether both replicas hold the same, so that nothing need be copied. Where they hold nothing versions
+    /// mean little.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         self == other || (self.holds() == Holds::Nothing && other.holds() == Holds::Nothing)
     }
 }
 
-/// What a shard has persisted about who may write a layer. Writes of an older generation are refused by the store;
-/// the epoch is for the replica machine to compare.
+/// What a shard has persisted about who may write a layer. Writes of an older generation are refused by the
+/// store; the epoch is for the replica machine to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fence {
     /// Writes of an older generation are refused.
@@ -150,10 +152,12 @@ pub struct Fence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
-/// An operation on one chunk, or on the shard. Offsets and lengths are bytes, multiples of 512, inside the chunk.
+/// An operation on one chunk, or on the shard. Offsets and lengths are bytes, multiples of 512, inside the
+/// chunk.
 ///
-/// `layers` is the chain from the newest (the one that is written) to the oldest, at most [`LAYER_CHAIN_MAX`]. Slices
-/// are borrowed only for the call to [`StoreCore::submit`]; the memory behind the iovecs until the completion.
+/// `layers` is the chain from the newest (the one that is written) to the oldest, at most
+/// [`LAYER_CHAIN_MAX`]. Slices are borrowed only for the call to [`StoreCore::submit`]; the memory behind the
+/// iovecs until the completion.
 #[derive(Debug, Clone, Copy)]
 pub enum StoreOp<'a> {
     /// Fill the buffers; a block comes from the first layer that maps it, and is zero when none does.
@@ -182,7 +186,8 @@ pub enum StoreOp<'a> {
         /// Complete only once durable.
         fua: bool,
     },
-    /// Make the range read as zeroes and give its space back (discard, and write-zeroes with or without unmap).
+    /// Make the range read as zeroes and give its space back (discard, and write-zeroes with or without
+    /// unmap).
     Zero {
         /// Newest layer first; with more than one layer the range is marked so that older layers stay hidden.
         layers: &'a [LayerId],
@@ -197,8 +202,8 @@ pub enum StoreOp<'a> {
         /// Complete only once durable.
         fua: bool,
     },
-    /// Tell what the layer itself holds in some blocks of one map page (256 blocks), without reading them. Waits for writes
-    /// to them that were submitted before.
+    /// Tell what the layer itself holds in some blocks of one map page (256 blocks), without reading them.
+    /// Waits for writes to them that were submitted before.
     Inspect {
         /// Layer.
         layer: LayerId,
@@ -209,8 +214,8 @@ pub enum StoreOp<'a> {
         /// One buffer that takes a [`BlockStamp`] for each block, aligned as one.
         iovecs: &'a [libc::iovec],
     },
-    /// Make one block of `layer` what another replica has, whatever the order of versions, provided that it still is as it
-    /// was when that was decided.
+    /// Make one block of `layer` what another replica has, whatever the order of versions, provided that it
+    /// still is as it was when that was decided.
     Restore {
         /// Layer.
         layer: LayerId,
@@ -222,16 +227,17 @@ pub enum StoreOp<'a> {
         expect: BlockStamp,
         /// What shall be there.
         stamp: BlockStamp,
-        /// Its 4096 bytes, which must have the stamp's checksum ([`StoreError::Mismatch`]); empty if it holds no data. Empty also if
-        /// it does and they are lost, so that no replica can read them: it has the stamp from then on, and reading it fails as of
-        /// any bad block, until it is written or restored with the data. A block that is as `stamp` says already is so given up only if
-        /// it could not be read before.
+        /// Its 4096 bytes, which must have the stamp's checksum ([`StoreError::Mismatch`]); empty if it holds
+        /// no data. Empty also if it does and they are lost, so that no replica can read them: it has the
+        /// stamp from then on, and reading it fails as of any bad block, until it is written or restored with
+        /// the data. A block that is as `stamp` says already is so given up only if it could not be read
+        /// before.
         iovecs: &'a [libc::iovec],
     },
     /// Make every operation that was reported complete before this call durable.
     Flush,
-    /// Wait until no log batch is under way that is older than one already done: what a flush covers is then a beginning of
-    /// the log, which one number can describe. See [`StoreCore::flush_mark`].
+    /// Wait until no log batch is under way that is older than one already done: what a flush covers is then
+    /// a beginning of the log, which one number can describe. See [`StoreCore::flush_mark`].
     OrderLog,
     /// Write down in the log how far the flushes so far made it durable, unless that is there already. See
     /// [`StoreCore::flush_mark`].
@@ -243,20 +249,22 @@ pub enum StoreOp<'a> {
         /// Least generation that may write from now on.
         fence: Fence,
     },
-    /// Unmap every chunk of the layer in this shard and forget its fence. Not atomic: submit again after a crash.
+    /// Unmap every chunk of the layer in this shard and forget its fence. Not atomic: submit again after a
+    /// crash.
     DropLayer {
         /// Layer; the caller makes sure that nothing else uses it meanwhile.
         layer: LayerId,
     },
-    /// Unmap one chunk of the layer, whatever the versions there, and forget them. What was submitted before is done first, and
-    /// what is submitted after finds nothing.
+    /// Unmap one chunk of the layer, whatever the versions there, and forget them. What was submitted before
+    /// is done first, and what is submitted after finds nothing.
     DropChunk {
         /// Layer.
         layer: LayerId,
         /// Chunk index.
         chunk: u32,
     },
-    /// Write a checkpoint that covers everything complete by now; `clean` promises that no write follows (close).
+    /// Write a checkpoint that covers everything complete by now; `clean` promises that no write follows
+    /// (close).
     Checkpoint {
         /// The next open need not scan the log.
         clean: bool,
@@ -294,7 +302,8 @@ pub struct CoreParams {
     pub ops_max: u32,
     /// RAM for cached map pages; beyond it the oldest clean ones go, and a checkpoint cleans dirty ones.
     pub leaf_cache_bytes: u64,
-    /// RAM for data on its way to the device, and for reads into unaligned memory; when used up operations wait.
+    /// RAM for data on its way to the device, and for reads into unaligned memory; when used up operations
+    /// wait.
     pub buffer_bytes: u64,
 }
 
@@ -357,7 +366,8 @@ impl fmt::Display for RecoveryReport {
         } else {
             write!(
                 f,
-                "recovered after a crash: replayed {} log batches with {} blocks, dropped {} incomplete unflushed blocks",
+                "recovered after a crash: replayed {} log batches with {} blocks, dropped {} incomplete \
+                 unflushed blocks",
                 self.batches, self.blocks, self.torn_blocks
             )?;
         }
@@ -383,8 +393,8 @@ impl fmt::Display for RecoveryReport {
 /// A point in the history of one shard, see [`StoreCore::flush_mark`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlushMark {
-    /// Newest batch with all before it done. Batches after it may be done as well, so that this alone does not say
-    /// whether there is something to flush.
+    /// Newest batch with all before it done. Batches after it may be done as well, so that this alone does
+    /// not say whether there is something to flush.
     pub(super) lsn: u64,
     /// Batches done since opening, in whatever order.
     pub(super) finished: u64,
@@ -397,13 +407,13 @@ pub struct Space {
     pub total_bytes: u64,
     /// In use: data and map pages. What only waits for a checkpoint to be free does not count.
     pub used_bytes: u64,
-    /// It refuses writes for want of room: it did so, and neither has more become free since nor, where there was room in the shard but none
-    /// below its device, a write been stored.
+    /// It refuses writes for want of room: it did so, and neither has more become free since nor, where there
+    /// was room in the shard but none below its device, a write been stored.
     pub is_full: bool,
 }
 
-/// The memory that device writes (and some reads) of a shard come from: one range, fixed while the shard is open, so
-/// that the executor can register it. Other iovecs lie in the memory of the operations.
+/// The memory that device writes (and some reads) of a shard come from: one range, fixed while the shard is
+/// open, so that the executor can register it. Other iovecs lie in the memory of the operations.
 #[derive(Debug, Clone, Copy)]
 pub struct BufferRange {
     /// First byte.
@@ -445,7 +455,8 @@ pub enum CleanStep {
     Working,
     /// An earlier step is still at work, or a checkpoint is waited for; step again later.
     Busy,
-    /// Nothing is worth doing now: step again after a rest, which lets what was just written come to rest, too.
+    /// Nothing is worth doing now: step again after a rest, which lets what was just written come to rest,
+    /// too.
     Settled,
 }
 
@@ -454,8 +465,8 @@ pub trait StoreCore: Send {
     /// Takes an operation.
     ///
     /// # Safety
-    /// The memory behind the iovecs stays valid until the operation's completion was handed out (or `Busy` returned).
-    /// It may change meanwhile: it is guest memory.
+    /// The memory behind the iovecs stays valid until the operation's completion was handed out (or `Busy`
+    /// returned). It may change meanwhile: it is guest memory.
     unsafe fn submit(&mut self, id: OpId, op: StoreOp<'_>) -> Submitted;
 
     /// Next device request, to be executed in any order with the others.
@@ -465,8 +476,8 @@ pub trait StoreCore: Send {
     fn on_device(&mut self, id: IoId, result: Result<(), i32>);
 
     /// As [`StoreCore::on_device`] for a read, of which the caller has taken the sums of all blocks (see
-    /// [`IoVecs::digest`](super::device::IoVecs::digest)) since it ended well: where several threads share a shard, before
-    /// it locks out the others.
+    /// [`IoVecs::digest`](super::device::IoVecs::digest)) since it ended well: where several threads share a
+    /// shard, before it locks out the others.
     fn on_read(&mut self, id: IoId, crcs: &[u32]);
 
     /// Next finished operation.
@@ -478,21 +489,24 @@ pub trait StoreCore: Send {
     /// Device requests (checkpoint included) handed out whose outcome is not yet told.
     fn device_in_flight(&self) -> usize;
 
-    /// To be called at a steady pace, a few times a second, while nothing is in flight: writes what was put off (the
-    /// record of the last flush, at length the checkpoint that frees what was discarded). `poll_action` may have
-    /// something afterwards.
+    /// To be called at a steady pace, a few times a second, while nothing is in flight: writes what was put
+    /// off (the record of the last flush, at length the checkpoint that frees what was discarded).
+    /// `poll_action` may have something afterwards.
     fn on_idle(&mut self);
 
-    /// For an executor that flushes the device once for many shards, as an alternative to [`StoreOp::Flush`]. It
-    /// 1. has each shard bring its log in order ([`StoreOp::OrderLog`], unless [`StoreCore::is_log_in_order`]),
+    /// For an executor that flushes the device once for many shards, as an alternative to [`StoreOp::Flush`].
+    /// It
+    /// 1. has each shard bring its log in order ([`StoreOp::OrderLog`], unless
+    ///    [`StoreCore::is_log_in_order`]),
     /// 2. takes the mark of each shard and flushes the device unless no shard has one,
     /// 3. hands each mark to [`StoreCore::flushed`], or the errno to [`StoreCore::flush_failed`],
     /// 4. has each shard write it down ([`StoreOp::RecordFlush`], unless [`StoreCore::is_flush_recorded`]).
     ///
-    /// Whatever was handed out by `poll_completion` before the first step is durable after the third; after the last,
-    /// damage to it is told from a write that a crash cut short.
+    /// Whatever was handed out by `poll_completion` before the first step is durable after the third; after
+    /// the last, damage to it is told from a write that a crash cut short.
     ///
-    /// `None`: all of it is durable already. An error: a flush failed earlier, and none can promise anything any more.
+    /// `None`: all of it is durable already. An error: a flush failed earlier, and none can promise anything
+    /// any more.
     fn flush_mark(&self) -> Result<Option<FlushMark>, StoreError>;
 
     /// Whether no log batch is under way that is older than one already done.
@@ -501,16 +515,18 @@ pub trait StoreCore: Send {
     /// Whether the log says how far flushes made it durable.
     fn is_flush_recorded(&self) -> bool;
 
-    /// See [`StoreCore::flush_mark`]. An error if another flush failed meanwhile: then this one proves nothing.
+    /// See [`StoreCore::flush_mark`]. An error if another flush failed meanwhile: then this one proves
+    /// nothing.
     fn flushed(&mut self, mark: FlushMark) -> StoreResult;
 
-    /// A flush of the device failed, whoever asked for it. What the device still holds is unknown, and a later flush
-    /// that succeeds says nothing about it: the kernel reports a lost write once. The shard refuses writes and flushes
-    /// until it is opened again. Every shard of the device is to be told.
+    /// A flush of the device failed, whoever asked for it. What the device still holds is unknown, and a
+    /// later flush that succeeds says nothing about it: the kernel reports a lost write once. The shard
+    /// refuses writes and flushes until it is opened again. Every shard of the device is to be told.
     fn flush_failed(&mut self, errno: i32);
 
-    /// The chunks in the order of the shard's table, from position `cursor` on: the next one and the position behind it; `None` at the
-    /// end. A chunk that is there all the while is met; one made meanwhile may be missed.
+    /// The chunks in the order of the shard's table, from position `cursor` on: the next one and the position
+    /// behind it; `None` at the end. A chunk that is there all the while is met; one made meanwhile may be
+    /// missed.
     fn next_chunk(&self, cursor: u32) -> Option<(LayerId, u32, u32)>;
 
     /// The layer's fence; all zero when none was set.
@@ -525,7 +541,8 @@ pub trait StoreCore: Send {
     /// Lets the scrubber queue its next reads: the mapped blocks of one map page (at most 1 MiB).
     fn scrub_step(&mut self) -> ScrubStep;
 
-    /// Lets the cleaner look at the next map page, and move what it maps (at most 1 MiB) if that is worth while.
+    /// Lets the cleaner look at the next map page, and move what it maps (at most 1 MiB) if that is worth
+    /// while.
     fn clean_step(&mut self) -> CleanStep;
 
     /// Next bad block found, by the scrubber or the cleaner.

@@ -10,10 +10,12 @@ use super::format::UNIT_BYTES;
 
 /// Size of a huge page.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Blocks that reads into unaligned memory leave for log batches, so that neither waits for the other forever.
+/// Blocks that reads into unaligned memory leave for log batches, so that neither waits for the other
+/// forever.
 const BATCH_RESERVE_BLOCKS: u32 = 128;
 
-/// Memory that is never moved and begins on a page, on a huge one if it is that large. Untouched pages cost no RAM.
+/// Memory that is never moved and begins on a page, on a huge one if it is that large. Untouched pages cost
+/// no RAM.
 #[derive(Debug)]
 pub struct AlignedBuf {
     ptr: *mut u8,
@@ -55,7 +57,8 @@ impl AlignedBuf {
         }
     }
 
-    /// Asks the kernel for huge pages: what is one page for it is one segment for the device. Everything works without.
+    /// Asks the kernel for huge pages: what is one page for it is one segment for the device. Everything
+    /// works without.
     fn prefer_huge_pages(&self) {
         // SAFETY: the range is ours, and the advice does not change its content.
         let advised = unsafe { madvise(self.ptr.cast(), self.bytes, Advice::LinuxHugepage) };
@@ -107,7 +110,8 @@ impl Drop for AlignedBuf {
     }
 }
 
-/// Block buffers with an allocation map. The lowest free run is taken, so that a quiet store touches few pages.
+/// Block buffers with an allocation map. The lowest free run is taken, so that a quiet store touches few
+/// pages.
 #[derive(Debug)]
 pub struct Arena {
     buf: AlignedBuf,

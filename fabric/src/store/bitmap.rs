@@ -88,8 +88,8 @@ impl Bitmap {
         Some((start, end - start))
     }
 
-    /// Longest run of clear bits in `from..from + 256`, the first of those; its length is cut at `max`. `from` is a multiple
-    /// of 64.
+    /// Longest run of clear bits in `from..from + 256`, the first of those; its length is cut at `max`.
+    /// `from` is a multiple of 64.
     #[must_use]
     pub fn longest_clear_run(&self, from: u32, max: u32) -> (u32, u32) {
         let first = from as usize / 64;

@@ -1,31 +1,31 @@
 //! One shard of the store as a pure state machine: operations in, device requests out.
 //!
-//! The life of an operation: `submit` cuts it into *parts*, each within one map page (leaf, 1 MiB). A part that
-//! overlaps an earlier write in flight waits for it (`ops`). A read resolves its blocks to units and reads them
-//! (`read`); a write gets its leaf, and old content for blocks it covers partly, and joins the next log batch
-//! (`write`). Checkpoints (`checkpoint`) and scrubbing (`scrub`) run beside.
+//! The life of an operation: `submit` cuts it into *parts*, each within one map page (leaf, 1 MiB). A part
+//! that overlaps an earlier write in flight waits for it (`ops`). A read resolves its blocks to units and
+//! reads them (`read`); a write gets its leaf, and old content for blocks it covers partly, and joins the
+//! next log batch (`write`). Checkpoints (`checkpoint`) and scrubbing (`scrub`) run beside.
 //!
-//! Whatever lacks a resource is put in a list and tried again in order. Nothing that waits holds what another one waits
-//! for: a part that may be waiting for a checkpoint (for a leaf slot in `stalled`, for space in `ready`, for a place
-//! among the buffers of old content in `no_old`) holds no units back, because the checkpoint ends only when nobody
-//! reads freed units any more. A part that does read them (it has a `tag`) waits only for what comes back by itself:
-//! request slots and buffers, in `starved`.
+//! Whatever lacks a resource is put in a list and tried again in order. Nothing that waits holds what another
+//! one waits for: a part that may be waiting for a checkpoint (for a leaf slot in `stalled`, for space in
+//! `ready`, for a place among the buffers of old content in `no_old`) holds no units back, because the
+//! checkpoint ends only when nobody reads freed units any more. A part that does read them (it has a `tag`)
+//! waits only for what comes back by itself: request slots and buffers, in `starved`.
 
 mod applied;
 mod checkpoint;
 mod clean;
+mod enospc;
 mod fill;
 mod flush;
-mod haul;
 mod leaves;
 mod ops;
 mod read;
+mod relocate;
 mod replay;
 mod replicate;
-mod room;
+mod reserve;
 mod scrub;
 mod slab;
-mod squeeze;
 mod stage;
 mod state;
 mod write;
@@ -47,7 +47,7 @@ use checkpoint::Checkpoint;
 pub(super) use replay::Replay;
 use slab::Slab;
 use state::{
-    Dropping, Flushes, Found, Io, IoKind, Log, Op, OpKind, Part, PartKind, PartState, Told,
+    Dropping, Flushes, Found, Io, IoKind, IoOutcome, Log, Op, OpKind, Part, PartKind, PartState,
 };
 
 /// Map pages and tables written by one checkpoint request.
@@ -70,8 +70,8 @@ const OP_PARTS_MAX: usize = 4;
 const FINDINGS_MAX: usize = 1024;
 /// Blocks that could not be read, as many as are remembered before it begins anew.
 const KNOWN_BAD_MAX: usize = 4096;
-/// A chunk needs 64 bytes of RAM however little it holds, so sparse chunks are bounded: sixteen times as many as
-/// would fill the shard. When reached, writes to new chunks get `NoSpace`.
+/// A chunk needs 64 bytes of RAM however little it holds, so sparse chunks are bounded: sixteen times as many
+/// as would fill the shard. When reached, writes to new chunks get `NoSpace`.
 const SPARSE_FACTOR: u32 = 16;
 /// Units that only discards and checkpoints may use, as a share of the shard.
 const RESERVE_SHARE: u32 = 128;
@@ -103,7 +103,7 @@ pub struct ShardCore {
     done: VecDeque<(OpId, StoreResult)>,
     flushes: Flushes,
     ckpt: Checkpoint,
-    squeeze: squeeze::Squeeze,
+    squeeze: enospc::EnospcQueue,
     /// Map pages that batches in flight will make dirty at most.
     pending_leaves: u32,
     bitmap_ptrs: Vec<Ptr>,
@@ -210,7 +210,7 @@ impl ShardCore {
             done: VecDeque::with_capacity(ops_max as usize),
             flushes: Flushes::default(),
             ckpt,
-            squeeze: squeeze::Squeeze::default(),
+            squeeze: enospc::EnospcQueue::default(),
             pending_leaves: 0,
             bitmap_ptrs,
             bitmap_dir_ptrs,
@@ -233,7 +233,8 @@ impl ShardCore {
     /// Does whatever can be done now. Every loop in it ends when its queue is empty or a resource is used up.
     fn pump(&mut self) {
         loop {
-            // First those whose map page has just been read: what was tried again before them might evict it, for ever.
+            // First those whose map page has just been read: what was tried again before them might evict it,
+            // for ever.
             self.run_runnable();
             self.step_dropping();
             self.retry_waiting();
@@ -393,7 +394,7 @@ impl ShardCore {
     }
 
     /// A device request has ended.
-    fn told(&mut self, id: IoId, told: Told<'_>) {
+    fn told(&mut self, id: IoId, told: IoOutcome<'_>) {
         let result = told.result;
         let io = id.0 as u32;
         let kind = std::mem::take(&mut self.ios[io].kind);
@@ -422,7 +423,7 @@ impl ShardCore {
                 first,
                 count,
                 second,
-            } => self.on_haul(io, part, (first, count), second, told),
+            } => self.on_relocation(io, part, (first, count), second, told),
             IoKind::Log { batch } => self.on_log_write(io, batch, result),
             IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
             IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
@@ -452,12 +453,12 @@ impl StoreCore for ShardCore {
 
     fn on_device(&mut self, id: IoId, result: Result<(), i32>) {
         let crcs = None;
-        self.told(id, Told { result, crcs });
+        self.told(id, IoOutcome { result, crcs });
     }
 
     fn on_read(&mut self, id: IoId, crcs: &[u32]) {
         let (result, crcs) = (Ok(()), Some(crcs));
-        self.told(id, Told { result, crcs });
+        self.told(id, IoOutcome { result, crcs });
     }
 
     fn poll_completion(&mut self) -> Option<(OpId, StoreResult)> {

@@ -22,7 +22,8 @@ pub enum OpenError {
     NotFormatted,
     /// Label present, both copies damaged.
     #[error(
-        "both labels (byte 0 and byte {last}) of the device are damaged; restore one or format the device anew"
+        "both labels (byte 0 and byte {last}) of the device are damaged; restore one or format the device \
+         anew"
     )]
     LabelDamaged {
         /// Offset of the second copy.
@@ -50,7 +51,8 @@ pub enum OpenError {
     },
     /// Formatting would destroy a store.
     #[error(
-        "the device already holds a store of cluster {cluster}; give another device, or confirm overwriting it"
+        "the device already holds a store of cluster {cluster}; give another device, or confirm overwriting \
+         it"
     )]
     AlreadyFormatted {
         /// Whose.
@@ -74,7 +76,8 @@ pub enum OpenError {
     },
     /// No superblock of a shard is left.
     #[error(
-        "no valid superblock of shard {shard} (first copy at byte {offset}); replace the device and resynchronise it"
+        "no valid superblock of shard {shard} (first copy at byte {offset}); replace the device and \
+         resynchronise it"
     )]
     SuperblockDamaged {
         /// Shard.
@@ -84,7 +87,8 @@ pub enum OpenError {
     },
     /// Damage in the map.
     #[error(
-        "damaged {what} of shard {shard} at byte {offset}; replace the device and resynchronise it from a replica"
+        "damaged {what} of shard {shard} at byte {offset}; replace the device and resynchronise it from a \
+         replica"
     )]
     Damaged {
         /// Which structure.

@@ -1,7 +1,7 @@
 //! Opening the device: a raw block device, or a file that stands for one.
 //!
-//! Both are opened with `O_DIRECT`, so that a completed write is in the device and not in this machine's page cache,
-//! and exclusively, so that two daemons never write one store.
+//! Both are opened with `O_DIRECT`, so that a completed write is in the device and not in this machine's page
+//! cache, and exclusively, so that two daemons never write one store.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use super::device::{BLOCK_BYTES, ReadAt, SyncDevice};
 use reads::Reads;
 
-/// How long opening waits for a lock that a killed daemon still holds: its io_uring keeps the file open until the
-/// requests in flight have ended. After it the device is taken to be in use.
+/// How long opening waits for a lock that a killed daemon still holds: its io_uring keeps the file open until
+/// the requests in flight have ended. After it the device is taken to be in use.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// Pause between two tries for the lock.
@@ -35,17 +35,38 @@ pub enum DeviceKind {
     File,
 }
 
+impl DeviceKind {
+    /// Of what is at a path.
+    fn at(path: &Path) -> Result<Self, DeviceError> {
+        let found = std::fs::metadata(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => DeviceError::Missing(path.to_owned()),
+            _ => DeviceError::Os {
+                verb: "look at",
+                path: path.to_owned(),
+                source: error,
+            },
+        })?;
+        if found.file_type().is_block_device() {
+            Ok(DeviceKind::Block)
+        } else if found.is_file() {
+            Ok(DeviceKind::File)
+        } else {
+            Err(DeviceError::Kind(path.to_owned()))
+        }
+    }
+}
+
 /// How a file gets its space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocation {
     /// All at once: the store can never fail for want of space in the file system.
     Preallocated,
-    /// All at once, and every block written with zeroes. Takes as long as writing the file, and spares the file system
-    /// a change of its own metadata at the first write to each block, which costs a third of the write rate at depth
-    /// 1 until the log has been everywhere once.
+    /// All at once, and every block written with zeroes. Takes as long as writing the file, and spares the
+    /// file system a change of its own metadata at the first write to each block, which costs a third of the
+    /// write rate at depth 1 until the log has been everywhere once.
     Written,
-    /// As written. While the file system is full, requests that need more of it fail for want of space, as on a full
-    /// store.
+    /// As written. While the file system is full, requests that need more of it fail for want of space, as on
+    /// a full store.
     Sparse,
 }
 
@@ -53,7 +74,8 @@ pub enum Allocation {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// Another process has it.
-    #[error("device {} is in use by another process; stop the other daemon, or unmount it, or name another device", .0.display())]
+    #[error("device {} is in use by another process; stop the other daemon, or unmount it, or name another \
+        device", .0.display())]
     InUse(PathBuf),
     /// There is something at the path already.
     #[error("{} exists already; name another path, or remove it if its data are not needed", .0.display())]
@@ -65,10 +87,12 @@ pub enum DeviceError {
     #[error("{} is neither a block device nor a regular file", .0.display())]
     Kind(PathBuf),
     /// The file system cannot do direct I/O.
-    #[error("the file system of {} refuses direct I/O (O_DIRECT); put the store on ext4, xfs or btrfs, or on a block device", .0.display())]
+    #[error("the file system of {} refuses direct I/O (O_DIRECT); put the store on ext4, xfs or btrfs, or on \
+        a block device", .0.display())]
     NoDirectIo(PathBuf),
     /// The file system cannot preallocate.
-    #[error("the file system of {} cannot preallocate; use a sparse store, or ext4, xfs or btrfs", .0.display())]
+    #[error("the file system of {} cannot preallocate; use a sparse store, or ext4, xfs or \
+        btrfs", .0.display())]
     NoPreallocation(PathBuf),
     /// The file system has no room.
     #[error("no room for {size_bytes} bytes at {}; free space or make the store smaller", .path.display())]
@@ -79,7 +103,8 @@ pub enum DeviceError {
         size_bytes: u64,
     },
     /// Sectors larger than a block.
-    #[error("device {} has sectors of {sector_bytes} bytes, more than {BLOCK_BYTES} are not supported", .path.display())]
+    #[error("device {} has sectors of {sector_bytes} bytes, more than {BLOCK_BYTES} are not \
+        supported", .path.display())]
     SectorSize {
         /// Where.
         path: PathBuf,
@@ -105,13 +130,20 @@ pub struct DeviceFile {
     path: PathBuf,
     kind: DeviceKind,
     capacity_bytes: u64,
-    /// For several reads at a time, on handles that have it. Nobody locks it: the device is shared, its reads are not.
+    /// For several reads at a time, on handles that have it. Nobody locks it: the device is shared, its reads
+    /// are not.
     reads: Option<Mutex<Reads>>,
 }
 
 impl DeviceFile {
     /// Opens an existing device or file and locks it.
     pub fn open(path: &Path) -> Result<Self, DeviceError> {
+        let kind = DeviceKind::at(path)?;
+        Self::of(open_locked(path, kind)?, path, kind)
+    }
+
+    /// A device that is open and locked.
+    fn of(file: File, path: &Path, kind: DeviceKind) -> Result<Self, DeviceError> {
         let os = |verb| {
             move |source| DeviceError::Os {
                 verb,
@@ -119,18 +151,6 @@ impl DeviceFile {
                 source,
             }
         };
-        let meta = std::fs::metadata(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => DeviceError::Missing(path.to_owned()),
-            _ => os("look at")(error),
-        })?;
-        let kind = if meta.file_type().is_block_device() {
-            DeviceKind::Block
-        } else if meta.is_file() {
-            DeviceKind::File
-        } else {
-            return Err(DeviceError::Kind(path.to_owned()));
-        };
-        let file = open_locked(path, kind)?;
         let capacity_bytes = match kind {
             DeviceKind::File => file.metadata().map_err(os("look at"))?.len(),
             // A block device's size is where its end is.
@@ -192,7 +212,8 @@ impl DeviceFile {
         })
     }
 
-    /// One more handle on the open device, which makes several reads at a time; it shares the lock with the first.
+    /// One more handle on the open device, which makes several reads at a time; it shares the lock with the
+    /// first.
     fn second(&self) -> io::Result<Self> {
         let file = self.try_clone()?;
         let reads = Some(Mutex::new(Reads::new(&file)?));
@@ -399,7 +420,10 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
+mod ahead;
 mod reads;
+
+pub use ahead::OpenedAhead;
 
 #[cfg(test)]
 mod tests;

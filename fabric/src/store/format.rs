@@ -1,8 +1,8 @@
 //! The on-disk format, byte by byte, and why its writes are ordered as they are.
 //!
-//! Everything is little-endian, in *units* of 4 KiB. Within a shard a unit is named by a `u32` counted from the start
-//! of the shard. Data and map pages are never overwritten in place; the only fixed places are the label, the
-//! superblock slots and the two slots of each bitmap page.
+//! Everything is little-endian, in *units* of 4 KiB. Within a shard a unit is named by a `u32` counted from
+//! the start of the shard. Data and map pages are never overwritten in place; the only fixed places are the
+//! label, the superblock slots and the two slots of each bitmap page.
 //!
 //! # Device
 //! | units | content |
@@ -22,48 +22,53 @@
 //! # The map
 //! ```text
 //! Superblock ─ table root (≤ 512 pointers) ─ table directory (≤ 512) ─ table page (64 ChunkRecords)
-//!      │                                                                      └ 4 leaves (256 MapEntries) ─ data units
+//!      │                                                                      └ 4 leaves ─ data units
 //!      └ ≤ 64 bitmap directories (≤ 512 pointers) ─ bitmap page (32768 bits)
 //! ```
-//! A [`Ptr`] carries the CRC32C of the unit it names, so whatever is read below the superblock is proved by its parent.
-//! Both copies of a superblock carry their own CRC; one flipped bit cannot hide the newest checkpoint, because the
-//! other copy has it.
+//! A [`Ptr`] carries the CRC32C of the unit it names, so whatever is read below the superblock is proved by
+//! its parent. Both copies of a superblock carry their own CRC; one flipped bit cannot hide the newest
+//! checkpoint, because the other copy has it.
 //!
 //! # The log
-//! Between checkpoints the map changes in RAM and in the *log*: batches of one [`BatchHeader`] and the data blocks it
-//! describes. The superblock names two *windows*, lists of 1 MiB regions: the current one, and the one that takes over
-//! when the next checkpoint starts. A header lies at any free unit of its window's regions; the data lie behind it,
-//! or wherever there was room (large writes do not use up the window). The data's place in the log is their final
-//! home. A header is recognised by a nonce that is secret and new at every open, the window's number and its own
-//! position, so that no guest can forge one inside its data and no older header is taken for a new one. A batch for
-//! which the file system below a sparse device file had no room is replaced, in its place, by one without entries.
+//! Between checkpoints the map changes in RAM and in the *log*: batches of one [`BatchHeader`] and the data
+//! blocks it describes. The superblock names two *windows*, lists of 1 MiB regions: the current one, and the
+//! one that takes over when the next checkpoint starts. A header lies at any free unit of its window's
+//! regions; the data lie behind it, or wherever there was room (large writes do not use up the window). The
+//! data's place in the log is their final home. A header is recognised by a nonce that is secret and new at
+//! every open, the window's number and its own position, so that no guest can forge one inside its data and
+//! no older header is taken for a new one. A batch for which the file system below a sparse device file had
+//! no room is replaced, in its place, by one without entries.
 //!
-//! An entry may repeat what the map has, version and all, at another place: the cleaner has moved the block. Of entries
-//! with the same version the later one holds, so replay needs to know nothing of it; and if a move is cut short, the place
-//! before it still holds the block, for like all that is freed it is not used again before the next checkpoint.
+//! An entry may repeat what the map has, version and all, at another place: the cleaner has moved the block.
+//! Of entries with the same version the later one holds, so replay needs to know nothing of it; and if a move
+//! is cut short, the place before it still holds the block, for like all that is freed it is not used again
+//! before the next checkpoint.
 //!
 //! # Why this order
-//! 1. *A write is acknowledged when all device writes of its batch are done*, in whatever order they reached the
-//!    device: then a header is found by scanning the regions, and everything it names is there. After power loss a
-//!    header may be there without its data; so recovery reads the data of each batch above the durable watermark and
-//!    takes only blocks whose CRC fits. Batches need not be dense above the watermark: each block stands for itself.
-//! 2. *The watermark*: every header says up to which batch all were known to be durable. A missing or damaged header at
-//!    or below the highest watermark is damage, not a torn tail, and opening fails. A flush is answered only when a
-//!    header, if need be of an empty batch, has brought its watermark to the device.
-//! 3. *A write changes the map (in RAM) only once its batch is done*, so a map page written by a checkpoint refers only
-//!    to blocks whose batches were done before, and the flush that precedes the superblock makes them durable.
-//! 4. *A checkpoint is fuzzy.* It starts by turning to the next window and waiting for the old window's batches. Then it
-//!    writes leaves, table pages, directories and at last the bitmap, while writes go on. A page may be newer
-//!    than the start of the checkpoint, never older; replaying the new window over it is idempotent, because every
-//!    entry carries its version, and a bitmap page is taken after every leaf: replay sets what the log uses and clears
-//!    what it replaces.
-//! 5. *Flush, superblock, flush.* Pages are durable before the superblock names them; only after the second flush is
-//!    anything reused that was freed before the checkpoint began. What is freed during it waits for the next one,
-//!    since pages already written may still name it.
-//! 6. *The bitmap is a shortcut*: what it says can be read off the tables and leaves. A bitmap page or directory that is
-//!    damaged is therefore no reason to refuse: recovery reads all leaves and makes the bitmap anew (`recovery/space.rs`).
-//! 7. *Recovery flushes before it writes*: what it saw in the log stays there until its own checkpoint is durable, so
-//!    that a crash during recovery recovers to the same state.
+//! 1. *A write is acknowledged when all device writes of its batch are done*, in whatever order they reached
+//!    the device: then a header is found by scanning the regions, and everything it names is there. After
+//!    power loss a header may be there without its data; so recovery reads the data of each batch above the
+//!    durable watermark and takes only blocks whose CRC fits. Batches need not be dense above the watermark:
+//!    each block stands for itself.
+//! 2. *The watermark*: every header says up to which batch all were known to be durable. A missing or damaged
+//!    header at or below the highest watermark is damage, not a torn tail, and opening fails. A flush is
+//!    answered only when a header, if need be of an empty batch, has brought its watermark to the device.
+//! 3. *A write changes the map (in RAM) only once its batch is done*, so a map page written by a checkpoint
+//!    refers only to blocks whose batches were done before, and the flush that precedes the superblock makes
+//!    them durable.
+//! 4. *A checkpoint is fuzzy.* It starts by turning to the next window and waiting for the old window's
+//!    batches. Then it writes leaves, table pages, directories and at last the bitmap, while writes go on. A
+//!    page may be newer than the start of the checkpoint, never older; replaying the new window over it is
+//!    idempotent, because every entry carries its version, and a bitmap page is taken after every leaf:
+//!    replay sets what the log uses and clears what it replaces.
+//! 5. *Flush, superblock, flush.* Pages are durable before the superblock names them; only after the second
+//!    flush is anything reused that was freed before the checkpoint began. What is freed during it waits for
+//!    the next one, since pages already written may still name it.
+//! 6. *The bitmap is a shortcut*: what it says can be read off the tables and leaves. A bitmap page or
+//!    directory that is damaged is therefore no reason to refuse: recovery reads all leaves and makes the
+//!    bitmap anew (`recovery/space.rs`).
+//! 7. *Recovery flushes before it writes*: what it saw in the log stays there until its own checkpoint is
+//!    durable, so that a crash during recovery recovers to the same state.
 
 use crate::checksum::crc32c;
 use std::mem::size_of;
@@ -79,8 +84,8 @@ compile_error!("the on-disk structures are read in place and little-endian");
 pub const UNIT_BYTES: usize = BLOCK_BYTES;
 /// Version of everything described here; a newer one is refused at open. 2 has lost blocks.
 pub const FORMAT_VERSION: u32 = 2;
-/// The oldest version that can be opened. Labels and superblocks are written as [`FORMAT_VERSION`] from then on, so that a
-/// program that does not know of it leaves the device alone.
+/// The oldest version that can be opened. Labels and superblocks are written as [`FORMAT_VERSION`] from then
+/// on, so that a program that does not know of it leaves the device alone.
 pub const FORMAT_VERSION_MIN: u32 = 1;
 /// Units of a region, the granularity of log windows.
 pub const REGION_UNITS: u32 = 256;
@@ -108,10 +113,11 @@ pub const SHARD_UNITS_MAX: u32 = 1 << 28;
 pub const SHARD_UNITS_MIN: u32 = 512;
 /// [`MapEntry::unit`] of a block that this layer does not map.
 pub const UNIT_UNMAPPED: u32 = 0;
-/// [`MapEntry::unit`] of a block that reads as zeroes whatever older layers hold. Unit 1 is a superblock slot, never data.
+/// [`MapEntry::unit`] of a block that reads as zeroes whatever older layers hold. Unit 1 is a superblock
+/// slot, never data.
 pub const UNIT_ZERO: u32 = 1;
-/// [`MapEntry::unit`] of a block whose data no replica could read when they were to be copied here: its checksum and its
-/// version are known, and reading it fails. Unit 2 is a page of the bitmap, never data.
+/// [`MapEntry::unit`] of a block whose data no replica could read when they were to be copied here: its
+/// checksum and its version are known, and reading it fails. Unit 2 is a page of the bitmap, never data.
 pub const UNIT_LOST: u32 = 2;
 
 const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"PENSTOCK");
@@ -153,8 +159,8 @@ pub struct MapEntry {
     pub unit: u32,
     /// CRC32C of the block's 4096 bytes.
     pub crc: u32,
-    /// Version of the last write or discard; a write with an older one is refused. Of a block that is not mapped it may be
-    /// the record's floor.
+    /// Version of the last write or discard; a write with an older one is refused. Of a block that is not
+    /// mapped it may be the record's floor.
     pub version: u64,
 }
 
@@ -188,16 +194,16 @@ pub struct ChunkRecord {
     pub kind: u32,
     /// Map pages of the four MiB.
     pub leaves: [Ptr; CHUNK_LEAVES],
-    /// Newest version among leaves that were dropped because nothing was mapped any more. It is that of one block and
-    /// stands for all of them, so a write below it is not proved to be superseded: it must come again under a newer
-    /// version.
+    /// Newest version among leaves that were dropped because nothing was mapped any more. It is that of one
+    /// block and stands for all of them, so a write below it is not proved to be superseded: it must come
+    /// again under a newer version.
     pub floor: u64,
     /// Epoch of a fence, else 0.
     pub epoch: u64,
 }
 
-/// First and last unit of the device: offset 0 magic, 8 format version, 12 shards, 16 units per shard, 20 zero,
-/// 24 capacity in bytes, 32 cluster, 48 device, 4092 CRC32C of the bytes before it.
+/// First and last unit of the device: offset 0 magic, 8 format version, 12 shards, 16 units per shard, 20
+/// zero, 24 capacity in bytes, 32 cluster, 48 device, 4092 CRC32C of the bytes before it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct Label {
@@ -231,8 +237,8 @@ pub struct WindowRecord {
     pub regions: [u32; WINDOW_REGIONS_MAX],
 }
 
-/// Root of a checkpoint: offset 0 magic, 8 format version, 12 shard number, 16 checkpoint number, 24 clean flag,
-/// 28 units, 32 nonce, 48 first batch of the log, 56 durable watermark, 64 table root, 72 table pages,
+/// Root of a checkpoint: offset 0 magic, 8 format version, 12 shard number, 16 checkpoint number, 24 clean
+/// flag, 28 units, 32 nonce, 48 first batch of the log, 56 durable watermark, 64 table root, 72 table pages,
 /// 80 current window, 1120 next window, 2160 bitmap directories, 4092 CRC32C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -265,8 +271,8 @@ pub struct Superblock {
     pub bitmap_dirs: [Ptr; BITMAP_DIRS_MAX],
 }
 
-/// Start of a log header unit: offset 0 magic, 8 nonce, 24 window, 32 sequence number, 40 watermark, 48 checkpoint,
-/// 56 own unit, 60 bytes of entries, 64 entries, 4092 CRC32C of the bytes before it.
+/// Start of a log header unit: offset 0 magic, 8 nonce, 24 window, 32 sequence number, 40 watermark, 48
+/// checkpoint, 56 own unit, 60 bytes of entries, 64 entries, 4092 CRC32C of the bytes before it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct BatchHeader {
@@ -296,7 +302,8 @@ pub mod entry_kind {
     pub const UNMAP: u32 = 2;
     /// The blocks read as zeroes and hide older layers.
     pub const ZERO: u32 = 3;
-    /// The blocks become unmapped whatever their version: their layer is dropped, or another replica has an older state.
+    /// The blocks become unmapped whatever their version: their layer is dropped, or another replica has an
+    /// older state.
     pub const DROP: u32 = 4;
     /// `version` is the fence's generation, 8 bytes with the epoch follow.
     pub const FENCE: u32 = 5;
@@ -306,7 +313,8 @@ pub mod entry_kind {
     pub const LOST: u32 = 7;
 }
 
-/// One entry of a batch: offset 0 layer, 8 version, 16 chunk, 20 unit, 24 first block in the chunk, 26 blocks, 28 kind.
+/// One entry of a batch: offset 0 layer, 8 version, 16 chunk, 20 unit, 24 first block in the chunk, 26
+/// blocks, 28 kind.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct BatchEntry {

@@ -1,5 +1,5 @@
-//! Walking scatter lists over memory that belongs to a guest: it may change at any time, and nothing here relies on
-//! reading a byte twice.
+//! Walking scatter lists over memory that belongs to a guest: it may change at any time, and nothing here
+//! relies on reading a byte twice.
 
 use crate::checksum::{Crc32c, crc32c};
 
@@ -43,7 +43,8 @@ impl IovCursor {
         self.walk(iovs, len, |_, _| ());
     }
 
-    /// Appends the next `len` bytes to another list, joined with its last element where they follow it in memory.
+    /// Appends the next `len` bytes to another list, joined with its last element where they follow it in
+    /// memory.
     pub fn slice(&mut self, iovs: &[libc::iovec], len: usize, out: &mut Vec<libc::iovec>) {
         self.walk(iovs, len, |ptr, span| {
             if let Some(last) = out.last_mut() {

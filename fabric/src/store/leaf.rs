@@ -1,5 +1,5 @@
-//! The cache of map pages (leaves). Bounded: a clean page that was not used lately makes room, dirty ones wait for a
-//! checkpoint, pinned ones for the writes that will change them.
+//! The cache of map pages (leaves). Bounded: a clean page that was not used lately makes room, dirty ones
+//! wait for a checkpoint, pinned ones for the writes that will change them.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -104,8 +104,8 @@ impl LeafCache {
         pages + (self.meta.len() * size_of::<LeafMeta>()) as u64
     }
 
-    /// A slot for a leaf that is not cached. Returns it with the leaf it held before, whose record must forget it;
-    /// `None` when every leaf is dirty, pinned or being read.
+    /// A slot for a leaf that is not cached. Returns it with the leaf it held before, whose record must
+    /// forget it; `None` when every leaf is dirty, pinned or being read.
     pub fn take(
         &mut self,
         rec: u32,
@@ -153,8 +153,8 @@ impl LeafCache {
         self.free.push(slot);
     }
 
-    /// Brings the cache down to `slots`, if it has more, and returns the leaves that it no longer holds. Nothing in it may be
-    /// dirty or in use.
+    /// Brings the cache down to `slots`, if it has more, and returns the leaves that it no longer holds.
+    /// Nothing in it may be dirty or in use.
     pub fn shrink_to(&mut self, slots: u32) -> Vec<(u32, u8)> {
         if slots >= self.slots() {
             return Vec::new();
@@ -207,7 +207,8 @@ impl LeafCache {
             .expect("a page holds 256 entries and is aligned")
     }
 
-    /// Fills a new leaf: nothing mapped, no version older than `floor` accepted. Not dirty: nothing is in it yet.
+    /// Fills a new leaf: nothing mapped, no version older than `floor` accepted. Not dirty: nothing is in it
+    /// yet.
     pub fn fill_empty(&mut self, slot: u32, floor: u64) {
         let entries: &mut [MapEntry; LEAF_BLOCKS] =
             FromBytes::mut_from_bytes(self.pages.blocks_mut(slot, 1))

@@ -136,7 +136,8 @@ impl HeaderWriter {
         self.used.next_multiple_of(8) + needed <= ENTRIES_BYTES_MAX
     }
 
-    /// Adds a block, to the entry before it where it continues it within one leaf: replay takes entries leaf by leaf.
+    /// Adds a block, to the entry before it where it continues it within one leaf: replay takes entries leaf
+    /// by leaf.
     pub fn push_data(&mut self, page: &mut [u8], data: &DataBlock) {
         if let Some(at) = self.open {
             let at = ENTRIES_OFFSET + at;

@@ -24,10 +24,11 @@ mod space;
 
 /// Shards opened at once. Each thread holds a few MiB for what it reads.
 const OPEN_THREADS_MAX: u32 = 8;
-/// Shards by size of the device: one for each of so many bytes, up to a number. They let threads work side by side, and
-/// more would only scatter the log. Chunks are spread over shards by hash, and the first shard that is full says `NoSpace`:
-/// with a thousand chunks in each, as here, that is 3 % early on average; smaller shards would waste more. Devices too
-/// large for this get more shards only because a shard has a largest size.
+/// Shards by size of the device: one for each of so many bytes, up to a number. They let threads work side by
+/// side, and more would only scatter the log. Chunks are spread over shards by hash, and the first shard that
+/// is full says `NoSpace`: with a thousand chunks in each, as here, that is 3 % early on average; smaller
+/// shards would waste more. Devices too large for this get more shards only because a shard has a largest
+/// size.
 const SHARDS_TYPICAL: [(u64, u64); 2] = [(4 << 30, 4), (16 << 30, 8)];
 /// Smallest device.
 pub const DEVICE_BYTES_MIN: u64 =
@@ -122,8 +123,8 @@ pub fn format(
     write_everywhere(dev, &label_offsets(capacity), &page)
 }
 
-/// The labels say what is written from now on: superblocks, of which a program that does not know of this version would take an older
-/// one for the newest.
+/// The labels say what is written from now on: superblocks, of which a program that does not know of this
+/// version would take an older one for the newest.
 fn upgrade(dev: &mut dyn SyncDevice, label: Label) -> Result<(), OpenError> {
     let label = Label {
         version: FORMAT_VERSION,
@@ -210,7 +211,8 @@ pub fn read_label(dev: &mut dyn SyncDevice) -> Result<Label, OpenError> {
     })
 }
 
-/// Opens a formatted device: reads the last checkpoint, replays the log, and writes a checkpoint of the outcome.
+/// Opens a formatted device: reads the last checkpoint, replays the log, and writes a checkpoint of the
+/// outcome.
 ///
 /// `nonce` is secret and random, and new for every open: it marks the log headers of this run.
 pub fn open(
@@ -351,7 +353,8 @@ impl Opening<'_> {
             .map_err(io_error(what, offset))
     }
 
-    /// The newest superblock. Of each slot one copy must be readable: the other slot's is an older one, or not.
+    /// The newest superblock. Of each slot one copy must be readable: the other slot's is an older one, or
+    /// not.
     fn superblock(&mut self) -> Result<Superblock, OpenError> {
         let mut page = Page::zeroed();
         let mut best: Option<Superblock> = None;

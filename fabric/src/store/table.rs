@@ -270,8 +270,9 @@ impl Table {
         self.empty.push(slot);
     }
 
-    /// After opening: finds the records that can go at the next checkpoint because nothing is left of their chunk or
-    /// fence. The version that such a chunk remembers is of use as long as a write of its generation may come.
+    /// After opening: finds the records that can go at the next checkpoint because nothing is left of their
+    /// chunk or fence. The version that such a chunk remembers is of use as long as a write of its generation
+    /// may come.
     pub fn note_bare(&mut self) {
         for slot in 0..self.slots() {
             let record = self.record(slot);
@@ -293,8 +294,8 @@ impl Table {
         }
     }
 
-    /// Removes the records that have nothing on disk, in cache or in flight. Only when a checkpoint begins: later a
-    /// key might end up in two pages of one checkpoint.
+    /// Removes the records that have nothing on disk, in cache or in flight. Only when a checkpoint begins:
+    /// later a key might end up in two pages of one checkpoint.
     pub fn reap(&mut self) {
         let mut empty = std::mem::take(&mut self.empty);
         for slot in empty.drain(..) {

@@ -1,8 +1,9 @@
 //! Executes [`DeviceAction`]s with io_uring, for one thread.
 //!
-//! Everything started since the last kick enters the kernel by one system call. The number of requests in the kernel
-//! is bounded by [`DEPTH`]; with none free the caller leaves further actions in the store core, where they are
-//! already bounded. Short transfers are continued, interrupted ones repeated; the caller sees all or an errno.
+//! Everything started since the last kick enters the kernel by one system call. The number of requests in the
+//! kernel is bounded by [`DEPTH`]; with none free the caller leaves further actions in the store core, where
+//! they are already bounded. Short transfers are continued, interrupted ones repeated; the caller sees all or
+//! an errno.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -19,13 +20,13 @@ pub const DEPTH: u32 = 512;
 /// Elements of a scatter list that the kernel takes at once; longer lists go in parts.
 const IOVECS_MAX: usize = 1024;
 
-/// How often one request is repeated or continued before it counts as failed: far more than the parts of the longest
-/// list, so only a device that makes no progress gets here.
+/// How often one request is repeated or continued before it counts as failed: far more than the parts of the
+/// longest list, so only a device that makes no progress gets here.
 const ATTEMPTS_MAX: u16 = 4096;
 
-/// Most requests that one [`Uring::reap`] reports. A device often finishes all that it was given at once; answers that
-/// went out together would come back as new requests together, and the device would have nothing to do meanwhile. In
-/// small groups the first are with the device again while the last are still looked at.
+/// Most requests that one [`Uring::reap`] reports. A device often finishes all that it was given at once;
+/// answers that went out together would come back as new requests together, and the device would have nothing
+/// to do meanwhile. In small groups the first are with the device again while the last are still looked at.
 const REAP_MAX: u32 = 8;
 
 /// How often a kick tries to hand over the first requests to a kernel that is short of memory.
@@ -59,7 +60,7 @@ enum Kind {
 
 /// A request in the kernel. `iovecs` from `at`, `skip` bytes into it, is what is left.
 #[derive(Clone, Copy)]
-struct InKernel {
+struct KernelRequest {
     owner: Owner,
     id: IoId,
     kind: Kind,
@@ -72,13 +73,14 @@ struct InKernel {
     attempts: u16,
 }
 
-// SAFETY: the iovecs lie in memory that the owner of the action keeps until its completion, on whatever thread.
-unsafe impl Send for InKernel {}
+// SAFETY: the iovecs lie in memory that the owner of the action keeps until its completion, on whatever
+// thread.
+unsafe impl Send for KernelRequest {}
 
 /// The executor of one thread.
 pub struct Uring {
     ring: IoUring,
-    slots: Slab<InKernel>,
+    slots: Slab<KernelRequest>,
     buffers: Vec<libc::iovec>,
     queued: u32,
 }
@@ -95,7 +97,7 @@ impl Uring {
         if !fds.is_empty() {
             ring.submitter().register_files(&fds)?;
         }
-        let nothing = InKernel {
+        let nothing = KernelRequest {
             owner: 0,
             id: IoId(0),
             kind: Kind::Flush,
@@ -118,8 +120,8 @@ impl Uring {
         })
     }
 
-    /// Registers memory that many actions use, which spares the kernel pinning it for each. False if the kernel
-    /// refuses (the limit on locked memory, most often): everything works without, too.
+    /// Registers memory that many actions use, which spares the kernel pinning it for each. False if the
+    /// kernel refuses (the limit on locked memory, most often): everything works without, too.
     ///
     /// # Safety
     /// The ranges stay mapped as long as `self` lives.
@@ -173,7 +175,7 @@ impl Uring {
                 (id, Kind::Discard, offset, len, NO_IOVECS)
             }
         };
-        self.slots[slot] = InKernel {
+        self.slots[slot] = KernelRequest {
             owner,
             id,
             kind,
@@ -201,7 +203,7 @@ impl Uring {
     }
 
     #[inline]
-    fn entry(&self, request: &InKernel) -> squeue::Entry {
+    fn entry(&self, request: &KernelRequest) -> squeue::Entry {
         let fd = types::Fixed(request.device);
         match request.kind {
             Kind::Flush => opcode::Fsync::new(fd)
@@ -216,7 +218,7 @@ impl Uring {
     }
 
     #[inline]
-    fn transfer(&self, fd: types::Fixed, request: &InKernel) -> squeue::Entry {
+    fn transfer(&self, fd: types::Fixed, request: &KernelRequest) -> squeue::Entry {
         let offset = request.offset;
         let list = request.left();
         let write = request.kind == Kind::Write;
@@ -273,7 +275,8 @@ impl Uring {
                 // Nothing would ever be submitted again, and whoever waits would wait for ever.
                 Err(error) => panic!("io_uring refuses submissions: {error}"),
             }
-            // With requests in the kernel the rest goes when one of them completes; with none nobody would wake us.
+            // With requests in the kernel the rest goes when one of them completes; with none nobody would
+            // wake us.
             if (self.queued as usize) < self.in_flight() || self.queued == 0 {
                 return;
             }
@@ -285,13 +288,15 @@ impl Uring {
         );
     }
 
-    /// Reports some finished requests, and returns whether there are more. With nothing finished it makes no system call.
+    /// Reports some finished requests, and returns whether there are more. With nothing finished it makes no
+    /// system call.
     #[inline]
     pub fn reap(&mut self, mut done: impl FnMut(Finished)) -> bool {
         if self.slots.taken() == 0 {
             return false;
         }
-        // Completions may wait for this thread to enter the kernel; so may entries that a kick could not hand over.
+        // Completions may wait for this thread to enter the kernel; so may entries that a kick could not hand
+        // over.
         if self.queued > 0 || self.ring.submission().taskrun() {
             if let Ok(taken) = self.ring.submit() {
                 self.queued = self.queued.saturating_sub(taken as u32);
@@ -307,7 +312,7 @@ impl Uring {
             };
             match self.slots[slot].progress(entry.result()) {
                 Some(result) => {
-                    let InKernel {
+                    let KernelRequest {
                         owner,
                         id,
                         kind,
@@ -377,7 +382,7 @@ const NO_IOVECS: IoVecs = IoVecs {
 /// What one read or write transfers at most (a kernel limit, less than 2 GiB), in whole blocks.
 const MAX_RW_BYTES: u32 = 0x7fff_f000;
 
-impl InKernel {
+impl KernelRequest {
     /// The elements of the list that are not transferred in full.
     #[inline]
     fn left(&self) -> &[libc::iovec] {
@@ -435,7 +440,8 @@ impl InKernel {
     }
 }
 
-/// Whether a failed submission can be repeated: the kernel is short of memory, its completion queue is full, or a signal came.
+/// Whether a failed submission can be repeated: the kernel is short of memory, its completion queue is full,
+/// or a signal came.
 fn is_passing(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -443,9 +449,10 @@ fn is_passing(error: &io::Error) -> bool {
     )
 }
 
-/// Builds a ring, with the cheapest way of running completions that this kernel knows and that still wakes a thread
-/// asleep in poll (deferred task work does not: its completions appear only once the thread enters the ring). Not a
-/// single-issuer ring: blocking I/O of the control plane moves between threads, and the kernel would refuse the second.
+/// Builds a ring, with the cheapest way of running completions that this kernel knows and that still wakes a
+/// thread asleep in poll (deferred task work does not: its completions appear only once the thread enters the
+/// ring). Not a single-issuer ring: blocking I/O of the control plane moves between threads, and the kernel
+/// would refuse the second.
 fn build() -> io::Result<IoUring> {
     let cooperative = IoUring::builder()
         .setup_coop_taskrun()

@@ -1,4 +1,5 @@
-//! A RAM disk with a script: completes inline, queued or delayed, holds requests back and fails those it is told to.
+//! A RAM disk with a script: completes inline, queued or delayed, holds requests back and fails those it is
+//! told to.
 //!
 //! ```
 //! use fabric::io::{Engine, IoError, Op, Request, Submit, Tag};
@@ -276,7 +277,8 @@ pub struct MemEngine {
     armed: bool,
 }
 
-// SAFETY: the raw buffer addresses are only descriptions; the submitter keeps the memory valid on whatever thread.
+// SAFETY: the raw buffer addresses are only descriptions; the submitter keeps the memory valid on whatever
+// thread.
 unsafe impl Send for MemEngine {}
 
 impl MemEngine {
@@ -405,7 +407,8 @@ impl Engine for MemEngine {
             done(w.tag, result);
             reported += 1;
         }
-        // Between the disk's due time and now the timer has fired and stays readable: set it for what is left.
+        // Between the disk's due time and now the timer has fired and stays readable: set it for what is
+        // left.
         self.arm_for_earliest(now);
         reported
     }

@@ -1,5 +1,5 @@
-//! A disk that does what disks may do: requests finish in any order, and after a crash each unflushed write is there,
-//! or not, or in some of its 512-byte sectors.
+//! A disk that does what disks may do: requests finish in any order, and after a crash each unflushed write
+//! is there, or not, or in some of its 512-byte sectors.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,7 +27,8 @@ fn seeded(seed: u64, purpose: u64) -> ChaCha8Rng {
 /// What ends the life of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CrashKind {
-    /// The process dies: finished writes stay (in the disk's cache), those under way may be there, or not, or torn.
+    /// The process dies: finished writes stay (in the disk's cache), those under way may be there, or not, or
+    /// torn.
     Process,
     /// The machine dies too: no unflushed write is safe.
     Power,
@@ -119,13 +120,15 @@ impl Counts {
     }
 }
 
-/// See the module. A clone is another disk with the same content and requests under way; it can only be crashed.
+/// See the module. A clone is another disk with the same content and requests under way; it can only be
+/// crashed.
 #[derive(Clone)]
 pub struct SimDisk {
     capacity: u64,
     durable: Image,
     current: Image,
-    /// Finished writes since the last flush, in the order of their finish; the first has number `unflushed_first`.
+    /// Finished writes since the last flush, in the order of their finish; the first has number
+    /// `unflushed_first`.
     unflushed: Vec<WriteRecord>,
     unflushed_first: u64,
     in_flight: Vec<(IoKey, Request)>,

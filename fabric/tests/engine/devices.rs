@@ -106,7 +106,7 @@ fn damaged_labels_are_told_from_a_blank_device() {
 }
 
 #[test]
-fn a_device_too_small_for_a_store_is_refused_and_not_left_behind() {
+fn device_too_small_for_a_store_is_refused_and_removed() {
     let rig = Rig::new(MIB);
     let error = open_error(rig.config());
     let small = matches!(
@@ -177,7 +177,7 @@ fn flip_a_bit_of(rig: &Rig, block: &[u8]) {
 }
 
 #[test]
-fn a_volume_lives_on_the_roomiest_of_several_devices_and_is_found_again() {
+fn volume_is_placed_on_the_roomiest_device_and_found_again() {
     let rig = Rig::new(256 * MIB);
     let mut config = rig.config();
     if let StoreKind::Devices(devices) = &mut config.store {
@@ -235,7 +235,7 @@ fn killed(rig: &Rig) -> Rig {
 }
 
 #[test]
-fn damage_to_a_block_that_was_flushed_right_before_a_kill_is_reported() {
+fn damage_to_a_block_flushed_right_before_a_kill_is_reported() {
     // Two shards: one flush of the device, and a record of it in each.
     let rig = Rig::new(9 << 30);
     let fabric = rig.open();

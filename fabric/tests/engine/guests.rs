@@ -101,7 +101,7 @@ fn one_mebibyte_in_256_segments_goes_both_ways() {
 }
 
 #[test]
-fn a_full_store_answers_no_space_and_recovers_when_space_comes_back() {
+fn full_store_answers_no_space_and_recovers_when_space_is_freed() {
     let rig = Rig::new(128 * MIB);
     let fabric = rig.open();
     let mut guest = Guest::open(&fabric, 1, 1, 1024 * MIB);
@@ -147,7 +147,7 @@ fn a_full_store_answers_no_space_and_recovers_when_space_comes_back() {
 }
 
 #[test]
-fn a_volume_shrinks_and_grows_and_what_was_cut_off_reads_as_zeroes() {
+fn volume_shrinks_and_grows_and_the_cut_range_reads_as_zeroes() {
     let rig = Rig::new(256 * MIB);
     let fabric = rig.open();
     let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
@@ -166,7 +166,7 @@ fn a_volume_shrinks_and_grows_and_what_was_cut_off_reads_as_zeroes() {
 }
 
 #[test]
-fn discarded_space_shows_at_once_and_is_free_without_another_write() {
+fn discarded_space_shows_at_once_and_is_freed_without_a_write() {
     /// Looks before the space counts as never freed; 10 ms lie between them.
     const LOOKS: u32 = 6000;
     let rig = Rig::new(256 * MIB);
@@ -206,8 +206,8 @@ fn import_and_export_in_large_blocks() {
     assert_eq!(volume.counters().errors, 1);
 }
 
-/// Every thread writes blocks of its own and checks them against its model, and all write the same few blocks, which
-/// must always be one writer's whole block.
+/// Every thread writes blocks of its own and checks them against its model, and all write the same few
+/// blocks, which must always be one writer's whole block.
 #[test]
 fn blocking_io_moves_between_threads() {
     let rig = Rig::new(256 * MIB);
@@ -230,7 +230,7 @@ fn blocking_io_moves_between_threads() {
 }
 
 #[test]
-fn four_threads_on_one_volume_see_their_own_writes_and_never_a_mixture() {
+fn four_threads_on_a_volume_see_own_writes_and_never_a_mix() {
     const THREADS: u64 = 4;
     const OWN_BLOCKS: u64 = 400;
     const ROUNDS: usize = 1500;
@@ -327,7 +327,7 @@ fn many_requests_in_flight_all_come_back_once() {
 }
 
 #[test]
-fn a_write_behind_another_threads_write_ends_though_that_thread_has_nothing_more_to_do() {
+fn write_queued_behind_an_idle_threads_write_still_completes() {
     /// Looks at both engines before the write counts as lost; each takes a millisecond.
     const LOOKS: u32 = 10_000;
     let rig = Rig::new(512 * MIB);

@@ -8,7 +8,7 @@ use fabric::proto::{Epoch, Generation};
 use super::rig::{Guest, MIB, Rig, params};
 
 #[test]
-fn one_writer_a_newer_lease_fences_the_older_also_after_reopening() {
+fn one_writer_newer_lease_fences_the_older_across_a_reopen() {
     let rig = Rig::new(256 * MIB);
     let fabric = rig.open();
     let mut old = Guest::open(&fabric, 1, 5, 16 * MIB);
@@ -35,7 +35,7 @@ fn one_writer_a_newer_lease_fences_the_older_also_after_reopening() {
 }
 
 #[test]
-fn a_renewed_lease_goes_on_without_an_error_and_orders_after_the_old_one() {
+fn lease_renewal_causes_no_error_and_orders_after_the_old_lease() {
     let rig = Rig::new(256 * MIB);
     let fabric = rig.open();
     let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
@@ -53,7 +53,7 @@ fn a_renewed_lease_goes_on_without_an_error_and_orders_after_the_old_one() {
 }
 
 #[test]
-fn a_write_under_way_while_the_lease_is_renewed_orders_before_what_follows() {
+fn write_in_flight_at_a_lease_renewal_orders_before_later_ones() {
     let rig = Rig::new(256 * MIB);
     let fabric = rig.open();
     let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
@@ -114,7 +114,7 @@ fn an_older_map_is_refused() {
 }
 
 #[test]
-fn a_deleted_volume_gives_its_space_back_and_its_name_starts_empty() {
+fn deleted_volume_frees_its_space_and_its_name_starts_empty() {
     let rig = Rig::new(256 * MIB);
     let fabric = rig.open();
     let empty = fabric.devices()[0].used_bytes;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::core::membership::Standing;
+use fabric::core::membership::ReplicaState;
 use fabric::io::IoError;
 use fabric::proto::NodeId;
 
@@ -30,7 +30,7 @@ fn what_is_written_is_on_all_three_nodes_and_devices() {
 }
 
 #[test]
-fn a_write_is_one_round_trip_to_each_other_node_and_a_read_is_none() {
+fn write_costs_one_round_trip_per_peer_and_a_read_costs_none() {
     let mut cluster = Cluster::start(3, 1);
     let volume = cluster.open(1, 7);
     let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
@@ -57,7 +57,7 @@ fn a_write_is_one_round_trip_to_each_other_node_and_a_read_is_none() {
 }
 
 #[test]
-fn a_node_that_dies_under_load_comes_back_with_what_it_missed_and_no_more_is_copied() {
+fn node_killed_under_load_copies_only_what_it_missed() {
     let mut cluster = Cluster::start(3, 2);
     let volume = cluster.open(1, 7);
     let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
@@ -133,7 +133,7 @@ fn a_node_comes_back_while_its_blocks_are_written() {
 }
 
 #[test]
-fn a_volume_is_taken_over_while_its_groups_are_of_different_maps() {
+fn volume_is_taken_over_while_its_groups_have_different_epochs() {
     let mut cluster = Cluster::start(3, 1);
     cluster.kill(3);
     cluster.boot(3);
@@ -174,12 +174,12 @@ fn leave_alone(cluster: &mut Cluster) {
     cluster.wait_until("alone", |groups| {
         let others = |m: &&fabric::core::membership::Member| m.node != NodeId(1);
         let mut members = groups.iter().flatten().filter(others);
-        members.all(|member| member.standing == Standing::Out)
+        members.all(|member| member.standing == ReplicaState::Out)
     });
 }
 
 #[test]
-fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
+fn writes_wait_with_fewer_than_two_in_sync_and_reads_do_not() {
     let mut cluster = Cluster::start(3, 1);
     let volume = cluster.open(1, 7);
     let fabric = cluster.fabric(1);
@@ -211,7 +211,7 @@ fn writes_wait_while_fewer_than_two_are_in_sync_and_reads_do_not() {
 }
 
 #[test]
-fn what_waits_ends_when_its_volume_is_revoked_and_a_newer_lease_opens_it_anew() {
+fn revoke_ends_waiting_requests_and_a_newer_lease_reopens() {
     let mut cluster = Cluster::start(3, 1);
     let fabric = cluster.fabric(1);
     let mut back = vec![0; 4096];
@@ -252,7 +252,7 @@ fn what_waits_ends_when_its_volume_is_revoked_and_a_newer_lease_opens_it_anew() 
 }
 
 #[test]
-fn a_node_that_has_lost_all_its_devices_goes_on_with_what_the_others_have() {
+fn node_that_lost_all_devices_uses_data_of_other_nodes() {
     let mut cluster = Cluster::start(3, 1);
     let bytes = pattern(1, 8 << 20);
     {

@@ -5,7 +5,15 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use fabric::io::{Engine, Op};
-use fabric::net::tcp::hello::Wire;
+use fabric::net::tcp::caller::{Caller, shape_of};
+use fabric::net::tcp::handshake::Handshake;
+use fabric::net::tcp::hello::{CREDIT_BYTES, CREDIT_REQUESTS, Hello, VERSIONS, Wire};
+use fabric::net::tcp::shape;
+use fabric::proto::ids::ChunkKey;
+use fabric::proto::{
+    Command, Epoch, Generation, Incarnation, NodeId, Request, RequestId, Sequence,
+};
+use fabric::store::device::IoVecs;
 
 use super::rig::*;
 
@@ -121,7 +129,7 @@ fn data_are_readable_on_the_wire_only_if_both_nodes_are_set_so() {
             Node::start(2, ca.good(2), two),
         ];
         introduce(&nodes);
-        let relay = Relay::start(nodes[1].address(), usize::MAX, Then::Cut);
+        let relay = Relay::start(nodes[1].address(), usize::MAX, Afterwards::Cut);
         nodes[0].reach(2, relay.address);
         let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
         let secret = b"a sentence that a guest stores, and that is in no protocol";
@@ -180,7 +188,7 @@ fn a_silent_stranger_is_cut_off_in_the_end() {
 }
 
 #[test]
-fn a_peer_that_takes_the_connection_and_says_nothing_counts_as_unreachable() {
+fn peer_that_accepts_but_stays_silent_counts_as_unreachable() {
     let ca = Authority::new();
     let node = Node::start(1, ca.good(1), Wire::Tls);
     let trap = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -208,14 +216,14 @@ struct Relay {
 
 /// What it does once a connection has carried so many bytes.
 #[derive(Clone, Copy, PartialEq)]
-enum Then {
+enum Afterwards {
     Cut,
     Freeze,
 }
 
 impl Relay {
     /// The first connection carries `limit` bytes; those after it carry all.
-    fn start(to: std::net::SocketAddr, limit: usize, then: Then) -> Self {
+    fn start(to: std::net::SocketAddr, limit: usize, then: Afterwards) -> Self {
         use std::sync::atomic::Ordering::SeqCst;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -238,7 +246,7 @@ impl Relay {
                 let mut moved = false;
                 pairs.retain_mut(|(one, two, left)| {
                     if *left == Some(0) {
-                        return then == Then::Freeze;
+                        return then == Afterwards::Freeze;
                     }
                     let mut seen = seen_there.lock().unwrap();
                     carry(one, two, left, &mut moved, &mut seen)
@@ -300,8 +308,9 @@ impl Drop for Relay {
     }
 }
 
-/// Reads through a wire that breaks at a byte: until the node is reached, the only replica is said to be back after each failure.
-fn read_through(nodes: &[Node], bytes: &[u8], limit: usize, then: Then) {
+/// Reads through a wire that breaks at a byte: until the node is reached, the only replica is said to be back
+/// after each failure.
+fn read_through(nodes: &[Node], bytes: &[u8], limit: usize, then: Afterwards) {
     let relay = Relay::start(nodes[1].address(), limit, then);
     nodes[0].reach(2, relay.address);
     let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
@@ -336,11 +345,11 @@ fn pair(wire: Wire) -> (Vec<Node>, Vec<u8>) {
 }
 
 #[test]
-fn a_connection_that_is_cut_at_any_byte_is_made_anew_and_nothing_is_answered_twice() {
+fn connection_cut_at_any_byte_recovers_without_double_replies() {
     for wire in both_wires() {
         let (nodes, bytes) = pair(wire);
         for limit in (0..6000).step_by(397).chain([20_000, 100_000, 200_000]) {
-            read_through(&nodes, &bytes, limit, Then::Cut);
+            read_through(&nodes, &bytes, limit, Afterwards::Cut);
         }
     }
 }
@@ -349,6 +358,138 @@ fn a_connection_that_is_cut_at_any_byte_is_made_anew_and_nothing_is_answered_twi
 fn a_connection_that_goes_dead_is_given_up_and_made_anew() {
     let (nodes, bytes) = pair(Wire::Crc);
     for limit in [1000, 100_000] {
-        read_through(&nodes, &bytes, limit, Then::Freeze);
+        read_through(&nodes, &bytes, limit, Afterwards::Freeze);
+    }
+}
+
+/// Connects as node 3, whose certificate is good, sends one request, and reads what comes until the node ends
+/// the connection.
+fn send_as_node_3(ca: &Authority, node: &Node, request: &Request) -> Vec<u8> {
+    let hello = Hello {
+        versions: (*VERSIONS.start(), *VERSIONS.end()),
+        cluster: CLUSTER,
+        node: NodeId(3),
+        to: NodeId(node.id),
+        incarnation: Incarnation(30),
+        wire: Wire::Crc,
+        credit_requests: CREDIT_REQUESTS,
+        credit_bytes: CREDIT_BYTES,
+        key: [3; 16],
+        refusal: None,
+    };
+    let mut stream = TcpStream::connect(node.address()).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let mut handshake = Handshake::connect(&ca.good(3), hello).unwrap();
+    let mut bytes = [0; 4096];
+    while !handshake.is_done() {
+        let out = handshake.outgoing().len();
+        stream.write_all(handshake.outgoing()).unwrap();
+        handshake.sent(out);
+        if !handshake.is_done() {
+            let got = stream.read(&mut bytes).unwrap();
+            handshake.received(&bytes[..got]).unwrap();
+        }
+    }
+    let mut caller = Caller::new(&handshake.finish().agreed);
+    let shape = shape_of(request);
+    let mut crcs = Vec::new();
+    if let Some(list) = shape.payload {
+        // SAFETY: the list and its memory are the caller's.
+        unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut crcs) };
+    }
+    // SAFETY: as above.
+    unsafe { caller.send(request, &shape, &crcs) };
+    let mut list = Vec::new();
+    caller.queue().gather(&mut list, 64);
+    for iov in &list {
+        // SAFETY: what is queued is the caller's, or the request's payload.
+        let piece = unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
+        stream.write_all(piece).unwrap();
+    }
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+    answer
+}
+
+#[test]
+fn requests_with_impossible_fields_end_their_connection() {
+    let ca = Authority::new();
+    let nodes = cluster(&ca, 2, Wire::Crc);
+    let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
+    guest.write(0, &pattern(1, 4096)).unwrap();
+    let mut block = vec![7u8; 4096];
+    let list = [libc::iovec {
+        iov_base: block.as_mut_ptr().cast(),
+        iov_len: block.len(),
+    }];
+    let buffers = IoVecs {
+        ptr: list.as_ptr(),
+        len: 1,
+    };
+    let (layer, nothing) = (LAYER, IoVecs::NONE);
+    let chunk = ChunkKey { layer, index: 0 };
+    let write = Request {
+        id: RequestId(1),
+        pg: PG,
+        epoch: Epoch(1),
+        generation: Generation(1000),
+        sequence: Sequence(1),
+        watermark: Sequence(1),
+        command: Command::Write {
+            chunk,
+            offset: 0,
+            buffers,
+            len: 4096,
+            fua: false,
+        },
+    };
+    let read = Command::Read {
+        chunk,
+        offset: 0,
+        buffers,
+        len: 4096,
+    };
+    let fence = Command::Fence {
+        layer,
+        buffers: nothing,
+        len: 0,
+    };
+    let list_chunks = Command::ListChunks {
+        cursor: 0,
+        buffers: nothing,
+        len: 0,
+    };
+    let impossible = [
+        Request {
+            generation: Generation(Generation::MAX.0 + 1),
+            ..write
+        },
+        Request {
+            generation: Generation(u64::MAX),
+            command: read,
+            ..write
+        },
+        Request {
+            watermark: Sequence(Sequence::MAX.0 + 1),
+            ..write
+        },
+        Request {
+            command: fence,
+            ..write
+        },
+        Request {
+            command: list_chunks,
+            ..write
+        },
+    ];
+    for request in &impossible {
+        let answer = send_as_node_3(&ca, &nodes[1], request);
+        assert!(answer.is_empty(), "{request:?}: {answer:?}");
+        assert_eq!(guest.read(0, 4096), pattern(1, 4096), "{request:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! A cluster of nodes with the part of meta that they need: it takes out who fails, and lets in who has been compared.
+//! A cluster of nodes with the part of meta that they need: it takes out who fails, and lets in who has been
+//! compared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -8,9 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::core::membership::{Member, Standing};
+use fabric::core::membership::{Member, ReplicaState};
 use fabric::core::volume::{Durability, VolumeParams};
-use fabric::engine::{Ask, ClusterView, Fabric, GroupView, VolumeHandle};
+use fabric::engine::{
+    ClusterView, Fabric, GroupView, MemberView, MetaRequest, Reach, VolumeHandle,
+};
 use fabric::io::Engine;
 use fabric::net::tcp::hello::Wire;
 use fabric::proto::ids::LayerId;
@@ -22,6 +25,9 @@ use super::rig::{Authority, MIB, config, wait};
 pub const GROUPS: u64 = 16;
 /// After which a test hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Volumes that tests use are numbered below this.
+const VOLUMES_MAX: u64 = 100;
 
 /// The layer of a volume of that pool.
 pub fn layer_of(volume: u64) -> LayerId {
@@ -50,7 +56,7 @@ struct State {
     groups: BTreeMap<PgId, (u64, Vec<Member>)>,
     nodes: BTreeMap<u64, Process>,
     addresses: HashMap<NodeId, SocketAddr>,
-    asked: Vec<Ask>,
+    asked: Vec<MetaRequest>,
     min_in_sync: usize,
     /// Nobody is let in.
     closed: bool,
@@ -96,7 +102,7 @@ impl Cluster {
             let member = |(node, process): (&u64, &Process)| Member {
                 node: NodeId(*node),
                 incarnation: process.incarnation,
-                standing: Standing::InSync,
+                standing: ReplicaState::InSync,
                 since: Epoch(1),
             };
             let members = locked.nodes.iter().map(member).collect();
@@ -154,6 +160,7 @@ impl Cluster {
         }
         configure(&mut config);
         let fabric = Fabric::open(config).unwrap();
+        fabric.set_layers((0..VOLUMES_MAX).map(layer_of));
         let state = Arc::downgrade(&self.state);
         let asks = Arc::new(Mutex::new(Vec::new()));
         let asked = Arc::clone(&asks);
@@ -236,7 +243,7 @@ impl Cluster {
     pub fn wait_until_in_sync(&self) {
         self.wait_until("in sync", |groups| {
             let mut members = groups.iter().flatten();
-            members.all(|member| member.standing == Standing::InSync)
+            members.all(|member| member.standing == ReplicaState::InSync)
         });
     }
 
@@ -247,8 +254,8 @@ impl Cluster {
         state.min_in_sync = 1;
         state.change(|_, member, epoch| {
             let standing = match member.node == NodeId(node) {
-                true => Standing::InSync,
-                false => Standing::Out,
+                true => ReplicaState::InSync,
+                false => ReplicaState::Out,
             };
             if member.standing != standing {
                 (member.standing, member.since) = (standing, epoch);
@@ -276,7 +283,7 @@ impl Cluster {
             members.push(Member {
                 node: NodeId(node),
                 incarnation: Incarnation(0),
-                standing: Standing::Out,
+                standing: ReplicaState::Out,
                 since,
             });
         });
@@ -325,17 +332,20 @@ impl State {
     fn serve(&mut self, _devices: u64) {
         for ask in std::mem::take(&mut self.asked) {
             match ask {
-                Ask::ReportFailed { pg, node, .. } | Ask::ReportSlow { pg, node, .. } => {
-                    let in_sync = |m: &&Member| m.standing == Standing::InSync && m.node != node;
+                MetaRequest::ReportFailed { pg, node, .. }
+                | MetaRequest::ReportSlow { pg, node, .. } => {
+                    let in_sync =
+                        |m: &&Member| m.standing == ReplicaState::InSync && m.node != node;
                     if self.groups[&pg].1.iter().any(|m| in_sync(&m)) {
-                        self.set(pg, node, Standing::Out);
+                        self.set(pg, node, ReplicaState::Out);
                     }
                 }
-                Ask::Promote { pg, since } => {
-                    let syncing = |m: &&Member| m.standing == Standing::Syncing && m.since == since;
+                MetaRequest::Promote { pg, since } => {
+                    let syncing =
+                        |m: &&Member| m.standing == ReplicaState::Syncing && m.since == since;
                     let node = self.groups[&pg].1.iter().find(syncing).map(|m| m.node);
                     if let Some(node) = node {
-                        self.set(pg, node, Standing::InSync);
+                        self.set(pg, node, ReplicaState::InSync);
                     }
                 }
             }
@@ -349,25 +359,38 @@ impl State {
         self.change(|_, member, epoch| {
             let start = starts.get(&member.node.0);
             let gone = start != Some(&member.incarnation);
-            if gone && member.standing != Standing::Out {
-                (member.standing, member.since) = (Standing::Out, epoch);
-            } else if let (Some(start), Standing::Out, false) = (start, member.standing, closed) {
+            if gone && member.standing != ReplicaState::Out {
+                (member.standing, member.since) = (ReplicaState::Out, epoch);
+            } else if let (Some(start), ReplicaState::Out, false) = (start, member.standing, closed)
+            {
                 member.incarnation = *start;
-                (member.standing, member.since) = (Standing::Syncing, epoch);
+                (member.standing, member.since) = (ReplicaState::Syncing, epoch);
             }
         });
     }
 
-    fn set(&mut self, group: PgId, node: NodeId, standing: Standing) {
+    fn set(&mut self, group: PgId, node: NodeId, standing: ReplicaState) {
         self.change(|pg, member, epoch| {
             if pg == group && member.node == node {
                 // From syncing to in sync nothing changes in what it is sent.
-                if standing == Standing::Out {
+                if standing == ReplicaState::Out {
                     member.since = epoch;
                 }
                 member.standing = standing;
             }
         });
+    }
+
+    fn members(&self) -> HashMap<NodeId, MemberView> {
+        let view = |process: &Process| MemberView {
+            incarnation: process.incarnation,
+            former: Vec::new(),
+            reach: Reach::All,
+        };
+        let nodes = self.nodes.iter();
+        nodes
+            .map(|(node, process)| (NodeId(*node), view(process)))
+            .collect()
     }
 
     fn publish(&mut self) {
@@ -391,6 +414,7 @@ impl State {
             process.fabric.set_map(ClusterView {
                 epoch: Epoch(self.epoch),
                 peers: self.addresses.clone(),
+                members: self.members(),
                 groups: self.groups.iter().map(group).collect(),
                 own_devices,
             });

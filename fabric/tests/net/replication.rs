@@ -1,6 +1,6 @@
 //! Three replicas, a client on one of them.
 
-use fabric::engine::Ask;
+use fabric::engine::MetaRequest;
 use fabric::io::{Engine, Op};
 use fabric::net::tcp::hello::Wire;
 use fabric::proto::NodeId;
@@ -69,7 +69,7 @@ fn many_requests_at_once_are_each_answered_once() {
 }
 
 #[test]
-fn a_replica_that_dies_is_reported_and_the_write_ends_with_the_next_map() {
+fn dead_replica_is_reported_and_the_write_ends_at_the_next_map() {
     for wire in both_wires() {
         let ca = Authority::new();
         let mut nodes = cluster(&ca, 3, wire);
@@ -87,7 +87,7 @@ fn a_replica_that_dies_is_reported_and_the_write_ends_with_the_next_map() {
             assert!(finished.is_empty());
             !guest.actions.is_empty()
         });
-        let [Ask::ReportFailed { node, .. }] = guest.actions[..] else {
+        let [MetaRequest::ReportFailed { node, .. }] = guest.actions[..] else {
             panic!("{:?}", guest.actions);
         };
         assert_eq!(node, NodeId(3));
@@ -161,7 +161,7 @@ fn nodes_with_different_wires_speak_tls() {
 }
 
 #[test]
-fn a_disk_that_is_read_and_written_through_blocking_calls_reaches_its_replicas() {
+fn blocking_reads_and_writes_reach_the_replicas() {
     let ca = Authority::new();
     let nodes = cluster(&ca, 2, Wire::Crc);
     let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
@@ -178,7 +178,7 @@ fn a_disk_that_is_read_and_written_through_blocking_calls_reaches_its_replicas()
 
 /// Trap of DESIGN §5: three replicas could store three different blocks.
 #[test]
-fn replicas_are_the_same_though_the_guest_changes_its_buffer_while_it_is_sent() {
+fn replicas_stay_identical_when_a_guest_changes_a_sent_buffer() {
     let ca = Authority::new();
     let nodes = cluster(&ca, 3, Wire::Crc);
     let mut guest = Guest::new(&nodes[0], set_of(&[1, 2, 3], &[], 1));

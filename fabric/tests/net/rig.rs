@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::core::membership::{Member, ReplicaSet, ReplicaState};
 use fabric::core::volume::{Durability, VolumeParams};
 use fabric::engine::{
-    Ask, ClusterView, DeviceConfig, Fabric, FabricConfig, FabricEngine, GroupView, Missing,
-    StoreKind, VolumeHandle,
+    ClusterView, DeviceConfig, Fabric, FabricConfig, FabricEngine, GroupView, MemberView,
+    MetaRequest, Missing, Reach, StoreKind, VolumeHandle,
 };
 use fabric::io::{Engine, IoResult, Op, Request, Submit, Tag};
 use fabric::net::rdma::pair::Offered;
@@ -83,18 +83,24 @@ struct Server {
 pub struct World {
     fabrics: Vec<(u64, Fabric)>,
     peers: HashMap<NodeId, SocketAddr>,
+    /// What each node is told of all others, if not that they are what they are.
+    pub members: HashMap<u64, HashMap<NodeId, MemberView>>,
     epoch: u64,
 }
 
 impl World {
     /// Tells every node that the only group is this one.
-    fn set_map(&mut self, set: &ReplicaSet) {
+    pub fn set_map(&mut self, set: &ReplicaSet) {
         self.epoch += 1;
         for (id, fabric) in &self.fabrics {
             let label = fabric.devices()[0].label.device;
             fabric.set_map(ClusterView {
                 epoch: Epoch(self.epoch),
                 peers: self.peers.clone(),
+                members: match self.members.get(id) {
+                    Some(members) => members.clone(),
+                    None => self.fabrics.iter().map(|(id, _)| member(*id)).collect(),
+                },
                 groups: vec![GroupView {
                     pg: set.pg(),
                     epoch: Epoch(self.epoch),
@@ -110,12 +116,22 @@ impl World {
     }
 }
 
+/// What the map says of a node as it is started here.
+pub fn member(node: u64) -> (NodeId, MemberView) {
+    let view = MemberView {
+        incarnation: Incarnation(node * 10),
+        former: Vec::new(),
+        reach: Reach::All,
+    };
+    (NodeId(node), view)
+}
+
 /// A node.
 pub struct Node {
     pub fabric: Fabric,
     pub id: u64,
     world: Mutex<Arc<Mutex<World>>>,
-    asked: Arc<Mutex<Vec<Ask>>>,
+    asked: Arc<Mutex<Vec<MetaRequest>>>,
     _dir: tempfile::TempDir,
     server: Option<Server>,
 }
@@ -162,6 +178,7 @@ impl Node {
         let mut config = config(id, dir.path().join("device"), identity, wire);
         configure(&mut config);
         let fabric = Fabric::open(config).unwrap();
+        fabric.set_layers([LAYER]);
         let asked = Arc::new(Mutex::new(Vec::new()));
         let asks = Arc::clone(&asked);
         fabric.set_asker(Box::new(move |ask| asks.lock().unwrap().push(ask)));
@@ -196,7 +213,7 @@ impl Node {
         self.server = Some(Server { stop, thread });
     }
 
-    fn world(&self) -> Arc<Mutex<World>> {
+    pub fn world(&self) -> Arc<Mutex<World>> {
         Arc::clone(&self.world.lock().unwrap())
     }
 
@@ -248,6 +265,7 @@ pub fn introduce(nodes: &[Node]) {
     let world = World {
         fabrics: nodes.iter().map(|n| (n.id, n.fabric.clone())).collect(),
         peers: nodes.iter().map(|n| (NodeId(n.id), n.address())).collect(),
+        members: HashMap::new(),
         epoch: 0,
     };
     let world = Arc::new(Mutex::new(world));
@@ -264,8 +282,8 @@ pub fn set_of(nodes: &[u64], out: &[u64], epoch: u64) -> ReplicaSet {
             node: NodeId(node),
             incarnation: Incarnation(node * 10),
             standing: match out.contains(&node) {
-                true => Standing::Out,
-                false => Standing::InSync,
+                true => ReplicaState::Out,
+                false => ReplicaState::InSync,
             },
             since: Epoch(1),
         })
@@ -277,8 +295,8 @@ pub fn set_of(nodes: &[u64], out: &[u64], epoch: u64) -> ReplicaSet {
 pub struct Guest {
     pub engine: FabricEngine,
     pub volume: VolumeHandle,
-    pub actions: Vec<Ask>,
-    asked: Arc<Mutex<Vec<Ask>>>,
+    pub actions: Vec<MetaRequest>,
+    asked: Arc<Mutex<Vec<MetaRequest>>>,
     world: Arc<Mutex<World>>,
     /// What ended while the map was changed.
     ended: Vec<(u64, IoResult)>,
@@ -341,7 +359,8 @@ impl Guest {
             len: buffer.len() as u64,
             buffers: if buffer.is_empty() { &[] } else { &buffers },
         };
-        // SAFETY: whoever starts a request keeps its buffer until it is finished, or until the engine is dropped.
+        // SAFETY: whoever starts a request keeps its buffer until it is finished, or until the engine is
+        // dropped.
         match unsafe { self.engine.submit(&self.volume, &request) } {
             Submit::Done(result) => Some(result),
             Submit::Busy => panic!("too much at once"),

@@ -63,7 +63,7 @@ fn wait_for(node: &Node, content: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus 
 }
 
 #[test]
-fn a_bad_block_that_the_scrubber_finds_is_repaired_with_no_guest_reading_it() {
+fn bad_block_found_by_scrub_is_repaired_without_a_guest_read() {
     for wire in both_wires() {
         let nodes = nodes(wire, true);
         let mut guest = Guest::new(&nodes[0], set_of(&[1, 2, 3], &[], 1));

@@ -119,7 +119,7 @@ fn a_flipped_bit_in_a_crashed_store_is_detected_or_harmless() {
 }
 
 #[test]
-fn a_flipped_bit_in_a_flushed_block_is_detected_after_a_kill_right_behind_the_flush() {
+fn flipped_bit_is_detected_after_a_kill_right_after_the_flush() {
     for_each_seed(4, |seed| {
         let mut rig = history_of(seed);
         let mut rng = seeds::rng(seed, 0xb3);

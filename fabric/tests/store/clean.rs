@@ -21,8 +21,8 @@ const CHUNK: u32 = 1024;
 const LEAF: u32 = 256;
 /// Steps within which the cleaner is done with a disk.
 const STEPS_MAX: usize = 20_000;
-/// Device reads for a map page's data that are left as they are, with up to 15 breaks, and on average: what lies in one
-/// piece takes eight into unaligned memory.
+/// Device reads for a map page's data that are left as they are, with up to 15 breaks, and on average: what
+/// lies in one piece takes eight into unaligned memory.
 const READS_MAX: u64 = 24;
 const READS_MEAN: u64 = 4;
 
@@ -105,7 +105,7 @@ fn settle_and_check(rig: &mut Rig, chunks: u32) {
 }
 
 #[test]
-fn what_the_cleaner_did_in_vain_while_guests_wrote_it_does_again_when_they_rest() {
+fn cleaner_redoes_wasted_work_once_guests_are_idle() {
     for_each_seed(3, |seed| {
         let mut rng = seeds::rng(seed, 0x79);
         let mut rig = Rig::create(LARGER_DISK, 1, params(), seed);
@@ -380,7 +380,8 @@ fn a_full_store_is_not_made_fuller() {
     });
 }
 
-/// Overwrites and adds blocks until nothing fits any more, then discards; returns how many blocks were stored.
+/// Overwrites and adds blocks until nothing fits any more, then discards; returns how many blocks were
+/// stored.
 fn fill(seed: u64, cleaning: bool) -> u32 {
     let mut rng = seeds::rng(seed, 0x78);
     let mut rig = Rig::new_small(seed);

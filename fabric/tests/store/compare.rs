@@ -114,7 +114,8 @@ impl Rig {
         self.check_space();
     }
 
-    /// Every block shows a state that is not older than the newest acknowledged one. For stores that refused writes.
+    /// Every block shows a state that is not older than the newest acknowledged one. For stores that refused
+    /// writes.
     pub fn check_live(&mut self) {
         assert_eq!(self.check_readable(), [], "these cannot be read");
     }

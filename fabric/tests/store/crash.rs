@@ -187,7 +187,7 @@ fn several_shards_survive_crashes_together() {
 }
 
 #[test]
-fn a_flush_waits_for_an_older_write_under_way_and_covers_what_was_acknowledged() {
+fn flush_waits_for_older_writes_and_covers_acknowledged_ones() {
     for_each_seed(16, |seed| {
         let mut rig = Rig::new_small(seed);
         rig.keep_done();

@@ -104,7 +104,7 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
 }
 
 #[test]
-fn a_durable_write_whose_flush_fails_does_not_pass_for_one_that_stored_nothing() {
+fn durable_write_with_failed_flush_is_not_reported_as_unstored() {
     let mut rig = Rig::new_small(1);
     rig.keep_done();
     rig.tolerate = device_error;
@@ -116,7 +116,7 @@ fn a_durable_write_whose_flush_fails_does_not_pass_for_one_that_stored_nothing()
 }
 
 #[test]
-fn a_flush_of_the_whole_device_that_failed_is_never_taken_for_a_good_one() {
+fn failed_device_flush_is_never_taken_for_a_success() {
     for_each_seed(4, |seed| {
         let mut rig = Rig::create(TWO_SHARDS_DISK, 2, small_params(), seed);
         let chunks: Vec<u32> = (0..8).collect();
@@ -193,7 +193,7 @@ fn a_failed_read_fails_that_read_only() {
 }
 
 #[test]
-fn a_partial_write_whose_old_block_cannot_be_read_fails_and_changes_nothing() {
+fn partial_write_over_an_unreadable_block_changes_nothing() {
     for_each_seed(4, |seed| {
         let mut rig = Rig::new_small(seed);
         some_blocks(&mut rig, 0, 4);
@@ -256,7 +256,7 @@ const SUPERBLOCKS: [[u64; 2]; 2] = [
 ];
 
 #[test]
-fn a_sector_that_cannot_be_read_costs_one_copy_of_a_label_or_superblock() {
+fn unreadable_sector_costs_one_copy_of_a_label_or_superblock() {
     for_each_seed(2, |seed| {
         let mut rig = Rig::new_small(seed);
         some_blocks(&mut rig, 0, 30);
@@ -282,7 +282,7 @@ fn a_sector_that_cannot_be_read_costs_one_copy_of_a_label_or_superblock() {
 }
 
 #[test]
-fn a_device_whose_label_cannot_be_read_does_not_pass_for_a_blank_one() {
+fn device_with_an_unreadable_label_is_not_taken_for_blank() {
     let mut blank = SimDisk::new(SMALL_DISK, 1);
     blank.spoil(LABELS[0]);
     let error = factory::open(&mut blank, &small_params(), 1).err();
@@ -295,7 +295,7 @@ fn a_device_whose_label_cannot_be_read_does_not_pass_for_a_blank_one() {
 }
 
 #[test]
-fn a_map_page_that_a_checkpoint_could_not_write_can_still_be_read() {
+fn map_page_that_a_checkpoint_failed_to_write_stays_readable() {
     const LEAVES: u32 = 150;
     let place = |leaf: u32| Range::blocks(PLAIN, leaf / 4, leaf % 4 * 256, 1);
     for_each_seed(8, |seed| {
@@ -322,7 +322,7 @@ fn a_map_page_that_a_checkpoint_could_not_write_can_still_be_read() {
 }
 
 #[test]
-fn a_device_that_fails_under_many_operations_answers_all_of_them() {
+fn failing_device_answers_every_outstanding_operation() {
     const LEAVES: u32 = 400;
     for_each_seed(8, |seed| {
         let mut rng = seeds::rng(seed, 0xdf);

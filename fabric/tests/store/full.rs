@@ -28,7 +28,8 @@ fn range_at(view: View, at: u32) -> Range {
     Range::blocks(view, at / CHUNK_BLOCKS, at % CHUNK_BLOCKS, STEP)
 }
 
-/// Writes one after the other from block `from` on until one is refused, or `until`; returns the end of what fitted.
+/// Writes one after the other from block `from` on until one is refused, or `until`; returns the end of what
+/// fitted.
 fn fill(rig: &mut Rig, view: View, from: u32, until: u32) -> u32 {
     rig.tolerate = no_space;
     rig.keep_done();
@@ -152,7 +153,7 @@ fn partial_range(rng: &mut ChaCha8Rng, blocks: u32) -> Range {
 }
 
 #[test]
-fn writes_of_parts_of_blocks_on_a_full_store_end_and_discards_go_on() {
+fn partial_writes_on_a_full_store_end_and_discards_still_work() {
     for_each_seed(4, |seed| {
         let mut rng = seeds::rng(seed, 0xf2);
         let (mut rig, end) = full_store(seed);
@@ -185,7 +186,7 @@ fn writes_of_parts_of_blocks_on_a_full_store_end_and_discards_go_on() {
 
 /// Single blocks in map pages of their own, hundreds at a time: each costs a map page beside itself.
 #[test]
-fn scattered_writes_and_discards_at_great_depth_never_use_up_what_a_checkpoint_needs() {
+fn deep_scattered_writes_and_discards_never_starve_a_checkpoint() {
     const LEAVES: u32 = 1400;
     let place = |leaf: u32| Range::blocks(PLAIN, leaf / 4, leaf % 4 * 256 + 9, 1);
     for_each_seed(4, |seed| {
@@ -262,7 +263,7 @@ fn dropping_a_layer_of_a_full_store_makes_room() {
 }
 
 #[test]
-fn space_given_back_shows_at_once_and_is_free_soon_on_an_idle_store() {
+fn freed_space_shows_at_once_and_is_reusable_soon_when_idle() {
     for_each_seed(2, |seed| {
         let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);
         let empty = rig.cores()[0].space().used_bytes;

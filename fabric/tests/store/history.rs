@@ -8,7 +8,8 @@ use crate::rig::Rig;
 
 /// Chunks that histories use.
 pub const CHUNKS: [u32; 3] = [0, 1, 9];
-/// Blocks that histories use, as (first, count): the start of a chunk, around a map page border, the end of a chunk.
+/// Blocks that histories use, as (first, count): the start of a chunk, around a map page border, the end of a
+/// chunk.
 pub const HOT: [(u32, u32); 3] = [(0, 48), (246, 20), (1012, 12)];
 /// Views that histories write.
 pub const VIEWS: [View; 3] = [PLAIN, OTHER, CHILD];

@@ -1,4 +1,5 @@
-//! The file system below a sparse device file runs full: requests fail for want of space, and go on when there is some.
+//! The file system below a sparse device file runs full: requests fail for want of space, and go on when
+//! there is some.
 
 use fabric::store::api::{StoreCore, StoreError};
 use rand::Rng;
@@ -18,7 +19,7 @@ fn none(_: &StoreError) -> bool {
 }
 
 #[test]
-fn a_full_host_refuses_writes_and_takes_them_again_when_there_is_room() {
+fn full_host_refuses_writes_until_there_is_room_again() {
     for_each_seed(8, |seed| {
         let mut rig = Rig::new_small(seed);
         for block in 0..40 {
@@ -70,7 +71,7 @@ fn a_full_host_refuses_writes_and_takes_them_again_when_there_is_room() {
 }
 
 #[test]
-fn histories_on_a_host_that_runs_full_now_and_then_survive_crashes() {
+fn histories_on_an_occasionally_full_host_survive_crashes() {
     for_each_seed(3, |seed| {
         let mut rng = seeds::rng(seed, 0x40f);
         let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);

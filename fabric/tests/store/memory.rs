@@ -106,8 +106,8 @@ fn recovery_gives_back_the_memory_that_the_log_wanted() {
     });
 }
 
-/// Operations of all kinds on far more map pages than there is room for, so many at once that they wait for each
-/// other's pages, buffers and space.
+/// Operations of all kinds on far more map pages than there is room for, so many at once that they wait for
+/// each other's pages, buffers and space.
 #[test]
 fn more_operations_at_once_than_map_pages_fit_all_end() {
     for_each_seed(2, |seed| {

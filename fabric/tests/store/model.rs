@@ -1,10 +1,10 @@
 //! What the store is allowed to answer.
 //!
-//! Every block has the list of states that the operations on it made, oldest first, in the order in which they were
-//! submitted. A read may answer a state that is not older than the newest one acknowledged (or read) before it. After
-//! a process crash the same holds; after power loss any state that is not older than the newest durable one is right.
-//! Whatever recovery then shows is pinned: it is the only state from there on. Of an operation that failed each block
-//! shows all, or nothing.
+//! Every block has the list of states that the operations on it made, oldest first, in the order in which
+//! they were submitted. A read may answer a state that is not older than the newest one acknowledged (or
+//! read) before it. After a process crash the same holds; after power loss any state that is not older than
+//! the newest durable one is right. Whatever recovery then shows is pinned: it is the only state from there
+//! on. Of an operation that failed each block shows all, or nothing.
 
 use std::collections::BTreeMap;
 
@@ -47,8 +47,9 @@ impl View {
     }
 }
 
-/// States of a block from which on those older than the durable one are forgotten: many more than operations are under
-/// way, since a read that was submitted before a write and its flush may still answer what was before them.
+/// States of a block from which on those older than the durable one are forgotten: many more than operations
+/// are under way, since a read that was submitted before a write and its flush may still answer what was
+/// before them.
 const STATES_MAX: usize = 256;
 
 /// Names a block.
@@ -244,8 +245,8 @@ impl Model {
         (seq, spots)
     }
 
-    /// The operation failed: of each block it may have changed all its sectors, or none. States made on top of it, of
-    /// parts of the block, get a variant without it.
+    /// The operation failed: of each block it may have changed all its sectors, or none. States made on top
+    /// of it, of parts of the block, get a variant without it.
     pub fn refused(&mut self, spots: impl Iterator<Item = Spot>, seq: u64) {
         for spot in spots {
             let block = self.block(spot);

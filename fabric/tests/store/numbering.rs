@@ -1,6 +1,7 @@
-//! Writes that reach the store long after they were numbered, as from a thread that the scheduler kept waiting, while
-//! discards empty what is around them and checkpoints drop the emptied map pages. None is lost: in the end every block
-//! shows an operation that no later one has overwritten, where later means begun after the other had ended.
+//! Writes that reach the store long after they were numbered, as from a thread that the scheduler kept
+//! waiting, while discards empty what is around them and checkpoints drop the emptied map pages. None is
+//! lost: in the end every block shows an operation that no later one has overwritten, where later means begun
+//! after the other had ended.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -282,7 +283,7 @@ impl World {
 }
 
 #[test]
-fn a_write_that_a_discard_of_its_neighbours_overtook_is_not_lost() {
+fn write_overtaken_by_a_discard_of_its_neighbours_is_not_lost() {
     for_each_seed(40, |seed| {
         let mut world = World::new(seed);
         for life in 0..4 {

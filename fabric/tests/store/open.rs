@@ -109,7 +109,7 @@ fn of_version(shard: &Shard, version: u32) -> SimDisk {
 }
 
 #[test]
-fn a_device_of_the_version_before_is_opened_and_one_of_a_newer_is_not() {
+fn device_of_the_previous_version_opens_and_a_newer_is_refused() {
     let mut shard = Shard::new(9);
     let content = [0x5a; BLOCK_BYTES];
     shard.write(7, 3, &content);

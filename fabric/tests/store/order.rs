@@ -65,7 +65,7 @@ fn a_read_waits_for_the_write_that_it_overlaps() {
 }
 
 #[test]
-fn overlapping_writes_settle_in_version_order_whatever_the_disk_finishes_first() {
+fn overlapping_writes_apply_in_version_order_in_any_io_order() {
     for_each_seed(10, |seed| {
         let mut rng = seeds::rng(seed, 0x0d);
         let mut rig = Rig::new_small(seed);
@@ -196,7 +196,7 @@ fn an_older_discard_is_refused_like_an_older_write() {
 }
 
 #[test]
-fn an_older_write_of_another_part_of_a_block_does_not_pass_for_overwritten() {
+fn older_write_to_another_part_of_a_block_is_not_skipped() {
     for_each_seed(3, |seed| {
         let mut rig = Rig::new_small(seed);
         let sector = |sector| Range {

@@ -98,6 +98,14 @@ fn malformed_requests_are_refused() {
         });
         assert_eq!(inspected, Err(StoreError::OutOfRange), "block {block}");
     }
+    // The store keeps fences under this number.
+    let no_chunk = shard.one(StoreOp::Inspect {
+        layer: LAYER,
+        chunk: u32::MAX,
+        block: 0,
+        iovecs: &[out(16, 0)],
+    });
+    assert_eq!(no_chunk, Err(StoreError::OutOfRange));
     let surplus = shard.restore(0, nothing(0), nothing(1), Some(&A));
     assert_eq!(surplus, Err(StoreError::OutOfRange));
     let outside = shard.restore(1024, nothing(0), nothing(1), None);
@@ -105,7 +113,7 @@ fn malformed_requests_are_refused() {
 }
 
 #[test]
-fn a_block_is_restored_only_if_it_is_as_expected_and_the_data_fit() {
+fn restore_needs_the_expected_version_and_matching_data() {
     let mut shard = Shard::new(4);
     shard.write(9, 20, &A);
     let wrong = shard.restore(9, data(19, &A), data(30, &B), Some(&B));
@@ -144,7 +152,8 @@ fn a_guests_write_under_way_wins_over_a_restoration() {
     assert_eq!(shard.read(0), B);
 }
 
-/// Restores three blocks to older states: other data, nothing, zeroes. Returns what they are before and after.
+/// Restores three blocks to older states: other data, nothing, zeroes. Returns what they are before and
+/// after.
 fn turn_back(shard: &mut Shard) -> [Vec<BlockStamp>; 2] {
     for block in 0..3 {
         shard.write(block, 100 + u64::from(block), &B);
@@ -270,7 +279,7 @@ fn a_lost_block_is_known_and_cannot_be_read() {
 
 /// So that a write of a part of it that comes again ends, when no replica can read the block.
 #[test]
-fn a_block_is_given_up_without_data_only_once_it_could_not_be_read() {
+fn block_is_marked_lost_only_after_a_failed_read() {
     let harms: [fn(&mut Shard); 2] = [
         |shard| shard.disk.flip_bit(shard.find(&B), 3),
         |shard| shard.disk.spoil(shard.find(&B)),
@@ -369,9 +378,10 @@ fn a_crash_while_a_block_is_lost_leaves_the_old_or_the_lost() {
     }
 }
 
-/// A client counts on it when it tells its guest that nothing was written. A block goes bad, is spoilt, or is lost.
+/// A client counts on it when it tells its guest that nothing was written. A block goes bad, is spoilt, or is
+/// lost.
 #[test]
-fn a_write_that_lacks_the_rest_of_a_block_stores_nothing_of_its_map_page() {
+fn partial_write_over_a_bad_block_stores_none_of_its_map_page() {
     let harms: [fn(&mut Shard); 3] = [
         |shard| shard.disk.flip_bit(shard.find(&B), 3),
         |shard| shard.disk.spoil(shard.find(&B)),

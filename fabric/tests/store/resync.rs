@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use fabric::core::groups::Groups;
-use fabric::core::membership::Standing;
+use fabric::core::membership::ReplicaState;
 use fabric::core::replica::outcome;
 use fabric::core::replica::store_op::failure;
-use fabric::core::resync::{Action, Call, Progress, Resync, Unreadable, Why};
+use fabric::core::resync::{Action, Call, Progress, Resync, RoundFailure, Unreadable};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{
     Command, Epoch, Generation, NodeId, PgId, Refusal, Request, RequestId, Sequence,
@@ -105,7 +105,7 @@ fn whole_block(chunk: u32, block: u32, version: u64) -> Request {
 impl Pair {
     fn new(seed: u64) -> Self {
         let groups = Groups::default();
-        groups.set(PG, Standing::Syncing, SINCE);
+        groups.set(PG, ReplicaState::Syncing, SINCE);
         know_writers(&groups);
         groups.applied(SINCE);
         Self {
@@ -168,7 +168,7 @@ impl Pair {
         &mut self,
         rng: &mut ChaCha8Rng,
         meanwhile: impl FnMut(&mut Self, &mut ChaCha8Rng),
-    ) -> Option<Why> {
+    ) -> Option<RoundFailure> {
         self.run_ticking(rng, &mut 0, meanwhile)
     }
 
@@ -178,7 +178,7 @@ impl Pair {
         rng: &mut ChaCha8Rng,
         ticks: &mut u32,
         mut meanwhile: impl FnMut(&mut Self, &mut ChaCha8Rng),
-    ) -> Option<Why> {
+    ) -> Option<RoundFailure> {
         let mut asked: Vec<(Call, Command, bool)> = Vec::new();
         loop {
             while let Some(action) = self.round.poll(&self.groups) {
@@ -242,7 +242,8 @@ fn whatever_differs_is_taken_over_and_nothing_else() {
             "{dropped} of {blocks} dropped"
         );
         // A second round finds nothing to do.
-        pair.groups.set(PG, Standing::Syncing, Epoch(SINCE.0 + 1));
+        pair.groups
+            .set(PG, ReplicaState::Syncing, Epoch(SINCE.0 + 1));
         know_writers(&pair.groups);
         pair.round = Resync::new(PG, Epoch(SINCE.0 + 1), NodeId(1));
         assert_eq!(pair.run(&mut rng, |_, _| ()), None);
@@ -293,7 +294,7 @@ fn guests_that_write_during_the_round_lose_nothing() {
 }
 
 #[test]
-fn a_write_of_a_part_of_a_block_waits_until_the_rest_is_what_the_source_holds() {
+fn partial_write_waits_until_the_block_matches_the_source() {
     let mut rng = seeds::rng(5, 0xe5);
     let mut pair = Pair::new(5);
     let (stale, good) = (pair.version(), pair.version());
@@ -354,7 +355,7 @@ fn a_write_of_a_part_of_a_block_waits_until_the_rest_is_what_the_source_holds() 
 }
 
 #[test]
-fn a_write_that_came_to_nothing_does_not_keep_its_block_from_being_compared() {
+fn failed_write_does_not_exempt_its_block_from_comparison() {
     let mut rng = seeds::rng(6, 0xe6);
     let mut pair = Pair::new(6);
     let (stale, good) = (pair.version(), pair.version());
@@ -365,11 +366,11 @@ fn a_write_that_came_to_nothing_does_not_keep_its_block_from_being_compared() {
     assert!(pair.groups.note(&request).is_some());
     let mut ticks = 0;
     let outcome = pair.run_ticking(&mut rng, &mut ticks, |_, _| ());
-    assert_eq!(outcome, Some(Why::Busy));
+    assert_eq!(outcome, Some(RoundFailure::Busy));
     assert!(ticks > 100, "it might have come later");
     // A new stay: whatever this side holds is from before.
     let since = Epoch(SINCE.0 + 1);
-    pair.groups.set(PG, Standing::Syncing, since);
+    pair.groups.set(PG, ReplicaState::Syncing, since);
     know_writers(&pair.groups);
     pair.groups.applied(since);
     pair.round = Resync::new(PG, since, NodeId(1));
@@ -413,7 +414,7 @@ fn a_round_ends_when_the_source_or_the_store_fails() {
         .on_reply(call, Err(Refusal::Unreachable), &pair.groups);
     assert!(matches!(
         pair.round.poll(&pair.groups),
-        Some(Action::Failed(Why::Source(Refusal::Unreachable)))
+        Some(Action::Failed(RoundFailure::Source(Refusal::Unreachable)))
     ));
     assert!(pair.round.is_over() && pair.round.calls_due() == 0);
     // The data are damaged at the source: this side does not take them.
@@ -421,7 +422,7 @@ fn a_round_ends_when_the_source_or_the_store_fails() {
     let block = pair.source.find(&content(version));
     pair.source.disk.flip_bit(block + 17, 3);
     let failed = pair.run(&mut rng, |_, _| ());
-    assert_eq!(failed, Some(Why::Unread));
+    assert_eq!(failed, Some(RoundFailure::Unread));
     assert!(pair.here.stamps().is_empty());
 }
 
@@ -443,7 +444,7 @@ fn what_no_source_can_read_is_lost_here_too_and_nothing_else() {
             let place = pair.source.find(&content(version));
             pair.source.disk.flip_bit(place + 17, 3);
         }
-        assert_eq!(pair.run(&mut rng, |_, _| ()), Some(Why::Unread));
+        assert_eq!(pair.run(&mut rng, |_, _| ()), Some(RoundFailure::Unread));
         let unread = pair.round.take_unread();
         let found: BTreeSet<u64> = unread.values().map(|stamp| stamp.version).collect();
         assert_eq!(found, bad.into());
@@ -468,7 +469,7 @@ fn what_clients_wait_for_is_not_held_back() {
     let mut pair = Pair::new(5);
     // A layer whose writers are not known, and in it a write of a part of a block.
     pair.groups = Groups::default();
-    pair.groups.set(PG, Standing::Syncing, SINCE);
+    pair.groups.set(PG, ReplicaState::Syncing, SINCE);
     pair.groups.applied(SINCE);
     for chunk in 0..CHUNKS {
         let version = pair.version();

@@ -1,4 +1,5 @@
-//! Drives a store on a simulated disk as a data thread would, and tells the model everything that is observable.
+//! Drives a store on a simulated disk as a data thread would, and tells the model everything that is
+//! observable.
 
 #[path = "rig/flush.rs"]
 mod flush;

@@ -1,4 +1,5 @@
-//! A damaged space map: everything it says can be read off the chunk table and the map pages, so it costs nothing but time.
+//! A damaged space map: everything it says can be read off the chunk table and the map pages, so it costs
+//! nothing but time.
 
 use fabric::store::device::BLOCK_BYTES;
 use fabric::store::format::Geometry;
@@ -105,7 +106,7 @@ fn a_space_map_in_sectors_that_cannot_be_read_is_made_anew() {
 }
 
 #[test]
-fn a_crash_at_any_write_of_an_open_that_makes_the_space_map_anew_loses_nothing() {
+fn crash_at_any_write_of_a_space_map_rebuild_loses_nothing() {
     for_each_seed(3, |seed| {
         let mut rng = seeds::rng(seed, 0x5d);
         for kind in KINDS {
@@ -142,7 +143,7 @@ fn a_crash_at_any_write_of_an_open_that_makes_the_space_map_anew_loses_nothing()
 }
 
 #[test]
-fn a_crash_at_any_write_after_an_open_that_made_the_space_map_anew_loses_nothing() {
+fn crash_at_any_write_after_a_space_map_rebuild_loses_nothing() {
     for_each_seed(2, |seed| {
         let mut rng = seeds::rng(seed, 0x5e);
         let found = damaged(&crashed(CrashKind::Power, seed), seed as usize % 2, seed);

@@ -29,7 +29,7 @@ fn overwrite(rig: &mut Rig, rng: &mut rand_chacha::ChaCha8Rng, blocks: u64) {
 }
 
 #[test]
-fn overwriting_many_times_the_capacity_needs_no_explicit_checkpoint() {
+fn overwriting_many_capacities_needs_no_explicit_checkpoint() {
     for_each_seed(1, |seed| {
         let mut rng = seeds::rng(seed, 0x3a);
         let mut rig = Rig::new_small(seed);

@@ -44,8 +44,8 @@ impl Disk {
         Self::settled(self.now.clone())
     }
 
-    /// The machine loses power: any subset of sectors of what was not flushed survives. `torn` are writes in flight,
-    /// of which parts may have arrived as well.
+    /// The machine loses power: any subset of sectors of what was not flushed survives. `torn` are writes in
+    /// flight, of which parts may have arrived as well.
     pub fn power_loss(&self, rng: &mut ChaCha8Rng, torn: &[(u64, Vec<u8>)]) -> Self {
         let mut bytes = self.durable.clone();
         let style = rng.random_range(0..4);

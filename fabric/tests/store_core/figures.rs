@@ -1,4 +1,5 @@
-//! Figures for the documentation, printed with `--no-capture`: RAM per TiB, write amplification, CPU per block.
+//! Figures for the documentation, printed with `--no-capture`: RAM per TiB, write amplification, CPU per
+//! block.
 
 use fabric::store::api::*;
 use fabric::store::device::{DeviceAction, IoVecs, SyncDevice};

@@ -1,6 +1,7 @@
 //! A shard on a simulated disk, with a reference model of what it must hold.
 //!
-//! The model knows of each block every value it may have: the last one that must survive, and those written since.
+//! The model knows of each block every value it may have: the last one that must survive, and those written
+//! since.
 
 use std::collections::HashMap;
 
@@ -68,10 +69,10 @@ pub struct Expected {
 pub struct Flight {
     memory: Vec<u8>,
     iovs: Vec<libc::iovec>,
-    what: What,
+    what: Outcome,
 }
 
-pub enum What {
+pub enum Outcome {
     Write {
         blocks: Vec<(u64, u32, u32, Sectors)>,
     },
@@ -205,7 +206,7 @@ impl Rig {
             Flight {
                 memory,
                 iovs,
-                what: What::Write { blocks },
+                what: Outcome::Write { blocks },
             },
         );
         self.submit_raw(StoreOp::Write {
@@ -224,7 +225,7 @@ impl Rig {
         let flight = Flight {
             memory: Vec::new(),
             iovs: Vec::new(),
-            what: What::Write { blocks },
+            what: Outcome::Write { blocks },
         };
         self.flights.insert(self.next_op, flight);
         let layers = self.layers.clone();
@@ -269,7 +270,8 @@ impl Rig {
         blocks
     }
 
-    /// Reads sectors; the outcome must be the newest value submitted before, for the store keeps the order of overlaps.
+    /// Reads sectors; the outcome must be the newest value submitted before, for the store keeps the order of
+    /// overlaps.
     pub fn read(&mut self, chunk: u32, sector: u32, count: u32) -> u64 {
         let layer = self.layers[0].0;
         let want = (sector..sector + count)
@@ -284,7 +286,7 @@ impl Rig {
         let cut = self.rng.random_bool(0.3);
         let iovs = Self::iovecs(&mut self.rng, &mut memory, cut);
         let (iovecs, offset) = (iovs.clone(), sector * 512);
-        let what = What::Read {
+        let what = Outcome::Read {
             layer,
             chunk,
             sector,
@@ -311,7 +313,7 @@ impl Rig {
         let flight = Flight {
             memory: Vec::new(),
             iovs: Vec::new(),
-            what: What::Flush { acked_before },
+            what: Outcome::Flush { acked_before },
         };
         self.flights.insert(self.next_op, flight);
         self.submit_raw(StoreOp::Flush)
@@ -321,7 +323,7 @@ impl Rig {
         let flight = Flight {
             memory: Vec::new(),
             iovs: Vec::new(),
-            what: What::Other,
+            what: Outcome::Other,
         };
         self.flights.insert(self.next_op, flight);
         self.submit_raw(op)
@@ -390,13 +392,13 @@ impl Rig {
 
     fn settle(&mut self, id: u64, flight: Flight, result: StoreResult) {
         match flight.what {
-            What::Write { blocks } if result.is_err() => {
+            Outcome::Write { blocks } if result.is_err() => {
                 // Some of its blocks may have been written: nothing is known of them.
                 for (layer, chunk, block, _) in blocks {
                     self.blocks.remove(&(layer, chunk, block));
                 }
             }
-            What::Write { blocks } => {
+            Outcome::Write { blocks } => {
                 for (layer, chunk, block, _) in blocks {
                     let expected = self
                         .blocks
@@ -412,7 +414,7 @@ impl Rig {
                     expected.acked.sort_by_key(|(op, _)| *op);
                 }
             }
-            What::Read {
+            Outcome::Read {
                 layer,
                 chunk,
                 sector,
@@ -440,7 +442,7 @@ impl Rig {
                     );
                 }
             }
-            What::Flush { acked_before } if result.is_ok() => {
+            Outcome::Flush { acked_before } if result.is_ok() => {
                 for (layer, chunk, block, newest) in acked_before {
                     let expected = self
                         .blocks

@@ -51,7 +51,7 @@ fn read_chain(rig: &mut Rig, layers: &[LayerId], block: u32) -> Vec<u8> {
 }
 
 #[test]
-fn an_older_version_is_refused_even_after_a_discard_and_a_reopen() {
+fn older_version_is_refused_even_after_a_discard_and_a_reopen() {
     let mut rig = Rig::new(8 << 20, 1);
     let newest = Version::new(3, 10);
     assert_eq!(write_as(&mut rig, &[LAYER], 0, 1, newest), Ok(()));
@@ -93,7 +93,7 @@ fn an_older_version_is_refused_even_after_a_discard_and_a_reopen() {
 }
 
 #[test]
-fn a_fence_is_durable_when_it_completes_and_refuses_older_generations() {
+fn fence_is_durable_on_completion_and_refuses_older_generations() {
     let mut rig = Rig::new(8 << 20, 2);
     assert_eq!(
         write_as(&mut rig, &[LAYER], 0, 1, Version::new(4, 1)),
@@ -308,7 +308,7 @@ fn a_read_that_overlaps_a_write_in_flight_waits_for_it() {
 }
 
 #[test]
-fn small_writes_in_one_turn_become_one_device_write_each_at_its_own_depth() {
+fn small_writes_of_a_turn_become_one_device_write_at_any_depth() {
     let mut rig = Rig::new(16 << 20, 6);
     for depth in [1u64, 8, 32, 64] {
         let before = rig.core.metrics();
@@ -361,7 +361,7 @@ fn writes_go_on_during_a_checkpoint() {
 }
 
 #[test]
-fn ram_stays_within_its_bounds_and_excess_operations_are_refused() {
+fn ram_stays_bounded_and_excess_operations_are_refused() {
     let mut rig = Rig::new(24 << 20, 8);
     let start = rig.core.metrics().ram;
     for round in 0..400u32 {

@@ -1,10 +1,16 @@
-//! What this node has applied, read without asking anybody: may be behind, and never waits for a leader. For whoever must
-//! answer also when there is none, such as a report on that very state.
+//! What this node has applied, read without asking anybody: may be behind, and never waits for a leader. For
+//! whoever must answer also when there is none, such as a report on that very state.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Meta;
 use crate::error::MetaError;
-use crate::model::{Attachment, Event, Volume};
-use crate::state::tables::{ATTACHMENTS, EVENTS, VOLUMES};
+use crate::ids::{LayerId, NodeId, VolumeId};
+use crate::model::{Attachment, AttachmentTarget, Event, Volume};
+use crate::state::tables::{ATTACHMENTS, EVENTS, LEASES, VOLUMES};
+
+/// The layers that are open to each node.
+pub type OpenLayers = BTreeMap<NodeId, BTreeSet<LayerId>>;
 
 /// See [`Meta::applied`].
 pub struct Applied<'a> {
@@ -20,7 +26,8 @@ impl Meta {
 }
 
 impl Applied<'_> {
-    /// What happened after the event `after` (0: from the oldest that is kept), oldest first, at most `limit`.
+    /// What happened after the event `after` (0: from the oldest that is kept), oldest first, at most
+    /// `limit`.
     ///
     /// # Errors
     /// The records cannot be read, or the service has stopped; so for every call.
@@ -32,6 +39,32 @@ impl Applied<'_> {
     /// All volumes, by name, also those being deleted.
     pub fn volumes(&self) -> Result<Vec<Volume>, MetaError> {
         self.meta.core.view(|view| VOLUMES.all(view))
+    }
+
+    /// The layers that leases and attachments open for these nodes: those of the volumes that they are of.
+    pub fn open_layers(&self, nodes: &BTreeSet<NodeId>) -> Result<OpenLayers, MetaError> {
+        self.meta.core.view(|view| {
+            let mut opened: BTreeMap<VolumeId, BTreeSet<NodeId>> = BTreeMap::new();
+            let leases = LEASES.all(view)?.into_iter();
+            let leases = leases.filter_map(|lease| Some((lease.volume, lease.holder?)));
+            let attachments = ATTACHMENTS.all(view)?.into_iter().map(|attachment| {
+                let AttachmentTarget::Volume { id, .. } = attachment.target;
+                (id, attachment.node)
+            });
+            for (volume, node) in leases.chain(attachments) {
+                if nodes.contains(&node) {
+                    opened.entry(volume).or_default().insert(node);
+                }
+            }
+            let mut layers = OpenLayers::new();
+            for volume in VOLUMES.all(view)? {
+                for node in opened.remove(&volume.id).unwrap_or_default() {
+                    let open = layers.entry(node).or_default();
+                    open.extend(volume.layers.iter().copied());
+                }
+            }
+            Ok(layers)
+        })
     }
 
     /// All attachments of all nodes, oldest first.

@@ -19,13 +19,13 @@ pub struct Event {
     /// When, by the clock of whoever noticed.
     pub at: UnixMillis,
     /// What.
-    pub what: Happening,
+    pub what: EventKind,
 }
 
 /// What can happen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Happening {
+pub enum EventKind {
     /// A join token was used: the node that bore it got this number.
     NodeAdmitted {
         /// The node.
@@ -181,7 +181,7 @@ pub enum Happening {
     },
 }
 
-impl fmt::Display for Happening {
+impl fmt::Display for EventKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NodeAdmitted { node } => write!(f, "node {node} was let in by its token"),
@@ -237,7 +237,8 @@ impl fmt::Display for Happening {
             Self::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
             Self::UnflushedLost { pool } => write!(
                 f,
-                "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that ran on are told by their next flush"
+                "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that \
+                 ran on are told by their next flush"
             ),
             Self::RebalanceStarted { pool, groups } => {
                 write!(f, "pool {pool}: {groups} placement groups began to move")
@@ -261,7 +262,8 @@ fn fmt_given_up(
     }
     write!(
         f,
-        " had of {groups} placement groups, which go on with what others have; acknowledged writes may be gone"
+        " had of {groups} placement groups, which go on with what others have; acknowledged writes may be \
+         gone"
     )?;
     match lost {
         0 => Ok(()),

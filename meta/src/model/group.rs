@@ -1,4 +1,5 @@
-//! Placement groups and the standing of their members. The rules by which they change are in `state/group.rs`.
+//! Placement groups and the standing of their members. The rules by which they change are in
+//! `state/group.rs`.
 
 use std::fmt;
 
@@ -41,7 +42,7 @@ impl fmt::Display for GroupId {
 /// What a member of a group has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum ReplicaState {
     /// Every acknowledged write. It may be read.
     InSync,
     /// Every write since [`Member::since`]; the rest is being compared. It is never read.
@@ -60,14 +61,14 @@ pub struct Member {
     /// The start of that node's process; another one is not trusted.
     pub incarnation: Incarnation,
     /// What it has.
-    pub standing: Standing,
+    pub standing: ReplicaState,
     /// Epoch since when it is sent every write, or since when it is out.
     pub since: Epoch,
     /// Another device takes its place: it goes once the others are in sync.
     #[serde(default)]
     pub leaving: bool,
-    /// Epoch at which it was in sync last, of one that is not: it held every acknowledged write until then. 0: it never was,
-    /// or nobody knows.
+    /// Epoch at which it was in sync last, of one that is not: it held every acknowledged write until then.
+    /// 0: it never was, or nobody knows.
     #[serde(default)]
     pub in_sync_until: Epoch,
 }
@@ -76,13 +77,13 @@ impl Member {
     /// Whether it is sent writes.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
-        self.standing != Standing::Out
+        self.standing != ReplicaState::Out
     }
 
     /// Whether it holds every acknowledged write.
     #[must_use]
     pub fn is_in_sync(&self) -> bool {
-        self.standing == Standing::InSync
+        self.standing == ReplicaState::InSync
     }
 }
 
@@ -96,11 +97,11 @@ pub struct PlacementGroup {
     pub index: PgIndex,
     /// Epoch of its last change.
     pub epoch: Epoch,
-    /// Devices that hold its chunks, in order of preference. Fewer than the pool's `replicas` while devices lack, more
-    /// while some are leaving.
+    /// Devices that hold its chunks, in order of preference. Fewer than the pool's `replicas` while devices
+    /// lack, more while some are leaving.
     pub members: Vec<Member>,
-    /// Epoch since when writes may be missing that were acknowledged before it and not flushed: all replicas in sync had
-    /// lost power. 0: never.
+    /// Epoch since when writes may be missing that were acknowledged before it and not flushed: all replicas
+    /// in sync had lost power. 0: never.
     pub power_lost: Epoch,
 }
 
@@ -150,7 +151,8 @@ struct Stored {
 }
 
 impl From<Stored> for PlacementGroup {
-    /// Of an old record's members no start of a process is known, so none is valid until it has registered again.
+    /// Of an old record's members no start of a process is known, so none is valid until it has registered
+    /// again.
     fn from(stored: Stored) -> Self {
         let mut members = stored.members;
         members.extend(stored.replicas.into_iter().map(|device| Member {
@@ -158,8 +160,8 @@ impl From<Stored> for PlacementGroup {
             node: NodeId::default(),
             incarnation: Incarnation::default(),
             standing: match stored.in_sync.contains(&device) {
-                true => Standing::InSync,
-                false => Standing::Out,
+                true => ReplicaState::InSync,
+                false => ReplicaState::Out,
             },
             since: Epoch::default(),
             leaving: false,
@@ -206,7 +208,10 @@ mod tests {
             .iter()
             .map(|member| (member.device.0, member.standing, member.incarnation.0))
             .collect();
-        assert_eq!(members, [(3, Standing::Out, 0), (4, Standing::InSync, 0)]);
+        assert_eq!(
+            members,
+            [(3, ReplicaState::Out, 0), (4, ReplicaState::InSync, 0)]
+        );
         let new = serde_json::to_vec(&group).unwrap();
         assert_eq!(
             serde_json::from_slice::<PlacementGroup>(&new).unwrap(),

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// Longest name, in bytes. A longer one is refused; the limit keeps names fit for host names and file names.
 pub const MAX_NAME_BYTES: usize = 63;
 
-/// A checked name: 1 to [`MAX_NAME_BYTES`] ASCII letters, digits, `-`, `_` or `.`, beginning with a letter or digit.
+/// A checked name: 1 to [`MAX_NAME_BYTES`] ASCII letters, digits, `-`, `_` or `.`, beginning with a letter or
+/// digit.
 ///
 /// `@`, `/` and `:` are kept out for `volume@snap`, paths and socket addresses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

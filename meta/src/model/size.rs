@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes of volumes are multiples of this: the unit of checksum and allocation on devices. An other size is rounded up.
+/// Sizes of volumes are multiples of this: the unit of checksum and allocation on devices. An other size is
+/// rounded up.
 pub const VOLUME_SIZE_STEP_BYTES: u64 = 4096;
 
 /// Largest volume. A larger one is refused; the limit keeps chunk indices of a layer below 2^28.
@@ -30,7 +31,8 @@ pub enum SizeError {
 }
 
 impl VolumeSize {
-    /// Rounds up to a multiple of [`VOLUME_SIZE_STEP_BYTES`], so that a guest gets at least what was asked for.
+    /// Rounds up to a multiple of [`VOLUME_SIZE_STEP_BYTES`], so that a guest gets at least what was asked
+    /// for.
     ///
     /// # Errors
     /// Zero, and more than [`MAX_VOLUME_BYTES`].

@@ -44,7 +44,7 @@ pub(crate) struct Connection {
 /// A peer answered one kind of request with the reply to another.
 #[derive(Debug, thiserror::Error)]
 #[error("node {0} gave an answer that does not fit the question")]
-struct Misfit(NodeId);
+struct UnexpectedReply(NodeId);
 
 type CallError<E> = RPCError<NodeId, BasicNode, E>;
 
@@ -63,11 +63,13 @@ impl Connection {
             Ok(reply) => match unwrap(reply) {
                 Some(Ok(answer)) => Ok(answer),
                 Some(Err(error)) => Err(RemoteError::new(self.target, error).into()),
-                None => Err(NetworkError::new(&Misfit(self.target)).into()),
+                None => Err(NetworkError::new(&UnexpectedReply(self.target)).into()),
             },
-            Err(error @ (TransportError::Unreachable { .. } | TransportError::Gone { .. })) => {
-                Err(Unreachable::new(&error).into())
-            }
+            Err(
+                error @ (TransportError::Unreachable { .. }
+                | TransportError::Gone { .. }
+                | TransportError::Removed { .. }),
+            ) => Err(Unreachable::new(&error).into()),
             Err(error @ TransportError::Lost { .. }) => Err(NetworkError::new(&error).into()),
         }
     }

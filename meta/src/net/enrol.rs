@@ -1,8 +1,8 @@
-//! How a node joins: over TLS that only one side has a certificate for, it shows the secret of its invitation and its public
-//! key, and gets its number, its certificate and whatever else a node keeps.
+//! How a node joins: over TLS that only one side has a certificate for, it shows the secret of its invitation
+//! and its public key, and gets its number, its certificate and whatever else a node keeps.
 //!
-//! The invitation names the cluster's authority by the SHA-256 of its certificate, so the joining node knows whom it talks
-//! to before it says the secret. What it says and hears are one frame each.
+//! The invitation names the cluster's authority by the SHA-256 of its certificate, so the joining node knows
+//! whom it talks to before it says the secret. What it says and hears are one frame each.
 
 mod client;
 mod invitation;
@@ -18,9 +18,9 @@ use crate::ids::NodeId;
 use crate::level::Level;
 use crate::model::{Labels, Role};
 
-pub use client::{EnrolError, enrol};
-pub use invitation::{Door, Invitation, InvitationError};
-pub use server::{EnrolPapers, EnrolServer};
+pub use client::{EnrolmentError, enrol};
+pub use invitation::{EnrolmentEndpoint, Invitation, InvitationError};
+pub use server::{EnrolmentCredentials, EnrolmentServer};
 
 /// Protocol name in the TLS handshake.
 const ALPN: &[u8] = b"penstock-enrol";
@@ -39,7 +39,7 @@ const PROTOCOL: u16 = 1;
 
 /// What a joining node says.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct EnrolQuestion {
+pub struct EnrolmentRequest {
     /// What it is to be called.
     pub name: String,
     /// What it is to do.
@@ -61,7 +61,7 @@ pub struct EnrolQuestion {
 
 /// What it gets.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct EnrolAnswer {
+pub struct EnrolmentReply {
     /// Its number.
     pub node: NodeId,
     /// The authority's certificate, as PEM.
@@ -78,8 +78,8 @@ struct Question {
     protocol: u16,
     cluster: Uuid,
     secret: String,
-    question: EnrolQuestion,
+    question: EnrolmentRequest,
 }
 
 /// The frame of an answer; a refusal is for people.
-type Answer = Result<EnrolAnswer, String>;
+type Answer = Result<EnrolmentReply, String>;

@@ -6,8 +6,8 @@
 //! | 4 | 8 | number of the request that it is or answers, big-endian |
 //! | 12 | | body: JSON, as in the log |
 //!
-//! The first frame of each side is a [`Hello`] with the number 0 and at most [`HELLO_BYTES_MAX`]. What follows is of the
-//! protocol version that the hellos agree on.
+//! The first frame of each side is a [`Hello`] with the number 0 and at most [`HELLO_BYTES_MAX`]. What
+//! follows is of the protocol version that the hellos agree on.
 
 use std::io;
 
@@ -38,6 +38,10 @@ pub(super) struct Hello {
     /// Why the connection ends here, from who accepts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
+    /// Whether it ends because the node that connects was removed from the cluster. An older program reads
+    /// `refused` alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) removed: bool,
 }
 
 impl Hello {
@@ -48,6 +52,7 @@ impl Hello {
             cluster,
             node,
             refused: None,
+            removed: false,
         }
     }
 
@@ -98,26 +103,52 @@ pub(super) async fn receive<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
     bytes_max: u32,
 ) -> io::Result<(u64, T)> {
+    let head = receive_head(stream, bytes_max).await?;
+    Ok((head.number, receive_body(stream, head).await?))
+}
+
+/// What a frame begins with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    /// Of the request that it is or answers.
+    pub(super) number: u64,
+    /// Length of its body.
+    pub(super) bytes: u32,
+}
+
+/// Receives the beginning of a frame whose body has at most `bytes_max`.
+pub(super) async fn receive_head(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes_max: u32,
+) -> io::Result<Head> {
     let mut header = [0; 12];
     stream.read_exact(&mut header).await?;
     let [a, b, c, d, number @ ..] = header;
-    let length = u32::from_be_bytes([a, b, c, d]);
-    if length > bytes_max {
+    let bytes = u32::from_be_bytes([a, b, c, d]);
+    if bytes > bytes_max {
         return Err(invalid(format!(
-            "a frame of {length} bytes, and at most {bytes_max} are allowed"
+            "a frame of {bytes} bytes, and at most {bytes_max} are allowed"
         )));
     }
+    let number = u64::from_be_bytes(number);
+    Ok(Head { number, bytes })
+}
+
+/// Receives the body of a frame that has begun.
+pub(super) async fn receive_body<T: DeserializeOwned>(
+    stream: &mut (impl AsyncRead + Unpin),
+    head: Head,
+) -> io::Result<T> {
     // Memory follows what came in, not what was announced.
     let mut body = Vec::new();
     let read = stream
-        .take(u64::from(length))
+        .take(u64::from(head.bytes))
         .read_to_end(&mut body)
         .await?;
-    if read < length as usize {
+    if read < head.bytes as usize {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let body = serde_json::from_slice(&body).map_err(invalid)?;
-    Ok((u64::from_be_bytes(number), body))
+    serde_json::from_slice(&body).map_err(invalid)
 }
 
 /// Sends a frame at once.

@@ -15,8 +15,8 @@ struct Shared {
     cut_off: BTreeSet<NodeId>,
 }
 
-/// Connects the nodes of one process. Clones are the same network. Each message is serialised on its way, so that what
-/// works here works over a wire.
+/// Connects the nodes of one process. Clones are the same network. Each message is serialised on its way, so
+/// that what works here works over a wire.
 #[derive(Clone, Default)]
 pub struct MemNetwork {
     shared: Arc<Mutex<Shared>>,
@@ -87,10 +87,14 @@ impl Transport for Port {
                 detail: error.to_string(),
             };
             let peer = self.network.reach(self.from, target)?;
+            if peer.is_removed(self.from) {
+                return Err(TransportError::Removed { target });
+            }
             let request = serde_json::to_vec(&request).map_err(lost)?;
-            let reply = peer
-                .handle(serde_json::from_slice(&request).map_err(lost)?)
-                .await;
+            let request: PeerRequest = serde_json::from_slice(&request).map_err(lost)?;
+            let refused = |detail| TransportError::Lost { target, detail };
+            peer.check_request(self.from, &request).map_err(refused)?;
+            let reply = peer.handle_from(self.from, request).await;
             // A node that was cut off meanwhile does not get the reply.
             self.network.reach(self.from, target).map_err(|error| {
                 let detail = error.to_string();

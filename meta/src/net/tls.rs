@@ -1,9 +1,10 @@
 //! Peers over TCP with mutual TLS.
 //!
-//! One connection for each direction and pair of nodes. Requests on it are numbered and answered in any order, so a
-//! piece of a snapshot or a slow command does not hold up a heartbeat. Both sides check that the other's certificate was
-//! made by the cluster's authority **for the node that it says it is**.
+//! One connection for each direction and pair of nodes. Requests on it are numbered and answered in any
+//! order, so a piece of a snapshot or a slow command does not hold up a heartbeat. Both sides check that the
+//! other's certificate was made by the cluster's authority **for the node that it says it is**.
 
+mod budget;
 mod client;
 mod server;
 
@@ -137,8 +138,8 @@ impl TlsIdentity {
         })
     }
 
-    /// Looks at the node's own certificate as its peers will. Whether it is good now is not asked: a clock that is wrong may be set
-    /// right while the node runs.
+    /// Looks at the node's own certificate as its peers will. Whether it is good now is not asked: a clock
+    /// that is wrong may be set right while the node runs.
     ///
     /// # Errors
     /// [`TlsError::Foreign`]: they would turn the node away.

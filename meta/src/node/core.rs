@@ -1,4 +1,5 @@
-//! What client and server side of a node share: what is asked of the leader (`ask.rs`: how), and doing what only the leader can.
+//! What client and server side of a node share: what is asked of the leader (`ask.rs`: how), and doing what
+//! only the leader can.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -9,13 +10,14 @@ use tokio::sync::watch;
 use crate::command::{Command, NodeSpec, Outcome, Reply};
 use crate::error::MetaError;
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
+use crate::layers::Layers;
 use crate::leases::LeaseWatch;
 use crate::level::Level;
 use crate::map::ClusterMap;
-use crate::net::{Beat, PeerReply, PeerRequest, ProposeError, Transport};
-use crate::node::ask::{Ask, COMMIT_WAIT_MAX, Wait, unfit};
-use crate::node::succession::Signs;
-use crate::node::vigil::Vigil;
+use crate::net::{BoxFuture, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport};
+use crate::node::failure_detector::FailureDetector;
+use crate::node::leader_request::{COMMIT_WAIT_MAX, LeaderRequest, Wait, unfit};
+use crate::node::succession::LeaderLiveness;
 use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::Reach;
 use crate::refusal::MapRefusal;
@@ -33,12 +35,16 @@ pub(crate) struct Core {
     db: RwLock<Option<Arc<Db>>>,
     pub(super) transport: Arc<dyn Transport>,
     leases: Mutex<LeaseWatch>,
-    pub(super) vigil: Vigil,
-    signs: Mutex<Signs>,
+    pub(super) vigil: FailureDetector,
+    signs: Mutex<LeaderLiveness>,
     /// Why the cluster does not want this node any more, as others said.
     pub(super) unwanted: watch::Sender<Option<MapRefusal>>,
     /// The cluster map as this node has applied it.
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
+    /// The layers of all volumes likewise.
+    pub(crate) layers: watch::Receiver<Arc<Layers>>,
+    /// Counts the changes of volumes, leases and attachments that it has applied.
+    pub(crate) openings: watch::Receiver<u64>,
 }
 
 impl Core {
@@ -54,16 +60,18 @@ impl Core {
             incarnation: node.incarnation,
             raft,
             map: db.map(),
+            layers: db.layers(),
+            openings: db.openings(),
             db: RwLock::new(Some(db)),
             transport,
             leases: Mutex::default(),
-            vigil: Vigil::default(),
-            signs: Mutex::new(Signs::new(tuning.vote_hold(), Instant::now())),
+            vigil: FailureDetector::default(),
+            signs: Mutex::new(LeaderLiveness::new(tuning.vote_hold(), Instant::now())),
             unwanted: watch::Sender::default(),
         }
     }
 
-    pub(super) fn signs(&self) -> MutexGuard<'_, Signs> {
+    pub(super) fn signs(&self) -> MutexGuard<'_, LeaderLiveness> {
         // Whole after every statement.
         self.signs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,13 +130,15 @@ impl Core {
         let dir = db.dir().display();
         if db.is_full() {
             return Some(format!(
-                "the metadata service waits: the file system under {dir} is full, so volumes and attachments cannot be \
+                "the metadata service waits: the file system under {dir} is full, so volumes and attachments \
+                 cannot be \
                  changed; make room, and it goes on by itself"
             ));
         }
         db.is_nearly_full().then(|| {
             format!(
-                "the file system under {dir} is nearly full, so no volumes and attachments are made; make room"
+                "the file system under {dir} is nearly full, so no volumes and attachments are made; make \
+                 room"
             )
         })
     }
@@ -145,7 +155,10 @@ impl Core {
 
     /// Has a command committed and applied by the leader, wherever that is.
     pub(crate) async fn propose(&self, command: Command, wait: Wait) -> Result<Reply, MetaError> {
-        match self.ask_leader(&Ask::Propose(command), wait).await? {
+        match self
+            .ask_leader(&LeaderRequest::Propose(Box::new(command)), wait)
+            .await?
+        {
             PeerReply::Propose(Ok(reply)) => Ok(reply),
             other => Err(unfit(&other)),
         }
@@ -158,7 +171,7 @@ impl Core {
         node: NodeId,
         generation: Generation,
     ) -> Result<Reply, MetaError> {
-        let ask = Ask::RenewLease {
+        let ask = LeaderRequest::RenewLease {
             volume,
             node,
             generation,
@@ -175,8 +188,8 @@ impl Core {
         node: NodeId,
         incarnation: Incarnation,
         level: Level,
-    ) -> Result<Beat, MetaError> {
-        let ask = Ask::Heartbeat {
+    ) -> Result<HeartbeatReply, MetaError> {
+        let ask = LeaderRequest::Heartbeat {
             node,
             incarnation,
             level,
@@ -198,7 +211,8 @@ impl Core {
         self.view(read)
     }
 
-    /// Returns once there is a leader that a majority follows. A command that goes to one that none follows has an unknown outcome.
+    /// Returns once there is a leader that a majority follows. A command that goes to one that none follows
+    /// has an unknown outcome.
     pub(crate) async fn confirm_leader(&self, wait: Wait) -> Result<(), MetaError> {
         if self.db().is_some_and(|db| db.is_full()) {
             // It confirms nothing while it waits for room, and says so to the command itself.
@@ -208,19 +222,22 @@ impl Core {
     }
 
     async fn read_index(&self, wait: Wait) -> Result<Option<LogId>, MetaError> {
-        match self.ask_leader(&Ask::ReadIndex, wait).await? {
+        match self.ask_leader(&LeaderRequest::ReadIndex, wait).await? {
             PeerReply::ReadIndex(Ok(index)) => Ok(index),
             other => Err(unfit(&other)),
         }
     }
 
-    async fn wait_applied(&self, index: Option<LogId>, within: Duration) -> Result<(), MetaError> {
+    pub(super) async fn wait_applied(
+        &self,
+        index: Option<LogId>,
+        within: Duration,
+    ) -> Result<(), MetaError> {
         let Some(index) = index else { return Ok(()) };
         let wait = self.raft.wait(Some(within));
-        match wait
-            .applied_index_at_least(Some(index.index), "a read")
-            .await
-        {
+        let applied: BoxFuture<'_, _> =
+            Box::pin(wait.applied_index_at_least(Some(index.index), "a read"));
+        match applied.await {
             Ok(_) => Ok(()),
             Err(openraft::metrics::WaitError::ShuttingDown) => Err(MetaError::Stopped),
             Err(openraft::metrics::WaitError::Timeout(..)) => Err(MetaError::NoLeader {
@@ -306,7 +323,8 @@ impl Core {
         Ok(reply)
     }
 
-    /// Adds to a request for a lease what only the leader's clock knows: whether the present holder's has run out.
+    /// Adds to a request for a lease what only the leader's clock knows: whether the present holder's has run
+    /// out.
     fn judge_lease(&self, command: Command) -> Result<Command, ProposeError> {
         let Command::GrantLease {
             volume: name,

@@ -1,5 +1,6 @@
-//! The end of the metadata service that this node did not ask for. Raft ends when it cannot write, or when it meets what must not
-//! be, and does not begin again within the process; and a node that was removed, or is too old, has nothing left to do.
+//! The end of the metadata service that this node did not ask for. Raft ends when it cannot write, or when it
+//! meets what must not be, and does not begin again within the process; and a node that was removed, or is
+//! too old, has nothing left to do.
 
 use super::Core;
 use crate::error::MetaError;
@@ -42,7 +43,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_panic_within_raft_is_told_and_does_not_leave_a_service_that_only_looks_alive() {
+    async fn raft_panic_is_reported_and_ends_the_service() {
         let dir = tempfile::tempdir().unwrap();
         let config = MetaConfig::embedded("test");
         let node = MetaNode::open(dir.path(), config).await.unwrap();

@@ -1,7 +1,7 @@
 //! Who is in the Raft group: the leader makes it follow the nodes in the cluster map.
 //!
-//! Every node has a copy of the metadata, as a learner at least: it reads the map there. Of those with the role `meta` an
-//! odd number votes, at most [`VOTERS_MAX`].
+//! Every node has a copy of the metadata, as a learner at least: it reads the map there. Of those with the
+//! role `meta` an odd number votes, at most [`VOTERS_MAX`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,15 +15,18 @@ use super::Core;
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::map::ClusterMap;
-use crate::model::{Duty, Node, NodeState, Role};
+use crate::model::{AdminState, Node, NodeState, Role};
+use crate::net::BoxFuture;
 
-/// Most nodes that vote: a change needs three of them, and two may be lost. More would make every change slower.
+/// Most nodes that vote: a change needs three of them, and two may be lost. More would make every change
+/// slower.
 const VOTERS_MAX: usize = 5;
 /// The leader compares group and map this often.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// A change that is not committed in this time is looked at again; Raft goes on with it.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
-/// A removed node's vote is waited for this long; then whoever removed it is told. Covers a change of the group and an election.
+/// A removed node's vote is waited for this long; then whoever removed it is told. Covers a change of the
+/// group and an election.
 const VOTE_WAIT_MAX: Duration = Duration::from_secs(20);
 /// A learner that is at most this many entries behind may vote.
 const BEHIND_MAX: u64 = 1000;
@@ -76,13 +79,14 @@ fn plan(map: &ClusterMap, group: &Group) -> Option<Step> {
     gone.map(|id| Step::Drop(*id))
 }
 
-/// Who votes stays, unless it was away for long or is being emptied, and another can take its place. The leader comes first.
+/// Who votes stays, unless it was away for long or is being emptied, and another can take its place. The
+/// leader comes first.
 fn choose_voters(map: &ClusterMap, group: &Group) -> BTreeSet<NodeId> {
     let may_vote = |node: &&Node| node.roles.contains(&Role::Meta);
     let rank = |node: &Node| {
         let votes = group.voters.contains(&node.id);
-        let is_leaving = node.duty == Duty::Draining
-            || node.state == NodeState::Down && node.duty == Duty::Absent;
+        let is_leaving = node.duty == AdminState::Draining
+            || node.state == NodeState::Down && node.duty == AdminState::Absent;
         let is_ready =
             node.state == NodeState::Up && !is_leaving && group.caught_up.contains(&node.id);
         match (votes, is_leaving, is_ready) {
@@ -133,15 +137,17 @@ impl Core {
         })
     }
 
-    /// Waits until the metadata group does not count on the vote of a node that was removed: until then the cluster may come
-    /// to a halt when that node is switched off and another one fails.
+    /// Waits until the metadata group does not count on the vote of a node that was removed: until then the
+    /// cluster may come to a halt when that node is switched off and another one fails.
     pub(crate) async fn wait_without_vote(&self, node: NodeId) -> Result<(), MetaError> {
         let without = |metrics: &openraft::RaftMetrics<NodeId, BasicNode>| {
             let membership = metrics.membership_config.membership();
             membership.voter_ids().all(|voter| voter != node)
         };
         let wait = self.raft.wait(Some(VOTE_WAIT_MAX));
-        match wait.metrics(without, "a removed node votes no more").await {
+        let done: BoxFuture<'_, _> =
+            Box::pin(wait.metrics(without, "a removed node votes no more"));
+        match done.await {
             Ok(_) => Ok(()),
             Err(WaitError::ShuttingDown) => Err(MetaError::Stopped),
             Err(WaitError::Timeout(..)) => Err(MetaError::StillVotes { node }),
@@ -312,7 +318,7 @@ mod tests {
         };
         machine.apply(&down).unwrap();
         assert_eq!(plan(&machine.map(), &group), None, "it may come back");
-        let duty = Duty::Absent;
+        let duty = AdminState::Absent;
         let absent = Command::SetNodeDuty { node, duty, at: AT };
         machine.apply(&absent).unwrap();
         settle(&machine, &mut group);
@@ -329,21 +335,21 @@ mod tests {
     fn a_node_that_is_being_emptied_gives_its_vote_to_another() {
         let (mut machine, mut group) = (cluster(4), founded());
         settle(&machine, &mut group);
-        let mut drain = |node: u64, duty: Duty| {
+        let mut drain = |node: u64, duty: AdminState| {
             let (node, at) = (NodeId(node), AT);
             let command = Command::SetNodeDuty { node, duty, at };
             machine.apply(&command).unwrap();
             settle(&machine, &mut group);
             group.voters.clone()
         };
-        assert_eq!(drain(2, Duty::Draining), ids(&[1, 3, 4]));
+        assert_eq!(drain(2, AdminState::Draining), ids(&[1, 3, 4]));
         // Nobody is left to take this one.
-        assert_eq!(drain(3, Duty::Draining), ids(&[1, 3, 4]));
-        assert_eq!(drain(2, Duty::Active), ids(&[1, 2, 4]));
+        assert_eq!(drain(3, AdminState::Draining), ids(&[1, 3, 4]));
+        assert_eq!(drain(2, AdminState::Active), ids(&[1, 2, 4]));
     }
 
     #[test]
-    fn a_node_that_is_elsewhere_is_found_there_and_one_without_an_address_is_left_alone() {
+    fn moved_node_is_followed_and_addressless_node_is_left_alone() {
         let (mut machine, mut group) = (cluster(3), founded());
         settle(&machine, &mut group);
         let elsewhere = NodeSpec {

@@ -1,12 +1,14 @@
-//! A node that was removed from the cluster learns of it, and ends: nobody waits for it, and nothing of it counts any more. So does
-//! one whose program is too old for the cluster.
+//! A node that was removed from the cluster learns of it, and ends: nobody waits for it, and nothing of it
+//! counts any more. So does one whose program is too old for the cluster.
 //!
-//! One that runs meanwhile is refused when it registers anew, as the leader does not know it any more. One that was away, and so may
-//! know no leader, asks whomever it knew.
+//! One that runs meanwhile is refused when it registers anew, as the leader does not know it any more. One
+//! that was away, and so may know no leader, asks whomever it knew.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use super::admission::STILL_VOTES_PAUSE;
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::net::{PeerReply, PeerRequest};
@@ -26,18 +28,27 @@ impl Core {
         matches!(removed, Ok(Some(_)))
     }
 
-    /// Whether this node, which was to be registered, is told that the cluster does not want it; that is noted.
+    /// Whether this node, which was to be registered, is told that the cluster does not want it; that is
+    /// noted.
     pub(super) fn note_unwanted(&self, error: &MetaError) -> bool {
-        use MapRefusal::{TooOld, WasRemoved};
+        use MapRefusal::{RolesNotGranted, TooOld, WasRemoved};
         let MetaError::Refused(Refusal::Map(refusal)) = error else {
             return false;
         };
-        let is_unwanted =
-            matches!(refusal, WasRemoved { node } | TooOld { node, .. } if *node == self.id);
+        let is_unwanted = matches!(
+            refusal,
+            WasRemoved { node } | TooOld { node, .. } | RolesNotGranted { node, .. } if *node == self.id
+        );
         if is_unwanted {
             self.unwanted.send_replace(Some(refusal.clone()));
         }
         is_unwanted
+    }
+
+    /// Another node says that this one was removed. That is so for ever.
+    pub(super) fn note_removed(&self) {
+        let removed = MapRefusal::WasRemoved { node: self.id };
+        self.unwanted.send_replace(Some(removed));
     }
 
     /// Returns when it is known that the cluster does not want this node any more, with the reason.
@@ -80,8 +91,38 @@ pub(super) async fn watch(core: std::sync::Arc<Core>) {
         let is_heard =
             valid.is_some_and(|until| Instant::now() + HEARTBEAT_LEASE < until + NODE_DOWN_AFTER);
         if !is_heard && core.ask_whether_removed().await {
-            let removed = MapRefusal::WasRemoved { node: core.id };
-            core.unwanted.send_replace(Some(removed));
+            core.note_removed();
+            return;
+        }
+    }
+}
+
+/// Closes the connections to nodes that were removed, for as long as this one lives.
+pub(super) async fn forget(core: std::sync::Arc<Core>) {
+    let mut map = core.map.clone();
+    let mut known = BTreeSet::new();
+    // They may be needed until the others do without their votes.
+    let mut gone = BTreeSet::new();
+    loop {
+        let now: BTreeSet<NodeId> = map
+            .borrow_and_update()
+            .nodes()
+            .map(|node| node.id)
+            .collect();
+        gone.extend(known.difference(&now).copied());
+        known = now;
+        gone.retain(|node| {
+            let is_removed = core.is_removed(*node);
+            if is_removed {
+                core.transport.forget(*node);
+            }
+            !is_removed
+        });
+        let changed = tokio::select! {
+            changed = map.changed() => changed,
+            () = tokio::time::sleep(STILL_VOTES_PAUSE), if !gone.is_empty() => Ok(()),
+        };
+        if changed.is_err() {
             return;
         }
     }

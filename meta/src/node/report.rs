@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use super::ask::{Ask, Wait, unfit};
+use super::leader_request::{LeaderRequest, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::net::{PeerReply, ProposeError};
-use crate::report::{LastHeard, LastWord, LeaderReport, NodeWord, RaftStatus};
+use crate::report::{LastHeard, LastReport, LeaderReport, NodeReport, RaftStatus};
 
 /// What nodes said last, and when.
-pub(super) type Words = BTreeMap<NodeId, (Instant, NodeWord)>;
+pub(super) type NodeReports = BTreeMap<NodeId, (Instant, NodeReport)>;
 
 impl Core {
     /// Tells the leader how this node is.
-    pub(crate) async fn tell(&self, word: NodeWord) -> Result<(), MetaError> {
+    pub(crate) async fn tell(&self, word: NodeReport) -> Result<(), MetaError> {
         let node = self.id;
         match self
-            .ask_leader(&Ask::Tell { node, word }, Wait::PATIENT)
+            .ask_leader(&LeaderRequest::Tell { node, word }, Wait::PATIENT)
             .await?
         {
             PeerReply::Tell(Ok(())) => Ok(()),
@@ -28,13 +28,20 @@ impl Core {
 
     /// Asks the leader what it has heard.
     pub(crate) async fn report(&self) -> Result<LeaderReport, MetaError> {
-        match self.ask_leader(&Ask::Report, Wait::PATIENT).await? {
+        match self
+            .ask_leader(&LeaderRequest::Report, Wait::PATIENT)
+            .await?
+        {
             PeerReply::Report(Ok(report)) => Ok(report),
             other => Err(unfit(&other)),
         }
     }
 
-    pub(super) fn take_word_here(&self, node: NodeId, word: NodeWord) -> Result<(), ProposeError> {
+    pub(super) fn take_word_here(
+        &self,
+        node: NodeId,
+        word: NodeReport,
+    ) -> Result<(), ProposeError> {
         // Who is not in the map takes no memory here.
         let is_known = self.map.borrow().node(node).is_some();
         let kept = self.vigil.keep_word(node, word.bounded(), is_known);
@@ -60,7 +67,7 @@ impl Core {
         Ok(LeaderReport {
             heard: heard.collect(),
             words: words
-                .map(|(node, (told, word))| LastWord {
+                .map(|(node, (told, word))| LastReport {
                     node: *node,
                     ago_ms: millis(now.saturating_duration_since(*told)),
                     word: word.clone(),

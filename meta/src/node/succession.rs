@@ -1,9 +1,9 @@
 //! A leader whose process is gone is replaced sooner than one that is silent.
 //!
-//! After it heard of a leader, a node votes for nobody else for a while, and seeks election itself only after twice to three
-//! times that: a silent leader may be slow, or the network. But where nobody listens at the leader's address any more, as
-//! the kernel there says at once when a process dies, there is nothing to wait for. Then a node that needs the leader seeks
-//! election as soon as the others may vote for it.
+//! After it heard of a leader, a node votes for nobody else for a while, and seeks election itself only after
+//! twice to three times that: a silent leader may be slow, or the network. But where nobody listens at the
+//! leader's address any more, as the kernel there says at once when a process dies, there is nothing to wait
+//! for. Then a node that needs the leader seeks election as soon as the others may vote for it.
 //!
 //! To be wrong is harmless: whoever has heard of the leader meanwhile does not vote.
 
@@ -17,7 +17,7 @@ const MARGIN: Duration = Duration::from_millis(50);
 
 /// What tells of the leader's life and death.
 #[derive(Debug)]
-pub(super) struct Signs {
+pub(super) struct LeaderLiveness {
     /// Nobody votes for another one until this time is over.
     hold: Duration,
     /// When a leader was heard of last.
@@ -26,7 +26,7 @@ pub(super) struct Signs {
     gone: Option<NodeId>,
 }
 
-impl Signs {
+impl LeaderLiveness {
     pub(super) fn new(hold: Duration, now: Instant) -> Self {
         Self {
             hold,
@@ -38,6 +38,11 @@ impl Signs {
     /// A leader spoke.
     pub(super) fn heard(&mut self, now: Instant) {
         (self.heard, self.gone) = (now, None);
+    }
+
+    /// For how long no leader was heard of.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard)
     }
 
     /// Nobody listens at a node's address.
@@ -82,7 +87,7 @@ mod tests {
     #[test]
     fn a_leader_that_is_gone_is_replaced_once_others_may_vote() {
         let start = Instant::now();
-        let mut signs = Signs::new(HOLD, start);
+        let mut signs = LeaderLiveness::new(HOLD, start);
         signs.gone(NodeId(2));
         assert!(
             !signs.is_due(LEADER, start + HOLD),
@@ -93,9 +98,9 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_only_silent_or_was_heard_of_since_is_left_to_raft() {
+    fn silent_or_recently_heard_leader_is_left_to_raft() {
         let start = Instant::now();
-        let mut signs = Signs::new(HOLD, start);
+        let mut signs = LeaderLiveness::new(HOLD, start);
         assert!(!signs.is_due(LEADER, start + HOLD * 9));
         signs.gone(NodeId(2));
         signs.heard(start + HOLD * 9);
@@ -105,7 +110,7 @@ mod tests {
     #[test]
     fn another_node_that_is_gone_does_not_matter() {
         let start = Instant::now();
-        let mut signs = Signs::new(HOLD, start);
+        let mut signs = LeaderLiveness::new(HOLD, start);
         signs.gone(NodeId(3));
         assert!(!signs.is_due(LEADER, start + HOLD * 9));
         assert!(!signs.is_due(None, start + HOLD * 9));

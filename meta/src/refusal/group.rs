@@ -6,8 +6,8 @@ use super::RefusalKind;
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId};
 use crate::model::GroupId;
 
-/// Refusals about placement groups. They tell a component of the cluster what it does not know yet; it reads the map anew
-/// and tries again, or gives up.
+/// Refusals about placement groups. They tell a component of the cluster what it does not know yet; it reads
+/// the map anew and tries again, or gives up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupRefusal {
@@ -27,7 +27,8 @@ pub enum GroupRefusal {
     },
     /// Another start of the process is known.
     #[error(
-        "device {device} is in placement group {group} as start {known:x} of its node, not {claimed:x}: read the map \
+        "device {device} is in placement group {group} as start {known:x} of its node, not {claimed:x}: read \
+         the map \
          anew", known = .known.0, claimed = .claimed.0
     )]
     OtherStart {
@@ -42,7 +43,8 @@ pub enum GroupRefusal {
     },
     /// The member was taken in again since.
     #[error(
-        "device {device} was taken into placement group {group} at epoch {since}, after the map of epoch {epoch} that is \
+        "device {device} was taken into placement group {group} at epoch {since}, after the map of epoch \
+         {epoch} that is \
          complained from: read the map anew"
     )]
     StaleReport {
@@ -57,7 +59,8 @@ pub enum GroupRefusal {
     },
     /// Without it nobody known to be alive would hold every write.
     #[error(
-        "device {device} stays in placement group {group}: no other replica in sync there has been heard of since; \
+        "device {device} stays in placement group {group}: no other replica in sync there has been heard of \
+         since; \
          repeat in a moment"
     )]
     LastInSync {
@@ -86,7 +89,8 @@ pub enum GroupRefusal {
     },
     /// Another device of the node is a member, and does not leave or is being synced itself.
     #[error(
-        "device {device} is not synced into placement group {group}: another device of node {node} is, or stays, its member"
+        "device {device} is not synced into placement group {group}: another device of node {node} is, or \
+         stays, its member"
     )]
     SecondOnNode {
         /// The group.
@@ -98,7 +102,8 @@ pub enum GroupRefusal {
     },
     /// The device is not served by that start of its node.
     #[error(
-        "device {device} is not served by start {incarnation:x} of a node that is up", incarnation = .incarnation.0
+        "device {device} is not served by start {incarnation:x} of a node that is \
+         up", incarnation = .incarnation.0
     )]
     NotServed {
         /// The device.
@@ -146,7 +151,8 @@ pub enum GroupRefusal {
     },
     /// Another replica in sync may still come back.
     #[error(
-        "placement group {group} waits for device {device}, which was in sync and has not come back within its grace time"
+        "placement group {group} waits for device {device}, which was in sync and has not come back within \
+         its grace time"
     )]
     NotAllReturned {
         /// The group.

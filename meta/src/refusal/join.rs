@@ -1,6 +1,11 @@
 //! Why a node may not join.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
+
+use crate::level::Level;
+use crate::model::Role;
 
 /// Most join tokens that are neither used nor expired; more are refused.
 pub const MAX_TOKENS: usize = 64;
@@ -11,8 +16,10 @@ pub const MAX_TOKENS: usize = 64;
 pub enum JoinRefusal {
     /// No such token.
     #[error(
-        "this join token is not known, or was used already: make a new one with `penstock token create` on a node of the cluster; if an \
-         earlier try with it ended half-way, `penstock health` tells of a node that has joined and was not started yet: forget that with `penstock node remove`"
+        "this join token is not known, or was used already: make a new one with `penstock token create` on a \
+         node of the cluster; if an \
+         earlier try with it ended half-way, `penstock health` tells of a node that has joined and was not \
+         started yet: forget that with `penstock node remove`"
     )]
     UnknownToken,
     /// Its time is over.
@@ -23,4 +30,34 @@ pub enum JoinRefusal {
     /// [`MAX_TOKENS`].
     #[error("there are {MAX_TOKENS} open join tokens already: use them, or wait until they expire")]
     TooManyTokens,
+    /// The node asks for more than its token grants.
+    #[error(
+        "this join token grants the roles {}, and the node asks for {}: join with `--roles {}`, or make \
+         another token with \
+         `penstock token create --roles {}`",
+        Role::list(granted),
+        Role::list(asked),
+        Role::list(granted),
+        Role::list(asked)
+    )]
+    RolesNotGranted {
+        /// What the node asks for.
+        asked: BTreeSet<Role>,
+        /// What the token grants.
+        granted: BTreeSet<Role>,
+    },
+    /// A token for no role.
+    #[error("a join token must grant at least one of the roles meta, storage, host, gateway")]
+    NoRoles,
+    /// Nodes that run an older program would take it for a token that grants all.
+    #[error(
+        "join tokens cannot grant single roles before all nodes know feature level {}, and this cluster has \
+         level {level}: upgrade \
+         the nodes that `penstock status` names first",
+        Level::ROLES
+    )]
+    TooEarlyForRoles {
+        /// That of the cluster.
+        level: Level,
+    },
 }

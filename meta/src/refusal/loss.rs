@@ -14,8 +14,10 @@ use crate::model::GroupId;
 pub enum LossRefusal {
     /// Nobody else has it, not even somebody who may come back.
     #[error(
-        "only {culprit} has what was written last in {groups} placement groups of {}: bring it back; if it is gone for good, \
-         repeat this with --accept-data-loss, which gives those writes up and goes on with what others have{}",
+        "only {culprit} has what was written last in {groups} placement groups of {}: bring it back; if it \
+         is gone for good, \
+         repeat this with --accept-data-loss, which gives those writes up and goes on with what others \
+         have{}",
         Volumes(.volumes, *.others), Orphans(*.orphans)
     )]
     WouldLose {
@@ -32,7 +34,8 @@ pub enum LossRefusal {
     },
     /// One that is away may lack less than any that is there.
     #[error(
-        "device {device} of node '{node}' may have newer data in placement group {group} than any that is there: start that \
+        "device {device} of node '{node}' may have newer data in placement group {group} than any that is \
+         there: start that \
          node; if it is gone for good, too, remove it first with --accept-data-loss"
     )]
     NewerAway {
@@ -53,7 +56,8 @@ pub enum LossRefusal {
     },
     /// Nothing need be lost.
     #[error(
-        "device {device} is served by its node, and nothing on it need be lost: repeat without --accept-data-loss, which moves \
+        "device {device} is served by its node, and nothing on it need be lost: repeat without \
+         --accept-data-loss, which moves \
          its data first"
     )]
     Served {
@@ -96,7 +100,8 @@ impl fmt::Display for Orphans {
             0 => Ok(()),
             count => write!(
                 f,
-                "; of {count} of these groups no other replica is known to have been complete, so all that these held is lost"
+                "; of {count} of these groups no other replica is known to have been complete, so all that \
+                 these held is lost"
             ),
         }
     }

@@ -1,11 +1,14 @@
 //! Why the cluster, its nodes and devices do not change.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{MAX_ADDRESS_BYTES, MAX_DEVICE_PATH_BYTES, RefusalKind};
 use crate::ids::{DeviceId, Incarnation, NodeId};
 use crate::level::Level;
+use crate::model::Role;
 use crate::watch::NODE_DOWN_AFTER;
 
 /// Refusals about the cluster, its nodes and devices.
@@ -31,7 +34,9 @@ pub enum MapRefusal {
     },
     /// A name that another node bears.
     #[error(
-        "node name {name:?} is taken by node {holder}: give this node another name; or, if it is an earlier try of this machine to join, which `penstock health` tells as joined and not started yet, forget that with `penstock node remove {holder}` and join again"
+        "node name {name:?} is taken by node {holder}: give this node another name; or, if it is an earlier \
+         try of this machine to join, which `penstock health` tells as joined and not started yet, forget \
+         that with `penstock node remove {holder}` and join again"
     )]
     NodeNameTaken {
         /// The name.
@@ -54,7 +59,8 @@ pub enum MapRefusal {
         node: NodeId,
     },
     /// Another start of the node's process has registered.
-    #[error("node {node} runs as start {known:x}, not {claimed:x}: this is an older process's word, or a newer one that \
+    #[error("node {node} runs as start {known:x}, not {claimed:x}: this is an older process's word, or a \
+        newer one that \
          must register", known = .known.0, claimed = .claimed.0)]
     OtherStart {
         /// The node.
@@ -72,9 +78,27 @@ pub enum MapRefusal {
         /// The node.
         node: NodeId,
     },
+    /// The node starts with roles that its join token did not grant.
+    #[error(
+        "node {node} was granted the roles {}, and starts as {}: start it with `--roles {}`, or remove it \
+         and join anew with a token \
+         that grants them",
+        Role::list(granted),
+        Role::list(asked),
+        Role::list(granted)
+    )]
+    RolesNotGranted {
+        /// The node.
+        node: NodeId,
+        /// What it says.
+        asked: BTreeSet<Role>,
+        /// What it may have.
+        granted: BTreeSet<Role>,
+    },
     /// The program that the node runs does not know what all others do.
     #[error(
-        "node {node} runs a version of penstock that knows feature level {knows}, and this cluster has level {level}: install a newer \
+        "node {node} runs a version of penstock that knows feature level {knows}, and this cluster has level \
+         {level}: install a newer \
          version there"
     )]
     TooOld {
@@ -101,7 +125,8 @@ pub enum MapRefusal {
     },
     /// A node that is up, as far as is known, and holds data of volumes.
     #[error(
-        "node {node} is up and holds data of volumes in pool {pool:?}: empty it first with `penstock node drain`; if it has \
+        "node {node} is up and holds data of volumes in pool {pool:?}: empty it first with `penstock node \
+         drain`; if it has \
          died, repeat this in a moment, for it counts as down {} s after it was heard of last",
         NODE_DOWN_AFTER.as_secs()
     )]
@@ -113,7 +138,8 @@ pub enum MapRefusal {
     },
     /// The others could not hold all replicas.
     #[error(
-        "without node {node} pool {pool:?} could place {possible} of {replicas} replicas on different {apart}s: add one \
+        "without node {node} pool {pool:?} could place {possible} of {replicas} replicas on different \
+         {apart}s: add one \
          first"
     )]
     TooFewLeft {
@@ -130,7 +156,8 @@ pub enum MapRefusal {
     },
     /// The other devices could not hold all replicas.
     #[error(
-        "without device {device} pool {pool:?} could place {possible} of {replicas} replicas on different {apart}s: add one \
+        "without device {device} pool {pool:?} could place {possible} of {replicas} replicas on different \
+         {apart}s: add one \
          first"
     )]
     TooFewDevicesLeft {
@@ -161,7 +188,8 @@ pub enum MapRefusal {
     },
     /// Another device of the cluster is known to be there.
     #[error(
-        "{path:?} on node {node} was device {device} and now holds another one: bring the old one back, or give it up \
+        "{path:?} on node {node} was device {device} and now holds another one: bring the old one back, or \
+         give it up \
          with `penstock device remove {device}`"
     )]
     DevicePathTaken {
@@ -180,7 +208,8 @@ pub enum MapRefusal {
     },
     /// A device that holds data of volumes.
     #[error(
-        "device {device} holds data of volumes in pool {pool:?}: empty it first with `penstock device remove` or `penstock \
+        "device {device} holds data of volumes in pool {pool:?}: empty it first with `penstock device \
+         remove` or `penstock \
          node drain`, and wait until that is done"
     )]
     DeviceInUse {
@@ -205,6 +234,7 @@ impl MapRefusal {
             | Self::OtherStart { .. }
             | Self::WasRemoved { .. }
             | Self::TooOld { .. }
+            | Self::RolesNotGranted { .. }
             | Self::LastNode { .. }
             | Self::NodeServes { .. }
             | Self::NodeInUse { .. }

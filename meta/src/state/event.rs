@@ -3,10 +3,10 @@
 use super::tables::{COUNTERS, EVENTS, NODES, POOL_HEALTH, POOLS, VOLUMES_BY_POOL};
 use super::{Read, ReadError, Txn};
 use crate::ids::UnixMillis;
-use crate::model::{EVENTS_MAX, Event, Happening, PoolHealth};
+use crate::model::{EVENTS_MAX, Event, EventKind, PoolHealth};
 
 /// Adds an event; beyond [`EVENTS_MAX`] the oldest goes.
-pub(super) fn push(txn: &mut Txn<'_>, at: UnixMillis, what: Happening) -> Result<(), ReadError> {
+pub(super) fn push(txn: &mut Txn<'_>, at: UnixMillis, what: EventKind) -> Result<(), ReadError> {
     let mut counters = COUNTERS.get(txn, &())?.unwrap_or_default();
     let number = counters.event;
     counters.event += 1;
@@ -44,34 +44,34 @@ pub(super) fn tell_health(
         let name = || pool.name.clone();
         if let Some(now) = turned(|health| health.degraded) {
             let what = match now {
-                Some(groups) => Happening::PoolDegraded {
+                Some(groups) => EventKind::PoolDegraded {
                     pool: name(),
                     groups,
                 },
-                None => Happening::PoolRecovered { pool: name() },
+                None => EventKind::PoolRecovered { pool: name() },
             };
             push(txn, at, what)?;
         }
         if let Some(now) = turned(|health| health.waiting) {
             let what = match now {
-                Some(groups) => Happening::PoolWaiting {
+                Some(groups) => EventKind::PoolWaiting {
                     pool: name(),
                     groups,
                 },
-                None => Happening::PoolWritable { pool: name() },
+                None => EventKind::PoolWritable { pool: name() },
             };
             push(txn, at, what)?;
         }
         if new.power_lost > old.power_lost && has_peers {
-            push(txn, at, Happening::UnflushedLost { pool: name() })?;
+            push(txn, at, EventKind::UnflushedLost { pool: name() })?;
         }
         if let Some(now) = turned(|health| health.moving) {
             let what = match now {
-                Some(groups) => Happening::RebalanceStarted {
+                Some(groups) => EventKind::RebalanceStarted {
                     pool: name(),
                     groups,
                 },
-                None => Happening::RebalanceEnded { pool: name() },
+                None => EventKind::RebalanceEnded { pool: name() },
             };
             push(txn, at, what)?;
         }

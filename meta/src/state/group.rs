@@ -1,9 +1,9 @@
-//! The rules by which members of placement groups change their standing; `docs/decisions/0004-replication.md` says why.
+//! The rules by which members of placement groups change their standing; `docs/REPLICATION.md` says why.
 //!
-//! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member comes to be
-//! in sync only by `promote`, by `resettle`, or by being placed into a pool that holds no data; and it is promoted only as
-//! the start of its process, and in the round, that began to be synced. The exception is `loss`: an operator gives all members
-//! in sync up.
+//! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member
+//! comes to be in sync only by `promote`, by `resettle`, or by being placed into a pool that holds no data;
+//! and it is promoted only as the start of its process, and in the round, that began to be synced. The
+//! exception is `loss`: an operator gives all members in sync up.
 
 use super::map::cluster;
 use super::tables::{DEVICES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS};
@@ -12,7 +12,7 @@ use crate::command::{Change, Heard, Outcome};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId};
 use crate::model::{
     Device, DeviceState, GroupId, Member, Node, NodeState, PlacementGroup, Pool, PoolHealth,
-    Standing,
+    ReplicaState,
 };
 use crate::refusal::{GroupRefusal, Refusal};
 
@@ -114,14 +114,15 @@ fn count(health: &mut PoolHealth, pool: &Pool, group: &PlacementGroup, sign: i32
     add(&mut health.moving, moving);
 }
 
-/// A member whose place is taken goes at once unless it is in sync, and else when those that stay all are, and are there.
+/// A member whose place is taken goes at once unless it is in sync, and else when those that stay all are,
+/// and are there.
 fn let_go(view: &dyn Read, group: &mut PlacementGroup) -> Result<(), ReadError> {
     let mut others_hold_all = group.wanted().next().is_some();
     for member in group.wanted() {
         others_hold_all &= member.is_in_sync() && presence(view, member)? == Presence::Valid;
     }
     let stays = |member: &Member| {
-        !member.leaving || (member.standing == Standing::InSync && !others_hold_all)
+        !member.leaving || (member.standing == ReplicaState::InSync && !others_hold_all)
     };
     group.members.retain(stays);
     Ok(())
@@ -176,7 +177,7 @@ pub(super) fn report_failed(
     let epoch = coming_epoch(txn)?;
     let group = load(txn, id)?;
     let member = &group.members[position(&group, device)?];
-    if member.standing == Standing::Out {
+    if member.standing == ReplicaState::Out {
         return Ok(Outcome::Group(group));
     }
     check_start(id, member, incarnation)?;
@@ -238,7 +239,7 @@ pub(super) fn put_out(member: &mut Member, epoch: Epoch) {
     if member.is_in_sync() {
         member.in_sync_until = epoch;
     }
-    member.standing = Standing::Out;
+    member.standing = ReplicaState::Out;
     member.since = epoch;
 }
 
@@ -319,7 +320,7 @@ fn demoted(
     epoch: Epoch,
 ) -> Result<PlacementGroup, Stop> {
     let member = &group.members[position(group, device)?];
-    if member.standing == Standing::Out {
+    if member.standing == ReplicaState::Out {
         return Ok(group.clone());
     }
     check_start(group.id(), member, incarnation)?;
@@ -408,7 +409,7 @@ fn resettled(
         if index == authority {
             (member.node, member.incarnation) = (node, incarnation);
             member.since = epoch;
-        } else if member.standing != Standing::Out {
+        } else if member.standing != ReplicaState::Out {
             put_out(member, epoch);
         }
     }
@@ -420,8 +421,8 @@ pub(crate) fn kept_power(member: &Member, now: &Node) -> bool {
     member.node == now.id && now.kept_power_since(member.incarnation)
 }
 
-/// After a device was registered by a new start of its node: in groups where with it all members in sync have come back,
-/// one of them is made the authority. No clock is needed to know that nobody else can come.
+/// After a device was registered by a new start of its node: in groups where with it all members in sync have
+/// come back, one of them is made the authority. No clock is needed to know that nobody else can come.
 pub(super) fn resettle_complete(
     view: &dyn Read,
     group: &PlacementGroup,
@@ -455,7 +456,7 @@ fn sync_started(
     epoch: Epoch,
 ) -> Result<PlacementGroup, Stop> {
     let index = position(group, device)?;
-    if group.members[index].standing != Standing::Out || group.members[index].leaving {
+    if group.members[index].standing != ReplicaState::Out || group.members[index].leaving {
         let group = group.id();
         return Err(GroupRefusal::NotOut { group, device }.into());
     }
@@ -484,7 +485,7 @@ fn sync_started(
         device,
         node: node.id,
         incarnation,
-        standing: Standing::Syncing,
+        standing: ReplicaState::Syncing,
         since: epoch,
         leaving: false,
         in_sync_until: group.members[index].in_sync_until,
@@ -514,7 +515,7 @@ pub(super) fn promote(
     let index = position(&group, device)?;
     let member = &group.members[index];
     check_start(id, member, incarnation)?;
-    if member.since != since || member.standing == Standing::Out {
+    if member.since != since || member.standing == ReplicaState::Out {
         let group = id;
         return Err(GroupRefusal::NotSyncing {
             group,
@@ -535,7 +536,7 @@ pub(super) fn promote(
         .into());
     }
     let mut new = group.clone();
-    new.members[index].standing = Standing::InSync;
+    new.members[index].standing = ReplicaState::InSync;
     within::take_place(txn, &mut new, index, epoch)?;
     commit(txn, &group, new, epoch).map(Outcome::Group)
 }

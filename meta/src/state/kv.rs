@@ -161,7 +161,8 @@ mod tests {
 
     #[test]
     fn a_transaction_reads_like_the_map_it_would_make() {
-        // Every combination of (absent, base, written, overwritten, deleted) for four keys in and around a prefix.
+        // Every combination of (absent, base, written, overwritten, deleted) for four keys in and around a
+        // prefix.
         let keys: [&[u8]; 4] = [b"a", b"p", b"pa", b"pb"];
         for case in 0..6_usize.pow(4) {
             let (mut base, mut expected, mut txn_writes) = (Map::new(), Map::new(), Writes::new());

@@ -1,7 +1,7 @@
 //! Leases: who may write a volume, and the generation that replicas fence by.
 //!
-//! Time does not enter here. The leader watches renewals on its monotonic clock, and says in the command which
-//! generation it found to have run out; the grant holds only if that is still the current one.
+//! Time does not enter here. The leader watches renewals on its monotonic clock, and says in the command
+//! which generation it found to have run out; the grant holds only if that is still the current one.
 
 use super::map::{cluster, require_node};
 use super::tables::LEASES;
@@ -11,8 +11,8 @@ use crate::ids::{Generation, NodeId, UnixMillis, VolumeId};
 use crate::model::Lease;
 use crate::refusal::{LeaseRefusal, Refusal};
 
-/// A grant always raises the generation, also for the present holder: it may be a new process of that node, and what
-/// the old one sent must not arrive later.
+/// A grant always raises the generation, also for the present holder: it may be a new process of that node,
+/// and what the old one sent must not arrive later.
 pub(super) fn grant(
     txn: &mut Txn<'_>,
     volume: &str,

@@ -1,15 +1,16 @@
 //! Devices that never come back: what only they have, and who takes over once an operator has given that up.
 //!
-//! Where all members in sync of a group are lost, the others hold what was acknowledged until they went out, and maybe more. The
-//! one that was in sync last lacks least: whatever was flushed before it went out it has. Among equals one that kept its power is
-//! taken, which has what was not flushed, too. A member that was being synced counts by when it was in sync, not by how far it had
-//! come: what it has from before and after does not make one state of a disk.
+//! Where all members in sync of a group are lost, the others hold what was acknowledged until they went out,
+//! and maybe more. The one that was in sync last lacks least: whatever was flushed before it went out it has.
+//! Among equals one that kept its power is taken, which has what was not flushed, too. A member that was
+//! being synced counts by when it was in sync, not by how far it had come: what it has from before and after
+//! does not make one state of a disk.
 
 use super::group::{self, Presence};
 use super::tables::{NODES, PLACEMENT_GROUPS, VOLUME_NAMES, VOLUMES_BY_POOL};
 use super::{Read, ReadError, Stop, Txn, event, node};
 use crate::ids::{DeviceId, Epoch, NodeId, PgIndex, UnixMillis};
-use crate::model::{GroupId, Happening, Member, Node, PlacementGroup, Pool, Standing};
+use crate::model::{EventKind, GroupId, Member, Node, PlacementGroup, Pool, ReplicaState};
 use crate::refusal::{GroupRefusal, LossRefusal};
 
 /// Volumes that a refusal names; of more it says how many.
@@ -125,7 +126,8 @@ pub(super) struct GivenUp {
     empty: Vec<PgIndex>,
 }
 
-/// Where only `lost` devices are in sync another member takes over. They are forgotten, and groups placed, after this.
+/// Where only `lost` devices are in sync another member takes over. They are forgotten, and groups placed,
+/// after this.
 pub(super) fn give_up(
     txn: &mut Txn<'_>,
     lost: &[DeviceId],
@@ -208,14 +210,15 @@ fn heir(
     Ok(best.map(|(_, index, node)| (index, node)))
 }
 
-/// With one member as the only replica that counts. Acknowledged writes may be missing on it: hosts are told by their next flush.
+/// With one member as the only replica that counts. Acknowledged writes may be missing on it: hosts are told
+/// by their next flush.
 fn inherited(found: &PlacementGroup, heir: usize, process: &Node, epoch: Epoch) -> PlacementGroup {
     let mut new = found.clone();
     new.power_lost = epoch;
     for (index, member) in new.members.iter_mut().enumerate() {
         if index == heir {
             (member.node, member.incarnation) = (process.id, process.incarnation);
-            (member.standing, member.since) = (Standing::InSync, epoch);
+            (member.standing, member.since) = (ReplicaState::InSync, epoch);
         } else if member.is_receiving() {
             group::put_out(member, epoch);
         }
@@ -223,7 +226,8 @@ fn inherited(found: &PlacementGroup, heir: usize, process: &Node, epoch: Epoch) 
     new
 }
 
-/// Groups have been placed without what is lost: those that had no other member go on with an empty one. Tells what was given up.
+/// Groups have been placed without what is lost: those that had no other member go on with an empty one.
+/// Tells what was given up.
 pub(super) fn complete(
     txn: &mut Txn<'_>,
     given: Vec<GivenUp>,
@@ -242,7 +246,7 @@ pub(super) fn complete(
             let new = inherited(&found, heir, &process, epoch);
             group::save(txn, &one.pool, Some(&found), new, epoch)?;
         }
-        let what = Happening::DataGivenUp {
+        let what = EventKind::DataGivenUp {
             pool: one.pool.name,
             node,
             device,

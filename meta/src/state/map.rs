@@ -11,7 +11,7 @@ use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::level::Level;
 use crate::model::{
-    Cluster, DEFAULT_POOL, Device, DeviceState, Happening, Node, PlacementGroup, Pool,
+    Cluster, DEFAULT_POOL, Device, DeviceState, EventKind, Node, PlacementGroup, Pool,
 };
 use crate::refusal::{LossRefusal, MAX_DEVICE_PATH_BYTES, MapRefusal, name};
 
@@ -96,15 +96,15 @@ pub(super) fn bootstrap(
     Ok(Outcome::Done)
 }
 
-/// The leader has heard of all nodes that they know the level, which makes it so whatever the records say of them: programs that
-/// know of no levels left that out.
+/// The leader has heard of all nodes that they know the level, which makes it so whatever the records say of
+/// them: programs that know of no levels left that out.
 pub(super) fn raise_level(txn: &mut Txn<'_>, to: Level, at: UnixMillis) -> Result<Outcome, Stop> {
     let mut cluster = cluster(txn)?;
     let from = cluster.level;
     if to > from {
         cluster.level = to;
         CLUSTER.put(txn, &(), &cluster);
-        event::push(txn, at, Happening::LevelRaised { to })?;
+        event::push(txn, at, EventKind::LevelRaised { to })?;
         next_epoch(txn)?;
     }
     if from < Level::WITHIN_NODES && to >= Level::WITHIN_NODES {
@@ -161,9 +161,9 @@ pub(super) fn register_device(
     DEVICES.put(txn, &device.id, &device);
     let (id, node) = (device.id, device.node);
     match old {
-        None => event::push(txn, at, Happening::DeviceAdded { device: id, node })?,
+        None => event::push(txn, at, EventKind::DeviceAdded { device: id, node })?,
         Some(old) if old.state != device.state => {
-            event::push(txn, at, Happening::DeviceOnline { device: id, node })?;
+            event::push(txn, at, EventKind::DeviceOnline { device: id, node })?;
         }
         Some(_) => {}
     }
@@ -222,9 +222,9 @@ pub(super) fn set_device_state(
         DEVICES.put(txn, &id, &device);
         let (device, node) = (id, device.node);
         let what = match state {
-            DeviceState::Online => Happening::DeviceOnline { device, node },
-            DeviceState::Offline => Happening::DeviceOffline { device, node },
-            DeviceState::Failed => Happening::DeviceFailed { device, node },
+            DeviceState::Online => EventKind::DeviceOnline { device, node },
+            DeviceState::Offline => EventKind::DeviceOffline { device, node },
+            DeviceState::Failed => EventKind::DeviceFailed { device, node },
         };
         event::push(txn, at, what)?;
         place_all(txn)?;
@@ -232,7 +232,8 @@ pub(super) fn set_device_state(
     Ok(Outcome::Device(device))
 }
 
-/// A start of the device's node goes on without it: first it is only not served, and after long others take its share.
+/// A start of the device's node goes on without it: first it is only not served, and after long others take
+/// its share.
 pub(super) fn lose_device(
     txn: &mut Txn<'_>,
     id: DeviceId,
@@ -277,8 +278,8 @@ pub(super) fn drain_device(
         DEVICES.put(txn, &id, &device);
         let (device, node) = (id, device.node);
         let what = match on {
-            true => Happening::DeviceDraining { device, node },
-            false => Happening::DeviceActive { device, node },
+            true => EventKind::DeviceDraining { device, node },
+            false => EventKind::DeviceActive { device, node },
         };
         event::push(txn, at, what)?;
         place_all(txn)?;
@@ -306,7 +307,7 @@ pub(super) fn remove_device(
     }
     DEVICES.delete(txn, &id);
     let node = device.node;
-    event::push(txn, at, Happening::DeviceRemoved { device: id, node })?;
+    event::push(txn, at, EventKind::DeviceRemoved { device: id, node })?;
     place_all(txn)?;
     Ok(Outcome::Device(device))
 }
@@ -325,7 +326,7 @@ pub(super) fn remove_lost_device(
     let given = loss::give_up(txn, &[id], epoch)?;
     DEVICES.delete(txn, &id);
     let node = device.node;
-    event::push(txn, at, Happening::DeviceRemoved { device: id, node })?;
+    event::push(txn, at, EventKind::DeviceRemoved { device: id, node })?;
     place_all_at(txn, epoch)?;
     loss::complete(txn, given, (node, Some(id)), (epoch, at))?;
     Ok(Outcome::Device(device))

@@ -1,5 +1,7 @@
 //! Nodes: registered, heard of or not, emptied, removed.
 
+use std::collections::BTreeSet;
+
 use super::map::{cluster, next_epoch, place_all, place_all_at, require_node};
 use super::tables::{
     ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES, VOLUMES_BY_POOL,
@@ -7,7 +9,10 @@ use super::tables::{
 use super::{Read, ReadError, Stop, Txn, attachment, event, loss, placement};
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
-use crate::model::{Device, Duty, Happening, Node, NodeState, PlacementGroup, Pool, STARTS_MAX};
+use crate::level::Level;
+use crate::model::{
+    AdminState, Device, EventKind, Node, NodeState, PlacementGroup, Pool, Role, STARTS_MAX,
+};
 use crate::refusal::{MAX_ADDRESS_BYTES, MapRefusal, name};
 
 pub(super) fn register(
@@ -40,6 +45,7 @@ pub(super) fn register(
         id: spec.id,
         name: name(&spec.name)?,
         roles: spec.roles.clone(),
+        granted: granted(level, old.as_ref(), spec),
         incarnation: spec.incarnation,
         state: NodeState::Up,
         duty: active_again(old.as_ref()),
@@ -56,12 +62,12 @@ pub(super) fn register(
     }
     NODES.put(txn, &node.id, &node);
     let what = match &old {
-        None => Some(Happening::NodeJoined { node: node.id }),
+        None => Some(EventKind::NodeJoined { node: node.id }),
         Some(old) if !old.incarnation.has_begun() && node.incarnation.has_begun() => {
-            Some(Happening::NodeUp { node: node.id })
+            Some(EventKind::NodeUp { node: node.id })
         }
         Some(old) if old.incarnation != node.incarnation => {
-            Some(Happening::NodeRestarted { node: node.id })
+            Some(EventKind::NodeRestarted { node: node.id })
         }
         Some(_) => None,
     };
@@ -81,6 +87,17 @@ pub(super) fn register(
     Ok(Outcome::Node(node))
 }
 
+/// The roles that the node may have: kept as they were when it was let in. Of a node that was let in before
+/// tokens granted roles they are those that it has.
+fn granted(level: Level, old: Option<&Node>, spec: &NodeSpec) -> BTreeSet<Role> {
+    match old {
+        _ if level < Level::ROLES => BTreeSet::new(),
+        None => spec.granted.clone(),
+        Some(old) if old.granted.is_empty() => old.roles.clone(),
+        Some(old) => old.granted.clone(),
+    }
+}
+
 /// The starts since the boot that this one belongs to.
 fn starts(old: Option<&Node>, spec: &NodeSpec) -> Vec<Incarnation> {
     let same_boot = |old: &&Node| !spec.boot.is_empty() && old.boot == spec.boot;
@@ -96,10 +113,10 @@ fn starts(old: Option<&Node>, spec: &NodeSpec) -> Vec<Incarnation> {
 }
 
 /// Who was only away takes its share again.
-fn active_again(node: Option<&Node>) -> Duty {
+fn active_again(node: Option<&Node>) -> AdminState {
     match node.map(|node| node.duty) {
-        Some(Duty::Draining) => Duty::Draining,
-        Some(Duty::Active | Duty::Absent) | None => Duty::Active,
+        Some(AdminState::Draining) => AdminState::Draining,
+        Some(AdminState::Active | AdminState::Absent) | None => AdminState::Active,
     }
 }
 
@@ -158,11 +175,11 @@ pub(super) fn set_state(
     }
     NODES.put(txn, &id, &node);
     let what = match state {
-        NodeState::Up => Some(Happening::NodeUp { node: id }),
+        NodeState::Up => Some(EventKind::NodeUp { node: id }),
         // Who was let in and has yet to start was not up before.
         NodeState::Down => incarnation
             .has_begun()
-            .then_some(Happening::NodeDown { node: id }),
+            .then_some(EventKind::NodeDown { node: id }),
     };
     if let Some(what) = what {
         event::push(txn, at, what)?;
@@ -175,8 +192,8 @@ pub(super) fn set_state(
     Ok(Outcome::Node(node))
 }
 
-/// Whether a group has fewer members than it should have, for want of devices while it was placed: a node that is there again may
-/// take the share that nobody took.
+/// Whether a group has fewer members than it should have, for want of devices while it was placed: a node
+/// that is there again may take the share that nobody took.
 fn lacks_members(view: &dyn Read) -> Result<bool, ReadError> {
     for pool in POOLS.all(view)? {
         let groups = PLACEMENT_GROUPS.all_below(view, &pool.id)?;
@@ -188,31 +205,32 @@ fn lacks_members(view: &dyn Read) -> Result<bool, ReadError> {
     Ok(false)
 }
 
-pub(super) fn set_duty(
+pub(super) fn set_admin_state(
     txn: &mut Txn<'_>,
     id: NodeId,
-    duty: Duty,
+    duty: AdminState,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let mut node = require_node(txn, id)?;
     // A node to be emptied stays that when it is away; one that is there is not absent.
-    let moot = duty == Duty::Absent && (node.duty == Duty::Draining || node.state == NodeState::Up);
+    let moot = duty == AdminState::Absent
+        && (node.duty == AdminState::Draining || node.state == NodeState::Up);
     if node.duty == duty || moot {
         return Ok(Outcome::Node(node));
     }
-    if duty == Duty::Draining {
+    if duty == AdminState::Draining {
         check_room_without(txn, id)?;
     }
     node.duty = duty;
     NODES.put(txn, &id, &node);
     let what = match duty {
-        Duty::Active => Some(Happening::NodeActive { node: id }),
+        AdminState::Active => Some(EventKind::NodeActive { node: id }),
         // Who has yet to start has no share.
-        Duty::Absent => node
+        AdminState::Absent => node
             .incarnation
             .has_begun()
-            .then_some(Happening::NodeReplaced { node: id }),
-        Duty::Draining => Some(Happening::NodeDraining { node: id }),
+            .then_some(EventKind::NodeReplaced { node: id }),
+        AdminState::Draining => Some(EventKind::NodeDraining { node: id }),
     };
     if let Some(what) = what {
         event::push(txn, at, what)?;
@@ -321,7 +339,7 @@ pub(super) fn remove(
     }
     NODES.delete(txn, &id);
     REMOVED_NODES.put(txn, &id, &at);
-    event::push(txn, at, Happening::NodeRemoved { node: id })?;
+    event::push(txn, at, EventKind::NodeRemoved { node: id })?;
     place_all_at(txn, epoch)?;
     loss::complete(txn, given, (id, None), (epoch, at))?;
     Ok(Outcome::Node(node))

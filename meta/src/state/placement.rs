@@ -1,15 +1,15 @@
 //! Which devices hold which placement group.
 //!
-//! **Preference** comes from weighted rendezvous hashing ([`score`]), the weight being the device's size. Hashing alone
-//! spreads groups like thrown dice: a device that should hold n groups holds n ± √n, so 5 % would need thousands of groups
-//! for each device. **Bounds** mend that: no device takes more than its share rounded up while another lacks one (in the
-//! manner of Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016), so that
-//! [`GROUPS_PER_DEVICE`] are enough. **Staying put** makes movement minimal: the present placement, which the records hold,
-//! is kept wherever it fits, so a device that comes takes its share and nothing else moves, and of one that goes only what
-//! it held.
+//! **Preference** comes from weighted rendezvous hashing ([`score`]), the weight being the device's size.
+//! Hashing alone spreads groups like thrown dice: a device that should hold n groups holds n ± √n, so 5 %
+//! would need thousands of groups for each device. **Bounds** mend that: no device takes more than its share
+//! rounded up while another lacks one (in the manner of Mirrokni, Thorup and Zadimoghaddam, "Consistent
+//! Hashing with Bounded Loads", 2016), so that [`GROUPS_PER_DEVICE`] are enough. **Staying put** makes
+//! movement minimal: the present placement, which the records hold, is kept wherever it fits, so a device
+//! that comes takes its share and nothing else moves, and of one that goes only what it held.
 //!
-//! The share of a device is its part of the capacity, except that a failure domain holds at most one replica of a group:
-//! what a domain that is too large for that cannot hold is shared by the others.
+//! The share of a device is its part of the capacity, except that a failure domain holds at most one replica
+//! of a group: what a domain that is too large for that cannot hold is shared by the others.
 
 mod arrange;
 mod score;
@@ -21,12 +21,12 @@ use crate::model::{Device, DeviceState, FailureDomain, Node, NodeState, Pool};
 
 pub(crate) use arrange::arrange;
 
-/// A device of average size should hold this many replicas of groups. Its share is then rounded by at most 2.5 %, and
-/// that of a device half as large by 5 %.
+/// A device of average size should hold this many replicas of groups. Its share is then rounded by at most
+/// 2.5 %, and that of a device half as large by 5 %.
 pub(crate) const GROUPS_PER_DEVICE: u32 = 40;
 
-/// How many groups a pool gets that does not say: enough for [`GROUPS_PER_DEVICE`] on each of its devices, and with
-/// `least` room to grow, as the number stays for ever.
+/// How many groups a pool gets that does not say: enough for [`GROUPS_PER_DEVICE`] on each of its devices,
+/// and with `least` room to grow, as the number stays for ever.
 pub(crate) fn groups_for(devices: usize, replicas: u8, least: u32, most: u32) -> u32 {
     let devices = u32::try_from(devices).unwrap_or(u32::MAX);
     let needed = devices.saturating_mul(GROUPS_PER_DEVICE) / u32::from(replicas.max(1));
@@ -45,7 +45,7 @@ pub(crate) struct Candidate {
     weight: u64,
     /// Whether it may get groups that it does not hold. One that may not keeps those it has.
     joins: bool,
-    drawer: score::Drawer,
+    drawer: score::DeviceScore,
 }
 
 /// The devices that may hold groups of the pool.
@@ -69,7 +69,7 @@ pub(crate) fn candidates(
             domain,
             weight: score::weight(device.size_bytes),
             joins: device.state == DeviceState::Online && node.state == NodeState::Up,
-            drawer: score::Drawer::new(device.id, device.size_bytes),
+            drawer: score::DeviceScore::new(device.id, device.size_bytes),
         });
     }
     found
@@ -99,8 +99,8 @@ enum Domain {
     Rack(Option<String>),
 }
 
-/// A node without a host label is a host of its own, as nodes mostly are. Nodes without a rack label count as one rack,
-/// because nobody said that they are apart.
+/// A node without a host label is a host of its own, as nodes mostly are. Nodes without a rack label count as
+/// one rack, because nobody said that they are apart.
 fn domain(kind: FailureDomain, device: &Device, node: &Node) -> Domain {
     match kind {
         FailureDomain::Device => Domain::Device(device.id),

@@ -7,7 +7,7 @@ use super::tables::{DEVICES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES,
 use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, PgIndex, PoolId, UnixMillis};
-use crate::model::{DEFAULT_POOL, Device, Member, PlacementGroup, Pool, Standing};
+use crate::model::{DEFAULT_POOL, Device, Member, PlacementGroup, Pool, ReplicaState};
 use crate::refusal::{MAX_PLACEMENT_GROUPS, MAX_REPLICAS, PoolRefusal, name};
 
 pub(super) fn create(txn: &mut Txn<'_>, spec: &PoolSpec, at: UnixMillis) -> Result<Outcome, Stop> {
@@ -137,9 +137,9 @@ pub(super) fn require_devices(view: &dyn Read, pool: &Pool) -> Result<(), Stop> 
 
 /// Gives every placement group of the pool its members.
 ///
-/// In a pool without volumes nothing has to be moved: members change at once, and new ones are in sync, as there is
-/// nothing to have. In a pool with volumes a new member waits to be synced, and one whose place is taken stays until
-/// then.
+/// In a pool without volumes nothing has to be moved: members change at once, and new ones are in sync, as
+/// there is nothing to have. In a pool with volumes a new member waits to be synced, and one whose place is
+/// taken stays until then.
 pub(super) fn place(txn: &mut Txn<'_>, pool: &Pool, epoch: Epoch) -> Result<(), ReadError> {
     let devices = DEVICES.all(txn)?;
     let candidates = placement::candidates(pool, &devices, &nodes_by_id(txn)?);
@@ -198,8 +198,8 @@ fn members(
             node: device.node,
             incarnation: device.incarnation,
             standing: match holds_data {
-                true => Standing::Out,
-                false => Standing::InSync,
+                true => ReplicaState::Out,
+                false => ReplicaState::InSync,
             },
             since: epoch,
             leaving: false,

@@ -85,7 +85,8 @@ fn attachment_command() -> impl Strategy<Value = Command> {
         2 => spec.prop_map(move |(volume, node, number, read_only, shared)| {
             let options = AttachmentOptions { shared, ..AttachmentOptions::default() };
             let node = NodeId(node);
-            let attachment = AttachmentSpec { volume, node, socket: socket(number), queues: 1, read_only, options };
+            let socket = socket(number);
+            let attachment = AttachmentSpec { volume, node, socket, queues: 1, read_only, options };
             Command::CreateAttachment { attachment, at: AT }
         }),
         1 => (0..4_u64, 0..4_u8).prop_map(move |(node, number)| {
@@ -95,7 +96,9 @@ fn attachment_command() -> impl Strategy<Value = Command> {
         1 => (0..8_u64, any::<bool>()).prop_map(|(id, on)| {
             Command::SetWriteThrough { attachment: AttachmentId(id), on }
         }),
-        1 => (0..8_u64).prop_map(|id| Command::DeleteAttachment { attachment: AttachmentKey::Id(AttachmentId(id)) }),
+        1 => (0..8_u64).prop_map(|id| Command::DeleteAttachment {
+            attachment: AttachmentKey::Id(AttachmentId(id)),
+        }),
     ]
 }
 
@@ -305,7 +308,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_commands_give_the_same_bytes_one_by_one_or_in_one_batch(
+    fn commands_give_the_same_bytes_one_by_one_or_in_one_batch(
         commands in proptest::collection::vec(command(), 0..60),
     ) {
         let mut one_by_one = World::ready();

@@ -1,7 +1,8 @@
 //! Where each record lies in key space.
 //!
-//! A key is one byte for the table, then the record's key: numbers in big-endian so that they sort, names as they are.
-//! Values are JSON: readable with RocksDB's own tools, and a field added later has a default in older records.
+//! A key is one byte for the table, then the record's key: numbers in big-endian so that they sort, names as
+//! they are. Values are JSON: readable with RocksDB's own tools, and a field added later has a default in
+//! older records.
 //!
 //! | byte | table | key | value |
 //! |---|---|---|---|

@@ -22,7 +22,7 @@ use crate::ids::{
     DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
 };
 use crate::model::{
-    Attachment, AttachmentOptions, DEFAULT_POOL, DeviceState, FailureDomain, Lease, Standing,
+    Attachment, AttachmentOptions, DEFAULT_POOL, DeviceState, FailureDomain, Lease, ReplicaState,
     Volume, VolumeState,
 };
 use crate::refusal::{

@@ -1,24 +1,34 @@
 //! Join tokens: each lets one node in, once, for a time.
 //!
-//! Their time is the wall clock of whoever proposes, unlike every other in meta: a token must outlive a change of leader,
-//! and a wrong clock makes it last longer or shorter, and never good twice.
+//! Their time is the wall clock of whoever proposes, unlike every other in meta: a token must outlive a
+//! change of leader, and a wrong clock makes it last longer or shorter, and never good twice.
+
+use std::collections::BTreeSet;
 
 use super::map::{cluster, take_number};
 use super::tables::{COUNTERS, NODES, TOKENS};
 use super::{Stop, Txn, event};
 use crate::command::Outcome;
 use crate::ids::{NodeId, UnixMillis};
-use crate::model::{Happening, Token};
+use crate::level::Level;
+use crate::model::{EventKind, Role, Token};
 use crate::pki::TokenHash;
 use crate::refusal::{JoinRefusal, MAX_TOKENS};
 
 pub(super) fn create(
     txn: &mut Txn<'_>,
     hash: TokenHash,
+    roles: Option<&BTreeSet<Role>>,
     expires_at: UnixMillis,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    cluster(txn)?;
+    let has_roles = cluster(txn)?.level >= Level::ROLES;
+    // Older programs keep a token that grants all.
+    let roles = roles.filter(|_| has_roles).cloned();
+    let roles = roles.unwrap_or_else(Role::all);
+    if roles.is_empty() {
+        return Err(JoinRefusal::NoRoles.into());
+    }
     let (over, open): (Vec<Token>, Vec<Token>) = TOKENS
         .all(txn)?
         .into_iter()
@@ -31,6 +41,7 @@ pub(super) fn create(
     }
     let token = Token {
         hash,
+        roles,
         created_at: at,
         expires_at,
     };
@@ -39,11 +50,19 @@ pub(super) fn create(
 }
 
 /// Takes a token and gives a number for the node that bears it, which no node ever had.
-pub(super) fn redeem(txn: &mut Txn<'_>, hash: TokenHash, at: UnixMillis) -> Result<Outcome, Stop> {
+pub(super) fn redeem(
+    txn: &mut Txn<'_>,
+    hash: TokenHash,
+    roles: Option<&BTreeSet<Role>>,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
     let token = TOKENS.get(txn, &hash)?.ok_or(JoinRefusal::UnknownToken)?;
     if token.expires_at <= at {
         return Err(JoinRefusal::ExpiredToken.into());
     }
+    // Before that level every token grants all.
+    let all = Role::all();
+    token.check(roles.unwrap_or(&all))?;
     TOKENS.delete(txn, &hash);
     // Numbers that were given before there were tokens are among the nodes.
     let highest = NODES.all(txn)?.into_iter().map(|node| node.id.0).max();
@@ -51,6 +70,6 @@ pub(super) fn redeem(txn: &mut Txn<'_>, hash: TokenHash, at: UnixMillis) -> Resu
     counters.node = counters.node.max(highest.unwrap_or(0) + 1);
     COUNTERS.put(txn, &(), &counters);
     let node: NodeId = take_number(txn, |counters| &mut counters.node)?;
-    event::push(txn, at, Happening::NodeAdmitted { node })?;
+    event::push(txn, at, EventKind::NodeAdmitted { node })?;
     Ok(Outcome::Admitted(node))
 }

@@ -1,8 +1,9 @@
-//! A group that moves from one device of a node to another: for that time both are its members. What the data path does with them is
-//! in `docs/decisions/0005-placement.md`.
+//! A group that moves from one device of a node to another: for that time both are its members. What the data
+//! path does with them is in `docs/decisions/0005-placement.md`.
 //!
-//! **Architecture Invariant:** from [`Level::WITHIN_NODES`] on, a node has at most one member of a group in sync, and besides at most one that
-//! is syncing. So whoever reads the map knows which is meant by the node alone, and the one that comes.
+//! **Architecture Invariant:** from [`Level::WITHIN_NODES`] on, a node has at most one member of a group in
+//! sync, and besides at most one that is syncing. So whoever reads the map knows which is meant by the node
+//! alone, and the one that comes.
 //!
 //! Before that level the data path knows one member for each node, and leaves a second one waiting.
 
@@ -12,7 +13,7 @@ use super::tables::{PLACEMENT_GROUPS, POOLS};
 use super::{Read, Stop, Txn};
 use crate::ids::{DeviceId, Epoch, NodeId};
 use crate::level::Level;
-use crate::model::{Member, PlacementGroup, Standing};
+use crate::model::{Member, PlacementGroup, ReplicaState};
 use crate::refusal::GroupRefusal;
 
 /// The group's other members that this node is sent writes for.
@@ -22,8 +23,8 @@ fn others(members: &[Member], node: NodeId, device: DeviceId) -> impl Iterator<I
         .filter(move |m| m.node == node && m.device != device && m.is_receiving())
 }
 
-/// Whether a device of this node may begin to be synced at this feature level: it is the node's only one, or the data path knows of
-/// second ones, and it takes the place of one that leaves.
+/// Whether a device of this node may begin to be synced at this feature level: it is the node's only one, or
+/// the data path knows of second ones, and it takes the place of one that leaves.
 pub(crate) fn may_sync(
     level: Level,
     group: &PlacementGroup,
@@ -72,8 +73,8 @@ pub(super) fn take_place(
     Ok(())
 }
 
-/// The data path begins to know of second members. It has not sent them anything so far: those that are syncing begin anew, and
-/// those that count as in sync (in a pool of the failure domain `device`) never were.
+/// The data path begins to know of second members. It has not sent them anything so far: those that are
+/// syncing begin anew, and those that count as in sync (in a pool of the failure domain `device`) never were.
 pub(super) fn begin(txn: &mut Txn<'_>) -> Result<(), Stop> {
     let epoch = next_epoch(txn)?;
     for pool in POOLS.all(txn)? {
@@ -83,9 +84,9 @@ pub(super) fn begin(txn: &mut Txn<'_>) -> Result<(), Stop> {
                 let mut before = others(&old.members[..nth], member.node, member.device);
                 let mut all = others(&old.members, member.node, member.device);
                 let is_second = match member.standing {
-                    Standing::InSync => before.any(Member::is_in_sync),
-                    Standing::Syncing => all.next().is_some(),
-                    Standing::Out => false,
+                    ReplicaState::InSync => before.any(Member::is_in_sync),
+                    ReplicaState::Syncing => all.next().is_some(),
+                    ReplicaState::Out => false,
                 };
                 if is_second && member.is_in_sync() {
                     put_out(member, epoch);

@@ -18,7 +18,8 @@ impl Db {
         self.meta_get(KEY_PURGED)
     }
 
-    /// The entry that every snapshot must hold: the last one that is, or at start will be, removed from the log.
+    /// The entry that every snapshot must hold: the last one that is, or at start will be, removed from the
+    /// log.
     pub(super) fn log_begins_after(&self) -> Result<Option<LogId>, DbError> {
         let log = self.log_state()?;
         let applied = self.read(|view| view.applied())?.last;
@@ -234,7 +235,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), StorageError> {
-        // Advisory: a leader commits again what its log holds, so losing the last one to power loss loses nothing.
+        // Advisory: a leader commits again what its log holds, so losing the last one to power loss loses
+        // nothing.
         let save = move |db: &Db| db.meta_put(KEY_COMMITTED, &committed, Sync::No);
         self.lasting(ErrorSubject::Store, ErrorVerb::Write, save)
             .await

@@ -18,7 +18,8 @@ use crate::raft::{
 use crate::state::{self, Txn};
 
 impl Db {
-    /// Applies entries in one write, which holds the position too: each is applied exactly once, whatever happens.
+    /// Applies entries in one write, which holds the position too: each is applied exactly once, whatever
+    /// happens.
     fn apply(&self, entries: &[Entry]) -> Result<Vec<Reply>, DbError> {
         let (replies, writes, applied) = self.read(|view| {
             let mut applied: Applied = view.applied()?;

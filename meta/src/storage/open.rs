@@ -13,11 +13,13 @@ use super::{
     Room, STATE_PREFIX, Sync, WriteBatch, check_level, encode,
 };
 use crate::error::OpenError;
+use crate::layers::Layers;
 use crate::map::ClusterMap;
 
 /// Memory for new writes of one family, in bytes; beyond it they go to a table file. Metadata are small.
 const WRITE_BUFFER_BYTES: usize = 4 << 20;
-/// Size of the write-ahead log beyond which the oldest family is written to tables, so that recovery stays short.
+/// Size of the write-ahead log beyond which the oldest family is written to tables, so that recovery stays
+/// short.
 const WAL_BYTES_MAX: u64 = 32 << 20;
 /// RocksDB's own diagnostic files.
 const INFO_LOG_FILES: usize = 2;
@@ -25,8 +27,8 @@ const INFO_LOG_BYTES_MAX: usize = 1 << 20;
 /// Files that RocksDB keeps open at most; more are closed and opened again.
 const OPEN_FILES_MAX: i32 = 64;
 
-/// Every database of RocksDB has this family. Left to RocksDB it would have a write buffer of 64 MiB, and as much room would
-/// have to be free before a database that had been full goes on.
+/// Every database of RocksDB has this family. Left to RocksDB it would have a write buffer of 64 MiB, and as
+/// much room would have to be free before a database that had been full goes on.
 const DEFAULT: &str = "default";
 
 pub(super) fn family_options() -> Options {
@@ -46,8 +48,9 @@ fn db_options() -> Options {
     options.set_max_log_file_size(INFO_LOG_BYTES_MAX);
     options.set_log_level(LogLevel::Warn);
     options.set_max_open_files(OPEN_FILES_MAX);
-    // An incomplete record at the end is a write that a crash cut short, and was never acknowledged. A damaged record
-    // anywhere else is an error: the default would silently forget everything after it, acknowledged or not.
+    // An incomplete record at the end is a write that a crash cut short, and was never acknowledged. A
+    // damaged record anywhere else is an error: the default would silently forget everything after it,
+    // acknowledged or not.
     options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
     options
 }
@@ -116,6 +119,8 @@ impl Db {
             }),
             room: watch::Sender::new(Room::Enough),
             map: watch::Sender::default(),
+            layers: watch::Sender::default(),
+            openings: watch::Sender::default(),
             _closed: closed,
         };
         db.check(&families).map_err(|error| match error {
@@ -158,6 +163,8 @@ impl Db {
         let map = self.read(|view| Ok::<_, DbError>(ClusterMap::load(view)?))?;
         check_level(&map)?;
         self.map.send_replace(Arc::new(map));
+        let layers = self.read(|view| Ok::<_, DbError>(Layers::load(view)?))?;
+        self.layers.send_replace(Arc::new(layers));
         self.check_log()
     }
 
@@ -202,8 +209,8 @@ impl Db {
                 "the log has entry {found} where {expected} must be"
             )));
         }
-        // Installing a snapshot moves `applied` beyond the log, before the log is cut to it: no hole, but a log that
-        // ends early with everything in it applied. Then openraft removes it at start.
+        // Installing a snapshot moves `applied` beyond the log, before the log is cut to it: no hole, but a
+        // log that ends early with everything in it applied. Then openraft removes it at start.
         let behind = purged > applied;
         if behind {
             return Err(CheckError::Damaged(format!(
@@ -226,7 +233,8 @@ impl From<DbError> for CheckError {
     }
 }
 
-/// Whether nothing is there yet. A database that lost its `CURRENT` file would otherwise be made anew over the old.
+/// Whether nothing is there yet. A database that lost its `CURRENT` file would otherwise be made anew over
+/// the old.
 fn is_fresh(db_dir: &Path, dir: &Path) -> Result<bool, OpenError> {
     if db_dir.join("CURRENT").exists() {
         return Ok(false);

@@ -1,9 +1,10 @@
 //! Room in the file system under the database.
 //!
-//! A write that finds no room is made again until there is some, and to Raft that is a slow disk: were it told of an error,
-//! it would end. RocksDB refuses every write after the first one that failed, until its own watch sees room again: it looks
-//! every five seconds, and wants as much as a family's write buffer. Meanwhile what was acknowledged can be read, and requests
-//! that would change something are refused (`node/core.rs`).
+//! A write that finds no room is made again until there is some, and to Raft that is a slow disk: were it
+//! told of an error, it would end. RocksDB refuses every write after the first one that failed, until its own
+//! watch sees room again: it looks every five seconds, and wants as much as a family's write buffer.
+//! Meanwhile what was acknowledged can be read, and requests that would change something are refused
+//! (`node/core.rs`).
 
 use std::path::Path;
 use std::time::Duration;

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! DIR/snapshots/N/meta.json    written last, so a slot without it is rubbish of a crash
-//! DIR/snapshots/N/checkpoint/  hard links to the database's tables: made here, whatever the size of the metadata
-//! DIR/snapshots/N/state.sst    the records in one table file: received from a leader, or exported from the checkpoint
+//! DIR/snapshots/N/checkpoint/  hard links to the database's tables: made here, whatever its size
+//! DIR/snapshots/N/state.sst    the records in one table file: from a leader, or from the checkpoint
 //! ```
 //!
-//! The slot with the highest number counts, and the others are removed. A slot that is being read when a newer one takes
-//! its place is removed with its last reader.
+//! The slot with the highest number counts, and the others are removed. A slot that is being read when a
+//! newer one takes its place is removed with its last reader.
 
 mod file;
 
@@ -189,8 +189,8 @@ impl Snapshots {
         let current = newest
             .map(|number| load(dir.join(number.to_string())))
             .transpose()?;
-        // A crash between replacing the records and completing their snapshot leaves one from before that. It does not
-        // reach to the beginning of the log, so it is of no use to anyone.
+        // A crash between replacing the records and completing their snapshot leaves one from before that. It
+        // does not reach to the beginning of the log, so it is of no use to anyone.
         let needed = db.log_begins_after()?;
         let current = current
             .filter(|current| current.meta.last_log_id >= needed)

@@ -97,7 +97,7 @@ fn node_names(db: &Db) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn log_vote_and_records_are_there_after_the_database_was_dropped() {
+async fn log_vote_and_records_survive_a_reopen_of_the_database() {
     let dir = tempfile::tempdir().unwrap();
     let (db, mut log, mut machine) = open(dir.path());
     append(
@@ -130,7 +130,7 @@ async fn log_vote_and_records_are_there_after_the_database_was_dropped() {
 }
 
 #[tokio::test]
-async fn a_snapshot_holds_what_was_applied_when_it_was_made_and_replaces_other_records() {
+async fn snapshot_holds_the_applied_state_and_replaces_other_records() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (db, _, mut machine) = open(one.path());
     machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_snapshot_holds_what_was_applied_when_it_was_made_and_replaces_other_r
 }
 
 #[tokio::test]
-async fn a_snapshot_that_ends_before_the_log_begins_is_not_offered_after_a_restart() {
+async fn snapshot_older_than_the_log_is_not_offered_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (db, mut log, mut machine) = open(dir.path());
     machine.apply([bootstrap(0)]).await.unwrap();
@@ -234,7 +234,8 @@ async fn a_snapshot_that_is_not_what_it_says_changes_nothing() {
     let mut received = Vec::new();
     let mut content = current.snapshot;
     content.read_to_end(&mut received).await.unwrap();
-    // Damage every 64th byte, one at a time: an error or, where nothing depends on the byte, the right records.
+    // Damage every 64th byte, one at a time: an error or, where nothing depends on the byte, the right
+    // records.
     let mut refused = 0;
     for position in (0..received.len()).step_by(64) {
         let mut damaged = received.clone();
@@ -261,7 +262,7 @@ async fn a_snapshot_that_is_not_what_it_says_changes_nothing() {
 }
 
 #[tokio::test]
-async fn the_log_is_cut_to_a_received_snapshot_only_once_that_is_installed() {
+async fn log_is_purged_to_a_received_snapshot_only_once_installed() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (_, _, mut machine) = open(one.path());
     machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();

@@ -1,5 +1,5 @@
-//! Devices that their nodes could not open and go on without: after the time after which a node that is away is replaced, their share is
-//! given to others.
+//! Devices that their nodes could not open and go on without: after the time after which a node that is away
+//! is replaced, their share is given to others.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::map::ClusterMap;
 use crate::model::{Device, DeviceState, Node, NodeState};
 use crate::state::group::is_served;
 
-/// Since when devices are known to be missing, in which start of their node: the next one gets the whole time to open them.
+/// Since when devices are known to be missing, in which start of their node: the next one gets the whole time
+/// to open them.
 #[derive(Debug, Default)]
 pub(super) struct LostDevices {
     since: BTreeMap<DeviceId, (Incarnation, Duration)>,
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_missing_for_long_is_given_up_and_each_start_has_the_whole_time() {
+    fn long_missing_device_fails_and_a_restart_resets_the_wait() {
         let mut machine = cluster(3);
         let mut lost = LostDevices::default();
         start(&mut machine, 3, 31);

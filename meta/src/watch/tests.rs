@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec, VolumeSpec};
-use crate::model::{DeviceState, Happening};
+use crate::model::{DeviceState, EventKind};
 use crate::testing::Machine;
 
 const AT: UnixMillis = UnixMillis(7);
@@ -130,7 +130,7 @@ impl World {
         for group in map.groups() {
             for member in &group.members {
                 let alive = self.alive.get(&member.node.0) == Some(&member.incarnation.0);
-                if member.standing == Standing::Syncing && alive && self.syncs_succeed {
+                if member.standing == ReplicaState::Syncing && alive && self.syncs_succeed {
                     self.apply(&Command::Promote {
                         group: group.id(),
                         device: member.device,
@@ -158,7 +158,7 @@ impl World {
     }
 
     /// Members of the pool with data, by what they are.
-    fn count(&self, standing: Standing) -> usize {
+    fn count(&self, standing: ReplicaState) -> usize {
         let map = self.machine.map();
         let pool = map.pools().find(|pool| *pool.name == *"safe").unwrap().id;
         let groups = map.groups().filter(|group| group.pool == pool);
@@ -192,14 +192,17 @@ fn a_silent_node_goes_down_after_its_time_and_is_taken_out() {
     world.run(STEP * 2);
     assert_eq!(world.state(3), NodeState::Down);
     assert_eq!(
-        (world.count(Standing::InSync), world.count(Standing::Out)),
+        (
+            world.count(ReplicaState::InSync),
+            world.count(ReplicaState::Out)
+        ),
         (16, 8)
     );
     // It was only cut off: the same process comes back, and is synced all the same.
     world.alive.insert(3, 300);
     world.run(Duration::from_secs(2));
     assert_eq!(world.state(3), NodeState::Up);
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
 }
 
 #[test]
@@ -233,7 +236,11 @@ fn a_silent_node_that_is_reported_goes_down_sooner() {
     assert_eq!(world.state(3), NodeState::Up);
     world.run(STEP * 2);
     assert_eq!(world.state(3), NodeState::Down);
-    assert_eq!(world.count(Standing::Out), 8, "all of its groups at once");
+    assert_eq!(
+        world.count(ReplicaState::Out),
+        8,
+        "all of its groups at once"
+    );
 }
 
 #[test]
@@ -284,7 +291,7 @@ fn a_restarted_node_is_out_and_synced_again() {
     world.start(2, 201);
     let commands = world.run(Duration::from_secs(3));
     assert!(!commands.is_empty());
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
     let map = world.machine.map();
     let trusted = map.groups().flat_map(|group| &group.members);
     assert!(
@@ -301,10 +308,10 @@ fn who_restarted_without_its_device_waits_for_it() {
     world.run(STEP);
     world.register(2, 201);
     world.run(Duration::from_secs(3));
-    assert_eq!(world.count(Standing::Out), 8);
+    assert_eq!(world.count(ReplicaState::Out), 8);
     world.open_device(2);
     world.run(Duration::from_secs(3));
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
 }
 
 #[test]
@@ -315,12 +322,12 @@ fn after_a_restart_of_all_nobody_waits_for_the_grace() {
         world.start(node, node * 100 + 1);
     }
     assert_eq!(
-        world.count(Standing::InSync),
+        world.count(ReplicaState::InSync),
         8,
         "one authority each, at once"
     );
     world.run(Duration::from_secs(3));
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
 }
 
 #[test]
@@ -333,9 +340,9 @@ fn who_does_not_come_back_is_waited_for_and_then_left_behind() {
     world.run(NODE_DOWN_AFTER + STEP);
     assert_eq!(world.state(3), NodeState::Down);
     // Node 3 was in sync until it was down; the others are out, with it as their only valid source before.
-    let left = world.count(Standing::InSync);
+    let left = world.count(ReplicaState::InSync);
     world.run(RESETTLE_GRACE - Duration::from_secs(1));
-    assert!(world.count(Standing::InSync) >= left.min(8));
+    assert!(world.count(ReplicaState::InSync) >= left.min(8));
     world.run(Duration::from_secs(5));
     let map = world.machine.map();
     for group in map.groups().filter(|group| group.members.len() == 3) {
@@ -353,15 +360,15 @@ fn who_may_have_died_first_is_no_witness() {
     world.register(1, 101);
     world.register(2, 201);
     world.run(STEP * 3);
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
     world.open_device(1);
     world.open_device(2);
     world.run(NODE_DOWN_AFTER + RESETTLE_GRACE + Duration::from_secs(5));
-    assert_eq!(world.count(Standing::InSync), 16);
+    assert_eq!(world.count(ReplicaState::InSync), 16);
 }
 
 #[test]
-fn one_of_two_that_restarted_is_the_authority_only_after_the_grace() {
+fn one_of_two_restarted_nodes_has_authority_only_after_grace() {
     let mut world = World::new(2, 2, 4);
     world.run(STEP);
     // Both lose power at once; one comes back.
@@ -382,7 +389,7 @@ fn one_of_two_that_restarted_is_the_authority_only_after_the_grace() {
     // The other comes back and is synced from it.
     world.start(2, 201);
     world.run(Duration::from_secs(5));
-    assert_eq!(world.count(Standing::InSync), 8);
+    assert_eq!(world.count(ReplicaState::InSync), 8);
 }
 
 #[test]
@@ -392,12 +399,12 @@ fn only_so_many_groups_of_a_node_are_synced_at_a_time() {
     world.syncs_succeed = false;
     world.start(3, 301);
     world.run(STEP * 3);
-    assert_eq!(world.count(Standing::Syncing), SYNCING_PER_NODE_MAX);
+    assert_eq!(world.count(ReplicaState::Syncing), SYNCING_PER_NODE_MAX);
     world.run(Duration::from_secs(10));
-    assert_eq!(world.count(Standing::Syncing), SYNCING_PER_NODE_MAX);
+    assert_eq!(world.count(ReplicaState::Syncing), SYNCING_PER_NODE_MAX);
     world.syncs_succeed = true;
     world.run(Duration::from_secs(5));
-    assert_eq!(world.count(Standing::InSync), 192);
+    assert_eq!(world.count(ReplicaState::InSync), 192);
 }
 
 #[test]
@@ -407,15 +414,15 @@ fn a_node_that_was_cut_off_returns_at_once() {
     for start in 0..3 {
         world.alive.remove(&3);
         world.run(Duration::from_secs(10));
-        assert_eq!(world.count(Standing::InSync), 16, "{start}");
+        assert_eq!(world.count(ReplicaState::InSync), 16, "{start}");
         world.alive.insert(3, 300);
         world.run(STEP * 4);
-        assert_eq!(world.count(Standing::InSync), 24, "{start}");
+        assert_eq!(world.count(ReplicaState::InSync), 24, "{start}");
     }
 }
 
 #[test]
-fn a_node_that_is_away_for_long_is_replaced_and_takes_its_share_again() {
+fn absent_node_is_replaced_and_takes_its_share_on_return() {
     let mut world = World::new(4, 3, 16);
     world.run(STEP);
     world.alive.remove(&4);
@@ -430,11 +437,11 @@ fn a_node_that_is_away_for_long_is_replaced_and_takes_its_share_again() {
     assert!(held(&world, 4) > 0);
     world.run(NODE_DOWN_AFTER + Duration::from_secs(10));
     assert_eq!(held(&world, 4), 0);
-    assert_eq!(world.count(Standing::InSync), 48);
+    assert_eq!(world.count(ReplicaState::InSync), 48);
     world.start(4, 401);
     world.run(Duration::from_secs(30));
     assert!(held(&world, 4) >= 8);
-    assert_eq!(world.count(Standing::InSync), 48);
+    assert_eq!(world.count(ReplicaState::InSync), 48);
 }
 
 #[test]
@@ -466,7 +473,7 @@ fn a_failed_device_is_given_up_and_its_groups_move() {
         map.groups()
             .all(|group| group.member(DeviceId(2)).is_none() || group.members.len() == 1)
     );
-    assert_eq!(world.count(Standing::InSync), 48);
+    assert_eq!(world.count(ReplicaState::InSync), 48);
 }
 
 #[test]
@@ -481,9 +488,9 @@ fn a_clock_that_leaps_only_makes_nodes_seem_silent() {
     for command in world.watch.plan(&world.machine.map(), world.now, AT) {
         world.apply(&command);
     }
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
     world.run(Duration::from_secs(5));
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
     assert_eq!(world.state(3), NodeState::Up);
 }
 
@@ -520,10 +527,10 @@ fn a_map_made_of_changes_is_the_map_that_is_read_anew() {
         format!("{reloaded:?}")
     );
     let events = world.machine.events();
-    let told = |what: &Happening| events.iter().any(|event| event.what == *what);
+    let told = |what: &EventKind| events.iter().any(|event| event.what == *what);
     for node in [2].map(NodeId) {
-        assert!(told(&Happening::NodeDown { node }));
-        assert!(told(&Happening::NodeReplaced { node }));
-        assert!(told(&Happening::NodeRemoved { node }));
+        assert!(told(&EventKind::NodeDown { node }));
+        assert!(told(&EventKind::NodeReplaced { node }));
+        assert!(told(&EventKind::NodeRemoved { node }));
     }
 }

@@ -26,8 +26,8 @@ impl Levels {
         })
     }
 
-    /// What is to be proposed now. A node that is down, or was let in and has yet to start, holds the level: nobody knows what
-    /// program it will run.
+    /// What is to be proposed now. A node that is down, or was let in and has yet to start, holds the level:
+    /// nobody knows what program it will run.
     pub(super) fn plan(&mut self, map: &ClusterMap, at: UnixMillis) -> Option<Command> {
         self.known_by.retain(|node, _| map.node(*node).is_some());
         if self.of(map).count() < map.nodes().count() {

@@ -14,7 +14,8 @@ pub(super) fn is_heard(heard: &[Heard], member: &Member) -> bool {
     heard.iter().any(is_member)
 }
 
-/// Whether a report about a member can be judged with those that were heard of since it came in: it needs no witness, or they are one.
+/// Whether a report about a member can be judged with those that were heard of since it came in: it needs no
+/// witness, or they are one.
 #[must_use]
 pub fn has_witness(map: &ClusterMap, group: GroupId, device: DeviceId, heard: &[Heard]) -> bool {
     let found = map.group(group);
@@ -27,8 +28,9 @@ pub fn has_witness(map: &ClusterMap, group: GroupId, device: DeviceId, heard: &[
 
 /// Since when members that should be sent writes are known not to be valid.
 ///
-/// Their witness has to be heard of after that. One that was heard of a moment before may have died first: then it would be left as
-/// the only one in sync, and if it is gone for good, the others wait for it for ever. (The simulator found that: seed 400719.)
+/// Their witness has to be heard of after that. One that was heard of a moment before may have died first:
+/// then it would be left as the only one in sync, and if it is gone for good, the others wait for it for
+/// ever. (The simulator found that: seed 400719.)
 #[derive(Debug, Default)]
 pub(super) struct Absent {
     since: BTreeMap<(DeviceId, Incarnation), Duration>,

@@ -52,6 +52,16 @@ impl Client {
         &self.socket
     }
 
+    /// Whether a daemon answers, as far as a connection tells.
+    pub async fn try_connect(&self) -> std::io::Result<()> {
+        UnixStream::connect(&self.socket).await.map(drop)
+    }
+
+    /// The process that has taken the data directory which the socket is in.
+    pub fn holder(&self) -> Option<u32> {
+        self.socket.parent().and_then(datadir::holder)
+    }
+
     /// Reads a resource.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let answer = self.send(Method::GET, path, None, Body::empty()).await?;
@@ -178,7 +188,7 @@ impl Client {
     }
 
     fn unreachable(&self, e: &std::io::Error) -> Failure {
-        if let Some(process) = self.socket.parent().and_then(datadir::holder) {
+        if let Some(process) = self.holder() {
             return Failure::new(
                 Kind::Unreachable,
                 format!(
@@ -186,10 +196,11 @@ impl Client {
                     self.socket.display(),
                     plain_io(e)
                 ),
-                "look at its log: a daemon that starts may wait for most nodes of its cluster; or repeat this in a moment",
+                "look at its log: a daemon that starts may wait for most nodes of its cluster; or repeat \
+                 this in a moment",
             );
         }
-        let mend = match e.kind() {
+        let hint = match e.kind() {
             std::io::ErrorKind::PermissionDenied => "run this command as the daemon's user",
             _ => "start one with `penstock serve`, or name its --data directory or --api endpoint",
         };
@@ -197,7 +208,7 @@ impl Client {
         Failure::new(
             Kind::Unreachable,
             format!("no daemon answers on {socket}: {}", plain_io(e)),
-            mend,
+            hint,
         )
     }
 

@@ -1,4 +1,5 @@
-//! How volume data travel: records of a 16-byte head and, for data, their bytes. Ranges that are not sent are zeroes.
+//! How volume data travel: records of a 16-byte head and, for data, their bytes. Ranges that are not sent are
+//! zeroes.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -83,7 +84,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Consumes input from the front of `input`; returns a record as soon as one is whole, `None` when input ran out.
+    /// Consumes input from the front of `input`; returns a record as soon as one is whole, `None` when input
+    /// ran out.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Record>, ExtentError> {
         if input.is_empty() {
             return Ok(None);

@@ -1,7 +1,9 @@
-//! The text that Prometheus reads. What there is to read stands in [`families`]; `docs/METRICS.md` is made from it.
+//! The text that Prometheus reads. What there is to read stands in [`families`]; `docs/METRICS.md` is made
+//! from it.
 //!
-//! The text is written here and not by a library: values live elsewhere (in data threads, stores, metadata) and are looked at
-//! when they are asked for, so there is nothing to register, and what remains of such a library is this page.
+//! The text is written here and not by a library: values live elsewhere (in data threads, stores, metadata)
+//! and are looked at when they are asked for, so there is nothing to register, and what remains of such a
+//! library is this page.
 
 pub mod families;
 
@@ -48,7 +50,8 @@ impl Kind {
     }
 }
 
-/// A page of values, in the making. All values of a family are put one after the other, as the format wants it.
+/// A page of values, in the making. All values of a family are put one after the other, as the format wants
+/// it.
 #[derive(Default)]
 pub struct Page {
     text: String,

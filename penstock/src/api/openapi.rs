@@ -8,7 +8,8 @@ use super::{join, server};
 #[openapi(
     info(
         title = "Penstock admin API",
-        description = "HTTP on the daemon's unix socket. A failure is a JSON object that says what went wrong and how to mend it.",
+        description = "HTTP on the daemon's unix socket. A failure is a JSON object that says what went \
+            wrong and how to mend it.",
     ),
     paths(
         join::token_create,

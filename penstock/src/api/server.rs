@@ -103,13 +103,15 @@ async fn openapi_document() -> impl IntoResponse {
 }
 
 /// The node at a glance.
-#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status), (status = "default", body = Failure)))]
+#[utoipa::path(get, path = "/v1/status",
+    responses((status = 200, body = Status), (status = "default", body = Failure)))]
 pub async fn status(State(node): State<Arc<Node>>) -> Result<Json<Status>> {
     node.status().await.map(Json)
 }
 
 /// What is wrong, since when, and what is being done about it.
-#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), (status = "default", body = Failure)))]
+#[utoipa::path(get, path = "/v1/health",
+    responses((status = 200, body = Health), (status = "default", body = Failure)))]
 pub async fn health(State(node): State<Arc<Node>>) -> Result<Json<Health>> {
     node.health().await.map(Json)
 }
@@ -123,7 +125,8 @@ pub async fn metrics(State(node): State<Arc<Node>>) -> Result<Response> {
 }
 
 /// All volumes.
-#[utoipa::path(get, path = "/v1/volumes", responses((status = 200, body = [Volume]), (status = "default", body = Failure)))]
+#[utoipa::path(get, path = "/v1/volumes",
+    responses((status = 200, body = [Volume]), (status = "default", body = Failure)))]
 pub async fn volumes(State(node): State<Arc<Node>>) -> Result<Json<Vec<Volume>>> {
     node.volumes().await.map(Json)
 }
@@ -151,7 +154,8 @@ pub async fn volume_create(
 }
 
 /// Changes a volume's size; guests are told.
-#[utoipa::path(patch, path = "/v1/volumes/{name}", params(("name" = String, Path)), request_body = VolumeResize,
+#[utoipa::path(patch, path = "/v1/volumes/{name}", params(("name" = String, Path)),
+    request_body = VolumeResize,
     responses((status = 200, body = Volume), (status = "default", body = Failure)))]
 pub async fn volume_resize(
     State(node): State<Arc<Node>>,

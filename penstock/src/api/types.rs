@@ -48,6 +48,9 @@ pub struct Status {
     pub capacity_bytes: u64,
     /// Sum of what is stored on them.
     pub used_bytes: u64,
+    /// What the daemon may do on its machine. Absent if it is of a version that does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privileges: Option<Privileges>,
     /// What opening the store did, one line for each device.
     pub recovery: Vec<String>,
     /// How data go to other nodes, as far as this one has sent any.
@@ -55,6 +58,25 @@ pub struct Status {
     pub transports: Vec<PeerTransport>,
     /// Health in one line.
     pub health: Health,
+}
+
+/// What a daemon may do on its machine, as the kernel tells; of threads that differ, the one that may do most
+/// is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Privileges {
+    /// User that it runs as.
+    pub user: String,
+    /// That user's number.
+    pub uid: u32,
+    /// Capabilities that it has or could put into effect.
+    pub capabilities: Vec<String>,
+    /// Whether no program that it runs could have more.
+    pub no_new_privs: bool,
+    /// Whether its system calls are limited (seccomp).
+    pub seccomp: bool,
+    /// Version of Landlock that limits its paths; absent if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landlock_abi: Option<u32>,
 }
 
 /// How a node's data go to another one.
@@ -210,7 +232,8 @@ pub struct Attach {
     /// Let guests only read.
     #[serde(default)]
     pub read_only: bool,
-    /// Pin the guest's memory where data go over RDMA; without, its data are copied once, and it keeps ballooning and overcommit.
+    /// Pin the guest's memory where data go over RDMA; without, its data are copied once, and it keeps
+    /// ballooning and overcommit.
     #[serde(default = "pin_memory_default")]
     pub pin_memory: bool,
 }

@@ -17,25 +17,25 @@ pub enum NodeCommand {
         #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
     },
-    /// Move all data off a node, while I/O goes on
+    /// Move all data off a node while I/O goes on
     Drain {
         /// Name or number of the node
         #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
-        /// Call it off: the node may hold data again
-        #[arg(long)]
-        off: bool,
+        /// Cancel the drain: the node may hold data again
+        #[arg(long, alias = "off")]
+        cancel: bool,
         /// Do not ask
         #[arg(long)]
         yes: bool,
     },
-    /// Forget a node for good: an empty one, or one that is down and not the last to hold anything
+    /// Remove a node for good. It must be empty, or down and not the last to hold any data
     Remove {
         /// Name or number of the node
         #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
-        /// Of a node that is down and never comes back: give up what only that has. Volumes go on with the newest data that other
-        /// nodes have, and what guests wrote since is lost; an event says how much that may concern
+        /// Discard data that only this node has. It must be down, and never come back. Volumes go on with the
+        /// newest data of other nodes; later writes are lost, and an event says how much that may concern
         #[arg(long)]
         accept_data_loss: bool,
         /// Do not ask
@@ -49,23 +49,24 @@ pub enum NodeCommand {
 pub enum DeviceCommand {
     /// List the devices of all nodes
     List,
-    /// Add a block device or file to this node, from the daemon's next start on; guests do not notice that start
+    /// Add a block device or file to this node. It holds data after the daemon's next start, which guests do
+    /// not notice
     Add {
         /// Block device or file; SIZE creates a file
         #[arg(value_name = "PATH[:SIZE]")]
         device: DeviceSpec,
     },
-    /// Move all data off a device and then forget it; one that is dead is forgotten at once
+    /// Move all data off a device, then remove it. A dead device is removed at once
     Remove {
         /// Number of the device, or its path on this node
         #[arg(value_name = "DEVICE", value_parser = NonEmptyStringValueParser::new())]
         device: String,
-        /// Call it off: the device may hold data again
-        #[arg(long)]
-        off: bool,
-        /// Of a dead device: give up what only that has. Volumes go on with the newest data that other devices have, and what guests
-        /// wrote since is lost; an event says how much that may concern
-        #[arg(long, conflicts_with = "off")]
+        /// Cancel the removal: the device may hold data again
+        #[arg(long, alias = "off")]
+        cancel: bool,
+        /// Discard data that only this device has. It must be dead. Volumes go on with the newest data of
+        /// other devices; later writes are lost, and an event says how much that may concern
+        #[arg(long, conflicts_with = "cancel")]
         accept_data_loss: bool,
         /// Do not ask
         #[arg(long)]
@@ -76,7 +77,7 @@ pub enum DeviceCommand {
 /// `penstock pool …`.
 #[derive(Debug, Subcommand)]
 pub enum PoolCommand {
-    /// Make a pool
+    /// Create a pool
     Create {
         /// Name of the new pool
         #[arg(value_parser = NonEmptyStringValueParser::new())]
@@ -90,7 +91,7 @@ pub enum PoolCommand {
         /// What copies must not share
         #[arg(long, value_name = "DOMAIN", default_value = "node")]
         failure_domain: FailureDomain,
-        /// Use devices of this class only, as `penstock device list --json` tells it [default: all]
+        /// Use only devices of this class, as `penstock device list --json` shows it [default: all]
         #[arg(long, value_name = "CLASS")]
         class: Option<String>,
     },
@@ -116,13 +117,13 @@ pub enum PoolCommand {
 /// `penstock events`.
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Only what happened after the event of this number
+    /// Only events after the one with this number
     #[arg(long, value_name = "NUMBER")]
     pub after: Option<u64>,
-    /// At most so many: the newest, or with --after the next ones
+    /// At most this many: the newest, or with --after the next ones
     #[arg(long, value_name = "N", default_value_t = events_default())]
     pub limit: usize,
-    /// Go on with what happens from now on
+    /// Wait for new events and print them
     #[arg(long)]
     pub follow: bool,
 }

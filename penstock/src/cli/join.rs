@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::config::{RoleWord, Transport, Wire};
+use crate::config::{RoleName, Transport, Wire};
 
 /// Options of whoever is a node of several.
 #[derive(Debug, Default, Args)]
@@ -23,10 +23,10 @@ pub struct PeerArgs {
     /// Port at which nodes join [default: 7472]
     #[arg(long, value_name = "PORT")]
     pub enrol_port: Option<u16>,
-    /// How data travel between nodes; `crc` is not encrypted [default: tls]
+    /// Protection of data between nodes; `crc` is not encrypted [default: tls]
     #[arg(long, value_name = "HOW")]
     pub wire: Option<Wire>,
-    /// By which way they go; RDMA needs `--wire crc` on all nodes [default: tcp]
+    /// Transport of data between nodes; RDMA needs `--wire crc` on all nodes [default: tcp]
     #[arg(long, value_name = "WAY")]
     pub transport: Option<Transport>,
     /// Name of this node [default: the host's]
@@ -35,12 +35,12 @@ pub struct PeerArgs {
     /// The machine that this node runs on, if it carries several
     #[arg(long, value_name = "LABEL")]
     pub host: Option<String>,
-    /// The rack or room that it stands in
+    /// The rack or room of this node
     #[arg(long, value_name = "LABEL")]
     pub rack: Option<String>,
-    /// What it does, like meta,storage [default: everything]
+    /// Roles of this node, like meta,storage [default: all]
     #[arg(long, value_name = "ROLES", value_delimiter = ',')]
-    pub roles: Option<Vec<RoleWord>>,
+    pub roles: Option<Vec<RoleName>>,
 }
 
 /// `penstock init`.
@@ -49,8 +49,8 @@ pub struct InitArgs {
     /// TOML file; options given here override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Copies of everything in the default pool, each on another node
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(meta::refusal::MAX_REPLICAS)))]
+    /// Copies of all data in the default pool, each on another node
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = replicas())]
     pub replicas: u8,
     /// This node
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct InitArgs {
 /// `penstock join`.
 #[derive(Debug, Args)]
 pub struct JoinArgs {
-    /// What `penstock token create` printed on a node of the cluster
+    /// Token that `penstock token create` printed on a node of the cluster
     pub token: String,
     /// TOML file; options given here override it
     #[arg(long, value_name = "FILE")]
@@ -73,12 +73,20 @@ pub struct JoinArgs {
 /// `penstock token …`.
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Print a token with which one node can join, once
+    /// Print a token that lets one node join, once
     Create {
-        /// How long it can be used, like 30m, 2h or 7d
+        /// How long the token is valid, like 30m, 2h or 7d
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = lifetime)]
         lifetime: Duration,
+        /// Roles that the node may have, like host; only meta lets it let others in [default: all]
+        #[arg(long, value_name = "ROLES", value_delimiter = ',')]
+        roles: Option<Vec<RoleName>>,
     },
+}
+
+/// How many copies a pool may have.
+fn replicas() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(1..=i64::from(meta::refusal::MAX_REPLICAS))
 }
 
 fn lifetime(text: &str) -> Result<Duration, String> {

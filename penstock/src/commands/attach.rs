@@ -8,7 +8,7 @@ use crate::cli::{AttachCommand, DetachArgs};
 use crate::failure::{Failure, Kind, Result};
 use crate::libvirt;
 
-use super::{absolute, ask, path_or_name, print, print_json};
+use super::{absolute, confirm, path_or_name, print, print_json};
 
 /// `penstock attach volume`.
 pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<()> {
@@ -54,13 +54,14 @@ pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()
     let forget = args.force && (args.node.is_some() || meant.peek().is_none());
     let connected = meant.find(|a| !forget && a.state == AttachmentState::Connected);
     if let Some(a) = connected {
-        ask::confirm(&format!("detach {}, which a guest is using", a.socket), yes)?;
+        confirm::confirm(&format!("detach {}, which a guest is using", a.socket), yes)?;
     }
     if forget {
         let what = format!(
-            "forget where '{target}' is attached on a node that is down, whose guest loses the disk if it still runs there"
+            "forget where '{target}' is attached on a node that is down, whose guest loses the disk if it \
+             still runs there"
         );
-        ask::confirm(&what, yes)?;
+        confirm::confirm(&what, yes)?;
     }
     let node = args.node.iter();
     let node: String = node.map(|name| format!("&node={}", encode(name))).collect();

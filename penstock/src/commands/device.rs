@@ -10,7 +10,7 @@ use crate::failure::Result;
 use crate::size::Size;
 use crate::table::Table;
 
-use super::{absolute, ask, or_dash, path_or_name, print, print_json};
+use super::{absolute, confirm, or_dash, path_or_name, print, print_json};
 
 /// Runs a verb.
 pub async fn run(verb: DeviceCommand, client: &Client, json: bool) -> Result<()> {
@@ -19,12 +19,12 @@ pub async fn run(verb: DeviceCommand, client: &Client, json: bool) -> Result<()>
         DeviceCommand::Add { device } => add(client, json, &device).await,
         DeviceCommand::Remove {
             device,
-            off,
+            cancel,
             accept_data_loss,
             yes,
         } => {
             let query = DeviceRemoveQuery {
-                off,
+                off: cancel,
                 accept_data_loss,
             };
             remove(client, json, &device, (&query, yes)).await
@@ -87,7 +87,8 @@ async fn add(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
         return print_json(&device);
     }
     eprintln!(
-        "penstock: device {} is added to node {} and holds data from the next start of its daemon on; restart it when it \
+        "penstock: device {} is added to node {} and holds data from the next start of its daemon on; \
+         restart it when it \
          suits, guests see a pause and no error",
         device.path, device.node
     );
@@ -115,7 +116,7 @@ async fn remove(
             }
             false => format!("move all data off device {path} of node '{node}' and forget it"),
         };
-        ask::confirm(&what, yes)?;
+        confirm::confirm(&what, yes)?;
     }
     let DeviceRemoveQuery {
         off,
@@ -132,7 +133,8 @@ async fn remove(
     match device.state {
         DeviceState::Removed => eprintln!("penstock: device {} is removed", device.path),
         DeviceState::Draining => eprintln!(
-            "penstock: device {} is being emptied, {} placement groups are left, and is forgotten then; `penstock device \
+            "penstock: device {} is being emptied, {} placement groups are left, and is forgotten then; \
+             `penstock device \
              list` shows it until that is done",
             device.path,
             device.groups_left.unwrap_or(device.groups)

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use hyper::Method;
-use meta::net::enrol::{EnrolError, EnrolQuestion, Invitation, enrol};
+use meta::net::enrol::{EnrolmentError, EnrolmentRequest, Invitation, enrol};
 use meta::pki::{ClusterCa, NodeKey, PkiError};
 use meta::{Level, NodeId, Role};
 use serde::Serialize;
@@ -13,9 +13,9 @@ use super::{print, print_json};
 use crate::api::client::Client;
 use crate::api::types::{Token, TokenCreate};
 use crate::cli::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
-use crate::config::{self, Config, StoreKind};
+use crate::config::{self, Config, RoleName, StoreKind};
 use crate::failure::{Failure, Kind, Result};
-use crate::identity::{self, Founding, Identity, Record, Settings, refuse_node};
+use crate::identity::{self, Bootstrap, Identity, Record, Settings, refuse_node};
 use crate::serve::{self, datadir};
 
 /// What was made.
@@ -58,7 +58,7 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     let (ca, ca_certificate) = ClusterCa::generate(cluster).map_err(pki_failure)?;
     let key = NodeKey::generate().map_err(pki_failure)?;
     let certificate = ca.issue(node, &key.public_key()).map_err(pki_failure)?;
-    let founding = Founding {
+    let founding = Bootstrap {
         replicas: args.replicas,
         min_in_sync: args.replicas / 2 + 1,
     };
@@ -74,7 +74,8 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     told(&config, &identity.record, json)?;
     let shown = config.data.display();
     eprintln!(
-        "penstock: start it with `penstock serve --data {shown}`; then `penstock token create --data {shown}` prints what \
+        "penstock: start it with `penstock serve --data {shown}`; then `penstock token create --data \
+         {shown}` prints what \
          another node needs for `penstock join`"
     );
     if args.replicas > 1 {
@@ -91,8 +92,8 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
     let config = settle(args.config.as_deref(), args.peers, data)?;
     let invitation: Invitation = args.token.parse().map_err(|e| {
         let told = format!("{e}");
-        let (error, mend) = told.split_once(": ").unwrap_or((&told, ""));
-        Failure::invalid(error, mend)
+        let (error, hint) = told.split_once(": ").unwrap_or((&told, ""));
+        Failure::invalid(error, hint)
     })?;
     let settings = Settings::new(&config.peers)?;
     // The token is good once: what can be found out to fail is found out before it is shown.
@@ -102,7 +103,7 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
     identity::rehearse(&config.data)?;
     settings.check_addresses()?;
     let key = NodeKey::generate().map_err(pki_failure)?;
-    let question = EnrolQuestion {
+    let question = EnrolmentRequest {
         name: settings.name.clone(),
         roles: settings.roles.clone(),
         labels: settings.labels.clone(),
@@ -139,21 +140,23 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
     Ok(())
 }
 
-fn enrol_failure(e: EnrolError) -> Failure {
-    let mend = match &e {
-        EnrolError::Unreachable { .. } => {
-            "see that the daemon runs there and that no firewall is between, then join again with the same token"
+fn enrol_failure(e: EnrolmentError) -> Failure {
+    let hint = match &e {
+        EnrolmentError::Unreachable { .. } => {
+            "see that the daemon runs there and that no firewall is between, then join again with the same \
+             token"
         }
-        EnrolError::Stranger { .. } => {
+        EnrolmentError::Stranger { .. } => {
             "make a new token on a node of the cluster that this one is to join"
         }
         // It names the mend itself.
-        EnrolError::Refused { .. } => return Failure::plain(Kind::Denied, e),
-        EnrolError::Lost { .. } => {
-            "try again; if the token is refused, make a new one and remove the node that `penstock node list` shows for this try"
+        EnrolmentError::Refused { .. } => return Failure::plain(Kind::Denied, e),
+        EnrolmentError::Lost { .. } => {
+            "try again; if the token is refused, make a new one and remove the node that `penstock node \
+             list` shows for this try"
         }
     };
-    Failure::new(Kind::Unreachable, e, mend)
+    Failure::new(Kind::Unreachable, e, hint)
 }
 
 fn told(config: &Config, record: &Record, json: bool) -> Result<()> {
@@ -175,13 +178,20 @@ fn told(config: &Config, record: &Record, json: bool) -> Result<()> {
 
 /// `penstock token …`.
 pub async fn token(verb: TokenCommand, client: &Client, json: bool) -> Result<()> {
-    let TokenCommand::Create { lifetime } = verb;
+    let TokenCommand::Create { lifetime, roles } = verb;
+    let words = |roles: Vec<RoleName>| roles.into_iter().map(|role| Role::from(role).to_string());
     let request = TokenCreate {
         lifetime_s: lifetime.as_secs(),
+        roles: roles.map(|roles| words(roles).collect()),
     };
     let token: Token = client.call(Method::POST, "/v1/tokens", &request).await?;
     if json {
         return print_json(&token);
     }
-    print(|out| writeln!(out, "{}", token.token))
+    print(|out| writeln!(out, "{}", token.token))?;
+    eprintln!(
+        "penstock: it lets one node join, once, with the roles {}",
+        token.roles.join(",")
+    );
+    Ok(())
 }

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use crate::api::client::Client;
 use crate::api::types::{
-    Attachment, AttachmentState, Health, HealthState, PeerTransport, Problem, Status, Volume,
+    Attachment, AttachmentState, Health, HealthState, PeerTransport, Privileges, Problem, Status,
+    Volume,
 };
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
@@ -61,6 +62,9 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
             "attachments  {}, {} with a guest",
             status.attachments, status.guests
         )?;
+        if let Some(privileges) = &status.privileges {
+            writeln!(out, "privileges   {}", privileges_line(privileges))?;
+        }
         for line in &status.recovery {
             writeln!(out, "recovery     {line}")?;
         }
@@ -69,6 +73,25 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         }
         Ok(())
     })
+}
+
+fn privileges_line(told: &Privileges) -> String {
+    let capabilities = match told.capabilities.as_slice() {
+        [] => "no capabilities".to_owned(),
+        names => format!("capabilities {}", names.join(", ")),
+    };
+    let mut parts = vec![format!("user {} ({})", told.user, told.uid), capabilities];
+    let no = |is_on: bool, name: &str| match is_on {
+        true => name.to_owned(),
+        false => format!("no {name}"),
+    };
+    parts.push(no(told.no_new_privs, "no_new_privs"));
+    parts.push(no(told.seccomp, "seccomp"));
+    parts.push(match told.landlock_abi {
+        Some(abi) => format!("landlock version {abi}"),
+        None => "no landlock".to_owned(),
+    });
+    parts.join("; ")
 }
 
 fn transport_line(told: &PeerTransport) -> String {
@@ -84,7 +107,8 @@ fn transport_line(told: &PeerTransport) -> String {
 fn open_files(max: u64) -> String {
     match max < open_files_needed() {
         true => format!(
-            "at most {max}, too few for {ATTACHMENTS} attachments: raise the daemon's hard limit (systemd: LimitNOFILE=)"
+            "at most {max}, too few for {ATTACHMENTS} attachments: raise the daemon's hard limit (systemd: \
+             LimitNOFILE=)"
         ),
         false => format!("at most {max}"),
     }

@@ -10,14 +10,14 @@ use crate::moment::{Moment, duration};
 use crate::size::Size;
 use crate::table::Table;
 
-use super::{ask, or_dash, print, print_json};
+use super::{confirm, or_dash, print, print_json};
 
 /// Runs a verb.
 pub async fn run(verb: NodeCommand, client: &Client, json: bool) -> Result<()> {
     match verb {
         NodeCommand::List => list(client, json).await,
         NodeCommand::Show { node } => show(&get(client, &node).await?, json),
-        NodeCommand::Drain { node, off, yes } => drain(client, json, &node, !off, yes).await,
+        NodeCommand::Drain { node, cancel, yes } => drain(client, json, &node, !cancel, yes).await,
         NodeCommand::Remove {
             node,
             accept_data_loss,
@@ -37,7 +37,7 @@ async fn get(client: &Client, node: &str) -> Result<ClusterNode> {
 async fn drain(client: &Client, json: bool, node: &str, on: bool, yes: bool) -> Result<()> {
     let found = get(client, node).await?;
     if on && found.duty != NodeDuty::Draining {
-        ask::confirm(&format!("move all data off node '{}'", found.name), yes)?;
+        confirm::confirm(&format!("move all data off node '{}'", found.name), yes)?;
     }
     let path = format!("{}/drain", path_of(node));
     let node: ClusterNode = client.call(Method::PUT, &path, &Drain { on }).await?;
@@ -50,7 +50,8 @@ async fn drain(client: &Client, json: bool, node: &str, on: bool, yes: bool) -> 
             node.name, node.name
         ),
         (true, left) => eprintln!(
-            "penstock: node {} is being emptied, {} placement groups are left; `penstock node show {}` tells how far it is",
+            "penstock: node {} is being emptied, {} placement groups are left; `penstock node show {}` tells \
+             how far it is",
             node.name,
             left.unwrap_or(node.groups),
             node.name
@@ -71,7 +72,7 @@ async fn remove(
         true => ", and all data that only it has,",
         false => "",
     };
-    ask::confirm(
+    confirm::confirm(
         &format!(
             "forget node '{}' and its devices{with} for good",
             found.name

@@ -9,7 +9,7 @@ use crate::failure::Result;
 use crate::size::Size;
 use crate::table::Table;
 
-use super::{ask, print, print_json};
+use super::{confirm, print, print_json};
 
 /// Runs a verb.
 pub async fn run(verb: PoolCommand, client: &Client, json: bool) -> Result<()> {
@@ -48,7 +48,8 @@ async fn create(client: &Client, json: bool, request: &PoolCreate) -> Result<()>
     let pool: Pool = client.call(Method::POST, "/v1/pools", request).await?;
     if pool.groups.degraded > 0 {
         eprintln!(
-            "penstock: pool {} cannot have {} replicas on different {}s yet: add devices, with `penstock device add` or by \
+            "penstock: pool {} cannot have {} replicas on different {}s yet: add devices, with `penstock \
+             device add` or by \
              another node that joins",
             pool.name,
             pool.replicas,
@@ -64,7 +65,7 @@ async fn create(client: &Client, json: bool, request: &PoolCreate) -> Result<()>
 
 async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()> {
     let pool = get(client, name).await?;
-    ask::confirm(&format!("delete pool '{name}'"), yes)?;
+    confirm::confirm(&format!("delete pool '{name}'"), yes)?;
     client.delete(&path_of(name)).await?;
     if json {
         return print_json(&pool);

@@ -12,19 +12,21 @@ use crate::failure::Result;
 
 /// What is printed for programs.
 #[derive(Serialize)]
-struct Told<'a> {
+struct CheckReport<'a> {
+    /// `ok`, `warn` or `fail`, of the whole machine.
+    state: &'static str,
     /// Whether a port of this machine can carry data.
     usable: bool,
-    findings: Vec<ToldFinding<'a>>,
+    findings: Vec<FindingReport<'a>>,
 }
 
 #[derive(Serialize)]
-struct ToldFinding<'a> {
+struct FindingReport<'a> {
     about: &'a str,
     state: &'static str,
     told: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
-    mend: &'a str,
+    hint: &'a str,
 }
 
 /// Runs a verb.
@@ -36,46 +38,49 @@ pub fn run(command: RdmaCommand, json: bool) -> Result<ExitCode> {
 
 fn check(address: Option<IpAddr>, json: bool) -> Result<ExitCode> {
     let checked = check::run(address);
-    let usable = checked.usable;
+    let verdict = checked.verdict();
     if json {
-        print_json(&Told {
-            usable,
+        print_json(&CheckReport {
+            state: state(verdict),
+            usable: checked.usable,
             findings: checked.findings.iter().map(told).collect(),
         })?;
     } else {
         print(|out| {
             for finding in &checked.findings {
                 let state = state(finding.verdict);
-                writeln!(out, "{state:5} {}: {}", finding.about, finding.told)?;
-                if !finding.mend.is_empty() {
-                    writeln!(out, "      {}", finding.mend)?;
+                writeln!(out, "{state:4}  {}: {}", finding.about, finding.told)?;
+                if !finding.hint.is_empty() {
+                    writeln!(out, "      {}", finding.hint)?;
                 }
             }
-            match usable {
-                true => writeln!(out, "RDMA can be used here"),
-                false => writeln!(out, "RDMA cannot be used here; data go over TCP"),
-            }
+            let told = match verdict {
+                Verdict::Ok => "this machine can use RDMA",
+                Verdict::Warn => "this machine can use RDMA; see the warnings above",
+                Verdict::Fail => "this machine cannot use RDMA; data go over TCP",
+            };
+            writeln!(out, "{:4}  {told}", state(verdict))
         })?;
     }
-    Ok(match usable {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(match verdict {
+        Verdict::Ok | Verdict::Warn => ExitCode::SUCCESS,
+        Verdict::Fail => ExitCode::FAILURE,
     })
 }
 
-fn told(finding: &Finding) -> ToldFinding<'_> {
-    ToldFinding {
+fn told(finding: &Finding) -> FindingReport<'_> {
+    FindingReport {
         about: &finding.about,
         state: state(finding.verdict),
         told: &finding.told,
-        mend: &finding.mend,
+        hint: &finding.hint,
     }
 }
 
 fn state(verdict: Verdict) -> &'static str {
     match verdict {
-        Verdict::Good => "good",
-        Verdict::Poor => "poor",
-        Verdict::Bad => "bad",
+        Verdict::Ok => "ok",
+        Verdict::Warn => "warn",
+        Verdict::Fail => "fail",
     }
 }

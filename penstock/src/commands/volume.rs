@@ -9,7 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::image;
 use crate::size::{NewSize, Size};
 
-use super::{ask, listing, print_json};
+use super::{confirm, listing, print_json};
 
 /// Runs a verb.
 pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()> {
@@ -91,7 +91,7 @@ async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: boo
     let shrink = size_bytes < now;
     if shrink {
         let (from, to) = (Size(now), Size(size_bytes));
-        ask::confirm(
+        confirm::confirm(
             &format!("shrink volume '{name}' from {from} to {to} and lose what lies beyond"),
             yes,
         )?;
@@ -104,7 +104,7 @@ async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: boo
 async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()> {
     // Asking about a volume that does not exist would be silly.
     let volume = show(client, name).await?;
-    ask::confirm(
+    confirm::confirm(
         &format!(
             "delete volume '{name}' ({}) and its data",
             Size(volume.size_bytes)

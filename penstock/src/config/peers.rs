@@ -27,7 +27,7 @@ pub struct Peers {
     /// The machine and the rack that it stands in.
     pub labels: Labels,
     /// What it does.
-    pub roles: Option<Vec<RoleWord>>,
+    pub roles: Option<Vec<RoleName>>,
 }
 
 /// How data travel between nodes.
@@ -66,7 +66,7 @@ pub struct Labels {
 /// What a node does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum RoleWord {
+pub enum RoleName {
     /// Keeps the cluster's metadata.
     Meta,
     /// Owns devices.
@@ -77,13 +77,13 @@ pub enum RoleWord {
     Gateway,
 }
 
-impl From<RoleWord> for Role {
-    fn from(word: RoleWord) -> Self {
+impl From<RoleName> for Role {
+    fn from(word: RoleName) -> Self {
         match word {
-            RoleWord::Meta => Role::Meta,
-            RoleWord::Storage => Role::Storage,
-            RoleWord::Host => Role::Host,
-            RoleWord::Gateway => Role::Gateway,
+            RoleName::Meta => Role::Meta,
+            RoleName::Storage => Role::Storage,
+            RoleName::Host => Role::Host,
+            RoleName::Gateway => Role::Gateway,
         }
     }
 }

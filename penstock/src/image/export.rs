@@ -1,4 +1,5 @@
-//! `penstock volume export`: a volume's data come from the daemon and land in a sparse file, or on standard output.
+//! `penstock volume export`: a volume's data come from the daemon and land in a sparse file, or on standard
+//! output.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,6 +20,8 @@ use crate::failure::{Context, Failure, Kind, Result};
 
 use super::{progress, qemu_img};
 
+/// Mode of a file that an export makes, also in place of another one: only its owner reads the copy.
+const MODE: u32 = 0o600;
 /// Zeroes written at once where a file cannot have holes.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -147,6 +150,16 @@ async fn receive(mut stream: Incoming, sink: &mut Sink<'_>, bar: &ProgressBar) -
     decoder.finish().map_err(|e| cut(&e))
 }
 
+/// Makes a file that nobody else opens. A name that is taken, even by a link, is refused.
+fn create(path: &Path) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(MODE)
+        .open(path)
+}
+
 /// The file that an export becomes. A regular file is written beside its final name and renamed when whole; a
 /// failed export leaves nothing.
 struct Target {
@@ -197,7 +210,7 @@ impl Target {
         let shown = self.path.display();
         match format {
             ImageFormat::Raw => {
-                let file = File::create_new(part).context(|| format!("create {shown}"))?;
+                let file = create(part).context(|| format!("create {shown}"))?;
                 receive(stream, &mut Sink::Sparse(&file), bar).await
             }
             ImageFormat::Qcow2 => {
@@ -208,9 +221,11 @@ impl Target {
                 let raw = qemu_img::unnamed_file(dir).context(|| format!("create {shown}"))?;
                 receive(stream, &mut Sink::Sparse(&raw), bar).await?;
                 let spinner = progress::spinner("convert");
-                let converted = qemu_img::to_qcow2(&raw, part);
+                let file = create(part).context(|| format!("create {shown}"))?;
+                let converted = qemu_img::to_qcow2(&raw, &file, &shown.to_string());
                 spinner.finish_and_clear();
-                converted
+                converted?;
+                file.sync_all().context(|| format!("write {shown}"))
             }
         }
     }
@@ -270,8 +285,8 @@ impl Drop for Target {
     }
 }
 
-/// Removes what exports into `path` left behind that were killed: files whose name is `prefix` and the number of a process
-/// that is no more. That one cannot be removed is no reason not to export.
+/// Removes what exports into `path` left behind that were killed: files whose name is `prefix` and the number
+/// of a process that is no more. That one cannot be removed is no reason not to export.
 fn remove_stale(path: &Path, prefix: &std::ffi::OsStr) {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     let Ok(entries) = std::fs::read_dir(dir.unwrap_or(Path::new("."))) else {
@@ -294,7 +309,8 @@ fn is_dead(pid: i32) -> bool {
     rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
 }
 
-/// Refuses to replace what a daemon holds, its device files above all: it would go on in a file without a name.
+/// Refuses to replace what a daemon holds, its device files above all: it would go on in a file without a
+/// name.
 fn refuse_held(path: &Path) -> Result<()> {
     let Ok(file) = File::open(path) else {
         return Ok(());

@@ -1,22 +1,25 @@
 //! `penstock volume import`: an image's data travel to the daemon, its holes and zeroes do not.
 
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hyper::body::Bytes;
 use indicatif::ProgressBar;
+use meta::model::MAX_VOLUME_BYTES;
 use tokio::sync::mpsc;
 
 use crate::api::client::{Client, encode};
 use crate::api::extents;
 use crate::api::types::{Status, Volume};
 use crate::cli::ImageFormat;
-use crate::commands::ask;
+use crate::commands::confirm;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
 
+use super::format::{self, Detected, OtherFile};
 use super::{body, progress, qemu_img, sparse};
 
 /// Volumes are made of sectors; a shorter image is filled up with zeroes.
@@ -78,7 +81,7 @@ fn confirm_replaced(volume: &Volume, size_bytes: u64, yes: bool) -> Result<()> {
         true => String::new(),
         false => format!(", which has {old}, by an image of {new}"),
     };
-    ask::confirm(
+    confirm::confirm(
         &format!("replace the content of volume '{name}'{resized}"),
         yes,
     )?;
@@ -158,39 +161,58 @@ fn send(
 
 /// Opens an image as raw bytes; what is not raw is converted into a file without a name first.
 fn open(path: &Path, format: Option<ImageFormat>, data_dir: &Path) -> Result<Source> {
-    // An absolute path is never taken for a protocol (`nbd:…`) or an option by qemu-img.
-    let path = std::fs::canonicalize(path).context(|| format!("open image {}", path.display()))?;
     let shown = path.display().to_string();
-    refuse_no_image(&path)?;
-    let file = File::open(&path).context(|| format!("open image {shown}"))?;
+    let file = open_once(path)?;
+    let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+        .map_err(io::Error::from)
+        .context(|| format!("read image {shown}"))?;
+    let is_told = format.is_some();
     let format = match format {
-        Some(ImageFormat::Raw) => "raw".to_owned(),
-        Some(ImageFormat::Qcow2) => "qcow2".to_owned(),
-        None => qemu_img::info(&path, None)?.format,
+        Some(format) => format,
+        None => detected(&file, bytes, &shown)?,
     };
-    match format.as_str() {
-        "raw" => {
-            let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
-                .map_err(io::Error::from)
-                .context(|| format!("read image {shown}"))?;
-            let source = Source { file, bytes, shown };
-            check_not_empty(&source)?;
-            Ok(source)
-        }
-        "qcow2" => convert(path, data_dir, shown),
-        other => Err(Failure::new(
-            Kind::Failed,
-            format!("image {shown} is in format {other}, which import does not take"),
-            format!("convert it first: qemu-img convert -O qcow2 {shown} IMAGE.qcow2"),
-        )),
-    }
+    let source = match format {
+        ImageFormat::Raw => Source { file, bytes, shown },
+        ImageFormat::Qcow2 => convert(&file, bytes, data_dir, shown)?,
+    };
+    check_size(&source)?;
+    let name = match format {
+        ImageFormat::Raw => "raw",
+        ImageFormat::Qcow2 => "qcow2",
+    };
+    let how = match is_told {
+        true => "as told",
+        false => "as detected; --format names another",
+    };
+    eprintln!("penstock: image {} is {name}, {how}", source.shown);
+    Ok(source)
 }
 
-/// Before it is opened: opening a FIFO waits for a writer, and what has no size has no end.
-fn refuse_no_image(path: &Path) -> Result<()> {
+/// Opens an image once, links followed. Whatever its path leads to afterwards, this file is what is looked
+/// at, converted and read.
+fn open_once(path: &Path) -> Result<File> {
+    use rustix::fs::{Mode, OFlags};
     let shown = path.display();
-    let found = std::fs::metadata(path).context(|| format!("open image {shown}"))?;
-    let kind = found.file_type();
+    let opened = |from: &Path, flags| {
+        rustix::fs::open(from, flags | OFlags::CLOEXEC, Mode::empty())
+            .map_err(io::Error::from)
+            .context(|| format!("open image {shown}"))
+    };
+    // Opening a FIFO waits for a writer, and opening a device may do something: looked at first, without
+    // opening it.
+    let place = File::from(opened(path, OFlags::PATH)?);
+    let found = place.metadata();
+    let kind = found
+        .context(|| format!("look at image {shown}"))?
+        .file_type();
+    refuse_no_image(path, kind)?;
+    let same = format!("/proc/self/fd/{}", place.as_raw_fd());
+    Ok(opened(Path::new(&same), OFlags::RDONLY)?.into())
+}
+
+/// What has no size has no end.
+fn refuse_no_image(path: &Path, kind: FileType) -> Result<()> {
+    let shown = path.display();
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
     }
@@ -209,21 +231,69 @@ fn refuse_no_image(path: &Path) -> Result<()> {
     ))
 }
 
-fn check_not_empty(source: &Source) -> Result<()> {
+/// The format that an image has by its content. A guest can write any content into a raw image: who has one
+/// says so.
+fn detected(file: &File, bytes: u64, shown: &str) -> Result<ImageFormat> {
+    let found = format::detect(file, bytes).context(|| format!("read image {shown}"))?;
+    match found {
+        Detected::Known(format) => Ok(format),
+        Detected::Other(other) => Err(Failure::new(
+            Kind::Failed,
+            format!("image {shown} is in format {other}, which import does not take"),
+            format!(
+                "convert it first, like qemu-img convert -O qcow2 {shown} IMAGE.qcow2; \
+                 a disk that only looks like it is imported with --format raw"
+            ),
+        )),
+    }
+}
+
+fn check_size(source: &Source) -> Result<()> {
     if source.bytes == 0 {
         return Err(Failure::invalid(
             format!("image {} is empty", source.shown),
             "name an image with content",
         ));
     }
+    if source.bytes > MAX_VOLUME_BYTES {
+        return Err(Failure::invalid(
+            format!("image {} is a disk of {} bytes", source.shown, source.bytes),
+            format!("a volume has at most {}", Size(MAX_VOLUME_BYTES)),
+        ));
+    }
     Ok(())
 }
 
-fn convert(path: PathBuf, data_dir: &Path, shown: String) -> Result<Source> {
-    let info = qemu_img::info(&path, Some("qcow2"))?;
-    info.check_standalone(&path)?;
-    qemu_img::check(&path, "qcow2")?;
-    let needed = qemu_img::data_bytes(&path, "qcow2")?;
+/// An image may name other files of this machine, which whoever made it need not be allowed to read; and we
+/// have no key for an encrypted one. `virtual_bytes` of it are told.
+fn check_standalone(file: &File, shown: &str) -> Result<u64> {
+    let header = format::qcow2_header(file).context(|| format!("read image {shown} as qcow2"))?;
+    let other = match &header.other_file {
+        None => None,
+        Some(OtherFile::Backing(name)) => Some(("its backing file", name)),
+        Some(OtherFile::Data(name)) => Some(("its data file", name)),
+    };
+    if let Some((what, name)) = other {
+        return Err(Failure::new(
+            Kind::Failed,
+            format!("image {shown} needs another file, {what} {name}"),
+            format!(
+                "if you trust it, flatten it first: qemu-img convert -O qcow2 {shown} FLAT.qcow2"
+            ),
+        ));
+    }
+    if header.is_encrypted {
+        return Err(Failure::new(
+            Kind::Failed,
+            format!("image {shown} is encrypted"),
+            "decrypt it first with qemu-img convert",
+        ));
+    }
+    Ok(header.virtual_bytes)
+}
+
+fn convert(image: &File, bytes: u64, data_dir: &Path, shown: String) -> Result<Source> {
+    let virtual_bytes = check_standalone(image, &shown)?;
     let temporary = std::env::temp_dir();
     let (file, dir) = match qemu_img::unnamed_file(data_dir) {
         Ok(file) => (file, data_dir),
@@ -233,19 +303,28 @@ fn convert(path: PathBuf, data_dir: &Path, shown: String) -> Result<Source> {
             (file, temporary.as_path())
         }
     };
-    check_free(dir, needed)?;
-    file.set_len(info.virtual_size)
-        .context(|| format!("create a temporary file in {}", dir.display()))?;
-    let spinner = progress::spinner("convert");
-    let converted = qemu_img::to_raw(&path, "qcow2", &file);
-    spinner.finish_and_clear();
-    converted?;
     let source = Source {
         file,
-        bytes: info.virtual_size,
+        bytes: virtual_bytes,
         shown,
     };
-    check_not_empty(&source)?;
+    // Before anything is written, and before qemu-img walks through tables for such a disk.
+    check_size(&source)?;
+    let image = qemu_img::Image {
+        file: image,
+        shown: &source.shown,
+        bytes,
+    };
+    let spinner = progress::spinner("convert");
+    let converted = image.check().and_then(|()| {
+        let needed = image.data_bytes()?;
+        check_free(dir, needed)?;
+        let sized = source.file.set_len(virtual_bytes);
+        sized.context(|| format!("create a temporary file in {}", dir.display()))?;
+        image.to_raw(&source.file, needed)
+    });
+    spinner.finish_and_clear();
+    converted?;
     Ok(source)
 }
 

@@ -1,43 +1,47 @@
-//! Running qemu-img, which knows image formats so that we need not.
+//! Running qemu-img, which knows image formats so that we need not. It gets open files, never paths, and
+//! runs within limits and rules ([`confined`]).
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::failure::{Context, Failure, Kind, Result};
 
+use super::confined::{self, Ended, Limits};
+
 /// Program name, found in PATH.
 const PROGRAM: &str = "qemu-img";
+/// Memory that qemu-img gets. At this limit it fails, and the image is refused. An image of 30 TiB with the
+/// usual clusters needs half of it.
+const MEMORY_BYTES_MAX: u64 = 2 << 30;
+/// Heaps of qemu-img, so that its 64 threads do not each reserve a share of [`MEMORY_BYTES_MAX`].
+const HEAPS_MAX: &str = "2";
+/// Processor time that qemu-img gets for any image. What is longer than this and [`BYTES_PER_CPU_S`] allow
+/// is refused.
+const CPU_BASE: Duration = Duration::from_secs(60);
+/// Bytes for which it gets one more second: less than the slowest processor decompresses.
+const BYTES_PER_CPU_S: u64 = 8 << 20;
+/// Longest time in which qemu-img may do nothing at all. After it, what holds the image is taken to be gone.
+const STALL_MAX: Duration = Duration::from_secs(300);
 
-/// What `qemu-img info` tells.
-#[derive(Debug, Deserialize)]
-pub struct Info {
-    /// Name of the format.
-    pub format: String,
-    /// Size that a guest sees.
-    #[serde(rename = "virtual-size")]
-    pub virtual_size: u64,
-    #[serde(rename = "backing-filename")]
-    backing: Option<String>,
-    #[serde(default)]
-    encrypted: bool,
-    #[serde(rename = "format-specific")]
-    specific: Option<Specific>,
-}
+/// Where a child of ours finds the file that is its standard input, and its standard output.
+const INPUT: &str = "/proc/self/fd/0";
+const OUTPUT: &str = "/proc/self/fd/1";
 
-#[derive(Debug, Deserialize)]
-struct Specific {
-    data: Option<SpecificData>,
-}
-
-#[derive(Debug, Deserialize)]
-struct SpecificData {
-    #[serde(rename = "data-file")]
-    data_file: Option<String>,
+/// An open qcow2 image.
+#[derive(Debug)]
+pub struct Image<'a> {
+    /// The file; nothing else is opened, whatever its path leads to by now.
+    pub file: &'a File,
+    /// How it is called in errors.
+    pub shown: &'a str,
+    /// Its length, or that of the block device.
+    pub bytes: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -48,133 +52,129 @@ struct MapEntry {
     offset: Option<u64>,
 }
 
-/// Asks about an image.
-pub fn info(path: &Path, format: Option<&str>) -> Result<Info> {
-    let mut command = Command::new(PROGRAM);
-    command.args(["info", "--output=json", "--force-share"]);
-    if let Some(format) = format {
-        command.args(["-f", format]);
-    }
-    let output = run(command.arg(path), path)?;
-    serde_json::from_slice(&output.stdout).map_err(|e| {
-        Failure::plain(
-            Kind::Failed,
-            format!("cannot understand `qemu-img info {}`: {e}", path.display()),
-        )
-    })
-}
-
-impl Info {
-    /// An image may name other files of this machine, which whoever made it need not be allowed to read; and we have
-    /// no key for an encrypted one.
-    pub fn check_standalone(&self, path: &Path) -> Result<()> {
-        let data_file = self
-            .specific
-            .as_ref()
-            .and_then(|s| s.data.as_ref())
-            .and_then(|d| d.data_file.as_ref());
-        let shown = path.display();
-        if let Some(other) = self.backing.as_ref().or(data_file) {
-            return Err(Failure::new(
-                Kind::Failed,
-                format!("image {shown} needs another file, {other}"),
-                format!(
-                    "if you trust it, flatten it first: qemu-img convert -O qcow2 {shown} FLAT.qcow2"
-                ),
-            ));
-        }
-        if self.encrypted {
-            return Err(Failure::new(
-                Kind::Failed,
-                format!("image {shown} is encrypted"),
-                "decrypt it first with qemu-img convert",
-            ));
-        }
-        Ok(())
-    }
-}
-
 /// `qemu-img check`: the image is damaged.
 const CHECK_CORRUPT: i32 = 2;
 /// `qemu-img check`: clusters that nobody uses, which harms nothing.
 const CHECK_LEAKS: i32 = 3;
 
-/// Refuses a damaged image. qemu-img would read what it lacks, of one that was cut off for example, as zeroes.
-pub fn check(path: &Path, format: &str) -> Result<()> {
-    let mut command = Command::new(PROGRAM);
-    command
-        .args(["check", "-q", "--force-share", "-f", format])
-        .arg(path);
-    let output = output(&mut command)?;
-    match output.status.code() {
-        Some(0 | CHECK_LEAKS) => Ok(()),
-        Some(CHECK_CORRUPT) => Err(damaged(path)),
-        _ => Err(told_by(&output, path)),
+impl Image<'_> {
+    /// Refuses a damaged image. qemu-img would read what it lacks, of one that was cut off for example, as
+    /// zeroes.
+    pub fn check(&self) -> Result<()> {
+        let mut command = command(&["check", "-q", "--force-share"]);
+        command.arg(self.opened()?);
+        let ended = self.run(command, None, self.stored_bytes()?, &mut |_| {})?;
+        match ended.status.code() {
+            Some(0 | CHECK_LEAKS) => Ok(()),
+            Some(CHECK_CORRUPT) => Err(self.damaged()),
+            _ => Err(told_by(&ended, self.shown)),
+        }
     }
-}
 
-fn damaged(path: &Path) -> Failure {
-    let shown = path.display();
-    Failure::new(
-        Kind::Failed,
-        format!("image {shown} is damaged or was cut off: it refers to data that it does not hold"),
-        format!("get it again; `qemu-img check {shown}` tells more"),
-    )
-}
+    /// Bytes that are not known to be zero: what the raw form takes on disk. An image of which some lie
+    /// behind its end is refused: `check` overlooks less than a cluster.
+    pub fn data_bytes(&self) -> Result<u64> {
+        let mut command = command(&["map", "--output=json", "--force-share"]);
+        command.arg(self.opened()?);
+        let (mut data, mut end, mut wrong) = (0_u64, 0_u64, None);
+        let mut line = |line: &str| match map_entry(line) {
+            Ok(Some(entry)) if !entry.zero => {
+                data = data.saturating_add(entry.length);
+                let entry_end = entry.offset.map(|at| at.saturating_add(entry.length));
+                end = end.max(entry_end.unwrap_or(0));
+            }
+            Ok(_) => {}
+            Err(e) => wrong = Some(e),
+        };
+        let ended = self.run(command, None, self.stored_bytes()?, &mut line)?;
+        succeeded(&ended, self.shown)?;
+        if let Some(e) = wrong {
+            let error = format!("cannot understand `qemu-img map` of {}: {e}", self.shown);
+            return Err(Failure::plain(Kind::Failed, error));
+        }
+        if end > self.bytes {
+            return Err(self.damaged());
+        }
+        Ok(data)
+    }
 
-/// Bytes of an image that are not known to be zero: what its raw form takes on disk. An image of which some lie behind its
-/// end is refused: `check` overlooks less than a cluster.
-pub fn data_bytes(path: &Path, format: &str) -> Result<u64> {
-    let mut command = Command::new(PROGRAM);
-    command
-        .args(["map", "--output=json", "--force-share", "-f", format])
-        .arg(path);
-    let output = run(&mut command, path)?;
-    let map: Vec<MapEntry> = serde_json::from_slice(&output.stdout).map_err(|e| {
-        Failure::plain(
+    /// Writes the raw form, which has `data_bytes` of data, into `target`, an empty sparse file of the
+    /// right size.
+    pub fn to_raw(&self, target: &File, data_bytes: u64) -> Result<()> {
+        let mut command = command(&["convert", "-n", "--target-is-zero", "--force-share"]);
+        command.args(["-O", "raw"]).arg(self.opened()?).arg(OUTPUT);
+        let work = self.stored_bytes()?.saturating_add(data_bytes);
+        let ended = self.run(command, Some(target), work, &mut |_| {})?;
+        succeeded(&ended, self.shown)
+    }
+
+    /// The image as qemu-img is to open it: this file, in this format, upon nothing. It guesses neither,
+    /// and a backing file that the header names is not opened.
+    fn opened(&self) -> Result<String> {
+        let kind = self.metadata()?.file_type();
+        let driver = match kind.is_block_device() {
+            true => "host_device",
+            false => "file",
+        };
+        Ok(format!(
+            r#"json:{{"driver":"qcow2","backing":null,"file":{{"driver":"{driver}","filename":"{INPUT}"}}}}"#
+        ))
+    }
+
+    /// What an image really takes: a length costs nothing where files have holes.
+    fn stored_bytes(&self) -> Result<u64> {
+        let found = self.metadata()?;
+        Ok(match found.file_type().is_file() {
+            true => found.blocks().saturating_mul(512).min(self.bytes),
+            false => self.bytes,
+        })
+    }
+
+    fn metadata(&self) -> Result<std::fs::Metadata> {
+        let found = self.file.metadata();
+        found.context(|| format!("look at {}", self.shown))
+    }
+
+    fn run(
+        &self,
+        command: Command,
+        output: Option<&File>,
+        work_bytes: u64,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<Ended> {
+        run(command, (self.file, output), work_bytes, line, self.shown)
+    }
+
+    fn damaged(&self) -> Failure {
+        let shown = self.shown;
+        Failure::new(
             Kind::Failed,
-            format!("cannot understand `qemu-img map {}`: {e}", path.display()),
+            format!(
+                "image {shown} is damaged or was cut off: it refers to data that it does not hold"
+            ),
+            format!("get it again; `qemu-img check {shown}` tells more"),
         )
-    })?;
-    let file_bytes = std::fs::metadata(path)
-        .context(|| format!("look at {}", path.display()))?
-        .len();
-    let data = || map.iter().filter(|entry| !entry.zero);
-    let end = data().filter_map(|entry| entry.offset?.checked_add(entry.length));
-    // A block device tells no length here.
-    if file_bytes > 0 && end.max().is_some_and(|end| end > file_bytes) {
-        return Err(damaged(path));
     }
-    Ok(data().map(|entry| entry.length).sum())
 }
 
-/// Writes the raw form of an image into `target`, an empty sparse file of the right size.
-pub fn to_raw(path: &Path, format: &str, target: &File) -> Result<()> {
-    let mut command = Command::new(PROGRAM);
-    command.args([
-        "convert",
-        "-n",
-        "--target-is-zero",
-        "-f",
-        format,
-        "-O",
-        "raw",
-    ]);
-    run(
-        command.arg("--force-share").arg(path).arg(path_of(target)),
-        path,
-    )
-    .map(drop)
+/// One line of `qemu-img map --output=json`, which prints one entry in each, or the bracket that ends them.
+fn map_entry(line: &str) -> serde_json::Result<Option<MapEntry>> {
+    let text = line.trim_start_matches('[').trim_end_matches([',', ']']);
+    match text.trim() {
+        "" => Ok(None),
+        text => serde_json::from_str(text).map(Some),
+    }
 }
 
-/// Writes the raw bytes in `source` as a new qcow2 file.
-pub fn to_qcow2(source: &File, target: &Path) -> Result<()> {
-    let mut command = Command::new(PROGRAM);
-    command
-        .args(["convert", "-f", "raw", "-O", "qcow2"])
-        .arg(path_of(source))
-        .arg(target);
-    run(&mut command, target).map(drop)
+/// Writes the raw bytes in `source` into `target`, an empty file, as qcow2. `shown` is what the target is
+/// called in errors.
+pub fn to_qcow2(source: &File, target: &File, shown: &str) -> Result<()> {
+    let mut command = command(&["convert", "-f", "raw", "-O", "qcow2"]);
+    command.args([INPUT, OUTPUT]);
+    let found = source.metadata().context(|| format!("look at {shown}"))?;
+    let bytes = found.blocks().saturating_mul(512);
+    let ended = run(command, (source, Some(target)), bytes, &mut |_| {}, shown)?;
+    succeeded(&ended, shown)
 }
 
 /// A file without a name in `dir`: nothing of it is left behind however this process ends.
@@ -184,39 +184,84 @@ pub fn unnamed_file(dir: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
-/// A name under which a child of ours can open `file`, though it may have none of its own.
-fn path_of(file: &File) -> PathBuf {
-    PathBuf::from(format!(
-        "/proc/{}/fd/{}",
-        std::process::id(),
-        file.as_raw_fd()
-    ))
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(args).env("MALLOC_ARENA_MAX", HEAPS_MAX);
+    command
 }
 
-fn output(command: &mut Command) -> Result<Output> {
-    match command.stdin(Stdio::null()).output() {
+fn limits(work_bytes: u64) -> Limits {
+    Limits {
+        memory_bytes: MEMORY_BYTES_MAX,
+        cpu: CPU_BASE + Duration::from_secs(work_bytes / BYTES_PER_CPU_S),
+        stall: STALL_MAX,
+    }
+}
+
+fn run(
+    command: Command,
+    files: (&File, Option<&File>),
+    work_bytes: u64,
+    line: &mut (dyn FnMut(&str) + Send),
+    shown: &str,
+) -> Result<Ended> {
+    let limits = limits(work_bytes);
+    let ended = match confined::run(command, files, limits, line) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Failure::new(
             Kind::Failed,
             "qemu-img is not installed",
-            "run `apt-get install qemu-utils`, or for a raw image say --format raw",
+            "run `apt-get install qemu-utils`; a raw image needs none",
         )),
         other => other.context(|| "run qemu-img".into()),
+    }?;
+    match ended.limit {
+        None => Ok(ended),
+        Some(limit) => Err(Failure::new(
+            Kind::Failed,
+            format!("qemu-img was ended on {shown}: {}", limits.told(limit)),
+            format!(
+                "if you trust the image, convert it yourself, and import that: \
+                 qemu-img convert -O raw {shown} IMAGE.raw"
+            ),
+        )),
     }
 }
 
-fn run(command: &mut Command, about: &Path) -> Result<Output> {
-    let output = output(command)?;
-    if output.status.success() {
-        return Ok(output);
+fn succeeded(ended: &Ended, shown: &str) -> Result<()> {
+    match ended.status.success() {
+        true => Ok(()),
+        false => Err(told_by(ended, shown)),
     }
-    Err(told_by(&output, about))
 }
 
-fn told_by(output: &Output, about: &Path) -> Failure {
-    let told = String::from_utf8_lossy(&output.stderr);
-    let told = told.trim().trim_start_matches("qemu-img: ");
-    Failure::plain(
-        Kind::Failed,
-        format!("qemu-img failed on {}: {told}", about.display()),
-    )
+fn told_by(ended: &Ended, shown: &str) -> Failure {
+    let told = ended.stderr.trim().trim_start_matches("qemu-img: ");
+    let told = match told {
+        "" => ended.status.to_string(),
+        told => told.replace(INPUT, shown),
+    };
+    Failure::plain(Kind::Failed, format!("qemu-img failed on {shown}: {told}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_of_a_map_are_entries() {
+        for (line, length) in [
+            (
+                r#"[{ "start": 0, "length": 7, "depth": 0, "zero": false, "data": true, "offset": 9},"#,
+                7,
+            ),
+            (
+                r#"{ "start": 7, "length": 8, "depth": 0, "zero": true, "data": false}]"#,
+                8,
+            ),
+        ] {
+            assert_eq!(map_entry(line).unwrap().unwrap().length, length);
+        }
+        assert!(map_entry("]").unwrap().is_none());
+        assert!(map_entry("{").is_err());
+    }
 }

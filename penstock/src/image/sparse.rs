@@ -42,8 +42,8 @@ pub fn data_runs<E>(
     }
 }
 
-/// The next range with data at or after `from`: `None` when only a hole follows. Filesystems that know no holes, and
-/// block devices, have data everywhere.
+/// The next range with data at or after `from`: `None` when only a hole follows. Filesystems that know no
+/// holes, and block devices, have data everywhere.
 fn next_data(file: &File, from: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
     let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(start) => start,
@@ -57,8 +57,8 @@ fn next_data(file: &File, from: u64, size: u64) -> io::Result<Option<(u64, u64)>
     Ok((start < size).then_some((start, end.min(size))))
 }
 
-/// Reads the data of `file` up to `size`, in pieces that a record can carry. `piece` gets offset and bytes, and
-/// `passed` how far reading has come.
+/// Reads the data of `file` up to `size`, in pieces that a record can carry. `piece` gets offset and bytes,
+/// and `passed` how far reading has come.
 pub fn read<E: From<io::Error>>(
     file: &File,
     size: u64,
@@ -71,7 +71,8 @@ pub fn read<E: From<io::Error>>(
         let Some((start, end)) = next_data(file, at, size)? else {
             break;
         };
-        // Pieces start at multiples of their size, so that the store sees aligned blocks whatever the hole's end is.
+        // Pieces start at multiples of their size, so that the store sees aligned blocks whatever the hole's
+        // end is.
         at = start - start % BLOCK_BYTES as u64;
         while at < end {
             let len = (size - at).min(DATA_BYTES_MAX as u64) as usize;

@@ -1,44 +1,49 @@
 //! The admin socket.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
+use vhost_backend::session::socket::{SocketError, SocketFile, SocketOptions};
 
-use crate::failure::{Context, Failure, Kind, Result};
+use crate::failure::{Context, Failure, Kind, Result, kind_of, plain_io};
+
+use super::attachments::socket_failure;
 
 /// Only the daemon's own user may administer it.
 const MODE: u32 = 0o600;
+/// Clients that may wait for their turn; the kernel makes further ones wait in `connect`.
+const BACKLOG: i32 = 128;
 
 /// A listening admin socket; the file goes when this is dropped, and so does the link to it.
 #[derive(Debug)]
 pub struct AdminSocket {
-    path: PathBuf,
+    _file: SocketFile,
     link: Option<PathBuf>,
 }
 
 /// Listens at `path`. A socket that nobody answers is what a killed daemon left, and is replaced.
 ///
-/// `usual` is where clients look that know only the data directory: a link there leads to a socket that is elsewhere.
+/// `usual` is where clients look that know only the data directory: a link there leads to a socket that is
+/// elsewhere.
 pub fn listen(path: &Path, usual: &Path) -> Result<(UnixListener, AdminSocket)> {
     if usual.is_symlink() {
         // The data directory is ours, so the link is, too.
         std::fs::remove_file(usual).context(|| format!("remove {}", usual.display()))?;
     }
-    remove_stale(path)?;
-    let listener = UnixListener::bind(path).context_mend(
-        || format!("listen on admin socket {}", path.display()),
-        "choose another data directory, or set admin_socket to a path that is short enough and can be written",
-    )?;
+    let options = SocketOptions {
+        mode: MODE,
+        ..SocketOptions::new(path)
+    };
+    let (listener, file) = SocketFile::listen(&options, BACKLOG).map_err(failure)?;
+    let listener = UnixListener::from_std(listener.into())
+        .context(|| format!("listen on admin socket {}", path.display()))?;
     let mut socket = AdminSocket {
-        path: path.into(),
+        _file: file,
         link: None,
     };
-    // The process's umask has kept others out since the file appeared.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE))
-        .context(|| format!("set the mode of {}", path.display()))?;
     if path != usual {
         remove_stale(usual)?;
         let target = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -49,6 +54,42 @@ pub fn listen(path: &Path, usual: &Path) -> Result<(UnixListener, AdminSocket)> 
     Ok((listener, socket))
 }
 
+/// Why the socket cannot be made.
+fn failure(error: SocketError) -> Failure {
+    match error {
+        SocketError::NotASocket(path) => not_a_socket(&path),
+        SocketError::InUse(path) => in_use(&path),
+        SocketError::Os { what, path, source } => Failure::new(
+            kind_of(&source),
+            format!(
+                "cannot {what} admin socket {}: {}",
+                path.display(),
+                plain_io(&source)
+            ),
+            "choose another data directory, or set admin_socket to a path that is short enough and can be \
+             written",
+        ),
+        other => socket_failure(&other),
+    }
+}
+
+fn not_a_socket(path: &Path) -> Failure {
+    Failure::new(
+        Kind::Conflict,
+        format!("admin socket {} exists and is no socket", path.display()),
+        "move that file away, or set admin_socket to another path",
+    )
+}
+
+fn in_use(path: &Path) -> Failure {
+    Failure::new(
+        Kind::Conflict,
+        format!("another program answers on admin socket {}", path.display()),
+        "stop it, or set admin_socket to another path",
+    )
+}
+
+/// Clears the usual place, which is in our own data directory, for the link.
 fn remove_stale(path: &Path) -> Result<()> {
     let shown = path.display();
     let found = match std::fs::symlink_metadata(path) {
@@ -57,18 +98,10 @@ fn remove_stale(path: &Path) -> Result<()> {
         Err(e) => return Err(e).context(|| format!("look at admin socket {shown}")),
     };
     if !found.file_type().is_socket() {
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!("admin socket {shown} exists and is no socket"),
-            "move that file away, or set admin_socket to another path",
-        ));
+        return Err(not_a_socket(path));
     }
     if UnixStream::connect(path).is_ok() {
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!("another program answers on admin socket {shown}"),
-            "stop it, or set admin_socket to another path",
-        ));
+        return Err(in_use(path));
     }
     std::fs::remove_file(path).context(|| format!("remove the stale admin socket {shown}"))
 }
@@ -76,9 +109,68 @@ fn remove_stale(path: &Path) -> Result<()> {
 impl Drop for AdminSocket {
     fn drop(&mut self) {
         // Nothing is lost if it stays: the next start replaces it.
-        let _ = std::fs::remove_file(&self.path);
         if let Some(link) = &self.link {
             let _ = std::fs::remove_file(link);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Sockets that are made while somebody swaps their name, enough for a few to meet the moment between
+    /// `bind` and the mode.
+    const SWAPPED_BINDS: usize = 5000;
+
+    #[tokio::test]
+    async fn a_link_planted_at_the_path_leads_to_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, victim) = (dir.path().join("admin.sock"), dir.path().join("victim"));
+        let prepared = dir.path().join("prepared");
+        std::fs::write(&victim, "").unwrap();
+        let theirs = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(&victim, theirs).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let _ = symlink(&victim, &prepared);
+                    while !done.load(Ordering::Relaxed) && !path.exists() {
+                        std::hint::spin_loop();
+                    }
+                    let _ = std::fs::rename(&prepared, &path);
+                }
+            });
+            for _ in 0..SWAPPED_BINDS {
+                drop(listen(&path, &path));
+                let _ = std::fs::remove_file(&path);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mode = victim.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o644);
+    }
+
+    #[tokio::test]
+    async fn what_is_in_the_way_is_named_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        std::fs::write(&path, "precious").unwrap();
+        let told = listen(&path, &path).unwrap_err();
+        assert_eq!(told.kind, Kind::Conflict);
+        assert!(told.error.contains("is no socket"), "{told}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+        let first = listen(&path, &path).unwrap();
+        let told = listen(&path, &path).unwrap_err();
+        assert!(told.error.contains("another program answers"), "{told}");
+        let mode = path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, MODE);
+        drop(first);
+        assert!(!path.exists());
     }
 }

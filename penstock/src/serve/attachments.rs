@@ -1,6 +1,7 @@
 //! Attachments: meta remembers them, sessions serve them.
 
 pub mod lost;
+mod write_cache;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,17 +9,17 @@ use std::sync::Arc;
 
 use fabric::net::rdma::registrar::Registrar;
 
-use meta::{
-    AttachmentId, AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta,
-    VolumeId,
-};
-use vhost_backend::blk::{BlkDevice, BlkOptions, ModeKeeper, SERIAL_BYTES};
+use meta::{AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, VolumeId};
+use vhost_backend::blk::{BlkDevice, BlkOptions, SERIAL_BYTES};
+use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOptions};
 
 use crate::api::types::{Attach, Attachment, AttachmentState, Counters, DetachQuery, Detached};
+use crate::config::Config;
 use crate::failure::{Failure, Kind, Result};
 
 use lost::Loss;
+use write_cache::WriteCacheKeeper;
 
 use super::cluster::View;
 use super::monitor::Found;
@@ -37,6 +38,8 @@ enum State {
     Up {
         session: Session,
         device: Arc<Device>,
+        /// Of an attachment that meta has.
+        keeper: WriteCacheKeeper,
     },
     /// Its session is being closed.
     Detaching,
@@ -44,33 +47,6 @@ enum State {
     Failed(Failure),
     /// The lease of its volume is another node's: see [`lost`].
     Lost(Loss),
-}
-
-/// Keeps with an attachment what its guest chose.
-#[derive(Clone)]
-struct Keeper {
-    meta: Meta,
-    attachment: AttachmentId,
-    /// The session's thread is none of the runtime's.
-    runtime: tokio::runtime::Handle,
-}
-
-impl std::fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper")
-            .field("attachment", &self.attachment)
-            .finish_non_exhaustive()
-    }
-}
-
-impl ModeKeeper for Keeper {
-    fn keep(&self, writeback: bool) -> std::result::Result<(), String> {
-        let kept = self.meta.set_write_through(self.attachment, !writeback);
-        self.runtime
-            .block_on(kept)
-            .map(drop)
-            .map_err(|e| e.to_string())
-    }
 }
 
 impl Served {
@@ -83,10 +59,10 @@ impl Served {
 
     fn problem(&self) -> Option<Found> {
         let socket = &self.socket;
-        let (why, mend) = match &self.state {
+        let (why, hint) = match &self.state {
             State::Failed(failure) => (
                 failure.error.clone(),
-                failure.mend.clone().unwrap_or_default(),
+                failure.hint.clone().unwrap_or_default(),
             ),
             State::Lost(loss) => loss.told(socket),
             State::Up { session, .. } if session.is_finished() => (
@@ -96,7 +72,7 @@ impl Served {
             State::Up { .. } | State::Detaching => return None,
         };
         let what = format!("attachment {socket} is not served: {why}");
-        Some(Found::new(format!("attachment {socket}"), what, mend))
+        Some(Found::new(format!("attachment {socket}"), what, hint))
     }
 
     fn connected(&self) -> bool {
@@ -178,21 +154,23 @@ impl Node {
     ) -> Result<Served> {
         let handle = self.open_in(live, volume).await?;
         let socket = attachment.socket.clone();
+        let writeback = !attachment.options.write_through;
+        let keeper = WriteCacheKeeper::new(self.meta.clone(), attachment.id, writeback);
         let options = BlkOptions {
             read_only: attachment.read_only,
             queues: attachment.queues,
-            writeback: !attachment.options.write_through,
-            keeper: Some(Arc::new(Keeper {
-                meta: self.meta.clone(),
-                attachment: attachment.id,
-                runtime: tokio::runtime::Handle::current(),
-            })),
+            writeback,
+            keeper: Some(Arc::new(keeper.clone())),
             ..BlkOptions::default()
         };
         let up = device(volume, handle, options).and_then(|device| {
             let pins = is_pinned(&attachment.options);
             let session = self.listen(Path::new(&socket), device.clone(), pins)?;
-            Ok(State::Up { session, device })
+            Ok(State::Up {
+                session,
+                device,
+                keeper,
+            })
         });
         match up {
             Ok(state) => Ok(Served {
@@ -209,17 +187,20 @@ impl Node {
 
     /// Makes a socket with the configured access and serves `device` on it.
     pub(super) fn listen(&self, path: &Path, device: Arc<Device>, pins: bool) -> Result<Session> {
-        let access = self.config().socket_access;
+        let config = self.config();
+        config.privileges.confinement.check_socket(path)?;
+        let access = config.socket_access;
         let options = SocketOptions {
             path: path.to_owned(),
             mode: access.mode,
             owner: (access.uid, access.gid),
         };
-        let listener = Listener::bind(&options).map_err(|e| socket_failure(&e))?;
+        let listener = Listener::bind(&options).map_err(|e| by_user(config, &e))?;
         self.serve_endpoint(Endpoint::Listening(listener), device, pins)
     }
 
-    /// Serves `device` to whoever connects to `endpoint`, and pins its memory if it `pins` and data go over RDMA.
+    /// Serves `device` to whoever connects to `endpoint`, and pins its memory if it `pins` and data go over
+    /// RDMA.
     pub(super) fn serve_endpoint(
         &self,
         endpoint: Endpoint,
@@ -230,12 +211,14 @@ impl Node {
             true => self.storage.fabric().registrar(),
             false => Registrar::none(),
         };
-        Session::start(endpoint, device, self.threads.clone(), registrar)
+        let memory = MemoryPolicy::new(registrar, self.memory_budget.clone());
+        Session::start(endpoint, device, self.threads.clone(), memory)
             .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))
     }
 
-    /// Ends an attachment. Waits for its requests in flight, and nothing else waits with it. Until they are done the attachment is
-    /// there, so that nobody else writes the volume beside them. One of another node is forgotten if that is down, and asked for.
+    /// Ends an attachment. Waits for its requests in flight, and nothing else waits with it. Until they are
+    /// done the attachment is there, so that nobody else writes the volume beside them. One of another node
+    /// is forgotten if that is down, and asked for.
     pub async fn detach(&self, query: &DetachQuery) -> Result<Detached> {
         let view = self.view().await?;
         let attachment = self.find(&view, query)?;
@@ -269,8 +252,9 @@ impl Node {
         deleted.await.map(drop).map_err(meta_failure)
     }
 
-    /// Forgets an attachment of a node that is down. Its lease needs nothing: whoever opens the volume next is granted it once it has
-    /// run out. Should that node only be cut off, it ends the attachment itself when it is heard of again ([`lost`]).
+    /// Forgets an attachment of a node that is down. Its lease needs nothing: whoever opens the volume next
+    /// is granted it once it has run out. Should that node only be cut off, it ends the attachment itself
+    /// when it is heard of again ([`lost`]).
     async fn forget_attachment(&self, attachment: &meta::Attachment) -> Result<()> {
         let deleted = self
             .asked
@@ -393,16 +377,21 @@ impl Node {
 
     /// Ends all sessions; meta keeps the attachments for the next start.
     pub(super) async fn close_attachments(&self) {
-        let (mut sessions, mut volumes) = (Vec::new(), Vec::new());
+        let (mut sessions, mut volumes, mut keepers) = (Vec::new(), Vec::new(), Vec::new());
         let all = std::mem::take(&mut self.live.lock().await.attachments);
         for served in all.into_values() {
             // A failed attachment's socket is not ours.
-            if let State::Up { session, .. } = served.state {
+            if let State::Up {
+                session, keeper, ..
+            } = served.state
+            {
                 sessions.push(session);
                 volumes.push(served.volume);
+                keepers.push(keeper);
             }
         }
         close(sessions).await;
+        write_cache::close_all(keepers).await;
         let mut live = self.live.lock().await;
         for volume in volumes {
             self.close_in(&mut live, volume).await;
@@ -431,7 +420,8 @@ fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) -> Failure 
             Kind::NotFound,
             format!("'{target}' is attached on node '{name}', which is down"),
             format!(
-                "start that node and detach it there; if it is gone or stays cut off, `penstock detach {target} --force` forgets \
+                "start that node and detach it there; if it is gone or stays cut off, `penstock detach \
+                 {target} --force` forgets \
                  the attachment"
             ),
         ),
@@ -443,8 +433,8 @@ fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) -> Failure 
     }
 }
 
-/// Closing a session waits for its requests in flight, so it happens beside the control plane's own threads, and for each
-/// session by itself: one that hangs keeps no other from its end.
+/// Closing a session waits for its requests in flight, so it happens beside the control plane's own threads,
+/// and for each session by itself: one that hangs keeps no other from its end.
 async fn close(sessions: Vec<Session>) {
     let mut closing = tokio::task::JoinSet::new();
     for session in sessions {
@@ -469,7 +459,8 @@ pub fn device(volume: &meta::Volume, handle: Handle, options: BlkOptions) -> Res
     BlkDevice::new(handle, options).map_err(|e| Failure::plain(Kind::Invalid, e))
 }
 
-/// The option by which meta remembers that a guest's memory is not pinned. A node of a version without it keeps it.
+/// The option by which meta remembers that a guest's memory is not pinned. A node of a version without it
+/// keeps it.
 const PIN: &str = "pin";
 
 fn pinning(pins: bool) -> BTreeMap<String, String> {
@@ -495,7 +486,9 @@ fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
         counters: Counters::default(),
     };
     match live.attachments.get(&attachment.id).map(|s| &s.state) {
-        Some(State::Up { session, device }) => {
+        Some(State::Up {
+            session, device, ..
+        }) => {
             let state = session.state();
             shown.state = match state.connected {
                 _ if session.is_finished() => AttachmentState::Failed,
@@ -526,12 +519,28 @@ fn counters(device: &Device) -> Counters {
     }
 }
 
+/// Why a socket cannot be used, with the user that may not do it.
+fn by_user(config: &Config, e: &SocketError) -> Failure {
+    let failure = socket_failure(e);
+    let denied = |source: &std::io::Error| source.kind() == std::io::ErrorKind::PermissionDenied;
+    match (e, &config.privileges.user) {
+        (SocketError::Os { source, .. }, Some(user)) if denied(source) => Failure::new(
+            Kind::Denied,
+            format!("{}, for the daemon is user {}", failure.error, user.name),
+            format!("let user {} write the socket's directory", user.name),
+        ),
+        _ => failure,
+    }
+}
+
 /// Why a socket cannot be used.
 pub fn socket_failure(e: &SocketError) -> Failure {
     let kind = match e {
-        SocketError::InUse(_) | SocketError::Locked(..) | SocketError::NotASocket(_) => {
-            Kind::Conflict
-        }
+        SocketError::InUse(_)
+        | SocketError::Locked(..)
+        | SocketError::NotASocket(_)
+        | SocketError::Replaced(_)
+        | SocketError::LockNotAFile(_) => Kind::Conflict,
         SocketError::TooLong(_) | SocketError::WrongDescriptor => Kind::Invalid,
         SocketError::NoDirectory(_) => Kind::NotFound,
         SocketError::Os { .. } => Kind::Failed,

@@ -1,5 +1,6 @@
-//! `penstock vhost-user-blk`: one volume of a data directory, served by QEMU's vhost-user backend program conventions
-//! (docs/interop/vhost-user.rst): `--socket-path`, `--fd`, `--print-capabilities`, and an end at SIGTERM.
+//! `penstock vhost-user-blk`: one volume of a data directory, served by QEMU's vhost-user backend program
+//! conventions (docs/interop/vhost-user.rst): `--socket-path`, `--fd`, `--print-capabilities`, and an end at
+//! SIGTERM.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -14,11 +15,13 @@ use vhost_backend::blk::BlkOptions;
 use vhost_backend::session::socket::{Endpoint, SocketError};
 
 use super::attachments::{device, socket_failure};
+use super::limits;
 use super::node::{Node, Purpose, meta_failure};
 use super::storage::{Device, Session};
 use super::{CLOSE_MAX, Stop, announce, close, merge, prepare_process, runtime, start_node};
 
-/// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a file.
+/// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a
+/// file.
 const CAPABILITIES: &str = r#"{
   "type": "block",
   "features": [
@@ -63,6 +66,7 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
     };
     let config = config::settle(merge(config::File::default(), args.node, data))?;
     prepare_process();
+    limits::drop_privileges();
     let served = Served {
         volume,
         socket,
@@ -179,7 +183,7 @@ fn inherited(fd: i32) -> Result<OwnedFd> {
 /// A daemon that owns the data directory serves its volumes itself.
 fn told_of_daemon(mut failure: Failure) -> Failure {
     if failure.error.contains("in use by another daemon") {
-        failure.mend =
+        failure.hint =
             Some("let it serve the volume: penstock attach volume NAME --socket PATH".to_owned());
     }
     failure

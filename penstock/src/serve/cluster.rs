@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meta::{
-    ClusterMap, DeviceId, DeviceState, DeviceWord, Duty, Event, Happening, LeaderReport, Member,
-    NodeId, NodeState, NodeWord, PlacementGroup, Pool, PoolId, RaftStatus, Standing,
+    AdminState, ClusterMap, DeviceId, DeviceReport, DeviceState, Event, EventKind, LeaderReport,
+    Member, NodeId, NodeReport, NodeState, PlacementGroup, Pool, PoolId, RaftStatus, ReplicaState,
 };
 
 use crate::api::types;
@@ -34,7 +34,8 @@ pub struct View {
     pub events: Vec<Event>,
     /// What the leader has heard; empty while none answers.
     pub report: LeaderReport,
-    /// The node has no network, and its data path no groups: each of its volumes lies on one device as a whole.
+    /// The node has no network, and its data path no groups: each of its volumes lies on one device as a
+    /// whole.
     pub is_alone: bool,
 }
 
@@ -93,7 +94,8 @@ impl Node {
 impl View {
     /// Whether the map tells of nothing that is wrong or goes on.
     fn is_well(&self) -> bool {
-        let is_well = |node: &meta::Node| node.state == NodeState::Up && node.duty == Duty::Active;
+        let is_well =
+            |node: &meta::Node| node.state == NodeState::Up && node.duty == AdminState::Active;
         let is_used = |device: &meta::Device| self.map.is_served(device) && !device.draining;
         let nodes = self.map.nodes().all(is_well);
         let has_work = !self.is_alone && !work(self).is_empty();
@@ -137,7 +139,7 @@ impl View {
     }
 
     /// When the last of these events happened.
-    pub fn last(&self, is_meant: impl Fn(&Happening) -> bool) -> Option<Moment> {
+    pub fn last(&self, is_meant: impl Fn(&EventKind) -> bool) -> Option<Moment> {
         let found = self.events.iter().rev().find(|event| is_meant(&event.what));
         found.map(|event| event.at.into())
     }
@@ -145,8 +147,8 @@ impl View {
     /// When what goes on began: the last event that `begins` it, unless one that `ends` it came after.
     pub fn since(
         &self,
-        begins: impl Fn(&Happening) -> bool,
-        ends: impl Fn(&Happening) -> bool,
+        begins: impl Fn(&EventKind) -> bool,
+        ends: impl Fn(&EventKind) -> bool,
     ) -> Option<Moment> {
         let mut latest = self.events.iter().rev();
         let found = latest.find(|event| begins(&event.what) || ends(&event.what))?;
@@ -162,15 +164,15 @@ impl View {
     /// Since when a node is up or down.
     pub fn node_since(&self, id: NodeId) -> Option<Moment> {
         self.last(|what| {
-            matches!(what, Happening::NodeUp { node }
-                | Happening::NodeDown { node }
-                | Happening::NodeJoined { node }
-                | Happening::NodeRestarted { node } if *node == id)
+            matches!(what, EventKind::NodeUp { node }
+                | EventKind::NodeDown { node }
+                | EventKind::NodeJoined { node }
+                | EventKind::NodeRestarted { node } if *node == id)
         })
     }
 
     /// What nodes said lately.
-    pub fn words(&self) -> impl Iterator<Item = (NodeId, &NodeWord)> {
+    pub fn words(&self) -> impl Iterator<Item = (NodeId, &NodeReport)> {
         let words = self.report.words.iter();
         words
             .filter(|one| one.ago_ms <= WORD_AGE_MAX_MS)
@@ -178,7 +180,7 @@ impl View {
     }
 
     /// What nodes said lately of their devices.
-    pub fn device_words(&self) -> BTreeMap<DeviceId, DeviceWord> {
+    pub fn device_words(&self) -> BTreeMap<DeviceId, DeviceReport> {
         let words = self.words().flat_map(|(_, word)| &word.devices);
         words.map(|word| (word.device, *word)).collect()
     }
@@ -233,13 +235,14 @@ impl View {
             counts.degraded += usize::from(in_sync < usize::from(pool.replicas));
             counts.waiting += usize::from(in_sync < usize::from(pool.min_in_sync));
             let is = |standing| group.members.iter().any(|m| m.standing == standing);
-            counts.syncing += usize::from(is(Standing::Syncing));
+            counts.syncing += usize::from(is(ReplicaState::Syncing));
             counts.moving += usize::from(group.members.iter().any(|m| m.leaving));
         }
         counts
     }
 
-    /// Full devices whose replicas are not in sync in groups of the pool that writes wait for. Those of nodes that are away may be back soon.
+    /// Full devices whose replicas are not in sync in groups of the pool that writes wait for. Those of nodes
+    /// that are away may be back soon.
     pub fn waits_for_room(
         &self,
         pool: &str,

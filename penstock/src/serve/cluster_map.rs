@@ -1,12 +1,13 @@
 //! The cluster map as meta has it, told to the data path.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 
-use fabric::core::membership::{Member, REPLICAS_MAX, Standing};
-use fabric::engine::{ClusterView, Fabric, GroupView};
+use fabric::core::membership::{Member, REPLICAS_MAX, ReplicaState};
+use fabric::engine::{ClusterView, Fabric, GroupView, MemberView, Reach};
+use fabric::proto::ids::LayerId;
 use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
-use meta::{ClusterMap, Level, Meta, PlacementGroup};
+use meta::{ClusterMap, Level, Meta, PlacementGroup, Role};
 
 /// What the data path of node `own` needs of a map.
 pub fn view(map: &ClusterMap, own: meta::NodeId) -> ClusterView {
@@ -15,14 +16,36 @@ pub fn view(map: &ClusterMap, own: meta::NodeId) -> ClusterView {
         .filter_map(|node| Some((NodeId(node.id.0), node.data_address.parse().ok()?)))
         .collect();
     let devices = map.devices().filter(|device| device.node == own);
+    let members = map.nodes().map(|node| (NodeId(node.id.0), member(node)));
     ClusterView {
         epoch: Epoch(map.epoch().0),
         peers,
+        members: members.collect(),
         groups: groups(map, own),
         own_devices: devices
             .map(|device| (device.id.0, *device.uuid.as_bytes()))
             .collect(),
     }
+}
+
+/// Who a node is to others.
+fn member(node: &meta::Node) -> MemberView {
+    let starts = node.starts.iter().copied();
+    let former = starts.filter(|start| *start != node.incarnation);
+    MemberView {
+        incarnation: Incarnation(node.incarnation.0),
+        former: former.map(|start| Incarnation(start.0)).collect(),
+        reach: match reaches_all(node) {
+            true => Reach::All,
+            false => Reach::OpenLayers,
+        },
+    }
+}
+
+/// Whether a node reaches all layers of all volumes: to bring replicas up to date, or because the cluster
+/// trusts it with everything. Others reach what their leases and attachments open.
+fn reaches_all(node: &meta::Node) -> bool {
+    node.roles.contains(&Role::Storage) || node.roles.contains(&Role::Meta)
 }
 
 /// The groups of all pools that have members: a pool that lacks nodes has none, and no volumes either.
@@ -58,11 +81,15 @@ fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
     views
 }
 
-/// One for each node, those in sync first, with the devices that they are on; and those that the group is coming to, on nodes
-/// where another device is in sync.
+/// One for each node, those in sync first, with the devices that they are on; and those that the group is
+/// coming to, on nodes where another device is in sync.
 fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::DeviceId)> {
     let mut members: Vec<(Member, meta::DeviceId)> = Vec::new();
-    for standing in [Standing::InSync, Standing::Syncing, Standing::Out] {
+    for standing in [
+        ReplicaState::InSync,
+        ReplicaState::Syncing,
+        ReplicaState::Out,
+    ] {
         for member in &group.members {
             let node = node_of(map, member);
             let is_new = members.iter().all(|(other, _)| other.node != node);
@@ -75,9 +102,11 @@ fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::Devic
         let second = |member: &meta::Member| {
             let node = node_of(map, member);
             let is_beside = members.iter().any(|(other, device)| {
-                other.node == node && other.standing == Standing::InSync && *device != member.device
+                other.node == node
+                    && other.standing == ReplicaState::InSync
+                    && *device != member.device
             });
-            let comes = member.standing == meta::Standing::Syncing && is_beside;
+            let comes = member.standing == meta::ReplicaState::Syncing && is_beside;
             comes.then(|| (view_of(member, node.incoming()), member.device))
         };
         let incoming: Vec<_> = group.members.iter().filter_map(second).collect();
@@ -114,16 +143,16 @@ pub fn device_of(map: &ClusterMap, group: meta::GroupId, node: NodeId) -> Option
     on_node.next().map(|(_, device)| *device)
 }
 
-fn translated(standing: meta::Standing) -> Standing {
+fn translated(standing: meta::ReplicaState) -> ReplicaState {
     match standing {
-        meta::Standing::InSync => Standing::InSync,
-        meta::Standing::Syncing => Standing::Syncing,
-        meta::Standing::Out => Standing::Out,
+        meta::ReplicaState::InSync => ReplicaState::InSync,
+        meta::ReplicaState::Syncing => ReplicaState::Syncing,
+        meta::ReplicaState::Out => ReplicaState::Out,
     }
 }
 
-/// Tells the data path of every newer map for as long as the metadata service runs. Maps that come fast are skipped, all but
-/// the last.
+/// Tells the data path of every newer map for as long as the metadata service runs. Maps that come fast are
+/// skipped, all but the last.
 pub async fn follow(fabric: Fabric, meta: Meta) {
     let mut maps = meta.watch_map();
     loop {
@@ -138,6 +167,61 @@ pub async fn follow(fabric: Fabric, meta: Meta) {
             return;
         }
     }
+}
+
+/// Tells the data path which layers exist, for as long as the metadata service runs.
+pub async fn follow_layers(fabric: Fabric, meta: Meta) {
+    let mut layers = meta.watch_layers();
+    loop {
+        let known = layers.borrow_and_update().clone();
+        fabric.set_layers(known.iter().map(|layer| LayerId(layer.0)));
+        if layers.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Tells the data path which layers are open to nodes that reach no others, for as long as the metadata
+/// service runs. Changes that come fast are told together.
+pub async fn follow_openings(fabric: Fabric, meta: Meta) {
+    let (mut openings, mut maps) = (meta.watch_openings(), meta.watch_map());
+    let mut before = BTreeSet::new();
+    loop {
+        openings.mark_unchanged();
+        let map = maps.borrow_and_update().clone();
+        let limited = map.nodes().filter(|node| !reaches_all(node));
+        let limited: BTreeSet<meta::NodeId> = limited.map(|node| node.id).collect();
+        if !limited.is_empty() || limited != before {
+            before.clone_from(&limited);
+            let (fabric, meta) = (fabric.clone(), meta.clone());
+            let told = tokio::task::spawn_blocking(move || {
+                meta.applied()
+                    .open_layers(&limited)
+                    .map(|open| fabric.set_open_layers(open_layers(open)))
+            });
+            // What is not told stays as it was until the next change.
+            match told.await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!(%error, "read which layers are open"),
+                Err(error) => tracing::error!(%error, "tell the data path which layers are open"),
+            }
+        }
+        let changed = tokio::select! {
+            changed = openings.changed() => changed,
+            changed = maps.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+fn open_layers(open: meta::OpenLayers) -> HashMap<NodeId, HashSet<LayerId>> {
+    let layers = |layers: BTreeSet<meta::LayerId>| layers.into_iter().map(|id| LayerId(id.0));
+    let nodes = open.into_iter();
+    nodes
+        .map(|(node, open)| (NodeId(node.0), layers(open).collect()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -276,7 +360,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_group_that_comes_to_another_device_of_a_node_has_two_members_there() {
+    fn group_moving_within_a_node_has_two_members_there() {
         let machine = coming();
         let map = machine.map();
         let view = view(&map, meta::NodeId(3));
@@ -291,8 +375,8 @@ pub(super) mod tests {
             let member = group.members.iter().find(|member| member.node == name);
             member.unwrap().standing
         };
-        assert_eq!(standing(node), Standing::InSync);
-        assert_eq!(standing(node.incoming()), Standing::Syncing);
+        assert_eq!(standing(node), ReplicaState::InSync);
+        assert_eq!(standing(node.incoming()), ReplicaState::Syncing);
         let id = meta::GroupId::from_u64(group.pg.0);
         assert_eq!(device_of(&map, id, node), Some(meta::DeviceId(3)));
         assert_eq!(
@@ -309,7 +393,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_pool_without_members_is_left_out_and_a_node_without_devices_holds_none() {
+    fn pool_without_members_and_node_without_devices_hold_nothing() {
         assert!(view(&cluster(0).map(), meta::NodeId(1)).groups.is_empty());
         let two = cluster(2);
         let view = view(&two.map(), meta::NodeId(3));
@@ -340,10 +424,15 @@ pub(super) mod tests {
         };
         machine.apply(&report).unwrap();
         let view = view(&machine.map(), meta::NodeId(1));
-        let standings: Vec<Standing> = view.groups[0].members.iter().map(|m| m.standing).collect();
+        let standings: Vec<ReplicaState> =
+            view.groups[0].members.iter().map(|m| m.standing).collect();
         assert_eq!(
             standings,
-            [Standing::InSync, Standing::InSync, Standing::Out]
+            [
+                ReplicaState::InSync,
+                ReplicaState::InSync,
+                ReplicaState::Out
+            ]
         );
         assert_eq!(view.groups[0].members[2].node.0, lost.node.0);
     }

@@ -1,5 +1,5 @@
-//! Volume I/O for the control plane. An engine's io_uring belongs to the thread that made it, so each copy has a
-//! thread of its own for as long as it lasts.
+//! Volume I/O for the control plane. An engine's io_uring belongs to the thread that made it, so each copy
+//! has a thread of its own for as long as it lasts.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -17,12 +17,12 @@ const JOBS_MAX: usize = 1;
 
 /// What a copy does next, with the buffer that it fills or empties.
 struct Job {
-    what: What,
+    what: CopyStep,
     data: Vec<u8>,
     done: oneshot::Sender<(IoResult, Vec<u8>)>,
 }
 
-enum What {
+enum CopyStep {
     Read(u64),
     Write(u64),
     Flush,
@@ -52,17 +52,17 @@ impl Copier {
 
     /// Reads `len` bytes at `offset`.
     pub async fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
-        self.run(What::Read(offset), vec![0; len]).await
+        self.run(CopyStep::Read(offset), vec![0; len]).await
     }
 
     /// Writes `data` at `offset`.
     pub async fn write(&self, offset: u64, data: Vec<u8>) -> Result<()> {
-        self.run(What::Write(offset), data).await.map(drop)
+        self.run(CopyStep::Write(offset), data).await.map(drop)
     }
 
     /// Makes what was written durable.
     pub async fn flush(&self) -> Result<()> {
-        self.run(What::Flush, Vec::new()).await.map(drop)
+        self.run(CopyStep::Flush, Vec::new()).await.map(drop)
     }
 
     /// Ends the thread and waits until it has let go of the volume.
@@ -75,7 +75,7 @@ impl Copier {
         }
     }
 
-    async fn run(&self, what: What, data: Vec<u8>) -> Result<Vec<u8>> {
+    async fn run(&self, what: CopyStep, data: Vec<u8>) -> Result<Vec<u8>> {
         let (done, outcome) = oneshot::channel();
         // Never full: the job before was waited for.
         self.jobs
@@ -117,11 +117,11 @@ fn work(
     }
 }
 
-fn carry_out(io: &mut VolumeIo, what: &What, data: &mut [u8]) -> IoResult {
+fn carry_out(io: &mut VolumeIo, what: &CopyStep, data: &mut [u8]) -> IoResult {
     match what {
-        What::Read(offset) => io.read_at(*offset, data),
-        What::Write(offset) => io.write_at(*offset, data),
-        What::Flush => io.flush(),
+        CopyStep::Read(offset) => io.read_at(*offset, data),
+        CopyStep::Write(offset) => io.write_at(*offset, data),
+        CopyStep::Flush => io.flush(),
     }
 }
 

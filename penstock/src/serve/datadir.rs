@@ -1,11 +1,12 @@
 //! The data directory: who owns it, and what lies where in it.
 
-use std::fs::{DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
+use vhost_backend::session::socket::{SocketError, open_lock_file};
 
 use crate::config::StoreKind;
 use crate::failure::{Context, Failure, Kind, Result};
@@ -26,17 +27,8 @@ impl DataDir {
     pub fn take(path: &Path) -> Result<Self> {
         make_dir(path)?;
         let lock_path = path.join("lock");
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&lock_path)
-            .context_mend(
-                || format!("use data directory {}", path.display()),
-                "choose one that this user can write, with --data DIR",
-            )?;
+        let opened = open_lock_file(rustix::fs::CWD, &lock_path, &lock_path);
+        let mut lock = opened.map_err(|e| cannot_lock(path, e))?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(taken(path, &mut lock)),
@@ -78,13 +70,14 @@ pub fn make_dir(path: &Path) -> Result<()> {
         .recursive(true)
         .mode(DIR_MODE)
         .create(path)
-        .context_mend(
+        .context_hint(
             || format!("create directory {}", path.display()),
             "choose a data directory that this user can write, with --data DIR",
         )
 }
 
-/// The process that has taken a data directory. Looks without touching the lock: a daemon that starts now must not find it held.
+/// The process that has taken a data directory. Looks without touching the lock: a daemon that starts now
+/// must not find it held.
 pub fn holder(path: &Path) -> Option<u32> {
     lock_holder(&std::fs::metadata(path.join("lock")).ok()?)
 }
@@ -100,6 +93,17 @@ pub fn lock_holder(found: &Metadata) -> Option<u32> {
         let is_held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file.as_str());
         is_held.then(|| fields.get(4)?.parse().ok())?
     })
+}
+
+fn cannot_lock(path: &Path, error: SocketError) -> Failure {
+    let SocketError::Os { source, .. } = error else {
+        return Failure::plain(Kind::Conflict, error);
+    };
+    let failed: Result<()> = Err(source).context_hint(
+        || format!("use data directory {}", path.display()),
+        "choose one that this user can write, with --data DIR",
+    );
+    failed.expect_err("it was an error")
 }
 
 fn taken(path: &Path, lock: &mut File) -> Failure {
@@ -141,5 +145,30 @@ mod tests {
         drop(first);
         assert_eq!(holder(&path), None);
         DataDir::take(&path).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_is_no_file_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (lock, elsewhere) = (dir.path().join("lock"), dir.path().join("elsewhere"));
+        let fifo = || {
+            let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+            let kind = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, &lock, kind, mode, 0).unwrap();
+        };
+        let link = || std::os::unix::fs::symlink(&elsewhere, &lock).unwrap();
+        for plant in [&fifo as &dyn Fn(), &link] {
+            plant();
+            let path = dir.path().to_owned();
+            let (told, tells) = std::sync::mpsc::channel();
+            // A thread of its own: to open a FIFO may take for ever.
+            std::thread::spawn(move || drop(told.send(DataDir::take(&path))));
+            let taken = tells.recv_timeout(std::time::Duration::from_secs(10));
+            let refused = taken.expect("it waits for nobody").unwrap_err();
+            assert_eq!(refused.kind, Kind::Conflict);
+            assert!(refused.error.contains("is not a regular file"), "{refused}");
+            std::fs::remove_file(&lock).unwrap();
+        }
+        assert!(!elsewhere.exists());
     }
 }

@@ -1,5 +1,6 @@
-//! What `penstock device add` and `remove` changed of a node's devices, kept in its data directory. The configuration names
-//! devices, too; this list adds to it, and takes away what was removed although the configuration still names it.
+//! What `penstock device add` and `remove` changed of a node's devices, kept in its data directory. The
+//! configuration names devices, too; this list adds to it, and takes away what was removed although the
+//! configuration still names it.
 //!
 //! It is a JSON file, replaced as a whole: written beside, made durable, renamed.
 
@@ -96,7 +97,7 @@ impl DeviceList {
             std::fs::rename(&beside, &path)?;
             File::open(data)?.sync_all()
         };
-        write().context_mend(
+        write().context_hint(
             || format!("write {}", path.display()),
             "nothing was changed; make room or correct the permissions, then repeat",
         )
@@ -145,7 +146,7 @@ mod tests {
         std::fs::write(dir.path().join(NAME), "{\"added\": 3}").unwrap();
         let told = DeviceList::read(dir.path()).unwrap_err();
         assert!(
-            told.to_string().contains(NAME) && told.mend.is_some(),
+            told.to_string().contains(NAME) && told.hint.is_some(),
             "{told}"
         );
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use meta::{DeviceId, DeviceWord};
+use meta::{DeviceId, DeviceReport};
 use uuid::Uuid;
 
 use crate::api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
@@ -51,7 +51,7 @@ impl Node {
     }
 
     /// How full devices are: this node's as they are, others' as they were told.
-    pub(super) fn space_told(&self, view: &View) -> BTreeMap<DeviceId, DeviceWord> {
+    pub(super) fn space_told(&self, view: &View) -> BTreeMap<DeviceId, DeviceReport> {
         let mut told = view.device_words();
         for word in self.device_words(&view.map) {
             told.insert(word.device, word);
@@ -60,11 +60,11 @@ impl Node {
     }
 
     /// What this node says of its devices.
-    pub(super) fn device_words(&self, map: &meta::ClusterMap) -> Vec<DeviceWord> {
+    pub(super) fn device_words(&self, map: &meta::ClusterMap) -> Vec<DeviceReport> {
         let local = self.local_by_uuid();
         let known = map.devices().filter_map(|device| {
             let local = local.get(&device.uuid)?;
-            Some(DeviceWord {
+            Some(DeviceReport {
                 device: device.id,
                 capacity_bytes: local.capacity_bytes,
                 used_bytes: local.used_bytes,
@@ -128,6 +128,8 @@ impl Node {
         };
         let mut list = DeviceList::read(&self.config().data)?;
         self.refuse_known(&added.path, &list)?;
+        let confinement = &self.config().privileges.confinement;
+        confinement.check_device(&added.path)?;
         let cluster = self.asked.cluster().await.map_err(meta_failure)?.uuid;
         let (config, spec) = (self.config().clone(), added.spec());
         blocking(move || devices::check_addable(&config, &spec, cluster)).await?;
@@ -168,8 +170,9 @@ impl Node {
         }
     }
 
-    /// Empties a device and forgets it when that is done, or calls that off. One that is not served has nothing that could be moved,
-    /// and is forgotten at once where its node hears of that; if it alone has something, only if an operator gives that up.
+    /// Empties a device and forgets it when that is done, or calls that off. One that is not served has
+    /// nothing that could be moved, and is forgotten at once where its node hears of that; if it alone has
+    /// something, only if an operator gives that up.
     pub async fn device_remove(&self, name: &str, request: &DeviceRemoveQuery) -> Result<Device> {
         let _live = self.live.lock().await;
         let view = self.view().await?;
@@ -287,8 +290,8 @@ impl Node {
         shown.ok_or_else(|| Failure::plain(Kind::NotFound, "the device was removed meanwhile"))
     }
 
-    /// Forgets a device that is being emptied once it is empty; that of another node only while that node is down, for it has to
-    /// remember it. Called with `live` held: nobody opens a volume meanwhile.
+    /// Forgets a device that is being emptied once it is empty; that of another node only while that node is
+    /// down, for it has to remember it. Called with `live` held: nobody opens a volume meanwhile.
     pub(super) async fn forget(&self, view: &View, id: DeviceId) -> Result<Option<Device>> {
         let Some(device) = view.map.device(id) else {
             return Ok(None);
@@ -314,7 +317,8 @@ impl Node {
         removed.map(|_| shown)
     }
 
-    /// Forgets devices that were being emptied and are empty: this node's, and as the leader those of nodes that are down.
+    /// Forgets devices that were being emptied and are empty: this node's, and as the leader those of nodes
+    /// that are down.
     pub(super) async fn forget_emptied(&self, view: &View) -> Result<()> {
         let here = self.meta.node_id();
         let leads = self.meta.raft_status().leader == Some(here);
@@ -340,7 +344,7 @@ fn device_shown(
     view: &View,
     device: &meta::Device,
     local: Option<&LocalDevice>,
-    word: Option<&DeviceWord>,
+    word: Option<&DeviceReport>,
 ) -> Device {
     let held = view.held(|id| id == device.id);
     let is_bad = local.map_or_else(|| word.is_some_and(|word| word.is_bad), |one| one.is_bad);
@@ -389,9 +393,11 @@ fn refuse_alone(view: &View, device: &meta::Device) -> Result<()> {
     Err(Failure::new(
         Kind::Conflict,
         format!(
-            "device {} may hold volumes, and a node that is a cluster of its own cannot move these to another device",
+            "device {} may hold volumes, and a node that is a cluster of its own cannot move these to \
+             another device",
             device.path
         ),
-        "keep the device, or delete the volumes first; in a cluster made with `penstock init` devices are emptied while they serve",
+        "keep the device, or delete the volumes first; in a cluster made with `penstock init` devices are \
+         emptied while they serve",
     ))
 }

@@ -1,6 +1,6 @@
-//! Which devices the fabric is to open, and which it is to make. A device that meta knows is never made anew, and a node that is
-//! alone never leaves one out: what lies on it would read as zeroes, and be written elsewhere a second time. A node of several goes
-//! on without it ([`lacking`]).
+//! Which devices the fabric is to open, and which it is to make. A device that meta knows is never made anew,
+//! and a node that is alone never leaves one out: what lies on it would read as zeroes, and be written
+//! elsewhere a second time. A node of several goes on without it ([`lacking`]).
 
 mod lacking;
 pub mod refused;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use fabric::engine::{DeviceConfig, FabricError, Missing, check_blank};
 use fabric::store::OpenError;
-use fabric::store::file::{Allocation, DeviceFile};
+use fabric::store::file::{Allocation, OpenedAhead};
 use fabric::store::recovery::read_label;
 use uuid::Uuid;
 
@@ -31,7 +31,8 @@ const SHARE_PERCENT: u64 = 50;
 const STEP_BYTES: u64 = 64 << 20;
 
 /// What is left to whoever has lost a device for good.
-const ANEW: &str = "to begin anew without those data choose another data directory, and if this node is one of several have the \
+const ANEW: &str = "to begin anew without those data choose another data directory, and if this node is one \
+    of several have the \
                     others forget it first, with `penstock node remove`, and join anew";
 
 /// A device that the configuration names.
@@ -57,7 +58,8 @@ pub struct Settled {
     pub devices: Vec<DeviceConfig>,
     /// The stores among them.
     pub stores: Vec<(PathBuf, Uuid)>,
-    /// Those that cannot be opened, and stop no start: they were added, and nothing lies on them yet, or other nodes have what does.
+    /// Those that cannot be opened, and stop no start: they were added, and nothing lies on them yet, or
+    /// other nodes have what does.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -68,7 +70,8 @@ pub struct Owner {
     pub cluster: Uuid,
     /// There are other nodes, which may have what this one lacks.
     pub has_peers: bool,
-    /// It has the role `storage`. Without it nothing is made or added; what it has nevertheless is opened until it is emptied.
+    /// It has the role `storage`. Without it nothing is made or added; what it has nevertheless is opened
+    /// until it is emptied.
     pub stores_data: bool,
 }
 
@@ -92,8 +95,9 @@ fn specs(config: &Config, default: &Path, list: &DeviceList) -> Vec<Spec> {
         .collect()
 }
 
-/// Refuses devices that hold data while the metadata, which say what is whose, are not there. Made anew they would be those of
-/// another cluster, and the device would be blamed for that. `default` is the path of the default device.
+/// Refuses devices that hold data while the metadata, which say what is whose, are not there. Made anew they
+/// would be those of another cluster, and the device would be blamed for that. `default` is the path of the
+/// default device.
 pub fn refuse_without_metadata(config: &Config, default: &Path, meta_dir: &Path) -> Result<()> {
     let list = DeviceList::read(&config.data)?;
     for spec in specs(config, default, &list) {
@@ -101,16 +105,19 @@ pub fn refuse_without_metadata(config: &Config, default: &Path, meta_dir: &Path)
         if !path.exists() {
             continue;
         }
-        let mut file = DeviceFile::open(path).map_err(|e| fabric_failure(e.into()))?;
+        let file = config.privileges.opened.device(path);
+        let mut file = file.map_err(|e| fabric_failure(e.into()))?;
         if read_label(&mut file).is_ok() {
             return Err(Failure::new(
                 Kind::NotFound,
                 format!(
-                    "there are no metadata in {}, and device {} holds data: without them nobody knows of which volumes",
+                    "there are no metadata in {}, and device {} holds data: without them nobody knows of \
+                     which volumes",
                     meta_dir.display(),
                     path.display()
                 ),
-                "bring the metadata directory back, from a backup for example; to begin anew without those data choose \
+                "bring the metadata directory back, from a backup for example; to begin anew without those \
+                 data choose \
                  another data directory and other devices",
             ));
         }
@@ -127,8 +134,8 @@ fn held(known: &[meta::Device]) -> Vec<Spec> {
     known.iter().map(spec).collect()
 }
 
-/// What the fabric is to open, or to make. `known` is what meta knows of this node; one that has peers may lack some of that.
-/// Writes nothing.
+/// What the fabric is to open, or to make. `known` is what meta knows of this node; one that has peers may
+/// lack some of that. Writes nothing.
 pub fn settle(
     config: &Config,
     default: &Path,
@@ -147,7 +154,8 @@ pub fn settle(
         let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
         // Nothing is to be made of a device that meta knows, whatever is there now.
         let is_new = is_added && is_unknown(&path);
-        let found = find(&spec, &path, (is_new, path == default), cluster);
+        let by = (cluster, &config.privileges.opened);
+        let found = find(&spec, &path, (is_new, path == default), by);
         match found {
             Ok(content) if is_removed(&list, &path, &content) => leave_alone(&path),
             Ok(content) => named.push(Named {
@@ -214,9 +222,9 @@ fn find(
     spec: &DeviceSpec,
     path: &Path,
     (is_added, is_default): (bool, bool),
-    cluster: Uuid,
+    (cluster, opened): (Uuid, &OpenedAhead),
 ) -> Result<Content> {
-    let content = look(path, cluster)?;
+    let content = look(path, cluster, opened)?;
     match content {
         // The default device's own directory is made with it.
         Content::Absent if !is_default => refuse_without_directory(path)?,
@@ -244,7 +252,12 @@ pub fn check_addable(config: &Config, spec: &DeviceSpec, cluster: Uuid) -> Resul
     if let Some(size) = spec.size() {
         check_device_size(size)?;
     }
-    let content = find(spec, path, (true, false), cluster)?;
+    let content = find(
+        spec,
+        path,
+        (true, false),
+        (cluster, &config.privileges.opened),
+    )?;
     if let Content::Store(uuid) = content
         && DeviceList::read(&config.data)?.is_removed(uuid)
     {
@@ -290,26 +303,26 @@ fn check_room(spec: &DeviceSpec, path: &Path) -> Result<()> {
     }
 }
 
-/// Refuses a place where no file can be made. One is made, for modes, owners and capabilities do not tell for sure, under another
-/// name: a crash must not leave what looks like a device.
+/// Refuses a place where no file can be made. One is made, for modes, owners and capabilities do not tell for
+/// sure, under another name: a crash must not leave what looks like a device.
 fn try_file(path: &Path) -> Result<()> {
     let mut trial = path.as_os_str().to_owned();
     // Nobody's file has that name, and if one does it stays.
     trial.push(format!(".{}.trial", Uuid::new_v4().simple()));
     let trial = PathBuf::from(trial);
     let made = File::create_new(&trial).and_then(|_| std::fs::remove_file(&trial));
-    made.context_mend(
+    made.context_hint(
         || format!("make device file {}", path.display()),
         "choose a place where this daemon's user can write",
     )
 }
 
-fn look(path: &Path, cluster: Uuid) -> Result<Content> {
+fn look(path: &Path, cluster: Uuid, opened: &OpenedAhead) -> Result<Content> {
     // What cannot be looked at is there, and opening it tells why.
     if let Ok(false) = path.try_exists() {
         return Ok(Content::Absent);
     }
-    let mut file = DeviceFile::open(path).map_err(|e| fabric_failure(e.into()))?;
+    let mut file = opened.device(path).map_err(|e| fabric_failure(e.into()))?;
     let source = match read_label(&mut file) {
         Ok(label) if label.cluster == *cluster.as_bytes() => {
             return Ok(Content::Store(Uuid::from_bytes(label.device)));
@@ -325,7 +338,8 @@ fn look(path: &Path, cluster: Uuid) -> Result<Content> {
     Err(fabric_failure(FabricError::Store { path, source }))
 }
 
-/// Why a node that is alone does not start without a device. Devices are compared by identity, for paths like `/dev/sdb` change.
+/// Why a node that is alone does not start without a device. Devices are compared by identity, for paths like
+/// `/dev/sdb` change.
 fn missing_failure(named: &[Named], device: &meta::Device) -> Failure {
     let path = Path::new(&device.path);
     let found = named.iter().find(|named| named.path == path);
@@ -335,7 +349,8 @@ fn missing_failure(named: &[Named], device: &meta::Device) -> Failure {
         Some(Content::Unlabelled) => Failure::new(
             Kind::NotFound,
             format!(
-                "device {shown} is blank or was wiped: it has no Penstock label, and it held data of this node's volumes"
+                "device {shown} is blank or was wiped: it has no Penstock label, and it held data of this \
+                 node's volumes"
             ),
             format!("bring the right disk or file back, or name the path where it is now; {ANEW}"),
         ),

@@ -1,6 +1,6 @@
 //! What happened in the cluster.
 
-use meta::Happening;
+use meta::EventKind;
 use serde_json::Value;
 
 use crate::api::types::{Event, EventsQuery};
@@ -55,40 +55,40 @@ impl Node {
     }
 
     /// By its present name; what is gone has its number only.
-    fn subject(&self, what: &Happening) -> String {
+    fn subject(&self, what: &EventKind) -> String {
         let map = self.meta.map();
         match what {
-            Happening::NodeAdmitted { node }
-            | Happening::NodeJoined { node }
-            | Happening::NodeRestarted { node }
-            | Happening::NodeUp { node }
-            | Happening::NodeDown { node }
-            | Happening::NodeReplaced { node }
-            | Happening::NodeDraining { node }
-            | Happening::NodeActive { node }
-            | Happening::NodeRemoved { node } => match map.node(*node) {
+            EventKind::NodeAdmitted { node }
+            | EventKind::NodeJoined { node }
+            | EventKind::NodeRestarted { node }
+            | EventKind::NodeUp { node }
+            | EventKind::NodeDown { node }
+            | EventKind::NodeReplaced { node }
+            | EventKind::NodeDraining { node }
+            | EventKind::NodeActive { node }
+            | EventKind::NodeRemoved { node } => match map.node(*node) {
                 Some(node) => format!("node {}", node.name),
                 None => format!("node {node}"),
             },
-            Happening::LevelRaised { .. } => "cluster".to_owned(),
-            Happening::DeviceAdded { device, .. }
-            | Happening::DeviceFailed { device, .. }
-            | Happening::DeviceOffline { device, .. }
-            | Happening::DeviceOnline { device, .. }
-            | Happening::DeviceDraining { device, .. }
-            | Happening::DeviceActive { device, .. }
-            | Happening::DeviceRemoved { device, .. } => match map.device(*device) {
+            EventKind::LevelRaised { .. } => "cluster".to_owned(),
+            EventKind::DeviceAdded { device, .. }
+            | EventKind::DeviceFailed { device, .. }
+            | EventKind::DeviceOffline { device, .. }
+            | EventKind::DeviceOnline { device, .. }
+            | EventKind::DeviceDraining { device, .. }
+            | EventKind::DeviceActive { device, .. }
+            | EventKind::DeviceRemoved { device, .. } => match map.device(*device) {
                 Some(device) => format!("device {}", device.path),
                 None => format!("device {device}"),
             },
-            Happening::PoolDegraded { pool, .. }
-            | Happening::PoolRecovered { pool }
-            | Happening::PoolWaiting { pool, .. }
-            | Happening::PoolWritable { pool }
-            | Happening::UnflushedLost { pool }
-            | Happening::DataGivenUp { pool, .. }
-            | Happening::RebalanceStarted { pool, .. }
-            | Happening::RebalanceEnded { pool } => format!("pool {pool}"),
+            EventKind::PoolDegraded { pool, .. }
+            | EventKind::PoolRecovered { pool }
+            | EventKind::PoolWaiting { pool, .. }
+            | EventKind::PoolWritable { pool }
+            | EventKind::UnflushedLost { pool }
+            | EventKind::DataGivenUp { pool, .. }
+            | EventKind::RebalanceStarted { pool, .. }
+            | EventKind::RebalanceEnded { pool } => format!("pool {pool}"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Data of volumes that are gone, and of placement groups that moved elsewhere. Whoever deletes a volume drops what its own devices
-//! hold; the other nodes find out by looking.
+//! Data of volumes that are gone, and of placement groups that moved elsewhere. Whoever deletes a volume
+//! drops what its own devices hold; the other nodes find out by looking.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Weak};
@@ -14,12 +14,14 @@ use super::node::{Node, meta_failure};
 
 /// Pause between two looks. Each goes through the names of all chunks, some hundred thousand for each TiB.
 const PAUSE: Duration = Duration::from_secs(30);
-/// The same while a device of this node is full, as somebody may wait for what was deleted; longer where looks take long.
+/// The same while a device of this node is full, as somebody may wait for what was deleted; longer where
+/// looks take long.
 const PAUSE_WHEN_FULL: Duration = Duration::from_secs(3);
 /// Then so many times what the last look took.
 const PAUSE_TO_LOOK: u32 = 10;
 
-/// Goes on looking for as long as the node lives. A node of its own need not: what it did not finish is a leftover.
+/// Goes on looking for as long as the node lives. A node of its own need not: what it did not finish is a
+/// leftover.
 pub fn keep_dropping(node: &Arc<Node>) {
     if node.membership.is_none() {
         return;
@@ -35,7 +37,8 @@ pub fn keep_dropping(node: &Arc<Node>) {
                 Err(failure) => tracing::warn!(%failure, "drop data of volumes that are gone"),
             }
             match node.drop_strays().await {
-                // A chunk that was emptied keeps its place in the store's table until a checkpoint, and is met again.
+                // A chunk that was emptied keeps its place in the store's table until a checkpoint, and is
+                // met again.
                 Ok(chunks) if chunks == strays => {}
                 Ok(chunks) => {
                     strays = chunks;
@@ -70,8 +73,8 @@ impl Node {
     /// Drops layers of which meta knows no volume; how many.
     async fn drop_garbage(&self) -> Result<usize> {
         let held = self.storage.layers().await?;
-        // Asked after the devices were: a volume is known before anything of it is stored, and its layers' numbers are
-        // never used again.
+        // Asked after the devices were: a volume is known before anything of it is stored, and its layers'
+        // numbers are never used again.
         let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
         let garbage = garbage(held, volumes.iter().flat_map(|volume| &volume.layers));
         self.storage.drop_layers(&garbage).await?;
@@ -87,7 +90,8 @@ impl Node {
     }
 }
 
-/// Groups that lack nothing: all replicas are in sync where they shall be, each on a node of its own, and nobody else has a part.
+/// Groups that lack nothing: all replicas are in sync where they shall be, each on a node of its own, and
+/// nobody else has a part.
 fn settled(map: &ClusterMap) -> HashSet<PgId> {
     let mut settled = HashSet::new();
     for pool in map.pools() {
@@ -120,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_groups_that_lack_nothing_and_have_nothing_to_spare_are_settled() {
+    fn only_groups_without_missing_or_extra_members_are_stable() {
         use meta::{Command, DeviceSpec, Incarnation, NodeId, NodeSpec, PoolSpec, UnixMillis};
         use uuid::Uuid;
 

@@ -1,5 +1,5 @@
-//! What is wrong, since when, what is being done about it, and how long that takes. Answers soon whatever hangs: what does not
-//! answer is itself told.
+//! What is wrong, since when, what is being done about it, and how long that takes. Answers soon whatever
+//! hangs: what does not answer is itself told.
 
 mod cluster;
 
@@ -23,7 +23,7 @@ const LOOK_WAIT_MAX: Duration = Duration::from_millis(800);
 const LEADER_MISSED_AFTER: Duration = Duration::from_secs(4);
 
 /// What is wrong, by whose it is.
-pub struct Wrong {
+pub struct Problems {
     /// On this node.
     pub local: Vec<Found>,
     /// In the cluster, and on other nodes.
@@ -50,7 +50,7 @@ impl Node {
     }
 
     /// The same, by whose it is.
-    pub(super) async fn health_of(&self, view: &View) -> Wrong {
+    pub(super) async fn health_of(&self, view: &View) -> Problems {
         let (devices, attachments) = tokio::join!(self.device_problems(), self.served_problems());
         let mut local = devices;
         let meta = self.meta.problem();
@@ -68,7 +68,7 @@ impl Node {
         }
         let all = local.iter_mut().chain(&mut cluster).chain(&mut under_way);
         self.monitor.stamp(all, now);
-        Wrong {
+        Problems {
             local,
             cluster,
             under_way,
@@ -115,12 +115,14 @@ impl Node {
         let found = Found::new(
             "leader",
             format!(
-                "this node hears of no metadata leader: {needed} of the {} voters {} must run and reach each other",
+                "this node hears of no metadata leader: {needed} of the {} voters {} must run and reach each \
+                 other",
                 voters.len(),
                 voters.join(", ")
             ),
-            "nothing in the cluster can be changed, and guests' I/O goes on until their leases run out and waits then; start \
-             the nodes that are down, or mend the network; what is told of other nodes here is as it was",
+            "nothing in the cluster can be changed, and guests' I/O goes on until their leases run out and \
+             waits then; start \
+             the nodes that are down, or hint the network; what is told of other nodes here is as it was",
         );
         let since = now.to_millis().0.saturating_sub(silent.as_millis() as u64);
         Some(found.since(Some(meta::UnixMillis(since).into())))

@@ -1,9 +1,10 @@
 //! Keeping the leases of open volumes, and telling the data path until when it may go on.
 //!
-//! On a node of several, requests wait from the moment at which the volume's lease or the node's own heartbeat lease ends: then
-//! others may act without this node. Both are counted from before they were asked for, and less the drift of clocks. Once meta
-//! answers again they go on; they never fail for that. They do fail when meta answers that the lease is another's: then the volume is
-//! revoked, and closed ([`lost`](super::attachments::lost)).
+//! On a node of several, requests wait from the moment at which the volume's lease or the node's own
+//! heartbeat lease ends: then others may act without this node. Both are counted from before they were asked
+//! for, and less the drift of clocks. Once meta answers again they go on; they never fail for that. They do
+//! fail when meta answers that the lease is another's: then the volume is revoked, and closed
+//! ([`lost`](super::attachments::lost)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +32,8 @@ const SEQUENCES_MIN: u64 = 1 << 36;
 const OUTWAIT_MAX: Duration = LEASE_DURATION.saturating_add(Duration::from_secs(2));
 /// Pause before it is asked for again.
 const OUTWAIT_PAUSE: Duration = Duration::from_secs(1);
-/// A lease ends earlier here by this part of it, for clocks that run at different speeds; the leader's ends later by as much.
+/// A lease ends earlier here by this part of it, for clocks that run at different speeds; the leader's ends
+/// later by as much.
 const DRIFT_PART: u32 = 100;
 
 /// The leases of open volumes.
@@ -115,8 +117,8 @@ impl Leases {
         held.map(|(id, kept)| (*id, kept.clone())).collect()
     }
 
-    /// The lease is another's. From here on nothing more is sent: a replica that the other holder's takeover did not meet, for it has
-    /// come in since, would take it for new.
+    /// The lease is another's. From here on nothing more is sent: a replica that the other holder's takeover
+    /// did not meet, for it has come in since, would take it for new.
     fn lose(&self, volume: VolumeId, opened: Generation, why: String) {
         if let Some(kept) = self.lock().get_mut(&volume)
             && kept.opened == opened
@@ -125,7 +127,8 @@ impl Leases {
         }
     }
 
-    /// Nothing of the volume is to be done here any more, though its lease is this node's: it is closed without waiting for what waits.
+    /// Nothing of the volume is to be done here any more, though its lease is this node's: it is closed
+    /// without waiting for what waits.
     pub fn give_up(&self, volume: VolumeId, why: &str) {
         if let Some(kept) = self.lock().get_mut(&volume) {
             kept.lose(why.to_owned());
@@ -239,8 +242,9 @@ impl Node {
         }
     }
 
-    /// Waits for the lease of a volume that a node holds which is down. The leader finds that a lease has run out only when it is asked for,
-    /// and one that leads since shortly only some time after that: it is asked for repeatedly. Of any other lease nothing is done.
+    /// Waits for the lease of a volume that a node holds which is down. The leader finds that a lease has run
+    /// out only when it is asked for, and one that leads since shortly only some time after that: it is asked
+    /// for repeatedly. Of any other lease nothing is done.
     ///
     /// # Errors
     /// It has not run out by then.

@@ -1,5 +1,6 @@
-//! What was begun and not finished: deletions, shrinks and imports that were cut, or that the store refused. It is finished
-//! while guests run, and until then `health` tells what stands in the way; it never stops a start.
+//! What was begun and not finished: deletions, shrinks and imports that were cut, or that the store refused.
+//! It is finished while guests run, and until then `health` tells what stands in the way; it never stops a
+//! start.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,7 +47,8 @@ pub fn keep_finishing(node: &Arc<Node>) {
 }
 
 impl Node {
-    /// Notes what earlier processes left. Called before there are requests, whose own work would look the same.
+    /// Notes what earlier processes left. Called before there are requests, whose own work would look the
+    /// same.
     pub(super) async fn find_leftovers(&self) -> Result<()> {
         let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
         let mut leftovers = self.leftovers.lock();
@@ -83,8 +85,8 @@ impl Node {
         let problem = |(id, left): (&VolumeId, &Leftover)| {
             let failure = left.failure.as_ref()?;
             let what = format!("{} is not finished: {}", left.what, failure.error);
-            let mend = failure.mend.iter().map(|mend| format!("; {mend}"));
-            let doing = format!("it is tried again every minute{}", mend.collect::<String>());
+            let hint = failure.hint.iter().map(|hint| format!("; {hint}"));
+            let doing = format!("it is tried again every minute{}", hint.collect::<String>());
             Some(Found::new(format!("leftover {id}"), what, doing))
         };
         leftovers.iter().filter_map(problem).collect()

@@ -7,7 +7,7 @@ use fabric::engine::Fabric;
 use fabric::net::tcp::counts::Count;
 use fabric::store::device::BLOCK_BYTES;
 use fabric::store::metrics::StoreMetrics;
-use meta::{ClusterMap, DeviceState, Duty, LeaderReport, NodeState};
+use meta::{AdminState, ClusterMap, DeviceState, LeaderReport, NodeState};
 
 use crate::api::metrics::{Family, Page, families};
 use crate::api::types::{Attachment, AttachmentState, Health};
@@ -181,7 +181,7 @@ fn put_network(page: &mut Page, fabric: &Fabric) {
         (&families::RDMA_WINDOWS, Count::Windows),
         (&families::RDMA_COPIED, Count::CopiedBytes),
         (&families::RDMA_NO_CREDIT, Count::CreditsExhausted),
-        (&families::RDMA_TORN, Count::Torn),
+        (&families::RDMA_TORN, Count::FailedPair),
     ] {
         page.put(family, &[], fabric.network_count(count));
     }
@@ -196,7 +196,7 @@ fn put_map(page: &mut Page, map: &ClusterMap) {
     let nodes = |state| map.nodes().filter(|node| node.state == state).count() as u64;
     page.put(&families::NODES, &["up"], nodes(NodeState::Up));
     page.put(&families::NODES, &["down"], nodes(NodeState::Down));
-    let draining = map.nodes().filter(|node| node.duty == Duty::Draining);
+    let draining = map.nodes().filter(|node| node.duty == AdminState::Draining);
     page.put(&families::NODES_DRAINING, &[], draining.count() as u64);
     let is_up = |device: &meta::Device| {
         let node = map.node(device.node);

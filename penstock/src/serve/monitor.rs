@@ -1,11 +1,12 @@
-//! What a daemon watches by itself: since when something is wrong, and how fast work goes that has an end. Every few seconds it
-//! also tells the leader how this node is, so that any node can tell, and forgets devices that were being emptied and are empty.
+//! What a daemon watches by itself: since when something is wrong, and how fast work goes that has an end.
+//! Every few seconds it also tells the leader how this node is, so that any node can tell, and forgets
+//! devices that were being emptied and are empty.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use meta::{DeviceId, Duty, NodeId, NodeWord, PoolId, ProblemWord};
+use meta::{AdminState, DeviceId, NodeId, NodeReport, PoolId, ProblemReport};
 
 use crate::api::types::Problem;
 use crate::failure::Result;
@@ -173,7 +174,11 @@ impl Pace {
 /// What there is to do, and how much of it is left.
 pub fn work(view: &View) -> BTreeMap<Work, usize> {
     let mut left = BTreeMap::new();
-    for node in view.map.nodes().filter(|node| node.duty != Duty::Active) {
+    for node in view
+        .map
+        .nodes()
+        .filter(|node| node.duty != AdminState::Active)
+    {
         left.insert(Work::Node(node.id), view.held_by(node.id).left);
     }
     for device in view.map.devices().filter(|device| device.draining) {
@@ -219,12 +224,12 @@ impl Node {
         let view = self.view_as_applied(self.leader_report().await)?;
         self.monitor.note(&work(&view), Instant::now());
         let local = self.health_of(&view).await.local;
-        let problem = |found: Found| ProblemWord {
+        let problem = |found: Found| ProblemReport {
             what: found.problem.what,
             since: found.problem.since.map(Moment::to_millis),
             doing: found.problem.doing,
         };
-        let word = NodeWord {
+        let word = NodeReport {
             devices: self.device_words(&view.map),
             problems: local.into_iter().map(problem).collect(),
         };

@@ -1,5 +1,5 @@
-//! One node: meta, storage, data threads and attachments, put together. What the admin API asks for is done here and
-//! in its neighbours `volumes`, `attachments` and `transfer`.
+//! One node: meta, storage, data threads and attachments, put together. What the admin API asks for is done
+//! here and in its neighbours `volumes`, `attachments` and `transfer`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use meta::refusal::MapRefusal;
 use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
 use tokio::sync::Mutex;
+use vhost_backend::memory::budget::MemoryBudget;
 
 use crate::config::{Config, StoreKind};
 use crate::failure::{Failure, Kind, Result};
@@ -24,9 +25,11 @@ use super::peers::{Control, Membership};
 use super::storage::{Background, Storage, Threads, blocking};
 use super::volumes::OpenVolume;
 
-/// Somebody who asks for something waits this long for metadata without a leader. Several times what an election takes.
+/// Somebody who asks for something waits this long for metadata without a leader. Several times what an
+/// election takes.
 pub const PEOPLE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in all.
+/// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in
+/// all.
 const COPIES_LOOKS_MAX: usize = 100;
 const COPIES_PAUSE: Duration = Duration::from_millis(50);
 
@@ -42,8 +45,10 @@ pub struct Node {
     pub(super) membership: Option<Membership>,
     pub(super) storage: Arc<Storage>,
     pub(super) threads: Threads,
-    /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta and what
-    /// is served never disagree.
+    /// What all attachments may have mapped and pinned.
+    pub(super) memory_budget: MemoryBudget,
+    /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta
+    /// and what is served never disagree.
     pub(super) live: Mutex<Live>,
     pub(super) leftovers: Leftovers,
     pub(super) leases: Leases,
@@ -76,8 +81,8 @@ pub struct Live {
 }
 
 impl Node {
-    /// Starts everything and, for a daemon, restores the attachments. What an earlier process left undone is noted, to be
-    /// finished while guests run.
+    /// Starts everything and, for a daemon, restores the attachments. What an earlier process left undone is
+    /// noted, to be finished while guests run.
     pub async fn start(config: Config, purpose: Purpose) -> Result<Self> {
         let meta_dir = datadir::meta(&config.data, config.store);
         if purpose == Purpose::OneVolume && !MetaNode::exists(&meta_dir) {
@@ -110,6 +115,7 @@ impl Node {
             }
         };
         let node = Node {
+            memory_budget: MemoryBudget::new(config.guest_memory, config.pinned_memory),
             config,
             asked: meta.within(PEOPLE_WAIT_MAX),
             meta,
@@ -175,7 +181,8 @@ impl Node {
         tracing::warn!("a copy is still running; the store recovers at the next start");
     }
 
-    /// Returns when the metadata service of a node of several has ended. Never in a cluster of one, whose guests go on without it.
+    /// Returns when the metadata service of a node of several has ended. Never in a cluster of one, whose
+    /// guests go on without it.
     pub async fn meta_ended(&self) -> Failure {
         match self.membership {
             Some(_) => ended_failure(self.meta.ended().await, &self.config.data),
@@ -238,7 +245,8 @@ pub fn ended_failure(e: MetaError, data: &Path) -> Failure {
             "node {node} was removed from the cluster and serves nothing any more; all in {} is as it was",
             data.display()
         ),
-        "to use this machine again, `penstock token create` on a node of the cluster, and `penstock join` here with another data \
+        "to use this machine again, `penstock token create` on a node of the cluster, and `penstock join` \
+         here with another data \
          directory",
     )
 }
@@ -250,6 +258,7 @@ pub fn meta_failure(e: MetaError) -> Failure {
             RefusalKind::Invalid => Kind::Invalid,
             RefusalKind::NotFound => Kind::NotFound,
             RefusalKind::Conflict => Kind::Conflict,
+            RefusalKind::Denied => Kind::Denied,
         },
         MetaError::NoRoom { .. } => Kind::NoSpace,
         _ => Kind::Failed,

@@ -1,6 +1,6 @@
 //! Nodes of the cluster, as any of them tells.
 
-use meta::{Duty, NodeId, NodeState, Role};
+use meta::{AdminState, NodeId, NodeState};
 
 use crate::api::types::{self, ClusterNode, NodeDuty};
 use crate::failure::Result;
@@ -43,7 +43,7 @@ impl Node {
 
     fn node_shown(&self, view: &View, node: &meta::Node) -> ClusterNode {
         let held = view.held_by(node.id);
-        let is_draining = node.duty == Duty::Draining;
+        let is_draining = node.duty == AdminState::Draining;
         let devices = self.devices_shown(view);
         let name = node.name.as_str();
         let served = view.attachments.iter().filter(|a| a.node == node.id);
@@ -56,16 +56,12 @@ impl Node {
             },
             since: view.node_since(node.id),
             duty: match node.duty {
-                Duty::Active => NodeDuty::Active,
-                Duty::Absent => NodeDuty::Absent,
-                Duty::Draining => NodeDuty::Draining,
+                AdminState::Active => NodeDuty::Active,
+                AdminState::Absent => NodeDuty::Absent,
+                AdminState::Draining => NodeDuty::Draining,
             },
             heard_ms_ago: heard(view, node.id),
-            roles: node
-                .roles
-                .iter()
-                .map(|role| word(*role).to_owned())
-                .collect(),
+            roles: node.roles.iter().map(meta::Role::to_string).collect(),
             host: node.labels.host.clone(),
             rack: node.labels.rack.clone(),
             control_address: node.control_address.clone(),
@@ -88,14 +84,4 @@ impl Node {
 fn heard(view: &View, id: NodeId) -> Option<u64> {
     let heard = view.report.heard.iter().find(|one| one.node == id);
     heard.map(|one| one.ago_ms)
-}
-
-/// A role's word.
-pub fn word(role: Role) -> &'static str {
-    match role {
-        Role::Meta => "meta",
-        Role::Storage => "storage",
-        Role::Host => "host",
-        Role::Gateway => "gateway",
-    }
 }

@@ -1,5 +1,6 @@
 //! A node's metadata service and its connections to other nodes, if it is one of several.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use fabric::net::rdma::card::Card;
 use fabric::net::rdma::pair::Offered;
 use fabric::net::tcp::control::NetConfig;
 use fabric::net::tcp::identity::Identity as DataIdentity;
-use meta::net::enrol::{Door, EnrolPapers, EnrolServer, Invitation};
+use meta::net::enrol::{EnrolmentCredentials, EnrolmentEndpoint, EnrolmentServer, Invitation};
 use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
 use meta::pki::{ClusterCa, fingerprint};
 use meta::{
@@ -39,7 +40,7 @@ struct Network {
     data: NetConfig,
     /// Ended when dropped.
     _control: TlsServer,
-    _enrol: Option<EnrolServer>,
+    _enrol: Option<EnrolmentServer>,
 }
 
 /// Whether data may go over RDMA, by the settings and by what the machine has.
@@ -49,10 +50,11 @@ fn pairs(settings: &Settings) -> Result<Offered> {
         Transport::Auto => false,
         Transport::Rdma => true,
     };
-    let (found, mend) = match settings.wire {
+    let (found, hint) = match settings.wire {
         Wire::Tls => (
             Err("data between nodes are encrypted, which no RDMA card does".to_owned()),
-            "set wire to crc on all nodes if nobody else is on the storage network, or transport to auto or tcp",
+            "set wire to crc on all nodes if nobody else is on the storage network, or transport to auto or \
+             tcp",
         ),
         Wire::Crc => (
             Card::open(settings.listen),
@@ -67,7 +69,7 @@ fn pairs(settings: &Settings) -> Result<Offered> {
         Err(reason) if must => Err(Failure::new(
             Kind::Invalid,
             format!("transport is rdma, and data cannot go so: {reason}"),
-            mend,
+            hint,
         )),
         Err(reason) => {
             tracing::info!(reason, "data go over TCP");
@@ -88,17 +90,19 @@ fn failed(e: impl std::fmt::Display) -> Failure {
 }
 
 impl Control {
-    /// Opens the metadata. Of several nodes, returns when the cluster knows of this start: from then on devices may be
-    /// registered.
+    /// Opens the metadata. Of several nodes, returns when the cluster knows of this start: from then on
+    /// devices may be registered.
     pub async fn open(config: &Config, meta_dir: PathBuf) -> Result<Self> {
         let Some(identity) = Identity::load(&config.data)? else {
             if config.peers.is_told() {
                 return Err(Failure::invalid(
                     format!(
-                        "{} holds no node of a cluster, and listen, name, labels, roles, wire or a port are told",
+                        "{} holds no node of a cluster, and listen, name, labels, roles, wire or a port are \
+                         told",
                         config.data.display()
                     ),
-                    "make a cluster with `penstock init` or join one with `penstock join` first, or leave those out",
+                    "make a cluster with `penstock init` or join one with `penstock join` first, or leave \
+                     those out",
                 ));
             }
             let opened = MetaNode::open(meta_dir, MetaConfig::embedded(host_name())).await;
@@ -228,6 +232,7 @@ fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -
             id: record.node,
             name: settings.name.clone(),
             roles: settings.roles.clone(),
+            granted: BTreeSet::new(),
             incarnation: Incarnation::draw(),
             labels: settings.labels.clone(),
             control_address: settings.control().to_string(),
@@ -255,32 +260,33 @@ async fn start_enrolment(
     identity: &Identity,
     settings: &Settings,
     meta: Meta,
-) -> Result<Option<EnrolServer>> {
+) -> Result<Option<EnrolmentServer>> {
     let Some(key) = &identity.ca_key else {
         return Ok(None);
     };
-    let papers = EnrolPapers {
+    let papers = EnrolmentCredentials {
         ca: ClusterCa::load(identity.record.cluster, key).map_err(failed)?,
         ca_certificate: identity.ca.clone(),
         certificate: identity.certificate.clone(),
         key: identity.key.clone(),
     };
     let address = settings.enrol().to_string();
-    let server = EnrolServer::start(&address, papers, meta).await;
+    let server = EnrolmentServer::start(&address, papers, meta).await;
     server.map(Some).map_err(listen_failure)
 }
 
 /// Why the metadata of a node without an identity cannot be opened.
 fn alone_failure(e: OpenError, data_dir: &Path) -> Failure {
-    let mend = match &e {
+    let hint = match &e {
         OpenError::OneOfSeveral { .. } => format!(
-            "{} is missing, which says who that node is: bring it back from a backup, or have the others forget the node with \
+            "{} is missing, which says who that node is: bring it back from a backup, or have the others \
+             forget the node with \
              `penstock node remove` and join anew with another data directory",
             data_dir.join("cluster").display()
         ),
         _ => return failed(e),
     };
-    Failure::new(Kind::Failed, e, mend)
+    Failure::new(Kind::Failed, e, hint)
 }
 
 fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
@@ -290,7 +296,8 @@ fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
             "this node cannot prove who it is with ca.pem, node.pem and node.key in {}: {e}",
             data_dir.join("cluster").display()
         ),
-        "bring those files back from a backup, or have the others forget this node with `penstock node remove` and join anew \
+        "bring those files back from a backup, or have the others forget this node with `penstock node \
+         remove` and join anew \
          with another data directory",
     )
 }
@@ -313,10 +320,25 @@ async fn wait_until_known(meta: &Meta, settings: &Settings) -> std::result::Resu
         return known;
     }
     eprintln!(
-        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at {}",
+        "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at \
+         {}",
         settings.control()
     );
     known.await
+}
+
+/// Roles by their words.
+fn roles_of(words: &[String]) -> Result<BTreeSet<Role>> {
+    let role = |word: &String| {
+        let found = Role::all()
+            .into_iter()
+            .find(|role| role.to_string() == *word);
+        found.ok_or_else(|| {
+            let error = format!("there is no role '{word}'");
+            Failure::invalid(error, "give some of meta, storage, host, gateway")
+        })
+    };
+    words.iter().map(role).collect()
 }
 
 impl Node {
@@ -329,10 +351,14 @@ impl Node {
                 "make a cluster with `penstock init` in another data directory",
             ));
         };
+        let roles = match &request.roles {
+            Some(words) => roles_of(words)?,
+            None => Role::all(),
+        };
         let doors = self.doors(membership).await?;
         let authority = fingerprint(&membership.identity.ca).map_err(failed)?;
         let lifetime = Duration::from_secs(request.lifetime_s);
-        let token = self.asked.create_join_token(lifetime).await;
+        let token = self.asked.create_join_token(lifetime, &roles).await;
         let invitation = Invitation {
             cluster: membership.identity.record.cluster,
             authority,
@@ -341,6 +367,7 @@ impl Node {
         };
         Ok(Token {
             token: invitation.to_string(),
+            roles: roles.iter().map(Role::to_string).collect(),
             expires_at_ms: UnixMillis::now()
                 .0
                 .saturating_add(request.lifetime_s.saturating_mul(1000)),
@@ -348,8 +375,8 @@ impl Node {
     }
 
     /// Where nodes can join: here first. Of other nodes the port is taken to be the same.
-    async fn doors(&self, membership: &Membership) -> Result<Vec<Door>> {
-        let own = Door {
+    async fn doors(&self, membership: &Membership) -> Result<Vec<EnrolmentEndpoint>> {
+        let own = EnrolmentEndpoint {
             node: self.meta.node_id(),
             address: membership.settings.enrol(),
         };
@@ -362,7 +389,7 @@ impl Node {
         doors.extend(others.filter_map(|node| {
             let mut address: std::net::SocketAddr = node.control_address.parse().ok()?;
             address.set_port(membership.settings.enrol_port);
-            Some(Door {
+            Some(EnrolmentEndpoint {
                 node: node.id,
                 address,
             })
@@ -387,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn rdma_that_cannot_be_is_refused_when_it_must_be_and_said_when_it_may() {
+    fn unavailable_rdma_is_an_error_if_required_and_a_note_if_not() {
         for wire in [Wire::Tls, Wire::Crc] {
             let refused = told(Transport::Rdma, wire).unwrap_err();
             assert!(

@@ -5,7 +5,7 @@ use crate::failure::{Failure, Kind, Result};
 
 use super::limits;
 use super::node::Node;
-use super::nodes::word;
+use super::privileges;
 use super::volumes::is_listed;
 
 impl Node {
@@ -33,7 +33,7 @@ impl Node {
             roles: roles
                 .into_iter()
                 .flatten()
-                .map(|role| word(*role).to_owned())
+                .map(meta::Role::to_string)
                 .collect(),
             data: self.config().data.clone(),
             pid: std::process::id(),
@@ -50,6 +50,7 @@ impl Node {
             attachments: attachments.len(),
             capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
             used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
+            privileges: Some(privileges::in_force(self.config())),
             recovery: self.recovery().to_vec(),
             transports: self.transports(),
             health,
@@ -65,9 +66,10 @@ impl Node {
             known.map_or_else(|| node.to_string(), |node| node.name.to_string())
         };
         // A node that was removed is no peer any more, though connections to it may be left.
-        let ways = self.storage.fabric().ways().into_iter();
-        let ways = ways.filter(|(node, _)| map.node(meta::NodeId(node.base().0)).is_some());
-        let told = ways.map(|(node, way)| PeerTransport {
+        let peer_routes = self.storage.fabric().peer_routes().into_iter();
+        let peer_routes =
+            peer_routes.filter(|(node, _)| map.node(meta::NodeId(node.base().0)).is_some());
+        let told = peer_routes.map(|(node, way)| PeerTransport {
             node: name(node),
             rdma: way.rdma,
             tcp: way.tcp,

@@ -23,11 +23,11 @@ use crate::config::{Config, Poll, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
 
-use super::asks::{self, Asks};
 use super::cluster_map;
 use super::copier::Copier;
 use super::datadir::DataDir;
 use super::devices::{self, LeftOut, Origin, Owner};
+use super::meta_requests::{self, MetaRequests};
 use super::monitor::Found;
 use super::node::meta_failure;
 
@@ -132,7 +132,10 @@ impl Storage {
         let mut options = FabricConfig::new(NodeId(id.0), incarnation, *cluster.as_bytes(), store);
         options.net = net;
         options.may_lack = has_peers || !stores_data;
+        options.opened = config.privileges.opened.clone();
         let fabric = blocking(move || Fabric::open(options).map_err(fabric_failure)).await?;
+        // What the store has it keeps. What it could not open is free for others.
+        config.privileges.opened.close();
         let lines = |d: DeviceStatus| format!("{}: {}", d.path.display(), d.report);
         let recovery = fabric.devices().into_iter().map(lines).collect();
         for (path, error) in fabric.lacking() {
@@ -204,12 +207,20 @@ impl Storage {
 
     /// Makes the data path go by the cluster's map, and ask meta, for as long as the result lives.
     pub fn join(&self, meta: &Meta) -> Background {
-        let asks = Arc::<Asks>::default();
+        let asks = Arc::<MetaRequests>::default();
         let asker = Arc::clone(&asks);
         self.fabric.set_asker(Box::new(move |ask| asker.put(ask)));
         Background(vec![
-            tokio::spawn(asks::serve(asks, meta.clone())),
+            tokio::spawn(meta_requests::serve(asks, meta.clone())),
             tokio::spawn(cluster_map::follow(self.fabric.clone(), meta.clone())),
+            tokio::spawn(cluster_map::follow_layers(
+                self.fabric.clone(),
+                meta.clone(),
+            )),
+            tokio::spawn(cluster_map::follow_openings(
+                self.fabric.clone(),
+                meta.clone(),
+            )),
         ])
     }
 
@@ -300,7 +311,8 @@ impl Storage {
         .await
     }
 
-    /// Gives back what groups left behind that moved elsewhere, if they are `settled` by the map of `epoch`; how many chunks.
+    /// Gives back what groups left behind that moved elsewhere, if they are `settled` by the map of `epoch`;
+    /// how many chunks.
     pub async fn drop_strays(&self, epoch: meta::Epoch, settled: HashSet<PgId>) -> Result<usize> {
         let fabric = self.fabric.clone();
         blocking(move || {
@@ -367,7 +379,8 @@ impl Storage {
         self.fabric.devices().into_iter().map(local).collect()
     }
 
-    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds anything.
+    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds
+    /// anything.
     pub fn retire(&self, device: Uuid) -> bool {
         self.fabric.retire(device.as_bytes())
     }
@@ -417,7 +430,8 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
 }
 
 /// What becomes of damaged data.
-const RESTORE: &str = "volumes with copies on other nodes are read from there; the log names those hit: restore from a backup \
+const RESTORE: &str = "volumes with copies on other nodes are read from there; the log names those hit: \
+    restore from a backup \
                        what had one copy only";
 
 /// What to do about a full device.
@@ -536,8 +550,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_that_was_repaired_is_no_problem_and_a_backup_is_asked_for_only_when_no_replica_has_it()
-     {
+    fn repaired_block_is_no_problem_and_a_lost_one_needs_a_backup() {
         let finding = ScrubFinding {
             layer: LayerId(1),
             chunk: 0,

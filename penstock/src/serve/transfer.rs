@@ -1,7 +1,8 @@
 //! Import and export of volume data.
 //!
-//! An import fills a volume of its own, which takes its name when it is whole: until then the old content stays, and
-//! whatever stops the import leaves only that nameless volume, which is dropped at once or at the next start.
+//! An import fills a volume of its own, which takes its name when it is whole: until then the old content
+//! stays, and whatever stops the import leaves only that nameless volume, which is dropped at once or at the
+//! next start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +23,12 @@ use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
 use super::volumes::{check_name, copied, import_name, volume_by};
 
-mod patience;
+mod stall;
 
-use patience::Filling;
+use stall::Filling;
 
-/// How long the rest of a stream is taken that nobody wants. Who still sends then finds the connection closed.
+/// How long the rest of a stream is taken that nobody wants. Who still sends then finds the connection
+/// closed.
 const UNWANTED_MAX: Duration = Duration::from_secs(5);
 
 /// Fills volume `name` from a stream of extents.
@@ -231,8 +233,8 @@ async fn drop_part(node: &Node, part: &meta::Volume) {
     }
 }
 
-/// Starts to copy volume `name` into `out`. Unless `live` allows it, a volume that is written meanwhile makes a failed
-/// copy, not one that looks whole.
+/// Starts to copy volume `name` into `out`. Unless `live` allows it, a volume that is written meanwhile makes
+/// a failed copy, not one that looks whole.
 pub async fn export(
     node: Arc<Node>,
     name: &str,
@@ -275,7 +277,8 @@ pub async fn export(
     Ok(())
 }
 
-/// Opens a volume, and tells how many writes it can still number: one fewer at the end means that it was written.
+/// Opens a volume, and tells how many writes it can still number: one fewer at the end means that it was
+/// written.
 async fn open_to_export(
     node: &Node,
     name: &str,

@@ -129,8 +129,8 @@ impl Node {
             .map_err(meta_failure)
     }
 
-    /// Second half of a shrink, likewise. Nobody may open the volume meanwhile: a handle of its new size would be shared,
-    /// and nothing cut.
+    /// Second half of a shrink, likewise. Nobody may open the volume meanwhile: a handle of its new size
+    /// would be shared, and nothing cut.
     pub(super) async fn drop_stale_tail(
         &self,
         live: &mut Live,

@@ -72,7 +72,7 @@ fn the_limits_of_queues_and_sizes_are_told() {
 }
 
 #[test]
-fn a_socket_path_that_is_too_long_is_told_before_anything_is_made() {
+fn socket_path_too_long_is_refused_before_anything_is_created() {
     let dir = temp();
     let data = dir.path().join("d".repeat(100));
     let told = one_error(&serve(&data), 2);
@@ -176,23 +176,56 @@ fn rdma_is_checked_without_a_daemon() {
     let output = run(&["rdma", "check", "--json"]);
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let usable = told["usable"].as_bool().unwrap();
-    assert_eq!(output.status.code(), Some(i32::from(!usable)));
+    let whole = told["state"].as_str().unwrap();
+    assert_eq!(usable, whole == "ok" || whole == "warn", "{told}");
+    assert_eq!(output.status.code(), Some(i32::from(whole == "fail")));
     let findings = told["findings"].as_array().unwrap();
     for finding in findings {
-        let is_good = finding["state"] == "good";
-        assert_eq!(finding["mend"].is_null(), is_good, "{finding}");
+        let state = finding["state"].as_str().unwrap();
+        assert!(["ok", "warn", "fail"].contains(&state), "{finding}");
+        assert_eq!(finding["hint"].is_null(), state == "ok", "{finding}");
     }
     if !std::path::Path::new("/sys/class/infiniband").exists() {
-        assert_eq!((&findings[0]["state"], usable), (&"bad".into(), false));
+        assert_eq!((&findings[0]["state"], usable), (&"fail".into(), false));
         let text = String::from_utf8(run(&["rdma", "check"]).stdout).unwrap();
         assert!(
-            text.starts_with("bad   devices: the kernel shows none\n"),
+            text.starts_with("fail  devices: the kernel shows none\n"),
             "{text}"
         );
-        assert!(text.ends_with("data go over TCP\n"), "{text}");
+        assert!(
+            text.ends_with("\nfail  this machine cannot use RDMA; data go over TCP\n"),
+            "{text}"
+        );
     }
     let told = one_error(&run(&["rdma", "check", "--address", "elsewhere"]), 2);
     assert!(told.contains("elsewhere"), "{told}");
+}
+
+#[test]
+fn attachments_have_a_noun_and_its_short_forms() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    for (create, delete) in [
+        (&["attachment", "create"][..], &["attachment", "delete"][..]),
+        (&["attach"], &["detach"]),
+    ] {
+        let create = [create, &["volume", "a", "--socket", text(&socket)]].concat();
+        assert_eq!(daemon.json(&create)["volume"], "a");
+        let listed = daemon.json(&["attachment", "list"]);
+        assert_eq!(listed[0]["socket"], text(&socket));
+        assert_eq!(listed, daemon.json(&["attachments", "list"]));
+        assert_ne!(greet(&socket).1, 0);
+        daemon.ok(&[delete, &["a", "--yes"]].concat());
+        assert_eq!(daemon.json(&["attachment", "list"]), serde_json::json!([]));
+    }
+    for verb in [
+        &["attachment", "create", "volume", "a"][..],
+        &["attachment"],
+    ] {
+        assert_eq!(daemon.run(verb).status.code(), Some(2));
+    }
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn superblocks(device: &fs::File) -> ([u64; 2], [u64; 2]) {
 }
 
 #[test]
-fn a_corrupt_superblock_stops_the_start_only_when_its_copy_is_corrupt_too() {
+fn corrupt_superblock_stops_the_start_only_if_its_copy_is_too() {
     let dir = temp();
     formatted(dir.path());
     let path = dir.path().join("devices/0.img");

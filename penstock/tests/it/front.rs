@@ -132,12 +132,13 @@ impl Front {
         self.guest.read(to, SECTOR_BYTES)
     }
 
-    /// Blocks the data thread at its next answer on the first ring, until somebody reads the event descriptor: a queue
-    /// that does not come to its end. Submits a request for it.
+    /// Blocks the data thread at its next answer on the first ring, until somebody reads the event
+    /// descriptor: a queue that does not come to its end. Submits a request for it.
     pub fn wedge(&mut self) {
         let queue = &mut self.queues[0];
         queue.want_interrupt(queue.used_index(), false);
-        // An interrupt of an earlier request may come late: the descriptor is filled while that does not block this thread.
+        // An interrupt of an earlier request may come late: the descriptor is filled while that does not
+        // block this thread.
         let full = (u64::MAX - 1).to_ne_bytes();
         while rustix::io::write(&queue.call, &full) == Err(rustix::io::Errno::AGAIN) {
             FakeQueue::events(&queue.call);

@@ -1,12 +1,15 @@
-//! Guests on the daemon's disks, and what becomes of them when it is killed, short of something, or told to stop.
+//! Guests on the daemon's disks, and what becomes of them when it is killed, short of something, or told to
+//! stop.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::front::Front;
 use crate::harness::{Daemon, eventually, greet, one_error, penstock, temp, text};
+use crate::metrics::ask;
 
 fn attached(daemon: &Daemon, dir: &Path, volume: &str) -> PathBuf {
     let socket = dir.join(format!("{volume}.sock"));
@@ -16,7 +19,7 @@ fn attached(daemon: &Daemon, dir: &Path, volume: &str) -> PathBuf {
 }
 
 #[test]
-fn a_guest_that_switched_the_write_cache_off_finds_it_off_after_a_kill() {
+fn write_cache_switched_off_by_a_guest_stays_off_after_a_kill() {
     let dir = temp();
     let data = dir.path().join("data");
     let daemon = Daemon::start(&data);
@@ -46,6 +49,53 @@ fn a_guest_that_switched_the_write_cache_off_finds_it_off_after_a_kill() {
     assert!(daemon.terminate().success());
     let _daemon = Daemon::start(&data);
     assert!(Front::start(&through, 1).writeback());
+}
+
+/// How often a hostile guest switches its write cache.
+const TOGGLES: u32 = 10_000;
+
+#[test]
+fn a_guest_that_toggles_its_write_cache_fills_no_log() {
+    let dir = temp();
+    let data = dir.path().join("data");
+    let daemon = Daemon::start(&data);
+    let (through, back) = (
+        attached(&daemon, dir.path(), "through"),
+        attached(&daemon, dir.path(), "back"),
+    );
+    let entries = || {
+        let admin = UnixStream::connect(data.join("penstock.sock")).unwrap();
+        let (_, page) = ask(admin, "GET /metrics");
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix("penstock_meta_last_index "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let (before, began) = (entries(), std::time::Instant::now());
+    let (mut guest, mut other) = (Front::start(&through, 1), Front::start(&back, 1));
+    for toggle in 0..TOGGLES {
+        guest.set_writeback(toggle % 2 == 0);
+        other.set_writeback(toggle % 2 == 1);
+    }
+    assert!(!guest.writeback() && other.writeback());
+    // Nine at once and one each second, of each guest; some more of the cluster's own.
+    let most = 2 * (9 + began.elapsed().as_secs()) + 20;
+    let made = entries() - before;
+    assert!(made <= most, "{made} entries of at most {most}");
+    // A daemon that stops records what each has chosen last.
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::start(&data);
+    assert!(!Front::start(&through, 1).writeback());
+    assert!(Front::start(&back, 1).writeback());
+    // One that dies breaks no promise either.
+    let mut guest = Front::start(&through, 1);
+    for _ in 0..20 {
+        guest.set_writeback(true);
+        guest.set_writeback(false);
+    }
+    daemon.kill();
+    let _daemon = Daemon::start(&data);
+    assert!(!Front::start(&through, 1).writeback());
 }
 
 /// Files that a daemon may open in the tests below, unless it raises the limit itself.

@@ -20,7 +20,10 @@ pub fn penstock() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_penstock"));
     command
         .stdin(Stdio::null())
+        // Not on the machine's own list of daemons: nobody finds them there who does not mean them.
+        .env("PENSTOCK_RUN_DIR", env!("CARGO_TARGET_TMPDIR"))
         .env_remove("PENSTOCK_API")
+        .env_remove("PENSTOCK_DATA")
         .env_remove("PENSTOCK_LOG");
     command
 }
@@ -246,7 +249,8 @@ impl Drop for Daemon {
     }
 }
 
-/// Asks a vhost-user socket for its features, as every front end does first. Returns the connection, still open.
+/// Asks a vhost-user socket for its features, as every front end does first. Returns the connection, still
+/// open.
 pub fn greet(socket: &Path) -> (UnixStream, u64) {
     const GET_FEATURES: u32 = 1;
     const VERSION: u32 = 1;

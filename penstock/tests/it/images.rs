@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -287,7 +287,7 @@ fn data_survive_a_kill_of_the_daemon() {
 }
 
 #[test]
-fn an_import_replaces_a_volume_only_when_told_and_only_as_a_whole() {
+fn import_replaces_a_volume_only_with_consent_and_only_whole() {
     let dir = temp();
     let daemon = Daemon::start(&dir.path().join("data"));
     let raw = dir.path().join("in.raw");
@@ -408,8 +408,9 @@ fn images_that_cannot_be_imported_are_named() {
         &daemon.run(&["volume", "import", "a", text(&path("empty"))]),
         2,
     );
+    qemu_img(&["create", "-f", "qcow2", text(&path("whole.qcow2")), "1M"]);
     let without = daemon
-        .command(&["volume", "import", "a", text(&path("base"))])
+        .command(&["volume", "import", "a", text(&path("whole.qcow2"))])
         .env("PATH", "/nonexistent")
         .output()
         .unwrap();
@@ -418,14 +419,7 @@ fn images_that_cannot_be_imported_are_named() {
     assert_eq!(daemon.json(&["volume", "list"]), serde_json::json!([]));
     // A raw image needs no qemu-img.
     let raw = daemon
-        .command(&[
-            "volume",
-            "import",
-            "a",
-            text(&path("base")),
-            "--format",
-            "raw",
-        ])
+        .command(&["volume", "import", "a", text(&path("base"))])
         .env("PATH", "/nonexistent")
         .output()
         .unwrap();
@@ -434,4 +428,151 @@ fn images_that_cannot_be_imported_are_named() {
         "{}",
         String::from_utf8_lossy(&raw.stderr)
     );
+}
+
+#[test]
+fn an_export_is_for_its_owner_alone() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    daemon.ok(&["volume", "create", "a", "1M"]);
+    for format in ["raw", "qcow2"] {
+        let out = dir.path().join(format);
+        let export = ["volume", "export", "a", text(&out), "--format", format];
+        daemon.ok(&export);
+        let mode = || fs::metadata(&out).unwrap().mode() & 0o7777;
+        assert_eq!(mode(), 0o600, "{format}");
+        // One that is replaced is no more open than a new one.
+        fs::set_permissions(&out, fs::Permissions::from_mode(0o644)).unwrap();
+        daemon.ok(&[&export[..], &["--force"]].concat());
+        assert_eq!(mode(), 0o600, "{format}");
+    }
+}
+
+/// A program `qemu-img` that does something before the real one begins. Returns its directory.
+fn meddling(dir: &Path, what: &str) -> String {
+    let programs = dir.join("programs");
+    fs::create_dir(&programs).unwrap();
+    let program = programs.join("qemu-img");
+    let script = format!("#!/bin/sh\n{what}\nexec /usr/bin/qemu-img \"$@\"\n");
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", text(&programs), std::env::var("PATH").unwrap())
+}
+
+#[test]
+fn an_image_that_is_swapped_under_the_import_is_not_read() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let path = |name: &str| dir.path().join(name);
+    let content = image(&path("in.raw"));
+    fs::write(path("secret.raw"), vec![9; IMAGE_BYTES as usize]).unwrap();
+    for name in ["in", "secret"] {
+        let (raw, qcow2) = (path(&format!("{name}.raw")), path(&format!("{name}.qcow2")));
+        qemu_img(&[
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            "qcow2",
+            text(&raw),
+            text(&qcow2),
+        ]);
+    }
+    let (image, secret) = (path("in.qcow2"), path("secret.qcow2"));
+    let path_env = meddling(
+        dir.path(),
+        &format!(
+            "[ \"$1\" = convert ] && mv {} {}",
+            text(&secret),
+            text(&image)
+        ),
+    );
+    let imported = daemon
+        .command(&["volume", "import", "a", text(&image)])
+        .env("PATH", path_env)
+        .output()
+        .unwrap();
+    assert!(imported.status.success(), "{imported:?}");
+    assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
+}
+
+#[test]
+fn a_backing_file_named_under_the_import_is_not_read() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("secret"), [9; 1 << 20]).unwrap();
+    let image = path("in.qcow2");
+    qemu_img(&["create", "-f", "qcow2", text(&image), "1M"]);
+    let rebase = format!(
+        "[ \"$1\" = convert ] && /usr/bin/qemu-img rebase -u -f qcow2 -F raw -b {} {}",
+        text(&path("secret")),
+        text(&image)
+    );
+    let imported = daemon
+        .command(&["volume", "import", "a", text(&image)])
+        .env("PATH", meddling(dir.path(), &rebase))
+        .output()
+        .unwrap();
+    assert!(imported.status.success(), "{imported:?}");
+    let content = daemon.run(&["volume", "export", "a", "-"]).stdout;
+    assert!(content.iter().all(|byte| *byte == 0), "the secret was read");
+}
+
+#[test]
+fn an_image_whose_data_lie_elsewhere_is_refused() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let (image, secret) = (dir.path().join("in.qcow2"), dir.path().join("secret"));
+    let option = format!("data_file={},data_file_raw=on", text(&secret));
+    qemu_img(&["create", "-f", "qcow2", "-o", &option, text(&image), "1M"]);
+    for format in [&[][..], &["--format", "qcow2"]] {
+        let args = [&["volume", "import", "a", text(&image)], format].concat();
+        let told = daemon.refused(&args);
+        let named = format!("its data file {}", text(&secret));
+        assert!(told.contains(&named), "{told}");
+    }
+}
+
+#[test]
+fn the_format_is_detected_once_and_told() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    // What a guest may write into its raw disk.
+    let disk = dir.path().join("disk");
+    qemu_img(&["create", "-f", "qcow2", text(&disk), "1M"]);
+    let length = fs::metadata(&disk).unwrap().len().next_multiple_of(4096);
+    for (format, word, size) in [
+        (&[][..], "is qcow2, as detected", 1 << 20),
+        (&["--format", "raw"], "is raw, as told", length),
+    ] {
+        let args = [&["volume", "import", "a", text(&disk), "--yes"], format].concat();
+        let imported = daemon.run(&args);
+        let told = String::from_utf8(imported.stderr).unwrap();
+        assert!(imported.status.success() && told.contains(word), "{told}");
+        let shown = daemon.json(&["volume", "show", "a"]);
+        assert_eq!(shown["size_bytes"], size);
+    }
+}
+
+#[test]
+fn an_image_that_takes_too_much_is_refused_by_the_limit() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let path = dir.path().join("bomb.qcow2");
+    let create = ["create", "-f", "qcow2", "-o"];
+    // Its tables of clusters take 8 GiB in memory, and it takes no space.
+    let option = "cluster_size=4096,refcount_bits=64";
+    qemu_img(&[&create[..], &[option, text(&path), "1G"]].concat());
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_len(4 << 40).unwrap();
+    let told = daemon.refused(&["volume", "import", "a", text(&path)]);
+    assert!(told.contains("more memory than its limit, 2G"), "{told}");
+    assert!(told.contains(text(&path)), "{told}");
+
+    // A disk that no volume can be.
+    qemu_img(&[&create[..], &["cluster_size=2M", text(&path), "2P"]].concat());
+    let told = one_error(&daemon.run(&["volume", "import", "a", text(&path)]), 2);
+    assert!(told.contains("at most 1P"), "{told}");
+    assert_eq!(daemon.json(&["volume", "list"]), serde_json::json!([]));
 }

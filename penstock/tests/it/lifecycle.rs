@@ -136,7 +136,7 @@ fn attachments_come_back_after_a_clean_stop_and_after_a_kill() {
 }
 
 #[test]
-fn an_attachment_that_cannot_come_back_is_told_and_stops_nobody_else() {
+fn unrestorable_attachment_is_reported_and_blocks_no_other() {
     let dir = temp();
     let gone = dir.path().join("gone");
     fs::create_dir(&gone).unwrap();
@@ -224,7 +224,7 @@ fn libvirt_gets_the_disk_element_of_an_attached_volume() {
 }
 
 #[test]
-fn the_back_end_program_serves_one_volume_by_path_and_by_descriptor() {
+fn back_end_program_serves_one_volume_by_path_or_descriptor() {
     let dir = temp();
     let data = dir.path().join("data");
     let daemon = Daemon::start(&data);

@@ -3,6 +3,7 @@
 mod cluster;
 mod contract;
 mod devices;
+mod found;
 mod front;
 mod guests;
 mod harness;
@@ -10,5 +11,6 @@ mod idle;
 mod images;
 mod lifecycle;
 mod metrics;
+mod privileges;
 mod transfers;
 mod verbs;

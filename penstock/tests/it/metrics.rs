@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use crate::harness::{Daemon, greet, one_error, serve_with, temp, text};
 
 /// Asks over HTTP/1.0, and returns status line and body.
-fn ask(mut stream: impl Read + Write, request: &str) -> (String, String) {
+pub fn ask(mut stream: impl Read + Write, request: &str) -> (String, String) {
     stream
         .write_all(format!("{request} HTTP/1.0\r\nhost: x\r\n\r\n").as_bytes())
         .unwrap();
@@ -43,13 +43,15 @@ fn families(page: &str) -> BTreeMap<String, (String, String)> {
 fn documented() -> BTreeMap<String, (String, String)> {
     let list = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/METRICS.md");
     let list = fs::read_to_string(list).unwrap();
-    let rows = list.lines().filter(|line| line.starts_with("| `"));
-    rows.map(|row| {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let plain = |cell: &str| cell.replace('`', "");
-        (plain(cells[1]), (plain(cells[2]), plain(cells[3])))
-    })
-    .collect()
+    let entries = list.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("- `")?.split_once("` — ")?;
+        let (kind, rest) = rest.split_once(", ")?;
+        let labels = rest
+            .split_once("; labels ")
+            .map_or("", |(_, labels)| labels);
+        Some((name.to_owned(), (kind.to_owned(), labels.replace('`', ""))))
+    });
+    entries.collect()
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use crate::front::Front;
@@ -73,7 +74,7 @@ fn an_import_does_not_replace_a_volume_that_is_being_exported() {
 }
 
 #[test]
-fn an_import_that_ends_during_an_export_is_refused_and_the_export_is_whole() {
+fn import_ending_during_an_export_is_refused_and_harms_nothing() {
     let dir = temp();
     let daemon = Daemon::start(&dir.path().join("data"));
     filled(&daemon, dir.path(), 7);
@@ -126,26 +127,53 @@ fn an_import_that_ends_during_an_export_is_refused_and_the_export_is_whole() {
     daemon.ok(&["volume", "delete", "a", "--yes"]);
 }
 
+/// Forwards one connection to a daemon. Before an import it makes the volume, and returns true.
+fn forward(listener: &UnixListener, daemon: &Daemon) -> bool {
+    let (mut client, _) = listener.accept().unwrap();
+    let mut beginning = [0; 4];
+    if client.read_exact(&mut beginning).is_err() {
+        // The import ended without one.
+        return true;
+    }
+    let is_import = beginning == *b"PUT ";
+    if is_import {
+        daemon.ok(&["volume", "create", "a", "1M"]);
+    }
+    let mut server = UnixStream::connect(daemon.data().join("penstock.sock")).unwrap();
+    server.write_all(&beginning).unwrap();
+    let (mut from_client, mut to_server) =
+        (client.try_clone().unwrap(), server.try_clone().unwrap());
+    let asking = std::thread::spawn(move || {
+        // Either side may hang up first.
+        let _ = std::io::copy(&mut from_client, &mut to_server);
+        let _ = to_server.shutdown(Shutdown::Write);
+    });
+    let _ = std::io::copy(&mut server, &mut client);
+    let _ = client.shutdown(Shutdown::Both);
+    asking.join().unwrap();
+    is_import
+}
+
 #[test]
-fn a_volume_that_appears_before_an_import_begins_is_replaced_only_if_that_was_allowed() {
+fn import_replaces_a_volume_created_meanwhile_only_if_allowed() {
     let dir = temp();
     let daemon = Daemon::start(&dir.path().join("data"));
     let sevens = dir.path().join("sevens.raw");
     fs::write(&sevens, [7; 8192]).unwrap();
     for (options, replaced) in [(&[][..], false), (&["--yes"], true)] {
-        // A qemu-img that makes the volume while the image is looked at.
-        let program = dir.path().join("qemu-img");
-        let script = format!(
-            "#!/bin/sh\n{} volume create a 1M --data {} >&2\necho '{{\"format\": \"raw\", \"virtual-size\": 8192}}'\n",
-            env!("CARGO_BIN_EXE_penstock"),
-            text(daemon.data()),
-        );
-        fs::write(&program, script).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(&program, mode).unwrap();
-        let path = format!("{}:{}", text(dir.path()), std::env::var("PATH").unwrap());
+        let proxy = dir.path().join("proxy.sock");
+        let listener = UnixListener::bind(&proxy).unwrap();
         let args = [&["volume", "import", "a", text(&sevens)], options].concat();
-        let import = daemon.command(&args).env("PATH", path).output().unwrap();
+        let import = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // What asks and looks before, then the import itself.
+                while !forward(&listener, &daemon) {}
+            });
+            let import = daemon.command(&args).args(["--api", text(&proxy)]).output();
+            drop(UnixStream::connect(&proxy));
+            import.unwrap()
+        });
+        fs::remove_file(&proxy).unwrap();
         if replaced {
             let told = String::from_utf8_lossy(&import.stderr);
             assert!(import.status.success(), "{told}");

@@ -1,4 +1,5 @@
-//! Verbs on the cluster: pools, nodes, devices, events. The cluster here has one node; of several the machines below are tested.
+//! Verbs on the cluster: pools, nodes, devices, events. The cluster here has one node; of several the
+//! machines below are tested.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -173,7 +174,7 @@ fn the_only_node_is_shown_and_stays() {
     assert!(daemon.ok(&["status"]).contains("under way"));
     let told = daemon.refused(&["volume", "create", "a", "64M"]);
     assert!(told.contains("usable device"), "{told}");
-    daemon.ok(&["node", "drain", name, "--off"]);
+    daemon.ok(&["node", "drain", name, "--cancel"]);
     assert_eq!(daemon.ok(&["health"]), "ok\n");
     daemon.ok(&["volume", "create", "a", "64M"]);
 }
@@ -375,7 +376,7 @@ fn an_added_device_that_is_gone_stops_no_start_and_is_told() {
 }
 
 #[test]
-fn a_node_of_its_own_keeps_its_devices_while_it_has_volumes_and_nothing_moves() {
+fn standalone_node_keeps_its_devices_while_it_has_volumes() {
     let dir = temp();
     let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
     let daemon = Daemon::start(&data);

@@ -1,5 +1,6 @@
 //! Counts the C library's allocations of the process that it is preloaded into, in the file that
-//! `PENSTOCK_BENCH_ALLOCATIONS` names: eight bytes, shared with the benchmark. Compiled by the benchmark itself.
+//! `PENSTOCK_BENCH_ALLOCATIONS` names: eight bytes, shared with the benchmark. Compiled by the benchmark
+//! itself.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};

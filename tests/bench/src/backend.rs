@@ -70,7 +70,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Starts a back end on `cpu`, its files below `directory`, where a file store of the same kind is used again.
+    /// Starts a back end on `cpu`, its files below `directory`, where a file store of the same kind is used
+    /// again.
     pub fn start(
         kind: Kind,
         store: Store,
@@ -161,8 +162,8 @@ pub fn penstock_options(kind: Kind, store: Store) -> Result<DaemonOptions> {
     ))
 }
 
-/// Attaches the benchmark's volume with `queues` queues, after creating it where it does not exist and ending the
-/// attachment that an earlier start left.
+/// Attaches the benchmark's volume with `queues` queues, after creating it where it does not exist and ending
+/// the attachment that an earlier start left.
 pub fn attach_afresh(daemon: &Daemon, size: u64, queues: u16) -> Result<PathBuf> {
     let empty = |listed: &serde_json::Value| listed.as_array().is_none_or(Vec::is_empty);
     if empty(&daemon.json(&["volume", "list"])?) {

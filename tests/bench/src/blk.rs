@@ -14,10 +14,10 @@ use crate::driver::{BLOCK_MAX, DEPTH_MAX, Direction, Driver, Load, Order};
 use crate::idle::{self, Idle, Opened};
 use crate::ping_pong::{self, State};
 use crate::usage::cpu_time;
-use settle::Settled;
+use steady::Settled;
 
 mod report;
-mod settle;
+mod steady;
 
 /// Depths of the 4 KiB loads, for each queue.
 const DEPTHS: [usize; 3] = [1, 32, DEPTH_MAX];
@@ -230,7 +230,8 @@ fn loads() -> Vec<Load> {
     // Writing in order first makes every round begin on the same disk.
     let sequential = [Direction::Write, Direction::Read];
     let sequential = sequential.map(|direction| large(direction, Order::Sequential));
-    // Each of them on a disk that was scattered just before; the settled ones after one another on one that has settled.
+    // Each of them on a disk that was scattered just before; the settled ones after one another on one that
+    // has settled.
     let scattered = [Order::Scattered, Order::Settled]
         .iter()
         .flat_map(|order| [Direction::Read, Direction::Write].map(|d| large(d, *order)));
@@ -241,8 +242,8 @@ fn loads() -> Vec<Load> {
         .collect()
 }
 
-/// Runs all loads on each back end in turn, several rounds. One back end runs at a time: one that polls would take the
-/// core from the others.
+/// Runs all loads on each back end in turn, several rounds. One back end runs at a time: one that polls would
+/// take the core from the others.
 fn compare(
     options: &Options,
     store: Store,
@@ -273,7 +274,7 @@ fn compare(
                         scatter(&backend, queues, clock)?;
                     }
                     if load.order == Order::Settled && fresh && kind != Kind::Qemu {
-                        let settled = settle::wait(backend.pid()?, kind)?;
+                        let settled = steady::wait(backend.pid()?, kind)?;
                         say(&settled.to_string());
                         measured.settled.push(settled);
                     }

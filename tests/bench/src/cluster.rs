@@ -1,8 +1,10 @@
-//! `cluster`: a disk with three copies on this machine, its daemons on the loopback device, and Ceph beside it.
+//! `cluster`: a disk with three copies on this machine, its daemons on the loopback device, and Ceph beside
+//! it.
 //!
-//! The driver polls on one CPU, everything else shares the other one: all daemons of Penstock, or the monitor, the OSDs and
-//! qemu-storage-daemon with librbd. So IOPS say what one core gives, and the time of all these processes is counted.
-//! Then, of Penstock alone: what a node's return costs, and how long a guest pauses when a node goes.
+//! The driver polls on one CPU, everything else shares the other one: all daemons of Penstock, or the
+//! monitor, the OSDs and qemu-storage-daemon with librbd. So IOPS say what one core gives, and the time of
+//! all these processes is counted. Then, of Penstock alone: what a node's return costs, and how long a guest
+//! pauses when a node goes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -19,8 +19,8 @@ pub const DEPTH_MAX: usize = 128;
 pub const BLOCK_MAX: usize = 1 << 20;
 /// Bytes of buffers for any load: queues times depth times block never exceeds it.
 const BUFFER_BYTES: usize = 64 << 20;
-/// At depths above one, every so many requests is timed: two readings of the counter for each would show in the result.
-/// A power of two.
+/// At depths above one, every so many requests is timed: two readings of the counter for each would show in
+/// the result. A power of two.
 const SAMPLE_EVERY: u64 = 8;
 /// Written blocks are counted in this unit.
 const COUNTED_BLOCK: u64 = 4096;
@@ -162,7 +162,8 @@ impl Driver {
         device.map_mem_region(&region)?;
         let buffers = region.addr as *mut u8;
         for page in (0..buffer_bytes).step_by(8) {
-            // SAFETY: the region is `buffer_bytes` of mapped, writable, 8-byte aligned memory, and nothing uses it yet.
+            // SAFETY: the region is `buffer_bytes` of mapped, writable, 8-byte aligned memory, and nothing
+            // uses it yet.
             unsafe {
                 buffers
                     .add(page)

@@ -1,6 +1,6 @@
-//! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on one core,
-//! the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench cluster` does so with three nodes,
-//! side by side with Ceph.
+//! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on
+//! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench
+//! cluster` does so with three nodes, side by side with Ceph.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

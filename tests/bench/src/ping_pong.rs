@@ -1,5 +1,5 @@
-//! How far apart two cores are: the time a cache line takes from one to the other. Virtual processors move between
-//! physical ones, and figures bound by memory follow; results are compared only within one state.
+//! How far apart two cores are: the time a cache line takes from one to the other. Virtual processors move
+//! between physical ones, and figures bound by memory follow; results are compared only within one state.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -11,8 +11,8 @@ use crate::clock::{Clock, ticks};
 
 /// Round trips timed together.
 const ROUNDS: u64 = 200;
-/// Groups of round trips; the result is a low percentile of them, because the other core may be shared with a back end
-/// that polls, and groups in which it was scheduled away say nothing.
+/// Groups of round trips; the result is a low percentile of them, because the other core may be shared with a
+/// back end that polls, and groups in which it was scheduled away say nothing.
 const GROUPS: usize = 60;
 /// Share of the groups below the result.
 const PERCENTILE: usize = 20;

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Processor time of all living threads of `pid` since they started, kernel work on their behalf included. The
-/// scheduler counts it in nanoseconds, where utime and stime are sampled by the tick.
+/// Processor time of all living threads of `pid` since they started, kernel work on their behalf included.
+/// The scheduler counts it in nanoseconds, where utime and stime are sampled by the tick.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
     let mut total = 0u64;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))
         .with_context(|| format!("list the threads of {pid}"))?
     {
-        // A thread may end between the listing and the reading; what it used is then missing, as for any ended thread.
+        // A thread may end between the listing and the reading; what it used is then missing, as for any
+        // ended thread.
         let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else {
             continue;
         };

@@ -36,7 +36,8 @@ fn offset() -> &'static AtomicI64 {
         return unsafe { &*known };
     }
     let name: &CStr = c"PENSTOCK_RIG_CLOCK";
-    // SAFETY: all of it is called with strings that end in a zero byte, and the mapping is checked for failure.
+    // SAFETY: all of it is called with strings that end in a zero byte, and the mapping is checked for
+    // failure.
     let found = unsafe {
         let path = getenv(name.as_ptr());
         let fd = if path.is_null() { -1 } else { open(path, 0) };

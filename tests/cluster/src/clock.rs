@@ -1,5 +1,5 @@
-//! Wall clocks that jump: a library that is preloaded into a daemon and adds an offset out of a file. Monotonic time is
-//! left alone, as it is by whoever sets a clock.
+//! Wall clocks that jump: a library that is preloaded into a daemon and adds an offset out of a file.
+//! Monotonic time is left alone, as it is by whoever sets a clock.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

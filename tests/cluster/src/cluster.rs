@@ -38,7 +38,8 @@ pub struct ClusterOptions {
     pub serve_args: Vec<String>,
     /// The only processor that the daemons run on.
     pub cpu: Option<usize>,
-    /// Addresses of the loopback device instead of a network of namespaces: no root needed, and nothing to cut.
+    /// Addresses of the loopback device instead of a network of namespaces: no root needed, and nothing to
+    /// cut.
     pub loopback: bool,
     /// Addresses of this machine, one for each node, likewise.
     pub addresses: Vec<String>,
@@ -359,7 +360,8 @@ impl Cluster {
             .context("remove a node's directory")
     }
 
-    /// Has the cluster forget a node. One that died is refused until the others take it for down, so this asks repeatedly.
+    /// Has the cluster forget a node. One that died is refused until the others take it for down, so this
+    /// asks repeatedly.
     pub fn forget(&self, number: u8) -> Result<()> {
         let name = format!("node{number}");
         let mut refused = None;
@@ -412,8 +414,8 @@ impl Cluster {
         Ok(begin.elapsed())
     }
 
-    /// Whether nothing is wrong and all copies are there, as the first running node tells. A node that cannot tell now is
-    /// asked again later.
+    /// Whether nothing is wrong and all copies are there, as the first running node tells. A node that cannot
+    /// tell now is asked again later.
     pub fn is_ready(&self) -> Result<bool> {
         let daemon = &self.any()?.daemon;
         let (Ok(pools), Ok(nodes)) = (
@@ -440,7 +442,8 @@ impl Cluster {
             }))
     }
 
-    /// Waits for something; when it does not come, the error tells how the cluster is and what its nodes said last.
+    /// Waits for something; when it does not come, the error tells how the cluster is and what its nodes said
+    /// last.
     pub fn wait<T>(
         &self,
         what: &str,

@@ -106,7 +106,8 @@ impl Ledger {
         }
     }
 
-    /// Looks at a block after a crash. What is found holds from now on: what was read once never changes back.
+    /// Looks at a block after a crash. What is found holds from now on: what was read once never changes
+    /// back.
     pub fn settle(&mut self, block: usize, bytes: &[u8], promise: Promise) -> Result<()> {
         let found = version(block, bytes)?;
         let entry = &mut self.entries[block];
@@ -161,7 +162,8 @@ fn version(block: usize, bytes: &[u8]) -> Result<u32> {
 mod tests {
     use super::*;
 
-    /// A ledger of two blocks; block 1 was sent in three versions, of which two were acknowledged and one was flushed.
+    /// A ledger of two blocks; block 1 was sent in three versions, of which two were acknowledged and one was
+    /// flushed.
     fn ledger() -> (Ledger, Vec<Vec<u8>>) {
         let mut ledger = Ledger::new(2, 1 << 20);
         let mut versions = vec![vec![0; BLOCK]];
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_survives_a_loss_of_power_and_what_was_acknowledged_a_kill() {
+    fn flushed_data_survives_power_loss_and_acked_data_a_kill() {
         for (promise, allowed) in [
             (Promise::Flushed, [false, true, true, true]),
             (Promise::Acknowledged, [false, false, true, true]),

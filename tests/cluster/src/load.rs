@@ -1,5 +1,5 @@
-//! A guest without a virtual machine: a thread that reads and writes a disk through its vhost-user socket, knows what was
-//! acknowledged, and notices how long nothing was.
+//! A guest without a virtual machine: a thread that reads and writes a disk through its vhost-user socket,
+//! knows what was acknowledged, and notices how long nothing was.
 
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
@@ -66,8 +66,8 @@ impl Disk {
 
     fn buffer(&mut self, slot: usize) -> &mut [u8] {
         assert!(slot < DEPTH);
-        // SAFETY: the region has DEPTH blocks, lives as long as the device, and is borrowed through self alone. A slot is
-        // looked at only while no request of it is in flight.
+        // SAFETY: the region has DEPTH blocks, lives as long as the device, and is borrowed through self
+        // alone. A slot is looked at only while no request of it is in flight.
         unsafe { std::slice::from_raw_parts_mut(self.buffers.add(slot * BLOCK), BLOCK) }
     }
 
@@ -383,7 +383,8 @@ impl Requests {
         self.answer()
     }
 
-    /// Writes so many bytes, of the same value, and waits for the answer. If it is `restless`, the buffer changes all the while.
+    /// Writes so many bytes, of the same value, and waits for the answer. If it is `restless`, the buffer
+    /// changes all the while.
     ///
     /// # Panics
     /// If they are more than this was [connected](Self::connect_long) for.
@@ -391,8 +392,9 @@ impl Requests {
         assert!(len <= LONGEST);
         let start = self.0.buffers;
         let fill = |value| {
-            // SAFETY: the buffer is as long, lives as long as the device, and is reached by this pointer only. Whoever reads it meanwhile gets what a guest
-            // gives that changes what it has not been told is written.
+            // SAFETY: the buffer is as long, lives as long as the device, and is reached by this pointer
+            // only. Whoever reads it meanwhile gets what a guest gives that changes what it has not been told
+            // is written.
             unsafe { start.write_bytes(value, len) };
         };
         fill(1);

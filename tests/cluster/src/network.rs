@@ -1,6 +1,6 @@
-//! A network of nodes on one machine: each in a network namespace of its own with an address of its own, all on one
-//! bridge in one more namespace, so that nothing shows on the machine's own network. Packets are dropped by nftables
-//! inside the namespaces.
+//! A network of nodes on one machine: each in a network namespace of its own with an address of its own, all
+//! on one bridge in one more namespace, so that nothing shows on the machine's own network. Packets are
+//! dropped by nftables inside the namespaces.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,7 +22,7 @@ static NETWORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Which packets are dropped, as the node sees it that the cut is made at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum CutDirection {
     /// Both ways: a pulled cable.
     Both,
     /// What comes in. What the node says is heard.
@@ -31,7 +31,7 @@ pub enum Way {
     Out,
 }
 
-impl Way {
+impl CutDirection {
     fn drops_in(self) -> bool {
         self != Self::Out
     }
@@ -47,12 +47,19 @@ pub struct Network {
     name: String,
     nodes: u8,
     /// Cuts at each node: to whom, and which way.
-    cuts: BTreeMap<(u8, u8), Way>,
+    cuts: BTreeMap<(u8, u8), CutDirection>,
+    addresses: fn(u8) -> String,
 }
 
 impl Network {
-    /// Makes the network of `nodes` nodes, numbered from one, after removing what runs that were killed have left.
+    /// Makes the network of `nodes` nodes, numbered from one, after removing what runs that were killed have
+    /// left.
     pub fn new(nodes: u8) -> Result<Self> {
+        Self::with_addresses(nodes, |node| format!("10.77.0.{node}"))
+    }
+
+    /// Same, with the nodes' addresses. They share their first three bytes.
+    pub fn with_addresses(nodes: u8, addresses: fn(u8) -> String) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
             "network namespaces need root: run this as root (with sudo, keep HOME and CARGO_HOME)"
@@ -69,6 +76,7 @@ impl Network {
             name: format!("{PREFIX}{}n{count}", std::process::id()),
             nodes: 0,
             cuts: BTreeMap::new(),
+            addresses,
         };
         let hub = network.hub();
         ip(&["netns", "add", &hub])?;
@@ -107,11 +115,11 @@ impl Network {
 
     /// The address of a node.
     pub fn address(&self, node: u8) -> String {
-        format!("10.77.0.{node}")
+        (self.addresses)(node)
     }
 
     /// Drops packets between `node` and all others.
-    pub fn cut(&mut self, node: u8, way: Way) -> Result<()> {
+    pub fn cut(&mut self, node: u8, way: CutDirection) -> Result<()> {
         for peer in (1..=self.nodes).filter(|peer| *peer != node) {
             self.cuts.insert((node, peer), way);
         }
@@ -119,7 +127,7 @@ impl Network {
     }
 
     /// Drops packets between two nodes; `way` is as `node` sees it.
-    pub fn cut_pair(&mut self, node: u8, peer: u8, way: Way) -> Result<()> {
+    pub fn cut_pair(&mut self, node: u8, peer: u8, way: CutDirection) -> Result<()> {
         self.cuts.insert((node, peer), way);
         self.apply(node)
     }
@@ -166,17 +174,19 @@ impl Network {
 
     fn rules(&self, node: u8) -> String {
         let cuts = || self.cuts.iter().filter(move |((at, _), _)| *at == node);
-        let dropped = |field: &str, wanted: fn(Way) -> bool| -> String {
+        let dropped = |field: &str, wanted: fn(CutDirection) -> bool| -> String {
             cuts()
                 .filter(|(_, way)| wanted(**way))
                 .map(|((_, peer), _)| format!("    ip {field} {} drop\n", self.address(*peer)))
                 .collect()
         };
         format!(
-            "table inet rig\ndelete table inet rig\ntable inet rig {{\n  chain in {{\n    type filter hook input priority 0; \
-             policy accept;\n{}  }}\n  chain out {{\n    type filter hook output priority 0; policy accept;\n{}  }}\n}}\n",
-            dropped("saddr", Way::drops_in),
-            dropped("daddr", Way::drops_out)
+            "table inet rig\ndelete table inet rig\ntable inet rig \
+             {{\n  chain in {{\n    type filter hook input priority 0; \
+             policy accept;\n{}  }}\n  chain out {{\n    type filter hook output priority 0; policy \
+             accept;\n{}  }}\n}}\n",
+            dropped("saddr", CutDirection::drops_in),
+            dropped("daddr", CutDirection::drops_out)
         )
     }
 }

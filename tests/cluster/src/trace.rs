@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_with_data_are_messages_and_bare_acknowledgements_are_not() {
+    fn segments_with_data_are_messages_and_bare_acks_are_not() {
         let message = parse(&packet(100), Duration::ZERO).unwrap();
         assert_eq!(message.from, Ipv4Addr::new(10, 77, 0, 1));
         assert_eq!(message.to, Ipv4Addr::new(10, 77, 0, 2));

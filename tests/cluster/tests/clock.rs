@@ -1,4 +1,5 @@
-//! Clocks that are wrong. Leases and timeouts know monotonic time only; certificates alone look at the calendar.
+//! Clocks that are wrong. Leases and timeouts know monotonic time only; certificates alone look at the
+//! calendar.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ const HOUR_S: i64 = 3600;
 const CENTURIES_S: i64 = 300 * 365 * 24 * HOUR_S;
 
 #[test]
-fn clocks_that_jump_stop_nobody_and_expired_certificates_keep_a_node_out() -> Result<()> {
+fn clock_jumps_are_harmless_and_expired_certificates_bar_a_node() -> Result<()> {
     let mut options = ClusterOptions::new(penstock_binary()?, 3);
     options.clocks = true;
     let mut cluster = Cluster::start(options)?;

@@ -21,7 +21,8 @@ fn wait_well(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Gives a node a second device, which takes its share of the groups with the start that takes it in. The numbers of both.
+/// Gives a node a second device, which takes its share of the groups with the start that takes it in. The
+/// numbers of both.
 fn add_device(cluster: &mut Cluster, load: &Load, node: u8) -> Result<[u64; 2]> {
     let path = cluster.directory().join("second.img");
     let spec = format!("{}:4G", path.display());
@@ -80,7 +81,7 @@ fn wait_gone(cluster: &Cluster, node: u8, device: u64) -> Result<()> {
 }
 
 #[test]
-fn a_device_is_emptied_into_another_one_of_its_node_while_that_serves() -> Result<()> {
+fn device_drains_into_another_of_its_node_while_serving() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
@@ -107,7 +108,7 @@ fn a_device_is_emptied_into_another_one_of_its_node_while_that_serves() -> Resul
 }
 
 #[test]
-fn a_node_that_is_killed_while_its_data_move_between_devices_goes_on_with_that() -> Result<()> {
+fn killed_node_resumes_moving_its_data_between_devices() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
-use cluster_rig::{ClusterOptions, Load, Promise, Way, load};
+use cluster_rig::{ClusterOptions, CutDirection, Load, Promise, load};
 use guest_rig::paths::penstock_binary;
 
 #[test]
@@ -19,7 +19,11 @@ fn a_guest_goes_on_while_nodes_are_killed_and_cut_off() -> Result<()> {
         cluster.wait_ready()?;
         goes_on(&cluster, &load, &format!("the return of node {node}"))?;
     }
-    for (node, way) in [(3, Way::Both), (2, Way::In), (3, Way::Out)] {
+    for (node, way) in [
+        (3, CutDirection::Both),
+        (2, CutDirection::In),
+        (3, CutDirection::Out),
+    ] {
         cluster.network()?.cut(node, way)?;
         goes_on(&cluster, &load, &format!("a cut at node {node}, {way:?}"))?;
         cluster.network()?.heal(node)?;
@@ -27,7 +31,7 @@ fn a_guest_goes_on_while_nodes_are_killed_and_cut_off() -> Result<()> {
         goes_on(&cluster, &load, &format!("healing node {node}"))?;
     }
     // Two of the three that do not hear each other, while both hear the third.
-    cluster.network()?.cut_pair(2, 3, Way::Both)?;
+    cluster.network()?.cut_pair(2, 3, CutDirection::Both)?;
     goes_on(&cluster, &load, "a cut between nodes 2 and 3")?;
     cluster.network()?.heal_all()?;
     cluster.wait_ready()?;
@@ -41,7 +45,7 @@ fn the_guest_of_a_node_that_is_cut_off_waits_and_gets_no_error() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
-    cluster.network()?.cut(1, Way::Both)?;
+    cluster.network()?.cut(1, CutDirection::Both)?;
     // Long enough that the others have replaced it in all that it did, and its lease has ended.
     std::thread::sleep(Duration::from_secs(20));
     let before = load.completed();

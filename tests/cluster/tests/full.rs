@@ -33,8 +33,8 @@ fn import(cluster: &Cluster, node: u8, name: &str, image: &Path) -> Result<()> {
     daemon.cli(&["volume", "import", name, &image]).map(drop)
 }
 
-/// Devices of different sizes fill one after the other, so that groups are left with fewer replicas in sync than writes need, none of
-/// which can be brought back: their writes would wait for ever.
+/// Devices of different sizes fill one after the other, so that groups are left with fewer replicas in sync
+/// than writes need, none of which can be brought back: their writes would wait for ever.
 #[test]
 fn an_import_that_finds_no_room_says_so_and_leaves_nothing() -> Result<()> {
     let mut options = ClusterOptions::new(penstock_binary()?, 3);
@@ -92,7 +92,7 @@ fn an_import_that_finds_no_room_says_so_and_leaves_nothing() -> Result<()> {
 
 /// What fills the devices need not be an import.
 #[test]
-fn devices_that_a_guest_fills_are_named_by_all_nodes_and_deleting_lets_it_go_on() -> Result<()> {
+fn full_devices_are_named_by_all_nodes_and_deleting_frees_them() -> Result<()> {
     let mut options = ClusterOptions::new(penstock_binary()?, 3);
     options.device_bytes = 100 * MIB;
     let cluster = Cluster::start(options)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
-use cluster_rig::{Cluster, ClusterOptions, Load, Promise, Way, load};
+use cluster_rig::{Cluster, ClusterOptions, CutDirection, Load, Promise, load};
 use guest_rig::paths::penstock_binary;
 
 /// Copies move within this: some hundred megabytes, beside a load, on a busy machine.
@@ -81,7 +81,7 @@ fn join(cluster: &mut Cluster, load: &Load) -> Result<u8> {
 }
 
 #[test]
-fn a_cluster_grows_and_shrinks_and_lost_nodes_are_replaced_while_a_guest_writes() -> Result<()> {
+fn cluster_grows_shrinks_and_replaces_lost_nodes_under_load() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
@@ -103,7 +103,7 @@ fn cut_off_and_killed(node: u8, after: Duration) -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let mut load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
-    cluster.network()?.cut(node, Way::Both)?;
+    cluster.network()?.cut(node, CutDirection::Both)?;
     std::thread::sleep(CUT);
     cluster.network()?.heal(node)?;
     std::thread::sleep(after);
@@ -126,8 +126,7 @@ fn cut_off_and_killed(node: u8, after: Duration) -> Result<()> {
 }
 
 #[test]
-fn the_node_of_a_guest_that_was_cut_off_and_is_killed_as_it_comes_back_serves_again() -> Result<()>
-{
+fn isolated_guest_node_killed_on_return_serves_again() -> Result<()> {
     for after in [0, 2] {
         cut_off_and_killed(1, Duration::from_secs(after))?;
     }
@@ -135,6 +134,6 @@ fn the_node_of_a_guest_that_was_cut_off_and_is_killed_as_it_comes_back_serves_ag
 }
 
 #[test]
-fn a_replica_that_was_cut_off_and_is_killed_as_it_comes_back_is_synced_again() -> Result<()> {
+fn isolated_replica_killed_on_return_is_resynced() -> Result<()> {
     cut_off_and_killed(2, Duration::from_secs(1))
 }

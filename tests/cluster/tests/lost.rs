@@ -95,7 +95,7 @@ fn a_node_goes_on_without_a_dead_disk_and_takes_it_in_again() -> Result<()> {
 }
 
 #[test]
-fn a_node_whose_only_disk_is_dead_still_serves_its_guest_and_votes() -> Result<()> {
+fn node_whose_only_disk_is_dead_still_serves_and_votes() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
@@ -132,7 +132,7 @@ fn a_node_whose_only_disk_is_dead_still_serves_its_guest_and_votes() -> Result<(
 }
 
 #[test]
-fn what_only_a_lost_node_had_is_given_up_on_demand_and_the_rest_is_there() -> Result<()> {
+fn only_last_copies_of_a_lost_node_are_given_up_on_demand() -> Result<()> {
     let options = ClusterOptions {
         replicas: 2,
         ..ClusterOptions::new(penstock_binary()?, 3)

@@ -46,8 +46,8 @@ fn strangers_stay_out() -> Result<()> {
         "a token of another cluster let a node in"
     );
 
-    // Its papers in the place of node 3's: they are not this node's. (That one with papers which fit is not let in by the others is
-    // tested with forged ones in `penstock/tests/it/cluster/joining.rs`.)
+    // Its papers in the place of node 3's: they are not this node's. (That one with papers which fit is not
+    // let in by the others is tested with forged ones in `penstock/tests/it/cluster/joining.rs`.)
     cluster.node_mut(third)?.stop()?;
     let identity =
         |node: u8| -> Result<_> { Ok(cluster.node(node)?.daemon().data().join("cluster")) };

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cluster_rig::{Network, Way};
+use cluster_rig::{CutDirection, Network};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// A datagram that was not dropped arrives at once; this only bounds a test that fails.
@@ -61,9 +61,9 @@ fn what_is_cut_does_not_arrive_and_what_is_healed_does() -> Result<()> {
     let mut word = 0u8;
     // Way as node 1 sees it; who is heard then.
     for (way, one_is_heard, two_is_heard) in [
-        (Way::Both, false, false),
-        (Way::In, true, false),
-        (Way::Out, false, true),
+        (CutDirection::Both, false, false),
+        (CutDirection::In, true, false),
+        (CutDirection::Out, false, true),
     ] {
         network.cut(1, way)?;
         let pair = Pair {

@@ -32,7 +32,7 @@ fn traced(
 }
 
 #[test]
-fn a_replicated_write_is_one_round_trip_and_a_read_of_a_local_copy_none() -> Result<()> {
+fn replicated_write_is_one_round_trip_and_a_local_read_is_none() -> Result<()> {
     let mut cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
     // Wherever the own replica stands in the map.
     for node in [1, 3] {

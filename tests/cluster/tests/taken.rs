@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::guest::{SOON, cluster_with_disk, goes_on, ledger};
-use cluster_rig::{Cluster, ClusterOptions, Load, Promise, Way, load};
+use cluster_rig::{Cluster, ClusterOptions, CutDirection, Load, Promise, load};
 use guest_rig::paths::penstock_binary;
 use guest_rig::process::Guarded;
 use serde_json::Value;
@@ -34,7 +34,7 @@ fn cut_off(cluster: &mut Cluster) -> Result<()> {
             .map(|list| list.iter().filter(votes).count());
         Ok((voters == Some(3)).then_some(()))
     })?;
-    cluster.network()?.cut(1, Way::Both)
+    cluster.network()?.cut(1, CutDirection::Both)
 }
 
 /// What attachments of a node are.
@@ -48,7 +48,7 @@ fn states(cluster: &Cluster, node: u8) -> Result<Vec<String>> {
 }
 
 #[test]
-fn a_forgotten_attachment_ends_where_it_was_and_the_volume_is_served_elsewhere() -> Result<()> {
+fn forgotten_attachment_ends_and_its_volume_is_served_elsewhere() -> Result<()> {
     let (mut cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let before = Load::start(&old, ledger());
     goes_on(&cluster, &before, "the start")?;
@@ -142,7 +142,7 @@ fn hold(cluster: &Cluster) -> Result<Guarded> {
 }
 
 #[test]
-fn a_node_whose_lease_another_has_serves_again_when_that_lets_go() -> Result<()> {
+fn node_serves_again_when_another_holder_releases_its_lease() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&socket, ledger());
     load.progress(WRITES, SOON)?;

@@ -39,7 +39,7 @@ fn understand_each_other(cluster: &Cluster, when: &str) -> Result<()> {
 }
 
 #[test]
-fn a_cluster_is_upgraded_node_by_node_and_the_guest_notices_nothing() -> Result<()> {
+fn rolling_upgrade_goes_unnoticed_by_the_guest() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(previous_binary()?, 3))?;
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
@@ -49,7 +49,8 @@ fn a_cluster_is_upgraded_node_by_node_and_the_guest_notices_nothing() -> Result<
         cluster.wait_ready()?;
         understand_each_other(&cluster, &format!("after{upgraded}"))?;
         ensure!(level(&cluster, upgraded)? == BEFORE, "node 1 is of before");
-        // A replica of the version before catches up with one of this version, and one of this with what one of before wrote.
+        // A replica of the version before catches up with one of this version, and one of this with what one
+        // of before wrote.
         cluster.node_mut(killed)?.kill()?;
         goes_on(&cluster, &load, &format!("kill -9 of node {killed}"))?;
         cluster.node_mut(killed)?.start()?;

@@ -1,8 +1,8 @@
-//! A device file whose power can be cut: one file in a small file system in user space, which keeps what was written
-//! since the last fsync in memory.
+//! A device file whose power can be cut: one file in a small file system in user space, which keeps what was
+//! written since the last fsync in memory.
 //!
-//! A cut also ends every open of the file: a write that was under way when the power went must not reach the device that
-//! the next process finds.
+//! A cut also ends every open of the file: a write that was under way when the power went must not reach the
+//! device that the next process finds.
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -29,8 +29,8 @@ const FILE_INODE: INodeNo = INodeNo(2);
 const SOURCE_PREFIX: &str = "penstock-faults-";
 /// The file never changes its size or its owner: the kernel need not ask again.
 const ATTRIBUTES_VALID: Duration = Duration::from_secs(3600);
-/// Threads that serve the file. Reads and writes are short copies behind one lock; a second thread keeps a flush from
-/// delaying the kernel's other questions.
+/// Threads that serve the file. Reads and writes are short copies behind one lock; a second thread keeps a
+/// flush from delaying the kernel's other questions.
 const THREADS: usize = 2;
 
 /// A device file with power. Dropping it unmounts it; what was flushed is in the backing file.
@@ -50,8 +50,8 @@ struct Shared {
 }
 
 impl PoweredDevice {
-    /// Makes a device of `bytes` over the file `directory/backing`, which is used again if it is there, and mounts it at
-    /// `directory/mount`.
+    /// Makes a device of `bytes` over the file `directory/backing`, which is used again if it is there, and
+    /// mounts it at `directory/mount`.
     pub fn new(directory: &Path, bytes: u64) -> Result<Self> {
         ensure!(
             bytes > 0 && bytes % BLOCK as u64 == 0,
@@ -104,8 +104,8 @@ impl PoweredDevice {
         self.shared.cells().unflushed()
     }
 
-    /// Cuts the power and gives it back: unflushed blocks survive or are lost, and whoever has the file open gets errors.
-    /// Returns how many blocks were lost.
+    /// Cuts the power and gives it back: unflushed blocks survive or are lost, and whoever has the file open
+    /// gets errors. Returns how many blocks were lost.
     pub fn cut(&self, survival: Survival) -> Result<usize> {
         let mut cells = self.shared.cells();
         self.shared.power.fetch_add(1, Ordering::SeqCst);
@@ -115,7 +115,8 @@ impl PoweredDevice {
 
 impl Shared {
     fn cells(&self) -> MutexGuard<'_, Volatile> {
-        // A panic in the middle of a copy of bytes leaves some blocks of a test device; the test has failed by then.
+        // A panic in the middle of a copy of bytes leaves some blocks of a test device; the test has failed
+        // by then.
         self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

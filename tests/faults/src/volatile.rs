@@ -1,4 +1,5 @@
-//! What a device with a volatile write cache holds: a backing file, and the blocks written since the last flush.
+//! What a device with a volatile write cache holds: a backing file, and the blocks written since the last
+//! flush.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,7 +8,8 @@ use std::os::unix::fs::FileExt;
 
 /// The unit that survives a cut of power or does not. A block torn inside is not imitated.
 pub(crate) const BLOCK: usize = 4096;
-/// Blocks that the cache holds. Beyond that all are written to the backing file, as a device does that runs out of cache.
+/// Blocks that the cache holds. Beyond that all are written to the backing file, as a device does that runs
+/// out of cache.
 const CACHED_MAX: usize = 65_536;
 
 /// Which of the unflushed blocks are there after a cut of power.

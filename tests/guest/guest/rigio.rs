@@ -1,7 +1,8 @@
-//! Requests that fio cannot shape, issued from inside the guest: `rigio segments|sectors|unaligned DEVICE SEED`.
+//! Requests that fio cannot shape, issued from inside the guest: `rigio segments|sectors|unaligned DEVICE
+//! SEED`.
 //!
-//! Each mode writes with O_DIRECT, reads back through buffers of another shape, and compares every byte. Uses only
-//! `std`, so that it links statically and runs in any guest root.
+//! Each mode writes with O_DIRECT, reads back through buffers of another shape, and compares every byte. Uses
+//! only `std`, so that it links statically and runs in any guest root.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Seek, SeekFrom, Write};
@@ -115,7 +116,8 @@ fn segments(device: &mut File, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// Single sectors written at random, among them neighbours in one 4 KiB block; then one large read of everything.
+/// Single sectors written at random, among them neighbours in one 4 KiB block; then one large read of
+/// everything.
 fn sectors(device: &mut File, rng: &mut Rng) -> Result<()> {
     const WINDOW: usize = 256 << 10;
     let base = rng.below((SPAN - WINDOW as u64) / PAGE as u64) * PAGE as u64;

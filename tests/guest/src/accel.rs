@@ -1,5 +1,5 @@
-//! Which accelerator QEMU can really use here. A `/dev/kvm` that opens may still be unable to run a guest (nested
-//! virtualisation often is), so the rig boots one and looks.
+//! Which accelerator QEMU can really use here. A `/dev/kvm` that opens may still be unable to run a guest
+//! (nested virtualisation often is), so the rig boots one and looks.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use crate::image::GuestImage;
 use crate::process::{Guarded, wait_until};
 
-/// A working KVM reaches the first process of the guest in about a second; one that takes longer than this is no help.
+/// A working KVM reaches the first process of the guest in about a second; one that takes longer than this is
+/// no help.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 /// Printed by the probe's guest from its first process.
 const PROBE_WORD: &str = "rig-probe-booted";
@@ -41,7 +42,8 @@ impl Accel {
         }
     }
 
-    /// Boots a guest under KVM if there is a `/dev/kvm`, and remembers the answer for this boot of the machine.
+    /// Boots a guest under KVM if there is a `/dev/kvm`, and remembers the answer for this boot of the
+    /// machine.
     pub fn probe(image: &GuestImage) -> Result<Self> {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .context("read the boot id")?;

@@ -1,5 +1,5 @@
-//! The channel into the guest: a virtio port on which the guest's first process reads scripts and answers with exit
-//! status and output.
+//! The channel into the guest: a virtio port on which the guest's first process reads scripts and answers
+//! with exit status and output.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -39,8 +39,8 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Runs `script` with `sh` in the guest and waits at most `limit` for its end. After a timeout the channel is no
-    /// longer usable: the guest may still answer.
+    /// Runs `script` with `sh` in the guest and waits at most `limit` for its end. After a timeout the
+    /// channel is no longer usable: the guest may still answer.
     pub fn run(&mut self, script: &str, limit: Duration) -> Result<Output> {
         self.last_id += 1;
         let line = format!("{} {}\n", self.last_id, base64(script.as_bytes()));

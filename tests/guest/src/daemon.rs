@@ -1,4 +1,5 @@
-//! The `penstock` daemon under test: started on a data directory, killed, restarted, and asked through its CLI.
+//! The `penstock` daemon under test: started on a data directory, killed, restarted, and asked through its
+//! CLI.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -231,7 +232,8 @@ impl Daemon {
         Ok(socket)
     }
 
-    /// The sum of a metric over its labels, as the daemon tells Prometheus on its admin socket. With labels in its name, as they stand there: of that series.
+    /// The sum of a metric over its labels, as the daemon tells Prometheus on its admin socket. With labels
+    /// in its name, as they stand there: of that series.
     pub fn metric(&self, name: &str) -> Result<f64> {
         let socket = self.data.join("penstock.sock");
         let mut stream = UnixStream::connect(&socket)

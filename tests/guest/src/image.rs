@@ -1,8 +1,8 @@
-//! The rig's guest, built once into the cache: a Debian kernel, an initramfs with what the tests run, and the image of a
-//! whole disk that the firmware boots from.
+//! The rig's guest, built once into the cache: a Debian kernel, an initramfs with what the tests run, and the
+//! image of a whole disk that the firmware boots from.
 //!
-//! A [`Recipe`] says what is in it. The recipe, the sources and [`FORMAT`] name the directory, so that whatever changes is
-//! built anew beside the old one.
+//! A [`Recipe`] says what is in it. The recipe, the sources and [`FORMAT`] name the directory, so that
+//! whatever changes is built anew beside the old one.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -141,8 +141,8 @@ impl GuestImage {
         self.directory.join("probe.cpio")
     }
 
-    /// A raw disk with a boot loader and a Debian root, to be imported into a volume and booted from; there only if the
-    /// recipe says so.
+    /// A raw disk with a boot loader and a Debian root, to be imported into a volume and booted from; there
+    /// only if the recipe says so.
     pub fn boot_disk(&self) -> PathBuf {
         self.directory.join("boot-disk.raw")
     }
@@ -189,8 +189,8 @@ fn build(recipe: &Recipe, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Debian's own bootstrap, as a tarball, so that no privilege is needed to unpack it (device nodes are left out: the
-/// guest mounts devtmpfs).
+/// Debian's own bootstrap, as a tarball, so that no privilege is needed to unpack it (device nodes are left
+/// out: the guest mounts devtmpfs).
 fn bootstrap_root(packages: &str, work: &Path, root: &Path) -> Result<()> {
     let tarball = work.join("root.tar");
     let without = |path: &str| format!("--dpkgopt=path-exclude={path}");

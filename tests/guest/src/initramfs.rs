@@ -1,8 +1,9 @@
-//! Files of ours for a guest's initramfs: the kernel unpacks as many archives as are joined, one over the other, so a
-//! program under test comes in without building the guest anew.
+//! Files of ours for a guest's initramfs: the kernel unpacks as many archives as are joined, one over the
+//! other, so a program under test comes in without building the guest anew.
 //!
-//! The format is cpio's "newc" (Linux, `Documentation/driver-api/early-userspace/buffer-format.rst`): for each file a header of
-//! hexadecimal numbers, the name with its NUL, the bytes; name and bytes are filled up to four bytes.
+//! The format is cpio's "newc" (Linux, `Documentation/driver-api/early-userspace/buffer-format.rst`): for
+//! each file a header of hexadecimal numbers, the name with its NUL, the bytes; name and bytes are filled up
+//! to four bytes.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -69,7 +70,8 @@ fn entry(archive: &mut Vec<u8>, inode: u32, mode: u32, name: &str, content: &[u8
     let links = if mode == DIRECTORY { 2 } else { 1 };
     let name_bytes = name.len() as u32 + 1;
     archive.extend(MAGIC.as_bytes());
-    // inode, mode, owner, group, links, time, size, device of the file system (2), device (2), bytes of the name, checksum
+    // inode, mode, owner, group, links, time, size, device of the file system (2), device (2), bytes of the
+    // name, checksum
     let fields = [inode, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name_bytes, 0];
     for field in fields {
         archive.extend(format!("{field:08x}").bytes());

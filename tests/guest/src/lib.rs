@@ -1,11 +1,12 @@
-//! The rig for tests and demonstrations with a real guest: builds a small Debian guest once, boots it in QEMU on
-//! vhost-user disks, runs shell scripts inside it, and starts, kills and asks the `penstock` daemon.
+//! The rig for tests and demonstrations with a real guest: builds a small Debian guest once, boots it in QEMU
+//! on vhost-user disks, runs shell scripts inside it, and starts, kills and asks the `penstock` daemon.
 //!
 //! Shared by the guest tests of this package, by `cargo xtask demo` and by the benchmarks.
 
 pub mod accel;
 pub mod agent;
 pub mod daemon;
+pub mod form;
 pub mod image;
 pub mod initramfs;
 pub mod network;
@@ -18,6 +19,7 @@ pub mod vm;
 pub use accel::Accel;
 pub use agent::Output;
 pub use daemon::{Daemon, DaemonOptions};
+pub use form::Form;
 pub use image::{GuestImage, Recipe};
 pub use initramfs::GuestFile;
 pub use network::{Nic, Switch};

@@ -1,5 +1,6 @@
-//! Networks between guests: a switch of ours that QEMU's `stream` back end connects to, so that neither privilege nor a
-//! network of the host is needed, nothing is lost that a guest takes, and a test can pull the plug.
+//! Networks between guests: a switch of ours that QEMU's `stream` back end connects to, so that neither
+//! privilege nor a network of the host is needed, nothing is lost that a guest takes, and a test can pull the
+//! plug.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -195,8 +196,8 @@ fn send(frames: &Receiver<Arc<[u8]>>, mut output: UnixStream) {
     }
 }
 
-/// Where a frame goes if it is UDP over IPv4: Ethernet's header has 14 bytes, with the protocol at 12; IP's as many words as its first
-/// byte says, with the protocol at 9; UDP's has the port at 2 (RFC 894, 791, 768).
+/// Where a frame goes if it is UDP over IPv4: Ethernet's header has 14 bytes, with the protocol at 12; IP's
+/// as many words as its first byte says, with the protocol at 9; UDP's has the port at 2 (RFC 894, 791, 768).
 fn udp_port(frame: &[u8]) -> Option<u16> {
     const IPV4: [u8; 2] = [0x08, 0x00];
     const UDP: u8 = 17;

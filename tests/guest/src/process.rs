@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -14,8 +14,8 @@ const QUOTED_LINES: usize = 30;
 /// Between two looks at something that is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A child that is killed by its own pid and reaped when dropped, and by the kernel when the thread that started it
-/// dies.
+/// A child that is killed by its own pid and reaped when dropped, and by the kernel when the thread that
+/// started it dies.
 #[derive(Debug)]
 pub struct Guarded {
     child: Child,
@@ -47,6 +47,11 @@ impl Guarded {
     /// The process's id.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its standard input and output, if it was started with pipes and they were not taken before.
+    pub fn take_pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+        self.child.stdin.take().zip(self.child.stdout.take())
     }
 
     /// Its exit status, when it has ended.
@@ -90,8 +95,9 @@ impl Drop for Guarded {
     }
 }
 
-/// Makes `command` run in the network namespace called `name`. Only the network changes, where `ip netns exec` changes
-/// the mounts as well, and the process started is the program itself, which dies with whoever started it.
+/// Makes `command` run in the network namespace called `name`. Only the network changes, where `ip netns
+/// exec` changes the mounts as well, and the process started is the program itself, which dies with whoever
+/// started it.
 pub fn enter_namespace(command: &mut Command, name: &str) -> Result<()> {
     let path = Path::new("/run/netns").join(name);
     let namespace = std::fs::File::open(&path)

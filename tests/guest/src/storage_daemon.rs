@@ -1,5 +1,5 @@
-//! qemu-storage-daemon as a vhost-user-blk back end: the known-good one that the rig is checked with, and the one that
-//! benchmarks run beside.
+//! qemu-storage-daemon as a vhost-user-blk back end: the known-good one that the rig is checked with, and the
+//! one that benchmarks run beside.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -68,7 +68,8 @@ impl StorageDaemon {
             ),
         };
         let export = format!(
-            "vhost-user-blk,id=export,node-name=disk,iothread=io0,addr.type=unix,addr.path={},num-queues={queues},\
+            "vhost-user-blk,id=export,node-name=disk,iothread=io0,addr.type=unix,addr.path={},\
+             num-queues={queues},\
              writable=on",
             socket.display()
         );

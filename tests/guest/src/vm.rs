@@ -16,7 +16,8 @@ use crate::network::Nic;
 use crate::process::{Guarded, log_tail, wait_until};
 use crate::qmp::Qmp;
 
-/// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are not idle.
+/// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are
+/// not idle.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// A script with no limit of its own.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
@@ -129,15 +130,7 @@ pub struct Vm {
 impl Vm {
     /// Boots a guest and waits until it takes scripts.
     pub fn boot(image: &GuestImage, config: &VmConfig) -> Result<Self> {
-        let accel = Accel::probe(image)?;
-        let scratch = tempfile::Builder::new()
-            .prefix("rig-")
-            .tempdir()
-            .context("make a directory for QEMU's sockets")?;
-        let listen = |name: &str| {
-            UnixListener::bind(scratch.path().join(name)).with_context(|| format!("bind {name}"))
-        };
-        let (agent, qmp) = (listen("agent")?, listen("qmp")?);
+        let scratch = scratch()?;
         let joined = scratch.path().join("initramfs");
         let initramfs = if config.files.is_empty() {
             image.initramfs()
@@ -145,9 +138,35 @@ impl Vm {
             initramfs::join(&image.initramfs(), &config.files, &joined)?;
             joined
         };
+        Self::boot_in(scratch, image, |accel, scratch| {
+            qemu_command(image, &initramfs, config, accel, scratch)
+        })
+    }
+
+    /// Boots the guest of a command line that somebody else wrote. `command` gets the arguments that it lacks
+    /// to be this rig's guest: what it boots, its console, and the channels to it. Memory, machine and disks
+    /// are its own.
+    pub fn boot_by(image: &GuestImage, command: impl FnOnce(&[String]) -> Command) -> Result<Self> {
+        Self::boot_in(scratch()?, image, |accel, scratch| {
+            let mut args = rig_args(accel, scratch);
+            args.extend(kernel_args(image, &image.initramfs()));
+            command(&args)
+        })
+    }
+
+    fn boot_in(
+        scratch: TempDir,
+        image: &GuestImage,
+        command: impl FnOnce(Accel, &Path) -> Command,
+    ) -> Result<Self> {
+        let accel = Accel::probe(image)?;
+        let listen = |name: &str| {
+            UnixListener::bind(scratch.path().join(name)).with_context(|| format!("bind {name}"))
+        };
+        let (agent, qmp) = (listen("agent")?, listen("qmp")?);
         let log =
             std::fs::File::create(scratch.path().join("qemu.log")).context("create QEMU's log")?;
-        let mut command = qemu_command(image, &initramfs, config, accel, scratch.path());
+        let mut command = command(accel, scratch.path());
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -256,6 +275,13 @@ impl Vm {
     }
 }
 
+fn scratch() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("rig-")
+        .tempdir()
+        .context("make a directory for QEMU's sockets")
+}
+
 fn qemu_command(
     image: &GuestImage,
     initramfs: &Path,
@@ -266,15 +292,8 @@ fn qemu_command(
     let mut command = Command::new("qemu-system-x86_64");
     let memory = config.memory_mib;
     command
-        .args([
-            "-machine",
-            "q35,memory-backend=mem",
-            "-nodefaults",
-            "-no-reboot",
-            "-display",
-            "none",
-        ])
-        .args(accel.args())
+        .args(["-machine", "q35,memory-backend=mem"])
+        .args(rig_args(accel, scratch))
         .args([
             "-m",
             &format!("{memory}M"),
@@ -284,35 +303,53 @@ fn qemu_command(
         .args([
             "-object",
             &format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
-        ])
-        .args([
-            "-serial",
-            &format!("file:{}", scratch.join("console").display()),
-        ])
-        .args([
-            "-chardev",
-            &format!("socket,id=qmp,path={}", scratch.join("qmp").display()),
-        ])
-        .args(["-mon", "chardev=qmp,mode=control"])
-        .args(["-device", "virtio-serial-pci"])
-        .args([
-            "-chardev",
-            &format!("socket,id=agent,path={}", scratch.join("agent").display()),
-        ])
-        .args(["-device", "virtserialport,chardev=agent,name=rig.agent"]);
+        ]);
     if config.boot == Boot::Kernel {
-        command
-            .arg("-kernel")
-            .arg(image.kernel())
-            .arg("-initrd")
-            .arg(initramfs)
-            .args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"]);
+        command.args(kernel_args(image, initramfs));
     }
     for (index, nic) in config.nics.iter().enumerate() {
         command.args(nic.args(index));
     }
     add_disks(&mut command, &config.disks);
     command
+}
+
+/// What makes a guest this rig's: how it runs, its console, and the channels to it.
+fn rig_args(accel: Accel, scratch: &Path) -> Vec<String> {
+    let at = |name: &str| scratch.join(name).display().to_string();
+    let mut args: Vec<String> = ["-nodefaults", "-no-reboot", "-display", "none"]
+        .iter()
+        .chain(accel.args())
+        .map(|arg| (*arg).to_owned())
+        .collect();
+    let pairs = [
+        ("-serial", format!("file:{}", at("console"))),
+        ("-chardev", format!("socket,id=qmp,path={}", at("qmp"))),
+        ("-mon", "chardev=qmp,mode=control".to_owned()),
+        ("-device", "virtio-serial-pci".to_owned()),
+        ("-chardev", format!("socket,id=agent,path={}", at("agent"))),
+        (
+            "-device",
+            "virtserialport,chardev=agent,name=rig.agent".to_owned(),
+        ),
+    ];
+    args.extend(
+        pairs
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value]),
+    );
+    args
+}
+
+fn kernel_args(image: &GuestImage, initramfs: &Path) -> [String; 6] {
+    [
+        "-kernel".to_owned(),
+        image.kernel().display().to_string(),
+        "-initrd".to_owned(),
+        initramfs.display().to_string(),
+        "-append".to_owned(),
+        "console=ttyS0 panic=-1 quiet mitigations=off".to_owned(),
+    ]
 }
 
 fn add_disks(command: &mut Command, disks: &[Disk]) {
@@ -328,7 +365,8 @@ fn add_disks(command: &mut Command, disks: &[Disk]) {
             .args([
                 "-device",
                 &format!(
-                    "vhost-user-blk-pci,chardev=disk{index},num-queues={queues},queue-size={size},bootindex={order}"
+                    "vhost-user-blk-pci,chardev=disk{index},num-queues={queues},queue-size={size},\
+                     bootindex={order}"
                 ),
             ]);
     }

@@ -28,7 +28,8 @@ fn guest_runs_scripts_and_sees_a_disk_of_another_back_end() -> Result<()> {
         .code,
         7
     );
-    vm.sh("mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && cp -r /etc /mnt && umount /mnt && e2fsck -fn /dev/vda")?;
+    vm.sh("mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && cp -r /etc /mnt && umount /mnt && e2fsck -fn \
+        /dev/vda")?;
     for mode in ["segments", "sectors", "unaligned"] {
         assert_eq!(
             vm.sh(&format!("rigio {mode} /dev/vda 1"))?,

@@ -1,5 +1,5 @@
-//! Two machines: one with the nodes that store, one with a host and its guest. Each does what the test writes into a file, a line at a
-//! time, and prints the line and its number when that is done.
+//! Two machines: one with the nodes that store, one with a host and its guest. Each does what the test writes
+//! into a file, a line at a time, and prints the line and its number when that is done.
 
 use std::path::Path;
 use std::time::Duration;

@@ -38,7 +38,8 @@ pub fn sh(script: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Addresses of the machine's card, which begin so and end with the node's number, and disks in its memory, one for each node.
+/// Addresses of the machine's card, which begin so and end with the node's number, and disks in its memory,
+/// one for each node.
 pub fn nodes(addresses: &str) -> Result<ClusterOptions> {
     let mut options = ClusterOptions::new(PENSTOCK.into(), NODES);
     for number in 1..=NODES {
@@ -96,8 +97,8 @@ pub fn transports(daemon: &Daemon) -> Result<Vec<Value>> {
     Ok(status["transports"].as_array().cloned().unwrap_or_default())
 }
 
-/// To how many others the data of a daemon go over RDMA alone, and to how many those of some thread over TCP. A thread that asks nothing does not notice that its
-/// queue pairs have failed.
+/// To how many others the data of a daemon go over RDMA alone, and to how many those of some thread over TCP.
+/// A thread that asks nothing does not notice that its queue pairs have failed.
 pub fn ways(daemon: &Daemon) -> Result<(usize, usize)> {
     let ways = transports(daemon)?;
     let tcp = ways.iter().filter(|way| way["tcp"] != 0).count();
@@ -114,7 +115,7 @@ pub const METRICS: [&str; 11] = [
     "penstock_rdma_writes_total",
     "penstock_rdma_copied_bytes_total",
     "penstock_rdma_credits_exhausted_total",
-    "penstock_rdma_torn_total",
+    "penstock_rdma_qp_failures_total",
     "penstock_rdma_registrations_total",
     "penstock_rdma_regions",
     "penstock_rdma_pinned_bytes",
@@ -140,7 +141,8 @@ pub fn metrics(daemon: &Daemon) -> Result<[u64; METRICS.len()]> {
     Ok(values)
 }
 
-/// Tries something until it is so, a few times: a machine that is emulated, and beside others, may lose a queue pair or a peer at any moment.
+/// Tries something until it is so, a few times: a machine that is emulated, and beside others, may lose a
+/// queue pair or a peer at any moment.
 pub fn steadily(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     for _ in 1..ATTEMPTS {
         match attempt() {
@@ -151,7 +153,8 @@ pub fn steadily(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     attempt()
 }
 
-/// What a load has cost a daemon since `before`: data by RDMA alone, at least so many messages, nothing copied, nothing registered.
+/// What a load has cost a daemon since `before`: data by RDMA alone, at least so many messages, nothing
+/// copied, nothing registered.
 pub fn is_without_copies(daemon: &Daemon, before: &[u64; METRICS.len()], least: u64) -> Result<()> {
     let after = metrics(daemon)?;
     let changed: [u64; METRICS.len()] = std::array::from_fn(|at| after[at] - before[at]);

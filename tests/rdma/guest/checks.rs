@@ -12,9 +12,9 @@ pub fn check(address: Option<&str>) -> Result<()> {
             about,
             verdict,
             told,
-            mend,
+            hint,
         } = finding;
-        println!("{verdict:?} {about}: {told} [{mend}]");
+        println!("{verdict:?} {about}: {told} [{hint}]");
     }
     println!("usable: {}", checked.usable);
     Ok(())

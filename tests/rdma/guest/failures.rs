@@ -11,8 +11,8 @@ use fabric::net::rdma::verbs::completion::CompletionQueue;
 use fabric::net::rdma::verbs::context::{Context, PortState};
 use fabric::net::rdma::verbs::event::Event;
 use fabric::net::rdma::verbs::memory::{Access, ProtectionDomain};
-use fabric::net::rdma::verbs::post::{Manner, Payload, ReceiveChain, Work};
-use fabric::net::rdma::verbs::queue_pair::{Patience, QueuePair, State};
+use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, SendFlags, Work};
+use fabric::net::rdma::verbs::queue_pair::{QueuePair, RetryPolicy, State};
 use fabric::net::rdma::verbs::status::Status;
 use fabric::net::rdma::verbs::window::{BindError, MemoryWindow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -41,7 +41,8 @@ pub fn receiver_not_ready() -> Result<()> {
     Ok(())
 }
 
-/// All that is posted on a connection that has ended is told as flushed, with or without a completion asked for.
+/// All that is posted on a connection that has ended is told as flushed, with or without a completion asked
+/// for.
 pub fn flushed() -> Result<()> {
     let context = open_device()?;
     let (one, _two) = connected(&context)?;
@@ -62,8 +63,8 @@ pub fn flushed() -> Result<()> {
     );
 
     let mut chain = one.pair.send_chain(2);
-    chain.push(20, Work::Send, Payload::NONE, Manner::SILENT)?;
-    chain.push(21, Work::Send, Payload::NONE, Manner::SIGNALLED)?;
+    chain.push(20, Work::Send, Payload::NONE, SendFlags::SILENT)?;
+    chain.push(21, Work::Send, Payload::NONE, SendFlags::SIGNALLED)?;
     one.pair.post(&mut chain)?;
     let ended = one.wait(2)?;
     println!("posted afterwards: {ended:?}");
@@ -83,7 +84,7 @@ pub fn nobody_answers() -> Result<()> {
     let timeout = AckTimeout::at_least(Duration::from_millis(100));
     one.connect(
         &nobody,
-        Patience {
+        RetryPolicy {
             timeout,
             retries: 3,
             receiver_not_ready_retries: 0,
@@ -110,7 +111,7 @@ pub fn link_down() -> Result<()> {
     let (one, two) = connected_with(
         &context,
         None,
-        Patience {
+        RetryPolicy {
             retries: 2,
             ..patience()
         },
@@ -193,7 +194,7 @@ pub fn refused_early() -> Result<()> {
     );
 
     let mut chain = one.pair.send_chain(1);
-    chain.push(1, Work::Send, Payload::NONE, Manner::SIGNALLED)?;
+    chain.push(1, Work::Send, Payload::NONE, SendFlags::SIGNALLED)?;
     let error = one.pair.post(&mut chain).err();
     println!(
         "not connected: {}",
@@ -249,7 +250,7 @@ fn too_many(context: &Context) -> Result<()> {
     let mut chain = one.pair.send_chain(count);
     for id in 0..count {
         let byte = Payload::Inline(&[1]);
-        chain.push(id as u64, Work::Write(place), byte, Manner::SIGNALLED)?;
+        chain.push(id as u64, Work::Write(place), byte, SendFlags::SIGNALLED)?;
     }
     let error = one.pair.post(&mut chain).err().context("no bound")?;
     println!("queue of {room}: {error}");

@@ -1,4 +1,5 @@
-//! A node that uses keys which it was not given, or was given for a request that is answered: the card refuses it, and the requests go on by other ways.
+//! A node that uses keys which it was not given, or was given for a request that is answered: the card
+//! refuses it, and the requests go on by other ways.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -74,7 +75,8 @@ struct ForgingPair {
     plot: Arc<Mutex<Plot>>,
     /// Windows of requests that are not answered, by their keys.
     given: HashMap<u32, Window>,
-    /// The window of the request that was answered last. The answer closes it before anything that follows arrives.
+    /// The window of the request that was answered last. The answer closes it before anything that follows
+    /// arrives.
     answered: Option<Window>,
     has_forged: bool,
 }
@@ -216,7 +218,7 @@ pub fn forgery(address: &str) -> Result<()> {
             world.until_by_rdma()?;
             // So that there is one that is answered.
             world.load(200)?;
-            let torn = world.of(0, Count::Torn);
+            let torn = world.of(0, Count::FailedPair);
             *forger.plot() = Plot {
                 wanted: Some((key, reach)),
                 refused: None,
@@ -229,7 +231,7 @@ pub fn forgery(address: &str) -> Result<()> {
                 .with_context(|| format!("{key:?} {reach:?} was not refused"))?;
             println!("{key:?} {reach:?}: {refused}");
             ensure!(refused.contains(REFUSED));
-            ensure!(world.of(0, Count::Torn) > torn);
+            ensure!(world.of(0, Count::FailedPair) > torn);
         }
     }
     world.until_by_rdma()?;

@@ -11,8 +11,8 @@ use super::kit::{End, Memory, connected, open, open_device, pattern};
 
 const BYTES: usize = 64 << 10;
 
-/// What we write after a fork is what the device sends, and what the device writes is what we see, while the child is there and
-/// when it has become another program.
+/// What we write after a fork is what the device sends, and what the device writes is what we see, while the
+/// child is there and when it has become another program.
 pub fn memory_stays_whole() -> Result<()> {
     let context = open_device()?;
     println!("forks: {:?}", fork_safety());

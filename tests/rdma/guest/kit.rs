@@ -13,8 +13,8 @@ use fabric::net::rdma::verbs::context::Context;
 use fabric::net::rdma::verbs::device::DeviceList;
 use fabric::net::rdma::verbs::gid::{Gid, GidKind};
 use fabric::net::rdma::verbs::memory::{Access, MemoryRegion, ProtectionDomain};
-use fabric::net::rdma::verbs::post::{Manner, Payload, RemotePlace, Work};
-use fabric::net::rdma::verbs::queue_pair::{Depths, Patience, QueuePair, Route};
+use fabric::net::rdma::verbs::post::{Payload, RemotePlace, SendFlags, Work};
+use fabric::net::rdma::verbs::queue_pair::{Depths, QueuePair, RetryPolicy, Route};
 use fabric::net::rdma::verbs::status::{Done, Status};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
@@ -36,8 +36,8 @@ pub fn open() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::WINDOWS
 }
 
-pub fn patience() -> Patience {
-    Patience {
+pub fn patience() -> RetryPolicy {
+    RetryPolicy {
         timeout: AckTimeout::at_least(Duration::from_millis(500)),
         retries: 7,
         receiver_not_ready_retries: 0,
@@ -64,7 +64,8 @@ impl Memory {
         let start =
             unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, flags, MapFlags::PRIVATE)? };
         let start = NonNull::new(start.cast()).context("memory at address 0")?;
-        // SAFETY: it stays mapped until this is dropped, and `drop` waits for the region; it is only copied from and to.
+        // SAFETY: it stays mapped until this is dropped, and `drop` waits for the region; it is only copied
+        // from and to.
         let region = unsafe { domain.register(start, bytes, access)? };
         let region = Some(Arc::new(region));
         Ok(Self {
@@ -178,7 +179,7 @@ impl End {
         })
     }
 
-    pub fn connect(&self, peer: &Endpoint, patience: Patience) -> Result<()> {
+    pub fn connect(&self, peer: &Endpoint, patience: RetryPolicy) -> Result<()> {
         let ours = self.endpoint()?;
         let (gid, _) = address(self.domain.context())?;
         let route = Route {
@@ -199,7 +200,7 @@ impl End {
     /// Posts one work request that tells of its end, and waits for it.
     pub fn carry_out(&self, work: Work, payload: Payload<'_>) -> Result<Ended> {
         let mut chain = self.pair.send_chain(1);
-        chain.push(1, work, payload, Manner::SIGNALLED)?;
+        chain.push(1, work, payload, SendFlags::SIGNALLED)?;
         self.pair.post(&mut chain)?;
         self.wait_one()
     }
@@ -265,7 +266,7 @@ pub fn connected(context: &Context) -> Result<(End, End)> {
 pub fn connected_with(
     context: &Context,
     channel: Option<&Arc<CompletionChannel>>,
-    patience: Patience,
+    patience: RetryPolicy,
 ) -> Result<(End, End)> {
     let (one, two) = (
         End::new(context, channel, 1)?,

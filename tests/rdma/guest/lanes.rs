@@ -1,5 +1,6 @@
-//! Two nodes' data threads with queue pairs beside their connection: requests of all sizes go by them, from and to memory that is registered without a
-//! copy and without an allocation, and when the link is lost everything goes on over TCP, until it is back.
+//! Two nodes' data threads with queue pairs beside their connection: requests of all sizes go by them, from
+//! and to memory that is registered without a copy and without an allocation, and when the link is lost
+//! everything goes on over TCP, until it is back.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -160,7 +161,8 @@ impl World {
 
     fn register(&mut self) -> Result<()> {
         let start = NonNull::from(&mut self.memory[0]);
-        // SAFETY: it is dropped before the memory, which is reached by the pointers of requests while they are under way.
+        // SAFETY: it is dropped before the memory, which is reached by the pointers of requests while they
+        // are under way.
         let registered = unsafe { self.card.register(start, self.memory.len()) };
         self.registered = Some(registered.map_err(anyhow::Error::msg)?);
         Ok(())
@@ -177,8 +179,8 @@ impl World {
 
     /// Whether requests go by a queue pair; else why not.
     fn by_rdma(&self) -> Result<(), String> {
-        let ways = self.networks[0].ways();
-        match ways.first() {
+        let peer_routes = self.networks[0].peer_routes();
+        match peer_routes.first() {
             Some((PEER, way)) if way.rdma == 1 => Ok(()),
             Some((_, way)) => Err(way.why_not.clone().unwrap_or_default()),
             None => Err("not connected".to_owned()),
@@ -286,7 +288,8 @@ impl World {
         Ok(())
     }
 
-    /// A request is answered: what lies in its memory is what lies in the chunk, and beside it nothing was written.
+    /// A request is answered: what lies in its memory is what lies in the chunk, and beside it nothing was
+    /// written.
     fn check(&mut self, id: u64) -> Result<()> {
         let is_it = |asked: &Option<Asked>| asked.is_some_and(|asked| asked.id == id);
         let place = self.asked.iter().position(is_it);
@@ -411,7 +414,7 @@ fn by_rdma_alone(world: &mut World) -> Result<()> {
         Count::Writes,
         Count::CopiedBytes,
         Count::CreditsExhausted,
-        Count::Torn,
+        Count::FailedPair,
     ];
     let all = |world: &World, node| counts.map(|count| world.of(node, count));
     let since = |now: [u64; 8], before: [u64; 8]| std::array::from_fn(|at| now[at] - before[at]);
@@ -423,7 +426,8 @@ fn by_rdma_alone(world: &mut World) -> Result<()> {
     let asks = world.asks;
     println!("{asks:?}\nasking: {asking:?}\nserving: {serving:?}");
     let requests = asks.requests;
-    // One message each way, small writes inside of it, one READ for each piece of a large write, one WRITE for each of a read, and no copy.
+    // One message each way, small writes inside of it, one READ for each piece of a large write, one WRITE
+    // for each of a read, and no copy.
     ensure!(asking == [requests, requests, asks.small_writes, 0, 0, 0, 0, 0]);
     ensure!(
         serving

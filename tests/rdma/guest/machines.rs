@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use fabric::net::rdma::verbs::address::{AckTimeout, Endpoint, Lid, Mtu, Psn, QpNumber, RemoteKey};
 use fabric::net::rdma::verbs::memory::Access;
 use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, RemotePlace, Work};
-use fabric::net::rdma::verbs::queue_pair::{Patience, State};
+use fabric::net::rdma::verbs::queue_pair::{RetryPolicy, State};
 use fabric::net::rdma::verbs::status::Status;
 use fabric::net::rdma::verbs::window::MemoryWindow;
 
@@ -20,8 +20,8 @@ const BYTES: usize = 1 << 20;
 const GO: &str = "/run/go";
 const WAIT_LIMIT: Duration = Duration::from_secs(120);
 
-fn patience() -> Patience {
-    Patience {
+fn patience() -> RetryPolicy {
+    RetryPolicy {
         timeout: AckTimeout::at_least(Duration::from_millis(250)),
         retries: 4,
         receiver_not_ready_retries: 0,
@@ -65,7 +65,8 @@ fn introduction(stream: &TcpStream) -> Result<Introduction> {
     })
 }
 
-/// Opens a window to whoever comes, until it says by a message that it needs it no more, or the connection has ended.
+/// Opens a window to whoever comes, until it says by a message that it needs it no more, or the connection
+/// has ended.
 pub fn serve(listen: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(listen).context("listen")?;
     println!("listening");
@@ -109,8 +110,8 @@ pub fn serve(listen: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Reads from the server, writes to it, and closes its window; `how` is `all`, or `plug` to wait for the plug to be pulled
-/// between the two.
+/// Reads from the server, writes to it, and closes its window; `how` is `all`, or `plug` to wait for the plug
+/// to be pulled between the two.
 pub fn ask(server: SocketAddr, how: &str) -> Result<()> {
     let mut stream = TcpStream::connect(server).context("connect")?;
     let context = open_device()?;
@@ -135,7 +136,8 @@ pub fn ask(server: SocketAddr, how: &str) -> Result<()> {
     ensure!(ended.status == Status::Success, "SEND: {ended:?}");
     let ended = end.carry_out(Work::Read(peer.place), Payload::Segments(&all))?;
     println!("READ through the closed window: {}", ended.status.name());
-    // Who refuses says so once, and then answers nothing any more: a word that is lost on the way leaves silence.
+    // Who refuses says so once, and then answers nothing any more: a word that is lost on the way leaves
+    // silence.
     let is_refused = matches!(ended.status, Status::RemoteAccess | Status::RetryExceeded);
     ensure!(is_refused, "{ended:?}");
     println!("asked");

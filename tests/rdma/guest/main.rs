@@ -1,5 +1,5 @@
-//! What runs inside the virtual machines: scenarios on real verbs. Each prints what it saw, and fails if that is not what is
-//! promised.
+//! What runs inside the virtual machines: scenarios on real verbs. Each prints what it saw, and fails if that
+//! is not what is promised.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

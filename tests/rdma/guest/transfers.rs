@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use fabric::net::rdma::verbs::completion::{Completion, CompletionChannel, CompletionQueue};
 use fabric::net::rdma::verbs::memory::Access;
-use fabric::net::rdma::verbs::post::{Manner, Payload, ReceiveChain, Work};
+use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, SendFlags, Work};
 use fabric::net::rdma::verbs::status::{Done, Status};
 use fabric::net::rdma::verbs::window::MemoryWindow;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -147,7 +147,7 @@ pub fn chains() -> Result<()> {
             let into = to.region().segment(range(id)).context("within")?;
             receives.push(id, &[into])?;
             let part = from.region().segment(range(id)).context("within")?;
-            let manner = Manner {
+            let manner = SendFlags {
                 signalled: id + 1 == MESSAGES,
                 fenced: false,
             };
@@ -191,7 +191,7 @@ pub fn no_allocation() -> Result<()> {
         receives.push(round, &[])?;
         two.pair.post_receives(&mut receives)?;
         let bind = window.bind(round, memory.region(), 0..64, Access::REMOTE_READ)?;
-        chain.push(1, Work::Send, Payload::NONE, Manner::SILENT)?;
+        chain.push(1, Work::Send, Payload::NONE, SendFlags::SILENT)?;
         let write = Work::Write(memory.place(0, bind.key()));
         one.pair.post_bound(&mut [bind], &mut chain)?;
         until_one(&two.queue, &mut room)?;
@@ -199,7 +199,7 @@ pub fn no_allocation() -> Result<()> {
             2,
             Work::LocalInvalidate(window.key()),
             Payload::NONE,
-            Manner::SIGNALLED,
+            SendFlags::SIGNALLED,
         )?;
         one.pair.post(&mut chain)?;
         until_one(&one.queue, &mut room)?;
@@ -207,7 +207,7 @@ pub fn no_allocation() -> Result<()> {
         unsafe { window.invalidated() };
         ensure!(
             chain
-                .push(3, write, Payload::Segments(&part), Manner::SILENT)
+                .push(3, write, Payload::Segments(&part), SendFlags::SILENT)
                 .is_ok()
         );
         chain.clear();

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use fabric::net::rdma::verbs::address::RemoteKey;
 use fabric::net::rdma::verbs::context::Context;
 use fabric::net::rdma::verbs::memory::{Access, MemoryRegion, ProtectionDomain};
-use fabric::net::rdma::verbs::post::{Manner, Payload, ReceiveChain, RemotePlace, Work};
+use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, RemotePlace, SendFlags, Work};
 use fabric::net::rdma::verbs::queue_pair::State;
 use fabric::net::rdma::verbs::status::{Done, Status};
 use fabric::net::rdma::verbs::window::MemoryWindow;
@@ -149,7 +149,8 @@ pub fn open_and_close() -> Result<()> {
     Ok(())
 }
 
-/// The binding and the message that tells the key are posted at once; the peer uses it as soon as the message is there.
+/// The binding and the message that tells the key are posted at once; the peer uses it as soon as the message
+/// is there.
 fn bound_with_its_message(stage: &Stage, window: &mut MemoryWindow) -> Result<()> {
     let inbox = Memory::new(&stage.peer.domain, 64, Access::LOCAL_WRITE)?;
     let mut receives = ReceiveChain::new(1, 1);
@@ -159,7 +160,12 @@ fn bound_with_its_message(stage: &Stage, window: &mut MemoryWindow) -> Result<()
     let bind = window.bind(1, stage.offered.region(), OPEN, Access::REMOTE_READ)?;
     let mut chain = stage.owner.pair.send_chain(1);
     let message = bind.key().0.to_le_bytes();
-    chain.push(2, Work::Send, Payload::Inline(&message), Manner::SIGNALLED)?;
+    chain.push(
+        2,
+        Work::Send,
+        Payload::Inline(&message),
+        SendFlags::SIGNALLED,
+    )?;
     stage.owner.pair.post_bound(&mut [bind], &mut chain)?;
 
     let received = stage.peer.wait_one()?;
@@ -248,8 +254,9 @@ pub fn refused() -> Result<()> {
     Ok(())
 }
 
-/// The peer of another connection invalidates a key that is not its own. The specification says that it is refused; rxe of Linux 6.1
-/// does not look whose key it is. Whatever becomes of it, the stranger reaches nothing.
+/// The peer of another connection invalidates a key that is not its own. The specification says that it is
+/// refused; rxe of Linux 6.1 does not look whose key it is. Whatever becomes of it, the stranger reaches
+/// nothing.
 fn closed_by_a_stranger(context: &Context) -> Result<()> {
     let first = Stage::new(context)?;
     let (window, key) = first.bound(Access::REMOTE_READ)?;
@@ -275,8 +282,8 @@ fn closed_by_a_stranger(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What is within the region and outside the window. The specification says that it is refused; rxe of Linux 6.1 looks at the
-/// region's bounds only. Anything but these two is wrong.
+/// What is within the region and outside the window. The specification says that it is refused; rxe of Linux
+/// 6.1 looks at the region's bounds only. Anything but these two is wrong.
 fn outside_the_window(context: &Context) -> Result<()> {
     for (name, offset, bytes) in [
         ("before", OPEN.start - 1, 100),
@@ -338,7 +345,8 @@ fn report(stage: &Stage, context: &Context, name: &str, status: Status) -> Resul
     Ok(())
 }
 
-/// A window is bound to one queue pair: the same key does not work for the peer of another one, even in the same domain.
+/// A window is bound to one queue pair: the same key does not work for the peer of another one, even in the
+/// same domain.
 fn key_of_another_connection(context: &Context) -> Result<()> {
     let first = Stage::new(context)?;
     let (window, key) = first.bound(Access::REMOTE_READ)?;
@@ -366,7 +374,8 @@ fn key_of_another_connection(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Whatever is dropped first, what it leans on stays until it is gone. Objects that cannot be destroyed would be logged as errors.
+/// Whatever is dropped first, what it leans on stays until it is gone. Objects that cannot be destroyed would
+/// be logged as errors.
 pub fn dropped_in_any_order() -> Result<()> {
     let context = open_device()?;
     let (owner, peer) = connected(&context)?;

@@ -1,8 +1,8 @@
-//! Virtual machines with RDMA devices: Debian's full kernel drives an RDMA device over each one's Ethernet card (`rdma_rxe`,
-//! RoCE v2 in software), so that verbs are real where no hardware is.
+//! Virtual machines with RDMA devices: Debian's full kernel drives an RDMA device over each one's Ethernet
+//! card (`rdma_rxe`, RoCE v2 in software), so that verbs are real where no hardware is.
 //!
-//! A [`Machine`] is up within seconds and runs one program of ours, which is built for the host and put into the machine when it
-//! boots. Several machines on one [`Switch`] reach each other.
+//! A [`Machine`] is up within seconds and runs one program of ours, which is built for the host and put into
+//! the machine when it boots. Several machines on one [`Switch`] reach each other.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -70,7 +70,8 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// A run of the program that says no limit of its own.
 pub const PROGRAM_LIMIT: Duration = Duration::from_secs(180);
 
-/// Loads the device. Its port becomes active when the card's link is up, and the address is among its GIDs a moment later.
+/// Loads the device. Its port becomes active when the card's link is up, and the address is among its GIDs a
+/// moment later.
 const SET_UP: &str = "
     set -e
     ip link set lo up
@@ -179,7 +180,8 @@ impl Machine {
         self.vm.sh(&script).map(drop)
     }
 
-    /// Waits until the log called `name` has `line`, and returns all of it; fails when the program ends without it.
+    /// Waits until the log called `name` has `line`, and returns all of it; fails when the program ends
+    /// without it.
     pub fn wait_for_line(&mut self, name: &str, line: &str, limit: Duration) -> Result<String> {
         let log = format!("/run/{name}.log");
         let script = format!(

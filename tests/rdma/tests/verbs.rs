@@ -1,5 +1,5 @@
-//! Our verbs on an RDMA device of Debian's kernel. Each test boots machines of its own; what they do is in `guest/`, which fails
-//! there if something is not as promised, and what it prints is looked at here.
+//! Our verbs on an RDMA device of Debian's kernel. Each test boots machines of its own; what they do is in
+//! `guest/`, which fails there if something is not as promised, and what it prints is looked at here.
 
 use std::path::Path;
 
@@ -12,7 +12,8 @@ fn machine() -> Result<Machine> {
     Machine::boot(Path::new(PROGRAM))
 }
 
-/// Runs a scenario in `machine`, and shows what it printed. What the library could not destroy is an error in its log.
+/// Runs a scenario in `machine`, and shows what it printed. What the library could not destroy is an error in
+/// its log.
 fn scenario(machine: &mut Machine, args: &[&str]) -> Result<String> {
     let text = machine.succeed(args)?;
     eprintln!("{args:?}:\n{text}");
@@ -64,36 +65,36 @@ fn devices_ports_and_gids_are_found() -> Result<()> {
 }
 
 #[test]
-fn a_check_tries_a_port_out_and_says_what_is_wrong_and_how_to_mend_it() -> Result<()> {
+fn check_tests_a_port_and_says_what_is_wrong_and_how_to_fix_it() -> Result<()> {
     let mut machine = machine()?;
     let address = machine.address().to_string();
     for args in [&["check", &address][..], &["check"]] {
         let text = scenario(&mut machine, args)?;
-        has(&text, "Poor rxe0: is software")?;
+        has(&text, "Warn rxe0: is software")?;
         has(
             &text,
-            "Poor rxe0 port 1: has a link; packets carry 1024 bytes",
+            "Warn rxe0 port 1: has a link; packets carry 1024 bytes",
         )?;
         has(&text, "ip link set eth0 mtu 9000`), it has 1500 now")?;
-        has(&text, "Good trial of GID ")?;
+        has(&text, "Ok trial of GID ")?;
         has(&text, "usable: true")?;
     }
     let text = scenario(&mut machine, &["check", "10.99.0.1"])?;
     has(
         &text,
-        "Bad address 10.99.0.1: no RDMA device has the address",
+        "Fail address 10.99.0.1: no RDMA device has the address",
     )?;
     has(&text, &address)?;
     has(&text, "usable: false")?;
     machine.vm().sh("ip link set eth0 down")?;
     let text = scenario(&mut machine, &["check"])?;
-    has(&text, "Bad rxe0 port 1: has no link")?;
+    has(&text, "Fail rxe0 port 1: has no link")?;
     has(&text, "usable: false")?;
     machine.vm().sh("rdma link delete rxe0")?;
     let text = scenario(&mut machine, &["check"])?;
     has(
         &text,
-        "Bad devices: the kernel shows none [look for the card",
+        "Fail devices: the kernel shows none [look for the card",
     )?;
     has(&text, "usable: false")
 }
@@ -219,7 +220,7 @@ fn a_connection_whose_network_is_gone_is_given_up_in_time() -> Result<()> {
 }
 
 #[test]
-fn a_peer_that_uses_a_forged_or_a_stale_key_is_refused_and_requests_go_on() -> Result<()> {
+fn forged_or_stale_key_is_refused_and_requests_go_on() -> Result<()> {
     let mut machine = machine()?;
     let address = machine.address().to_string();
     let text = scenario(&mut machine, &["forgery", &address])?;
@@ -227,7 +228,7 @@ fn a_peer_that_uses_a_forged_or_a_stale_key_is_refused_and_requests_go_on() -> R
 }
 
 #[test]
-fn data_go_by_queue_pairs_without_a_copy_and_over_tcp_while_the_link_is_down() -> Result<()> {
+fn data_goes_by_queue_pair_uncopied_and_by_tcp_without_the_link() -> Result<()> {
     let mut machine = machine()?;
     let address = machine.address().to_string();
     let text = scenario(&mut machine, &["lanes", &address])?;

@@ -1,19 +1,23 @@
-//! What guests may see: each sector of a volume is a register, and what was written and read must fit one order.
+//! What guests may see: each sector of a volume is a register, and what was written and read must fit one
+//! order.
 //!
-//! Every write has a tag of its own, so a read tells which write it saw. A write and the reads that saw it form a
-//! *cluster*. Two facts decide (Gibbons and Korach, "Testing shared memories"): once an operation of a cluster has ended,
-//! the register has held its value; while one has still to begin, it has not lost it for good. From the first end to the
-//! last start the register therefore held this value and no other. If every cluster's first end comes after its last start
-//! nothing is certain, and the cluster fits anywhere between the two. A history is linearizable exactly if no two of the
-//! certain spans overlap and no uncertain one lies inside a certain one of another cluster.
+//! Every write has a tag of its own, so a read tells which write it saw. A write and the reads that saw it
+//! form a *cluster*. Two facts decide (Gibbons and Korach, "Testing shared memories"): once an operation of a
+//! cluster has ended, the register has held its value; while one has still to begin, it has not lost it for
+//! good. From the first end to the last start the register therefore held this value and no other. If every
+//! cluster's first end comes after its last start nothing is certain, and the cluster fits anywhere between
+//! the two. A history is linearizable exactly if no two of the certain spans overlap and no uncertain one
+//! lies inside a certain one of another cluster.
 //!
-//! A write without an answer (its host died, or it ended with an error) never ends: it may take effect at any time, or never.
+//! A write without an answer (its host died, or it ended with an error) never ends: it may take effect at any
+//! time, or never.
 //!
-//! **Zeroes** are written by discards and stand in what nobody wrote, so a read of zeroes may have seen several clusters.
-//! It is refused if none fits, and counts for a cluster only if no other one does: no false alarm, some blindness.
+//! **Zeroes** are written by discards and stand in what nobody wrote, so a read of zeroes may have seen
+//! several clusters. It is refused if none fits, and counts for a cluster only if no other one does: no false
+//! alarm, some blindness.
 //!
-//! **Power loss of all replicas** ([`Checker::rollback`]) takes each sector back to a cluster that no *flushed* one must
-//! come after. Which one is unknown until a read tells; from then on it is that.
+//! **Power loss of all replicas** ([`Checker::rollback`]) takes each sector back to a cluster that no
+//! *flushed* one must come after. Which one is unknown until a read tells; from then on it is that.
 
 use std::fmt;
 
@@ -178,7 +182,8 @@ struct Volume {
     rolled_back: Stamp,
     /// When the lease came to its holder: what was acknowledged before, that one does not know of.
     opened: Stamp,
-    /// Up to when writes were acknowledged that a loss of power may have taken. A flush that comes after it must fail.
+    /// Up to when writes were acknowledged that a loss of power may have taken. A flush that comes after it
+    /// must fail.
     owed: Option<Stamp>,
     /// No flush has ended well since the last loss of power: one may fail.
     may_fail: bool,
@@ -279,7 +284,8 @@ impl Checker {
         }
     }
 
-    /// A new lease: what the holders before it were not told the end of has taken effect by now, or never will.
+    /// A new lease: what the holders before it were not told the end of has taken effect by now, or never
+    /// will.
     pub fn seal(&mut self, volume: usize) {
         let now = self.tick();
         let registers = &mut self.volumes[volume].registers;
@@ -358,7 +364,8 @@ impl Checker {
             .filter(|&owed| begun.start > of.rolled_back || owed > begun.start);
         match of.owed {
             Some(owed) if begun.start > of.rolled_back => Err(format!(
-                "invariant Durable: volume {volume}: a flush begun at {} ended well, and writes acknowledged up to {owed} were lost with the power at {}",
+                "invariant Durable: volume {volume}: a flush begun at {} ended well, and writes acknowledged \
+                 up to {owed} were lost with the power at {}",
                 begun.start, of.rolled_back
             )),
             _ => {
@@ -396,8 +403,8 @@ impl Checker {
         }
     }
 
-    /// What was not flushed of these sectors may be gone, and nobody can know; if power was lost, also what only the last flush made
-    /// durable: the log's word about that is not durable itself.
+    /// What was not flushed of these sectors may be gone, and nobody can know; if power was lost, also what
+    /// only the last flush made durable: the log's word about that is not durable itself.
     pub fn lose_unknown(
         &mut self,
         volume: usize,
@@ -435,8 +442,8 @@ fn violation(volume: usize, sector: u64, what: String) -> Violation {
 }
 
 impl Register {
-    /// Forgets clusters that no read from now on may show, whatever happens to the power: a durable one that ended before
-    /// the oldest read under way began came after them.
+    /// Forgets clusters that no read from now on may show, whatever happens to the power: a durable one that
+    /// ended before the oldest read under way began came after them.
     fn prune(&mut self, oldest_read: Stamp, flushed: Stamp) {
         let durable = |c: &Cluster| c.acked <= flushed || c.fua;
         let newest = self
@@ -500,7 +507,8 @@ impl Register {
             let known = &self.clusters;
             return Err(why.unwrap_or_else(|| {
                 format!(
-                    "a read from {start} to {end} shows {tag:?}, overwritten long ago or never written: {known:?}"
+                    "a read from {start} to {end} shows {tag:?}, overwritten long ago or never written: \
+                     {known:?}"
                 )
             }));
         };
@@ -529,7 +537,8 @@ impl Register {
         let settles = self.clusters[at].is_left_over();
         self.clusters[at] = self.extended(at, start, end)?;
         if settles {
-            // It is the one that was left behind, so the others were not, unless somebody is still writing them.
+            // It is the one that was left behind, so the others were not, unless somebody is still writing
+            // them.
             self.clusters.retain(|c| !c.is_left_over());
         }
         Ok(())
@@ -554,7 +563,8 @@ impl Register {
         for cluster in &mut self.clusters {
             cluster.relic = !alone;
             cluster.sealed = NEVER;
-            // Whether it was durable decides about the next loss of power as well: what is left is on the devices.
+            // Whether it was durable decides about the next loss of power as well: what is left is on the
+            // devices.
             cluster.first_end = if cluster.live { NEVER } else { now };
             cluster.last_start = now;
             if !cluster.live {

@@ -111,7 +111,8 @@ pub struct Host {
     pub lanes: Vec<Lane>,
     /// Volumes that it has the lease of.
     pub volumes: BTreeMap<usize, Arc<VolumeState>>,
-    /// Replicas that its clients gave up, and the map by which they did: told to meta until a newer map comes.
+    /// Replicas that its clients gave up, and the map by which they did: told to meta until a newer map
+    /// comes.
     pub reports: BTreeMap<(PgId, NodeId), (Epoch, Member)>,
     /// Starts so far.
     pub life: u64,

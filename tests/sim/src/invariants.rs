@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric::core::membership::Standing;
+use fabric::core::membership::ReplicaState;
 use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::CHUNK_BYTES;
 use fabric::proto::{Incarnation, NodeId};
@@ -93,7 +93,8 @@ impl Sim {
 
     /// A write is about to be acknowledged to its guest.
     ///
-    /// Invariant *Shrink before ack*: every process that the map, as it is committed, calls in sync has stored it.
+    /// Invariant *Shrink before ack*: every process that the map, as it is committed, calls in sync has
+    /// stored it.
     pub(crate) fn check_acknowledged(&mut self, volume: usize, op: &GuestOp) {
         if op.zeroes() {
             // Zeroes carry no name; what is read afterwards tells.
@@ -117,7 +118,8 @@ impl Sim {
             if !lacking.is_empty() {
                 let (tag, layer) = (op.tag.0, layer_of(volume));
                 self.fail(format!(
-                    "invariant Shrink before ack: write {tag} of {layer:?} chunk {chunk} is acknowledged, {lacking:?} in {pg} are in sync and lack it"
+                    "invariant Shrink before ack: write {tag} of {layer:?} chunk {chunk} is acknowledged, \
+                     {lacking:?} in {pg} are in sync and lack it"
                 ));
                 return;
             }
@@ -127,7 +129,8 @@ impl Sim {
 
     /// The map has changed.
     ///
-    /// Invariant *No trust on return*: nobody becomes in sync who was not syncing before, as the same process.
+    /// Invariant *No trust on return*: nobody becomes in sync who was not syncing before, as the same
+    /// process.
     pub(crate) fn check_change(&mut self, change: &Change) {
         let ((from, was), (to, is)) = (change.from, change.to);
         self.moved += u64::from(change.moved_from.is_some());
@@ -139,14 +142,14 @@ impl Sim {
             self.note_resettled(change);
             return;
         }
-        if to == Standing::InSync {
+        if to == ReplicaState::InSync {
             // It was compared with one of them, and has been sent whatever they were since.
             let group = &self.meta.groups()[change.pg.0 as usize];
             let others = group.in_sync().map(|(m, at)| (m.incarnation, at.device));
             let others: Vec<Holder> = others.chain(change.moved_from).collect();
             self.ledger.inherit((is, change.at.device), &others);
         }
-        if to == Standing::InSync && (from != Standing::Syncing || was != is) {
+        if to == ReplicaState::InSync && (from != ReplicaState::Syncing || was != is) {
             self.fail(format!("invariant No trust on return: {change:?}"));
         }
     }
@@ -161,8 +164,8 @@ impl Sim {
             return;
         }
         self.lose_rotten(change, true);
-        // A request that is not over may have parts that replicas were done with before: what is lost of them is told by a flush, unless
-        // they were durable.
+        // A request that is not over may have parts that replicas were done with before: what is lost of them
+        // is told by a flush, unless they were durable.
         self.ledger.inherit(to, &[from]);
         let (pg, groups) = (change.pg, self.plan.groups);
         for volume in 0..self.plan.volumes {

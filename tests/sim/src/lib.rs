@@ -1,13 +1,14 @@
 //! The whole cluster in one process, from a seed.
 //!
-//! What runs is what ships: [`fabric::core::client::Client`] on hosts, [`fabric::core::replica::Replica`] and the chunk store
-//! on storage nodes, `meta`'s state machine and planner. Everything around them is simulated: clock, network, disks, crashes, and guests whose reads are
-//! [checked](checker). All chance comes from one seed, so a run can be repeated to the letter.
+//! What runs is what ships: [`fabric::core::client::Client`] on hosts, [`fabric::core::replica::Replica`] and
+//! the chunk store on storage nodes, `meta`'s state machine and planner. Everything around them is simulated:
+//! clock, network, disks, crashes, and guests whose reads are [checked](checker). All chance comes from one
+//! seed, so a run can be repeated to the letter.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | [`plan`] | what a run is made of |
-//! | [`sim`] | the machine: one event after the other; its parts deal with hosts, nodes, the network, faults |
+//! | [`sim`] | the machine: one event after the other; its parts: hosts, nodes, network, faults |
 //! | [`node`] | a storage machine: processes that come and go over a disk that stays |
 //! | [`host`] | a host: data threads, their connections, guests |
 //! | [`metadata`] | meta's state machine and the watch of its leader, without the Raft group |

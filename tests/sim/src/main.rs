@@ -85,8 +85,8 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
             (false, true) => Plan::draw_rough(rng),
             (false, false) => Plan::draw(rng),
         };
-        plan.manners.sectors &= !cli.blocks;
-        plan.manners.overlaps |= cli.overlaps;
+        plan.guests_do.sectors &= !cli.blocks;
+        plan.guests_do.overlaps |= cli.overlaps;
         plan.mutation = cli.mutation;
         let needed = cli.mutation.map_or(1, Mutation::devices);
         plan.devices = usize::from(cli.devices).max(needed);
@@ -133,7 +133,8 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} guest requests, {} sectors compared, {} blocks settled, {} groups moved between devices of a node, \
+            "{} guest requests, {} sectors compared, {} blocks settled, {} groups moved between devices of a \
+             node, \
              {} with blocks that nobody could read",
             self.requests, self.sectors, self.settled, self.moved, self.lost
         )

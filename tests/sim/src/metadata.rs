@@ -1,17 +1,19 @@
-//! Meta: the state machine that ships and the watch of its leader, without the Raft group that makes its commands one order.
+//! Meta: the state machine that ships and the watch of its leader, without the Raft group that makes its
+//! commands one order.
 //!
-//! Commands are linearizable: the world hands them over one at a time, late, or not at all, and tells everybody the outcome
-//! in its own time. What a leader adds of its own is here, too: who was heard of after a report came in.
+//! Commands are linearizable: the world hands them over one at a time, late, or not at all, and tells
+//! everybody the outcome in its own time. What a leader adds of its own is here, too: who was heard of after
+//! a report came in.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::core::membership::{Member, ReplicaSet, Standing};
+use fabric::core::membership::{Member, ReplicaSet, ReplicaState};
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use meta::testing::Machine;
 use meta::{
-    ClusterMap, Command, DeviceSpec, Duty, GroupId, NodeSpec, Outcome, PgIndex, PoolId, PoolSpec,
-    Role, UnixMillis, VolumeSpec, Watch,
+    AdminState, ClusterMap, Command, DeviceSpec, GroupId, NodeSpec, Outcome, PgIndex, PoolId,
+    PoolSpec, Role, UnixMillis, VolumeSpec, Watch,
 };
 use uuid::Uuid;
 
@@ -224,7 +226,7 @@ impl Metadata {
 
     /// Whether a group has all the replicas that it should have, where they should be.
     pub fn is_whole(&self, group: &Group) -> bool {
-        let in_sync = |m: &Member| m.standing == Standing::InSync;
+        let in_sync = |m: &Member| m.standing == ReplicaState::InSync;
         let stays = |place: &Place| !place.leaving;
         group.all.iter().all(stays)
             && group.members.len() == self.replicas
@@ -258,7 +260,8 @@ impl Metadata {
         self.reports.clear();
     }
 
-    /// A process lives. What it has to tell: that it has started, on a machine that has been booted so often, unless that is known.
+    /// A process lives. What it has to tell: that it has started, on a machine that has been booted so often,
+    /// unless that is known.
     pub fn heard(
         &mut self,
         node: usize,
@@ -350,7 +353,7 @@ impl Metadata {
         let group = self.group_id(asked.pg);
         let is_compared = |m: &meta::Member| {
             m.incarnation.0 == asked.incarnation.0
-                && m.standing == meta::Standing::Syncing
+                && m.standing == meta::ReplicaState::Syncing
                 && m.since.0 == asked.since.0
         };
         Some(Command::Promote {
@@ -362,8 +365,8 @@ impl Metadata {
         })
     }
 
-    /// A lease for a host. Whoever held it counts as having run out of time, which may be wrong: it is the replicas that
-    /// keep it out.
+    /// A lease for a host. Whoever held it counts as having run out of time, which may be wrong: it is the
+    /// replicas that keep it out.
     pub fn grant(&self, volume: usize, host: usize, current: Generation, now: At) -> Command {
         Command::GrantLease {
             volume: volume_name(volume),
@@ -377,7 +380,7 @@ impl Metadata {
     pub fn is_draining(&self, node: usize) -> bool {
         let map = self.machine.map();
         map.node(node_id(node))
-            .is_some_and(|node| node.duty == Duty::Draining)
+            .is_some_and(|node| node.duty == AdminState::Draining)
     }
 
     /// The operator wants a device empty, or has it back.
@@ -388,7 +391,7 @@ impl Metadata {
     }
 
     /// The operator, or in the end the planner, wants a node empty or has it back.
-    pub fn duty(&self, node: usize, duty: Duty, now: At) -> Command {
+    pub fn duty(&self, node: usize, duty: AdminState, now: At) -> Command {
         Command::SetNodeDuty {
             node: node_id(node),
             duty,

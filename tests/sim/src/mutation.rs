@@ -1,8 +1,8 @@
-//! Mistakes that others made, or that the rules of decision 0004 exist to prevent, made on purpose: a simulator that does not
-//! notice them proves nothing.
+//! Mistakes that others made, or that the rules of `docs/REPLICATION.md` exist to prevent, made on purpose: a
+//! simulator that does not notice them proves nothing.
 //!
-//! They are made at the seams of the cores (what is handed to them, and what is done with what they want), so that what ships
-//! has no switch for them, not even in a build of the whole workspace.
+//! They are made at the seams of the cores (what is handed to them, and what is done with what they want), so
+//! that what ships has no switch for them, not even in a build of the whole workspace.
 
 use std::collections::BTreeMap;
 
@@ -46,8 +46,8 @@ impl Mutation {
 /// Newest version that a replica has stored of each layer.
 pub type Newest = BTreeMap<LayerId, u64>;
 
-/// The source's stamps as they are compared by who looks only at what was written since it left: what is not newer counts as
-/// what it has itself.
+/// The source's stamps as they are compared by who looks only at what was written since it left: what is not
+/// newer counts as what it has itself.
 pub fn only_newer(source: &[u8], here: &[u8], newest: u64) -> Vec<u8> {
     let stamp = size_of::<BlockStamp>();
     let mut out = Vec::with_capacity(source.len());

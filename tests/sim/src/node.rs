@@ -19,12 +19,12 @@ use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 use crate::mutation::{Mutation, Newest};
 use crate::queue::At;
 pub use device::{Device, DeviceAt, formatted};
-use port::{For, Port};
+use port::{Port, Purpose};
 use rounds::Shell;
 pub use rounds::{Ask, GivenUp, NodeMap};
 
-mod beside;
 mod device;
+mod inspect;
 pub mod memory;
 mod port;
 mod rounds;
@@ -71,7 +71,7 @@ impl Answer {
 
 /// What a process wants done.
 #[derive(Debug, Default)]
-pub struct Wishes {
+pub struct Outputs {
     /// What time it is.
     pub now_us: u64,
     /// Answers to send.
@@ -155,7 +155,8 @@ pub struct Node {
     pub lost: bool,
     /// One of its disks has failed a request, or will.
     pub suspect: bool,
-    /// Processes that ended with their machine's power: what they acknowledged and had not flushed may be gone.
+    /// Processes that ended with their machine's power: what they acknowledged and had not flushed may be
+    /// gone.
     power_losses: Vec<Incarnation>,
     layers: Vec<LayerId>,
     groups: usize,
@@ -258,11 +259,11 @@ impl Node {
 
     /// The newest fences that any of its devices has.
     fn persisted(&self, cores: &[ShardCore]) -> Fences {
-        let fences = Fences::default();
+        let fences = Fences::of_known_layers();
         for &layer in &self.layers {
             for fence in cores.iter().map(|core| core.fence(layer)) {
                 let generation = Generation(u64::from(fence.generation));
-                fences.of(layer).raise(generation, Epoch(fence.epoch));
+                fences.raise(layer, generation, Epoch(fence.epoch));
             }
         }
         fences
@@ -292,7 +293,13 @@ impl Node {
     }
 
     /// A request came in.
-    pub fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, wishes: &mut Wishes) {
+    pub fn on_request(
+        &mut self,
+        peer: PeerId,
+        thread: usize,
+        parcel: Parcel,
+        wishes: &mut Outputs,
+    ) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -301,7 +308,7 @@ impl Node {
     }
 
     /// A disk request of a device is due.
-    pub fn on_disk(&mut self, device: usize, key: IoKey, wishes: &mut Wishes) {
+    pub fn on_disk(&mut self, device: usize, key: IoKey, wishes: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -313,11 +320,15 @@ impl Node {
         self.pump(wishes);
     }
 
-    /// What a data thread does a few times a second while it has nothing else to do.
-    pub fn on_idle(&mut self, wishes: &mut Wishes) {
+    /// What a data thread does a few times a second while it has nothing else to do. Some starts of the
+    /// process hear only here which layers exist (see [`on_map`](Self::on_map)).
+    pub fn on_idle(&mut self, wishes: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
+        process
+            .fences
+            .set_layers(self.layers.iter().copied().collect());
         for store in &mut process.port.stores {
             if store.core.in_flight() == 0 {
                 store.core.on_idle();
@@ -327,7 +338,7 @@ impl Node {
     }
 
     /// Takes the process as far as it goes now.
-    fn pump(&mut self, wishes: &mut Wishes) {
+    fn pump(&mut self, wishes: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -376,7 +387,7 @@ impl Node {
 }
 
 impl Process {
-    fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, wishes: &mut Wishes) {
+    fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, wishes: &mut Outputs) {
         if fabric::checksum::crc32c(&parcel.data) != parcel.crc {
             // The guest has changed its buffer meanwhile: what arrived is nobody's data.
             let reply = Reply {
@@ -409,19 +420,19 @@ impl Process {
     }
 
     /// Hands on what the store finished.
-    fn collect(&mut self, wishes: &mut Wishes) -> bool {
+    fn collect(&mut self, wishes: &mut Outputs) -> bool {
         let mut any = false;
         while let Some(finished) = self.port.next_finished() {
             any = true;
             match finished.whom {
-                For::Replica(thread, key) => {
+                Purpose::Replica(thread, key) => {
                     let replica = &mut self.replicas[thread];
                     if let Some((peer, reply)) = replica.on_store(key, finished.result) {
                         let data = finished.data().filter(|_| reply.result.is_ok());
                         wishes.answers.push(Answer::new(peer, reply, data));
                     }
                 }
-                For::Round(token) => {
+                Purpose::Round(token) => {
                     let result = finished.result;
                     self.end_local(token, result, finished.data());
                 }

@@ -77,7 +77,7 @@ pub struct FaultPlan {
 
 /// How guests behave. All of it is allowed; scenarios that are about something else leave some of it out.
 #[derive(Debug, Clone, Copy)]
-pub struct Manners {
+pub struct GuestBehaviour {
     /// Writes may begin and end within a block.
     pub sectors: bool,
     /// Writes may overlap other ones in flight. No file system does so; a disk may then leave either.
@@ -120,7 +120,7 @@ pub struct Plan {
     /// Requests that a guest has in flight at most.
     pub depth: usize,
     /// How guests behave.
-    pub manners: Manners,
+    pub guests_do: GuestBehaviour,
     /// Longest pause of a guest between two requests.
     pub think: Span,
     /// Network.
@@ -155,7 +155,7 @@ impl Plan {
             small_device_bytes: None,
             ops: 150,
             depth: 4,
-            manners: Manners {
+            guests_do: GuestBehaviour {
                 sectors: true,
                 overlaps: false,
             },
@@ -254,8 +254,8 @@ impl Plan {
         plan
     }
 
-    /// Adds what disks do of their own accord, if anything is to go wrong. It has a random source of its own: what else a seed
-    /// runs is the same with it and without.
+    /// Adds what disks do of their own accord, if anything is to go wrong. It has a random source of its own:
+    /// what else a seed runs is the same with it and without.
     pub fn draw_disk_faults(&mut self, rng: &mut ChaCha8Rng) {
         if self.faults.victims == 0 {
             return;

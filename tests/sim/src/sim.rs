@@ -33,7 +33,7 @@ mod net;
 mod nodes;
 mod script;
 
-use control::{Asker, Word};
+use control::{LeaseSeeker, MetaMessage};
 pub use faults::Fault;
 use leases::{Lease, Takeover};
 
@@ -88,13 +88,13 @@ pub(crate) enum Event {
     /// A node looks at its rounds of comparison.
     RoundTick(usize),
     /// A node tells meta that it lives.
-    Beat(usize),
+    HeartbeatReply(usize),
     /// Meta's planner.
     Plan,
     /// Something arrives at meta.
-    Word(Word),
+    MetaMessage(MetaMessage),
     /// Raft has committed a command; a host may wait for what it says.
-    Commit(Box<meta::Command>, Option<Asker>),
+    Commit(Box<meta::Command>, Option<LeaseSeeker>),
     /// Reports are judged without a witness.
     JudgeReports,
     /// A node's share is given to others.
@@ -109,7 +109,7 @@ pub(crate) enum Event {
     },
     /// A host hears that it has a lease.
     Granted {
-        asker: Asker,
+        asker: LeaseSeeker,
         generation: Generation,
         epoch: Epoch,
     },
@@ -236,7 +236,8 @@ pub struct Sim {
 
 thread_local! {
     /// Formatting takes longer than many a run.
-    static FORMATTED: std::cell::RefCell<BTreeMap<u64, SimDisk>> = const { std::cell::RefCell::new(BTreeMap::new()) };
+    static FORMATTED: std::cell::RefCell<BTreeMap<u64, SimDisk>> =
+        const { std::cell::RefCell::new(BTreeMap::new()) };
 }
 
 fn formatted(bytes: u64) -> SimDisk {
@@ -246,8 +247,8 @@ fn formatted(bytes: u64) -> SimDisk {
     })
 }
 
-/// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that disks do not give, 3 for which of a
-/// node's devices is hit.
+/// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that
+/// disks do not give, 3 for which of a node's devices is hit.
 fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -404,7 +405,7 @@ impl Sim {
             self.after(Span(0), Event::Guest(volume));
         }
         for node in 0..self.plan.nodes {
-            self.after(Span(0), Event::Beat(node));
+            self.after(Span(0), Event::HeartbeatReply(node));
             self.after(IDLE_EVERY, Event::Idle(node));
         }
         self.after(PLAN_EVERY, Event::Plan);
@@ -494,9 +495,9 @@ impl Sim {
             } => self.on_connect(host, life, lane, node),
             Event::Idle(node) => self.on_idle(node),
             Event::RoundTick(node) => self.on_round_tick(node),
-            Event::Beat(node) => self.on_beat(node),
+            Event::HeartbeatReply(node) => self.on_beat(node),
             Event::Plan => self.on_plan(),
-            Event::Word(word) => self.on_word(word),
+            Event::MetaMessage(word) => self.on_word(word),
             Event::Commit(command, asker) => self.on_commit(&command, asker),
             Event::JudgeReports => self.judge_reports(),
             Event::Replace(node) => self.on_replace(node),

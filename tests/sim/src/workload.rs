@@ -8,7 +8,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::checker::{Begun, Tag};
-use crate::plan::{Manners, Plan};
+use crate::plan::{GuestBehaviour, Plan};
 use crate::queue::At;
 
 /// Sectors of a chunk.
@@ -127,7 +127,8 @@ pub fn spots(chunks: u64, per_chunk: u64, rng: &mut ChaCha8Rng) -> Vec<u64> {
     spots
 }
 
-/// Draws what a guest does next. Few blocks are used, so that requests meet. `None`: nothing that its manners allow.
+/// Draws what a guest does next. Few blocks are used, so that requests meet. `None`: nothing that its manners
+/// allow.
 pub fn draw(guest: &Guest, plan: &Plan, tag: Tag, rng: &mut ChaCha8Rng) -> Option<GuestOp> {
     let op = match rng.random_range(0..100) {
         0..40 => Op::Read,
@@ -144,7 +145,7 @@ pub fn draw(guest: &Guest, plan: &Plan, tag: Tag, rng: &mut ChaCha8Rng) -> Optio
     let (first, sectors) = if op == Op::Flush {
         (0, 0)
     } else {
-        range(guest, plan.manners, rng)
+        range(guest, plan.guests_do, rng)
     };
     let moves_data = matches!(op, Op::Read | Op::Write { .. });
     let bytes = if moves_data {
@@ -167,10 +168,10 @@ pub fn draw(guest: &Guest, plan: &Plan, tag: Tag, rng: &mut ChaCha8Rng) -> Optio
         other.writes() && a.start < b.end && b.start < a.end
     };
     let rude = drawn.writes() && guest.in_flight.values().any(clashes);
-    (plan.manners.overlaps || !rude).then_some(drawn)
+    (plan.guests_do.overlaps || !rude).then_some(drawn)
 }
 
-fn range(guest: &Guest, manners: Manners, rng: &mut ChaCha8Rng) -> (u64, u64) {
+fn range(guest: &Guest, guests_do: GuestBehaviour, rng: &mut ChaCha8Rng) -> (u64, u64) {
     let spot = guest.spots[rng.random_range(0..guest.spots.len())];
     let (first, sectors) = match rng.random_range(0..10) {
         // A block.
@@ -184,9 +185,11 @@ fn range(guest: &Guest, manners: Manners, rng: &mut ChaCha8Rng) -> (u64, u64) {
             rng.random_range(1..=8) * BLOCK_SECTORS,
         ),
         // Sectors of the first blocks, so that their neighbours are often written at the same time.
-        8 if manners.sectors && rng.random() => (rng.random_range(0..32), rng.random_range(1..=3)),
+        8 if guests_do.sectors && rng.random() => {
+            (rng.random_range(0..32), rng.random_range(1..=3))
+        }
         // Sectors.
-        8 if manners.sectors => (
+        8 if guests_do.sectors => (
             rng.random_range(0..SPOT_SECTORS - 16),
             rng.random_range(1..=16),
         ),

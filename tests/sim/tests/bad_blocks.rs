@@ -1,6 +1,7 @@
-//! Blocks that replicas cannot read: repaired from another one where there is one, and told as bad where there is none.
+//! Blocks that replicas cannot read: repaired from another one where there is one, and told as bad where
+//! there is none.
 
-use fabric::core::membership::Standing;
+use fabric::core::membership::ReplicaState;
 use fabric::core::repair::queue::Outcome;
 use fabric::io::Op;
 use fabric::testing::sim_disk::CrashKind;
@@ -10,7 +11,8 @@ use sim::sim::{End, Fault};
 
 const WRITE: Op = Op::Write { fua: false };
 
-/// What was written again from another replica, by the client that met it or by its own node, whoever was first.
+/// What was written again from another replica, by the client that met it or by its own node, whoever was
+/// first.
 fn repaired(sim: &Sim) -> Vec<(usize, u32)> {
     let by_nodes = sim
         .mended
@@ -23,7 +25,8 @@ fn repaired(sim: &Sim) -> Vec<(usize, u32)> {
     by_clients.chain(by_nodes).collect()
 }
 
-/// A bit of one replica's copy turns over. The guest gets the data from another one, and the bad block is written again.
+/// A bit of one replica's copy turns over. The guest gets the data from another one, and the bad block is
+/// written again.
 #[test]
 fn flipped_bit_is_repaired_and_reported() {
     let mut sim = Sim::scripted();
@@ -42,7 +45,8 @@ fn flipped_bit_is_repaired_and_reported() {
     sim.end();
 }
 
-/// Each replica has another bad block in what the guest reads: none can serve it in one, and yet nothing is lost.
+/// Each replica has another bad block in what the guest reads: none can serve it in one, and yet nothing is
+/// lost.
 #[test]
 fn each_replica_has_another_bad_block() {
     let mut sim = Sim::scripted();
@@ -93,8 +97,8 @@ fn block_that_nobody_can_read_is_an_error() {
     sim.end();
 }
 
-/// Those in sync cannot give a block to one that comes back. It is in sync without it, and when one of them gives the block again,
-/// it has it, too.
+/// Those in sync cannot give a block to one that comes back. It is in sync without it, and when one of them
+/// gives the block again, it has it, too.
 #[test]
 fn replica_returns_though_no_device_gives_a_block() {
     let mut sim = Sim::scripted();
@@ -105,7 +109,7 @@ fn replica_returns_though_no_device_gives_a_block() {
         sim.spoil_block(node, 5);
     }
     sim.start_node(2);
-    sim.wait_until(2, Standing::InSync);
+    sim.wait_until(2, ReplicaState::InSync);
     assert!(!sim.can_read(2, 5));
     let errors = sim.errors();
     sim.read_blocks(0, 8);
@@ -135,7 +139,8 @@ fn block_that_one_device_does_not_give_is_repaired() {
     sim.end();
 }
 
-/// A guest writes a part of a block that nobody can read. It hears so, and nobody has anything of it: all stay in sync.
+/// A guest writes a part of a block that nobody can read. It hears so, and nobody has anything of it: all
+/// stay in sync.
 #[test]
 fn part_of_a_lost_block_is_refused_and_takes_nobody_out() {
     let mut sim = Sim::scripted();
@@ -157,7 +162,7 @@ fn part_of_a_lost_block_is_refused_and_takes_nobody_out() {
 
 /// The same is found by the scrubber of that replica's node, and no guest reads it.
 #[test]
-fn flipped_bit_is_found_by_scrub_and_repaired_from_another_replica() {
+fn flipped_bit_found_by_scrub_is_repaired_from_another_replica() {
     let mut sim = Sim::scripted();
     sim.write_blocks(0, 8);
     sim.flush();
@@ -223,12 +228,13 @@ fn scrub_repairs_when_enough_replicas_are_in_sync() {
     let from = fabric::proto::NodeId(1);
     assert_eq!(sim.mended, [(0, 5, Outcome::Repaired { from })]);
     sim.start_node(2);
-    sim.wait_until(2, Standing::InSync);
+    sim.wait_until(2, ReplicaState::InSync);
     sim.read_blocks(0, 8);
     sim.end();
 }
 
-/// A write is on one replica and not, or not yet, on the others. Each copy is right in itself: the scrubber finds nothing.
+/// A write is on one replica and not, or not yet, on the others. Each copy is right in itself: the scrubber
+/// finds nothing.
 #[test]
 fn scrub_meets_unresolved_write() {
     let mut sim = Sim::scripted();
@@ -252,8 +258,8 @@ fn scrub_meets_unresolved_write() {
     sim.end();
 }
 
-/// A write is on one replica only. What is bad there cannot be repaired before the others have it; what is bad elsewhere is repaired
-/// as it was, and never from the one that is ahead.
+/// A write is on one replica only. What is bad there cannot be repaired before the others have it; what is
+/// bad elsewhere is repaired as it was, and never from the one that is ahead.
 #[test]
 fn scrub_repairs_beside_an_unresolved_write() {
     let mut sim = Sim::scripted();

@@ -5,14 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use clap::ValueEnum;
 use sim::{Mutation, Plan, Sim};
 
-/// Seeds that a mistake may go unnoticed for. Most show within ten; a watermark forgotten, or an old map taken, needs a rare chain
-/// of events.
+/// Seeds that a mistake may go unnoticed for. Most show within ten; a watermark forgotten, or an old map
+/// taken, needs a rare chain of events.
 const SEEDS_MAX: u64 = 700;
 
 fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
     let draw = |rng: &mut _| {
         let mut plan = Plan::draw_rough(rng);
-        plan.manners.sectors = false;
+        plan.guests_do.sectors = false;
         plan.mutation = Some(mutation);
         plan.devices = mutation.devices();
         plan

@@ -1,6 +1,6 @@
 //! What others lost data by, and what guests were promised: each a fixed scenario.
 
-use fabric::core::membership::Standing;
+use fabric::core::membership::ReplicaState;
 use fabric::io::Op;
 use fabric::testing::sim_disk::CrashKind;
 use sim::Sim;
@@ -10,8 +10,9 @@ use sim::sim::{End, Fault};
 
 const WRITE: Op = Op::Write { fua: false };
 
-/// DRBD 145: a bitmap was cleared on both sides, and what differed was never copied. Here nobody keeps a bitmap: a replica
-/// that misses writes twice, dying in the middle of the first comparison, is compared in full.
+/// DRBD 145: a bitmap was cleared on both sides, and what differed was never copied. Here nobody keeps a
+/// bitmap: a replica that misses writes twice, dying in the middle of the first comparison, is compared in
+/// full.
 #[test]
 fn drbd_145_bitmap_cleared_both_sides_say_clean() {
     let mut sim = Sim::scripted();
@@ -20,17 +21,17 @@ fn drbd_145_bitmap_cleared_both_sides_say_clean() {
     sim.write_blocks(0, 16);
     assert_eq!(
         sim.standing(2),
-        Standing::Out,
+        ReplicaState::Out,
         "before the write was acknowledged"
     );
     sim.start_node(2);
-    sim.wait_until(2, Standing::Syncing);
+    sim.wait_until(2, ReplicaState::Syncing);
     // Its round has begun, and with it this side's notes of what it is sent.
     sim.write_blocks(20, 1);
     sim.crash_node(2, CrashKind::Process);
     sim.write_blocks(24, 4);
     sim.start_node(2);
-    sim.wait_until(2, Standing::InSync);
+    sim.wait_until(2, ReplicaState::InSync);
     sim.read_blocks(0, 32);
     sim.end();
 }
@@ -49,9 +50,9 @@ fn mayastor_1713_two_nodes_return() {
     // The one that missed most returns first.
     sim.start_node(1);
     sim.wait_for(waits);
-    assert_eq!(sim.standing(1), Standing::InSync);
+    assert_eq!(sim.standing(1), ReplicaState::InSync);
     sim.start_node(2);
-    sim.wait_until(2, Standing::InSync);
+    sim.wait_until(2, ReplicaState::InSync);
     sim.read_blocks(0, 8);
     sim.end();
 }
@@ -71,7 +72,7 @@ fn power_loss_of_all_unflushed_differs() {
         sim.start_node(node);
     }
     for node in 0..3 {
-        sim.wait_until(node, Standing::InSync);
+        sim.wait_until(node, ReplicaState::InSync);
     }
     sim.read_blocks(0, 16);
     sim.read_blocks(0, 16);
@@ -99,9 +100,9 @@ fn returning_replica_holds_unacknowledged_write() {
             sim.on_fault(Fault::Cut(direction.0, direction.1));
         }
     }
-    sim.wait_until(2, Standing::Out);
+    sim.wait_until(2, ReplicaState::Out);
     sim.start_node(2);
-    sim.wait_until(2, Standing::InSync);
+    sim.wait_until(2, ReplicaState::InSync);
     sim.pass(Span::millis(10));
     assert_eq!(sim.tag_at(2, 0), sim.tag_at(0, 0), "it is forgotten");
     assert!(!sim.is_done(alone));
@@ -117,9 +118,9 @@ fn meta_leader_lost_during_shrink() {
     let waits = sim.ask(WRITE, 0, 8);
     sim.pass(Span::seconds(2));
     assert!(!sim.is_done(waits), "nobody could commit the smaller set");
-    assert_eq!(sim.standing(2), Standing::InSync);
+    assert_eq!(sim.standing(2), ReplicaState::InSync);
     sim.wait_for(waits);
-    assert_eq!(sim.standing(2), Standing::Out);
+    assert_eq!(sim.standing(2), ReplicaState::Out);
     sim.read_blocks(0, 1);
     sim.start_node(2);
     sim.end();
@@ -151,7 +152,7 @@ fn one_slow_replica() {
     sim.write_blocks(0, 8);
     assert_eq!(
         sim.standing(2),
-        Standing::Out,
+        ReplicaState::Out,
         "a write does not wait for it for ever"
     );
     assert!(sim.now.since(start) < Span::seconds(3));
@@ -159,8 +160,8 @@ fn one_slow_replica() {
     sim.end();
 }
 
-/// The old holder's write has reached one replica, the rest of it is on its way when another host takes over. What one
-/// replica has the others get, and what arrives late is refused.
+/// The old holder's write has reached one replica, the rest of it is on its way when another host takes over.
+/// What one replica has the others get, and what arrives late is refused.
 #[test]
 fn lease_moves_while_writes_in_flight() {
     let mut sim = Sim::scripted_with_hosts(2);
@@ -195,7 +196,8 @@ fn lease_moves_while_writes_in_flight() {
     sim.end();
 }
 
-/// What the old holder left on one replica cannot be read there any more. It was never acknowledged: the others' older one holds.
+/// What the old holder left on one replica cannot be read there any more. It was never acknowledged: the
+/// others' older one holds.
 #[test]
 fn lease_moves_and_what_is_newest_cannot_be_read() {
     let mut sim = Sim::scripted_with_hosts(2);
@@ -213,7 +215,7 @@ fn lease_moves_and_what_is_newest_cannot_be_read() {
     sim.wait_for_lease();
     assert_eq!(
         sim.standing(2),
-        Standing::InSync,
+        ReplicaState::InSync,
         "one bad block is no reason"
     );
     for node in 0..3 {
@@ -224,7 +226,8 @@ fn lease_moves_and_what_is_newest_cannot_be_read() {
     sim.end();
 }
 
-/// No device gives the block any more, and none says that it is anything but one block: the lease moves all the same.
+/// No device gives the block any more, and none says that it is anything but one block: the lease moves all
+/// the same.
 #[test]
 fn lease_moves_and_no_device_gives_a_block() {
     let mut sim = Sim::scripted_with_hosts(2);
@@ -252,7 +255,8 @@ fn lease_moves_and_no_device_gives_a_block() {
     sim.end();
 }
 
-/// The host dies, and with it what it had sent to one replica: another host's guest sees it or not, and then never the other.
+/// The host dies, and with it what it had sent to one replica: another host's guest sees it or not, and then
+/// never the other.
 #[test]
 fn host_dies_with_writes_in_flight() {
     let mut sim = Sim::scripted_with_hosts(2);
@@ -270,7 +274,8 @@ fn host_dies_with_writes_in_flight() {
     sim.end();
 }
 
-/// A member is gone for good. Another node takes its place, is compared and brought up to date; writes go on meanwhile.
+/// A member is gone for good. Another node takes its place, is compared and brought up to date; writes go on
+/// meanwhile.
 #[test]
 fn member_leaves_for_good_and_is_replaced() {
     let mut sim = Sim::scripted_with_nodes(4, 0);
@@ -352,14 +357,15 @@ fn guest_changes_buffer_in_flight() {
     sim.end();
 }
 
-/// One replica has no room left: it leaves, and writes go on without it. When there is room again it comes back.
+/// One replica has no room left: it leaves, and writes go on without it. When there is room again it comes
+/// back.
 #[test]
 fn replica_disk_fills_up() {
     let mut sim = Sim::scripted_with_small_device(6 << 20);
     for block in (0..2048).step_by(64) {
         sim.write_blocks(block, 64);
     }
-    assert_ne!(sim.standing(2), Standing::InSync, "8 MiB on 6");
+    assert_ne!(sim.standing(2), ReplicaState::InSync, "8 MiB on 6");
     sim.read_blocks(0, 64);
     let discard = sim.ask(Op::Discard, 4096, 12288);
     sim.wait_for(discard);

@@ -4,6 +4,18 @@ use sim::{Outcome, Plan, Sim};
 
 /// Runs just this seed.
 const SEED_VAR: &str = "PENSTOCK_SEED";
+/// `cargo xtask test --long` sets it to `1`: so many times the seeds.
+const LONG_VAR: &str = "PENSTOCK_LONG_TESTS";
+/// See [`LONG_VAR`].
+const LONG_FACTOR: u64 = 20;
+
+/// Seeds of a test that draws `short` in its short form.
+fn seeds(short: u64) -> u64 {
+    match std::env::var_os(LONG_VAR).is_some_and(|value| value == "1") {
+        true => LONG_FACTOR * short,
+        false => short,
+    }
+}
 
 fn for_each_seed(
     from: u64,
@@ -16,7 +28,8 @@ fn for_each_seed(
     let run = |seed| {
         run(seed).unwrap_or_else(|failure| {
             panic!(
-                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, --overlaps, --sound-disks, --rough or --devices 2 if the test has it"
+                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, \
+                 --overlaps, --sound-disks, --rough or --devices 2 if the test has it"
             )
         })
     };
@@ -25,13 +38,13 @@ fn for_each_seed(
 
 /// Guests that write whole blocks.
 fn blocks(mut plan: Plan) -> Plan {
-    plan.manners.sectors = false;
+    plan.guests_do.sectors = false;
     plan
 }
 
 /// Guests that write what is being written.
 fn overlapping(mut plan: Plan) -> Plan {
-    plan.manners.overlaps = true;
+    plan.guests_do.overlaps = true;
     plan
 }
 
@@ -43,7 +56,7 @@ fn two_devices(mut plan: Plan) -> Plan {
 
 #[test]
 fn without_faults_every_request_ends_well() {
-    let outcomes = for_each_seed(1, 80, |seed| {
+    let outcomes = for_each_seed(1, seeds(80), |seed| {
         Sim::drawn(seed, false, Plan::draw_healthy).run()
     });
     assert!(outcomes.iter().all(|o| o.ops.1 == 0));
@@ -54,7 +67,7 @@ fn without_faults_every_request_ends_well() {
 
 #[test]
 fn with_faults_no_guest_sees_what_it_may_not() {
-    for_each_seed(1, 150, |seed| {
+    for_each_seed(1, seeds(150), |seed| {
         Sim::drawn(seed, false, |rng| blocks(Plan::draw(rng))).run()
     });
 }
@@ -90,19 +103,21 @@ fn what_was_found_once_is_not_found_again() {
 }
 
 #[test]
-fn with_faults_and_writes_of_parts_of_blocks_no_guest_sees_what_it_may_not() {
-    for_each_seed(1001, 100, |seed| Sim::drawn(seed, false, Plan::draw).run());
+fn with_faults_and_partial_writes_no_guest_sees_what_it_may_not() {
+    for_each_seed(1001, seeds(100), |seed| {
+        Sim::drawn(seed, false, Plan::draw).run()
+    });
 }
 
 #[test]
 fn with_two_devices_on_each_node_no_guest_sees_what_it_may_not() {
-    for_each_seed(2001, 60, |seed| {
+    for_each_seed(2001, seeds(60), |seed| {
         Sim::drawn(seed, false, |rng| two_devices(Plan::draw(rng))).run()
     });
 }
 
 #[test]
-fn a_seed_with_two_devices_on_each_node_run_twice_gives_the_same_trace() {
+fn same_seed_with_two_devices_per_node_gives_the_same_trace() {
     let run = |seed| Sim::drawn(seed, false, |rng| two_devices(Plan::draw_rough(rng))).run();
     let first = for_each_seed(2001, 20, run);
     assert_eq!(first, for_each_seed(2001, 20, run));

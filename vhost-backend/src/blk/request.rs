@@ -1,7 +1,8 @@
 //! Parsing of virtio-blk requests.
 //!
-//! A request is a stream of bytes to read (header, then data) and a stream of bytes to write (data, then one status
-//! byte); how either is cut into descriptors means nothing, as legacy-free drivers may lay it out in any way.
+//! A request is a stream of bytes to read (header, then data) and a stream of bytes to write (data, then one
+//! status byte); how either is cut into descriptors means nothing, as legacy-free drivers may lay it out in
+//! any way.
 
 use fabric::io::{Op, SECTOR_BYTES};
 use virtio_bindings::virtio_blk::{
@@ -94,8 +95,8 @@ impl Ranges {
     }
 }
 
-/// Takes header and status off the chain, which then holds the data alone, and says what to do and where the status
-/// byte goes. An error means that there is no status byte to answer with, or no header.
+/// Takes header and status off the chain, which then holds the data alone, and says what to do and where the
+/// status byte goes. An error means that there is no status byte to answer with, or no header.
 #[inline]
 pub fn parse(
     chain: &mut Chain,

@@ -1,6 +1,6 @@
 //! Tests of the device model; requests are tested with the ring, in `data_thread`.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock, Weak};
 
 use super::*;
 
@@ -190,4 +190,38 @@ fn the_write_cache_mode_changes_only_once_it_is_kept() {
     device.reset();
     assert!(device.writeback());
     assert_eq!(*keeper.kept.lock().unwrap(), [true, false, true]);
+}
+
+/// Looks at the device's mode when it is asked to keep one.
+#[derive(Debug, Default)]
+struct Observer {
+    device: OnceLock<Weak<BlkDevice<Disk>>>,
+    seen: Mutex<Vec<(bool, bool)>>,
+}
+
+impl ModeKeeper for Observer {
+    fn keep(&self, writeback: bool) -> Result<(), String> {
+        let device = self.device.get().unwrap().upgrade().unwrap();
+        self.seen
+            .lock()
+            .unwrap()
+            .push((writeback, device.writeback()));
+        Ok(())
+    }
+}
+
+#[test]
+fn writethrough_holds_while_it_is_still_being_kept() {
+    let observer = Arc::new(Observer::default());
+    let device = device(BlkOptions {
+        keeper: Some(Arc::clone(&observer) as Arc<dyn ModeKeeper>),
+        ..BlkOptions::default()
+    });
+    observer.device.set(Arc::downgrade(&device)).unwrap();
+    device.write_config(WRITEBACK_OFFSET, &[0]).unwrap();
+    device.write_config(WRITEBACK_OFFSET, &[1]).unwrap();
+    assert_eq!(
+        *observer.seen.lock().unwrap(),
+        [(false, false), (true, false)]
+    );
 }

@@ -109,14 +109,15 @@ impl<V> Port<V> {
     }
 }
 
-/// Writes an event descriptor. It can only refuse when its counter is full, and then the reader is awake already.
+/// Writes an event descriptor. It can only refuse when its counter is full, and then the reader is awake
+/// already.
 pub(super) fn notify(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// A queue that is being served. Only its call and error descriptors can change meanwhile; for anything else it is
-/// stopped and started again. Every call waits for the answer of its data thread. Dropping the handle stops the queue
-/// without waiting.
+/// A queue that is being served. Only its call and error descriptors can change meanwhile; for anything else
+/// it is stopped and started again. Every call waits for the answer of its data thread. Dropping the handle
+/// stops the queue without waiting.
 #[derive(Debug)]
 pub struct QueueHandle<V> {
     port: Arc<Port<V>>,
@@ -166,7 +167,8 @@ impl<V: Volume> QueueHandle<V> {
         outcome
     }
 
-    /// Replaces the call descriptor, and interrupts the guest once, since an answer may have been announced on the old.
+    /// Replaces the call descriptor, and interrupts the guest once, since an answer may have been announced
+    /// on the old.
     pub fn set_call(&self, call: Option<OwnedFd>) -> Result<(), QueueError> {
         self.change(Change::Call(call))
     }

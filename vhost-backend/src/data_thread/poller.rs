@@ -1,4 +1,5 @@
-//! How a data thread sleeps: one epoll for all kicks, the mailbox and the engine, and the length of the spin before it.
+//! How a data thread sleeps: one epoll for all kicks, the mailbox and the engine, and the length of the spin
+//! before it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,8 +32,8 @@ pub(super) enum Woken {
     Queue { slot: usize, generation: u32 },
 }
 
-/// One epoll. Everything is edge-triggered, so event counters need not be read: a kick costs us no system call but the
-/// wait itself, and one that came while we were polling costs one early return.
+/// One epoll. Everything is edge-triggered, so event counters need not be read: a kick costs us no system
+/// call but the wait itself, and one that came while we were polling costs one early return.
 pub(super) struct Poller {
     epoll: OwnedFd,
     events: Vec<Event>,
@@ -81,7 +82,8 @@ impl Poller {
             timeout.as_ref(),
         ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // Nothing but a broken descriptor table leads here; going on would spin without sense or sleep for ever.
+            // Nothing but a broken descriptor table leads here; going on would spin without sense or sleep
+            // for ever.
             Err(error) => panic!("epoll_wait failed: {error}"),
         }
         for event in &self.events {
@@ -97,8 +99,8 @@ impl Poller {
     }
 }
 
-/// How long to spin after work. It doubles while work comes back within the longest spin allowed and halves when it does
-/// not, so a thread that waits for a slow device or a slow guest hardly spins at all.
+/// How long to spin after work. It doubles while work comes back within the longest spin allowed and halves
+/// when it does not, so a thread that waits for a slow device or a slow guest hardly spins at all.
 #[derive(Debug)]
 pub(super) struct Spin {
     now: Duration,
@@ -119,8 +121,8 @@ impl Spin {
         Self::new(Duration::from_micros(u64::from(spin_us)))
     }
 
-    /// For waits while a device has requests. One that takes longer than a sleep and a wake-up cost is slept for: the
-    /// kernel's own work for it may need this very core.
+    /// For waits while a device has requests. One that takes longer than a sleep and a wake-up cost is slept
+    /// for: the kernel's own work for it may need this very core.
     pub(super) fn for_devices(mode: PollMode) -> Self {
         Self::new(Self::for_guests(mode).max.min(DEVICE_SPIN_MAX))
     }
@@ -148,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spin_grows_while_it_would_pay_and_shrinks_to_nothing_when_not() {
+    fn spin_grows_while_it_pays_and_shrinks_to_zero_otherwise() {
         let us = Duration::from_micros;
         let mut spin = Spin::for_guests(PollMode::Adaptive { spin_us: 50 });
         assert_eq!(spin.window(), us(50));

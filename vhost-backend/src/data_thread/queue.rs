@@ -19,13 +19,16 @@ use crate::ring::{Chain, Ring, RingError, SplitRing, SplitRingConfig};
 
 /// Most requests taken off one ring before the other queues of the thread have their turn.
 const TURN_REQUESTS: u16 = 32;
-/// Answers after which the guest is let know while the rest of a batch is still worked on, so that it can refill.
+/// Answers after which the guest is let know while the rest of a batch is still worked on, so that it can
+/// refill.
 const PUBLISH_ANSWERS: u16 = 8;
-/// Answers after which a guest that waits for an interrupt is not left waiting though the ring is never empty.
+/// Answers after which a guest that waits for an interrupt is not left waiting though the ring is never
+/// empty.
 const SIGNAL_ANSWERS: u16 = 64;
 
-/// Turns without work before a guest that did not want the interrupt before is asked about the next, which takes a full
-/// fence: a guest that polls has its next request there by then. One that sleeps is asked at once.
+/// Turns without work before a guest that did not want the interrupt before is asked about the next, which
+/// takes a full fence: a guest that polls has its next request there by then. One that sleeps is asked at
+/// once.
 const SIGNAL_TURNS: u32 = 256;
 
 /// What the queues of a thread share: working memory of one request at a time.
@@ -79,8 +82,9 @@ pub(crate) struct Queue<V, R = SplitRing> {
     replay: Vec<u16>,
     /// A request that the engine had no room for.
     stalled: Option<u16>,
-    /// Ranges of the request that has them, as they were checked. They stay while it is stalled half way: what is with
-    /// the engine already and what is still to come must be of one request, whatever the guest writes over it meanwhile.
+    /// Ranges of the request that has them, as they were checked. They stay while it is stalled half way:
+    /// what is with the engine already and what is still to come must be of one request, whatever the guest
+    /// writes over it meanwhile.
     ranges: Box<Ranges>,
     inflight: Option<InflightQueue>,
     /// Answers not yet published, kept for the in-flight record.
@@ -104,7 +108,8 @@ pub(crate) struct Queue<V, R = SplitRing> {
     pub(crate) hot: bool,
 }
 
-// SAFETY: the raw pointers (slots, view, ring) lead into guest memory kept by `view`; one thread uses the queue.
+// SAFETY: the raw pointers (slots, view, ring) lead into guest memory kept by `view`; one thread uses the
+// queue.
 unsafe impl<V: Send + Sync, R: Send> Send for Queue<V, R> {}
 
 impl<V: Volume> Queue<V, SplitRing> {

@@ -2,9 +2,9 @@
 
 use std::io;
 
-/// What a data thread asks to run for at a time, where it shares its CPU. The kernel runs whoever asks for less sooner after it is
-/// woken (its own default is some milliseconds), so a guest's request does not wait behind a neighbour's whole turn. The kernel takes
-/// nothing shorter.
+/// What a data thread asks to run for at a time, where it shares its CPU. The kernel runs whoever asks for
+/// less sooner after it is woken (its own default is some milliseconds), so a guest's request does not wait
+/// behind a neighbour's whole turn. The kernel takes nothing shorter.
 const SLICE_NS: u64 = 100_000;
 
 /// Runs the calling thread on this CPU only.
@@ -17,8 +17,8 @@ pub(super) fn pin(cpu: usize) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// Asks for short turns, soon. Linux before 6.12 has no ear for it, and nothing depends on it. What an operator has chosen for the
-/// daemon (a real-time policy, say) stays.
+/// Asks for short turns, soon. Linux before 6.12 has no ear for it, and nothing depends on it. What an
+/// operator has chosen for the daemon (a real-time policy, say) stays.
 pub(super) fn shorten_slices() {
     // SAFETY: asks about the calling thread.
     if unsafe { libc::sched_getscheduler(0) } != libc::SCHED_OTHER {

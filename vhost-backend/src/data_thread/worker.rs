@@ -16,7 +16,8 @@ use crate::blk::BlkDevice;
 
 /// Turns without work between two looks at the clock.
 const CLOCK_TURNS: u32 = 16;
-/// Turns without work, while other queues of the thread are busy, after which a queue is left until it is kicked.
+/// Turns without work, while other queues of the thread are busy, after which a queue is left until it is
+/// kicked.
 const PARK_TURNS: u32 = 4096;
 /// Requests and turns after which a busy thread looks at the clock for its parked queues.
 const PARKED_CREDITS: usize = 64;
@@ -62,8 +63,9 @@ pub(super) fn spawn<E: Engine>(
     Ok((port, join))
 }
 
-/// Devices may still be writing into guest memory when a data thread panics, so dropping its queues, which unmaps it, is
-/// not safe, and dropping its engine first would keep all its guests waiting for a device. The process dies instead, and the next one does again what was in flight.
+/// Devices may still be writing into guest memory when a data thread panics, so dropping its queues, which
+/// unmaps it, is not safe, and dropping its engine first would keep all its guests waiting for a device. The
+/// process dies instead, and the next one does again what was in flight.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -207,7 +209,8 @@ impl<E: Engine> Worker<E> {
         };
         let count = self.engine.reap(&mut done);
         while let Some(slot) = self.touched.pop() {
-            // A guest that has an answer is likely to ask again, and need not kick for it: said before it has the answer.
+            // A guest that has an answer is likely to ask again, and need not kick for it: said before it has
+            // the answer.
             self.heat(slot);
             let Some(queue) = self.queues[slot].as_deref_mut() else {
                 continue;
@@ -367,7 +370,8 @@ impl<E: Engine> Worker<E> {
                     config,
                     reply,
                 } => {
-                    // Who asked may have given up; then its handle never existed, and nobody would stop the queue.
+                    // Who asked may have given up; then its handle never existed, and nobody would stop the
+                    // queue.
                     let outcome = self.start(device, *config);
                     let id = outcome.as_ref().ok().copied();
                     if reply.send(outcome).is_err() {

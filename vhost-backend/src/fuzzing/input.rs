@@ -1,5 +1,5 @@
-//! Turns bytes into rings that are mostly wrong in interesting ways. Plain random bytes would nearly all stop at the first
-//! address that lies nowhere.
+//! Turns bytes into rings that are mostly wrong in interesting ways. Plain random bytes would nearly all stop
+//! at the first address that lies nowhere.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -61,7 +61,8 @@ pub(super) struct RingInput {
     pub(super) event_idx: bool,
     pub(super) indirect: bool,
     pub(super) base: u16,
-    /// Only the requests are odd, and the ring is as it should be. Else most queues would break before anything waits.
+    /// Only the requests are odd, and the ring is as it should be. Else most queues would break before
+    /// anything waits.
     fair: bool,
     /// Available index written last.
     index: Cell<u16>,
@@ -119,8 +120,8 @@ impl RingInput {
         }
     }
 
-    /// Writes descriptors, tables, headers and the available ring: first as an honest guest would, then with a few
-    /// things wrong.
+    /// Writes descriptors, tables, headers and the available ring: first as an honest guest would, then with
+    /// a few things wrong.
     pub(super) fn fill(&self, guest: &FakeGuest, input: &mut Input<'_>) {
         for i in 0..HEADERS - RANGE_HEADERS {
             write(guest, GUEST_BASE + HEADER_AT + 16 * i, &header(input));
@@ -183,7 +184,8 @@ impl RingInput {
     }
 }
 
-/// What a guest changes in the requests it has sent already, and nothing else: the way to be read twice with two meanings.
+/// What a guest changes in the requests it has sent already, and nothing else: the way to be read twice with
+/// two meanings.
 pub(super) fn change_headers(guest: &FakeGuest, input: &mut Input<'_>) {
     for i in 0..HEADERS {
         if input.byte() % 2 == 0 {
@@ -199,8 +201,8 @@ pub(super) fn change_headers(guest: &FakeGuest, input: &mut Input<'_>) {
     }
 }
 
-/// Requests with ranges, and ranges that are mostly sound: only those get as far as the engine, and into it piece by
-/// piece.
+/// Requests with ranges, and ranges that are mostly sound: only those get as far as the engine, and into it
+/// piece by piece.
 fn fill_ranges(guest: &FakeGuest, input: &mut Input<'_>) {
     for i in HEADERS - RANGE_HEADERS..HEADERS {
         let kind = input.one_of(&[11u32, 13, 11, 13, 11, 13, 4, 8]);

@@ -1,4 +1,5 @@
-//! Memory that a front end shares for a queue beside the guest's own: the record of requests in flight and the dirty log.
+//! Memory that a front end shares for a queue beside the guest's own: the record of requests in flight and
+//! the dirty log.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -38,7 +39,8 @@ impl Shared {
         }
     }
 
-    /// Gives a queue a record that is fresh, or left by an earlier daemon, or made up, and a log; or does without.
+    /// Gives a queue a record that is fresh, or left by an earlier daemon, or made up, and a log; or does
+    /// without.
     pub(super) fn add(&self, guest: &FakeGuest, config: &mut QueueConfig, input: &mut Input<'_>) {
         let choice = input.byte();
         if choice & 1 != 0 {

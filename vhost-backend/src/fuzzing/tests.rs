@@ -11,7 +11,7 @@ proptest! {
     }
 
     #[test]
-    fn any_request_is_refused_or_sound_and_a_queue_can_always_be_stopped(
+    fn any_request_is_refused_or_sound_and_the_queue_still_stops(
         data in proptest::collection::vec(any::<u8>(), 0..4000),
     ) {
         super::blk(&data);

@@ -1,12 +1,63 @@
 //! A shared mapping of a file descriptor that came from outside, unmapped on drop.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::MemoryError;
+
+/// Magic number of hugetlbfs, whose files are mapped in whole huge pages.
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// What is mapped so that a range of a file is.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    /// Where in the file it begins, at a page.
+    offset: u64,
+    /// Bytes before the range.
+    skip_bytes: usize,
+    /// Bytes in all: whole pages.
+    mapped_bytes: usize,
+}
+
+impl Extent {
+    fn of(file: &OwnedFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
+        let bad = || MemoryError::BadRegion {
+            guest: offset,
+            size,
+        };
+        let end = offset.checked_add(size).filter(|_| size > 0);
+        let needed_bytes = end.ok_or_else(bad)?;
+        let stat = rustix::fs::fstat(file).map_err(|e| os("read the size of a shared file", e))?;
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        if file_bytes < needed_bytes {
+            return Err(MemoryError::FileTooShort {
+                file_bytes,
+                needed_bytes,
+            });
+        }
+        let page_bytes = page_bytes(file)?;
+        let skip = offset % page_bytes;
+        let mapped = (skip + size).checked_next_multiple_of(page_bytes);
+        let mapped = mapped.and_then(|bytes| usize::try_from(bytes).ok());
+        Ok(Self {
+            offset: offset - skip,
+            skip_bytes: skip as usize,
+            mapped_bytes: mapped.ok_or_else(bad)?,
+        })
+    }
+}
+
+/// Bytes of the pages in which a file is mapped, and unmapped again.
+fn page_bytes(file: &OwnedFd) -> Result<u64, MemoryError> {
+    let filesystem =
+        rustix::fs::fstatfs(file).map_err(|e| os("examine the file system of a shared file", e))?;
+    let huge = u64::try_from(filesystem.f_bsize).ok();
+    let huge = huge.filter(|bytes| filesystem.f_type == HUGETLBFS && bytes.is_power_of_two());
+    Ok(huge.unwrap_or(rustix::param::page_size() as u64))
+}
 
 /// Mapped bytes of a shared file. The other side may change them at any time.
 #[derive(Debug)]
@@ -25,48 +76,26 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Bytes that [`Self::shared`] maps for this range: whole pages. It fails where that would, as far as can
+    /// be told.
+    pub fn bytes_for(file: &OwnedFd, offset: u64, size: u64) -> Result<u64, MemoryError> {
+        Ok(Extent::of(file, offset, size)?.mapped_bytes as u64)
+    }
+
     /// Maps `size` bytes of `file` from `offset`, readable and writable.
     ///
     /// A file shorter than that is refused, since touching the missing pages would kill the process.
     pub fn shared(file: &OwnedFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
-        let needed_bytes =
-            offset
-                .checked_add(size)
-                .filter(|_| size > 0)
-                .ok_or(MemoryError::BadRegion {
-                    guest: offset,
-                    size,
-                })?;
-        let stat =
-            rustix::fs::fstat(file.as_fd()).map_err(|e| os("read the size of a shared file", e))?;
-        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        if file_bytes < needed_bytes {
-            return Err(MemoryError::FileTooShort {
-                file_bytes,
-                needed_bytes,
-            });
-        }
-        let page_bytes = rustix::param::page_size() as u64;
-        let skip = offset % page_bytes;
-        Self::map_at(file, offset - skip, skip, size)
-            // Huge pages only map at multiples of their own size: then the file is mapped from its beginning.
-            .or_else(|e| {
-                if offset == skip {
-                    Err(e)
-                } else {
-                    Self::map_at(file, 0, offset, size)
-                }
-            })
-            .map_err(|e| os("map shared memory", e))
+        let extent = Extent::of(file, offset, size)?;
+        Self::map_at(file, extent).map_err(|e| os("map shared memory", e))
     }
 
-    fn map_at(
-        file: &OwnedFd,
-        offset: u64,
-        skip: u64,
-        size: u64,
-    ) -> Result<Self, rustix::io::Errno> {
-        let mapped_bytes = usize::try_from(skip + size).map_err(|_| rustix::io::Errno::OVERFLOW)?;
+    fn map_at(file: &OwnedFd, extent: Extent) -> Result<Self, rustix::io::Errno> {
+        let Extent {
+            offset,
+            skip_bytes,
+            mapped_bytes,
+        } = extent;
         let (access, flags) = (
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::SHARED | MapFlags::NORESERVE,
@@ -88,7 +117,7 @@ impl Mapping {
         Ok(Self {
             base,
             mapped_bytes,
-            skip_bytes: skip as usize,
+            skip_bytes,
         })
     }
 
@@ -96,6 +125,11 @@ impl Mapping {
     pub fn start(&self) -> *mut u8 {
         // SAFETY: `skip_bytes` is smaller than the mapping.
         unsafe { self.base.as_ptr().add(self.skip_bytes) }
+    }
+
+    /// Bytes that are mapped, those before [`Self::start`] included.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped_bytes as u64
     }
 
     /// Number of bytes from [`Self::start`].
@@ -123,5 +157,35 @@ fn os(what: &'static str, errno: rustix::io::Errno) -> MemoryError {
     MemoryError::Os {
         what,
         source: io::Error::from(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    /// Whether this process has a mapping that begins there.
+    fn is_mapped(at: *const u8) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines()
+            .any(|line| line.starts_with(&format!("{:x}-", at.addr())))
+    }
+
+    #[test]
+    fn huge_pages_are_mapped_from_the_one_before_and_unmapped() {
+        let huge = 2 << 20;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = memfd_create("huge", flags).unwrap();
+        ftruncate(&file, 64 * huge).unwrap();
+        // No page of it is touched: the machine may have none.
+        let mapping = Mapping::shared(&file, 63 * huge + 4096, 8192).unwrap();
+        assert_eq!(mapping.mapped_bytes(), huge, "nothing of what lies before");
+        let base = mapping.base.as_ptr();
+        assert_eq!(mapping.start().addr() - base.addr(), 4096);
+        assert!(is_mapped(base));
+        drop(mapping);
+        assert!(!is_mapped(base), "it is not lost");
     }
 }

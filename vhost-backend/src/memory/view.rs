@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{GuestAddr, GuestMemory};
 
-/// A memory snapshot with a one-region cache. Guests have one or two regions that hold all their buffers, so nearly
-/// every translation is a subtraction and a comparison.
+/// A memory snapshot with a one-region cache. Guests have one or two regions that hold all their buffers, so
+/// nearly every translation is a subtraction and a comparison.
 #[derive(Debug)]
 pub struct MemoryView {
     memory: Arc<GuestMemory>,
@@ -33,8 +33,8 @@ impl MemoryView {
         &self.memory
     }
 
-    /// Host pointer at `guest` and how many of `len` bytes follow it in its region: `len`, or less where the range
-    /// goes on in the next region. `len` must not be 0.
+    /// Host pointer at `guest` and how many of `len` bytes follow it in its region: `len`, or less where the
+    /// range goes on in the next region. `len` must not be 0.
     #[inline(always)]
     pub fn translate_part(&mut self, guest: GuestAddr, len: u64) -> Option<(*mut u8, u64)> {
         let at = guest.0.wrapping_sub(self.guest);
@@ -67,9 +67,8 @@ impl MemoryView {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::spec;
+    use super::super::tests::{account, spec};
     use super::*;
-    use fabric::net::rdma::registrar::Registrar;
 
     #[test]
     fn a_range_over_two_regions_comes_in_parts() {
@@ -77,7 +76,7 @@ mod tests {
             spec(0, 0x1000, 0x6000_0000),
             spec(0x1000, 0x1000, 0x7000_0000),
         ];
-        let memory = GuestMemory::map(regions, &Registrar::none()).unwrap();
+        let memory = GuestMemory::map(regions, &mut account()).unwrap();
         let mut view = MemoryView::new(Arc::clone(&memory));
         let (_, first) = view.translate_part(GuestAddr(0xf00), 0x200).unwrap();
         assert_eq!(first, 0x100);

@@ -1,8 +1,8 @@
 //! The split virtqueue (virtio 1.2, section 2.7).
 //!
-//! Each cache line that guest and device share costs a transfer between cores, so lines are touched as rarely as the
-//! protocol allows: the available index when everything seen before is taken, the used index once per batch, the event
-//! fields only before an interrupt or a sleep.
+//! Each cache line that guest and device share costs a transfer between cores, so lines are touched as rarely
+//! as the protocol allows: the available index when everything seen before is taken, the used index once per
+//! batch, the event fields only before an interrupt or a sleep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -132,7 +132,8 @@ pub struct SplitRing {
     guess: (u16, *const u8),
 }
 
-// SAFETY: the pointers lead into guest memory, which the owner of the ring keeps mapped; they are used by one thread.
+// SAFETY: the pointers lead into guest memory, which the owner of the ring keeps mapped; they are used by one
+// thread.
 unsafe impl Send for SplitRing {}
 
 impl SplitRing {
@@ -301,7 +302,8 @@ impl Ring for SplitRing {
         }
         let mut indirect = false;
         for i in 0..count {
-            // SAFETY: `desc_at` stays inside the table. What is read is only a hint and is read and checked again.
+            // SAFETY: `desc_at` stays inside the table. What is read is only a hint and is read and checked
+            // again.
             let desc = unsafe {
                 Desc::read(self.desc_at(self.avail_entry(self.next_avail.wrapping_add(i))))
             };
@@ -364,7 +366,8 @@ impl Ring for SplitRing {
     #[inline(always)]
     fn answer(&mut self, id: u16, written_bytes: u32) {
         let offset = RING_HEADER_BYTES + USED_ELEM_BYTES * u64::from(self.next_used & self.mask);
-        // SAFETY: the masked index is inside the ring, which was translated as a whole; 4-byte alignment was checked.
+        // SAFETY: the masked index is inside the ring, which was translated as a whole; 4-byte alignment was
+        // checked.
         unsafe {
             let elem = self.parts.used.add(offset as usize).cast::<u32>();
             elem.write_volatile(u32::from(id).to_le());
@@ -396,7 +399,8 @@ impl Ring for SplitRing {
     fn interrupt_due(&mut self) -> bool {
         let moved = self.unsignalled();
         self.signalled = self.published;
-        // The index must be visible before the guest's wish is read: the guest writes its wish, then reads the index.
+        // The index must be visible before the guest's wish is read: the guest writes its wish, then reads
+        // the index.
         fence(Ordering::SeqCst);
         if self.config.event_idx {
             self.published
@@ -414,15 +418,16 @@ impl Ring for SplitRing {
         } else {
             self.set_used_flags(0);
         }
-        // The wish must be visible before the index is read again: the guest writes its index, then reads the wish.
+        // The wish must be visible before the index is read again: the guest writes its index, then reads the
+        // wish.
         fence(Ordering::SeqCst);
         Ok(self.look()? != 0)
     }
 
     fn disarm(&mut self) {
         if self.config.event_idx {
-            // An index that the guest has just passed: it kicks when it passes it again, 65535 requests later. The one it
-            // was armed with would be passed by the very next request.
+            // An index that the guest has just passed: it kicks when it passes it again, 65535 requests
+            // later. The one it was armed with would be passed by the very next request.
             self.set_avail_event(self.next_avail.wrapping_sub(1));
         } else {
             self.set_used_flags(USED_F_NO_NOTIFY);
@@ -443,8 +448,9 @@ impl Ring for SplitRing {
 }
 
 impl SplitRing {
-    /// A guest with little to do uses the same descriptors and the same header over and over. Then entry, descriptor and
-    /// header come from its cache at the same time, and not one after the other as each tells where the next lies.
+    /// A guest with little to do uses the same descriptors and the same header over and over. Then entry,
+    /// descriptor and header come from its cache at the same time, and not one after the other as each tells
+    /// where the next lies.
     #[inline(always)]
     fn prefetch_guess(&self) {
         let used = RING_HEADER_BYTES + USED_ELEM_BYTES * u64::from(self.next_used & self.mask);

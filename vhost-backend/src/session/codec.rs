@@ -24,7 +24,8 @@ impl Frame {
     }
 }
 
-/// The stream can no longer be read: where the next message begins is unknown, or the peer is not a front end.
+/// The stream can no longer be read: where the next message begins is unknown, or the peer is not a front
+/// end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     /// Not version 1 of the protocol.

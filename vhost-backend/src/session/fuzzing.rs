@@ -1,4 +1,5 @@
-//! A whole session on arbitrary bytes, without a socket or a device: the body of a fuzz target, and of a property test.
+//! A whole session on arbitrary bytes, without a socket or a device: the body of a fuzz target, and of a
+//! property test.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -72,8 +73,9 @@ pub fn model_session(queues: u16) -> Session<ModelHost> {
     Session::new(offer, ModelHost::default())
 }
 
-/// Feeds `data` to a session as messages: per message one byte for the number of descriptors that come along, then
-/// header and payload. Panics when a promise is broken: every reply is well formed, rings run exactly while they should.
+/// Feeds `data` to a session as messages: per message one byte for the number of descriptors that come along,
+/// then header and payload. Panics when a promise is broken: every reply is well formed, rings run exactly
+/// while they should.
 pub fn session_bytes(mut data: &[u8]) {
     let mut session = model_session(4);
     for _ in 0..MESSAGES_MAX {

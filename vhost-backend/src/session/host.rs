@@ -1,4 +1,5 @@
-//! Carries out a session's actions on a block device: maps what the front end shares, starts and stops queues.
+//! Carries out a session's actions on a block device: maps what the front end shares, starts and stops
+//! queues.
 
 mod shared_fd;
 
@@ -7,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use fabric::io::{Engine, Volume};
-use fabric::net::rdma::registrar::Registrar;
 
 use super::machine::{Action, Kick, Machine, Offer, Ring};
 use super::message::{InflightArea, LogArea, Region, VRING_F_LOG, VringAddr};
@@ -16,9 +16,10 @@ use crate::blk::{BlkDevice, BlkError};
 use crate::data_thread::{QueueConfig, QueueError, QueueHandle, Threads};
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightRegion;
-use crate::memory::{GuestAddr, GuestMemory, MAX_REGIONS, MemoryError, RegionSpec};
+use crate::memory::budget::{InUse, MemoryAccount};
+use crate::memory::{GuestAddr, GuestMemory, MAX_REGIONS, Mapping, MemoryError, RegionSpec};
 use crate::ring::MAX_QUEUE_SIZE;
-use shared_fd::{check_kick, check_memory, check_signal};
+use shared_fd::{check_kick, check_memory, check_signal, why_unsealed};
 
 pub use shared_fd::FdError;
 
@@ -66,29 +67,29 @@ pub fn offer<V: Volume>(device: &BlkDevice<V>) -> Offer {
 pub struct BlkHost<E: Engine> {
     device: Arc<BlkDevice<E::Volume>>,
     threads: Arc<Threads<E>>,
-    /// Opens the guest's memory to the network.
-    registrar: Registrar,
     memory: Arc<GuestMemory>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
     queues: Vec<Option<QueueHandle<E::Volume>>>,
+    /// Counts the guest's memory and opens it to the network. Dropped after what it counts.
+    account: MemoryAccount,
 }
 
 impl<E: Engine> BlkHost<E> {
     /// The device as a new connection finds it.
     ///
-    /// The write cache mode stays as the last connection left it: a front end that reconnects goes on with a driver
-    /// that chose it long ago and relies on it.
+    /// The write cache mode stays as the last connection left it: a front end that reconnects goes on with a
+    /// driver that chose it long ago and relies on it.
     pub fn new(
         device: Arc<BlkDevice<E::Volume>>,
         threads: Arc<Threads<E>>,
-        registrar: Registrar,
+        account: MemoryAccount,
     ) -> Self {
         let queues = (0..device.queues()).map(|_| None).collect();
         Self {
             device,
             threads,
-            registrar,
+            account,
             memory: GuestMemory::empty(),
             log: None,
             inflight: None,
@@ -183,7 +184,16 @@ impl<E: Engine> BlkHost<E> {
 
     fn map_log(&mut self, area: LogArea, file: OwnedFd) -> Result<Effect, HostError> {
         check_memory(&file)?;
-        self.log = Some(DirtyLog::map(file, area.size, area.offset)?);
+        let bytes = Mapping::bytes_for(&file, area.offset, area.size)?;
+        self.account
+            .reserve_log(bytes)
+            .map_err(MemoryError::OverLimit)?;
+        let mapped = DirtyLog::map(file, area.size, area.offset);
+        if let Ok(log) = &mapped {
+            self.log = Some(Arc::clone(log));
+        }
+        self.settle_account();
+        mapped?;
         Ok(Effect::Done)
     }
 
@@ -201,22 +211,57 @@ impl<E: Engine> BlkHost<E> {
     }
 
     fn change_memory(&mut self, action: Action) -> Result<Effect, HostError> {
-        self.memory = match action {
+        let changed = self.changed_memory(action);
+        if let Ok(memory) = &changed {
+            self.memory = Arc::clone(memory);
+        }
+        self.settle_account();
+        changed?;
+        Ok(Effect::Done)
+    }
+
+    /// The memory table as an action wants it.
+    fn changed_memory(&mut self, action: Action) -> Result<Arc<GuestMemory>, HostError> {
+        let memory = match action {
             Action::ReplaceMemory(table) => {
-                let specs: Result<Vec<_>, _> = table.into_iter().map(spec).collect();
-                GuestMemory::map(specs?, &self.registrar)?
+                let specs: Result<Vec<_>, _> =
+                    table.into_iter().map(|part| self.spec(part)).collect();
+                GuestMemory::map(specs?, &mut self.account)?
             }
             Action::AddMemory(region, file) => {
-                let spec = spec((region, file))?;
-                self.memory.with_region(spec, &self.registrar)?
+                let spec = self.spec((region, file))?;
+                self.memory.with_region(spec, &mut self.account)?
             }
             Action::RemoveMemory(region) => {
                 self.memory
                     .without_region(GuestAddr(region.guest), region.size, region.user)?
             }
-            _ => return Ok(Effect::Done),
+            _ => Arc::clone(&self.memory),
         };
-        Ok(Effect::Done)
+        Ok(memory)
+    }
+
+    fn spec(&mut self, (region, file): (Region, OwnedFd)) -> Result<RegionSpec, HostError> {
+        check_memory(&file)?;
+        if let Some(why) = why_unsealed(&file) {
+            self.account.warn_unsealed(why);
+        }
+        Ok(RegionSpec {
+            guest: GuestAddr(region.guest),
+            size: region.size,
+            user_addr: region.user,
+            mmap_offset: region.mmap_offset,
+            file,
+        })
+    }
+
+    /// Counts what is in use now: after each change, and after one that failed.
+    fn settle_account(&mut self) {
+        self.account.settle(InUse {
+            table_bytes: self.memory.mapped_bytes(),
+            log_bytes: self.log.as_ref().map_or(0, |log| log.mapped_bytes()),
+            pinned_bytes: self.memory.pinned_bytes(),
+        });
     }
 }
 
@@ -273,17 +318,6 @@ impl<E: Engine> Host for BlkHost<E> {
             | Action::ReplyBase(_) => Ok(Effect::Done),
         }
     }
-}
-
-fn spec((region, file): (Region, OwnedFd)) -> Result<RegionSpec, HostError> {
-    check_memory(&file)?;
-    Ok(RegionSpec {
-        guest: GuestAddr(region.guest),
-        size: region.size,
-        user_addr: region.user,
-        mmap_offset: region.mmap_offset,
-        file,
-    })
 }
 
 fn copy(fd: Option<&Arc<OwnedFd>>) -> Result<Option<OwnedFd>, HostError> {

@@ -1,12 +1,14 @@
-//! What a session knows, and what each request means: request in, ordered actions out. No input or output happens here.
+//! What a session knows, and what each request means: request in, ordered actions out. No input or output
+//! happens here.
 //!
-//! A ring runs exactly while it is *ready* ([`Machine::ready`]): it has a size, addresses, a kick and memory, and is
-//! enabled. Whatever completes that, in whatever order, starts it; whatever breaks it stops it, and a stopped ring is
-//! drained. A change under a running ring (memory, addresses, logging, descriptors) is a stop and a start: a drained
-//! ring goes on where it stood, and there is one way of doing everything.
+//! A ring runs exactly while it is *ready* ([`Machine::ready`]): it has a size, addresses, a kick and memory,
+//! and is enabled. Whatever completes that, in whatever order, starts it; whatever breaks it stops it, and a
+//! stopped ring is drained. A change under a running ring (memory, addresses, logging, descriptors) is a stop
+//! and a start: a drained ring goes on where it stood, and there is one way of doing everything.
 //!
-//! The machine asks for actions in an order in which a failure leaves the session as it was: what can be refused comes
-//! first, and the machine's own state changes only in [`Machine::settle`], once an action was carried out.
+//! The machine asks for actions in an order in which a failure leaves the session as it was: what can be
+//! refused comes first, and the machine's own state changes only in [`Machine::settle`], once an action was
+//! carried out.
 
 mod rings;
 
@@ -94,7 +96,8 @@ pub enum Action {
     CheckKick(Arc<OwnedFd>),
     /// Make sure that a descriptor can be signalled.
     CheckSignal(Arc<OwnedFd>),
-    /// Use the ring's new call descriptor, and signal it once: answers may have been given while there was none.
+    /// Use the ring's new call descriptor, and signal it once: answers may have been given while there was
+    /// none.
     NewCall(u16),
     /// Use the ring's new error descriptor.
     NewErr(u16),
@@ -381,8 +384,8 @@ impl Machine {
         actions
     }
 
-    /// Everything the driver set up is forgotten; what belongs to the connection (memory, protocol features, the
-    /// back-end channel, the record in flight) stays.
+    /// Everything the driver set up is forgotten; what belongs to the connection (memory, protocol features,
+    /// the back-end channel, the record in flight) stays.
     fn reset_device(&self) -> Vec<Action> {
         let mut actions = self.disable_all();
         for index in 0..self.offer.queues {

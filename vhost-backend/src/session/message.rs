@@ -1,15 +1,17 @@
-//! What a vhost-user message looks like on the socket: numbers, structures, limits. All integers have native byte order.
+//! What a vhost-user message looks like on the socket: numbers, structures, limits. All integers have native
+//! byte order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of [`Header`].
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
-/// Largest configuration space access. The specification's reference front end stops at 256; a larger read is refused
-/// with an empty reply.
+/// Largest configuration space access. The specification's reference front end stops at 256; a larger read is
+/// refused with an empty reply.
 pub const MAX_CONFIG_BYTES: usize = 4096;
 
-/// Largest payload of a message; a header that announces more ends the connection, before anything is read or allocated.
+/// Largest payload of a message; a header that announces more ends the connection, before anything is read or
+/// allocated.
 pub const MAX_PAYLOAD_BYTES: usize = MAX_CONFIG_BYTES + size_of::<ConfigHead>();
 
 /// Most file descriptors with one message; the kernel cuts the rest off and the connection ends.
@@ -97,8 +99,8 @@ pub mod protocol {
     /// Memory regions one by one.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
-    /// All that is offered. STATUS and DEVICE_STATE are not: a block device has no state of its own to reset or to
-    /// carry that the messages above do not cover.
+    /// All that is offered. STATUS and DEVICE_STATE are not: a block device has no state of its own to reset
+    /// or to carry that the messages above do not cover.
     pub const OFFERED: u64 = MQ
         | LOG_SHMFD
         | REPLY_ACK

@@ -1,9 +1,9 @@
 //! Carries one connection's messages through the machine: decode, plan, perform, answer.
 //!
-//! Acknowledgements follow the specification's REPLY_ACK to the letter: a message with the need-reply flag, once the
-//! feature is negotiated, gets 0 or 1; a message that has an answer of its own gets that and nothing else. What cannot
-//! be done and cannot be said ends the connection, for a front end that believes in a ring that does not run would
-//! leave its guest hanging.
+//! Acknowledgements follow the specification's REPLY_ACK to the letter: a message with the need-reply flag,
+//! once the feature is negotiated, gets 0 or 1; a message that has an answer of its own gets that and nothing
+//! else. What cannot be done and cannot be said ends the connection, for a front end that believes in a ring
+//! that does not run would leave its guest hanging.
 
 use std::os::fd::OwnedFd;
 
@@ -13,8 +13,8 @@ use super::codec::{self, DecodeError, Frame};
 use super::machine::{Action, Machine, Offer, Refusal, Settled};
 use super::message::{ConfigHead, InflightArea, code, name, protocol};
 
-/// Refused messages of one connection that are logged as warnings; later ones are logged for debugging only, so that a
-/// front end gone wild cannot fill the disk.
+/// Refused messages of one connection that are logged as warnings; later ones are logged for debugging only,
+/// so that a front end gone wild cannot fill the disk.
 const LOGGED_REFUSALS_MAX: u32 = 16;
 
 /// What an action gave.
@@ -106,8 +106,8 @@ impl<H: Host> Session<H> {
         &mut self.host
     }
 
-    /// Where to send [`code::BACKEND_CONFIG_CHANGE_MSG`] when the configuration space changed, if the front end wants
-    /// to be told.
+    /// Where to send [`code::BACKEND_CONFIG_CHANGE_MSG`] when the configuration space changed, if the front
+    /// end wants to be told.
     pub fn config_change_channel(&self) -> Option<&OwnedFd> {
         let wanted = protocol::BACKEND_REQ | protocol::CONFIG;
         let negotiated = self.machine.protocol_features() & wanted == wanted;

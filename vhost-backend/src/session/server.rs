@@ -127,8 +127,9 @@ impl<H: Host> Visit<'_, H> {
         let rings = self.session.machine().running().count() as u16;
         self.shared.update(|state| {
             if state.rings == 0 && rings > 0 {
-                // The volume may have been resized while nobody was connected, and a front end that reconnects does
-                // not read the configuration again by itself. It does when told so, once its device runs.
+                // The volume may have been resized while nobody was connected, and a front end that
+                // reconnects does not read the configuration again by itself. It does when told so, once its
+                // device runs.
                 self.shared.config_changed.store(true, Ordering::Release);
             }
             state.rings = rings;

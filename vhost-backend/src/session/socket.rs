@@ -1,22 +1,25 @@
 //! Sockets that front ends connect to: made at a path, or handed over as a descriptor.
 //!
-//! A path is ours while we hold the lock on the file `PATH.lock` beside it. That closes the gap between looking whether
-//! somebody listens and replacing the socket that a killed process left behind: of two daemons that want the same path
-//! one gets an error. A program without that habit is found by connecting to it.
+//! A path is ours while we hold the lock on the file `PATH.lock` beside it. That closes the gap between
+//! looking whether somebody listens and replacing the socket that a killed process left behind: of two
+//! daemons that want the same path one gets an error. A program without that habit is found by connecting to
+//! it. How the socket gets its owner and mode without going by a path that others can change is told in
+//! `place.rs`.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+mod place;
+
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, socket_with, sockopt};
+
+use place::{Place, identity};
+
+pub use place::SocketFile;
 
 /// Permissions of a socket for which none are given: only the daemon's own user connects.
 pub const DEFAULT_MODE: u32 = 0o600;
@@ -65,6 +68,14 @@ pub enum SocketError {
     /// Something that is not a socket is in the way.
     #[error("{0} exists and is not a socket; remove it or choose another path")]
     NotASocket(PathBuf),
+    /// What was made is not there any more: somebody has put something else in its place.
+    #[error(
+        "{0} was replaced while the socket was made; let only trusted users write to its directory"
+    )]
+    Replaced(PathBuf),
+    /// A lock file on which nothing can be locked.
+    #[error("lock file {0} exists and is not a regular file; remove it or choose another path")]
+    LockNotAFile(PathBuf),
     /// The directory is not there.
     #[error("directory {0} of the socket does not exist; create it first")]
     NoDirectory(PathBuf),
@@ -100,55 +111,27 @@ pub enum Endpoint {
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    /// None for a descriptor that was handed over: the path then belongs to whoever made it.
-    place: Option<Place>,
-}
-
-#[derive(Debug)]
-struct Place {
-    path: PathBuf,
-    /// Device and inode of the socket.
-    identity: (u64, u64),
-    /// Held for as long as the path is ours; dropped after the socket was removed.
-    _lock: Lock,
+    /// None for a descriptor that was handed over: the path then belongs to whoever made it. The lock is held
+    /// for as long as the path is ours, and dropped after the socket was removed.
+    _file: Option<(SocketFile, Lock)>,
 }
 
 #[derive(Debug)]
 struct Lock {
-    path: PathBuf,
+    place: Place,
     file: File,
 }
 
 impl Listener {
     /// Makes a socket at a path, in place of one that a killed process left behind.
     pub fn bind(options: &SocketOptions) -> Result<Self, SocketError> {
-        let path = &options.path;
-        let address =
-            SocketAddrUnix::new(path.as_path()).map_err(|_| SocketError::TooLong(path.clone()))?;
-        let lock = Lock::take(path)?;
-        clear_stale(path, &address)?;
-        let os = |what| move |source: Errno| os_error(what, path, source.into());
-        let socket = stream_socket().map_err(os("make a socket for"))?;
-        // The socket's mode before `bind` limits that of the path: nobody connects before the mode below is set.
-        fchmod(&socket, Mode::empty()).map_err(os("restrict"))?;
-        bind(&socket, &address).map_err(os("bind"))?;
-        let metadata = fs::symlink_metadata(path).map_err(|e| os_error("examine", path, e))?;
-        let listener = Self {
+        let place = Place::open(&options.path)?;
+        let lock = Lock::take(&place)?;
+        let (socket, file) = SocketFile::listen_at(place, options, BACKLOG)?;
+        Ok(Self {
             socket,
-            place: Some(Place {
-                path: path.clone(),
-                identity: identity(&metadata),
-                _lock: lock,
-            }),
-        };
-        if options.owner != (None, None) {
-            std::os::unix::fs::lchown(path, options.owner.0, options.owner.1)
-                .map_err(|e| os_error("set the owner of", path, e))?;
-        }
-        fs::set_permissions(path, Permissions::from_mode(options.mode))
-            .map_err(|e| os_error("set the mode of", path, e))?;
-        listen(&listener.socket, BACKLOG).map_err(os("listen on"))?;
-        Ok(listener)
+            _file: Some((file, lock)),
+        })
     }
 
     /// Takes the next front end, or `None` if it went away again.
@@ -167,17 +150,6 @@ impl AsFd for Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let Some(place) = &self.place else { return };
-        let still_ours = fs::symlink_metadata(&place.path)
-            .is_ok_and(|metadata| identity(&metadata) == place.identity);
-        if still_ours {
-            let _ = fs::remove_file(&place.path);
-        }
-    }
-}
-
 impl Endpoint {
     /// Uses a descriptor that was handed over (`--fd`).
     pub fn from_fd(fd: OwnedFd) -> Result<Self, SocketError> {
@@ -192,7 +164,7 @@ impl Endpoint {
             rustix::io::ioctl_fionbio(&fd, true).map_err(wrong)?;
             return Ok(Self::Listening(Listener {
                 socket: fd,
-                place: None,
+                _file: None,
             }));
         }
         rustix::net::getpeername(&fd).map_err(wrong)?;
@@ -201,34 +173,21 @@ impl Endpoint {
 }
 
 impl Lock {
-    fn take(socket: &Path) -> Result<Self, SocketError> {
-        let path = with_suffix(socket, ".lock");
-        let os = |e: io::Error| {
-            let directory = parent(socket);
-            if directory.is_dir() {
-                os_error("create the lock file", &path, e)
-            } else {
-                SocketError::NoDirectory(directory)
-            }
+    fn take(socket: &Place) -> Result<Self, SocketError> {
+        let place = socket.with_suffix(".lock");
+        let locked = || {
+            let (socket, lock) = (socket.path(), place.path());
+            SocketError::Locked(socket.to_path_buf(), lock.to_path_buf())
         };
         for _ in 0..LOCK_TRIES {
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .custom_flags(libc::O_NOFOLLOW)
-                .open(&path)
-                .map_err(os)?;
+            let file = open_lock_file(place.directory(), place.name(), place.path())?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => {
-                    return Err(SocketError::Locked(socket.to_path_buf(), path));
-                }
-                Err(error) => return Err(os_error("lock", &path, error.into())),
+                Err(Errno::WOULDBLOCK) => return Err(locked()),
+                Err(error) => return Err(os_error("lock", place.path(), error.into())),
             }
             let lock = Self {
-                path: path.clone(),
+                place: place.clone(),
                 file,
             };
             // Its last owner may have removed the file between our open and our lock.
@@ -236,76 +195,53 @@ impl Lock {
                 return Ok(lock);
             }
         }
-        Err(SocketError::Locked(socket.to_path_buf(), path))
+        Err(locked())
     }
 
     fn is_in_place(&self) -> bool {
-        match (self.file.metadata(), fs::symlink_metadata(&self.path)) {
-            (Ok(ours), Ok(theirs)) => identity(&ours) == identity(&theirs),
-            _ => false,
-        }
+        fstat(&self.file).is_ok_and(|ours| self.place.holds(identity(&ours)))
     }
 }
 
 impl Drop for Lock {
     /// Removes the file. The lock is held until the file is closed, so nobody else's file is removed.
     fn drop(&mut self) {
-        if self.is_in_place() {
-            let _ = fs::remove_file(&self.path);
+        if let Ok(ours) = fstat(&self.file) {
+            self.place.remove(identity(&ours));
         }
     }
 }
 
-/// Removes a socket that nobody listens on; anything else in the way is an error.
-fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
-    let metadata = match fs::symlink_metadata(path) {
-        Ok(metadata) => metadata,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(os_error("examine", path, e)),
+/// Opens a lock file, and creates it if need be. `shown` is its path, for people. Whatever lies there, this
+/// never waits: a FIFO would have its opener wait for the other end.
+pub fn open_lock_file(
+    directory: impl AsFd,
+    name: &Path,
+    shown: &Path,
+) -> Result<File, SocketError> {
+    let not_a_file = || SocketError::LockNotAFile(shown.to_path_buf());
+    let flags = OFlags::RDWR
+        | OFlags::CREATE
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY
+        | OFlags::CLOEXEC;
+    let file = match openat(directory, name, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => file,
+        // A link, a directory, a socket or a device without a driver.
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV) => return Err(not_a_file()),
+        Err(error) => return Err(os_error("create the lock file", shown, error.into())),
     };
-    if !metadata.file_type().is_socket() {
-        return Err(SocketError::NotASocket(path.to_path_buf()));
-    }
-    let probe = stream_socket().map_err(|e| os_error("probe", path, e.into()))?;
-    match connect(&probe, address) {
-        Err(Errno::CONNREFUSED | Errno::NOENT) => {}
-        // Its queue is full, or it speaks another kind of socket: somebody is there.
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
-            return Err(SocketError::InUse(path.to_path_buf()));
-        }
-        Err(error) => return Err(os_error("probe", path, error.into())),
-    }
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(os_error("remove the stale socket", path, e))
-        }
-        _ => {
-            tracing::info!(socket = %path.display(), "removed a socket that nobody listens on");
-            Ok(())
-        }
+    let found = fstat(&file).map_err(|e| os_error("examine", shown, e.into()))?;
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => Ok(File::from(file)),
+        _ => Err(not_a_file()),
     }
 }
 
 fn stream_socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-}
-
-fn identity(metadata: &Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
-}
-
-fn parent(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_path_buf(),
-        _ => PathBuf::from("."),
-    }
-}
-
-fn with_suffix(path: &Path, suffix: impl AsRef<OsStr>) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(suffix);
-    PathBuf::from(name)
 }
 
 fn os_error(what: &'static str, path: &Path, source: io::Error) -> SocketError {

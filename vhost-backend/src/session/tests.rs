@@ -4,6 +4,7 @@ mod blkio;
 mod connections;
 mod faults;
 mod inflight;
+mod memory;
 mod messages;
 mod migration;
 mod support;

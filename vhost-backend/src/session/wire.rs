@@ -64,8 +64,8 @@ pub fn wait_either(
 
 /// Receives one message.
 ///
-/// Header and payload are read with their exact lengths: a longer read could run into the next message and take the
-/// descriptors that belong to it.
+/// Header and payload are read with their exact lengths: a longer read could run into the next message and
+/// take the descriptors that belong to it.
 pub fn receive(socket: BorrowedFd<'_>, waiter: &mut impl Waiter) -> Result<Frame, WireError> {
     let mut fds = Vec::new();
     let mut header = Header::new_zeroed();

@@ -197,7 +197,8 @@ impl FakeQueue {
         wanted
     }
 
-    /// Asks for an interrupt once answer number `index` is there (with EVENT_IDX), or for all or none (without).
+    /// Asks for an interrupt once answer number `index` is there (with EVENT_IDX), or for all or none
+    /// (without).
     pub fn want_interrupt(&mut self, index: u16, without_event_idx: bool) {
         if self.event_idx() {
             self.avail_u16(4 + 2 * usize::from(self.options.size))

@@ -1,10 +1,11 @@
-//! Several nodes: a guest on a disk with three copies, while nodes are killed, cut off, robbed of their power and replaced.
+//! Several nodes: a guest on a disk with three copies, while nodes are killed, cut off, robbed of their power
+//! and replaced.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cluster_rig::{Cluster, ClusterOptions, Way};
+use cluster_rig::{Cluster, ClusterOptions, CutDirection};
 use guest_rig::process::run as run_command;
 use guest_rig::{Accel, Disk, GuestImage, Vm, VmConfig};
 
@@ -26,15 +27,18 @@ const FIO_LIMIT: Duration = Duration::from_secs(300);
 const VERIFY: &str = "rm -f /tmp/stop /tmp/result; (
     rounds=0
     while [ ! -e /tmp/stop ]; do
-        fio --name=verify --filename=/mnt/verify --size=8M --rw=randwrite --bs=4k --direct=1 --ioengine=libaio \
+        fio --name=verify --filename=/mnt/verify --size=8M --rw=randwrite --bs=4k --direct=1 \
+        --ioengine=libaio \
             --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randrepeat=0 \
             --output=/tmp/verify.log || { echo failed > /tmp/result; exit; }
         rounds=$((rounds + 1))
     done
     echo $rounds > /tmp/result ) > /dev/null 2>&1 &";
 /// One write at a time, some hundreds in a second, each timed: the slowest one is the pause.
-const PULSE: &str = "rm -f /tmp/pulse*; fio --name=pulse --filename=/mnt/pulse --size=8M --rw=randwrite --bs=4k --direct=1 \
-    --ioengine=psync --time_based --runtime=3600 --thinktime=2ms --write_lat_log=/tmp/pulse --output=/tmp/pulse.out \
+const PULSE: &str = "rm -f /tmp/pulse*; fio --name=pulse --filename=/mnt/pulse --size=8M --rw=randwrite \
+    --bs=4k --direct=1 \
+    --ioengine=psync --time_based --runtime=3600 --thinktime=2ms --write_lat_log=/tmp/pulse \
+    --output=/tmp/pulse.out \
     > /dev/null 2>&1 & echo $! > /tmp/pulse.pid";
 
 /// Runs the demonstration with `nodes` nodes.
@@ -168,7 +172,7 @@ impl Demo {
     fn cut_off(&mut self, node: u8) -> Result<()> {
         let event = format!("node {node} cut off, both ways");
         self.under_load(&event, |cluster| {
-            cluster.network()?.cut(node, Way::Both)?;
+            cluster.network()?.cut(node, CutDirection::Both)?;
             std::thread::sleep(AWAY);
             Ok(())
         })?;
@@ -266,7 +270,8 @@ impl Demo {
         ]);
         self.table.print();
         println!(
-            "pause: the slowest of the guest's writes, one after the other; * from power until all copies are well"
+            "pause: the slowest of the guest's writes, one after the other; * from power until all copies \
+             are well"
         );
         Ok(())
     }

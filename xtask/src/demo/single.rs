@@ -23,7 +23,8 @@ const FIO_LIMIT: Duration = Duration::from_secs(300);
 /// A resize reaches the guest at once, freed space comes back within a checkpoint or two.
 const SOON: Duration = Duration::from_secs(60);
 /// What fio does in the guest: everything it writes it reads back and compares.
-const FIO: &str = "--name=verify --filename=/mnt/fio --size=32M --rw=randwrite --bs=4k --direct=1 --ioengine=libaio \
+const FIO: &str = "--name=verify --filename=/mnt/fio --size=32M --rw=randwrite --bs=4k --direct=1 \
+    --ioengine=libaio \
                    --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randrepeat=0";
 
 /// Runs the demonstration.

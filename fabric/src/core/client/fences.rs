@@ -4,16 +4,17 @@ use super::{Client, Transport};
 use crate::io::{IoResult, Tag};
 use crate::proto::{Epoch, Generation, Sequence};
 
-/// How often a write is numbered anew; one that is still refused then fails. Each time a discard of everything near it has to
-/// overtake it together with a checkpoint, so once is rare.
+/// How often a write is numbered anew; one that is still refused then fails. Each time a discard of
+/// everything near it has to overtake it together with a checkpoint, so once is rare.
 pub(super) const RENUMBERS_MAX: u8 = 64;
 
 impl Client {
-    /// Puts the present lease, map and watermark into a piece's request; false if nothing is newer, or if the lease has no
-    /// number left.
+    /// Puts the present lease, map and watermark into a piece's request; false if nothing is newer, or if the
+    /// lease has no number left.
     ///
-    /// A write that goes on under a newer lease is numbered anew: the lease counts from one, and under its old number the
-    /// write would pass for newer than what is written under the lease later, which would then be dropped as stale.
+    /// A write that goes on under a newer lease is numbered anew: the lease counts from one, and under its
+    /// old number the write would pass for newer than what is written under the lease later, which would then
+    /// be dropped as stale.
     #[inline]
     pub(super) fn refresh_fences(&mut self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
@@ -46,8 +47,8 @@ impl Client {
         newer
     }
 
-    /// Prepares a piece that waited for going on: under the present lease and map, asking whoever failed once more. Under a
-    /// newer lease it is another write, and everybody is asked.
+    /// Prepares a piece that waited for going on: under the present lease and map, asking whoever failed once
+    /// more. Under a newer lease it is another write, and everybody is asked.
     pub(super) fn ask_again(&mut self, piece: u32) {
         let version = self.pieces[piece].request.sequence;
         let generation = self.pieces[piece].request.generation;
@@ -85,7 +86,8 @@ impl Client {
         self.local(self.ios[io].volume).state.is_revoked()
     }
 
-    /// Ends what waits for a map or for a moment, of volumes that were [revoked](crate::core::volume::VolumeState::revoke).
+    /// Ends what waits for a map or for a moment, of volumes that were
+    /// [revoked](crate::core::volume::VolumeState::revoke).
     pub fn end_revoked<T: Transport>(
         &mut self,
         transport: &mut T,

@@ -1,6 +1,6 @@
-//! A guest's flush goes to nodes, not to each of perhaps hundreds of groups: of groups that lie on the same nodes the first one's
-//! flush does for all. Should a replica fail, or a map change meanwhile, it goes to each group after all: only so it is known
-//! that every group's map has left the failed one out.
+//! A guest's flush goes to nodes, not to each of perhaps hundreds of groups: of groups that lie on the same
+//! nodes the first one's flush does for all. Should a replica fail, or a map change meanwhile, it goes to
+//! each group after all: only so it is known that every group's map has left the failed one out.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,9 @@ use crate::store::api::LayerId;
 /// [`GuestIo::maps`] of a flush that goes to each group.
 const EACH_GROUP: u64 = u64::MAX;
 
-/// For each group whether a flush has to go to it, the first of its pool's on the same nodes, and under which map: the newest of all
-/// those groups. Under an older one a node may not know yet on which of its devices they are written.
+/// For each group whether a flush has to go to it, the first of its pool's on the same nodes, and under which
+/// map: the newest of all those groups. Under an older one a node may not know yet on which of its devices
+/// they are written.
 pub(super) fn groups_to_flush(groups: &[Group], places: &Places) -> Vec<Option<Epoch>> {
     let mut flushes = vec![None; groups.len()];
     for pool in places.pools() {

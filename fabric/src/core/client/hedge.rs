@@ -1,4 +1,5 @@
-//! Hedged reads: a read that a replica keeps for unusually long is asked of another one, too. See [`super::latency`].
+//! Hedged reads: a read that a replica keeps for unusually long is asked of another one, too. See
+//! [`super::latency`].
 
 use super::{Client, ClientAction, PIECES_MAX, Transport};
 use crate::core::membership::Members;
@@ -73,7 +74,8 @@ impl Client {
             };
             let slot = &self.pieces[piece];
             let set = &self.groups[usize::from(slot.group)].set;
-            // One that began anew meanwhile has yet to answer as what it was: until then it must not be asked twice.
+            // One that began anew meanwhile has yet to answer as what it was: until then it must not be asked
+            // twice.
             let busy = slot.asked().or(slot.waiting);
             let Some(other) = set.nearest(set.in_sync().without(busy)) else {
                 continue;
@@ -106,8 +108,8 @@ impl Client {
         Some(self.now_us.saturating_sub(at_us) >= wait)
     }
 
-    /// One replica has answered a read: nobody waits for the other, if the transport can promise that it does not touch
-    /// the guest's buffers any more.
+    /// One replica has answered a read: nobody waits for the other, if the transport can promise that it does
+    /// not touch the guest's buffers any more.
     pub(super) fn drop_slower<T: Transport>(&mut self, piece: u32, transport: &mut T) {
         if !self.pieces[piece].hedged || !self.pieces[piece].has_answer() {
             return;

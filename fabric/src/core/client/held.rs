@@ -48,8 +48,8 @@ impl Client {
         let volume = &self.local(state.volume).state;
         let overlap = volume.overlap.get_or_init(Default::default);
         let entered = overlap.enter(self.lane, access, &bytes);
-        // Whoever overlaps it was done before, or waits. A version that one of those drew, and that is newer than this
-        // one's, would make this one pass for overwritten.
+        // Whoever overlaps it was done before, or waits. A version that one of those drew, and that is newer
+        // than this one's, would make this one pass for overwritten.
         let version = state.number;
         let renumbers = entered && access != Access::Read && !volume.watermark.is_newest(version);
         let number = renumbers.then(|| volume.watermark.draw(self.lane, false));
@@ -89,7 +89,9 @@ impl Client {
             let Some(held) = self.held.pop_front() else {
                 return;
             };
-            if !self.enter(held.io) {
+            // Zeroes take their pieces when they begin; without one they would look as if they had ended.
+            let lacks_piece = held.pieces.is_empty() && self.pieces.free() == 0;
+            if lacks_piece || !self.enter(held.io) {
                 self.held.push_back(held);
                 continue;
             }
@@ -106,8 +108,9 @@ impl Client {
         }
     }
 
-    /// Some milliseconds have passed: asks again whoever could not answer, and begins what had to wait for another
-    /// thread's requests. To be called about every [`TICK`](super::TICK) while [`needs_tick`](Self::needs_tick).
+    /// Some milliseconds have passed: asks again whoever could not answer, and begins what had to wait for
+    /// another thread's requests. To be called about every [`TICK`](super::TICK) while
+    /// [`needs_tick`](Self::needs_tick).
     pub fn on_tick<T: Transport>(
         &mut self,
         transport: &mut T,

@@ -1,4 +1,5 @@
-//! The short way: one piece, one replica, answered by the call that sends it. No slot is taken and nothing copied.
+//! The short way: one piece, one replica, answered by the call that sends it. No slot is taken and nothing
+//! copied.
 
 use super::ios::NONE;
 use super::{Client, Transport, changes_data};
@@ -9,8 +10,8 @@ use crate::proto::{Command, Request, RequestId, Sequence};
 use crate::store::device::IoVecs;
 
 impl Client {
-    /// Executes a request if it can be done so; false if it has to go the long way: it does not fit this one, or was
-    /// refused, and the long way knows what to do then (it asks again, under another version).
+    /// Executes a request if it can be done so; false if it has to go the long way: it does not fit this one,
+    /// or was refused, and the long way knows what to do then (it asks again, under another version).
     #[inline]
     pub(super) fn in_place<T: Transport>(
         &mut self,

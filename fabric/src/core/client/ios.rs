@@ -38,7 +38,8 @@ pub(super) struct GuestIo {
     /// Range requests: what is not cut into pieces yet. A flush counts groups.
     pub(super) cursor: u64,
     pub(super) end: u64,
-    /// Newest loss of power known when the first of several pieces was done; with none done yet the largest epoch.
+    /// Newest loss of power known when the first of several pieces was done; with none done yet the largest
+    /// epoch.
     pub(super) begun: Epoch,
     /// Pieces in flight.
     pub(super) open: u32,
@@ -144,8 +145,8 @@ impl Client {
         Some(io)
     }
 
-    /// A request ends, well as far as replicas are concerned or not: notes what is not flushed now, or finds that a flush was
-    /// in vain.
+    /// A request ends, well as far as replicas are concerned or not: notes what is not flushed now, or finds
+    /// that a flush was in vain.
     #[inline]
     pub(super) fn conclude(&mut self, io: u32) {
         let state = self.ios[io];

@@ -1,9 +1,10 @@
-//! How fast replicas answer: when to ask another one as well (hedged reads), and which of them is grey: alive, and so slow
-//! that every write waits for it. After "The Tail at Scale" (Dean, Barroso, 2013).
+//! How fast replicas answer: when to ask another one as well (hedged reads), and which of them is grey:
+//! alive, and so slow that every write waits for it. After "The Tail at Scale" (Dean, Barroso, 2013).
 
 use crate::proto::NodeId;
 
-/// Least wait before a read is doubled, in microseconds: below that a busy replica would be asked twice for nothing.
+/// Least wait before a read is doubled, in microseconds: below that a busy replica would be asked twice for
+/// nothing.
 const HEDGE_MIN_US: u64 = 2_000;
 /// Longest wait before a read is doubled.
 const HEDGE_MAX_US: u64 = 100_000;
@@ -58,7 +59,8 @@ impl Latency {
     /// A read was answered after so long.
     pub(super) fn read(&mut self, node: NodeId, us: u64) {
         let answers = self.of(node);
-        // Up by 99 steps for one answer above, down by one for each below: at rest where one in a hundred is above.
+        // Up by 99 steps for one answer above, down by one for each below: at rest where one in a hundred is
+        // above.
         let step = (answers.high_us * STEP_SHARE / 99.0).max(0.1);
         let up = us as f64 > answers.high_us;
         answers.high_us += if up { 99.0 * step } else { -step };
@@ -77,7 +79,8 @@ impl Latency {
         (self.of(node).high_us as u64).clamp(HEDGE_MIN_US, HEDGE_MAX_US)
     }
 
-    /// Ends the window if it is over; the replicas that were slow for long enough, each told once for as long as it is.
+    /// Ends the window if it is over; the replicas that were slow for long enough, each told once for as long
+    /// as it is.
     pub(super) fn grey(&mut self, now_us: u64) -> Vec<NodeId> {
         if now_us < self.window_ends_us {
             return Vec::new();
@@ -112,7 +115,7 @@ mod tests {
     const C: NodeId = NodeId(3);
 
     #[test]
-    fn the_wait_before_a_read_is_doubled_follows_the_slowest_hundredth() {
+    fn hedge_delay_follows_the_99th_percentile_of_reads() {
         let mut latency = Latency::default();
         assert_eq!(latency.hedge_after_us(A), HEDGE_MIN_US);
         for i in 0..20_000u64 {
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_grey_when_it_is_far_slower_than_the_others_for_some_time() {
+    fn replica_much_slower_than_its_peers_for_a_while_is_grey() {
         let mut latency = Latency::default();
         assert!(latency.grey(0).is_empty());
         assert!(window(&mut latency, 1, [500, 600, 50_000]).is_empty());

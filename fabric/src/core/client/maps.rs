@@ -7,8 +7,8 @@ use crate::core::membership::{Member, Members, REPLICAS_MAX, ReplicaSet};
 use crate::io::{IoResult, Tag};
 
 impl Client {
-    /// A newer map: the sets that changed or came to it, each pool's in order. Parked pieces go on by it; older ones are
-    /// ignored. False: some could not be taken up yet, and have to be told again.
+    /// A newer map: the sets that changed or came to it, each pool's in order. Parked pieces go on by it;
+    /// older ones are ignored. False: some could not be taken up yet, and have to be told again.
     pub fn on_map<T: Transport>(
         &mut self,
         sets: Vec<ReplicaSet>,
@@ -80,8 +80,8 @@ impl Client {
 }
 
 impl Group {
-    /// Goes on with a newer set; returns the members that began anew. `None`: there is no place for its members before those
-    /// that are gone have answered or are lost.
+    /// Goes on with a newer set; returns the members that began anew. `None`: there is no place for its
+    /// members before those that are gone have answered or are lost.
     fn take(&mut self, set: &ReplicaSet) -> Option<Members> {
         let mut busy = Members::NONE;
         let owing = self.in_flight.iter().enumerate().filter(|(_, n)| **n > 0);

@@ -1,5 +1,6 @@
-//! A read that no replica can serve in one: each has another bad block in it. It is then asked for block by block, of whoever can
-//! read that one. Invariant *Verified*: it fails only if there is a block that nobody can read.
+//! A read that no replica can serve in one: each has another bad block in it. It is then asked for block by
+//! block, of whoever can read that one. Invariant *Verified*: it fails only if there is a block that nobody
+//! can read.
 
 use super::piece::Piece;
 use crate::core::membership::Members;
@@ -22,8 +23,8 @@ pub(super) struct Parts {
 unsafe impl Send for Parts {}
 
 impl Piece {
-    /// What the end of a read means: `None` if it goes on with the next block, which nobody has been asked for yet. To be asked
-    /// with no answer outstanding.
+    /// What the end of a read means: `None` if it goes on with the next block, which nobody has been asked
+    /// for yet. To be asked with no answer outstanding.
     #[inline]
     pub(super) fn or_next_part(&mut self, result: IoResult, others: bool) -> Option<IoResult> {
         let is_bad = others && matches!(result, Err(IoError::Corrupt | IoError::Device(_)));

@@ -10,8 +10,8 @@ use crate::proto::{Command, Epoch, Generation, Refusal, Request};
 use crate::store::device::{BLOCK_BYTES, IoVecs};
 use crate::store::iov::copy_from;
 
-/// How often a piece is put off, a tick apart, before whoever does so is reported: it does not learn the map, or is not being
-/// compared with anybody, and everybody waits for it.
+/// How often a piece is put off, a tick apart, before whoever does so is reported: it does not learn the map,
+/// or is not being compared with anybody, and everybody waits for it.
 pub(super) const PUT_OFF_MAX: u32 = 2000;
 /// What one map page of a store describes.
 const LEAF_BYTES: u32 = LEAF_BLOCKS * BLOCK_BYTES as u32;
@@ -40,15 +40,16 @@ pub(super) struct Piece {
     asked: Members,
     /// Answered: done.
     done: Members,
-    /// Asked under a map that has changed for them since: what they answer says nothing, and they are asked again.
+    /// Asked under a map that has changed for them since: what they answer says nothing, and they are asked
+    /// again.
     void: Members,
     /// Somebody is to be asked again in a moment, or by a newer map.
     retry: bool,
     /// Those that asked for that, and how often somebody did.
     behind: Members,
     put_off: u32,
-    /// All in-sync replicas refused, some perhaps after having stored a part: the guest is told when one replica is left,
-    /// which the others are then made equal to.
+    /// All in-sync replicas refused, some perhaps after having stored a part: the guest is told when one
+    /// replica is left, which the others are then made equal to.
     verdict: Option<Refusal>,
     /// Why another one did not do it; the worst so far.
     refusal: Option<Refusal>,
@@ -140,13 +141,14 @@ impl PrivateCopy {
 }
 
 impl Piece {
-    /// From now on sends a copy of the data, to everybody. Without outstanding answers, and while the guest's buffers are
-    /// valid, as they are until the request is done.
+    /// From now on sends a copy of the data, to everybody. Without outstanding answers, and while the guest's
+    /// buffers are valid, as they are until the request is done.
     pub(super) fn make_private(&mut self) {
         let Command::Write { buffers, .. } = &mut self.request.command else {
             return;
         };
-        // SAFETY: the submitter keeps the buffers valid until the request is done; the list is the piece's own.
+        // SAFETY: the submitter keeps the buffers valid until the request is done; the list is the piece's
+        // own.
         let copy = unsafe { PrivateCopy::of(buffers) };
         *buffers = IoVecs {
             ptr: &raw const *copy.iov,
@@ -161,8 +163,9 @@ impl Piece {
         self.copy.as_ref().map_or(0, PrivateCopy::len)
     }
 
-    /// Whether somebody has the data, or may have, or a part of them. Whoever is asked once more must get the same: two replicas
-    /// would hold different data under one version, if the guest changed its buffer meanwhile.
+    /// Whether somebody has the data, or may have, or a part of them. Whoever is asked once more must get the
+    /// same: two replicas would hold different data under one version, if the guest changed its buffer
+    /// meanwhile.
     #[inline]
     pub(super) fn is_spread(&self) -> bool {
         let writes = matches!(self.request.command, Command::Write { .. });
@@ -237,8 +240,8 @@ impl Piece {
         (self.shared, self.spoils) = (false, false);
     }
 
-    /// A read of two at once of which one failed: its bytes may lie over the good ones, or have been there when those were verified.
-    /// Asks again, one after the other, first who had it.
+    /// A read of two at once of which one failed: its bytes may lie over the good ones, or have been there
+    /// when those were verified. Asks again, one after the other, first who had it.
     pub(super) fn read_again(&mut self) {
         let asked = match self.done.is_empty() {
             true => self.unreadable,
@@ -278,8 +281,8 @@ impl Piece {
         self.retry = true;
     }
 
-    /// A new map: members that failed under the old one are asked again if they still belong. A write that one of
-    /// them did get is then met by its own version and counts as done.
+    /// A new map: members that failed under the old one are asked again if they still belong. A write that
+    /// one of them did get is then met by its own version and counts as done.
     pub(super) fn ask_failed_again(&mut self) {
         self.asked = self.done;
         self.refusal = None;
@@ -414,8 +417,8 @@ impl Piece {
         }
     }
 
-    /// Invariant *Shrink before ack*: every replica that the map calls in-sync has it, and they are enough. Those that are
-    /// syncing must have it, too: what one of them lacks it must never be promoted without.
+    /// Invariant *Shrink before ack*: every replica that the map calls in-sync has it, and they are enough.
+    /// Those that are syncing must have it, too: what one of them lacks it must never be promoted without.
     #[inline]
     fn next_of_write(&self, set: &ReplicaSet) -> Next {
         // Unless the one that is left has it: it was being compared when all others refused, say.
@@ -469,8 +472,9 @@ fn brings_bytes(refusal: Refusal) -> bool {
     }
 }
 
-/// Whether the answer to a write says that none of it was stored. Where a part of a block cannot be written, because the rest of it
-/// cannot be read, the replica has stored nothing of that map page, but it may have stored what lies in others.
+/// Whether the answer to a write says that none of it was stored. Where a part of a block cannot be written,
+/// because the rest of it cannot be read, the replica has stored nothing of that map page, but it may have
+/// stored what lies in others.
 #[inline]
 fn leaves_nothing(result: Result<(), Refusal>, command: &Command) -> bool {
     let Err(refusal) = result else {

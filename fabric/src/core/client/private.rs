@@ -1,9 +1,10 @@
-//! Copies of what guests write, for when their own buffers will not do: they changed while they were being sent, or have to be sent
-//! once more when some replica may hold what was in them before.
+//! Copies of what guests write, for when their own buffers will not do: they changed while they were being
+//! sent, or have to be sent once more when some replica may hold what was in them before.
 
 use super::Client;
 
-/// Bytes of copies at which a data thread makes no more of them: writes that need one wait until others are done.
+/// Bytes of copies at which a data thread makes no more of them: writes that need one wait until others are
+/// done.
 const PRIVATE_BYTES_MAX: usize = 256 << 20;
 
 impl Client {
@@ -29,8 +30,8 @@ impl Client {
         }
     }
 
-    /// Whether a piece is to be copied before it is sent once more. A single replica has the data of the last time it was
-    /// sent, whatever it had before.
+    /// Whether a piece is to be copied before it is sent once more. A single replica has the data of the last
+    /// time it was sent, whatever it had before.
     #[inline]
     pub(super) fn needs_copy(&self, piece: u32) -> bool {
         let slot = &self.pieces[piece];

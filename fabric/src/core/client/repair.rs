@@ -1,20 +1,20 @@
-//! Read repair: a block that one replica cannot read, and that was read from another one for the guest, is written again on the
-//! first under the version that it has. Invariant *Verified*.
+//! Read repair: a block that one replica cannot read, and that was read from another one for the guest, is
+//! written again on the first under the version that it has. Invariant *Verified*.
 //!
-//! The guest does not wait for it, nor is its memory used: the guest may change it. The blocks of the read are gone through one
-//! by one, each as [`BlockRepair`] does it.
+//! The guest does not wait for it, nor is its memory used: the guest may change it. The blocks of the read
+//! are gone through one by one, each as [`BlockRepair`] does it.
 
 use std::sync::Arc;
 
 use super::{Client, ClientAction, Transport};
-use crate::core::membership::{Members, Standing};
-use crate::core::repair::{BlockRepair, End, Next, Whom};
+use crate::core::membership::{Members, ReplicaState};
+use crate::core::repair::{BlockRepair, End, Next, RepairPeer};
 use crate::core::volume::VolumeState;
 use crate::proto::{Command, NodeId, Refusal, Request, Sequence};
 use crate::store::device::BLOCK_BYTES;
 
-/// Reads of a data thread that are being repaired at a time. Further ones are not: the scrubber, or the next read, finds the
-/// block again.
+/// Reads of a data thread that are being repaired at a time. Further ones are not: the scrubber, or the next
+/// read, finds the block again.
 const REPAIRS_MAX: usize = 4;
 
 /// A read whose blocks are being repaired.
@@ -30,7 +30,8 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    /// What comes after an answer, or at first: the replica that is asked next, and what. True if a block was written again.
+    /// What comes after an answer, or at first: the replica that is asked next, and what. True if a block was
+    /// written again.
     fn next(&mut self, result: Result<(), Refusal>) -> (Option<(NodeId, Command)>, bool) {
         let mut restored = false;
         if std::mem::replace(&mut self.has_begun, true) {
@@ -48,10 +49,10 @@ impl Repair {
         (next, restored)
     }
 
-    fn node(&self, whom: Whom) -> NodeId {
+    fn node(&self, whom: RepairPeer) -> NodeId {
         match whom {
-            Whom::Bad => self.bad,
-            Whom::Good => self.good,
+            RepairPeer::Bad => self.bad,
+            RepairPeer::Good => self.good,
         }
     }
 }
@@ -120,7 +121,7 @@ impl Client {
             let asked = next.and_then(|(node, command)| {
                 let member = self.groups[group].set.index_of(node)?;
                 let standing = self.groups[group].set.members()[member].standing;
-                (standing == Standing::InSync).then_some((member, command))
+                (standing == ReplicaState::InSync).then_some((member, command))
             });
             let Some((member, command)) = asked else {
                 self.end_repair(piece);

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::fences::RENUMBERS_MAX;
 use super::held::PARKED_TICKS;
 use super::*;
-use crate::core::membership::{Member, Standing};
+use crate::core::membership::{Member, ReplicaState};
 use crate::core::volume::{Durability, VolumeParams};
 use crate::proto::ids::LayerId;
 use crate::proto::{Generation, Incarnation};
@@ -55,7 +55,7 @@ struct Bench {
     done: BTreeMap<u64, IoResult>,
 }
 
-fn set(epoch: u64, min_in_sync: usize, standings: &[Standing]) -> ReplicaSet {
+fn set(epoch: u64, min_in_sync: usize, standings: &[ReplicaState]) -> ReplicaSet {
     let members = standings.iter().zip(1..).map(|(&standing, node)| Member {
         node: NodeId(node),
         incarnation: Incarnation(7),
@@ -65,9 +65,9 @@ fn set(epoch: u64, min_in_sync: usize, standings: &[Standing]) -> ReplicaSet {
     ReplicaSet::new(PgId(0), Epoch(epoch), min_in_sync, members.collect())
 }
 
-const IN: Standing = Standing::InSync;
-const SYNCING: Standing = Standing::Syncing;
-const OUT: Standing = Standing::Out;
+const IN: ReplicaState = ReplicaState::InSync;
+const SYNCING: ReplicaState = ReplicaState::Syncing;
+const OUT: ReplicaState = ReplicaState::Out;
 
 fn volume_params() -> VolumeParams {
     VolumeParams {
@@ -182,7 +182,7 @@ impl Bench {
 }
 
 #[test]
-fn a_write_is_done_when_the_last_of_all_replicas_answered_in_any_order() {
+fn write_completes_on_the_last_replica_reply_in_any_order() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
     bench.write(1, 0, 4096);
     bench.write(2, 4096, 4096);
@@ -198,7 +198,7 @@ fn a_write_is_done_when_the_last_of_all_replicas_answered_in_any_order() {
 }
 
 #[test]
-fn shrink_before_ack_a_failed_replica_delays_the_write_until_a_map_leaves_it_out() {
+fn shrink_before_ack_write_waits_for_a_map_without_the_replica() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
     bench.write(1, 0, 4096);
     bench.write(2, 4096, 4096);
@@ -240,7 +240,7 @@ fn below_min_in_sync_writes_wait_and_reads_go_on() {
 }
 
 #[test]
-fn a_write_that_all_replicas_refuse_fails_with_the_gravest_reason() {
+fn write_refused_by_all_replicas_fails_with_the_gravest_error() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     bench.answer(0, Err(Refusal::Device(5)));
@@ -282,8 +282,9 @@ fn a_stale_lease_or_map_is_retried_only_with_a_newer_one() {
     assert_eq!(bench.nodes(), [1, 2, 1, 2], "sent again to all");
     let again = bench.script.sent[3].1;
     assert_eq!((again.generation, again.epoch), (Generation(4), Epoch(6)));
-    // Its own number, drawn from the new lease. Under the old number (this test once demanded that) the write would pass for
-    // newer than what the new lease, which counts from one, writes after it: acknowledged, and dropped as stale.
+    // Its own number, drawn from the new lease. Under the old number (this test once demanded that) the write
+    // would pass for newer than what the new lease, which counts from one, writes after it: acknowledged, and
+    // dropped as stale.
     assert_eq!(again.sequence, Sequence(1));
     assert_eq!(
         bench.volume.watermark.draw(0, false).map(|v| v.parts().1),
@@ -306,7 +307,7 @@ fn a_stale_lease_or_map_is_retried_only_with_a_newer_one() {
 }
 
 #[test]
-fn a_write_is_numbered_anew_when_a_replica_asks_for_it_and_goes_to_all_again() {
+fn renumbered_write_is_resent_to_all_replicas() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     bench.write(2, CHUNK, 4096);
@@ -345,7 +346,8 @@ fn a_write_that_is_never_new_enough_fails_in_the_end() {
     bench.assert_idle();
 }
 
-/// Seed 1005594 of the simulator: a block was bad on both replicas in sync, and the third, which had it, was promoted meanwhile.
+/// Seed 1005594 of the simulator: a block was bad on both replicas in sync, and the third, which had it, was
+/// promoted meanwhile.
 #[test]
 fn a_write_that_the_replica_which_is_left_has_does_not_fail() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN, SYNCING]));
@@ -394,7 +396,7 @@ fn a_replica_that_joins_while_a_write_is_parked_gets_it_too() {
 }
 
 #[test]
-fn no_trust_on_return_the_answer_of_a_restarted_replica_does_not_count() {
+fn no_trust_on_return_restarted_replica_reply_does_not_count() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     bench.answer(0, Ok(()));
@@ -423,7 +425,7 @@ fn losing_a_replica_answers_for_it() {
 }
 
 #[test]
-fn the_last_replica_is_asked_again_when_it_may_be_back_without_a_newer_map() {
+fn last_replica_is_retried_without_a_newer_map() {
     let mut bench = Bench::new(set(1, 1, &[IN, OUT]));
     bench.write(1, 0, 4096);
     assert_eq!(bench.submit(2, Op::Read, CHUNK, 4096), Submit::Pending);
@@ -443,7 +445,7 @@ fn the_last_replica_is_asked_again_when_it_may_be_back_without_a_newer_map() {
 }
 
 #[test]
-fn a_request_that_begins_because_a_replica_is_lost_waits_for_its_own_answers() {
+fn request_started_by_a_replica_loss_waits_for_its_own_replies() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     // It waits for the first, which the loss ends.
@@ -572,7 +574,7 @@ fn with_every_slot_taken_the_answer_is_busy_until_one_is_free() {
 }
 
 #[test]
-fn a_volume_slot_changes_hands_only_when_its_last_request_is_done() {
+fn volume_slot_is_reused_only_after_its_last_request_ends() {
     let mut bench = Bench::new(set(1, 1, &[IN]));
     bench.write(1, 0, 4096);
     bench.volume = Arc::new(VolumeState::new(2, 0, &volume_params()));

@@ -76,7 +76,7 @@ fn page(leaf: u32) -> LeafKey {
 }
 
 /// A node that is a member with this standing since map 4, and knows map 6.
-fn groups(standing: Standing) -> Groups {
+fn groups(standing: ReplicaState) -> Groups {
     let groups = Groups::default();
     groups.set(PG, standing, Epoch(4));
     groups.applied(Epoch(6));
@@ -87,7 +87,7 @@ fn groups(standing: Standing) -> Groups {
 
 #[test]
 fn only_requests_of_maps_that_the_node_knows_are_taken() {
-    let groups = groups(Standing::InSync);
+    let groups = groups(ReplicaState::InSync);
     let admit = |epoch| groups.admit(&request(epoch, write(0, BLOCK)));
     assert_eq!(admit(6), Ok(()));
     assert_eq!(admit(7), Err(Refusal::Behind(Epoch(6))));
@@ -100,7 +100,7 @@ fn only_requests_of_maps_that_the_node_knows_are_taken() {
 }
 
 #[test]
-fn the_fence_of_a_lease_is_raised_whatever_the_map_and_the_group() {
+fn lease_fence_is_admitted_under_any_map_and_group() {
     let fence = Command::Fence {
         layer: CHUNK.layer,
         buffers: NO_BUFFERS,
@@ -111,7 +111,7 @@ fn the_fence_of_a_lease_is_raised_whatever_the_map_and_the_group() {
 
 #[test]
 fn no_trust_on_return_a_replica_is_read_only_when_it_is_in_sync() {
-    let taken = |standing: Standing| {
+    let taken = |standing: ReplicaState| {
         let groups = groups(standing);
         let all = [
             read(),
@@ -123,15 +123,15 @@ fn no_trust_on_return_a_replica_is_read_only_when_it_is_in_sync() {
         ];
         all.map(|command| groups.admit(&request(6, command)).is_ok())
     };
-    assert_eq!(taken(Standing::InSync), [true; 6]);
+    assert_eq!(taken(ReplicaState::InSync), [true; 6]);
     let of_syncing = [false, false, false, true, true, true];
-    assert_eq!(taken(Standing::Syncing), of_syncing);
-    assert_eq!(taken(Standing::Out), [false; 6]);
+    assert_eq!(taken(ReplicaState::Syncing), of_syncing);
+    assert_eq!(taken(ReplicaState::Out), [false; 6]);
 }
 
 #[test]
 fn a_join_refuses_older_maps_and_never_newer_ones() {
-    let groups = groups(Standing::InSync);
+    let groups = groups(ReplicaState::InSync);
     let admit = |epoch| groups.admit(&request(epoch, write(0, BLOCK)));
     assert_eq!(admit(3), Ok(()), "nobody has joined yet");
     groups.join(PG, Epoch(5));
@@ -146,19 +146,19 @@ fn a_join_refuses_older_maps_and_never_newer_ones() {
 /// A write may be noted before the promotion and done after it.
 #[test]
 fn nothing_is_kept_for_a_comparison_after_it() {
-    let groups = groups(Standing::Syncing);
+    let groups = groups(ReplicaState::Syncing);
     let group = groups.get(PG).unwrap();
     let first = request(5, write(0, 2 * BLOCK));
     let since = groups.note(&first).unwrap();
     assert!(group.kept() > 0);
-    groups.set(PG, Standing::InSync, since);
+    groups.set(PG, ReplicaState::InSync, since);
     groups.stored(PG, &first.command, since);
     assert_eq!(group.kept(), 0);
 }
 
 #[test]
 fn what_was_sent_before_a_stay_does_not_count_in_it() {
-    let groups = groups(Standing::Syncing);
+    let groups = groups(ReplicaState::Syncing);
     let group = groups.get(PG).unwrap();
     let first = request(4, write(0, 2 * BLOCK));
     assert_eq!(groups.note(&first), Some(Epoch(4)));
@@ -166,11 +166,11 @@ fn what_was_sent_before_a_stay_does_not_count_in_it() {
     let touched = group.touched(page(0));
     assert!(touched.is_noted(1) && touched.is_stored(1) && !touched.is_noted(2));
     group.compared(page(0));
-    groups.set(PG, Standing::Syncing, Epoch(4));
+    groups.set(PG, ReplicaState::Syncing, Epoch(4));
     assert_eq!(group.touched(page(0)), touched, "the same stay");
-    groups.set(PG, Standing::Syncing, Epoch(3));
+    groups.set(PG, ReplicaState::Syncing, Epoch(3));
     assert_eq!(group.touched(page(0)), touched, "a map that came late");
-    groups.set(PG, Standing::Syncing, Epoch(6));
+    groups.set(PG, ReplicaState::Syncing, Epoch(6));
     assert_eq!(group.touched(page(0)), Touched::NOTHING);
     // It was admitted before, and is refused when its turn comes.
     assert_eq!(groups.note(&first), None);
@@ -185,23 +185,23 @@ fn what_was_sent_before_a_stay_does_not_count_in_it() {
 
 #[test]
 fn nothing_is_noted_of_a_replica_that_is_not_being_compared() {
-    for standing in [Standing::InSync, Standing::Out] {
+    for standing in [ReplicaState::InSync, ReplicaState::Out] {
         let groups = groups(standing);
         assert_eq!(groups.note(&request(6, write(0, BLOCK))), None);
     }
-    let groups = groups(Standing::Syncing);
+    let groups = groups(ReplicaState::Syncing);
     assert!(groups.note(&request(6, restore(300))).is_some());
     let group = groups.get(PG).unwrap();
     assert!(group.touched(page(1)).is_noted(300 - LEAF_BLOCKS as usize));
     assert_eq!(groups.note(&request(6, inspect())), None);
     // Promoted: what was noted is let go.
-    groups.set(PG, Standing::InSync, Epoch(4));
+    groups.set(PG, ReplicaState::InSync, Epoch(4));
     assert_eq!(group.touched(page(1)), Touched::NOTHING);
 }
 
 #[test]
 fn a_part_of_a_block_counts_as_touched_and_not_as_stored() {
-    let groups = groups(Standing::Syncing);
+    let groups = groups(ReplicaState::Syncing);
     let group = groups.get(PG).unwrap();
     group.all_compared();
     // The end of block 0, block 1, the beginning of block 2.
@@ -222,7 +222,7 @@ fn a_part_of_a_block_counts_as_touched_and_not_as_stored() {
 
 #[test]
 fn parts_of_blocks_wait_for_their_pages_and_whole_blocks_do_not() {
-    let groups = groups(Standing::Syncing);
+    let groups = groups(ReplicaState::Syncing);
     let group = groups.get(PG).unwrap();
     let admit = |command| groups.admit(&request(6, command));
     let put_off = Err(Refusal::Behind(Epoch(6)));
@@ -255,7 +255,7 @@ fn parts_of_blocks_wait_for_their_pages_and_whole_blocks_do_not() {
 
 #[test]
 fn bounded_pages_wanted_beyond_the_limit_are_asked_for_again() {
-    let groups = groups(Standing::Syncing);
+    let groups = groups(ReplicaState::Syncing);
     let group = groups.get(PG).unwrap();
     let ask = |index: u32| {
         let chunk = ChunkKey {
@@ -279,13 +279,13 @@ fn bounded_pages_wanted_beyond_the_limit_are_asked_for_again() {
 }
 
 #[test]
-fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is_the_only_one() {
+fn incoming_replica_is_separate_until_it_replaces_the_old_one() {
     let (old, new) = (0, 1);
-    let groups = groups(Standing::InSync);
+    let groups = groups(ReplicaState::InSync);
     groups.place(PG, old, 8, Epoch(4));
     let coming = PG.incoming();
     groups.place(coming, new, 8, Epoch(6));
-    groups.set(coming, Standing::Syncing, Epoch(6));
+    groups.set(coming, ReplicaState::Syncing, Epoch(6));
     groups.get(coming).unwrap().fenced(CHUNK.layer);
     let to = |pg, epoch, command| {
         let request = request(epoch, command);
@@ -303,7 +303,7 @@ fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is
     groups.join(PG, Epoch(7));
     // The old device is gone before the new one has everything: its stay goes on.
     groups.place(PG, new, 8, Epoch(8));
-    groups.set(PG, Standing::Syncing, Epoch(6));
+    groups.set(PG, ReplicaState::Syncing, Epoch(6));
     groups.keep(&[PG]);
     groups.applied(Epoch(8));
     let group = groups.get(PG).unwrap();
@@ -316,7 +316,7 @@ fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is
         "it was meant for the old one, which had everything"
     );
     assert_eq!(to(PG, 8, inspect()), Ok(()));
-    groups.set(PG, Standing::InSync, Epoch(6));
+    groups.set(PG, ReplicaState::InSync, Epoch(6));
     assert_eq!(to(PG, 8, read()), Ok(()));
     assert_eq!(
         to(coming, 8, write(0, BLOCK)),
@@ -325,12 +325,12 @@ fn a_replica_on_the_device_that_the_group_comes_to_is_one_of_its_own_until_it_is
 }
 
 #[test]
-fn a_replica_on_another_device_that_was_never_coming_begins_with_nothing() {
-    let groups = groups(Standing::Syncing);
+fn replica_moved_to_an_unannounced_device_starts_empty() {
+    let groups = groups(ReplicaState::Syncing);
     assert!(groups.note(&request(6, write(0, BLOCK))).is_some());
     groups.place(PG, 1, 8, Epoch(7));
-    groups.set(PG, Standing::Out, Epoch(7));
-    groups.set(PG, Standing::Syncing, Epoch(8));
+    groups.set(PG, ReplicaState::Out, Epoch(7));
+    groups.set(PG, ReplicaState::Syncing, Epoch(8));
     let group = groups.get(PG).unwrap();
     assert_eq!(group.touched(page(0)), Touched::NOTHING);
     assert!(groups.admit(&request(6, write(0, BLOCK))).is_err());

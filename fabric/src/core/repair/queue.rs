@@ -1,23 +1,25 @@
-//! The bad blocks that a node's scrubber and cleaner have found: each is written again from another replica that is in sync, with
-//! no guest reading it.
+//! The bad blocks that a node's scrubber and cleaner have found: each is written again from another replica
+//! that is in sync, with no guest reading it.
 //!
-//! Events in: [`Repairs::on_found`], [`Repairs::on_map`], [`Repairs::on_time`] and [`Repairs::on_answer`]. What is wished:
-//! [`Repairs::poll`]. [`Rounds`] hands its commands on beside its own: to this node's store past the replica machine with a
-//! last look at their turn, and to peers under the newest map that this node knows.
+//! Events in: [`Repairs::on_found`], [`Repairs::on_map`], [`Repairs::on_time`] and [`Repairs::on_answer`].
+//! What is wished: [`Repairs::poll`]. [`Rounds`] hands its commands on beside its own: to this node's store
+//! past the replica machine with a last look at their turn, and to peers under the newest map that this node
+//! knows.
 //!
 //! [`Rounds`]: crate::core::resync::rounds::Rounds
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::{BlockRepair, End, Next, Whom};
+use super::{BlockRepair, End, Next, RepairPeer};
 use crate::core::groups::{Groups, LEAF_BLOCKS, leaf_of};
 use crate::core::membership::{Member, ReplicaSet};
 use crate::core::resync::BlockKey;
 use crate::proto::ids::ChunkKey;
 use crate::proto::{Command, Incarnation, NodeId, PgId, Refusal, placement};
 
-/// Blocks that wait or are being repaired. Further ones stay reported, and the scrubber's next pass finds them again.
+/// Blocks that wait or are being repaired. Further ones stay reported, and the scrubber's next pass finds
+/// them again.
 pub const QUEUE_MAX: usize = 4096;
 /// Blocks repaired at a time. One whose peer, or device, does not answer keeps its place until it does.
 const JOBS_MAX: usize = 4;
@@ -57,7 +59,7 @@ pub enum Outcome {
 
 /// What the shell is to do.
 #[derive(Debug, Clone, Copy)]
-pub enum Wish {
+pub enum RepairAction {
     /// Send a command to a peer.
     Ask(u32, (NodeId, Incarnation), PgId, Command),
     /// Have this node's store execute a command.
@@ -108,7 +110,7 @@ pub struct Repairs {
     next_call: u32,
     /// The last that was told.
     now_us: u64,
-    wishes: VecDeque<Wish>,
+    wishes: VecDeque<RepairAction>,
 }
 
 /// The sets of a map, by group, and how many groups each pool has.
@@ -247,7 +249,8 @@ impl Repairs {
         jobs.for_each(|job| job.is_over = true);
         let is_alone = members.iter().all(|member| member.node.base() == self.me.0);
         if is_mine && is_alone {
-            self.wishes.push_back(Wish::Tell(bad, Outcome::Stuck));
+            self.wishes
+                .push_back(RepairAction::Tell(bad, Outcome::Stuck));
         }
     }
 
@@ -277,14 +280,14 @@ impl Repairs {
         }
     }
 
-    fn go_on(&mut self, mut job: Job, whom: Whom, command: Command) {
+    fn go_on(&mut self, mut job: Job, whom: RepairPeer, command: Command) {
         self.next_call = self.next_call.wrapping_add(1);
         let call = self.next_call;
         let source = job.sources.last().map(|s| (s.node, s.incarnation));
         let wish = match (whom, source) {
-            (Whom::Bad, _) => Wish::Local(call, job.pg, command),
-            (Whom::Good, Some(source)) => Wish::Ask(call, source, job.pg, command),
-            (Whom::Good, None) => {
+            (RepairPeer::Bad, _) => RepairAction::Local(call, job.pg, command),
+            (RepairPeer::Good, Some(source)) => RepairAction::Ask(call, source, job.pg, command),
+            (RepairPeer::Good, None) => {
                 self.put_off(job.bad);
                 return;
             }
@@ -327,7 +330,8 @@ impl Repairs {
         entry.tries = entry.tries.saturating_add(1);
         entry.is_taken = false;
         if entry.tries == TRIES_TOLD {
-            self.wishes.push_back(Wish::Tell(bad, Outcome::Stuck));
+            self.wishes
+                .push_back(RepairAction::Tell(bad, Outcome::Stuck));
         }
     }
 
@@ -335,12 +339,12 @@ impl Repairs {
         let jobs = self.jobs.iter_mut().filter(|job| job.bad == bad);
         jobs.for_each(|job| job.is_over = true);
         if self.queue.remove(&bad).is_some() {
-            self.wishes.push_back(Wish::Tell(bad, outcome));
+            self.wishes.push_back(RepairAction::Tell(bad, outcome));
         }
     }
 
     /// Next thing to do.
-    pub fn poll(&mut self, now_us: u64) -> Option<Wish> {
+    pub fn poll(&mut self, now_us: u64) -> Option<RepairAction> {
         self.now_us = now_us;
         self.wishes.pop_front()
     }

@@ -1,5 +1,5 @@
-//! What a request means to a shard of the store, and the last look at whether it may still be executed: the same for every
-//! shell around the [`Replica`](super::Replica) machine.
+//! What a request means to a shard of the store, and the last look at whether it may still be executed: the
+//! same for every shell around the [`Replica`](super::Replica) machine.
 
 use super::StoreFailure;
 use crate::core::fence::Fence as LayerFence;
@@ -12,8 +12,9 @@ use crate::store::device::IoVecs;
 
 use zerocopy::IntoBytes;
 
-/// The shard's operation that executes the request. `None` where none does: a join, a look at a fence ([`tell_fence`]), and
-/// the list of a group's chunks ([`list_chunks`]). A flush and a fence concern every shard; their operations are for one.
+/// The shard's operation that executes the request. `None` where none does: a join, a look at a fence
+/// ([`tell_fence`]), and the list of a group's chunks ([`list_chunks`]). A flush and a fence concern every
+/// shard; their operations are for one.
 ///
 /// # Safety
 /// The request's list of buffers and their memory are valid for as long as the operation is in use.
@@ -125,8 +126,8 @@ unsafe fn slice_of(list: &IoVecs) -> &[libc::iovec] {
     unsafe { std::slice::from_raw_parts(list.ptr, list.len as usize) }
 }
 
-/// Fills the memory that a [`Command::TellFence`] names with the newest of the fences that shards have persisted. The replica
-/// machine adds what is not persisted yet.
+/// Fills the memory that a [`Command::TellFence`] names with the newest of the fences that shards have
+/// persisted. The replica machine adds what is not persisted yet.
 ///
 /// # Safety
 /// The list and its memory are valid, and nobody else uses them.
@@ -139,6 +140,8 @@ pub unsafe fn tell_fence(buffers: &IoVecs, persisted: impl Iterator<Item = Fence
         .fold(FenceEntry::default(), FenceEntry::max);
     // SAFETY: the caller's promise.
     let out = unsafe { buffers.first_mut() };
+    // What is not written goes to the peer, too, and the memory was another request's.
+    out.fill(0);
     if let Some(place) = out.first_chunk_mut::<{ size_of::<FenceEntry>() }>() {
         place.copy_from_slice(newest.as_bytes());
     }
@@ -161,8 +164,8 @@ impl From<Option<(ChunkKey, u64)>> for Listed {
     }
 }
 
-/// Fills the memory that a [`Command::ListChunks`] names. `next` looks for the first of the group's chunks at or after a
-/// cursor.
+/// Fills the memory that a [`Command::ListChunks`] names. `next` looks for the first of the group's chunks at
+/// or after a cursor.
 ///
 /// # Safety
 /// The list and its memory are valid, and nobody else uses them.
@@ -173,6 +176,8 @@ pub unsafe fn list_chunks<N: Into<Listed>>(
 ) {
     // SAFETY: the caller's promise.
     let out = unsafe { buffers.first_mut() };
+    // What is not written goes to the peer, too, and the memory was another request's.
+    out.fill(0);
     let mut places = out.chunks_exact_mut(size_of::<ChunkEntry>()).peekable();
     while let Some(place) = places.next() {
         // The last place says where to go on.
@@ -201,15 +206,18 @@ pub unsafe fn list_chunks<N: Into<Listed>>(
     }
 }
 
-/// The lease under which a node's own rounds of comparison have their commands executed: none that is granted reaches it.
+/// The lease under which a node's own rounds of comparison have their commands executed: none that is granted
+/// reaches it.
 pub const ROUND: Generation = Generation::MAX;
 
-/// The last look at a request, at its turn: in the moment in which its shard takes it, with nothing in between that could
-/// raise a fence. The replica machine has looked before, but a request may have waited since, and whoever raised a fence
-/// (a new lease, a returning replica's join) was told that older requests are refused from then on.
+/// The last look at a request, at its turn: in the moment in which its shard takes it, with nothing in
+/// between that could raise a fence. The replica machine has looked before, but a request may have waited
+/// since, and whoever raised a fence (a new lease, a returning replica's join) was told that older requests
+/// are refused from then on.
 ///
-/// `fence` is that of the request's layer, if it has one; without `groups` the node is alone. A command of a round
-/// ([`ROUND`]) on this node's own store is looked at as [`still_untouched`] says.
+/// `fence` is that of the request's layer, if it has one (and the layer was not deleted meanwhile); without
+/// `groups` the node is alone. A command of a round ([`ROUND`]) on this node's own store is looked at as
+/// [`still_untouched`] says.
 #[inline]
 pub fn still_admitted(
     request: &Request,
@@ -233,9 +241,9 @@ pub fn still_admitted(
     }
 }
 
-/// The last look at a command of a round of comparison on this node's own store, in the same moment. No fence concerns it;
-/// but a block is restored only if no client's write to it has been admitted since this replica began to be sent every
-/// write: one that left no trace, a discard where nothing is mapped, would be undone.
+/// The last look at a command of a round of comparison on this node's own store, in the same moment. No fence
+/// concerns it; but a block is restored only if no client's write to it has been admitted since this replica
+/// began to be sent every write: one that left no trace, a discard where nothing is mapped, would be undone.
 pub fn still_untouched(pg: PgId, command: &Command, groups: &Groups) -> Result<(), Refusal> {
     let Command::Restore { chunk, block, .. } = *command else {
         return Ok(());
@@ -275,7 +283,7 @@ pub fn failure(error: StoreError, request: &Request) -> StoreFailure {
                 Refusal::StaleGeneration(generation)
             } else {
                 // The client asks for a map newer than the one it used.
-                Refusal::StaleEpoch(Epoch(request.epoch.0 + 1))
+                Refusal::StaleEpoch(Epoch(request.epoch.0.saturating_add(1)))
             })
         }
     }

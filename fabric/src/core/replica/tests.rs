@@ -1,6 +1,6 @@
 use super::*;
 use crate::core::groups::leaf_of;
-use crate::core::membership::Standing;
+use crate::core::membership::ReplicaState;
 use crate::proto::ids::{ChunkKey, LayerId};
 use crate::proto::{Command, Epoch, Generation, PgId, Sequence};
 
@@ -54,7 +54,7 @@ fn reply(id: u64, result: Result<(), Refusal>) -> Reply {
 }
 
 #[test]
-fn one_writer_an_older_generation_or_epoch_is_refused_and_never_reaches_the_store() {
+fn one_writer_stale_generation_or_epoch_never_reaches_the_store() {
     let (mut replica, fences) = replica(4);
     let mut store = Scripted {
         answer: Some(Ok(())),
@@ -69,14 +69,14 @@ fn one_writer_an_older_generation_or_epoch_is_refused_and_never_reaches_the_stor
         other => panic!("{other:?}"),
     };
     assert_eq!(ask(1, 1), Ok(()), "no fence yet");
-    fences.of(LAYER).raise(Generation(4), Epoch(9));
+    fences.raise(LAYER, Generation(4), Epoch(9));
     let stale_generation = Err(Refusal::StaleGeneration(Generation(4)));
     assert_eq!(ask(3, 9), stale_generation);
     assert_eq!(ask(4, 8), Err(Refusal::StaleEpoch(Epoch(9))));
     assert_eq!(ask(3, 8), stale_generation);
     assert_eq!(ask(4, 9), Ok(()));
     assert_eq!(ask(5, 10), Ok(()));
-    fences.of(LAYER).raise(Generation(2), Epoch(3));
+    fences.raise(LAYER, Generation(2), Epoch(3));
     assert_eq!(ask(3, 9), stale_generation, "a fence is never lowered");
     assert_eq!(store.keys.len(), 3);
 }
@@ -84,7 +84,7 @@ fn one_writer_an_older_generation_or_epoch_is_refused_and_never_reaches_the_stor
 #[test]
 fn reads_and_flushes_are_fenced_by_the_epoch_only() {
     let (mut replica, fences) = replica(4);
-    fences.of(LAYER).raise(Generation(4), Epoch(9));
+    fences.raise(LAYER, Generation(4), Epoch(9));
     let mut store = Scripted {
         answer: Some(Ok(())),
         keys: Vec::new(),
@@ -153,7 +153,7 @@ fn to_group(pg: PgId, offset: u32, len: u32) -> Request {
 }
 
 #[test]
-fn while_syncing_a_block_counts_as_written_only_once_the_store_has_all_of_it() {
+fn syncing_replica_counts_only_fully_stored_blocks_as_written() {
     let pg = PgId(2);
     let groups = syncing(pg);
     groups.get(pg).unwrap().fenced(LAYER);
@@ -195,14 +195,14 @@ fn while_syncing_a_block_counts_as_written_only_once_the_store_has_all_of_it() {
     store.answer = None;
     replica.on_request(PeerId(1), &to_group(pg, 16384, 4096), &mut store);
     let last = *store.keys.last().unwrap();
-    groups.set(pg, Standing::Syncing, Epoch(4));
+    groups.set(pg, ReplicaState::Syncing, Epoch(4));
     groups.applied(Epoch(4));
     replica.on_store(last, Ok(()));
     assert_eq!(touched(), (0, 0), "a new stay");
 }
 
 #[test]
-fn while_syncing_a_part_of_a_block_is_written_only_once_the_rest_was_compared() {
+fn syncing_replica_takes_partial_writes_only_once_compared() {
     let pg = PgId(2);
     let groups = syncing(pg);
     groups.get(pg).unwrap().fenced(LAYER);
@@ -233,15 +233,15 @@ fn while_syncing_a_part_of_a_block_is_written_only_once_the_rest_was_compared() 
 
 fn syncing(pg: PgId) -> Arc<Groups> {
     let groups = Arc::new(Groups::default());
-    groups.set(pg, Standing::Syncing, Epoch(1));
+    groups.set(pg, ReplicaState::Syncing, Epoch(1));
     groups.applied(Epoch(1));
     groups
 }
 
-/// While it was away the lease may have been given to another, and nobody told it: the older holder's writes, which the source
-/// refuses, would stay here.
+/// While it was away the lease may have been given to another, and nobody told it: the older holder's writes,
+/// which the source refuses, would stay here.
 #[test]
-fn while_syncing_a_layer_is_written_only_once_it_is_known_who_may() {
+fn syncing_replica_takes_writes_only_once_it_knows_the_fence() {
     let pg = PgId(2);
     let groups = syncing(pg);
     let (replica, fences) = replica(4);
@@ -270,7 +270,7 @@ fn while_syncing_a_layer_is_written_only_once_it_is_known_who_may() {
     assert_eq!(group.take_to_fence(), None, "once");
     // The source knows a newer lease.
     let newer = Generation(whole.generation.0 + 1);
-    fences.of(LAYER).raise(newer, Epoch(1));
+    fences.raise(LAYER, newer, Epoch(1));
     group.fenced(LAYER);
     assert_eq!(answer(), Err(Refusal::StaleGeneration(newer)));
     assert_eq!(
@@ -287,13 +287,13 @@ fn while_syncing_a_layer_is_written_only_once_it_is_known_who_may() {
     );
 }
 
-/// Else a takeover under an older map could be over without the replica that has joined, which would go on taking the older
-/// lease's writes.
+/// Else a takeover under an older map could be over without the replica that has joined, which would go on
+/// taking the older lease's writes.
 #[test]
-fn a_takeover_under_a_map_without_a_replica_that_has_joined_is_refused() {
+fn takeover_under_a_map_older_than_a_join_is_refused() {
     let groups = Groups::default();
     let pg = PgId(2);
-    groups.set(pg, Standing::InSync, Epoch(1));
+    groups.set(pg, ReplicaState::InSync, Epoch(1));
     groups.applied(Epoch(9));
     let fence = |epoch| Request {
         epoch: Epoch(epoch),
@@ -317,4 +317,64 @@ fn a_takeover_under_a_map_without_a_replica_that_has_joined_is_refused() {
         ..fence(4)
     };
     assert_eq!(groups.admit(&other_pool), Ok(()));
+}
+
+/// Whoever asks tries again, as under a map that this node has yet to hear of: the layer may have been
+/// created a moment ago.
+#[test]
+fn changes_of_a_layer_that_metadata_do_not_know_are_put_off() {
+    let fences = Arc::new(Fences::of_known_layers());
+    let pg = PgId(2);
+    let groups = Arc::new(Groups::default());
+    groups.set(pg, ReplicaState::InSync, Epoch(1));
+    groups.applied(Epoch(4));
+    let unresolved: Arc<Unresolved> = Arc::default();
+    let replica = Replica::new(Incarnation(5), Arc::clone(&fences), 4);
+    let mut replica = replica.with_peers(Peers {
+        groups,
+        unresolved: Arc::new([Arc::clone(&unresolved)]),
+        lane: 0,
+    });
+    let mut store = Scripted {
+        answer: Some(Ok(())),
+        keys: Vec::new(),
+    };
+    let mut ask = |layer: u64, command: fn(LayerId) -> Command| {
+        let request = Request {
+            pg,
+            command: command(LayerId(layer)),
+            ..write(1, 1, 1)
+        };
+        match replica.on_request(PeerId(1), &request, &mut store) {
+            Handled::Replied(reply) => reply.result,
+            other => panic!("{other:?}"),
+        }
+    };
+    let zero = |layer| Command::Zero {
+        chunk: ChunkKey { layer, index: 0 },
+        offset: 0,
+        len: 4096,
+        fua: false,
+    };
+    let fence = |layer| Command::Fence {
+        layer,
+        buffers: IoVecs::NONE,
+        len: 0,
+    };
+    let put_off = Err(Refusal::Behind(Epoch(4)));
+    for invented in 0..10_000 {
+        assert_eq!(ask(invented, fence), put_off);
+        assert_eq!(ask(invented, zero), put_off);
+    }
+    // What reads only leaves no trace either, and comparisons of layers that are being deleted go on.
+    assert_eq!(ask(7, |layer| Command::Flush { layer }), Ok(()));
+    assert!(fences.is_empty() && unresolved.is_empty());
+    fences.set_layers([LayerId(7)].into());
+    assert_eq!(ask(7, fence), Ok(()));
+    assert_eq!(ask(7, zero), Ok(()));
+    assert_eq!(ask(8, zero), put_off);
+    // Deleted: nobody has a lease of it.
+    fences.set_layers([].into());
+    assert_eq!(ask(7, zero), put_off);
+    assert!(fences.is_empty());
 }

@@ -82,7 +82,8 @@ impl Listing {
                         layer: LayerId(entry.layer),
                         index: entry.chunk,
                     };
-                    if seen.insert(chunk) {
+                    // What a peer told is any bytes, and the last number names no chunk.
+                    if chunk.index != u32::MAX && seen.insert(chunk) {
                         into.push_back(chunk);
                     }
                 }
@@ -93,5 +94,31 @@ impl Listing {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_that_is_no_chunk_is_not_compared() {
+        let mut listing = Listing::new();
+        let entry = |chunk, kind| ChunkEntry {
+            layer: 5,
+            cursor: 1,
+            chunk,
+            kind,
+        };
+        let told = [
+            entry(u32::MAX, chunk_entry::CHUNK),
+            entry(3, chunk_entry::CHUNK),
+            entry(0, chunk_entry::END),
+        ];
+        listing.page.entries[..told.len()].copy_from_slice(&told);
+        let (mut chunks, mut seen) = (VecDeque::new(), BTreeSet::new());
+        listing.take(&mut chunks, &mut seen);
+        let indexes: Vec<u32> = chunks.iter().map(|chunk| chunk.index).collect();
+        assert_eq!((indexes, seen.len(), listing.ended), (vec![3], 1, true));
     }
 }

@@ -1,10 +1,12 @@
-//! The source's memory of who may write a layer and of unresolved writes, which a replica that was compared with it takes over.
+//! The source's memory of who may write a layer and of unresolved writes, which a replica that was compared
+//! with it takes over.
 //!
-//! A layer may not have been written since this replica came back, and may have been taken over before: no request has asked for its
-//! fence, and a writer of the lease before would find the door open here alone.
+//! A layer may not have been written since this replica came back, and may have been taken over before: no
+//! request has asked for its fence, and a writer of the lease before would find the door open here alone.
 //!
-//! What the source has, its unresolved writes included, the replica has after the comparison. Should the source then leave, and the
-//! writer die, nobody else could tell a takeover of those writes, and replicas in sync would differ.
+//! What the source has, its unresolved writes included, the replica has after the comparison. Should the
+//! source then leave, and the writer die, nobody else could tell a takeover of those writes, and replicas in
+//! sync would differ.
 
 use std::collections::VecDeque;
 
@@ -20,13 +22,13 @@ const ENTRIES: usize = 1024;
 
 /// A fence that the source tells while writes of the layer wait for it.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct ReportedFence {
     pub(super) asked: bool,
     pub(super) entry: FenceEntry,
     iov: libc::iovec,
 }
 
-impl Told {
+impl ReportedFence {
     pub(super) fn new() -> Box<Self> {
         let mut told = Box::new(Self {
             asked: false,

@@ -1,21 +1,22 @@
-//! Which rounds of comparison a node has under way: it decides when one begins, with whom, under which map each of its commands
-//! goes, and when one that failed is tried anew. A [`Resync`] does the comparing.
+//! Which rounds of comparison a node has under way: it decides when one begins, with whom, under which map
+//! each of its commands goes, and when one that failed is tried anew. A [`Resync`] does the comparing.
 //!
-//! Beside them go the repairs of blocks that this node cannot read ([`Repairs`]): what they ask of peers and of this node's store
-//! takes the same ways, under the same map.
+//! Beside them go the repairs of blocks that this node cannot read ([`Repairs`]): what they ask of peers and
+//! of this node's store takes the same ways, under the same map.
 //!
-//! Events in: [`Rounds::on_map`], [`Rounds::on_time`], [`Rounds::on_reply`] and [`Rounds::on_local`]. Actions out:
-//! [`Rounds::poll`]. Time is told, in microseconds from whatever beginning; [`Rounds::wake_at`] says when to tell it next.
+//! Events in: [`Rounds::on_map`], [`Rounds::on_time`], [`Rounds::on_reply`] and [`Rounds::on_local`]. Actions
+//! out: [`Rounds::poll`]. Time is told, in microseconds from whatever beginning; [`Rounds::wake_at`] says
+//! when to tell it next.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::unread::{Lost, Unread, Unreadable};
-use super::{Action as Wish, Call, Progress, Resync, TICK, Why};
+use super::{Action as ResyncAction, Call, Progress, Resync, RoundFailure, TICK};
 use crate::core::fence::Fences;
 use crate::core::groups::Groups;
-use crate::core::membership::{Member, ReplicaSet, Standing};
-use crate::core::repair::queue::{BadBlock, Outcome, Repairs, Wish as RepairWish};
+use crate::core::membership::{Member, ReplicaSet, ReplicaState};
+use crate::core::repair::queue::{BadBlock, Outcome, RepairAction, Repairs};
 use crate::core::replica::store_op::ROUND;
 use crate::core::replica::{StoreFailure, outcome};
 use crate::core::unresolved::Unresolved;
@@ -29,8 +30,9 @@ const PAUSE_MAX_US: u64 = 2_000_000;
 /// How often meta is asked to promote a replica that has been compared, until the map says so.
 const ASK_AGAIN_US: u64 = 1_000_000;
 const TICK_US: u64 = TICK.as_micros() as u64;
-/// Rounds that were given up while calls of theirs are under way, in whose memory others still write. With so many no further
-/// one begins: a device, or a peer, that answers nothing would otherwise be asked without end.
+/// Rounds that were given up while calls of theirs are under way, in whose memory others still write. With so
+/// many no further one begins: a device, or a peer, that answers nothing would otherwise be asked without
+/// end.
 const RETIRED_MAX: usize = 8;
 
 /// Stands for the repairs in the place of a round's number, which is larger.
@@ -55,8 +57,8 @@ pub enum Action {
         /// What.
         request: Request,
     },
-    /// Have this node's own store execute the request, past the replica machine, with the last look at its turn
-    /// ([`still_admitted`]).
+    /// Have this node's own store execute the request, past the replica machine, with the last look at its
+    /// turn ([`still_admitted`]).
     ///
     /// [`still_admitted`]: super::super::replica::store_op::still_admitted
     Local {
@@ -114,7 +116,7 @@ struct Round {
 /// A group in which a replica of this node is syncing; one that the group is coming to has a [name of its
 /// own](crate::proto::incoming).
 #[derive(Debug)]
-struct Stay {
+struct SyncingGroup {
     set: ReplicaSet,
     since: Epoch,
     round: Option<Round>,
@@ -131,7 +133,7 @@ pub struct Rounds {
     fences: Arc<Fences>,
     /// What this node's replicas remember of others' unresolved writes.
     unresolved: Arc<Unresolved>,
-    stays: BTreeMap<PgId, Stay>,
+    stays: BTreeMap<PgId, SyncingGroup>,
     /// The map that was told last: what goes out goes under it, though the node may know a newer one by then.
     heard: Epoch,
     /// What sources could not read, of groups in which this node's replica has not been compared since.
@@ -146,15 +148,15 @@ pub struct Rounds {
     totals: Totals,
 }
 
-impl Stay {
+impl SyncingGroup {
     /// The in-sync replicas that it can be compared with.
     fn sources(&self) -> impl Iterator<Item = Member> {
         let members = self.set.members();
         self.set.in_sync().iter().map(|i| members[i])
     }
 
-    /// Whether the round goes on by the map: whoever it is compared with is still what it was. Once meta has been asked that does
-    /// not matter any more.
+    /// Whether the round goes on by the map: whoever it is compared with is still what it was. Once meta has
+    /// been asked that does not matter any more.
     fn may_go_on(&self, round: &Round) -> bool {
         let source = round.source;
         let same = |m: Member| {
@@ -201,7 +203,8 @@ impl Rounds {
         }
     }
 
-    /// The newest map, all of it, which the groups have been told of: begins what is to be begun, and ends what is over.
+    /// The newest map, all of it, which the groups have been told of: begins what is to be begun, and ends
+    /// what is over.
     pub fn on_map(&mut self, sets: &[ReplicaSet], now_us: u64) {
         self.heard = self.groups.known();
         let mut stays = std::mem::take(&mut self.stays);
@@ -210,7 +213,7 @@ impl Rounds {
                 let Some(member) = self.syncing(set, pg) else {
                     continue;
                 };
-                let mut stay = stays.remove(&pg).unwrap_or_else(|| Stay {
+                let mut stay = stays.remove(&pg).unwrap_or_else(|| SyncingGroup {
                     set: set.clone(),
                     since: member.since,
                     round: None,
@@ -246,7 +249,7 @@ impl Rounds {
     fn syncing(&self, set: &ReplicaSet, pg: PgId) -> Option<Member> {
         let is_syncing = |m: &Member| {
             m.incarnation == self.me.1
-                && m.standing == Standing::Syncing
+                && m.standing == ReplicaState::Syncing
                 && self.groups.get(pg).is_some()
         };
         self.own(set, pg).filter(is_syncing)
@@ -310,7 +313,8 @@ impl Rounds {
             let in_turn = (0..sources.len()).map(|nth| sources[(turn + nth) % sources.len()]);
             let has_failed =
                 |source: &Member| unread.is_some_and(|unread| unread.has_failed(source));
-            // From one device to another of a node nothing has to cross the network. But that device may be the one that fails.
+            // From one device to another of a node nothing has to cross the network. But that device may be
+            // the one that fails.
             let (me, is_first) = (self.me.0, stay.failures == 0);
             let source =
                 in_turn.min_by_key(|source| (has_failed(source), is_first && source.node != me));
@@ -386,7 +390,7 @@ impl Rounds {
     }
 
     /// A round's wish, with what only this machine knows.
-    fn heed(&mut self, pg: PgId, wish: Wish, now_us: u64) -> Option<Action> {
+    fn heed(&mut self, pg: PgId, wish: ResyncAction, now_us: u64) -> Option<Action> {
         // The node may know a newer map, by which the source is another one.
         let heard = self.heard;
         let stay = self.stays.get_mut(&pg)?;
@@ -404,9 +408,9 @@ impl Rounds {
             ..Request::NOTHING
         };
         match wish {
-            Wish::Ask(call, command) => {
-                // The source refuses what is older than a join: clients, who go by the group's last change, are not to be
-                // refused for what has happened to other groups since.
+            ResyncAction::Ask(call, command) => {
+                // The source refuses what is older than a join: clients, who go by the group's last change,
+                // are not to be refused for what has happened to other groups since.
                 let epoch = match command {
                     Command::Join => stay.set.epoch(),
                     _ => heard,
@@ -420,32 +424,33 @@ impl Rounds {
                     },
                 })
             }
-            Wish::Local(call, command) => Some(Action::Local {
+            ResyncAction::Local(call, command) => Some(Action::Local {
                 token: token(call),
                 request: request(heard, command),
             }),
-            Wish::Fence(call, layer, generation, epoch) => {
-                // In memory first: no write slips in between. What is persisted is the newest: the source may be behind.
-                let known = self.fences.of(layer);
-                known.raise(generation, epoch);
-                let (generation, epoch) = known.get();
+            ResyncAction::Fence(call, layer, generation, epoch) => {
+                // In memory first: no write slips in between. What is persisted is the newest: the source may
+                // be behind.
+                let Some((generation, epoch)) = self.fences.raise(layer, generation, epoch) else {
+                    return self.fail(pg, RoundFailure::Source(Refusal::NoSpace), now_us);
+                };
                 Some(Action::Local {
                     token: token(call),
                     request: fence(pg, layer, generation, epoch),
                 })
             }
-            Wish::Promote => {
+            ResyncAction::Promote => {
                 round.asked_us = Some(now_us);
                 self.unread.remove(&pg);
                 self.totals.add(round.machine.progress(), true);
                 let (pg, since) = (pg.base(), stay.since);
                 Some(Action::Promote { pg, since })
             }
-            Wish::Failed(why) => self.fail(pg, why, now_us),
+            ResyncAction::Failed(why) => self.fail(pg, why, now_us),
         }
     }
 
-    fn heed_repair(&self, wish: RepairWish) -> Action {
+    fn heed_repair(&self, wish: RepairAction) -> Action {
         let token = |call| Token {
             number: REPAIRS,
             call,
@@ -458,27 +463,27 @@ impl Rounds {
             ..Request::NOTHING
         };
         match wish {
-            RepairWish::Ask(call, source, pg, command) => Action::Ask {
+            RepairAction::Ask(call, source, pg, command) => Action::Ask {
                 token: token(call),
                 source,
                 request: request(pg, command),
             },
-            RepairWish::Local(call, pg, command) => Action::Local {
+            RepairAction::Local(call, pg, command) => Action::Local {
                 token: token(call),
                 request: request(pg, command),
             },
-            RepairWish::Tell(bad, outcome) => Action::Tell { bad, outcome },
+            RepairAction::Tell(bad, outcome) => Action::Tell { bad, outcome },
         }
     }
 
-    fn fail(&mut self, pg: PgId, why: Why, now_us: u64) -> Option<Action> {
+    fn fail(&mut self, pg: PgId, why: RoundFailure, now_us: u64) -> Option<Action> {
         tracing::debug!(%pg, ?why, "a round of comparison failed");
         let stay = self.stays.get_mut(&pg)?;
         stay.pause(now_us);
         let mut round = stay.round.take()?;
         let unread = round.machine.take_unread();
         match why {
-            Why::Unread => {
+            RoundFailure::Unread => {
                 let source = (round.source.node, round.source.incarnation);
                 self.unread.entry(pg).or_default().renew(source, unread);
             }
@@ -492,7 +497,7 @@ impl Rounds {
         self.retire(Some(round));
         let member = self.own(&set, pg)?;
         let pg = pg.base();
-        (why == Why::Busy).then_some(Action::ReportFailed { pg, member, epoch })
+        (why == RoundFailure::Busy).then_some(Action::ReportFailed { pg, member, epoch })
     }
 
     fn named(&mut self, token: Token) -> Option<&mut Round> {

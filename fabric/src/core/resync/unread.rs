@@ -1,9 +1,10 @@
 //! Blocks that replicas in sync could not read when this replica wanted them.
 //!
-//! Another source may be able to: a round takes over what it can get, fails, and the next one has another source. Once every
-//! replica in sync has failed on a block, its data are lost, and a round takes that over, too: this replica then has the block's
-//! version and checksum, and cannot read it either. Otherwise it would never be in sync again, unless a guest happens to write that
-//! block, and with too few replicas in sync none can. Whoever gets the data back repairs it, see [`Repairs`].
+//! Another source may be able to: a round takes over what it can get, fails, and the next one has another
+//! source. Once every replica in sync has failed on a block, its data are lost, and a round takes that over,
+//! too: this replica then has the block's version and checksum, and cannot read it either. Otherwise it would
+//! never be in sync again, unless a guest happens to write that block, and with too few replicas in sync none
+//! can. Whoever gets the data back repairs it, see [`Repairs`].
 //!
 //! [`Repairs`]: crate::core::repair::queue::Repairs
 
@@ -14,8 +15,8 @@ use crate::core::membership::Member;
 use crate::proto::message::BlockStamp;
 use crate::proto::{Incarnation, NodeId};
 
-/// Blocks of a group that are taken note of. A device that reads nothing any more has not lost its data block by block: where more
-/// are bad, rounds fail, and the replica waits for an operator to look at the device.
+/// Blocks of a group that are taken note of. A device that reads nothing any more has not lost its data block
+/// by block: where more are bad, rounds fail, and the replica waits for an operator to look at the device.
 pub(super) const UNREAD_MAX: usize = 4096;
 
 /// A block of a map page.
@@ -29,8 +30,8 @@ pub type Lost = BTreeMap<BlockKey, BlockStamp>;
 pub struct Unreadable {
     /// By all replicas in sync: their loss is taken over, if they are still the same.
     pub lost: Lost,
-    /// On this side: they are taken over even if they agree. A write of a part of such a block that comes again would be refused for
-    /// ever otherwise: its version is here, and the rest of the block is not.
+    /// On this side: they are taken over even if they agree. A write of a part of such a block that comes
+    /// again would be refused for ever otherwise: its version is here, and the rest of the block is not.
     pub here: BTreeSet<BlockKey>,
 }
 
@@ -49,7 +50,8 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// A round has ended that a source was compared with to the end: what it could not read is this, and nothing else.
+    /// A round has ended that a source was compared with to the end: what it could not read is this, and
+    /// nothing else.
     pub(super) fn renew(&mut self, source: (NodeId, Incarnation), unread: Lost) {
         for tried in self.blocks.values_mut() {
             tried.by.remove(&source);
@@ -102,7 +104,7 @@ impl Unread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::membership::Standing;
+    use crate::core::membership::ReplicaState;
     use crate::proto::Epoch;
     use crate::proto::ids::LayerId;
 
@@ -127,14 +129,14 @@ mod tests {
         let member = |(node, incarnation): &(u64, u64)| Member {
             node: NodeId(*node),
             incarnation: Incarnation(*incarnation),
-            standing: Standing::InSync,
+            standing: ReplicaState::InSync,
             since: Epoch(1),
         };
         starts.iter().map(member).collect()
     }
 
     #[test]
-    fn a_block_is_lost_once_all_sources_have_failed_on_the_same_version() {
+    fn block_is_lost_once_all_sources_fail_on_the_same_version() {
         let mut unread = Unread::default();
         let (one, two) = ((NodeId(1), Incarnation(1)), (NodeId(2), Incarnation(1)));
         let both = sources(&[(1, 1), (2, 1)]);

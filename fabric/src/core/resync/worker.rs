@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::unread::Unreadable;
-use super::{Progress, TRIES_MAX, Why};
+use super::{Progress, RoundFailure, TRIES_MAX};
 use crate::checksum::crc32c;
 use crate::core::groups::{LEAF_BLOCKS, LeafKey, Touched};
 use crate::proto::ids::ChunkKey;
@@ -37,10 +37,11 @@ pub enum Step {
     Done(LeafKey),
     /// It agrees but for blocks that clients are writing: look again in a moment.
     Later(LeafKey),
-    /// It agrees but for these blocks of it, which are data by the source's map and which the source cannot read.
+    /// It agrees but for these blocks of it, which are data by the source's map and which the source cannot
+    /// read.
     Unread(LeafKey, Vec<(u32, BlockStamp)>),
     /// The round is over.
-    Failed(Why),
+    Failed(RoundFailure),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,7 +145,8 @@ impl Worker {
         self.tries = 0;
     }
 
-    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in this stay.
+    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in
+    /// this stay.
     pub fn step(
         &mut self,
         result: Result<(), Refusal>,
@@ -155,7 +157,8 @@ impl Worker {
         match (result, self.state) {
             (Ok(()), _) => {}
             (Err(Refusal::Changed | Refusal::Mismatch), _) => self.again = true,
-            // What is refused for another reason may be read in a moment, or once the node is started again: the round fails.
+            // What is refused for another reason may be read in a moment, or once the node is started again:
+            // the round fails.
             (Err(refusal), State::Reading { first, end }) if refusal.is_unreadable() => {
                 self.waiting = 0;
                 return self.unreadable((first, end), touched, known, progress);
@@ -167,7 +170,7 @@ impl Worker {
             return Step::Wait;
         }
         if let Some(refusal) = self.refused {
-            return Step::Failed(Why::Source(refusal));
+            return Step::Failed(RoundFailure::Source(refusal));
         }
         match self.state {
             State::Idle => Step::Wait,
@@ -180,8 +183,8 @@ impl Worker {
                 self.go_on(0, touched, progress)
             }
             State::Reading { first, end } => {
-                // A discard leaves no version behind where nothing is mapped: only by the notes is it known that the block was
-                // written while it was being read from the source.
+                // A discard leaves no version behind where nothing is mapped: only by the notes is it known
+                // that the block was written while it was being read from the source.
                 let written = (first..end).any(|i| touched.is_noted(i));
                 if self.again || written || !self.is_as_inspected(first, end) {
                     return self.try_again();
@@ -223,7 +226,7 @@ impl Worker {
     fn try_again(&mut self) -> Step {
         self.tries += 1;
         if self.tries >= TRIES_MAX {
-            return Step::Failed(Why::Busy);
+            return Step::Failed(RoundFailure::Busy);
         }
         self.inspect()
     }
@@ -244,8 +247,8 @@ impl Worker {
             return self.try_again();
         }
         if self.agrees(first) {
-            // Neither side can: this one lacks nothing that the source has, and what is here is not kept for a write of it that comes again.
-            // The store refuses unless it has met the damage itself.
+            // Neither side can: this one lacks nothing that the source has, and what is here is not kept for
+            // a write of it that comes again. The store refuses unless it has met the damage itself.
             self.bad.remove(&first);
             return self.restore((first, end), false, progress);
         }
@@ -297,7 +300,8 @@ impl Worker {
         self.send(commands)
     }
 
-    /// Whether block `i` is to be taken over: it differs, or cannot be read here, and not because a client is just writing it.
+    /// Whether block `i` is to be taken over: it differs, or cannot be read here, and not because a client is
+    /// just writing it.
     fn differs(&self, i: usize, touched: &Touched) -> bool {
         !touched.is_noted(i) && (!self.agrees(i) || self.is_bad(i))
     }
@@ -316,8 +320,9 @@ impl Worker {
         self.memory.source[i].agrees_with(&self.memory.here[i])
     }
 
-    /// Whether block `i` differs, and a client has sent a write to it of which it is not known that it is stored here: it
-    /// may be about to be, or have failed. The same if one is stored, and the source has a newer: that may be about to come.
+    /// Whether block `i` differs, and a client has sent a write to it of which it is not known that it is
+    /// stored here: it may be about to be, or have failed. The same if one is stored, and the source has a
+    /// newer: that may be about to come.
     fn is_unclear(&self, i: usize, touched: &Touched) -> bool {
         let (source, here) = (&self.memory.source[i], &self.memory.here[i]);
         let lags = source.holds() != Holds::Nothing && source.version >= here.version;

@@ -40,7 +40,7 @@ fn told(lanes: &[Arc<Unresolved>], room: usize) -> Vec<(u64, u32, u32, u32)> {
 }
 
 #[test]
-fn writes_above_the_watermark_are_remembered_by_the_blocks_that_they_touch() {
+fn writes_above_the_watermark_are_tracked_by_block() {
     let lanes = lanes(1);
     lanes[0].note(&zero((2, 10, 10), (0, 0, 4096)));
     lanes[0].note(&zero((2, 11, 10), (1, 512, 4096)));
@@ -53,7 +53,7 @@ fn writes_above_the_watermark_are_remembered_by_the_blocks_that_they_touch() {
 }
 
 #[test]
-fn the_pieces_of_a_write_and_its_repetitions_are_remembered_as_one_by_chunk() {
+fn pieces_and_repeats_of_a_write_are_one_entry_per_chunk() {
     let lanes = lanes(1);
     lanes[0].note(&zero((2, 10, 1), (0, 4096, 4096)));
     lanes[0].note(&zero((2, 10, 1), (1, 0, 4096)));
@@ -73,7 +73,7 @@ fn nothing_is_resolved_by_a_lease_that_has_just_begun() {
 }
 
 #[test]
-fn a_new_lease_is_told_of_older_ones_only_and_of_all_data_threads() {
+fn new_lease_learns_writes_of_older_leases_from_all_threads() {
     let lanes = lanes(3);
     lanes[0].note(&zero((2, 10, 1), (0, 0, 4096)));
     lanes[2].note(&zero((1, 70, 1), (1, 0, 4096)));
@@ -115,7 +115,7 @@ fn too_many_for_the_list_are_merged_and_nothing_is_left_out() {
 }
 
 #[test]
-fn bounded_what_one_client_leaves_behind_is_merged_beyond_the_limit() {
+fn bounded_unresolved_writes_are_merged_by_chunk_at_the_limit() {
     let lanes = lanes(1);
     for nth in 0..=WRITES_MAX as u64 {
         let at = ((nth % 8) as u32, (nth % 1024) as u32 * 4096, 4096);
@@ -134,7 +134,7 @@ fn bounded_what_one_client_leaves_behind_is_merged_beyond_the_limit() {
 }
 
 #[test]
-fn what_another_replica_told_of_is_told_on_until_later_writes_show_that_it_is_resolved() {
+fn adopted_entries_are_reported_until_later_writes_resolve_them() {
     let source = lanes(2);
     source[0].note(&zero((2, 10, 1), (0, 4096, 8192)));
     source[1].note(&zero((2, 11, 1), (7, 0, 4096)));
@@ -159,4 +159,41 @@ fn who_was_told_of_everything_tells_of_everything() {
         list(&here, LAYER, NEXT_LEASE, 9),
         [UnresolvedEntry::EVERYTHING]
     );
+}
+
+#[test]
+fn bounded_writes_to_ever_more_chunks_become_everything() {
+    let lanes = lanes(1);
+    let many = 2 * WRITES_MAX as u64;
+    for nth in 0..many {
+        lanes[0].note(&zero((2, 10 + nth, 0), (nth as u32, 0, 4096)));
+        assert!(lanes[0].len() <= WRITES_MAX);
+    }
+    let everything = [UnresolvedEntry::EVERYTHING];
+    assert_eq!(list(&lanes, LAYER, NEXT_LEASE, 9), everything);
+    // Until the newest of them is resolved.
+    lanes[0].note(&zero((2, 10 + many, 10 + many), (1, 0, 4096)));
+    assert_eq!(told(&lanes, 9), [(10 + many, 1, 0, 1)]);
+}
+
+/// The list ends with an entry without blocks: what comes behind it would be forgotten.
+#[test]
+fn entries_of_a_peer_that_name_no_block_hide_no_others() {
+    let entry = |version, chunk, block, count| UnresolvedEntry {
+        version: Version::of(Generation(2), Sequence(version)).0,
+        chunk,
+        block,
+        count,
+        reserved: 0,
+    };
+    let here = lanes(1);
+    let beyond = [
+        entry(10, 0, u32::MAX, 1),
+        entry(11, 0, 1024, 7),
+        entry(12, u32::MAX, 3, 4),
+        entry(13, 0, 1020, u32::MAX),
+        entry(14, 2, 5, 1),
+    ];
+    here[0].adopt(LAYER, &beyond);
+    assert_eq!(told(&here, 9), [(13, 0, 1020, 4), (14, 2, 5, 1)]);
 }

@@ -40,7 +40,7 @@ proptest! {
 }
 
 #[test]
-fn concurrent_lanes_draw_distinct_versions_and_the_mark_stays_below_them() {
+fn concurrent_lanes_draw_distinct_versions_above_the_watermark() {
     let mark = Watermark::new(Generation(1), 4);
     let per_lane = 20_000;
     let drawn: Vec<Vec<Version>> = std::thread::scope(|scope| {

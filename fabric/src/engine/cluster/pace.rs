@@ -6,11 +6,11 @@ use crate::engine::config::ResyncConfig;
 
 /// How often it is looked whether guests are at work.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Operations of the stores between two looks that count as work, beyond those that other nodes have asked for and those
-/// of the rounds themselves: flushes and the like are among them.
+/// Operations of the stores between two looks that count as work, beyond those that other nodes have asked
+/// for and those of the rounds themselves: flushes and the like are among them.
 const ACTIVE_OPS: u64 = 20;
-/// Guests that were at work are expected back for so long. Without that a guest that reads for a moment, from a replica on
-/// another node, or one that a hasty resync has slowed down, would look idle.
+/// Guests that were at work are expected back for so long. Without that a guest that reads for a moment, from
+/// a replica on another node, or one that a hasty resync has slowed down, would look idle.
 const EXPECTED_FOR: Duration = Duration::from_secs(3);
 /// What may be brought at once after a rest. Short, because guests' requests wait behind it.
 const BURST: Duration = Duration::from_millis(2);
@@ -141,7 +141,8 @@ mod tests {
             }
         }
 
-        /// MiB brought in each second, by rounds that always want more, as 4 KiB blocks that are stored one by one.
+        /// MiB brought in each second, by rounds that always want more, as 4 KiB blocks that are stored one
+        /// by one.
         fn run(&mut self, time: Duration, mut act: impl FnMut(&mut Work, u32)) -> u64 {
             let (mut bytes, steps) = (0, (time.as_millis() / STEP.as_millis()) as u32);
             for step in 0..steps {
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn without_guests_it_is_fast_after_a_while_and_slow_again_at_once() {
+    fn pace_rises_once_guests_are_idle_and_drops_at_once() {
         let mut world = World::new();
         assert!(world.run(EXPECTED_FOR, idle) < 40);
         let rate = world.run(Duration::from_secs(5), idle);

@@ -1,9 +1,10 @@
-//! Requests that the node itself makes to replicas, beside those of its guests: takeovers and rounds of comparison.
+//! Requests that the node itself makes to replicas, beside those of its guests: takeovers and rounds of
+//! comparison.
 
 use crate::core::client::Transport;
 use crate::core::slab::{Key, Slab};
 use crate::engine::stores::HELD_MAX;
-use crate::engine::transport::{NodeTransport, Told};
+use crate::engine::transport::{NodeTransport, TransportEvent};
 use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request, RequestId};
 
 /// A request that is not answered yet.
@@ -41,7 +42,8 @@ impl<T: Copy + Default> Requests<T> {
         self.open.taken()
     }
 
-    /// Sends a request, whose id is filled in. `Some`: answered, or refused for want of room. The memory it names is in use until the answer.
+    /// Sends a request, whose id is filled in. `Some`: answered, or refused for want of room. The memory it
+    /// names is in use until the answer.
     pub fn send(
         &mut self,
         (node, incarnation): (NodeId, Incarnation),
@@ -98,14 +100,14 @@ impl<T: Copy + Default> Requests<T> {
         worked
     }
 
-    fn take(&mut self, told: Told, answered: &mut impl FnMut(T, Result<(), Refusal>)) {
+    fn take(&mut self, told: TransportEvent, answered: &mut impl FnMut(T, Result<(), Refusal>)) {
         match told {
-            Told::Reply(node, reply) => {
+            TransportEvent::Reply(node, reply) => {
                 if let Some((token, result)) = self.end(node, &reply) {
                     answered(token, result);
                 }
             }
-            Told::Lost(node) => self.lose(node, answered),
+            TransportEvent::Lost(node) => self.lose(node, answered),
         }
     }
 

@@ -1,12 +1,13 @@
-//! The shell around the machine of a takeover ([`settle::takeover`](crate::core::settle::takeover)): it goes on in the background,
-//! and guests' requests wait until it is done.
+//! The shell around the machine of a takeover
+//! ([`lease_recovery::takeover`](crate::core::lease_recovery::takeover)): it goes on in the background, and
+//! guests' requests wait until it is done.
 
 use std::sync::{Arc, Weak};
 
 use super::requests::Requests;
-use super::{Ask, Cluster, Map};
-use crate::core::settle::Call;
-use crate::core::settle::takeover::{Action, Takeover as Machine};
+use super::{Cluster, Map, MetaRequest};
+use crate::core::lease_recovery::Call;
+use crate::core::lease_recovery::takeover::{Action, Takeover as Machine};
 use crate::core::volume::VolumeState;
 use crate::proto::Refusal;
 
@@ -73,7 +74,7 @@ impl Takeover {
                     }
                 }
                 Action::ReportFailed { pg, node, epoch } => {
-                    cluster.ask(Ask::ReportFailed { pg, node, epoch });
+                    cluster.ask(MetaRequest::ReportFailed { pg, node, epoch });
                 }
                 Action::Done(epoch) => {
                     volume.set_epoch(epoch);

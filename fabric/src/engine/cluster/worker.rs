@@ -1,5 +1,5 @@
-//! The thread that does what the cluster asks of a node beside guests' requests: it takes volumes over for new leases
-//! ([`Takeover`]), and brings this node's replicas up to date ([`Rounds`]).
+//! The thread that does what the cluster asks of a node beside guests' requests: it takes volumes over for
+//! new leases ([`Takeover`]), and brings this node's replicas up to date ([`Rounds`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,21 +12,22 @@ use rustix::time::Timespec;
 use super::pace::{PAGE_BYTES, Pace, Work};
 use super::requests::Requests;
 use super::takeover::{self, Takeover};
-use super::{Ask, Cluster, MapReader};
+use super::{Cluster, MapReader, MetaRequest};
+use crate::core::lease_recovery;
 use crate::core::replica::StorePort;
 use crate::core::resync::rounds::{Action, Rounds, Token, Totals};
-use crate::core::settle;
 use crate::core::slab::Slab;
 use crate::core::volume::VolumeState;
 use crate::engine::config::FabricError;
 use crate::engine::shared::Shared;
 use crate::engine::stores::{HELD_MAX, Stores};
 use crate::engine::transport::NodeTransport;
-use crate::net::tcp::mail::Bell;
+use crate::net::tcp::inbox::EventFd;
 use crate::proto::{Command, Request};
 
-/// How often machines that wait for a moment are told that it passed, and how long the thread sleeps when the pace holds it back.
-const TICK: Duration = settle::TICK;
+/// How often machines that wait for a moment are told that it passed, and how long the thread sleeps when the
+/// pace holds it back.
+const TICK: Duration = lease_recovery::TICK;
 /// How long an idle thread sleeps at most.
 const IDLE: Duration = Duration::from_secs(1);
 /// Commands begun in one turn, so that answers are looked at in between.
@@ -43,16 +44,16 @@ struct Inbox {
 }
 
 /// The way to the thread, shared.
-struct Door {
+struct WorkerHandle {
     inbox: Mutex<Inbox>,
-    bell: Bell,
+    eventfd: EventFd,
     stop: AtomicBool,
     totals: Arc<Mutex<Totals>>,
 }
 
 /// The running thread. Dropping it ends it.
 pub struct Worker {
-    door: Arc<Door>,
+    handle: Arc<WorkerHandle>,
     thread: Mutex<Option<JoinHandle<()>>>,
     numbers: std::sync::atomic::AtomicU64,
 }
@@ -60,13 +61,13 @@ pub struct Worker {
 impl Worker {
     /// Starts the thread.
     pub fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>) -> Result<Self, FabricError> {
-        let door = Arc::new(Door {
+        let handle = Arc::new(WorkerHandle {
             inbox: Mutex::default(),
-            bell: Bell::new().map_err(FabricError::os("create an eventfd"))?,
+            eventfd: EventFd::new().map_err(FabricError::os("create an eventfd"))?,
             stop: AtomicBool::new(false),
             totals: Arc::default(),
         });
-        let state = State::new(shared, cluster, Arc::clone(&door))?;
+        let state = State::new(shared, cluster, Arc::clone(&handle))?;
         let thread = std::thread::Builder::new()
             .name("penstock-resync".into())
             .spawn(move || {
@@ -76,7 +77,7 @@ impl Worker {
             })
             .map_err(FabricError::os("start the thread for takeovers and resync"))?;
         Ok(Self {
-            door,
+            handle,
             thread: Mutex::new(Some(thread)),
             numbers: std::sync::atomic::AtomicU64::new(1),
         })
@@ -85,23 +86,23 @@ impl Worker {
     /// Takes a volume over under its new lease; it is settled when that is done.
     pub fn take_over(&self, volume: &Arc<VolumeState>) {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let mut inbox = self.door.inbox.lock().expect("no panic under this lock");
+        let mut inbox = self.handle.inbox.lock().expect("no panic under this lock");
         inbox.taken_over.push(Takeover::new(number, volume));
         drop(inbox);
-        self.door.bell.ring();
+        self.handle.eventfd.ring();
     }
 
     /// What rounds have done since the start.
     pub fn totals(&self) -> Totals {
-        *self.door.totals.lock().expect("no panic under this lock")
+        *self.handle.totals.lock().expect("no panic under this lock")
     }
 
     /// Ends the thread.
     pub fn stop(&self) {
         let thread = self.thread.lock().expect("no panic under this lock").take();
         if let Some(thread) = thread {
-            self.door.stop.store(true, Ordering::Release);
-            self.door.bell.ring();
+            self.handle.stop.store(true, Ordering::Release);
+            self.handle.eventfd.ring();
             if thread.join().is_err() {
                 tracing::error!("the thread for takeovers and resync panicked");
             }
@@ -119,10 +120,11 @@ struct State {
     cluster: Arc<Cluster>,
     reader: MapReader,
     stores: Option<Arc<Stores>>,
-    door: Arc<Door>,
+    handle: Arc<WorkerHandle>,
     /// The store behind it is the rounds': what it finishes is named by `local`.
     rounds_ways: Requests<Token>,
-    /// The way of rounds to this node's own replicas: what moves from one of its devices to another. A node with one has none.
+    /// The way of rounds to this node's own replicas: what moves from one of its devices to another. A node
+    /// with one has none.
     home_ways: Option<Requests<Token>>,
     local: Slab<Token>,
     rounds: Rounds,
@@ -138,13 +140,13 @@ impl State {
     fn new(
         shared: &Arc<Shared>,
         cluster: &Arc<Cluster>,
-        door: Arc<Door>,
+        handle: Arc<WorkerHandle>,
     ) -> Result<Self, FabricError> {
         let (mut reader, _) = MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
         reader.tell_again();
-        let ways = || -> Result<NodeTransport, FabricError> { shared.transport(false) };
+        let peer_routes = || -> Result<NodeTransport, FabricError> { shared.transport(false) };
         let devices = shared.stores.as_ref().map_or(0, |s| s.devices.len());
-        let home_ways = (devices > 1).then(|| Ok::<_, FabricError>(Requests::new(ways()?)));
+        let home_ways = (devices > 1).then(|| Ok::<_, FabricError>(Requests::new(peer_routes()?)));
         let now = Instant::now();
         let me = (cluster.node, cluster.incarnation);
         let (groups, fences) = (Arc::clone(&cluster.groups), Arc::clone(&shared.fences));
@@ -153,22 +155,22 @@ impl State {
             reader,
             stores: shared.stores.clone(),
             rounds: Rounds::new(me, groups, fences, cluster.told_unresolved()),
-            door,
-            rounds_ways: Requests::new(ways()?),
+            handle,
+            rounds_ways: Requests::new(peer_routes()?),
             home_ways: home_ways.transpose()?,
             local: Slab::new(HELD_MAX, Token::default),
             pace: Pace::new(shared.config.resync, Work::default(), now),
             is_pacing: false,
-            takeover_ways: Requests::new(ways()?),
+            takeover_ways: Requests::new(peer_routes()?),
             takeovers: Vec::new(),
             ticked: now,
         })
     }
 
     fn run(mut self) {
-        while !self.door.stop.load(Ordering::Acquire) {
+        while !self.handle.stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            self.hear(now);
+            self.clear(now);
             let worked = self.turn(now);
             if !worked {
                 self.sleep(now);
@@ -178,10 +180,10 @@ impl State {
     }
 
     /// Takes in maps, volumes and time.
-    fn hear(&mut self, now: Instant) {
-        if self.door.bell.is_rung() {
-            self.door.bell.hear();
-            let mut inbox = self.door.inbox.lock().expect("no panic under this lock");
+    fn clear(&mut self, now: Instant) {
+        if self.handle.eventfd.is_signalled() {
+            self.handle.eventfd.clear();
+            let mut inbox = self.handle.inbox.lock().expect("no panic under this lock");
             let map = self.cluster.map();
             for mut takeover in std::mem::take(&mut inbox.taken_over) {
                 takeover.on_map(&map);
@@ -282,11 +284,11 @@ impl State {
                     _ => 0,
                 };
                 self.pace.spend(bytes, false);
-                let ways = match &mut self.home_ways {
+                let peer_routes = match &mut self.home_ways {
                     Some(home) if source.0 == self.cluster.node => home,
                     _ => &mut self.rounds_ways,
                 };
-                if let Some(result) = ways.send(source, &request, token) {
+                if let Some(result) = peer_routes.send(source, &request, token) {
                     self.rounds.on_reply(token, result);
                 }
             }
@@ -294,11 +296,12 @@ impl State {
             Action::Promote { pg, since } => {
                 // Before anybody hears of it.
                 self.tell_totals();
-                self.cluster.ask(Ask::Promote { pg, since });
+                self.cluster.ask(MetaRequest::Promote { pg, since });
             }
             Action::ReportFailed { pg, member, epoch } => {
                 let node = member.node;
-                self.cluster.ask(Ask::ReportFailed { pg, node, epoch });
+                self.cluster
+                    .ask(MetaRequest::ReportFailed { pg, node, epoch });
             }
             Action::Tell { bad, outcome } => {
                 if let Some(stores) = &self.stores {
@@ -309,7 +312,7 @@ impl State {
     }
 
     fn tell_totals(&self) {
-        let mut told = self.door.totals.lock().expect("no panic under this lock");
+        let mut told = self.handle.totals.lock().expect("no panic under this lock");
         *told = self.rounds.totals();
     }
 
@@ -330,11 +333,11 @@ impl State {
     /// Takes in what the source and the store have done for rounds.
     fn end_commands(&mut self) -> bool {
         let rounds = &mut self.rounds;
-        let ways = &mut self.rounds_ways;
-        ways.transport.kick();
-        ways.transport.reap();
+        let peer_routes = &mut self.rounds_ways;
+        peer_routes.transport.kick();
+        peer_routes.transport.reap();
         let mut worked = false;
-        while let Some((key, result)) = ways.transport.local.store().next_completion() {
+        while let Some((key, result)) = peer_routes.transport.local.store().next_completion() {
             worked = true;
             let Some(slot) = self.local.find(key) else {
                 continue;
@@ -343,7 +346,7 @@ impl State {
             self.local.give_back(slot);
             rounds.on_local(token, result);
         }
-        worked |= ways.poll_remote(|token, result| rounds.on_reply(token, result));
+        worked |= peer_routes.poll_remote(|token, result| rounds.on_reply(token, result));
         if let Some(home) = &mut self.home_ways {
             worked |= home.poll(|token, result| rounds.on_reply(token, result));
         }
@@ -363,13 +366,13 @@ impl State {
             tv_sec: patience.as_secs() as i64,
             tv_nsec: i64::from(patience.subsec_nanos()),
         };
-        let ways = [&self.rounds_ways].into_iter().chain(&self.home_ways);
-        let fds = ways
-            .map(|ways| ways.transport.wait_fd())
+        let peer_routes = [&self.rounds_ways].into_iter().chain(&self.home_ways);
+        let fds = peer_routes
+            .map(|peer_routes| peer_routes.transport.wait_fd())
             .chain([
                 self.takeover_ways.transport.wait_fd(),
-                self.door.bell.fd(),
-                self.reader.bell().fd(),
+                self.handle.eventfd.fd(),
+                self.reader.eventfd().fd(),
             ])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = fds.collect();
@@ -397,8 +400,8 @@ impl State {
             self.turn_takeovers();
             self.end_commands();
             let home = self.home_ways.as_ref().map_or(0, Requests::in_flight);
-            let ways = self.rounds_ways.in_flight() + self.takeover_ways.in_flight();
-            let open = ways + home + self.local.taken();
+            let peer_routes = self.rounds_ways.in_flight() + self.takeover_ways.in_flight();
+            let open = peer_routes + home + self.local.taken();
             if open == 0 {
                 return;
             }

@@ -38,7 +38,7 @@ fn a_block_is_listed_until_it_is_written_again() {
 }
 
 #[test]
-fn a_node_that_is_alone_lists_what_the_scrubber_finds_and_repairs_nothing() {
+fn standalone_node_lists_scrub_findings_and_repairs_nothing() {
     let damage = Damage::new(1, false);
     damage.on_found(0, finding(4));
     damage.on_found(0, finding(4));

@@ -16,7 +16,8 @@ pub(super) struct DeviceFlush {
     pub(super) waiting: Queue,
     running: Queue,
     step: Step,
-    /// What is durable when the running flush is done, by shard of the device; `None` if all of it was before.
+    /// What is durable when the running flush is done, by shard of the device; `None` if all of it was
+    /// before.
     marks: Vec<Option<FlushMark>>,
     /// Shards of the device that have not taken the step's operation yet, and answers that are due.
     unasked: u128,
@@ -110,7 +111,7 @@ impl ShardPort {
     fn submit_steps(&mut self, device: usize) {
         let flush = &self.flushes[device];
         let (op, mut left) = (flush.op(), flush.unasked);
-        let id = op_id(self.hands.lane, flush.name(device));
+        let id = op_id(self.driver.lane, flush.name(device));
         while left != 0 {
             let nth = left.trailing_zeros();
             left &= left - 1;
@@ -120,7 +121,7 @@ impl ShardPort {
             // SAFETY: the operation has no buffers.
             if unsafe { state.core.submit(id, op) } == Submitted::Busy {
                 // Whoever completes an operation of this shard next wakes this thread.
-                state.waiting |= 1 << self.hands.lane;
+                state.waiting |= 1 << self.driver.lane;
             } else {
                 self.flushes[device].unasked &= !(1 << nth);
             }
@@ -141,7 +142,7 @@ impl ShardPort {
         if flush.due == 0 {
             self.step_flush(device);
             self.step_flushes();
-            self.hands.send(&Arc::clone(&self.stores));
+            self.driver.send(&Arc::clone(&self.stores));
         }
     }
 
@@ -154,7 +155,7 @@ impl ShardPort {
         }
         match needed {
             // Done when there is room in the ring.
-            Ok(true) if !self.hands.start_flush(device as u32) => {
+            Ok(true) if !self.driver.start_flush(device as u32) => {
                 self.flushes[device].step = Step::Start;
             }
             Ok(true) => self.flushes[device].step = Step::Device,
@@ -178,13 +179,13 @@ impl ShardPort {
         while running.head != NONE {
             let op = self.op_of(running.head);
             running.pop(&mut self.slots);
-            self.hands.mine.push_back((op, result));
+            self.driver.mine.push_back((op, result));
         }
     }
 
-    /// The device has answered. The shards know of a failure already, see [`Hands::collect`].
+    /// The device has answered. The shards know of a failure already, see [`IoDriver::collect`].
     ///
-    /// [`Hands::collect`]: crate::engine::stores::Hands::collect
+    /// [`IoDriver::collect`]: crate::engine::stores::Hands::collect
     pub(super) fn flushed(&mut self, device: usize, result: Result<(), i32>) {
         let mut outcome = result.map_err(StoreError::Device);
         if result.is_ok() {

@@ -7,7 +7,8 @@ use crate::proto::ids::ChunkKey;
 use crate::proto::placement;
 use crate::proto::{Command, Request};
 
-/// Chunks of other groups passed over in one answer, so that a data thread with a store full of them is not away for long.
+/// Chunks of other groups passed over in one answer, so that a data thread with a store full of them is not
+/// away for long.
 const PASSED_MAX: u32 = 8192;
 
 /// Bits of a cursor below the number of the device's shard.

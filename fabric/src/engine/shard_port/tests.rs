@@ -4,7 +4,7 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
-use crate::core::membership::Standing;
+use crate::core::membership::ReplicaState;
 use crate::core::slab::Slab;
 use crate::engine::config::{DeviceConfig, FabricConfig, Missing, StoreKind};
 use crate::engine::shared::Shared;
@@ -59,10 +59,10 @@ impl Rig {
         open[count - 1].device = DeviceFile::stub(Path::new("/dev/null")).unwrap();
         let stores = Arc::new(Stores::new(open, false).unwrap());
         let groups = Arc::new(Groups::default());
-        groups.set(PG, Standing::InSync, Epoch(1));
+        groups.set(PG, ReplicaState::InSync, Epoch(1));
         if count > 1 {
             groups.place(OTHER, 1, 2, Epoch(1));
-            groups.set(OTHER, Standing::Syncing, Epoch(1));
+            groups.set(OTHER, ReplicaState::Syncing, Epoch(1));
             groups.get(OTHER).unwrap().fenced(LayerId(1));
         }
         groups.applied(Epoch(2));
@@ -195,7 +195,7 @@ fn a_failed_device_flush_fails_every_shard_for_every_thread() {
 }
 
 #[test]
-fn a_failed_device_fails_flushes_of_others_only_while_a_group_is_in_sync_there() {
+fn failed_device_without_a_group_in_sync_fails_no_other_flush() {
     let mut rig = Rig::with_devices(2);
     rig.pg = OTHER;
     assert_eq!(rig.write(0, 0), Ok(()));
@@ -203,15 +203,15 @@ fn a_failed_device_fails_flushes_of_others_only_while_a_group_is_in_sync_there()
     rig.pg = PG;
     assert_eq!(rig.write(0, 0), Ok(()));
     assert_eq!(rig.flush(0), Ok(()), "what is there is yet to be compared");
-    rig.groups.set(OTHER, Standing::InSync, Epoch(2));
+    rig.groups.set(OTHER, ReplicaState::InSync, Epoch(2));
     assert_eq!(rig.flush(0), Err(StoreFailure::Device(libc::EROFS)));
-    rig.groups.set(OTHER, Standing::Out, Epoch(3));
+    rig.groups.set(OTHER, ReplicaState::Out, Epoch(3));
     rig.groups.applied(Epoch(3));
     assert_eq!(rig.flush(1), Ok(()), "nothing there is sent writes");
 }
 
 #[test]
-fn a_request_that_waited_while_a_returning_replica_joined_is_refused() {
+fn queued_request_is_refused_after_a_returning_replica_joins() {
     let mut rig = Rig::new();
     assert_eq!(rig.write(0, 0), Ok(()));
     let joined = rig.write_after(0, 0, |groups| groups.join(PG, Epoch(2)));
@@ -231,14 +231,14 @@ fn a_shards_own_failed_flush_fails_the_others_of_its_device() {
         layer: LayerId(9),
         fence,
     };
-    let hands = &mut rig.ports[0].hands;
+    let driver = &mut rig.ports[0].driver;
     let mut state = rig.stores.lock(0);
     // SAFETY: a fence has no buffers.
-    let submitted = unsafe { state.core.submit(op_id(hands.lane, 1), op) };
+    let submitted = unsafe { state.core.submit(op_id(driver.lane, 1), op) };
     assert_eq!(submitted, Submitted::Accepted);
-    hands.work(0, 0, &mut state);
+    driver.work(0, 0, &mut state);
     drop(state);
-    hands.send(&rig.stores);
+    driver.send(&rig.stores);
     for _ in 0..LOOKS_MAX {
         if rig.stores.lock(1).core.flush_mark().is_err() {
             break;

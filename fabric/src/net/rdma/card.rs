@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::choice::{Choice, choose};
+use super::inventory::Inventory;
 use super::pair::{Pair, Port, Registered, Side};
 use super::regions::{RegionCounts, Regions};
 use super::slots::Slots;
-use super::survey::Survey;
 use super::verbs::address::Psn;
 use super::verbs::context::Context;
 use super::verbs::device::DeviceList;
@@ -48,15 +48,16 @@ pub struct Card {
     domain: ProtectionDomain,
     choice: Choice,
     regions: Arc<Regions<MemoryRegion>>,
-    /// Where the next queue pair begins to number its packets: a packet of an older one of the same number is none of its.
+    /// Where the next queue pair begins to number its packets: a packet of an older one of the same number is
+    /// none of its.
     psn: AtomicU32,
 }
 
 impl Card {
     /// The port for this address. `Err` says why there is none, for people.
     pub fn open(address: IpAddr) -> Result<Self, String> {
-        let survey = Survey::take().map_err(|error| error.to_string())?;
-        let choice = choose(&survey, address).map_err(|unfit| unfit.to_string())?;
+        let inventory = Inventory::take().map_err(|error| error.to_string())?;
+        let choice = choose(&inventory, address).map_err(|unfit| unfit.to_string())?;
         let open = || -> Result<Self, CardError> {
             let list = DeviceList::get()?;
             let device = list.find(&choice.device);
@@ -94,7 +95,8 @@ impl Port for Card {
     unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<Registered, String> {
         // Peers reach it by windows only: a region's own key opens nothing to them.
         let access = Access::LOCAL_WRITE | Access::WINDOWS;
-        // SAFETY: the caller's promise. Until it is dropped nobody but the device has more than pointers to it.
+        // SAFETY: the caller's promise. Until it is dropped nobody but the device has more than pointers to
+        // it.
         let region = unsafe { self.domain.register(start, bytes, access) };
         let region = region.map_err(|error| format!("{}: {error}", self.choice))?;
         let opened = self.regions.insert(start.addr().get(), bytes, region);

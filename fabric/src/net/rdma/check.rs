@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::choice::{Choice, Unfit, all, choose, is_up, is_usable, lacks, name_of};
-use super::survey::{Found, Pinning, Survey, SurveyedDevice, SurveyedPort};
+use super::choice::{Choice, RdmaUnavailable, all, choose, is_up, is_usable, lacks, name_of};
+use super::inventory::{Found, Inventory, InventoryDevice, InventoryPort, Pinning};
 use super::trial::try_out;
 use super::verbs::context::{LinkLayer, PortState, VENDOR_RXE};
 
@@ -16,11 +16,11 @@ const INTERFACE_MTU_GOOD: u32 = 4200;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     /// As it should be.
-    Good,
+    Ok,
     /// It works, and could be better.
-    Poor,
+    Warn,
     /// RDMA does not work because of it.
-    Bad,
+    Fail,
 }
 
 /// Something that was looked at.
@@ -33,38 +33,42 @@ pub struct Finding {
     /// What was seen.
     pub told: String,
     /// What to do, if it is not good.
-    pub mend: String,
+    pub hint: String,
 }
 
 impl Finding {
     /// As it should be.
-    pub fn good(about: impl Into<String>, told: impl Into<String>) -> Self {
+    pub fn ok(about: impl Into<String>, told: impl Into<String>) -> Self {
         Self {
             about: about.into(),
-            verdict: Verdict::Good,
+            verdict: Verdict::Ok,
             told: told.into(),
-            mend: String::new(),
+            hint: String::new(),
         }
     }
 
     /// It works, and could be better.
-    pub fn poor(
+    pub fn warn(
         about: impl Into<String>,
         told: impl Into<String>,
-        mend: impl Into<String>,
+        hint: impl Into<String>,
     ) -> Self {
         Self {
-            verdict: Verdict::Poor,
-            mend: mend.into(),
-            ..Self::good(about, told)
+            verdict: Verdict::Warn,
+            hint: hint.into(),
+            ..Self::ok(about, told)
         }
     }
 
     /// RDMA does not work because of it.
-    pub fn bad(about: impl Into<String>, told: impl Into<String>, mend: impl Into<String>) -> Self {
+    pub fn fail(
+        about: impl Into<String>,
+        told: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
         Self {
-            verdict: Verdict::Bad,
-            ..Self::poor(about, told, mend)
+            verdict: Verdict::Fail,
+            ..Self::warn(about, told, hint)
         }
     }
 }
@@ -78,31 +82,44 @@ pub struct Checked {
     pub usable: bool,
 }
 
+impl Checked {
+    /// The verdict on the machine: it fails if no port can carry data. What fails elsewhere is a warning
+    /// then: another port does.
+    pub fn verdict(&self) -> Verdict {
+        let is_ok = |finding: &Finding| finding.verdict == Verdict::Ok;
+        match self.usable {
+            false => Verdict::Fail,
+            true if self.findings.iter().all(is_ok) => Verdict::Ok,
+            true => Verdict::Warn,
+        }
+    }
+}
+
 /// Looks at this machine, and tries the port out that has this address, or every port that could be used.
 pub fn run(address: Option<IpAddr>) -> Checked {
-    let survey = match Survey::take() {
-        Ok(survey) => survey,
+    let inventory = match Inventory::take() {
+        Ok(inventory) => inventory,
         Err(error) => {
-            let finding = Finding::bad("devices", error.to_string(), "see the kernel's log");
+            let finding = Finding::fail("devices", error.to_string(), "see the kernel's log");
             return Checked {
                 findings: vec![finding],
                 usable: false,
             };
         }
     };
-    let mut findings = judge(&survey, address);
+    let mut findings = judge(&inventory, address);
     let mut usable = false;
-    for choice in candidates(&survey, address) {
+    for choice in candidates(&inventory, address) {
         let about = format!("trial of {choice}");
         findings.push(match try_out(&choice) {
             Ok(()) => {
                 usable = true;
                 let told = "a message, a READ through a memory window, and its refusal once that was closed";
-                Finding::good(about, told)
+                Finding::ok(about, told)
             }
             Err(error) => {
-                let mend = "see the kernel's log; a card may need newer firmware, a process more rights";
-                Finding::bad(about, error.to_string(), mend)
+                let hint = "see the kernel's log; a card may need newer firmware, a process more rights";
+                Finding::fail(about, error.to_string(), hint)
             }
         });
     }
@@ -110,56 +127,58 @@ pub fn run(address: Option<IpAddr>) -> Checked {
 }
 
 /// What is to be tried out.
-fn candidates(survey: &Survey, address: Option<IpAddr>) -> Vec<Choice> {
+fn candidates(inventory: &Inventory, address: Option<IpAddr>) -> Vec<Choice> {
     match address {
-        Some(address) => choose(survey, address).into_iter().collect(),
-        None => all(survey),
+        Some(address) => choose(inventory, address).into_iter().collect(),
+        None => all(inventory),
     }
 }
 
 /// All that can be said without trying anything, for a node with this data address.
-pub fn judge(survey: &Survey, address: Option<IpAddr>) -> Vec<Finding> {
+pub fn judge(inventory: &Inventory, address: Option<IpAddr>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if survey.devices.is_empty() {
-        findings.push(Finding::bad(
+    if inventory.devices.is_empty() {
+        findings.push(Finding::fail(
             "devices",
             "the kernel shows none",
-            "look for the card (`lspci`) and its driver (`rdma link`); to try without a card: `modprobe rdma_rxe` and `rdma link add rxe0 \
+            "look for the card (`lspci`) and its driver (`rdma link`); to try without a card: `modprobe \
+             rdma_rxe` and `rdma link add rxe0 \
              type rxe netdev INTERFACE`",
         ));
     }
-    for device in &survey.devices {
+    for device in &inventory.devices {
         judge_device(device, &mut findings);
     }
-    if let Some(address) = address.filter(|_| !survey.devices.is_empty()) {
-        findings.push(judge_address(survey, address));
+    if let Some(address) = address.filter(|_| !inventory.devices.is_empty()) {
+        findings.push(judge_address(inventory, address));
     }
-    findings.push(judge_pinning(survey.pinning));
+    findings.push(judge_pinning(inventory.pinning));
     findings
 }
 
-fn judge_device(device: &SurveyedDevice, findings: &mut Vec<Finding>) {
+fn judge_device(device: &InventoryDevice, findings: &mut Vec<Finding>) {
     let found = match &device.found {
         Ok(found) => found,
         Err(error) => {
-            let mend = "load ib_uverbs (`modprobe ib_uverbs`), install the package ibverbs-providers, and see who may open \
+            let hint = "load ib_uverbs (`modprobe ib_uverbs`), install the package ibverbs-providers, and \
+                        see who may open \
                         /dev/infiniband/uverbs*";
-            findings.push(Finding::bad(&device.name, error, mend));
+            findings.push(Finding::fail(&device.name, error, hint));
             return;
         }
     };
     findings.push(match lacks(found) {
-        Some(lack) => Finding::bad(
+        Some(lack) => Finding::fail(
             &device.name,
             lack.to_string(),
             "TCP is used; another card, or newer firmware, may have it",
         ),
-        None if found.limits.vendor == VENDOR_RXE => Finding::poor(
+        None if found.limits.vendor == VENDOR_RXE => Finding::warn(
             &device.name,
             "is software (rdma_rxe): slower than TCP, and a peer can reach what it was not offered",
             "use a card where data matter",
         ),
-        None => Finding::good(&device.name, told_of(found)),
+        None => Finding::ok(&device.name, told_of(found)),
     });
     for port in &found.ports {
         judge_port(&device.name, port, findings);
@@ -178,22 +197,22 @@ fn told_of(found: &Found) -> String {
     )
 }
 
-fn judge_port(device: &str, port: &SurveyedPort, findings: &mut Vec<Finding>) {
+fn judge_port(device: &str, port: &InventoryPort, findings: &mut Vec<Finding>) {
     let about = format!("{device} port {}", port.number);
     let interface = port.gids.iter().find_map(|gid| gid.interface.as_deref());
     let interface = interface.unwrap_or("INTERFACE");
     if port.port.state == PortState::Starting {
-        let mend = "see whether a subnet manager runs (`sminfo`)";
-        findings.push(Finding::bad(
+        let hint = "see whether a subnet manager runs (`sminfo`)";
+        findings.push(Finding::fail(
             about,
             "has a link, and waits for its subnet's manager",
-            mend,
+            hint,
         ));
         return;
     }
     if !is_up(port) {
-        let mend = format!("plug the cable in, and `ip link set {interface} up`");
-        findings.push(Finding::bad(about, "has no link", mend));
+        let hint = format!("plug the cable in, and `ip link set {interface} up`");
+        findings.push(Finding::fail(about, "has no link", hint));
         return;
     }
     findings.push(judge_mtu(&about, interface, port));
@@ -204,52 +223,55 @@ fn judge_port(device: &str, port: &SurveyedPort, findings: &mut Vec<Finding>) {
         .map(|gid| format!("{} ({})", name_of(gid.gid), gid.index))
         .collect();
     findings.push(match (usable.is_empty(), port.port.link_layer) {
-        (false, _) => Finding::good(about, format!("addresses: {}", usable.join(", "))),
+        (false, _) => Finding::ok(about, format!("addresses: {}", usable.join(", "))),
         (true, LinkLayer::Infiniband) => {
-            let mend = "see whether a subnet manager runs (`sminfo`)";
-            Finding::bad(about, "has no address", mend)
+            let hint = "see whether a subnet manager runs (`sminfo`)";
+            Finding::fail(about, "has no address", hint)
         }
         (true, _) => {
-            let mend = format!(
-                "give the interface an address (`ip address add A.B.C.D/N dev {interface}`), and see that the driver has RoCE version 2 on"
+            let hint = format!(
+                "give the interface an address (`ip address add A.B.C.D/N dev {interface}`), and see that \
+                 the driver has RoCE version 2 on"
             );
-            Finding::bad(about, "has no address of RoCE version 2", mend)
+            Finding::fail(about, "has no address of RoCE version 2", hint)
         }
     });
 }
 
-fn judge_mtu(about: &str, interface: &str, port: &SurveyedPort) -> Finding {
+fn judge_mtu(about: &str, interface: &str, port: &InventoryPort) -> Finding {
     let Some(mtu) = port.port.mtu else {
-        let mend = "update the driver";
-        return Finding::bad(about, "tells no size of packets", mend);
+        let hint = "update the driver";
+        return Finding::fail(about, "tells no size of packets", hint);
     };
     let mtu = mtu.bytes();
     let told = format!("has a link; packets carry {mtu} bytes");
     let possible = port.port.mtu_max.map_or(mtu, |mtu| mtu.bytes());
     if mtu >= MTU_GOOD_BYTES.min(possible) {
-        return Finding::good(about, told);
+        return Finding::ok(about, told);
     }
     let set = port
         .interface_mtu
         .map_or_else(String::new, |mtu| format!(", it has {mtu} now"));
-    let mend = format!(
-        "set the interface, and the switches, to packets of {INTERFACE_MTU_GOOD} bytes or more (`ip link set {interface} mtu 9000`){set}"
+    let hint = format!(
+        "set the interface, and the switches, to packets of {INTERFACE_MTU_GOOD} bytes or more (`ip link \
+         set {interface} mtu 9000`){set}"
     );
-    Finding::poor(about, told, mend)
+    Finding::warn(about, told, hint)
 }
 
-fn judge_address(survey: &Survey, address: IpAddr) -> Finding {
+fn judge_address(inventory: &Inventory, address: IpAddr) -> Finding {
     let about = format!("address {address}");
-    match choose(survey, address) {
-        Ok(choice) => Finding::good(about, format!("is {choice}")),
+    match choose(inventory, address) {
+        Ok(choice) => Finding::ok(about, format!("is {choice}")),
         Err(unfit) => {
-            let mend = match unfit {
-                Unfit::NoAddress { .. } => {
-                    "give the node a data address that an RDMA port has, or give the port's interface that address"
+            let hint = match unfit {
+                RdmaUnavailable::NoAddress { .. } => {
+                    "give the node a data address that an RDMA port has, or give the port's interface that \
+                     address"
                 }
                 _ => "see above",
             };
-            Finding::bad(about, unfit.to_string(), mend)
+            Finding::fail(about, unfit.to_string(), hint)
         }
     }
 }
@@ -257,25 +279,26 @@ fn judge_address(survey: &Survey, address: IpAddr) -> Finding {
 fn judge_pinning(pinning: Pinning) -> Finding {
     let about = "pinned memory";
     match pinning.bytes() {
-        None => Finding::good(about, "as much as there is, for whoever runs this"),
+        None => Finding::ok(about, "as much as there is, for whoever runs this"),
         Some(bytes) => {
             let told = format!("whoever runs this may pin {} MiB", bytes >> 20);
-            let mend = "guests' memory is pinned whole: LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`";
-            Finding::poor(about, told, mend)
+            let hint = "guests' memory is pinned whole: LimitMEMLOCK=infinity in the service's unit, or \
+                        `ulimit -l unlimited`";
+            Finding::warn(about, told, hint)
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{device, gid, survey};
+    use super::super::testing::{device, gid, inventory};
     use super::super::verbs::address::Mtu;
     use super::super::verbs::gid::GidKind;
     use super::*;
 
     const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    fn card() -> SurveyedDevice {
+    fn card() -> InventoryDevice {
         let mut card = device("mlx5_0");
         card.gids(vec![gid(3, "::ffff:10.0.0.1", GidKind::RoceV2)]);
         card
@@ -285,43 +308,57 @@ mod tests {
     fn wrong(change: fn(&mut Found)) -> Vec<Finding> {
         let mut card = card();
         change(card.found.as_mut().unwrap());
-        let all = judge(&survey(vec![card]), Some(ADDRESS)).into_iter();
-        all.filter(|finding| finding.verdict != Verdict::Good)
+        let all = judge(&inventory(vec![card]), Some(ADDRESS)).into_iter();
+        all.filter(|finding| finding.verdict != Verdict::Ok)
             .collect()
     }
 
     #[test]
     fn a_machine_that_has_everything_is_good() {
         assert_eq!(wrong(|_| ()), []);
-        let findings = judge(&survey(vec![card()]), Some(ADDRESS));
+        let findings = judge(&inventory(vec![card()]), Some(ADDRESS));
         assert_eq!(
             findings.len(),
             5,
             "device, link, addresses, address, pinning"
         );
-        assert!(findings.iter().all(|finding| finding.mend.is_empty()));
+        assert!(findings.iter().all(|finding| finding.hint.is_empty()));
+    }
+
+    #[test]
+    fn the_machine_fails_only_if_no_port_can_be_used() {
+        let verdict = |usable, findings: &[Finding]| {
+            let findings = findings.to_vec();
+            Checked { findings, usable }.verdict()
+        };
+        let (ok, warn) = (Finding::ok("a", "b"), Finding::warn("a", "b", "c"));
+        let fail = Finding::fail("a", "b", "c");
+        assert_eq!(verdict(true, std::slice::from_ref(&ok)), Verdict::Ok);
+        assert_eq!(verdict(true, &[ok.clone(), warn]), Verdict::Warn);
+        assert_eq!(verdict(true, &[ok.clone(), fail]), Verdict::Warn);
+        assert_eq!(verdict(false, &[ok]), Verdict::Fail);
     }
 
     #[test]
     fn whatever_is_wrong_names_the_culprit_and_the_mend() {
-        let expect = |change, about: &str, verdict, mend: &str| {
+        let expect = |change, about: &str, verdict, hint: &str| {
             let wrong = wrong(change);
             let finding = wrong.iter().find(|finding| finding.about == about);
             let finding = finding.unwrap_or_else(|| panic!("{about}: {wrong:?}"));
             assert_eq!(finding.verdict, verdict, "{finding:?}");
-            assert!(finding.mend.contains(mend), "{finding:?}");
+            assert!(finding.hint.contains(hint), "{finding:?}");
         };
         let port = "mlx5_0 port 1";
         expect(
             |found| found.ports[0].port.state = PortState::Down,
             port,
-            Verdict::Bad,
+            Verdict::Fail,
             "ip link set eth0 up",
         );
         expect(
             |found| found.ports[0].port.state = PortState::Starting,
             port,
-            Verdict::Bad,
+            Verdict::Fail,
             "subnet manager",
         );
         expect(
@@ -330,54 +367,54 @@ mod tests {
                 found.ports[0].interface_mtu = Some(1500);
             },
             port,
-            Verdict::Poor,
+            Verdict::Warn,
             "mtu 9000`), it has 1500 now",
         );
         expect(
             |found| found.ports[0].gids.clear(),
             port,
-            Verdict::Bad,
+            Verdict::Fail,
             "ip address add",
         );
         expect(
             |found| found.limits.window_kinds.any = false,
             "mlx5_0",
-            Verdict::Bad,
+            Verdict::Fail,
             "TCP is used",
         );
         expect(
             |found| found.limits.vendor = VENDOR_RXE,
             "mlx5_0",
-            Verdict::Poor,
+            Verdict::Warn,
             "use a card",
         );
         expect(
             |found| found.ports[0].gids[0].gid = "fe80::1".parse().unwrap(),
             "address 10.0.0.1",
-            Verdict::Bad,
+            Verdict::Fail,
             "give the node a data address",
         );
     }
 
     #[test]
     fn no_device_a_broken_one_and_too_little_memory_are_told() {
-        let [none, _] = &judge(&survey(vec![]), Some(ADDRESS))[..] else {
+        let [none, _] = &judge(&inventory(vec![]), Some(ADDRESS))[..] else {
             panic!("no device and no more than that");
         };
-        assert_eq!(none.verdict, Verdict::Bad);
-        assert!(none.mend.contains("rdma_rxe"));
+        assert_eq!(none.verdict, Verdict::Fail);
+        assert!(none.hint.contains("rdma_rxe"));
         let mut broken = card();
         broken.found = Err("open mlx5_0: no".to_owned());
-        let told = judge(&survey(vec![broken]), None);
+        let told = judge(&inventory(vec![broken]), None);
         assert_eq!(
             (told[0].verdict, &*told[0].told),
-            (Verdict::Bad, "open mlx5_0: no")
+            (Verdict::Fail, "open mlx5_0: no")
         );
-        let mut limited = survey(vec![card()]);
+        let mut limited = inventory(vec![card()]);
         limited.pinning.limit_bytes = Some(8 << 20);
         let told = judge(&limited, None);
         let last = told.last().unwrap();
-        assert_eq!(last.verdict, Verdict::Poor);
-        assert!(last.told.contains("8 MiB") && last.mend.contains("LimitMEMLOCK"));
+        assert_eq!(last.verdict, Verdict::Warn);
+        assert!(last.told.contains("8 MiB") && last.hint.contains("LimitMEMLOCK"));
     }
 }

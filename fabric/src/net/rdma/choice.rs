@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use super::inventory::{Found, Inventory, InventoryPort};
 use super::pair::PARTS_MAX;
-use super::survey::{Found, Survey, SurveyedPort};
 use super::verbs::address::{GidIndex, PortNumber};
 use super::verbs::context::{GidEntry, LinkLayer, PortState};
 use super::verbs::gid::{Gid, GidKind};
@@ -41,7 +41,7 @@ impl fmt::Display for Choice {
 
 /// Why data cannot go by RDMA.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum RdmaUnavailable {
     /// The machine has no device.
     #[error("this machine has no RDMA device")]
     NoDevice,
@@ -67,13 +67,13 @@ pub enum Unfit {
         /// The device.
         device: String,
         /// What.
-        lacks: Lack,
+        lacks: MissingFeature,
     },
 }
 
 /// What a device lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lack {
+pub enum MissingFeature {
     /// Memory windows of type 2.
     Windows,
     /// Work requests in a queue.
@@ -82,7 +82,7 @@ pub enum Lack {
     Segments(u32),
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for MissingFeature {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Windows => formatter.write_str(
@@ -101,19 +101,19 @@ impl fmt::Display for Lack {
 }
 
 /// What the device lacks of what Penstock needs.
-pub fn lacks(found: &Found) -> Option<Lack> {
+pub fn lacks(found: &Found) -> Option<MissingFeature> {
     let limits = &found.limits;
     if !limits.window_kinds.has_type_2() {
-        return Some(Lack::Windows);
+        return Some(MissingFeature::Windows);
     }
     if limits.queue_entries < QUEUE_ENTRIES_MIN {
-        return Some(Lack::Entries(limits.queue_entries));
+        return Some(MissingFeature::Entries(limits.queue_entries));
     }
-    (limits.segments < SEGMENTS_MIN).then_some(Lack::Segments(limits.segments))
+    (limits.segments < SEGMENTS_MIN).then_some(MissingFeature::Segments(limits.segments))
 }
 
 /// Whether the port has a link.
-pub fn is_up(port: &SurveyedPort) -> bool {
+pub fn is_up(port: &InventoryPort) -> bool {
     matches!(
         port.port.state,
         PortState::Active | PortState::ActiveDeferred
@@ -121,7 +121,7 @@ pub fn is_up(port: &SurveyedPort) -> bool {
 }
 
 /// Whether packets to the address go where IP packets go: RoCE version 2, and whatever InfiniBand has.
-pub fn is_usable(port: &SurveyedPort, entry: &GidEntry) -> bool {
+pub fn is_usable(port: &InventoryPort, entry: &GidEntry) -> bool {
     match port.port.link_layer {
         LinkLayer::Infiniband => true,
         LinkLayer::Ethernet | LinkLayer::Unknown => entry.kind == Some(GidKind::RoceV2),
@@ -129,14 +129,14 @@ pub fn is_usable(port: &SurveyedPort, entry: &GidEntry) -> bool {
 }
 
 /// Who carries the data of a node whose data address is this one.
-pub fn choose(survey: &Survey, address: IpAddr) -> Result<Choice, Unfit> {
-    if survey.devices.is_empty() {
-        return Err(Unfit::NoDevice);
+pub fn choose(inventory: &Inventory, address: IpAddr) -> Result<Choice, RdmaUnavailable> {
+    if inventory.devices.is_empty() {
+        return Err(RdmaUnavailable::NoDevice);
     }
     let wanted = gid_of(address);
     let mut known = Vec::new();
     let mut refused = None;
-    for device in &survey.devices {
+    for device in &inventory.devices {
         let Ok(found) = &device.found else { continue };
         for port in &found.ports {
             let mut usable = port.gids.iter().filter(|entry| is_usable(port, entry));
@@ -155,20 +155,20 @@ pub fn choose(survey: &Survey, address: IpAddr) -> Result<Choice, Unfit> {
         true => "none".to_owned(),
         false => known.join(", "),
     };
-    Err(refused.unwrap_or(Unfit::NoAddress { address, known }))
+    Err(refused.unwrap_or(RdmaUnavailable::NoAddress { address, known }))
 }
 
 /// Why this port cannot carry data.
-fn refuses(device: &str, found: &Found, port: &SurveyedPort) -> Option<Unfit> {
+fn refuses(device: &str, found: &Found, port: &InventoryPort) -> Option<RdmaUnavailable> {
     let device = device.to_owned();
     if !is_up(port) {
         let port = port.number;
-        return Some(Unfit::Down { device, port });
+        return Some(RdmaUnavailable::Down { device, port });
     }
-    lacks(found).map(|lacks| Unfit::Lacks { device, lacks })
+    lacks(found).map(|lacks| RdmaUnavailable::Lacks { device, lacks })
 }
 
-fn choice(device: &str, port: &SurveyedPort, entry: &GidEntry) -> Choice {
+fn choice(device: &str, port: &InventoryPort, entry: &GidEntry) -> Choice {
     Choice {
         device: device.to_owned(),
         port: port.number,
@@ -178,9 +178,9 @@ fn choice(device: &str, port: &SurveyedPort, entry: &GidEntry) -> Choice {
 }
 
 /// One for each port that could be chosen for some address: the first one that it has.
-pub fn all(survey: &Survey) -> Vec<Choice> {
+pub fn all(inventory: &Inventory) -> Vec<Choice> {
     let mut all = Vec::new();
-    for device in &survey.devices {
+    for device in &inventory.devices {
         let Ok(found) = &device.found else { continue };
         if lacks(found).is_some() {
             continue;
@@ -214,14 +214,14 @@ pub fn name_of(gid: Gid) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::survey::SurveyedDevice;
-    use super::super::testing::{device, gid, survey};
+    use super::super::inventory::InventoryDevice;
+    use super::super::testing::{device, gid, inventory};
     use super::*;
 
     const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
     #[test]
-    fn the_device_that_has_the_address_is_chosen_by_its_routed_entry() {
+    fn device_with_the_address_is_chosen_by_its_routable_gid() {
         let mut first = device("mlx5_0");
         first.gids(vec![gid(0, "fe80::1", GidKind::RoceV2)]);
         let mut second = device("mlx5_1");
@@ -229,10 +229,10 @@ mod tests {
             gid(2, "::ffff:10.0.0.1", GidKind::InfinibandOrRoceV1),
             gid(3, "::ffff:10.0.0.1", GidKind::RoceV2),
         ]);
-        let survey = survey(vec![first, second]);
-        let choice = choose(&survey, ADDRESS).unwrap();
+        let inventory = inventory(vec![first, second]);
+        let choice = choose(&inventory, ADDRESS).unwrap();
         assert_eq!(choice.to_string(), "GID 3 of mlx5_1 port 1");
-        let v6 = choose(&survey, "fe80::1".parse().unwrap()).unwrap();
+        let v6 = choose(&inventory, "fe80::1".parse().unwrap()).unwrap();
         assert_eq!(v6.device, "mlx5_0");
     }
 
@@ -247,17 +247,20 @@ mod tests {
         second.gids(vec![gid(1, "fe80::2", GidKind::RoceV2)]);
         let mut third = device("mlx5_2");
         third.gids(vec![gid(0, "fe80::3", GidKind::InfinibandOrRoceV1)]);
-        let all = all(&survey(vec![first, second, third]));
+        let all = all(&inventory(vec![first, second, third]));
         let names: Vec<String> = all.iter().map(Choice::to_string).collect();
         assert_eq!(names, ["GID 3 of mlx5_0 port 1", "GID 1 of mlx5_1 port 1"]);
     }
 
     #[test]
     fn it_is_said_why_there_is_none() {
-        assert_eq!(choose(&survey(vec![]), ADDRESS), Err(Unfit::NoDevice));
+        assert_eq!(
+            choose(&inventory(vec![]), ADDRESS),
+            Err(RdmaUnavailable::NoDevice)
+        );
         let mut other = device("mlx5_0");
         other.gids(vec![gid(1, "::ffff:10.9.0.1", GidKind::RoceV2)]);
-        let told = choose(&survey(vec![other]), ADDRESS).unwrap_err();
+        let told = choose(&inventory(vec![other]), ADDRESS).unwrap_err();
         let told = told.to_string();
         assert!(
             told.contains("10.0.0.1") && told.ends_with("they have 10.9.0.1"),
@@ -267,31 +270,41 @@ mod tests {
             let mut one = device("mlx5_0");
             one.gids(vec![gid(1, "::ffff:10.0.0.1", GidKind::RoceV2)]);
             change(one.found.as_mut().unwrap());
-            choose(&survey(vec![one]), ADDRESS)
+            choose(&inventory(vec![one]), ADDRESS)
         };
         assert!(with(|_| ()).is_ok());
         let down = with(|found| found.ports[0].port.state = PortState::Down);
-        assert!(matches!(down, Err(Unfit::Down { .. })), "{down:?}");
+        assert!(
+            matches!(down, Err(RdmaUnavailable::Down { .. })),
+            "{down:?}"
+        );
         let lacks = [
             with(|found| found.limits.window_kinds.any = false),
             with(|found| found.limits.queue_entries = 100),
             with(|found| found.limits.segments = 1),
         ];
         let told = lacks.map(|lack| match lack {
-            Err(Unfit::Lacks { lacks, .. }) => lacks,
+            Err(RdmaUnavailable::Lacks { lacks, .. }) => lacks,
             other => panic!("{other:?}"),
         });
-        assert_eq!(told, [Lack::Windows, Lack::Entries(100), Lack::Segments(1)]);
+        assert_eq!(
+            told,
+            [
+                MissingFeature::Windows,
+                MissingFeature::Entries(100),
+                MissingFeature::Segments(1)
+            ]
+        );
         let mut down = device("mlx5_0");
         down.gids(vec![gid(1, "::ffff:10.0.0.1", GidKind::RoceV2)]);
-        let other = SurveyedDevice {
+        let other = InventoryDevice {
             name: "rxe0".to_owned(),
             ..down.clone()
         };
         down.found.as_mut().unwrap().ports[0].port.state = PortState::Down;
         let mut broken = device("mlx5_9");
         broken.found = Err("open mlx5_9: no".to_owned());
-        let chosen = choose(&survey(vec![broken, down, other]), ADDRESS).unwrap();
+        let chosen = choose(&inventory(vec![broken, down, other]), ADDRESS).unwrap();
         assert_eq!(chosen.device, "rxe0", "the one that works");
     }
 }

@@ -67,7 +67,8 @@ struct Piece {
 }
 
 enum Work {
-    /// A message: from which slot, its bytes and the places of more of them, and the key of the peer's that it closes.
+    /// A message: from which slot, its bytes and the places of more of them, and the key of the peer's that
+    /// it closes.
     Send(Slot, Vec<u8>, Vec<(usize, usize)>, Option<u32>),
     Read(Vec<Piece>, u32),
     Write(Vec<Piece>),
@@ -126,7 +127,8 @@ impl FakeCard {
         }
     }
 
-    /// All queue pairs end, in the middle of whatever they do. One of the two ends may notice it only when it sends.
+    /// All queue pairs end, in the middle of whatever they do. One of the two ends may notice it only when it
+    /// sends.
     pub fn tear_all(&self) {
         let card = &mut *self.lock();
         card.do_half();
@@ -262,7 +264,8 @@ impl Card {
                 open.start <= from && from + there.len as usize <= open.start + open.bytes;
             assert!(lies_within && open.owner == owner && open.reach == reach);
             let (here, there, len) = (*here as *mut u8, from as *mut u8, there.len as usize);
-            // SAFETY: what is open is valid, and what is on its way here, too, by the promises to `open`, `read` and `write`.
+            // SAFETY: what is open is valid, and what is on its way here, too, by the promises to `open`,
+            // `read` and `write`.
             unsafe {
                 match reach {
                     Reach::Read => here.copy_from(there, len),

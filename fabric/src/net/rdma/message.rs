@@ -1,15 +1,19 @@
 //! Messages on a queue pair.
 //!
-//! A message is a frame's head ([`crate::net::tcp::frame`]), of which the first 512 bytes, padded, lie in a slot's first piece. In the second lies a
-//! payload of up to 4 KiB; or, if the payload travels by windows or there is none, what is left of a long list of CRCs.
+//! A message is a frame's head ([`crate::net::tcp::frame`]), of which the first 512 bytes, padded, lie in a
+//! slot's first piece. In the second lies a payload of up to 4 KiB; or, if the payload travels by windows or
+//! there is none, what is left of a long list of CRCs.
 //!
-//! In front of the message's own header stand the windows that are open for the request, so that they are under the frame's checksum: their number
-//! (4 bytes), and each one's address (8), key (4) and length (4), little-endian. A request that names windows has its payload read from them, or its
-//! reply's written to them.
+//! In front of the message's own header stand the windows that are open for the request, so that they are
+//! under the frame's checksum: their number (4 bytes), and each one's address (8), key (4) and length (4),
+//! little-endian. A request that names windows has its payload read from them, or its reply's written to
+//! them.
 
 use super::pair::WINDOWS_MAX;
 use super::slots::{HEAD_BYTES, PAYLOAD_BYTES, Slot, Slots};
-use crate::net::tcp::frame::{self, CRC_BYTES, FRAME_BYTES, FrameError, Head, Message, Stamp};
+use crate::net::tcp::frame::{
+    self, CRC_BYTES, FRAME_BYTES, FrameError, Head, Kind, Message, Stamp,
+};
 use crate::store::iov::IovCursor;
 
 const COUNT_BYTES: usize = 4;
@@ -149,6 +153,30 @@ impl Received {
         self.windows > 0
     }
 
+    /// The bytes of a request that go by its windows, which are `windows`: those of its payload or its
+    /// reply's, or none if they lie in the slot. An error says why it is no such request.
+    pub fn moved_by(&self, windows: &[Window]) -> Result<usize, &'static str> {
+        let head = &self.head;
+        if head.kind != Kind::Request {
+            return Err("what is no request where requests go");
+        }
+        let bytes = head.payload_len.max(head.room) as usize;
+        if windows.is_empty() {
+            let fits = head.payload_len == 0 || self.is_inside;
+            return match fits && bytes <= PAYLOAD_BYTES {
+                true => Ok(0),
+                false => Err("a request without windows that needs some"),
+            };
+        }
+        let opened: u64 = windows.iter().map(|window| u64::from(window.len)).sum();
+        let whole = windows.iter().all(|window| window.len > 0) && opened == bytes as u64;
+        let one_way = head.payload_len == 0 || head.room == 0;
+        match whole && one_way && !self.is_inside {
+            true => Ok(bytes),
+            false => Err("windows of another length than the data"),
+        }
+    }
+
     /// Puts the windows into `out`.
     ///
     /// # Safety
@@ -165,7 +193,8 @@ impl Received {
     /// Whether the payload, which lies in `list`, is what was announced.
     ///
     /// # Safety
-    /// As for [`header`](Self::header), and the list and its memory are valid. That may change: it only spoils a checksum.
+    /// As for [`header`](Self::header), and the list and its memory are valid. That may change: it only
+    /// spoils a checksum.
     pub unsafe fn is_intact(&self, slots: &Slots, list: &[libc::iovec]) -> bool {
         // SAFETY: the caller's promise.
         let (head, page) = unsafe { (slots.head(self.slot), slots.page(self.slot)) };
@@ -202,7 +231,6 @@ impl Received {
 mod tests {
     use super::*;
     use crate::checksum::crc32c;
-    use crate::net::tcp::frame::Kind;
 
     fn message<'a>(header: &'a [u8], crcs: &'a [u32], payload_len: u32) -> Message<'a> {
         Message {
@@ -235,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_read_as_it_was_written_and_a_changed_one_is_refused() {
+    fn message_round_trips_and_a_corrupted_one_is_refused() {
         let (slots, slot) = (Slots::default(), Slot(3));
         let payload: Vec<u8> = (0..4096u32).map(|i| (i / 3) as u8).collect();
         let crcs = [crc32c(&payload[..3584]), crc32c(&payload[3584..])];
@@ -271,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_payload_by_most_windows_fits_and_its_checksums_are_those_of_other_memory() {
+    fn largest_windowed_payload_fits_and_its_checksums_verify() {
         let (slots, slot) = (Slots::default(), Slot(0));
         let len = frame::PAYLOAD_BYTES_MAX;
         let mut payload: Vec<u8> = (0..len).map(|i| (i / 5) as u8).collect();

@@ -1,5 +1,6 @@
-//! What the ends of a connection tell each other about the queue pair beside it (`docs/decisions/0009-rdma-transport.md`): frames of their own kind on the
-//! connection, from version 2 of the protocol on; used since version 3. Little-endian; a [`Pairing`] is a message's header.
+//! What the ends of a connection tell each other about the queue pair beside it
+//! (`docs/decisions/0009-rdma-transport.md`): frames of their own kind on the connection, from version 2 of
+//! the protocol on; used since version 3. Little-endian; a [`Pairing`] is a message's header.
 
 use crate::proto::wire::WireError;
 
@@ -61,13 +62,14 @@ pub enum Pairing {
         number: u32,
     },
     /// From the side that asks: it is over here, and these requests that were sent on it have no answer.
-    Torn {
+    FailedPair {
         /// Which.
         number: u32,
         /// The numbers that pair replies with requests.
         unanswered: Vec<u64>,
     },
-    /// From the side that is asked: it is over here, too. These of them were not executed and never will be; the others are answered on the connection.
+    /// From the side that is asked: it is over here, too. These of them were not executed and never will be;
+    /// the others are answered on the connection.
     Settled {
         /// Which.
         number: u32,
@@ -125,7 +127,7 @@ impl Pairing {
             Self::Accept { number, .. } => (2, number),
             Self::Refuse { number, .. } => (3, number),
             Self::Broken { number } => (4, number),
-            Self::Torn { number, .. } => (5, number),
+            Self::FailedPair { number, .. } => (5, number),
             Self::Settled { number, .. } => (6, number),
         };
         let mut out = vec![code, 0, 0, 0];
@@ -138,7 +140,7 @@ impl Pairing {
                 out.extend_from_slice(&reason.as_bytes()[..len.unwrap_or(0)]);
             }
             Self::Broken { .. } => {}
-            Self::Torn {
+            Self::FailedPair {
                 unanswered: list, ..
             }
             | Self::Settled { unknown: list, .. } => {
@@ -170,7 +172,7 @@ impl Pairing {
                 reason: String::from_utf8_lossy(rest).into_owned(),
             }),
             4 if rest.is_empty() => Ok(Self::Broken { number }),
-            5 => Ok(Self::Torn {
+            5 => Ok(Self::FailedPair {
                 number,
                 unanswered: list(rest)?,
             }),
@@ -216,7 +218,7 @@ mod tests {
             Pairing::Accept { number: 1, end },
             Pairing::Refuse { number: 2, reason },
             Pairing::Broken { number: 3 },
-            Pairing::Torn {
+            Pairing::FailedPair {
                 number: u32::MAX,
                 unanswered: many,
             },

@@ -1,7 +1,9 @@
-//! Memory of this process that a device may reach, found by where it lies: registered once, when it is handed over, and never per request.
+//! Memory of this process that a device may reach, found by where it lies: registered once, when it is handed
+//! over, and never per request.
 //!
-//! Data threads look places up for each request, so each has a [`View`] that is looked at anew only when something was registered or
-//! closed. A view does not hold regions: one that is closed is given back by the device at once, however long its views sleep.
+//! Data threads look places up for each request, so each has a [`View`] that is looked at anew only when
+//! something was registered or closed. A view does not hold regions: one that is closed is given back by the
+//! device at once, however long its views sleep.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -55,7 +57,8 @@ impl<T> Regions<T> {
         self.table.lock().expect("no panic under this lock")
     }
 
-    /// From now on this region is found, until what is returned is dropped. `None` if a part of it is there already.
+    /// From now on this region is found, until what is returned is dropped. `None` if a part of it is there
+    /// already.
     pub fn insert(self: &Arc<Self>, start: usize, bytes: usize, region: T) -> Option<Opened<T>> {
         let table = self.lock();
         let at = table.partition_point(|entry| entry.start < start);
@@ -105,7 +108,8 @@ impl<T> Regions<T> {
     }
 }
 
-/// An open region. Dropping it closes it: it is found no more, and the device gives it back when the last request that uses it is done.
+/// An open region. Dropping it closes it: it is found no more, and the device gives it back when the last
+/// request that uses it is done.
 pub struct Opened<T> {
     regions: Arc<Regions<T>>,
     start: usize,
@@ -179,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_is_given_back_though_views_sleep_and_when_its_last_user_is_done() {
+    fn closed_region_is_freed_by_its_last_user_despite_idle_views() {
         let regions = Arc::new(Regions::default());
         let mut view = View::new(&regions);
         let token = Arc::new(());

@@ -19,11 +19,17 @@ impl Registrar {
         Self(Offered::No("nothing is opened here".to_owned()))
     }
 
-    /// Opens memory, which pins it, until what is returned is dropped. `None` if nothing goes over RDMA here, or it cannot be
-    /// opened, of which the log tells: then its data are copied.
+    /// Whether it opens anything at all.
+    pub fn opens_memory(&self) -> bool {
+        matches!(self.0, Offered::Port(_))
+    }
+
+    /// Opens memory, which pins it, until what is returned is dropped. `None` if nothing goes over RDMA here,
+    /// or it cannot be opened, of which the log tells: then its data are copied.
     ///
     /// # Safety
-    /// The memory stays mapped as it is until then, and is reached by pointers only. The device reads and writes what requests name.
+    /// The memory stays mapped as it is until then, and is reached by pointers only. The device reads and
+    /// writes what requests name.
     pub unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Option<Registered> {
         let Offered::Port(port) = &self.0 else {
             return None;
@@ -35,7 +41,8 @@ impl Registrar {
                 tracing::warn!(
                     reason,
                     bytes,
-                    "a guest's memory is not open to the card, and its data are copied; `penstock rdma check` tells of limits"
+                    "a guest's memory is not open to the card, and its data are copied; `penstock rdma \
+                     check` tells of limits"
                 );
                 None
             }
@@ -52,7 +59,7 @@ mod tests {
     use crate::net::rdma::pair::Port;
 
     #[test]
-    fn memory_is_open_as_long_as_it_is_kept_and_not_at_all_without_a_card() {
+    fn memory_is_registered_while_held_and_never_without_a_card() {
         let mut memory = [0u8; 64];
         let start = NonNull::from(&mut memory[0]);
         let card = FakeCard::new(1);

@@ -1,7 +1,7 @@
 //! Memory of one queue pair: what messages are received into and sent from.
 //!
-//! A slot is two pieces: 512 bytes for a message's head, and a page of its own for a payload, so that a device can write a payload from where it was
-//! received, and read one to where it is sent from.
+//! A slot is two pieces: 512 bytes for a message's head, and a page of its own for a payload, so that a
+//! device can write a payload from where it was received, and read one to where it is sent from.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -14,7 +14,8 @@ pub const HEAD_BYTES: usize = 512;
 pub const PAYLOAD_BYTES: usize = BLOCK_BYTES;
 /// Receives that are posted: so many requests may be unanswered.
 pub const RECEIVES: u16 = 128;
-/// Slots to send from. More than receives: a reply may have freed its credit before it is known that it arrived.
+/// Slots to send from. More than receives: a reply may have freed its credit before it is known that it
+/// arrived.
 pub const SENDS: u16 = 160;
 
 const SLOTS: usize = RECEIVES as usize + SENDS as usize;
@@ -56,7 +57,8 @@ pub struct Slots {
     start: NonNull<u8>,
 }
 
-// SAFETY: the memory has no owner of its own: who uses which slot when is settled by the queue pair's protocol, see `head`.
+// SAFETY: the memory has no owner of its own: who uses which slot when is settled by the queue pair's
+// protocol, see `head`.
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}

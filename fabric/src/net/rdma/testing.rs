@@ -1,13 +1,13 @@
 //! Machines that there are not, for tests.
 
-use super::survey::{Found, Pinning, Survey, SurveyedDevice, SurveyedPort};
+use super::inventory::{Found, Inventory, InventoryDevice, InventoryPort, Pinning};
 use super::verbs::address::{GidIndex, Lid, Mtu, PortNumber};
 use super::verbs::context::{GidEntry, Limits, LinkLayer, Port, PortState, WindowKinds};
 use super::verbs::gid::GidKind;
 
 /// A machine with these devices, on which any amount of memory may be pinned.
-pub fn survey(devices: Vec<SurveyedDevice>) -> Survey {
-    Survey {
+pub fn inventory(devices: Vec<InventoryDevice>) -> Inventory {
+    Inventory {
         devices,
         pinning: Pinning {
             limit_bytes: None,
@@ -17,7 +17,7 @@ pub fn survey(devices: Vec<SurveyedDevice>) -> Survey {
 }
 
 /// A card with one port on Ethernet that has all that is needed, but no address.
-pub fn device(name: &str) -> SurveyedDevice {
+pub fn device(name: &str) -> InventoryDevice {
     let limits = Limits {
         firmware: "1.0".to_owned(),
         vendor: 1,
@@ -52,13 +52,13 @@ pub fn device(name: &str) -> SurveyedDevice {
         gids: 255,
         message_bytes: 1 << 30,
     };
-    let port = SurveyedPort {
+    let port = InventoryPort {
         number: PortNumber(1),
         port,
         gids: Vec::new(),
         interface_mtu: Some(9000),
     };
-    SurveyedDevice {
+    InventoryDevice {
         name: name.to_owned(),
         found: Ok(Found {
             limits,
@@ -67,7 +67,7 @@ pub fn device(name: &str) -> SurveyedDevice {
     }
 }
 
-impl SurveyedDevice {
+impl InventoryDevice {
     /// Gives its first port these addresses.
     pub fn gids(&mut self, gids: Vec<GidEntry>) {
         let found = self.found.as_mut().expect("a device that can be asked");

@@ -1,6 +1,6 @@
-//! A port tried out: two queue pairs of this process, connected with each other by the port's own address, do once what a replicated
-//! write and a refused one do. What a survey says can be had and what works are two things: firmware, the driver and the
-//! process's rights are in between.
+//! A port tried out: two queue pairs of this process, connected with each other by the port's own address, do
+//! once what a replicated write and a refused one do. What a survey says can be had and what works are two
+//! things: firmware, the driver and the process's rights are in between.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use super::verbs::context::Context;
 use super::verbs::device::DeviceList;
 use super::verbs::error::VerbsError;
 use super::verbs::memory::{Access, MemoryRegion, ProtectionDomain};
-use super::verbs::post::{ChainError, Manner, Payload, ReceiveChain, RemotePlace, Work};
-use super::verbs::queue_pair::{Depths, Patience, PostError, QueuePair, Route};
+use super::verbs::post::{ChainError, Payload, ReceiveChain, RemotePlace, SendFlags, Work};
+use super::verbs::queue_pair::{Depths, PostError, QueuePair, RetryPolicy, Route};
 use super::verbs::status::Status;
 use super::verbs::window::{BindError, MemoryWindow};
 
@@ -24,7 +24,8 @@ use super::verbs::window::{BindError, MemoryWindow};
 const BYTES: usize = 64 << 10;
 /// What is opened to the other side.
 const OPENED: std::ops::Range<usize> = 4096..8192;
-/// A work request that takes longer has failed. The slowest that is expected is a refused READ that is tried again.
+/// A work request that takes longer has failed. The slowest that is expected is a refused READ that is tried
+/// again.
 const LIMIT: Duration = Duration::from_secs(10);
 const DEPTHS: Depths = Depths {
     sends: 8,
@@ -222,7 +223,7 @@ impl Side {
             traffic_class: 0,
             service_level: 0,
         };
-        let patience = Patience {
+        let patience = RetryPolicy {
             timeout: AckTimeout::at_least(Duration::from_millis(250)),
             retries: 3,
             receiver_not_ready_retries: 0,
@@ -268,7 +269,7 @@ fn ends(side: &Side, work: Work, wanted: Status) -> Result<(), Failure> {
         1,
         work,
         Payload::Segments(&[side.segment()?]),
-        Manner::SIGNALLED,
+        SendFlags::SIGNALLED,
     )?;
     side.pair.post(&mut chain)?;
     expect(side, wanted)

@@ -5,7 +5,8 @@ use std::time::Duration;
 /// Pause before the first repetition, on average.
 const FIRST: Duration = Duration::from_millis(50);
 
-/// Longest pause, on average. A peer that comes back waits no longer than this and half of it for its clients.
+/// Longest pause, on average. A peer that comes back waits no longer than this and half of it for its
+/// clients.
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// Doubles the pause with each failure, and spreads it so that a cluster does not knock all at once.

@@ -1,6 +1,7 @@
 //! The end of a connection that asks: requests out, replies in, without the socket.
 //!
-//! Every request that was sent is answered once: by [`Caller::poll`], or by the loss of the connection, of which the owner tells the client.
+//! Every request that was sent is answered once: by [`Caller::poll`], or by the loss of the connection, of
+//! which the owner tells the client.
 
 use std::collections::VecDeque;
 
@@ -16,8 +17,8 @@ use crate::proto::wire::{ReplyHeader, WireError};
 use crate::proto::{Incarnation, Refusal, Reply, Request, RequestId};
 use crate::store::device::IoVecs;
 
-/// Ticks without a byte, with requests unanswered, after which the peer counts as lost. It gives a sign of life in between
-/// if a request takes long ([`super::responder`]).
+/// Ticks without a byte, with requests unanswered, after which the peer counts as lost. It gives a sign of
+/// life in between if a request takes long ([`super::responder`]).
 pub const QUIET_TICKS_MAX: u32 = 8;
 
 /// Why a connection ended.
@@ -41,6 +42,9 @@ pub enum LinkError {
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
+    /// The cluster map does not have the peer any more, or another start of it.
+    #[error("the peer is not in the cluster map any more")]
+    NotMember,
     /// No byte for too long.
     #[error("the peer does not answer")]
     Silent,
@@ -55,9 +59,10 @@ struct Flight {
     exact: bool,
     cost: u32,
     skip: u16,
-    /// Where in the bytes sent it ends: a reply that comes before that is a lie, and its memory still in use. 0 if it went by the queue pair.
+    /// Where in the bytes sent it ends: a reply that comes before that is a lie, and its memory still in use.
+    /// 0 if it went by the queue pair.
     end: u64,
-    beside: bool,
+    endpoint: bool,
     /// Its answer has come by the queue pair, and it is not finished.
     answered: bool,
 }
@@ -96,7 +101,7 @@ impl Caller {
             cost: 0,
             skip: 0,
             end: 0,
-            beside: false,
+            endpoint: false,
             answered: false,
         };
         let requests = agreed.credit_requests.min(super::hello::CREDIT_REQUESTS);
@@ -171,7 +176,7 @@ impl Caller {
             cost,
             skip: shape.skip,
             end: 0,
-            beside: false,
+            endpoint: false,
             answered: false,
         };
         slot
@@ -201,7 +206,8 @@ impl Caller {
         self.flights.free() > 0
     }
 
-    /// The message of a request that goes by the queue pair; `room` is where its header is written to. It takes no credit of the connection.
+    /// The message of a request that goes by the queue pair; `room` is where its header is written to. It
+    /// takes no credit of the connection.
     ///
     /// # Panics
     /// If there is [no room](Self::has_flight).
@@ -213,12 +219,12 @@ impl Caller {
         room: &'a mut [u8; shape::REQUEST_BYTES_MAX],
     ) -> Message<'a> {
         let slot = self.begin(request, shape, 0);
-        self.flights[slot].beside = true;
+        self.flights[slot].endpoint = true;
         self.message(slot, shape::encode(request, room), shape, crcs)
     }
 
-    /// A reply came by the queue pair: which request it answers, by its place among the connection's. That is done with when it is
-    /// [finished](Self::finish_beside).
+    /// A reply came by the queue pair: which request it answers, by its place among the connection's. That is
+    /// done with when it is [finished](Self::finish_beside).
     pub fn take_beside(
         &mut self,
         head: &Head,
@@ -229,12 +235,12 @@ impl Caller {
         }
         let (slot, reply) = self.answered(head, header)?;
         let flight = &mut self.flights[slot];
-        if !flight.beside {
+        if !flight.endpoint {
             return Err(LinkError::Protocol(
                 "a reply on another way than its request",
             ));
         }
-        (flight.beside, flight.answered) = (false, true);
+        (flight.endpoint, flight.answered) = (false, true);
         self.quiet_ticks = 0;
         let list = flight.destination;
         Ok((slot, Destination { list, reply }))
@@ -245,12 +251,12 @@ impl Caller {
         self.flights.give_back(slot);
     }
 
-    /// The queue pair is over: requests that went by it and have no answer. From now on they are answered on the connection, or
-    /// [forgotten](Self::forget).
+    /// The queue pair is over: requests that went by it and have no answer. From now on they are answered on
+    /// the connection, or [forgotten](Self::forget).
     pub fn leave_beside(&mut self) -> Vec<u64> {
         let mut unanswered = Vec::new();
         for slot in 0..self.flights.capacity() {
-            if self.flights.is_taken(slot) && std::mem::take(&mut self.flights[slot].beside) {
+            if self.flights.is_taken(slot) && std::mem::take(&mut self.flights[slot].endpoint) {
                 unanswered.push(self.flights.key(slot).0);
             }
         }
@@ -297,7 +303,8 @@ impl Caller {
         }
     }
 
-    /// The next answer that is complete, and the bytes of its payload. One that does not match its checksums makes it `Refusal::Mismatch`.
+    /// The next answer that is complete, and the bytes of its payload. One that does not match its checksums
+    /// makes it `Refusal::Mismatch`.
     pub fn poll(&mut self) -> Result<Option<(Reply, u32)>, LinkError> {
         loop {
             // What the peer says of the queue pair is acted upon before what follows.
@@ -331,7 +338,7 @@ impl Caller {
             }
         }
         let (slot, _) = self.answered(&head, self.reader.header())?;
-        if self.flights[slot].beside {
+        if self.flights[slot].endpoint {
             return Err(LinkError::Protocol(
                 "a reply on another way than its request",
             ));

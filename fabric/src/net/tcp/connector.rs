@@ -1,8 +1,10 @@
-//! The thread that makes connections: it listens, dials, shakes hands and repeats what failed, and hands what is ready to a data thread.
+//! The thread that makes connections: it listens, dials, shakes hands and repeats what failed, and hands what
+//! is ready to a data thread.
 //!
-//! One listener for the node, not one per data thread (`SO_REUSEPORT`): the kernel would deal connections by a hash, and a cluster has few, so that one
-//! thread could get all and another none. Here the thread that serves fewest gets the next. And signatures, a millisecond of them for each
-//! connection, do not hold up guests.
+//! One listener for the node, not one per data thread (`SO_REUSEPORT`): the kernel would deal connections by
+//! a hash, and a cluster has few, so that one thread could get all and another none. Here the thread that
+//! serves fewest gets the next. And signatures, a millisecond of them for each connection, do not hold up
+//! guests.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,13 +20,15 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::time::Timespec;
 
 use super::backoff::Backoff;
-use super::control::{Control, Wish};
+use super::control::{ConnectorCommand, Control};
 use super::handshake::{Established, Handshake, HandshakeError};
-use super::mail::{Letter, Mail};
+use super::hello::Refused;
+use super::inbox::{Inbox, InboxMessage};
+use super::members::Admission;
 use crate::proto::NodeId;
 
-/// Connections of other nodes that may be shaking hands at once; for a further one the oldest is closed, so that whoever says nothing keeps nobody
-/// out who is quick.
+/// Connections of other nodes that may be shaking hands at once; for a further one the oldest is closed, so
+/// that whoever says nothing keeps nobody out who is quick.
 const ACCEPTS_MAX: usize = 64;
 
 /// Connections of other nodes that a data thread serves; with all of them full further ones are closed.
@@ -32,6 +36,10 @@ const SERVED_MAX: u32 = 1024;
 
 /// Longest time from connecting, or being connected to, until all is agreed.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A peer that is not in this node's map waits so long for a newer one; then it is refused, and connects
+/// again. Less than its own patience, so that it hears why.
+const ADMISSION_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Bytes read at once during a handshake.
 const READ_BYTES: usize = 4096;
@@ -66,6 +74,8 @@ struct Pending {
     connecting: bool,
     handshake: Handshake,
     deadline: Instant,
+    /// When a peer that is not in the map is refused.
+    admitted_by: Instant,
 }
 
 enum Attempt {
@@ -82,7 +92,7 @@ struct Dial {
 }
 
 struct Thread {
-    mail: Arc<Mail>,
+    inbox: Arc<Inbox>,
     serves: bool,
 }
 
@@ -93,8 +103,8 @@ pub struct Connector {
     threads: HashMap<usize, Thread>,
     dials: Vec<Dial>,
     accepts: Vec<Pending>,
-    /// Somebody was there to serve connections. Before that, while the node starts, they wait at the door: one that is accepted and closed would be tried anew
-    /// at once, again and again.
+    /// Somebody was there to serve connections. Before that, while the node starts, they wait at the door:
+    /// one that is accepted and closed would be tried anew at once, again and again.
     has_served: bool,
 }
 
@@ -114,19 +124,28 @@ impl Connector {
     /// Runs until it is told to stop.
     pub fn run(mut self) {
         loop {
-            self.control.bell.hear();
-            while let Some(wish) = self.control.next_wish() {
-                match wish {
-                    Wish::Register { lane, mail, serves } => {
+            self.control.eventfd.clear();
+            while let Some(command) = self.control.next_wish() {
+                match command {
+                    ConnectorCommand::Register {
+                        lane,
+                        inbox,
+                        serves,
+                    } => {
                         self.has_served |= serves;
-                        self.threads.insert(lane, Thread { mail, serves });
+                        self.threads.insert(lane, Thread { inbox, serves });
                     }
-                    Wish::Unregister { lane } => {
+                    ConnectorCommand::Unregister { lane } => {
                         self.threads.remove(&lane);
                         self.dials.retain(|dial| dial.lane != lane);
                     }
-                    Wish::Dial { lane, node, failed } => self.dial(lane, node, failed),
-                    Wish::Stop => return,
+                    ConnectorCommand::Dial { lane, node, failed } => self.dial(lane, node, failed),
+                    ConnectorCommand::LookAtMembers => {
+                        self.threads
+                            .values()
+                            .for_each(|thread| thread.inbox.eventfd.ring());
+                    }
+                    ConnectorCommand::Stop => return,
                 }
             }
             self.accept();
@@ -167,8 +186,8 @@ impl Connector {
                 Ok(Some((fd, established))) => {
                     tracing::info!(node = %dial.node, wire = ?established.agreed.wire, "connected");
                     thread
-                        .mail
-                        .post(Letter::Connected(dial.node, fd, established));
+                        .inbox
+                        .post(InboxMessage::Connected(dial.node, fd, established));
                     self.dials.swap_remove(at);
                 }
                 Err(error) => {
@@ -183,10 +202,10 @@ impl Connector {
                         tracing::debug!(%node, %error, failures, "cannot connect");
                     }
                     if let ConnectError::Unknown = error {
-                        thread.mail.post(Letter::Unknown(node));
+                        thread.inbox.post(InboxMessage::Unknown(node));
                         self.dials.swap_remove(at);
                     } else {
-                        thread.mail.post(Letter::Unreachable(node));
+                        thread.inbox.post(InboxMessage::Unreachable(node));
                         at += 1;
                     }
                 }
@@ -216,11 +235,13 @@ impl Connector {
         let begin = || -> Result<Pending, ConnectError> {
             stream.set_nonblocking(true)?;
             let hello = self.control.hello(NodeId(0))?;
+            let now = Instant::now();
             Ok(Pending {
-                handshake: Handshake::accept(&self.control.identity, hello)?,
+                handshake: Handshake::accept(&self.control.identity, hello)?.asking(),
                 fd: stream.into(),
                 connecting: false,
-                deadline: Instant::now() + HANDSHAKE_TIME_MAX,
+                deadline: now + HANDSHAKE_TIME_MAX,
+                admitted_by: now + ADMISSION_TIME_MAX,
             })
         };
         match begin() {
@@ -232,7 +253,7 @@ impl Connector {
     fn advance_accepts(&mut self) {
         let mut at = 0;
         while at < self.accepts.len() {
-            match self.accepts[at].advance() {
+            match self.accepts[at].advance(&self.control) {
                 Ok(false) => {
                     at += 1;
                     continue;
@@ -253,7 +274,7 @@ impl Connector {
     /// Gives an accepted connection to the thread that serves fewest.
     fn hand_over(&self, done: Pending) {
         let threads = self.threads.values().filter(|thread| thread.serves);
-        let load = |thread: &&Thread| thread.mail.served.load(Ordering::Acquire);
+        let load = |thread: &&Thread| thread.inbox.served.load(Ordering::Acquire);
         let Some(thread) = threads.min_by_key(load).filter(|t| load(t) < SERVED_MAX) else {
             match self.threads.values().any(|thread| thread.serves) {
                 true => tracing::warn!("no data thread has room for a connection, it is closed"),
@@ -264,14 +285,14 @@ impl Connector {
         };
         let (fd, established) = done.finish();
         tracing::info!(node = %established.agreed.peer, wire = ?established.agreed.wire, "serving");
-        thread.mail.served.fetch_add(1, Ordering::AcqRel);
-        thread.mail.post(Letter::Accepted(fd, established));
+        thread.inbox.served.fetch_add(1, Ordering::AcqRel);
+        thread.inbox.post(InboxMessage::Accepted(fd, established));
     }
 
     /// Sleeps until there is something to do.
     fn wait(&self) {
         let mut fds = vec![PollFd::from_borrowed_fd(
-            self.control.bell.fd(),
+            self.control.eventfd.fd(),
             PollFlags::IN,
         )];
         if self.has_served {
@@ -288,7 +309,7 @@ impl Connector {
         });
         let dials: Vec<_> = dials.collect();
         for pending in dials.into_iter().chain(&self.accepts) {
-            until(pending.deadline);
+            until(pending.next_look());
             fds.push(PollFd::new(&pending.fd, pending.interest()));
         }
         let timeout = next.map(|at| at.saturating_duration_since(Instant::now()));
@@ -313,17 +334,19 @@ impl Dial {
             let address = control.address_of(self.node).ok_or(ConnectError::Unknown)?;
             let hello = control.hello(self.node)?;
             let handshake = Handshake::connect(&control.identity, hello)?;
+            let deadline = Instant::now() + HANDSHAKE_TIME_MAX;
             self.attempt = Attempt::Now(Box::new(Pending {
                 fd: connect(address)?,
                 connecting: true,
                 handshake,
-                deadline: Instant::now() + HANDSHAKE_TIME_MAX,
+                deadline,
+                admitted_by: deadline,
             }));
         }
         let Attempt::Now(pending) = &mut self.attempt else {
             return Ok(None);
         };
-        if !pending.advance()? {
+        if !pending.advance(control)? {
             return Ok(None);
         }
         let none = Attempt::At(Instant::now());
@@ -346,9 +369,32 @@ impl Pending {
         (self.fd, Box::new(self.handshake.finish()))
     }
 
+    /// When it is to be looked at though nothing comes.
+    fn next_look(&self) -> Instant {
+        match self.handshake.asked() {
+            Some(_) => self.admitted_by.min(self.deadline),
+            None => self.deadline,
+        }
+    }
+
+    /// Answers a peer that asks to be let in; false if it has to wait for a newer map.
+    fn admit(&mut self, control: &Control) -> Result<bool, ConnectError> {
+        let Some((node, incarnation)) = self.handshake.asked() else {
+            return Ok(false);
+        };
+        let refusal = match control.admit(node, incarnation) {
+            Admission::Welcome => None,
+            Admission::Refused(refused) => Some(refused),
+            Admission::NotYet if Instant::now() >= self.admitted_by => Some(Refused::NotMember),
+            Admission::NotYet => return Ok(false),
+        };
+        self.handshake.admit(refusal)?;
+        Ok(true)
+    }
+
     /// Goes as far as it can; true when all is agreed.
-    fn advance(&mut self) -> Result<bool, ConnectError> {
-        let outcome = self.exchange();
+    fn advance(&mut self, control: &Control) -> Result<bool, ConnectError> {
+        let outcome = self.exchange(control);
         if outcome.is_err() {
             // What tells the peer the reason, if the socket takes it.
             let _ = self.send();
@@ -363,7 +409,7 @@ impl Pending {
         }
     }
 
-    fn exchange(&mut self) -> Result<bool, ConnectError> {
+    fn exchange(&mut self, control: &Control) -> Result<bool, ConnectError> {
         if self.connecting {
             match connected(&self.fd)? {
                 true => self.connecting = false,
@@ -377,6 +423,9 @@ impl Pending {
             }
             if self.handshake.is_done() {
                 return Ok(true);
+            }
+            if self.admit(control)? {
+                continue;
             }
             let mut bytes = [0; READ_BYTES];
             match rustix::net::recv(&self.fd, &mut bytes[..], rustix::net::RecvFlags::DONTWAIT) {

@@ -1,7 +1,8 @@
 //! What the data threads share of the network, and how they ask for connections.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 
@@ -10,9 +11,11 @@ use super::counts::AllCounters;
 use super::handshake::HandshakeError;
 use super::hello::{CREDIT_BYTES, CREDIT_REQUESTS, Hello, VERSIONS, Wire};
 use super::identity::Identity;
-use super::mail::{Bell, Mail};
-pub use super::ways::{PeerWay, Ways};
+use super::inbox::{EventFd, Inbox};
+use super::members::{Access, Admission, MemberView, Members};
+pub use super::peer_routes::{PeerRoute, PeerRoutes};
 use crate::net::rdma::pair::Offered;
+use crate::proto::ids::LayerId;
 use crate::proto::{Incarnation, NodeId};
 
 /// How a node takes part in the storage network.
@@ -29,13 +32,13 @@ pub struct NetConfig {
 }
 
 /// What a data thread, or the owner, wants of the connecting thread.
-pub enum Wish {
+pub enum ConnectorCommand {
     /// Here is a data thread.
     Register {
         /// Its number.
         lane: usize,
         /// Where it is told of connections.
-        mail: Arc<Mail>,
+        inbox: Arc<Inbox>,
         /// It takes connections of other nodes.
         serves: bool,
     },
@@ -53,6 +56,8 @@ pub enum Wish {
         /// It has just lost one: wait a moment before the first attempt.
         failed: bool,
     },
+    /// There are other members than before: data threads shall close the connections of those that are gone.
+    LookAtMembers,
     /// The thread shall end.
     Stop,
 }
@@ -61,26 +66,30 @@ pub enum Wish {
 pub struct Control {
     pub(super) identity: Identity,
     ours: Hello,
-    wishes: Mutex<VecDeque<Wish>>,
-    pub(super) bell: Bell,
+    commands: Mutex<VecDeque<ConnectorCommand>>,
+    pub(super) eventfd: EventFd,
     pairs: Offered,
     pub(super) counters: AllCounters,
-    pub(super) ways: Ways,
+    pub(super) peer_routes: PeerRoutes,
     peers: RwLock<HashMap<NodeId, SocketAddr>>,
+    /// Whom this node lets in; everybody of the cluster until it is told.
+    members: RwLock<Option<Members>>,
+    /// Counts the changes of `members`.
+    members_version: AtomicU64,
 }
 
 impl Control {
     /// Asks for something.
-    pub fn wish(&self, wish: Wish) {
-        let mut wishes = self.wishes.lock().expect("no panic under this lock");
-        wishes.push_back(wish);
-        drop(wishes);
-        self.bell.ring();
+    pub fn command(&self, command: ConnectorCommand) {
+        let mut commands = self.commands.lock().expect("no panic under this lock");
+        commands.push_back(command);
+        drop(commands);
+        self.eventfd.ring();
     }
 
-    pub(super) fn next_wish(&self) -> Option<Wish> {
-        let mut wishes = self.wishes.lock().expect("no panic under this lock");
-        wishes.pop_front()
+    pub(super) fn next_wish(&self) -> Option<ConnectorCommand> {
+        let mut commands = self.commands.lock().expect("no panic under this lock");
+        commands.pop_front()
     }
 
     /// Whether a node has an address.
@@ -91,6 +100,41 @@ impl Control {
     pub(super) fn address_of(&self, node: NodeId) -> Option<SocketAddr> {
         let peers = self.peers.read().expect("no panic under this lock");
         peers.get(&node).copied()
+    }
+
+    /// Whether this start of a node is let in.
+    pub(super) fn admit(&self, node: NodeId, incarnation: Incarnation) -> Admission {
+        let members = self.members.read().expect("no panic under this lock");
+        let admit = |members: &Members| members.admit(node, incarnation);
+        members.as_ref().map_or(Admission::Welcome, admit)
+    }
+
+    /// Whether a node is one of the cluster.
+    pub(super) fn has_member(&self, node: NodeId) -> bool {
+        let members = self.members.read().expect("no panic under this lock");
+        members.as_ref().is_none_or(|members| members.has(node))
+    }
+
+    /// What a node may reach.
+    pub(super) fn access(&self, node: NodeId) -> Access {
+        let members = self.members.read().expect("no panic under this lock");
+        let access = |members: &Members| members.access(node);
+        members.as_ref().map_or(Access::All, access)
+    }
+
+    /// Another number once the answers to these questions are others.
+    #[inline]
+    pub(super) fn members_version(&self) -> u64 {
+        self.members_version.load(Ordering::Acquire)
+    }
+
+    fn change_members(&self, change: impl FnOnce(&mut Members)) {
+        let mut members = self.members.write().expect("no panic under this lock");
+        change(members.get_or_insert_default());
+        drop(members);
+        // Behind the change: whoever sees the number finds it.
+        self.members_version.fetch_add(1, Ordering::AcqRel);
+        self.command(ConnectorCommand::LookAtMembers);
     }
 
     /// This start of this node.
@@ -119,7 +163,8 @@ impl Control {
     }
 }
 
-/// The network of a node while it runs. Dropping it ends the connecting thread; connections that data threads have go on.
+/// The network of a node while it runs. Dropping it ends the connecting thread; connections that data threads
+/// have go on.
 pub struct Network {
     control: Arc<Control>,
     address: SocketAddr,
@@ -149,12 +194,14 @@ impl Network {
         let control = Arc::new(Control {
             identity: config.identity.clone(),
             ours,
-            wishes: Mutex::default(),
-            bell: Bell::new()?,
+            commands: Mutex::default(),
+            eventfd: EventFd::new()?,
             pairs: config.pairs.clone(),
             counters: AllCounters::default(),
-            ways: Ways::default(),
+            peer_routes: PeerRoutes::default(),
             peers: RwLock::default(),
+            members: RwLock::default(),
+            members_version: AtomicU64::default(),
         });
         let listener = std::net::TcpListener::bind(config.listen).map_err(|e| {
             // Who asked says that it was to listen.
@@ -179,8 +226,8 @@ impl Network {
     }
 
     /// By which ways this node's requests to its peers go.
-    pub fn ways(&self) -> Vec<(NodeId, PeerWay)> {
-        self.control.ways.told()
+    pub fn peer_routes(&self) -> Vec<(NodeId, PeerRoute)> {
+        self.control.peer_routes.told()
     }
 
     /// What has gone over the network so far.
@@ -198,6 +245,18 @@ impl Network {
         self.address
     }
 
+    /// The nodes of the cluster: no other is let in from now on, and connections of others are closed.
+    pub fn set_members(&self, nodes: HashMap<NodeId, MemberView>) {
+        self.control
+            .change_members(|members| members.set_nodes(nodes));
+    }
+
+    /// Layers that are open to nodes which reach no others.
+    pub fn set_open_layers(&self, open: HashMap<NodeId, HashSet<LayerId>>) {
+        self.control
+            .change_members(|members| members.set_open(open));
+    }
+
     /// The nodes that there are, and where. One that is not among them any more is not connected to again.
     pub fn set_peers(&self, peers: HashMap<NodeId, SocketAddr>) {
         *self
@@ -210,7 +269,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        self.control.wish(Wish::Stop);
+        self.control.command(ConnectorCommand::Stop);
         if let Some(thread) = self.thread.take() {
             // A panic of it has been reported already.
             let _ = thread.join();

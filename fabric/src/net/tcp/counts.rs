@@ -1,4 +1,5 @@
-//! What has gone over the network since the start. Each data thread counts for itself, so that none waits for another's cache line.
+//! What has gone over the network since the start. Each data thread counts for itself, so that none waits for
+//! another's cache line.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,10 +32,10 @@ pub enum Count {
     /// Requests for which there was no credit, or no window, and which went over TCP.
     CreditsExhausted,
     /// Queue pairs that were given up.
-    Torn,
+    FailedPair,
 }
 
-const COUNTS: usize = Count::Torn as usize + 1;
+const COUNTS: usize = Count::FailedPair as usize + 1;
 
 /// Those of one data thread, on cache lines of their own.
 #[derive(Debug, Default)]
@@ -84,10 +85,10 @@ mod tests {
         let (one, two) = (all.begin(), all.begin());
         one.add(Count::TcpBytesOut, 4096);
         two.add(Count::TcpBytesOut, 512);
-        two.add(Count::Torn, 1);
+        two.add(Count::FailedPair, 1);
         drop(two);
         assert_eq!(one.get(Count::TcpBytesOut), 4096);
         assert_eq!(all.get(Count::TcpBytesOut), 4608);
-        assert_eq!((all.get(Count::Torn), all.get(Count::Reads)), (1, 0));
+        assert_eq!((all.get(Count::FailedPair), all.get(Count::Reads)), (1, 0));
     }
 }

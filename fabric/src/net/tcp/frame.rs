@@ -1,13 +1,15 @@
 //! Frames byte by byte: what a connection is cut into. Little-endian.
 //!
-//! A frame is a [`FrameHeader`], the message's own header ([`crate::proto::wire`]), one CRC32C for each 4 KiB block of the payload, and the
-//! payload. The frame header tells all lengths, so a kind of message that is added needs nothing here.
+//! A frame is a [`FrameHeader`], the message's own header ([`crate::proto::wire`]), one CRC32C for each 4 KiB
+//! block of the payload, and the payload. The frame header tells all lengths, so a kind of message that is
+//! added needs nothing here.
 //!
-//! Two checksums stand in front: the first covers the lengths, so that none is acted upon that was damaged; the second covers the
-//! message's header and the list of block CRCs. Into the first goes, unsent, the sender's key for this direction (16 random bytes that were
-//! exchanged under TLS) and the frame's number. So a frame that is lost, repeated, taken out of order or out of another
-//! connection is noticed, and whoever cannot read the connection cannot slip one in. It is no protection against those who can
-//! read *and* change the bytes: a CRC gives its key away. That is what `wire = "tls"` is for.
+//! Two checksums stand in front: the first covers the lengths, so that none is acted upon that was damaged;
+//! the second covers the message's header and the list of block CRCs. Into the first goes, unsent, the
+//! sender's key for this direction (16 random bytes that were exchanged under TLS) and the frame's number. So
+//! a frame that is lost, repeated, taken out of order or out of another connection is noticed, and whoever
+//! cannot read the connection cannot slip one in. It is no protection against those who can read *and* change
+//! the bytes: a CRC gives its key away. That is what `wire = "tls"` is for.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -19,14 +21,15 @@ use crate::store::device::BLOCK_BYTES;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"PSTF";
 
-/// Longest header of a message; one that is longer is refused. Those of requests have 112 bytes at most, those about queue pairs as many as a list of
-/// what is unanswered takes.
+/// Longest header of a message; one that is longer is refused. Those of requests have 112 bytes at most,
+/// those about queue pairs as many as a list of what is unanswered takes.
 pub const HEADER_BYTES_MAX: usize = 2048;
 
 /// Longest payload: a chunk. A longer one is refused.
 pub const PAYLOAD_BYTES_MAX: u32 = CHUNK_BYTES as u32;
 
-/// Most block CRCs: one more than blocks in the longest payload, for one that begins in the middle of a block.
+/// Most block CRCs: one more than blocks in the longest payload, for one that begins in the middle of a
+/// block.
 pub const CRCS_MAX: usize = (CHUNK_BYTES as usize) / BLOCK_BYTES + 1;
 
 /// Most bytes of a frame before its payload.
@@ -48,9 +51,11 @@ pub enum Kind {
     Request,
     /// The answer to the request with the same number.
     Reply,
-    /// A sign of life from a side that has been asked and has no answer yet. By a queue pair: what proves that it works, asked and answered once.
+    /// A sign of life from a side that has been asked and has no answer yet. By a queue pair: what proves
+    /// that it works, asked and answered once.
     Alive,
-    /// About the queue pair beside the connection ([`crate::net::rdma::pairing`]); from version 2 of the protocol on.
+    /// About the queue pair beside the connection ([`crate::net::rdma::pairing`]); from version 2 of the
+    /// protocol on.
     Pairing,
 }
 
@@ -291,8 +296,8 @@ pub fn block_lens(skip: u16, payload_len: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Takes the next frame that `bytes` describe, as far as they go, and appends it with checksums that fit; returns how many bytes it took. So a
-/// fuzzer gets past the checksums.
+/// Takes the next frame that `bytes` describe, as far as they go, and appends it with checksums that fit;
+/// returns how many bytes it took. So a fuzzer gets past the checksums.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn repair(bytes: &[u8], stamp: &mut Stamp, out: &mut Vec<u8>) -> Option<usize> {
     let (header, _) = FrameHeader::read_from_prefix(bytes).ok()?;

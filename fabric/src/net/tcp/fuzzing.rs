@@ -1,4 +1,5 @@
-//! Hostile bytes, as plain functions: the fuzz target calls them with what the fuzzer finds, the tests with random bytes.
+//! Hostile bytes, as plain functions: the fuzz target calls them with what the fuzzer finds, the tests with
+//! random bytes.
 //!
 //! A function returns if all is well and panics if the peer got where it must not.
 
@@ -8,7 +9,7 @@ use super::handshake::Agreed;
 use super::hello::{CREDIT_BYTES, CREDIT_REQUESTS, HELLO_BYTES, Hello, VERSIONS, Wire};
 use super::queue::SendQueue;
 use super::reader::Reader;
-use super::responder::{Answer, Asked, Responder, cost};
+use super::responder::{Answer, ReceivedRequest, Responder, cost};
 use super::shape;
 use crate::proto::ids::{ChunkKey, LayerId};
 use crate::proto::{Command, Incarnation, NodeId, Reply, Request, RequestId};
@@ -100,8 +101,8 @@ pub fn request(id: u64, write: bool, offset: u32, list: &[libc::iovec], len: u32
     }
 }
 
-/// Anything that a peer may send, to either end. With `repair` the first checksum of every frame is made to fit, so that what lies behind it is
-/// reached.
+/// Anything that a peer may send, to either end. With `repair` the first checksum of every frame is made to
+/// fit, so that what lies behind it is reached.
 pub fn bytes(data: &[u8], repair: bool) {
     if let Some(hello) = data.first_chunk::<HELLO_BYTES>() {
         if let Ok(hello) = Hello::parse(hello) {
@@ -149,10 +150,10 @@ fn take_requests(responder: &mut Responder<()>, list: &[libc::iovec]) -> Result<
     };
     loop {
         match responder.poll()? {
-            Asked::Nothing => return responder.tick(),
+            ReceivedRequest::Nothing => return responder.tick(),
             // SAFETY: the list outlives the responder.
-            Asked::Begins(_) => unsafe { responder.admit(place) },
-            Asked::Complete { .. } => {
+            ReceivedRequest::Begins(_) => unsafe { responder.admit(place) },
+            ReceivedRequest::Complete { .. } => {
                 let head = responder.reader().head();
                 let parsed = shape::decode(responder.header(), place);
                 responder.begun();

@@ -1,9 +1,10 @@
-//! From a fresh connection to one that carries frames, without the socket: TLS, then a hello each way, then with `wire = "crc"` the change
-//! to plain bytes.
+//! From a fresh connection to one that carries frames, without the socket: TLS, then a hello each way, then
+//! with `wire = "crc"` the change to plain bytes.
 //!
-//! The border of that change is TLS's own `close_notify`: each end sends it as the last thing under TLS, and takes what follows the
-//! peer's for plain. It is authenticated, so nobody else can move the border; and the session says to the byte how far it
-//! read, so that nothing on either side of it is lost. The key that goes into the checksums of the frames was sent before it, under TLS.
+//! The border of that change is TLS's own `close_notify`: each end sends it as the last thing under TLS, and
+//! takes what follows the peer's for plain. It is authenticated, so nobody else can move the border; and the
+//! session says to the byte how far it read, so that nothing on either side of it is lost. The key that goes
+//! into the checksums of the frames was sent before it, under TLS.
 
 use super::frame::Key;
 use super::hello::{HELLO_BYTES, Hello, HelloError, Refused, Wire};
@@ -11,8 +12,8 @@ use super::identity::{Identity, names_node};
 use super::session::{Session, State};
 use crate::proto::{Incarnation, NodeId};
 
-/// Most bytes that may be waiting for a message to be complete; a peer that sends more before it is known is refused. Certificates are far
-/// smaller.
+/// Most bytes that may be waiting for a message to be complete; a peer that sends more before it is known is
+/// refused. Certificates are far smaller.
 pub const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 
 /// Why there is no connection.
@@ -67,6 +68,8 @@ pub struct Established {
 enum Stage {
     /// Waits for the TLS handshake and the peer's hello.
     Hello,
+    /// Has heard the peer, and waits for the owner to say whether it is let in.
+    ReceivedRequest,
     /// Waits for the peer's end of TLS.
     Border,
     /// All said; what is left to send must go out.
@@ -88,6 +91,10 @@ pub struct Handshake {
     sent: usize,
     agreed: Option<Agreed>,
     refused: Option<Refused>,
+    /// The owner decides who is let in.
+    asks: bool,
+    /// Who waits for that.
+    asked: Option<Hello>,
 }
 
 impl Handshake {
@@ -120,7 +127,36 @@ impl Handshake {
             sent: 0,
             agreed: None,
             refused: None,
+            asks: false,
+            asked: None,
         }
+    }
+
+    /// Lets in only whom [`admit`](Self::admit) says, which is due once there is somebody that
+    /// [asks](Self::asked).
+    #[must_use]
+    pub fn asking(self) -> Self {
+        Self { asks: true, ..self }
+    }
+
+    /// Who asks to be let in: its certificate is good, and it speaks our protocol.
+    pub fn asked(&self) -> Option<(NodeId, Incarnation)> {
+        let theirs = self.asked.as_ref()?;
+        Some((theirs.node, theirs.incarnation))
+    }
+
+    /// Lets in who asks, or refuses it. After an error what is left in [`outgoing`](Self::outgoing) tells the
+    /// peer why.
+    pub fn admit(&mut self, refusal: Option<Refused>) -> Result<(), HandshakeError> {
+        let Some(theirs) = self.asked.take() else {
+            return Ok(());
+        };
+        let answer = Hello {
+            refusal,
+            ..self.ours.answer(&theirs, |_| true)
+        };
+        self.send_answer(&theirs, &answer)?;
+        self.advance()
     }
 
     /// Bytes came. After an error what is left in [`outgoing`](Self::outgoing) tells the peer why.
@@ -184,7 +220,7 @@ impl Handshake {
                 }
                 State::Data => {
                     self.say_hello()?;
-                    self.hear()?;
+                    self.clear()?;
                 }
                 State::PeerClosed if self.stage == Stage::Border => self.stage = Stage::Done,
                 // Too early: what was said is not complete.
@@ -204,7 +240,7 @@ impl Handshake {
         Ok(())
     }
 
-    fn hear(&mut self) -> Result<(), HandshakeError> {
+    fn clear(&mut self) -> Result<(), HandshakeError> {
         // Neither end speaks again before it has heard the other.
         if self.stage != Stage::Hello || self.plain.len() > HELLO_BYTES {
             return Err(HandshakeError::Protocol);
@@ -228,6 +264,15 @@ impl Handshake {
         let answer = self.ours.answer(theirs, |node| {
             certificate.is_some_and(|certificate| names_node(certificate, cluster, node))
         });
+        if self.asks && answer.refusal.is_none() {
+            self.asked = Some(*theirs);
+            self.stage = Stage::ReceivedRequest;
+            return Ok(());
+        }
+        self.send_answer(theirs, &answer)
+    }
+
+    fn send_answer(&mut self, theirs: &Hello, answer: &Hello) -> Result<(), HandshakeError> {
         let bytes = answer.encode();
         self.session.encrypt(&bytes, &mut self.outgoing)?;
         if let Some(refused) = answer.refusal {
@@ -236,7 +281,7 @@ impl Handshake {
             self.refused = Some(refused);
             return Ok(());
         }
-        self.agree(theirs, &answer)
+        self.agree(theirs, answer)
     }
 
     fn agree(&mut self, theirs: &Hello, answer: &Hello) -> Result<(), HandshakeError> {

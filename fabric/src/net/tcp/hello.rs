@@ -1,7 +1,8 @@
 //! What both ends say of themselves before the first frame, under TLS in either wire mode.
 //!
-//! The side that connects says hello, the other answers with the same structure: what both can do, or why it refuses. The first 96
-//! bytes stay as they are in all versions of the protocol, so that two releases can at least tell each other their numbers.
+//! The side that connects says hello, the other answers with the same structure: what both can do, or why it
+//! refuses. The first 96 bytes stay as they are in all versions of the protocol, so that two releases can at
+//! least tell each other their numbers.
 
 use std::ops::RangeInclusive;
 
@@ -14,8 +15,8 @@ use crate::proto::{Incarnation, NodeId};
 /// First bytes of a hello.
 pub const MAGIC: [u8; 4] = *b"PSTH";
 
-/// Versions of the protocol that this release speaks. It shall speak the previous release's, too. 2 has queue pairs beside connections; since 3 they
-/// are proven before requests go by them.
+/// Versions of the protocol that this release speaks. It shall speak the previous release's, too. 2 has queue
+/// pairs beside connections; since 3 they are proven before requests go by them.
 pub const VERSIONS: RangeInclusive<u16> = 1..=3;
 /// The first version that knows frames about queue pairs.
 pub const PAIRING_SINCE: u16 = 2;
@@ -25,7 +26,8 @@ pub const QUEUE_PAIRS_SINCE: u16 = 3;
 /// Requests that a connection may have unanswered; further ones wait with the client.
 pub const CREDIT_REQUESTS: u32 = 512;
 
-/// Bytes of payload, of requests and replies together, that a connection may have unanswered; what does not fit waits with the client.
+/// Bytes of payload, of requests and replies together, that a connection may have unanswered; what does not
+/// fit waits with the client.
 pub const CREDIT_BYTES: u32 = 16 << 20;
 
 /// How data travels once both ends know each other.
@@ -34,8 +36,8 @@ pub enum Wire {
     /// All bytes under TLS.
     #[default]
     Tls,
-    /// Plain, with checksums. For a storage network that is trusted: who can change bytes on it can change data, who can read, reads
-    /// them. Used only if both ends are set to it.
+    /// Plain, with checksums. For a storage network that is trusted: who can change bytes on it can change
+    /// data, who can read, reads them. Used only if both ends are set to it.
     Crc,
 }
 
@@ -84,14 +86,25 @@ pub enum Refused {
     /// Too many connections, or it is stopping.
     #[error("the peer takes no more connections")]
     Busy,
+    /// The node that connects is not in the peer's cluster map.
+    #[error(
+        "the peer's cluster map does not have this node, or not this start of it: it was removed from the \
+         cluster, or the peer is behind"
+    )]
+    NotMember,
+    /// A newer start of it is registered.
+    #[error("a newer start of this node is registered with the cluster")]
+    FormerStart,
 }
 
-const REFUSALS: [Refused; 5] = [
+const REFUSALS: [Refused; 7] = [
     Refused::Cluster,
     Refused::Version,
     Refused::Node,
     Refused::Certificate,
     Refused::Busy,
+    Refused::NotMember,
+    Refused::FormerStart,
 ];
 
 /// | offset | size | field |
@@ -104,7 +117,7 @@ const REFUSALS: [Refused; 5] = [
 /// | 32 | 8 | node meant |
 /// | 40 | 8 | incarnation |
 /// | 48 | 1 | wire: 1 tls, 2 crc |
-/// | 49 | 1 | 0, or why not: 1 cluster, 2 version, 3 node, 4 certificate, 5 busy |
+/// | 49 | 1 | 0, or refused: 1 cluster, 2 version, 3 node, 4 certificate, 5 busy, 6 no member, 7 old start |
 /// | 50 | 2 | zero |
 /// | 52 | 4 | requests it takes unanswered |
 /// | 56 | 4 | bytes it takes unanswered |
@@ -216,7 +229,8 @@ impl Hello {
         })
     }
 
-    /// The answer of `self`, who was connected to, to what `peer` says. `certified` tells whether the peer's certificate names a node.
+    /// The answer of `self`, who was connected to, to what `peer` says. `certified` tells whether the peer's
+    /// certificate names a node.
     pub fn answer(&self, peer: &Self, certified: impl FnOnce(NodeId) -> bool) -> Self {
         let refusal = if peer.cluster != self.cluster {
             Some(Refused::Cluster)

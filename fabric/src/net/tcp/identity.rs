@@ -1,6 +1,7 @@
 //! Who a node is to its peers: its certificate, and the CA that it trusts.
 //!
-//! Both ends present a certificate of the cluster's CA. It names its node as [`node_name`]; no other name in it counts.
+//! Both ends present a certificate of the cluster's CA. It names its node as [`node_name`]; no other name in
+//! it counts.
 
 use std::sync::Arc;
 
@@ -13,8 +14,9 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::proto::NodeId;
 
-/// The DNS name that a node's certificate carries as a subject alternative name: `node-N.CLUSTER.penstock`, with the
-/// cluster as a UUID is written. One certificate serves metadata's connections, too (`meta::pki::node_name`).
+/// The DNS name that a node's certificate carries as a subject alternative name: `node-N.CLUSTER.penstock`,
+/// with the cluster as a UUID is written. One certificate serves metadata's connections, too
+/// (`meta::pki::node_name`).
 pub fn node_name(cluster: [u8; 16], node: NodeId) -> String {
     let digits = u128::from_be_bytes(cluster);
     let part = |low: u32, bits: u32| digits >> low & ((1 << bits) - 1);
@@ -55,7 +57,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// From PEM: the CA's certificate, the node's certificate (followed by those in between, if any), and the node's key.
+    /// From PEM: the CA's certificate, the node's certificate (followed by those in between, if any), and the
+    /// node's key.
     pub fn from_pem(ca: &[u8], chain: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
         let pem = |what| move |source| IdentityError::Pem { what, source };
         let certificates = |bytes: &[u8], what| {
@@ -95,7 +98,8 @@ impl Identity {
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(IdentityError::Node)?;
-        // Connections live for months: nothing is gained by resuming one, and a ticket is one more thing that lets a peer in.
+        // Connections live for months: nothing is gained by resuming one, and a ticket is one more thing that
+        // lets a peer in.
         server.send_tls13_tickets = 0;
         server.alpn_protocols = vec![ALPN.to_vec()];
         let mut client = ClientConfig::builder_with_provider(provider)

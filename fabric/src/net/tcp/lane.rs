@@ -1,8 +1,8 @@
-//! The connections of one data thread: those to its peers, on which it asks, and those handed to it, on which it answers. A request never
-//! changes threads.
+//! The connections of one data thread: those to its peers, on which it asks, and those handed to it, on which
+//! it answers. A request never changes threads.
 //!
-//! A turn: [`Lane::send`] and [`Lane::reply`] queue, [`Lane::kick`] writes each connection's queue at once, [`Lane::poll`] takes in what came,
-//! and [`Lane::next_event`] tells of it.
+//! A turn: [`Lane::send`] and [`Lane::reply`] queue, [`Lane::kick`] writes each connection's queue at once,
+//! [`Lane::poll`] takes in what came, and [`Lane::next_event`] tells of it.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,12 +16,13 @@ use rustix::time::{
 };
 
 use super::caller::{Caller, LinkError, shape_of};
-use super::control::{Control, Wish};
+use super::control::{ConnectorCommand, Control};
 use super::counts::{Count, Counters};
 use super::handshake::Established;
-use super::mail::{Letter, Mail};
+use super::inbox::{Inbox, InboxMessage};
+use super::members::{Access, Admission};
 use super::pool::{POOL_BYTES, Pool};
-use super::responder::{Answer, Asked, Responder};
+use super::responder::{Answer, ReceivedRequest, Responder};
 use super::serving::{Serving, Servings};
 use super::shape::{self, Shape};
 use super::socket::Socket;
@@ -31,14 +32,14 @@ use crate::core::slab::{Key, Slab};
 use crate::net::rdma::pair::{Done, Offered};
 use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
 
-use answerer::Answerer;
-use asker::{Asker, ByPair};
+use pair_responder::PairResponder;
+use requester::{PairSend, Requester};
 
-mod answerer;
-mod asker;
 mod links;
+mod pair_responder;
 mod pairs;
 mod receive;
+mod requester;
 #[cfg(test)]
 mod tests;
 
@@ -83,10 +84,14 @@ enum End {
 
 struct Link {
     // Before the rest: what a device works on ends first.
-    asker: Option<Box<Asker>>,
-    answerer: Option<Box<Answerer>>,
+    requester: Option<Box<Requester>>,
+    pair_responder: Option<Box<PairResponder>>,
     socket: Socket,
     end: End,
+    /// The start of the peer.
+    incarnation: Incarnation,
+    /// What requests of the peer may touch, as it was at this version of the members.
+    access: (u64, Access),
     /// The request that is being received.
     receiving: Option<u32>,
     /// Waits for memory, and is not read meanwhile.
@@ -97,7 +102,7 @@ struct Link {
     blocked: bool,
 }
 
-enum Road {
+enum LinkState {
     /// Never tried, or quietly closed.
     None,
     /// Being tried for the first time since it was last good.
@@ -116,7 +121,7 @@ struct Waiting {
 }
 
 struct Peer {
-    road: Road,
+    road: LinkState,
     /// Ticks before a queue pair is offered once more, as it was with the last connection.
     pause: u32,
     /// Why there was none with it in the end.
@@ -151,7 +156,7 @@ impl Summed {
 /// See the module.
 pub struct Lane {
     index: usize,
-    mail: Arc<Mail>,
+    inbox: Arc<Inbox>,
     control: Arc<Control>,
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -166,9 +171,11 @@ pub struct Lane {
     pairs_wait: bool,
     done: Vec<Done>,
     servings: Servings,
+    /// Version of the members by which connections were looked at.
+    members_version: u64,
     counters: Arc<Counters>,
-    /// Memory for data of this node's requests that is not open to the device. Of its own: while a peer waits for memory of the other pool, the
-    /// request that it serves needs none of that.
+    /// Memory for data of this node's requests that is not open to the device. Of its own: while a peer waits
+    /// for memory of the other pool, the request that it serves needs none of that.
     bounces: Pool,
     events: VecDeque<Event>,
     crcs: Vec<u32>,
@@ -179,15 +186,16 @@ pub struct Lane {
 unsafe impl Send for Lane {}
 
 impl Lane {
-    /// The lane of the data thread of this number. One that `serves` is handed connections of other nodes, and must be polled as long as it lives.
+    /// The lane of the data thread of this number. One that `serves` is handed connections of other nodes,
+    /// and must be polled as long as it lives.
     pub fn new(control: Arc<Control>, index: usize, serves: bool) -> std::io::Result<Self> {
-        let mail = Arc::new(Mail::new()?);
+        let inbox = Arc::new(Inbox::new()?);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(
             &epoll,
-            mail.bell.fd(),
+            inbox.eventfd.fd(),
             EventData::new_u64(MAIL),
             EventFlags::IN,
         )?;
@@ -196,20 +204,21 @@ impl Lane {
         let mut servings = Servings::new(Pool::new(POOL_BYTES));
         let mut bounces = Pool::new(BOUNCE_BYTES);
         if let Offered::Port(port) = control.pairs() {
-            // Now, when no request waits for it: pinning so much takes a while. What fails is tried again, and told, when there is to be a queue pair.
+            // Now, when no request waits for it: pinning so much takes a while. What fails is tried again,
+            // and told, when there is to be a queue pair.
             let _ = bounces.register(&**port);
             if serves {
                 let _ = servings.register(&**port);
             }
         }
-        control.wish(Wish::Register {
+        control.command(ConnectorCommand::Register {
             lane: index,
-            mail: Arc::clone(&mail),
+            inbox: Arc::clone(&inbox),
             serves,
         });
         Ok(Self {
             index,
-            mail,
+            inbox,
             control,
             epoll,
             timer,
@@ -222,6 +231,7 @@ impl Lane {
             pairs_wait: false,
             done: Vec::new(),
             servings,
+            members_version: 0,
             counters,
             bounces,
             events: VecDeque::new(),
@@ -238,7 +248,7 @@ impl Lane {
     /// Whether `poll` has to be called.
     #[inline]
     pub fn is_active(&self) -> bool {
-        self.links.taken() > 0 || self.mail.bell.is_rung() || !self.events.is_empty()
+        self.links.taken() > 0 || self.inbox.eventfd.is_signalled() || !self.events.is_empty()
     }
 
     /// Requests of other nodes that were handed out and not answered; the store may be using their memory.
@@ -246,19 +256,20 @@ impl Lane {
         self.servings.asked()
     }
 
-    /// Sends a request to a node. `Some`: it cannot be reached. Else an event tells of the answer, or of the loss.
+    /// Sends a request to a node. `Some`: it cannot be reached. Else an event tells of the answer, or of the
+    /// loss.
     pub fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
         let shape = shape_of(request);
         self.sum(request, &shape);
         let peer = self.peers.entry(node).or_insert_with(|| Peer {
-            road: Road::None,
-            pause: asker::PAUSE_TICKS_MIN,
+            road: LinkState::None,
+            pause: requester::PAUSE_TICKS_MIN,
             why_not: None,
             waiting: VecDeque::new(),
         });
         match peer.road {
-            Road::Down => return Some(unreachable(request)),
-            Road::Up(index) if peer.waiting.is_empty() => {
+            LinkState::Down => return Some(unreachable(request)),
+            LinkState::Up(index) if peer.waiting.is_empty() => {
                 let link = self.links[index].as_deref_mut().expect("up means linked");
                 let (what, counters) = ((&shape, &self.crcs[..]), &self.counters);
                 // SAFETY: the client keeps the buffers until the answer or the loss.
@@ -267,11 +278,11 @@ impl Lane {
                     return None;
                 }
             }
-            Road::Up(_) | Road::Dialing => {}
-            Road::None if !self.control.knows(node) => return Some(unreachable(request)),
-            Road::None => {
-                peer.road = Road::Dialing;
-                self.control.wish(Wish::Dial {
+            LinkState::Up(_) | LinkState::Dialing => {}
+            LinkState::None if !self.control.knows(node) => return Some(unreachable(request)),
+            LinkState::None => {
+                peer.road = LinkState::Dialing;
+                self.control.command(ConnectorCommand::Dial {
                     lane: self.index,
                     node,
                     failed: false,
@@ -290,8 +301,8 @@ impl Lane {
         None
     }
 
-    /// Takes the CRCs of a write of which this node's own replica was given a copy, if its others have none yet; false if the copy is not what
-    /// they were sent.
+    /// Takes the CRCs of a write of which this node's own replica was given a copy, if its others have none
+    /// yet; false if the copy is not what they were sent.
     pub fn matches(&mut self, request: &Request, copy: &Request) -> bool {
         let (shape, copied) = (shape_of(request), shape_of(copy));
         let Some((now, list)) = Summed::of(request, &shape).zip(copied.payload) else {
@@ -309,8 +320,8 @@ impl Lane {
         same
     }
 
-    /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest may change its buffer
-    /// meanwhile, and all replicas are to take the same bytes or none.
+    /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest
+    /// may change its buffer meanwhile, and all replicas are to take the same bytes or none.
     fn sum(&mut self, request: &Request, shape: &Shape) {
         let Some((now, list)) = Summed::of(request, shape).zip(shape.payload) else {
             self.crcs.clear();
@@ -410,7 +421,7 @@ impl Lane {
         }
         let waits = !self.stalled.is_empty() || self.pairs_wait;
         if self.servings.has_freed() && waits {
-            self.mail.bell.ring();
+            self.inbox.eventfd.ring();
         }
     }
 
@@ -454,12 +465,12 @@ impl Lane {
         }
     }
 
-    /// Takes in what came. Nothing is done while there are events to tell of: a node that comes back is never used before its loss is
-    /// known.
+    /// Takes in what came. Nothing is done while there are events to tell of: a node that comes back is never
+    /// used before its loss is known.
     pub fn poll(&mut self) {
         if !self.events.is_empty() {
             // What is readable meanwhile has told of itself already, and is not to be slept on.
-            self.mail.bell.ring();
+            self.inbox.eventfd.ring();
             return;
         }
         for _ in 0..ROUNDS_MAX {
@@ -467,7 +478,7 @@ impl Lane {
                 return;
             }
         }
-        self.mail.bell.ring();
+        self.inbox.eventfd.ring();
     }
 
     /// One round; false if there was nothing.
@@ -489,7 +500,10 @@ impl Lane {
         let mut ticked = false;
         for event in &ready {
             match event.data.u64() {
-                MAIL => self.open_mail(),
+                MAIL => {
+                    self.drain_inbox();
+                    self.look_at_members();
+                }
                 TIMER => ticked = true,
                 PAIRS => self.pairs_heard(),
                 key => {
@@ -538,13 +552,14 @@ impl Lane {
                 }
             }
             self.tick_pair(index);
-            self.tick_asker(index);
+            self.tick_requester(index);
         }
     }
 
     /// Takes no more requests of other nodes; those taken over are yet to be answered.
     pub fn stop_serving(&mut self) {
-        self.control.wish(Wish::Unregister { lane: self.index });
+        self.control
+            .command(ConnectorCommand::Unregister { lane: self.index });
         for index in 0..self.links.capacity() {
             let serves = self.links[index]
                 .as_deref()
@@ -572,12 +587,12 @@ impl Link {
             return false;
         };
         let mut is_exhausted = false;
-        if let Some(asker) = &mut self.asker {
+        if let Some(requester) = &mut self.requester {
             // SAFETY: the caller's promise.
-            match unsafe { asker.send(caller, request, (shape, crcs), bounces, counters) } {
-                ByPair::Sent => return true,
-                ByPair::Exhausted => is_exhausted = true,
-                ByPair::None => {}
+            match unsafe { requester.send(caller, request, (shape, crcs), bounces, counters) } {
+                PairSend::Sent => return true,
+                PairSend::Exhausted => is_exhausted = true,
+                PairSend::None => {}
             }
         }
         let has_credit = caller.has_credit(shape);

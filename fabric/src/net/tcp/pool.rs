@@ -1,5 +1,5 @@
-//! Memory for payloads that a replica receives and sends: one piece, bounded, aligned for direct I/O, cut into buffers of powers of two. In one
-//! piece it is registered with a device once.
+//! Memory for payloads that a replica receives and sends: one piece, bounded, aligned for direct I/O, cut
+//! into buffers of powers of two. In one piece it is registered with a device once.
 
 use std::ptr::NonNull;
 
@@ -8,7 +8,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use crate::net::rdma::pair::{Port, Registered};
 use crate::store::device::BLOCK_BYTES;
 
-/// Memory of a data thread's pool. With all of it in use its connections are not read until a request is done.
+/// Memory of a data thread's pool. With all of it in use its connections are not read until a request is
+/// done.
 pub const POOL_BYTES: usize = 64 << 20;
 
 /// Sizes: 4 KiB, doubled up to 4 MiB.
@@ -57,7 +58,8 @@ pub struct Pool {
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// A pool of so many bytes, a multiple of the largest buffer. They are taken from the system when they are first used.
+    /// A pool of so many bytes, a multiple of the largest buffer. They are taken from the system when they
+    /// are first used.
     pub fn new(bytes: usize) -> Self {
         let largest = BLOCK_BYTES * LARGEST_BLOCKS as usize;
         assert!(bytes > 0 && bytes % largest == 0);
@@ -89,8 +91,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Memory for `len` bytes, from 1 to 4 MiB. `None`: wait until some is given back. What is in it is of no meaning, but it is not another
-    /// process's.
+    /// Memory for `len` bytes, from 1 to 4 MiB. `None`: wait until some is given back. What is in it is of no
+    /// meaning, but it is not another process's.
     pub fn take(&mut self, len: usize) -> Option<Buffer> {
         let class = len.div_ceil(BLOCK_BYTES).next_power_of_two().ilog2() as u8;
         let block = self.cut(class).or_else(|| {
@@ -173,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_never_grows_past_its_bound_and_never_stays_stuck_on_another_size() {
+    fn pool_stays_within_its_bound_and_switches_between_sizes() {
         let mut pool = Pool::new(8 << 20);
         for _ in 0..2 {
             let small: Vec<_> = std::iter::from_fn(|| pool.take(4096)).collect();

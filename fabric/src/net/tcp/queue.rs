@@ -1,7 +1,8 @@
 //! Frames out, bytes out: the sending half of a connection, without the socket.
 //!
-//! Heads are encoded when they are queued; payloads stay where they are and are named in the list that [`SendQueue::gather`] gives, so that all that
-//! was queued in a turn is one `writev`. Bounded by the credits of whoever queues.
+//! Heads are encoded when they are queued; payloads stay where they are and are named in the list that
+//! [`SendQueue::gather`] gives, so that all that was queued in a turn is one `writev`. Bounded by the credits
+//! of whoever queues.
 
 use std::collections::VecDeque;
 
@@ -53,7 +54,8 @@ impl SendQueue {
     /// Queues a frame; returns the position of its end, which [`sent`](Self::sent) reaches when it is out.
     ///
     /// # Safety
-    /// The list and the memory hold the payload and stay valid until then, or until the queue is dropped. The memory may be a guest's and change.
+    /// The list and the memory hold the payload and stay valid until then, or until the queue is dropped. The
+    /// memory may be a guest's and change.
     pub unsafe fn push(&mut self, message: &Message<'_>, payload: Option<IoVecs>) -> u64 {
         let before = self.heads.len();
         message.encode(&mut self.stamp, &mut self.heads);

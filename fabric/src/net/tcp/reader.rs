@@ -1,17 +1,19 @@
 //! Bytes in, frames out: the receiving half of a connection, without the socket.
 //!
-//! Heads, and payloads that come along with them, arrive in a staging area of fixed size. Where the rest of a payload is to go the owner says
-//! as soon as its head is there; from then on [`Reader::space`] names that memory first, so that a large payload is received
-//! in place.
+//! Heads, and payloads that come along with them, arrive in a staging area of fixed size. Where the rest of a
+//! payload is to go the owner says as soon as its head is there; from then on [`Reader::space`] names that
+//! memory first, so that a large payload is received in place.
 
 use super::frame::{self, FRAME_BYTES, FrameError, HEAD_BYTES_MAX, Head, Key, Stamp};
 use crate::store::device::IoVecs;
 use crate::store::iov::IovCursor;
 
-/// Bytes of the staging area. At most so much of a payload is copied; seven 4 KiB replies fit, so that they cost one system call.
+/// Bytes of the staging area. At most so much of a payload is copied; seven 4 KiB replies fit, so that they
+/// cost one system call.
 pub const STAGING_BYTES: usize = 32 << 10;
 
-/// Plaintext of a TLS record at most; after all complete frames were taken out there is always so much room in the staging area.
+/// Plaintext of a TLS record at most; after all complete frames were taken out there is always so much room
+/// in the staging area.
 pub const RECORD_BYTES: usize = 16 << 10;
 
 const _: () = assert!(STAGING_BYTES >= HEAD_BYTES_MAX + RECORD_BYTES);
@@ -83,8 +85,8 @@ impl Reader {
         }
     }
 
-    /// Appends where the next bytes go: the rest of the payload, then the staging area. Never nothing, unless a frame waits
-    /// for a place.
+    /// Appends where the next bytes go: the rest of the payload, then the staging area. Never nothing, unless
+    /// a frame waits for a place.
     pub fn space(&mut self, out: &mut Vec<libc::iovec>) {
         self.compact();
         if let State::Payload { left, .. } = self.state {
@@ -122,8 +124,9 @@ impl Reader {
         self.end += staged;
     }
 
-    /// Takes bytes that are elsewhere (decrypted, or left over from the handshake). There must be room for what does not belong to the present
-    /// payload: [`RECORD_BYTES`] if every complete frame has been finished.
+    /// Takes bytes that are elsewhere (decrypted, or left over from the handshake). There must be room for
+    /// what does not belong to the present payload: [`RECORD_BYTES`] if every complete frame has been
+    /// finished.
     pub fn push(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         if let State::Payload { left, .. } = &mut self.state {
@@ -186,8 +189,8 @@ impl Reader {
     /// Says where the payload goes.
     ///
     /// # Safety
-    /// The list and the memory hold the payload's bytes, and are valid until the frame is finished or the reader dropped. The memory may
-    /// be a guest's and change.
+    /// The list and the memory hold the payload's bytes, and are valid until the frame is finished or the
+    /// reader dropped. The memory may be a guest's and change.
     pub unsafe fn take_payload(&mut self, to: IoVecs) {
         let head = self.head();
         self.list = to;

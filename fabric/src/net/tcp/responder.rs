@@ -1,7 +1,9 @@
-//! The end of a connection that is asked: requests in, replies out in the order in which they are done, without the socket.
+//! The end of a connection that is asked: requests in, replies out in the order in which they are done,
+//! without the socket.
 //!
-//! Holds the peer to its credits: a peer that has more unanswered than it was granted is cut off, and what it did not read yet counts as
-//! unanswered, so that one that does not read its replies cannot make this end hold more.
+//! Holds the peer to its credits: a peer that has more unanswered than it was granted is cut off, and what it
+//! did not read yet counts as unanswered, so that one that does not read its replies cannot make this end
+//! hold more.
 
 use std::collections::VecDeque;
 
@@ -49,7 +51,7 @@ pub struct Responder<T> {
 
 /// What the reader has for the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum ReceivedRequest {
     /// Nothing, until more bytes come.
     Nothing,
     /// A request begins: [`Responder::admit`] is due, now or later.
@@ -120,11 +122,11 @@ impl<T> Responder<T> {
     }
 
     /// Looks at what came.
-    pub fn poll(&mut self) -> Result<Asked, LinkError> {
+    pub fn poll(&mut self) -> Result<ReceivedRequest, LinkError> {
         loop {
             match self.reader.progress()? {
-                Progress::Bytes => return Ok(Asked::Nothing),
-                Progress::Frame { intact } => return Ok(Asked::Complete { intact }),
+                Progress::Bytes => return Ok(ReceivedRequest::Nothing),
+                Progress::Frame { intact } => return Ok(ReceivedRequest::Complete { intact }),
                 Progress::Head => {}
             }
             let head = self.reader.head();
@@ -141,7 +143,7 @@ impl<T> Responder<T> {
                 Kind::Request if self.requests_left == 0 || cost(&head) > self.bytes_left => {
                     return Err(LinkError::Protocol("more requests than it was granted"));
                 }
-                Kind::Request => return Ok(Asked::Begins(head)),
+                Kind::Request => return Ok(ReceivedRequest::Begins(head)),
             }
         }
     }
@@ -154,7 +156,8 @@ impl<T> Responder<T> {
     /// Takes the request that begins; its payload goes where `to` says.
     ///
     /// # Safety
-    /// The list holds the payload and is valid until [`begun`](Self::begun), or until this machine is dropped.
+    /// The list holds the payload and is valid until [`begun`](Self::begun), or until this machine is
+    /// dropped.
     pub unsafe fn admit(&mut self, to: IoVecs) {
         let head = self.reader.head();
         self.requests_left -= 1;
@@ -169,7 +172,8 @@ impl<T> Responder<T> {
         self.reader.finish();
     }
 
-    /// Queues a reply to a request of this `pair` that cost so much. `held` comes back from [`next_sent`](Self::next_sent).
+    /// Queues a reply to a request of this `pair` that cost so much. `held` comes back from
+    /// [`next_sent`](Self::next_sent).
     ///
     /// # Safety
     /// The payload stays valid until then, or until this machine is dropped.

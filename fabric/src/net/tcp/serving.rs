@@ -1,4 +1,5 @@
-//! Requests of other nodes between their first byte and the last byte of their answer, and the memory of their data.
+//! Requests of other nodes between their first byte and the last byte of their answer, and the memory of
+//! their data.
 
 use std::sync::Arc;
 
@@ -14,16 +15,17 @@ use crate::net::rdma::slots::{Slot, Slots};
 use crate::proto::{Request, RequestId};
 use crate::store::device::IoVecs;
 
-/// Requests of other nodes that a data thread has at once; with more its connections are not read until one is answered.
+/// Requests of other nodes that a data thread has at once; with more its connections are not read until one
+/// is answered.
 pub const SERVINGS_MAX: u32 = 2048;
 
 /// How a request came, and how it is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Route {
     /// On the connection.
     Connection,
     /// By the queue pair beside it.
-    Beside {
+    QueuePairEndpoint {
         /// Which of the connection.
         number: u32,
         /// Where the request lies.
@@ -43,7 +45,7 @@ pub struct Serving {
     /// What it takes of the connection's credit; nothing if it came by the queue pair.
     pub cost: Option<u32>,
     /// How it came.
-    pub way: Way,
+    pub way: Route,
     /// What the peer calls it.
     pub id: RequestId,
     /// Where in its block its payload begins.
@@ -56,13 +58,14 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Of a request that came on the connection `link`, with so many bytes of memory at a place for its payload or its reply's.
+    /// Of a request that came on the connection `link`, with so many bytes of memory at a place for its
+    /// payload or its reply's.
     fn of(link: Key, head: &Head, id: RequestId, (at, bytes): (*mut u8, usize)) -> Self {
         Self {
             link,
             pair: head.pair,
             cost: None,
-            way: Way::Connection,
+            way: Route::Connection,
             id,
             skip: head.skip,
             room: head.room,
@@ -80,7 +83,7 @@ enum Memory {
     None,
     Pool(Buffer),
     /// A slot of a queue pair, held as long as a store may work on it.
-    Beside {
+    QueuePairEndpoint {
         _slots: Arc<Slots>,
     },
 }
@@ -109,7 +112,7 @@ impl Servings {
             link: Key(0),
             pair: 0,
             cost: None,
-            way: Way::Connection,
+            way: Route::Connection,
             id: RequestId(0),
             skip: 0,
             room: 0,
@@ -149,7 +152,7 @@ impl Servings {
         };
         let at = match &memory {
             Memory::Pool(buffer) => buffer.as_ptr(),
-            Memory::None | Memory::Beside { .. } => std::ptr::null_mut(),
+            Memory::None | Memory::QueuePairEndpoint { .. } => std::ptr::null_mut(),
         };
         let serving = Serving {
             cost: Some(responder::cost(head)),
@@ -158,7 +161,8 @@ impl Servings {
         Ok(Some(self.place(serving, memory)))
     }
 
-    /// A request has come by a queue pair. Its payload, or its reply's, lies in its slots or in a buffer, as `place` says.
+    /// A request has come by a queue pair. Its payload, or its reply's, lies in its slots or in a buffer, as
+    /// `place` says.
     ///
     /// # Panics
     /// If there is [no room](Self::has_room), or no place for a payload.
@@ -166,7 +170,7 @@ impl Servings {
         &mut self,
         link: Key,
         (head, header): (&Head, &[u8]),
-        way: Way,
+        way: Route,
         place: Place<'_>,
     ) -> Result<u32, LinkError> {
         let (request, shape) = match checked(head, header) {
@@ -183,7 +187,7 @@ impl Servings {
             (Place::Buffer(buffer), _) => (buffer.as_ptr(), Memory::Pool(buffer)),
             (
                 Place::Slots(slots),
-                Way::Beside {
+                Route::QueuePairEndpoint {
                     received, reply, ..
                 },
             ) => {
@@ -198,9 +202,9 @@ impl Servings {
                 );
                 let at = slot.map_or(std::ptr::null_mut(), |slot| slots.payload(slot));
                 let _slots = Arc::clone(slots);
-                (at, Memory::Beside { _slots })
+                (at, Memory::QueuePairEndpoint { _slots })
             }
-            (Place::Slots(_), Way::Connection) => {
+            (Place::Slots(_), Route::Connection) => {
                 unreachable!("what comes on the connection has no slots")
             }
         };
@@ -216,7 +220,8 @@ impl Servings {
         self.pool.register(port)
     }
 
-    /// Memory for a payload of so many bytes, to be [given back](Self::give_back) or to [begin](Self::begin_beside) a serving with.
+    /// Memory for a payload of so many bytes, to be [given back](Self::give_back) or to
+    /// [begin](Self::begin_beside) a serving with.
     pub fn buffer(&mut self, bytes: usize) -> Option<Buffer> {
         self.pool.take(bytes)
     }
@@ -250,12 +255,14 @@ impl Servings {
         slot
     }
 
-    /// What pairs replies with requests, of those that have come by the queue pair of this number of a connection.
-    pub fn beside(&self, link: Key, number: u32) -> impl Iterator<Item = u64> + '_ {
+    /// What pairs replies with requests, of those that have come by the queue pair of this number of a
+    /// connection.
+    pub fn endpoint(&self, link: Key, number: u32) -> impl Iterator<Item = u64> + '_ {
         let slots = (0..self.slots.capacity()).filter(|slot| self.slots.is_taken(*slot));
         let all = slots.map(|slot| &self.slots[slot].0);
         let came_so = move |serving: &&Serving| {
-            let of_pair = matches!(serving.way, Way::Beside { number: of, .. } if of == number);
+            let of_pair =
+                matches!(serving.way, Route::QueuePairEndpoint { number: of, .. } if of == number);
             serving.link == link && of_pair
         };
         all.filter(came_so).map(|serving| serving.pair)
@@ -303,13 +310,14 @@ impl Servings {
     pub fn free(&mut self, slot: u32) {
         match std::mem::replace(&mut self.slots[slot].1, Memory::None) {
             Memory::Pool(buffer) => self.pool.give_back(buffer),
-            Memory::None | Memory::Beside { .. } => {}
+            Memory::None | Memory::QueuePairEndpoint { .. } => {}
         }
         self.slots.give_back(slot);
         self.freed = true;
     }
 
-    /// Whether there may be room now that there was not before; to be asked on behalf of those who wait for it.
+    /// Whether there may be room now that there was not before; to be asked on behalf of those who wait for
+    /// it.
     pub fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }
@@ -329,7 +337,7 @@ impl std::ops::Index<u32> for Servings {
 }
 
 /// The name and the shape of a request that begins, if it is what its frame says.
-fn checked(head: &Head, header: &[u8]) -> Result<(RequestId, Shape), LinkError> {
+pub fn checked(head: &Head, header: &[u8]) -> Result<(RequestId, Shape), LinkError> {
     let request = shape::decode(header, NOWHERE)?;
     let shape = shape::of(&request.command);
     match (head.payload_len, head.room, head.skip) == (shape.payload_len, shape.room, shape.skip) {

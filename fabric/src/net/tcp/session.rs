@@ -1,7 +1,7 @@
 //! TLS without the socket: records in, plaintext out, and the other way round.
 //!
-//! rustls decrypts a record in place and hands out a copy; that one is copied to its destination. Sending, what is large is encrypted straight from
-//! where it lies.
+//! rustls decrypts a record in place and hands out a copy; that one is copied to its destination. Sending,
+//! what is large is encrypted straight from where it lies.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ const HEADER_BYTES: usize = 5;
 /// One end of a TLS connection.
 pub struct Session {
     side: Side,
-    /// Bytes at the beginning of the input that rustls has seen and wants to see again: a message of the handshake that goes on in the next
-    /// record.
+    /// Bytes at the beginning of the input that rustls has seen and wants to see again: a message of the
+    /// handshake that goes on in the next record.
     offered: usize,
 }
 
@@ -100,11 +100,12 @@ impl Session {
         chain?.first()
     }
 
-    /// Processes what came, up to the end of the first record with data. What is to be sent is appended to `out`; after an error, too: it tells
-    /// the peer why.
+    /// Processes what came, up to the end of the first record with data. What is to be sent is appended to
+    /// `out`; after an error, too: it tells the peer why.
     ///
-    /// rustls is given one record after the other, and is to use it up. It is not when a message of the handshake goes on in the next one; once
-    /// the handshake is over nobody sends such, and rustls could then not be asked to encrypt in between.
+    /// rustls is given one record after the other, and is to use it up. It is not when a message of the
+    /// handshake goes on in the next one; once the handshake is over nobody sends such, and rustls could then
+    /// not be asked to encrypt in between.
     pub fn process(
         &mut self,
         incoming: &mut [u8],

@@ -1,6 +1,7 @@
 //! What a command sends and receives besides its header, and what stands in the header of its frame.
 //!
-//! That is the [`RequestHeader`], followed by the two stamps of a restoration: they belong to the request, and its payload stays whole blocks.
+//! That is the [`RequestHeader`], followed by the two stamps of a restoration: they belong to the request,
+//! and its payload stays whole blocks.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -124,7 +125,8 @@ fn skip(offset: u32) -> u16 {
 /// Puts the CRC of each block of a payload into `crcs`.
 ///
 /// # Safety
-/// The list and the memory are valid. The memory may change meanwhile (it may be a guest's): that only spoils a sum.
+/// The list and the memory are valid. The memory may change meanwhile (it may be a guest's): that only spoils
+/// a sum.
 pub unsafe fn sums(list: &IoVecs, skip: u16, len: u32, crcs: &mut Vec<u32>) {
     crcs.clear();
     // SAFETY: the caller's promise.

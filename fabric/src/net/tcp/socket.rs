@@ -1,4 +1,5 @@
-//! Bytes between a socket and the machines: scatter and gather without copying when plain, through TLS otherwise.
+//! Bytes between a socket and the machines: scatter and gather without copying when plain, through TLS
+//! otherwise.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,7 +10,8 @@ use super::queue::SendQueue;
 use super::reader::{IOVECS_MAX, Reader};
 use super::session::{PLAINTEXT_BYTES, RECORD_BYTES_MAX, Session, State};
 
-/// Bytes that are read from a socket at once under TLS, a few records. What the handshake left over fits, too.
+/// Bytes that are read from a socket at once under TLS, a few records. What the handshake left over fits,
+/// too.
 const INCOMING_BYTES: usize = HANDSHAKE_BYTES_MAX;
 
 /// Bytes that are encrypted before they are written.
@@ -64,7 +66,8 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    /// Receives once; false if there is nothing. Under TLS not more than a record, after which every complete frame must be taken out of the reader.
+    /// Receives once; false if there is nothing. Under TLS not more than a record, after which every complete
+    /// frame must be taken out of the reader.
     pub fn receive(&mut self, reader: &mut Reader) -> Result<bool, LinkError> {
         if let Some(tls) = &mut self.tls {
             return tls.receive(&self.fd, reader);
@@ -157,7 +160,8 @@ impl Tls {
         }
     }
 
-    /// Encrypts the beginning of what the list names, as much as is to be written at once; returns how many bytes.
+    /// Encrypts the beginning of what the list names, as much as is to be written at once; returns how many
+    /// bytes.
     fn encrypt(&mut self, list: &[libc::iovec]) -> Result<usize, LinkError> {
         let mut taken = 0;
         self.joined.clear();

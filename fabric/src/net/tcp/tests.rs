@@ -12,7 +12,7 @@ use super::fuzzing::{agreed, bytes, drain, fill, request};
 use super::handshake::{Established, Handshake, HandshakeError};
 use super::hello::{CREDIT_BYTES, CREDIT_REQUESTS, Hello, Refused, VERSIONS, Wire};
 use super::identity::{Identity, node_name};
-use super::responder::{ALIVE_TICKS, Answer, Asked, Responder, STUCK_TICKS_MAX, cost};
+use super::responder::{ALIVE_TICKS, Answer, ReceivedRequest, Responder, STUCK_TICKS_MAX, cost};
 use super::session::State;
 use super::shape;
 use crate::proto::message::BlockStamp;

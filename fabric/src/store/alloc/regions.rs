@@ -97,8 +97,8 @@ impl Allocator {
         Some(self.longest_run(region, max))
     }
 
-    /// Hands out a run of at most `max` units for data, preferably that long and outside the windows: where the last one
-    /// ended, in an empty region, in the best of some others.
+    /// Hands out a run of at most `max` units for data, preferably that long and outside the windows: where
+    /// the last one ended, in an empty region, in the best of some others.
     pub fn take_run(&mut self, max: u32) -> Option<Run> {
         if self.free_units == 0 {
             return None;
@@ -119,7 +119,8 @@ impl Allocator {
         Some(run)
     }
 
-    /// Hands out a run of at most `max` units for map pages, which leave empty regions to data while there are others.
+    /// Hands out a run of at most `max` units for map pages, which leave empty regions to data while there
+    /// are others.
     pub fn take_pages(&mut self, max: u32) -> Option<Run> {
         if self.free_units == 0 {
             return None;
@@ -142,8 +143,9 @@ impl Allocator {
         Some(run)
     }
 
-    /// Hands out room for `count` units that the cleaner moves, in at most two runs: what is left of the region where the
-    /// last ones went, and an empty region if it may begin one. Returns how many it began, `None` if there is no room.
+    /// Hands out room for `count` units that the cleaner moves, in at most two runs: what is left of the
+    /// region where the last ones went, and an empty region if it may begin one. Returns how many it began,
+    /// `None` if there is no room.
     pub fn take_stream(&mut self, count: u32, may_begin: bool, out: &mut Vec<Run>) -> Option<u32> {
         let stream = self.stream;
         let region = stream.start / REGION_UNITS;
@@ -191,8 +193,8 @@ impl Allocator {
         run
     }
 
-    /// Hands out room for `count` units that the cleaner moves out of its victims, in partly used regions, in at most
-    /// `runs_max` runs; `false`, and nothing, if that is not enough.
+    /// Hands out room for `count` units that the cleaner moves out of its victims, in partly used regions, in
+    /// at most `runs_max` runs; `false`, and nothing, if that is not enough.
     pub fn take_holes(&mut self, count: u32, runs_max: usize, out: &mut Vec<Run>) -> bool {
         let mut left = count;
         while left > 0 && out.len() < runs_max {
@@ -223,8 +225,8 @@ impl Allocator {
         space
     }
 
-    /// Chooses the regions with the fewest units in use: at most `regions_max`, each with at most `used_max` units, and no
-    /// more units in all than `units_max` or half the free ones in regions that stay.
+    /// Chooses the regions with the fewest units in use: at most `regions_max`, each with at most `used_max`
+    /// units, and no more units in all than `units_max` or half the free ones in regions that stay.
     pub fn choose_victims(&mut self, regions_max: u32, used_max: u32, units_max: u32) -> Victims {
         self.forget_victims();
         let mut by_used = [0u32; REGION_UNITS as usize + 1];

@@ -13,7 +13,8 @@ pub enum StoreError {
     NoSpace,
     /// A block or its map page failed its checksum, twice.
     #[error(
-        "checksum mismatch in chunk {chunk} of layer {layer:?}, block {block}, at byte {device_offset} of the device"
+        "checksum mismatch in chunk {chunk} of layer {layer:?}, block {block}, at byte {device_offset} of \
+         the device"
     )]
     Corrupt {
         /// Layer.
@@ -25,10 +26,11 @@ pub enum StoreError {
         /// Where on the device.
         device_offset: u64,
     },
-    /// The device refuses to read a block or its map page. Of an operation that writes it is the read of what a partly covered block
-    /// held before: nothing of that map page was written.
+    /// The device refuses to read a block or its map page. Of an operation that writes it is the read of what
+    /// a partly covered block held before: nothing of that map page was written.
     #[error(
-        "device error {errno} reading chunk {chunk} of layer {layer:?}, block {block}, at byte {device_offset} of the device"
+        "device error {errno} reading chunk {chunk} of layer {layer:?}, block {block}, at byte \
+         {device_offset} of the device"
     )]
     Unreadable {
         /// Layer.
@@ -45,8 +47,8 @@ pub enum StoreError {
     /// The device answered a flush of all its shards with this errno.
     #[error("device error {0}")]
     Device(i32),
-    /// A device write or flush failed, this operation's or an earlier one's; the shard refuses writes until it is opened again,
-    /// reads go on.
+    /// A device write or flush failed, this operation's or an earlier one's; the shard refuses writes until
+    /// it is opened again, reads go on.
     #[error(
         "read-only since a device write failed with errno {0}; replace the device or restart to retry"
     )]
@@ -57,10 +59,10 @@ pub enum StoreError {
         /// Newest version met.
         newest: Version,
     },
-    /// Some blocks hold nothing and demand a newer version all the same: those were left alone, the others were written. The
-    /// store does not know whether a later discard of the block asks for it or one of its neighbours, whose version
-    /// outlives them; or the operation covers a part of a block, and the newer one may have been another part. Number the
-    /// operation anew and submit it again.
+    /// Some blocks hold nothing and demand a newer version all the same: those were left alone, the others
+    /// were written. The store does not know whether a later discard of the block asks for it or one of its
+    /// neighbours, whose version outlives them; or the operation covers a part of a block, and the newer one
+    /// may have been another part. Number the operation anew and submit it again.
     #[error("number it anew: versions up to {newest} are refused here")]
     Renumber {
         /// Newest version met.

@@ -3,7 +3,7 @@
 use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{MapEntry, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, entry_kind, is_place};
-use super::squeeze::is_no_space;
+use super::enospc::is_no_space;
 use super::write::Item;
 use super::{OpKind, PartKind, ShardCore};
 

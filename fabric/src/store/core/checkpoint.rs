@@ -12,8 +12,8 @@ use super::{CHECKPOINT_IO_BLOCKS, CHECKPOINT_IOS_MAX, IoKind, ShardCore};
 
 /// A window is this share of the shard, within bounds.
 const WINDOW_SHARE: u32 = 64;
-/// Calls of `on_idle` with no write in between after which freed space is made free: two seconds at the engine's pace.
-/// Sooner, and a guest that writes a little now and then would pay for a checkpoint each time.
+/// Calls of `on_idle` with no write in between after which freed space is made free: two seconds at the
+/// engine's pace. Sooner, and a guest that writes a little now and then would pay for a checkpoint each time.
 const IDLE_CALLS: u32 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) enum Phase {
     Bitmap,
     BitmapDirs,
     /// All pages are queued.
-    Settle,
+    LeaseRecovery,
     FlushPages,
     Superblock,
     FlushSuperblock,
@@ -118,7 +118,8 @@ impl Checkpoint {
         self.requested_clean |= clean;
     }
 
-    /// Asks for a checkpoint. While one runs this does nothing: whether another is needed shows when it has ended.
+    /// Asks for a checkpoint. While one runs this does nothing: whether another is needed shows when it has
+    /// ended.
     pub(super) fn want(&mut self) {
         self.wanted |= self.phase == Phase::Idle;
     }
@@ -175,7 +176,7 @@ impl ShardCore {
                 Phase::Root => self.stage_all(Pages::Root, Phase::Bitmap),
                 Phase::Bitmap => self.stage_bitmap(),
                 Phase::BitmapDirs => self.stage_bitmap_dirs(),
-                Phase::Settle => self.flush_pages(),
+                Phase::LeaseRecovery => self.flush_pages(),
                 Phase::FlushPages | Phase::Superblock | Phase::FlushSuperblock => {}
                 Phase::Release => self.release_units(),
             }
@@ -264,8 +265,8 @@ impl ShardCore {
         }
     }
 
-    /// Chooses the window after the current one (and the current one anew if it is unused and has little room), and
-    /// writes both copies of the superblock.
+    /// Chooses the window after the current one (and the current one anew if it is unused and has little
+    /// room), and writes both copies of the superblock.
     fn write_superblock(&mut self) {
         let marked = std::mem::take(&mut self.ckpt.old_regions);
         self.alloc.mark_window(&marked, false);
@@ -385,7 +386,8 @@ impl ShardCore {
         }
     }
 
-    /// The shard had nothing to do for one more call: space that was given back should not wait for the next write.
+    /// The shard had nothing to do for one more call: space that was given back should not wait for the next
+    /// write.
     pub(super) fn note_idle(&mut self) {
         let untouched = self.ckpt.idle_since == self.log.finished;
         if !untouched || self.alloc.quarantined_units() == 0 || self.ckpt.is_running() {

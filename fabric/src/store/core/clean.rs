@@ -1,18 +1,20 @@
-//! The cleaner: puts the blocks of a map page (leaf, 1 MiB) side by side where overwriting has scattered them, and makes
-//! room for that by emptying thinly used regions.
+//! The cleaner: puts the blocks of a map page (leaf, 1 MiB) side by side where overwriting has scattered
+//! them, and makes room for that by emptying thinly used regions.
 //!
-//! A *move* is an ordinary log write of a block with the version and the checksum it has. It changes neither, so that
-//! replay, replicas and readers see nothing of it; `haul` says how. This file decides what is moved.
+//! A *move* is an ordinary log write of a block with the version and the checksum it has. It changes neither,
+//! so that replay, replicas and readers see nothing of it; `haul` says how. This file decides what is moved.
 //!
-//! The cleaner goes over the leaves in *sweeps*, a leaf a step. Each leaf has three bits: its data *changed* since it was
-//! looked at; they changed since the last sweep, so that it is still *hot* and left alone; it *waits* for room. With
-//! empty regions at hand a sweep looks at the leaves that changed or wait, and moves the data of those that are in
-//! pieces there as a whole. With too few, thin regions are chosen as *victims*, and a sweep over all leaves moves what
-//! lies in them to where there are holes; the checkpoint after it makes them empty.
+//! The cleaner goes over the leaves in *sweeps*, a leaf a step. Each leaf has three bits: its data *changed*
+//! since it was looked at; they changed since the last sweep, so that it is still *hot* and left alone; it
+//! *waits* for room. With empty regions at hand a sweep looks at the leaves that changed or wait, and moves
+//! the data of those that are in pieces there as a whole. With too few, thin regions are chosen as *victims*,
+//! and a sweep over all leaves moves what lies in them to where there are holes; the checkpoint after it
+//! makes them empty.
 //!
-//! It ends: a sweep that made no room is not repeated until guests have changed a share of the shard, nor is anything
-//! moved without *credit*, which bounds the bytes moved to [`CREDIT_PER_WRITE`] for each that guests wrote,
-//! [`CREDIT_PER_DISCARD`] for each discarded, and [`CREDIT_AT_START`] for each stored when the shard was opened.
+//! It ends: a sweep that made no room is not repeated until guests have changed a share of the shard, nor is
+//! anything moved without *credit*, which bounds the bytes moved to [`CREDIT_PER_WRITE`] for each that guests
+//! wrote, [`CREDIT_PER_DISCARD`] for each discarded, and [`CREDIT_AT_START`] for each stored when the shard
+//! was opened.
 
 use std::collections::VecDeque;
 
@@ -29,12 +31,13 @@ use super::{PartKind, ShardCore};
 const CREDIT_PER_WRITE: u64 = 4;
 /// Blocks that may be moved for each block that was discarded.
 const CREDIT_PER_DISCARD: u64 = 1;
-/// Blocks that may be moved for each block stored when the shard was opened: how scattered those are is not known.
+/// Blocks that may be moved for each block stored when the shard was opened: how scattered those are is not
+/// known.
 const CREDIT_AT_START: u64 = 2;
 /// Credit does not grow beyond so many times the shard.
 const CREDIT_SHARDS_MAX: u64 = 4;
-/// A leaf is in pieces when its data have so many breaks more than its mapped blocks have gaps. Fewer cost a reader
-/// little, and moving 1 MiB for less than half as many writes would be dear.
+/// A leaf is in pieces when its data have so many breaks more than its mapped blocks have gaps. Fewer cost a
+/// reader little, and moving 1 MiB for less than half as many writes would be dear.
 const BREAKS_MIN: u32 = 16;
 /// Regions with more units in use are not worth emptying.
 const VICTIM_UNITS_MAX: u32 = REGION_UNITS / 16 * 15;
@@ -332,7 +335,8 @@ impl ShardCore {
         CleanStep::Working
     }
 
-    /// Whether most free space lies in regions that are partly used. What a checkpoint will free may still change that.
+    /// Whether most free space lies in regions that are partly used. What a checkpoint will free may still
+    /// change that.
     fn is_scattered(&self, space: FreeSpace) -> bool {
         let empty_units = space.empty * REGION_UNITS;
         !self.is_much_quarantined()
@@ -421,7 +425,8 @@ impl ShardCore {
         CleanStep::Working
     }
 
-    /// Whether the sweep is to look at the leaf. One that changed since the last sweep is left alone until the next.
+    /// Whether the sweep is to look at the leaf. One that changed since the last sweep is left alone until
+    /// the next.
     fn is_wanted(&mut self, rec: u32, leaf: u8, evacuate: bool) -> bool {
         let clean = &mut self.clean;
         let hot = clean.clear(rec, leaf, HOT);

@@ -24,7 +24,8 @@ pub(super) struct Filling {
 }
 
 impl ShardCore {
-    /// Puts as much of the part as possible into the batch; `false` when the batch is full before the part is done.
+    /// Puts as much of the part as possible into the batch; `false` when the batch is full before the part is
+    /// done.
     pub(super) fn fill_from(&mut self, filling: &mut Filling, part: u32) -> bool {
         // What is moved has a batch of its own.
         let moves = self.parts[part].kind == PartKind::Move;
@@ -69,8 +70,8 @@ impl ShardCore {
         (i == 0 && p.start % block != 0) || (i + 1 == u32::from(p.count) && p.end % block != 0)
     }
 
-    /// Whether this very write of a part of the block is what was lost: another replica had it, and could not be read when this one
-    /// was compared with it.
+    /// Whether this very write of a part of the block is what was lost: another replica had it, and could not
+    /// be read when this one was compared with it.
     fn is_lost_itself(&self, part: u32, i: u32, entry: MapEntry) -> bool {
         let is_lost = entry.unit == UNIT_LOST && entry.version == self.parts[part].version;
         is_lost && self.is_partly_covered(part, i)
@@ -86,7 +87,8 @@ impl ShardCore {
                 let partly = self.is_partly_covered(part, i);
                 self.note_stale(part, entry, partly);
             } else if self.is_lost_itself(part, i, entry) {
-                // Done here as it is on the replica that lost it. To refuse it would have this one compared again, to the same end.
+                // Done here as it is on the replica that lost it. To refuse it would have this one compared
+                // again, to the same end.
             } else if !self.fill_block(filling, part, i, true) {
                 return false;
             }

@@ -1,13 +1,14 @@
 //! Flushes: the log is brought in order, the device is flushed, and the log says so before anybody hears it.
 //!
-//! Opening takes what the log says to be durable as it is, so that damage to it is found by whoever reads it; a block
-//! beyond that whose checksum does not fit is taken for a write that the crash cut short, and what was there before
-//! shows. So a flush is answered only when the log says how far it reaches (its *watermark*). That is one number: a flush
-//! waits until no older batch is under way beside those that it covers.
+//! Opening takes what the log says to be durable as it is, so that damage to it is found by whoever reads it;
+//! a block beyond that whose checksum does not fit is taken for a write that the crash cut short, and what
+//! was there before shows. So a flush is answered only when the log says how far it reaches (its
+//! *watermark*). That is one number: a flush waits until no older batch is under way beside those that it
+//! covers.
 //!
-//! The record reaches a volatile cache only, as it is not flushed itself: it survives the process, and the machine where
-//! the device keeps what it accepted. If power is lost before the next flush and a bit flips in what the last one wrote,
-//! nothing tells that from a write that was cut short.
+//! The record reaches a volatile cache only, as it is not flushed itself: it survives the process, and the
+//! machine where the device keeps what it accepted. If power is lost before the next flush and a bit flips in
+//! what the last one wrote, nothing tells that from a write that was cut short.
 
 use super::super::alloc::Run;
 use super::super::api::{FlushMark, StoreCore, StoreError, StoreResult};
@@ -71,8 +72,8 @@ impl ShardCore {
         under_way.unwrap_or(self.log.next_lsn) - 1
     }
 
-    /// Whether all batches up to `lsn` are done. One that is put off because the device file's file system is full may
-    /// stay for ever, and nobody waits for it.
+    /// Whether all batches up to `lsn` are done. One that is put off because the device file's file system is
+    /// full may stay for ever, and nobody waits for it.
     pub(super) fn is_in_order(&self, lsn: u64) -> bool {
         self.completed_lsn() >= lsn || self.is_squeezed()
     }
@@ -104,8 +105,8 @@ impl ShardCore {
         }
     }
 
-    /// Writes the record of a flush that somebody waits for, unless a batch under way carries it, and ends the
-    /// operations whose record is there.
+    /// Writes the record of a flush that somebody waits for, unless a batch under way carries it, and ends
+    /// the operations whose record is there.
     pub(super) fn record_flush(&mut self) {
         // What is durable stays so, though a shard that writes no more cannot say it.
         let cannot = self.failed.is_some() || self.is_squeezed();
@@ -134,8 +135,8 @@ impl ShardCore {
         }
     }
 
-    /// An empty batch that only says how far the log is known to be durable. If it lacks buffers, they come back; if it
-    /// lacks room in the log, the checkpoint that makes some says the same.
+    /// An empty batch that only says how far the log is known to be durable. If it lacks buffers, they come
+    /// back; if it lacks room in the log, the checkpoint that makes some says the same.
     fn write_watermark(&mut self) {
         if self.log.hold || self.batches.free_count() == 0 || self.ios.free_count() == 0 {
             return;

@@ -4,11 +4,11 @@ use super::super::api::{LayerId, ScrubFinding, StoreError};
 use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES, UNIT_LOST};
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
-use super::{FINDINGS_MAX, IoKind, KNOWN_BAD_MAX, PartKind, ShardCore, Told};
+use super::{FINDINGS_MAX, IoKind, IoOutcome, KNOWN_BAD_MAX, PartKind, ShardCore};
 use crate::checksum::crc32c;
 
 /// What became of a wish for a leaf.
-pub(super) enum LeafWish {
+pub(super) enum LeafLookup {
     /// In this cache slot.
     Ready(u32),
     /// There is none: nothing of it is mapped.
@@ -21,35 +21,35 @@ pub(super) enum LeafWish {
 
 impl ShardCore {
     /// Finds the leaf of a record, or begins to read it and lets `part` wait for it.
-    pub(super) fn wish_leaf(&mut self, part: u32, rec: u32, leaf: u8) -> LeafWish {
+    pub(super) fn wish_leaf(&mut self, part: u32, rec: u32, leaf: u8) -> LeafLookup {
         let slot = self.table.runtime(rec).leaf_slots[usize::from(leaf)];
         if slot != NONE {
             let meta = self.leaves.meta_mut(slot);
             meta.used = true;
             if meta.state == LeafState::Ready {
                 self.counters.leaf_hits += 1;
-                return LeafWish::Ready(slot);
+                return LeafLookup::Ready(slot);
             }
             self.parts[part].wait_next = meta.waiters;
             meta.waiters = part;
-            return LeafWish::Loading;
+            return LeafLookup::Loading;
         }
         let ptr = self.table.record(rec).leaves[usize::from(leaf)];
         if ptr.unit == 0 {
-            return LeafWish::Absent;
+            return LeafLookup::Absent;
         }
         let Some(io) = self.take_io(true) else {
-            return LeafWish::Stalled;
+            return LeafLookup::Stalled;
         };
         let Some(slot) = self.take_leaf_slot(rec, leaf, LeafState::Loading) else {
             self.ios.give_back(io);
-            return LeafWish::Stalled;
+            return LeafLookup::Stalled;
         };
         self.counters.leaf_misses += 1;
         self.leaves.meta_mut(slot).waiters = part;
         self.parts[part].wait_next = NONE;
         self.read_leaf(io, slot);
-        LeafWish::Loading
+        LeafLookup::Loading
     }
 
     pub(super) fn take_leaf_slot(&mut self, rec: u32, leaf: u8, state: LeafState) -> Option<u32> {
@@ -89,7 +89,7 @@ impl ShardCore {
         self.emit_read(io, unit, IoKind::Leaf { slot });
     }
 
-    pub(super) fn on_leaf(&mut self, io: u32, slot: u32, told: Told<'_>) {
+    pub(super) fn on_leaf(&mut self, io: u32, slot: u32, told: IoOutcome<'_>) {
         let meta = *self.leaves.meta(slot);
         let ptr = self.table.record(meta.rec).leaves[usize::from(meta.leaf)];
         let good = told.proves(0, ptr.crc, || crc32c(self.leaves.bytes(slot)));

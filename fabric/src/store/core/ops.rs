@@ -302,7 +302,8 @@ impl ShardCore {
         slot
     }
 
-    /// Whether an earlier write in flight overlaps the part. Invariant *Stable reads*: who answers true waits.
+    /// Whether an earlier write in flight overlaps the part. Invariant *Stable reads*: who answers true
+    /// waits.
     fn has_hazard(&self, slot: u32) -> bool {
         let part = &self.parts[slot];
         let mut at = self.table.runtime(part.rec).hazards;

@@ -5,8 +5,8 @@ use super::super::format::{
     LEAF_BLOCKS, UNIT_BYTES, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, is_place,
 };
 use super::super::table::NONE;
-use super::leaves::LeafWish;
-use super::{Found, IoKind, PartKind, PartState, ShardCore, Told};
+use super::leaves::LeafLookup;
+use super::{Found, IoKind, IoOutcome, PartKind, PartState, ShardCore};
 use crate::checksum::crc32c;
 use crate::store::iov::{self, IovCursor};
 
@@ -46,11 +46,12 @@ impl ShardCore {
             };
             if let Some(rec) = self.table.find(LayerId(layer), p.chunk) {
                 match self.wish_leaf(part, rec, leaf) {
-                    LeafWish::Ready(slot) => self.resolve_from(part, slot),
-                    LeafWish::Absent => {}
-                    LeafWish::Loading => return true,
-                    LeafWish::Stalled => {
-                        // What was looked up so far may be overwritten, and reused, until the page can be read.
+                    LeafLookup::Ready(slot) => self.resolve_from(part, slot),
+                    LeafLookup::Absent => {}
+                    LeafLookup::Loading => return true,
+                    LeafLookup::Stalled => {
+                        // What was looked up so far may be overwritten, and reused, until the page can be
+                        // read.
                         self.drop_tag(part);
                         self.parts[part].begin_resolve();
                         return self.fail_if_hopeless(part);
@@ -76,8 +77,8 @@ impl ShardCore {
         self.advance(part)
     }
 
-    /// With writing stopped no checkpoint makes room in a cache that is all dirty: a read of another page fails, rather
-    /// than wait for ever. True if it did.
+    /// With writing stopped no checkpoint makes room in a cache that is all dirty: a read of another page
+    /// fails, rather than wait for ever. True if it did.
     pub(super) fn fail_if_hopeless(&mut self, part: u32) -> bool {
         match self.failed {
             Some(errno) if self.leaves.dirty() == self.leaves.slots() => {
@@ -95,8 +96,8 @@ impl ShardCore {
         }
     }
 
-    /// Sets buffers aside for the old content that a write needs, which it keeps until it is in a batch. They are
-    /// bounded: with all buffers waiting for a checkpoint, no read could end, and with it no checkpoint.
+    /// Sets buffers aside for the old content that a write needs, which it keeps until it is in a batch. They
+    /// are bounded: with all buffers waiting for a checkpoint, no read could end, and with it no checkpoint.
     fn promise_old(&mut self, part: u32) -> bool {
         let p = &mut self.parts[part];
         if p.old_promised > 0 || matches!(p.kind, PartKind::Read | PartKind::Scrub) {
@@ -116,8 +117,8 @@ impl ShardCore {
         let entries = &self.leaves.entries(slot)[usize::from(p.first)..];
         for (found, entry) in p.map.iter_mut().zip(entries) {
             if found.unit == UNIT_UNMAPPED && entry.unit != UNIT_UNMAPPED {
-                // What is there of a write that was lost itself stays as it is, see `fill_blocks`: nothing has to be fetched. In an older
-                // layer such a version is another write's.
+                // What is there of a write that was lost itself stays as it is, see `fill_blocks`: nothing
+                // has to be fetched. In an older layer such a version is another write's.
                 let is_own = p.chain_at == 0 && !is_read;
                 let is_this = is_own && entry.unit == UNIT_LOST && entry.version == p.version;
                 *found = Found {
@@ -250,7 +251,7 @@ impl ShardCore {
         (first, count): (u16, u16),
         buffer: Option<u32>,
         second: bool,
-        told: Told<'_>,
+        told: IoOutcome<'_>,
     ) {
         let mut cursor = IovCursor::default();
         for i in 0..count {
@@ -258,7 +259,8 @@ impl ShardCore {
             let found = self.parts[part].map[usize::from(index)];
             let compute = || match buffer {
                 Some(buffer) => crc32c(self.arena.buf().blocks(buffer + u32::from(i), 1)),
-                // SAFETY: the submitter keeps the memory valid; that it may change only makes the checksum differ.
+                // SAFETY: the submitter keeps the memory valid; that it may change only makes the checksum
+                // differ.
                 None => unsafe { cursor.crc(&self.ios[io].iovs, UNIT_BYTES) },
             };
             if told.proves(i, found.crc, compute) {
@@ -419,7 +421,14 @@ impl ShardCore {
         true
     }
 
-    pub(super) fn on_fetch(&mut self, io: u32, part: u32, which: u8, second: bool, told: Told<'_>) {
+    pub(super) fn on_fetch(
+        &mut self,
+        io: u32,
+        part: u32,
+        which: u8,
+        second: bool,
+        told: IoOutcome<'_>,
+    ) {
         let (index, buffer) =
             self.parts[part].old[usize::from(which)].expect("fetched into a buffer");
         let found = self.parts[part].map[usize::from(index)];

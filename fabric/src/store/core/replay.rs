@@ -1,4 +1,5 @@
-//! What only opening does to a shard: applying the log to the map, and driving the machine on a synchronous device.
+//! What only opening does to a shard: applying the log to the map, and driving the machine on a synchronous
+//! device.
 
 use zerocopy::IntoBytes;
 
@@ -61,8 +62,8 @@ impl ShardCore {
         for i in 0..entry.count {
             let block = (usize::from(entry.block + i)) % LEAF_BLOCKS;
             let old = self.leaves.entries(slot)[block];
-            // What is not mapped may carry the floor of a neighbour that was dropped after this entry was logged. When it was
-            // logged it was the newest, and what came after follows in the log.
+            // What is not mapped may carry the floor of a neighbour that was dropped after this entry was
+            // logged. When it was logged it was the newest, and what came after follows in the log.
             let newer = old.version > entry.version
                 && old.unit != UNIT_UNMAPPED
                 && entry.kind != entry_kind::DROP;
@@ -98,7 +99,8 @@ impl ShardCore {
         }
     }
 
-    /// Where the leaf is on the device, and the record that names it; `None` when it is not there or already cached.
+    /// Where the leaf is on the device, and the record that names it; `None` when it is not there or already
+    /// cached.
     pub(in crate::store) fn stored_leaf(
         &self,
         layer: u64,
@@ -116,7 +118,8 @@ impl ShardCore {
         self.leaves.fill_from(slot, page);
     }
 
-    /// The cached leaf, or an empty one: what the device has of the log's leaves was put into the cache before.
+    /// The cached leaf, or an empty one: what the device has of the log's leaves was put into the cache
+    /// before.
     fn leaf_now(&mut self, rec: u32, leaf: u8) -> u32 {
         let cached = self.table.runtime(rec).leaf_slots[usize::from(leaf)];
         if cached != NONE {
@@ -138,8 +141,8 @@ impl ShardCore {
         slot
     }
 
-    /// Brings the leaf cache, which replay made as large as the log wanted it, down to its bound. The recovery checkpoint
-    /// left nothing in it that is not on the device.
+    /// Brings the leaf cache, which replay made as large as the log wanted it, down to its bound. The
+    /// recovery checkpoint left nothing in it that is not on the device.
     pub(in crate::store) fn shrink_leaf_cache(&mut self, params: &CoreParams) {
         let slots = leaf_slots(params, self.shards);
         for (rec, leaf) in self.leaves.shrink_to(slots) {
@@ -197,8 +200,8 @@ impl ShardCore {
         Ok(())
     }
 
-    /// Compares the space map with what the map refers to; a description of the first difference. For tests and tools:
-    /// reads every map page, and expects nothing in flight.
+    /// Compares the space map with what the map refers to; a description of the first difference. For tests
+    /// and tools: reads every map page, and expects nothing in flight.
     pub fn check(&self, dev: &mut dyn SyncDevice) -> Result<(), String> {
         let mut seen = super::super::bitmap::Bitmap::new(self.geo.units);
         let mut refer = |unit: u32, what: &str| {
@@ -294,8 +297,8 @@ fn each_buffer(
 ) -> std::io::Result<()> {
     let mut at = offset;
     for i in 0..iovecs.len as usize {
-        // SAFETY: the core keeps its scatter lists and the shard's own buffers valid until the completion, and the
-        // requests of opening go to its own buffers only.
+        // SAFETY: the core keeps its scatter lists and the shard's own buffers valid until the completion,
+        // and the requests of opening go to its own buffers only.
         let buf = unsafe {
             let iov = &*iovecs.ptr.add(i);
             std::slice::from_raw_parts_mut(iov.iov_base.cast::<u8>(), iov.iov_len)

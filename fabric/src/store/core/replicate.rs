@@ -1,5 +1,5 @@
-//! What replicas need beside reading and writing: telling what a block is, and making it what another replica has. See
-//! `docs/decisions/0004-replication.md`.
+//! What replicas need beside reading and writing: telling what a block is, and making it what another replica
+//! has. See `docs/REPLICATION.md`.
 
 use super::super::api::{BlockStamp, Holds, LayerId, StoreError, StoreResult};
 use super::super::format::{
@@ -8,7 +8,7 @@ use super::super::format::{
 };
 use super::super::table::NONE;
 use super::fill::Filling;
-use super::leaves::LeafWish;
+use super::leaves::LeafLookup;
 use super::write::Item;
 use super::{PartKind, ShardCore};
 
@@ -27,7 +27,8 @@ impl ShardCore {
             && iov.iov_base as usize % align_of::<BlockStamp>() == 0;
         let end = u64::from(block) + count;
         let leaf_end = (u64::from(block) / LEAF_BLOCKS as u64 + 1) * LEAF_BLOCKS as u64;
-        if !whole || count == 0 || end > leaf_end || end > u64::from(CHUNK_BLOCKS) {
+        let is_outside = end > leaf_end || end > u64::from(CHUNK_BLOCKS) || chunk == u32::MAX;
+        if !whole || count == 0 || is_outside {
             return Err(StoreError::OutOfRange);
         }
         self.start_blocks(slot, PartKind::Inspect, (layer, chunk), (block, end as u32));
@@ -81,20 +82,20 @@ impl ShardCore {
     pub(super) fn step_inspect(&mut self, part: u32) -> bool {
         let (rec, leaf) = (self.parts[part].rec, self.parts[part].leaf);
         let wish = match rec {
-            NONE => LeafWish::Absent,
+            NONE => LeafLookup::Absent,
             rec => self.wish_leaf(part, rec, leaf),
         };
         let (first, count) = (self.parts[part].first, self.parts[part].count);
         match wish {
-            LeafWish::Loading => return true,
-            LeafWish::Stalled => return self.fail_if_hopeless(part),
-            LeafWish::Ready(slot) => {
+            LeafLookup::Loading => return true,
+            LeafLookup::Stalled => return self.fail_if_hopeless(part),
+            LeafLookup::Ready(slot) => {
                 for i in 0..count {
                     let entry = self.leaves.entries(slot)[usize::from(first + i)];
                     self.tell(part, i, stamp_of(&entry));
                 }
             }
-            LeafWish::Absent => {
+            LeafLookup::Absent => {
                 let version = match rec {
                     NONE => 0,
                     rec => self.table.record(rec).floor,
@@ -112,8 +113,8 @@ impl ShardCore {
 
     fn tell(&mut self, part: u32, i: u16, stamp: BlockStamp) {
         let iov = self.ops[self.parts[part].op].iovs[0];
-        // SAFETY: the submitter keeps the memory valid until the completion; `start_inspect` saw that it is aligned and
-        // has room for a stamp for each block of the part.
+        // SAFETY: the submitter keeps the memory valid until the completion; `start_inspect` saw that it is
+        // aligned and has room for a stamp for each block of the part.
         unsafe {
             iov.iov_base
                 .cast::<BlockStamp>()
@@ -159,7 +160,8 @@ impl ShardCore {
                 assert!(filled, "there was room for it");
                 let items = &self.batches[filling.batch].items;
                 if items.last().is_none_or(|item| item.crc != stamp.crc) {
-                    // It changed between two looks: what is stored has its own checksum, and the submitter is told.
+                    // It changed between two looks: what is stored has its own checksum, and the submitter is
+                    // told.
                     self.parts[part].error = Some(StoreError::Mismatch);
                 }
             }

@@ -232,6 +232,6 @@ impl ShardCore {
             self.bitmap_dir_ptrs[dir as usize] = Ptr { unit, crc };
             self.emit_pages(io, unit, buffer, 1);
         }
-        self.ckpt.next_phase(Phase::Settle);
+        self.ckpt.next_phase(Phase::LeaseRecovery);
     }
 }

@@ -237,16 +237,17 @@ pub(super) enum IoKind {
 
 /// How a device request ended.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Told<'a> {
+pub(super) struct IoOutcome<'a> {
     pub(super) result: Result<(), i32>,
     /// Sums of the blocks of a read, if somebody took them already.
     pub(super) crcs: Option<&'a [u32]>,
 }
 
-impl Told<'_> {
+impl IoOutcome<'_> {
     /// Whether block `i` arrived with this sum. `compute` takes it if nobody has.
     ///
-    /// Invariant *Verified*: what this denies is never answered as good, be it data or a page that says where they are.
+    /// Invariant *Verified*: what this denies is never answered as good, be it data or a page that says where
+    /// they are.
     pub(super) fn proves(&self, i: u16, crc: u32, compute: impl FnOnce() -> u32) -> bool {
         let found = match self.crcs {
             Some(crcs) => crcs[usize::from(i)],
@@ -275,7 +276,8 @@ unsafe impl Send for Io {}
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
     pub(super) waiting: Vec<u32>,
-    /// Newest batch that was done when somebody began to wait: older ones must be done before the flush begins.
+    /// Newest batch that was done when somebody began to wait: older ones must be done before the flush
+    /// begins.
     pub(super) after: u64,
     pub(super) running: Vec<u32>,
     pub(super) mark: FlushMark,

@@ -10,8 +10,8 @@ use super::super::log::HeaderWriter;
 use super::super::table::NONE;
 use super::applied::{is_drop, zero_target};
 use super::fill::Filling;
-use super::leaves::LeafWish;
-use super::room::Room;
+use super::leaves::LeafLookup;
+use super::reserve::Room;
 use super::{BATCHES_MAX, IoKind, PartKind, PartState, ShardCore};
 
 /// Data blocks of one batch.
@@ -79,10 +79,10 @@ impl ShardCore {
             return true;
         }
         let slot = match self.wish_leaf(part, rec, leaf) {
-            LeafWish::Ready(slot) => slot,
-            LeafWish::Loading => return true,
-            LeafWish::Stalled => return false,
-            LeafWish::Absent => {
+            LeafLookup::Ready(slot) => slot,
+            LeafLookup::Loading => return true,
+            LeafLookup::Stalled => return false,
+            LeafLookup::Absent => {
                 let single =
                     self.parts[part].op == NONE || self.ops[self.parts[part].op].layer_count <= 1;
                 // What was to be moved is gone with its leaf.
@@ -128,8 +128,8 @@ impl ShardCore {
         p.stale = p.stale.max(newest);
     }
 
-    /// A block was left alone because what is there is newer. Of a block covered `partly` the newer write may have been
-    /// another part, so that this one was not overwritten.
+    /// A block was left alone because what is there is newer. Of a block covered `partly` the newer write may
+    /// have been another part, so that this one was not overwritten.
     pub(super) fn note_stale(&mut self, part: u32, entry: MapEntry, partly: bool) {
         let p = &mut self.parts[part];
         p.stale = p.stale.max(entry.version);

@@ -49,7 +49,8 @@ impl Reads {
                         len: 1,
                     },
                 };
-                // SAFETY: lists and buffers live until this function returns, which it does with nothing in flight.
+                // SAFETY: lists and buffers live until this function returns, which it does with nothing in
+                // flight.
                 unsafe { self.0.start(0, 0, &action) };
                 next += 1;
             }

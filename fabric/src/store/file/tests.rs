@@ -90,7 +90,7 @@ fn a_written_file_has_all_its_blocks_and_reads_as_zeroes() {
 }
 
 #[test]
-fn a_handle_reads_many_ranges_at_once_and_reports_one_that_fails() {
+fn handle_reads_many_ranges_at_once_and_reports_a_failed_one() {
     let dir = dir();
     let path = dir.path().join("dev");
     // More reads than the ring has room for.

@@ -42,7 +42,8 @@ pub(super) struct Scan {
 }
 
 impl Opening<'_> {
-    /// Finds the batches in both windows, checks that none that was durable is missing, and proves the others' data.
+    /// Finds the batches in both windows, checks that none that was durable is missing, and proves the
+    /// others' data.
     pub(super) fn scan(&mut self, sb: &Superblock) -> Result<Scan, OpenError> {
         let mut scan = Scan {
             watermark: sb.watermark,
@@ -120,7 +121,8 @@ impl Opening<'_> {
                     return Err(self.damaged("log entry", 0));
                 }
                 if batch.lsn <= watermark {
-                    // Flushed data need no proof here: damage in it is for the reader to find, not to be undone.
+                    // Flushed data need no proof here: damage in it is for the reader to find, not to be
+                    // undone.
                     entry.good = Some(vec![true; count as usize]);
                 } else if entry.good.is_none() {
                     let name = places.len();

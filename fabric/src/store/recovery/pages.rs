@@ -1,5 +1,6 @@
-//! Reading what lies scattered on the device: neighbours in one piece, and several pieces at a time. A terabyte has
-//! thousands of map and bitmap pages, and one after the other each would cost the device's latency.
+//! Reading what lies scattered on the device: neighbours in one piece, and several pieces at a time. A
+//! terabyte has thousands of map and bitmap pages, and one after the other each would cost the device's
+//! latency.
 
 use super::super::arena::AlignedBuf;
 use super::super::device::ReadAt;
@@ -10,7 +11,8 @@ use crate::checksum::crc32c;
 
 /// Units of one read at most. A wanted range is never longer.
 pub(super) const PIECE_UNITS: u32 = REGION_UNITS;
-/// Units that nobody wants and that are read along where they lie between two wanted ones: cheaper than one read more.
+/// Units that nobody wants and that are read along where they lie between two wanted ones: cheaper than one
+/// read more.
 const GAP_UNITS: u32 = 16;
 /// Units read at a time, which bounds the memory.
 const TOGETHER_UNITS: u32 = 4 * PIECE_UNITS;
@@ -33,8 +35,8 @@ struct Piece {
 }
 
 impl Opening<'_> {
-    /// Reads and proves the units that the pointers name; those that name none are left out. `take` gets the index of
-    /// the pointer and the content, in any order.
+    /// Reads and proves the units that the pointers name; those that name none are left out. `take` gets the
+    /// index of the pointer and the content, in any order.
     pub(super) fn pages(
         &mut self,
         ptrs: &[Ptr],

@@ -1,7 +1,8 @@
 //! The space map: read from its pages, or made anew from what the chunk table reaches.
 //!
-//! Made anew it is as old as the map pages, while its own pages were taken after them (`format` tells the order). That makes
-//! no difference once the log is replayed: replay sets and clears, for every block that it changes, what the leaf says of it.
+//! Made anew it is as old as the map pages, while its own pages were taken after them (`format` tells the
+//! order). That makes no difference once the log is replayed: replay sets and clears, for every block that it
+//! changes, what the leaf says of it.
 
 use super::super::alloc::Allocator;
 use super::super::bitmap::Bitmap;
@@ -17,8 +18,9 @@ use zerocopy::FromBytes;
 impl Opening<'_> {
     /// What is in use, and where the pages that say so are.
     ///
-    /// No page of the space map is needed to open a store: one that is damaged or cannot be read costs reading the whole map
-    /// once. The checkpoint that ends the opening writes all its pages anew, and a crash before that begins again here.
+    /// No page of the space map is needed to open a store: one that is damaged or cannot be read costs
+    /// reading the whole map once. The checkpoint that ends the opening writes all its pages anew, and a
+    /// crash before that begins again here.
     pub(super) fn space(
         &mut self,
         sb: &Superblock,
@@ -51,8 +53,8 @@ impl Opening<'_> {
         Ok((bitmap, ptrs))
     }
 
-    /// Where the pages are, as far as their directories can be read: the next checkpoint goes to the other slots. Of the rest
-    /// it may take either, for nothing names them any more.
+    /// Where the pages are, as far as their directories can be read: the next checkpoint goes to the other
+    /// slots. Of the rest it may take either, for nothing names them any more.
     fn known_ptrs(&mut self, dirs: &[Ptr]) -> Vec<Ptr> {
         let unknown = || vec![Ptr::default(); DIR_PTRS];
         let mut ptrs: Vec<Ptr> = Vec::with_capacity(dirs.len() * DIR_PTRS);
@@ -64,8 +66,8 @@ impl Opening<'_> {
         ptrs
     }
 
-    /// The units that table, map pages and map refer to. Damage on the way is an error: what a lost page refers to would pass
-    /// for free and be overwritten.
+    /// The units that table, map pages and map refer to. Damage on the way is an error: what a lost page
+    /// refers to would pass for free and be overwritten.
     fn reached(&mut self, sb: &Superblock, table: &Table) -> Result<Bitmap, OpenError> {
         let mut reached = Reached::new(self.geo);
         let tables = table.page_ptrs.iter().chain(&table.dir_ptrs);

@@ -167,7 +167,7 @@ fn short_transfers_continue_inside_an_element() {
     let mut bytes = [0u8; 100];
     let (a, b) = bytes.split_at_mut(40);
     let list = [iov(a), iov(b)];
-    let mut request = InKernel {
+    let mut request = KernelRequest {
         owner: 0,
         id: IoId(1),
         kind: Kind::Read,
@@ -231,7 +231,7 @@ fn all_slots_in_use_leave_no_room_and_all_finish() {
 }
 
 #[test]
-fn a_thread_asleep_on_the_descriptor_wakes_for_completions_of_kernel_workers() {
+fn sleeper_on_the_ring_wakes_for_kernel_worker_completions() {
     let file = file(&[0; 4096]);
     let mut uring = Uring::new(&[file.as_fd()]).unwrap();
     for n in 0..20 {

@@ -71,7 +71,7 @@ fn out_of_range_unaligned_and_read_only_are_refused() {
 }
 
 #[test]
-fn a_held_request_completes_only_after_release_and_wakes_the_sleeper() {
+fn held_request_completes_after_release_and_wakes_the_sleeper() {
     let volume = MemVolume::new(4096);
     let mut engine = MemEngine::with_limit(Completion::Queued, 1).unwrap();
     volume.hold();

@@ -18,14 +18,14 @@ use tokio_rustls::client::TlsStream;
 
 use super::super::frame;
 use super::{
-    ALPN, ANSWER_BYTES_MAX, ANSWER_WAIT_MAX, Answer, Door, EnrolAnswer, EnrolQuestion,
-    GREET_WAIT_MAX, Invitation, PROTOCOL, Question,
+    ALPN, ANSWER_BYTES_MAX, ANSWER_WAIT_MAX, Answer, EnrolmentEndpoint, EnrolmentReply,
+    EnrolmentRequest, GREET_WAIT_MAX, Invitation, PROTOCOL, Question,
 };
 use crate::pki::node_name;
 
 /// Why a node could not join.
 #[derive(Debug, thiserror::Error)]
-pub enum EnrolError {
+pub enum EnrolmentError {
     /// Nobody who could let it in was reached.
     #[error("cannot reach the cluster: {detail}")]
     Unreachable {
@@ -59,11 +59,11 @@ pub enum EnrolError {
 /// Asks to be let in, at one door after the other.
 ///
 /// # Errors
-/// See [`EnrolError`].
+/// See [`EnrolmentError`].
 pub async fn enrol(
     invitation: &Invitation,
-    question: EnrolQuestion,
-) -> Result<EnrolAnswer, EnrolError> {
+    question: EnrolmentRequest,
+) -> Result<EnrolmentReply, EnrolmentError> {
     let question = Question {
         protocol: PROTOCOL,
         cluster: invitation.cluster,
@@ -78,17 +78,20 @@ pub async fn enrol(
             // TLS tells what is wrong with a certificate so.
             Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
                 let detail = error.to_string();
-                stranger = Some(EnrolError::Stranger { address, detail });
+                stranger = Some(EnrolmentError::Stranger { address, detail });
             }
             Ok(Err(error)) => tried.push(format!("{address}: {error}")),
             Err(_) => tried.push(format!("{address}: no answer")),
         }
     }
     let detail = tried.join("; ");
-    Err(stranger.unwrap_or(EnrolError::Unreachable { detail }))
+    Err(stranger.unwrap_or(EnrolmentError::Unreachable { detail }))
 }
 
-async fn connect(invitation: &Invitation, door: &Door) -> io::Result<TlsStream<TcpStream>> {
+async fn connect(
+    invitation: &Invitation,
+    door: &EnrolmentEndpoint,
+) -> io::Result<TlsStream<TcpStream>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Arc::new(KnownAuthority {
         sha256: invitation.authority,
@@ -113,25 +116,25 @@ async fn ask(
     mut stream: TlsStream<TcpStream>,
     address: String,
     question: &Question,
-) -> Result<EnrolAnswer, EnrolError> {
+) -> Result<EnrolmentReply, EnrolmentError> {
     let exchange = async {
         frame::send(&mut stream, 0, question).await?;
         frame::receive::<Answer>(&mut stream, ANSWER_BYTES_MAX).await
     };
     match timeout(ANSWER_WAIT_MAX, exchange).await {
         Ok(Ok((_, Ok(answer)))) => Ok(answer),
-        Ok(Ok((_, Err(reason)))) => Err(EnrolError::Refused { reason }),
+        Ok(Ok((_, Err(reason)))) => Err(EnrolmentError::Refused { reason }),
         Ok(Err(error)) => {
             let detail = match error.kind() {
                 // TLS says more, of interest to nobody here.
                 io::ErrorKind::UnexpectedEof => "the connection ended".to_owned(),
                 _ => error.to_string(),
             };
-            Err(EnrolError::Lost { address, detail })
+            Err(EnrolmentError::Lost { address, detail })
         }
         Err(_) => {
             let detail = "no answer in time".to_owned();
-            Err(EnrolError::Lost { address, detail })
+            Err(EnrolmentError::Lost { address, detail })
         }
     }
 }

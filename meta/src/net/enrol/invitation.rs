@@ -15,7 +15,7 @@ const DOORS_MAX: usize = 8;
 
 /// Where a node lets others join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Door {
+pub struct EnrolmentEndpoint {
     /// The node.
     pub node: NodeId,
     /// Where it listens for them.
@@ -32,13 +32,14 @@ pub struct Invitation {
     /// The secret.
     pub token: JoinToken,
     /// Where to join, in order of preference.
-    pub doors: Vec<Door>,
+    pub doors: Vec<EnrolmentEndpoint>,
 }
 
 /// A text is no invitation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this is not a whole join token: copy all of what `penstock token create` printed, which begins with {PREFIX}"
+    "this is not a whole join token: copy all of what `penstock token create` printed, which begins with \
+     {PREFIX}"
 )]
 pub struct InvitationError;
 
@@ -123,7 +124,7 @@ fn parse(text: &str) -> Option<Invitation> {
             _ => return None,
         };
         let address = SocketAddr::new(ip, port);
-        doors.push(Door { node, address });
+        doors.push(EnrolmentEndpoint { node, address });
     }
     (1..=DOORS_MAX)
         .contains(&doors.len())
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     fn invitation() -> Invitation {
-        let door = |node, address: &str| Door {
+        let door = |node, address: &str| EnrolmentEndpoint {
             node: NodeId(node),
             address: address.parse().unwrap(),
         };

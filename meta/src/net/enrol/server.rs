@@ -1,5 +1,6 @@
 //! The side that lets nodes in.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use tokio_rustls::server::TlsStream;
 use super::super::frame;
 use super::super::tls::{ACCEPT_PAUSE, TlsError};
 use super::{
-    ALPN, ANSWER_WAIT_MAX, Answer, EnrolAnswer, EnrolQuestion, GREET_WAIT_MAX, LEADER_WAIT_MAX,
-    PROTOCOL, QUESTION_BYTES_MAX, Question,
+    ALPN, ANSWER_WAIT_MAX, Answer, EnrolmentReply, EnrolmentRequest, GREET_WAIT_MAX,
+    LEADER_WAIT_MAX, PROTOCOL, QUESTION_BYTES_MAX, Question,
 };
 use crate::client::Meta;
 use crate::command::{Command, NodeSpec};
@@ -29,11 +30,12 @@ use crate::model::Role;
 use crate::pki::{ClusterCa, JoinToken};
 use crate::refusal::MapRefusal;
 
-/// Connections at a time; more wait in the kernel's queue, so a flood of them makes joining slow and nothing else.
+/// Connections at a time; more wait in the kernel's queue, so a flood of them makes joining slow and nothing
+/// else.
 const CONNECTIONS_MAX: usize = 16;
 
 /// What a node needs to let others in.
-pub struct EnrolPapers {
+pub struct EnrolmentCredentials {
     /// The authority.
     pub ca: ClusterCa,
     /// Its certificate, as PEM.
@@ -45,23 +47,27 @@ pub struct EnrolPapers {
 }
 
 /// Lets nodes in. Ends when it is dropped.
-pub struct EnrolServer {
+pub struct EnrolmentServer {
     address: SocketAddr,
     accepting: JoinHandle<()>,
 }
 
-impl Drop for EnrolServer {
+impl Drop for EnrolmentServer {
     fn drop(&mut self) {
         self.accepting.abort();
     }
 }
 
-impl EnrolServer {
+impl EnrolmentServer {
     /// Listens for nodes that want to join.
     ///
     /// # Errors
     /// The papers are no good, or the address cannot be listened on.
-    pub async fn start(address: &str, papers: EnrolPapers, meta: Meta) -> Result<Self, TlsError> {
+    pub async fn start(
+        address: &str,
+        papers: EnrolmentCredentials,
+        meta: Meta,
+    ) -> Result<Self, TlsError> {
         let config = config(&papers)?;
         let failed = |source| TlsError::Listen {
             address: address.to_owned(),
@@ -69,7 +75,7 @@ impl EnrolServer {
         };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let desk = Arc::new(Desk {
+        let desk = Arc::new(EnrolmentHandler {
             papers,
             asked: meta.within(LEADER_WAIT_MAX),
             meta,
@@ -86,8 +92,8 @@ impl EnrolServer {
     }
 }
 
-struct Desk {
-    papers: EnrolPapers,
+struct EnrolmentHandler {
+    papers: EnrolmentCredentials,
     meta: Meta,
     /// The same, as long as nothing is done that would have to be undone.
     asked: Meta,
@@ -95,7 +101,7 @@ struct Desk {
 }
 
 /// The node's certificate, and the authority's behind it: who joins knows only the hash of that.
-fn config(papers: &EnrolPapers) -> Result<ServerConfig, TlsError> {
+fn config(papers: &EnrolmentCredentials) -> Result<ServerConfig, TlsError> {
     let bad = |what| {
         move |error: rustls::pki_types::pem::Error| TlsError::BadPem {
             what,
@@ -120,7 +126,7 @@ fn config(papers: &EnrolPapers) -> Result<ServerConfig, TlsError> {
     Ok(config)
 }
 
-async fn accept(listener: TcpListener, desk: Arc<Desk>) {
+async fn accept(listener: TcpListener, desk: Arc<EnrolmentHandler>) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     // Connections end with this task.
     let mut connections = JoinSet::new();
@@ -147,7 +153,7 @@ async fn accept(listener: TcpListener, desk: Arc<Desk>) {
     }
 }
 
-async fn serve(stream: TcpStream, from: SocketAddr, desk: &Desk) -> io::Result<()> {
+async fn serve(stream: TcpStream, from: SocketAddr, desk: &EnrolmentHandler) -> io::Result<()> {
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let (mut stream, question) = timeout(GREET_WAIT_MAX, greet(stream, desk))
         .await
@@ -165,19 +171,23 @@ async fn serve(stream: TcpStream, from: SocketAddr, desk: &Desk) -> io::Result<(
     timeout(GREET_WAIT_MAX, end).await.map_err(late)?
 }
 
-async fn greet(stream: TcpStream, desk: &Desk) -> io::Result<(TlsStream<TcpStream>, Question)> {
+async fn greet(
+    stream: TcpStream,
+    desk: &EnrolmentHandler,
+) -> io::Result<(TlsStream<TcpStream>, Question)> {
     let acceptor = TlsAcceptor::from(Arc::clone(&desk.config));
     let mut stream = acceptor.accept(stream).await?;
     let (_, question) = frame::receive(&mut stream, QUESTION_BYTES_MAX).await?;
     Ok((stream, question))
 }
 
-impl Desk {
+impl EnrolmentHandler {
     async fn answer(&self, asked: Question) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
         if asked.protocol != PROTOCOL {
             return Err(format!(
-                "it speaks version {} of joining, and this node {PROTOCOL}: install the same version of penstock on both",
+                "it speaks version {} of joining, and this node {PROTOCOL}: install the same version of \
+                 penstock on both",
                 asked.protocol
             ));
         }
@@ -189,7 +199,8 @@ impl Desk {
         let question = asked.question;
         if question.level < cluster.level {
             return Err(format!(
-                "it runs penstock {}, which knows feature level {}, and this cluster has level {}: install a newer version there",
+                "it runs penstock {}, which knows feature level {}, and this cluster has level {}: install a \
+                 newer version there",
                 question.version, question.level, cluster.level
             ));
         }
@@ -214,17 +225,32 @@ impl Desk {
         let address = &question.control_address;
         if let Some(other) = nodes.iter().find(|node| node.control_address == *address) {
             return Err(format!(
-                "node {} ({}) is at {address} already: choose another address with --listen, or remove that node first",
+                "node {} ({}) is at {address} already: choose another address with --listen, or remove that \
+                 node first",
                 other.id, other.name
             ));
         }
-        self.admit(&asked.secret, question).await
+        let token = JoinToken::from_text(&asked.secret);
+        let known = self.asked.get_join_token(&token).await;
+        let granted = match known.map_err(|error| told(&error))? {
+            Some(known) => {
+                known.check(&question.roles).map_err(|error| told(&error))?;
+                known.roles
+            }
+            // Redeeming it says why not.
+            None => BTreeSet::new(),
+        };
+        self.admit(&token, question, granted).await
     }
 
-    async fn admit(&self, secret: &str, question: EnrolQuestion) -> Answer {
+    async fn admit(
+        &self,
+        token: &JoinToken,
+        question: EnrolmentRequest,
+        granted: BTreeSet<Role>,
+    ) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
-        let token = JoinToken::from_text(secret);
-        let redeemed = self.asked.redeem_join_token(&token).await;
+        let redeemed = self.asked.redeem_join_token(token, &question.roles).await;
         let node = redeemed.map_err(|error| match error {
             MetaError::Interrupted { .. } => format!(
                 "{error}; if the token is refused then, make a new one with `penstock token create`"
@@ -233,11 +259,13 @@ impl Desk {
         })?;
         let issued = self.papers.ca.issue(node, &question.public_key);
         let certificate = issued.map_err(|error| told(&error))?;
-        let keeps_key = question.roles.contains(&Role::Meta);
+        // The key makes nodes: it goes to those alone whose token says so.
+        let keeps_key = granted.contains(&Role::Meta) && question.roles.contains(&Role::Meta);
         let spec = NodeSpec {
             id: node,
             name: question.name,
             roles: question.roles,
+            granted,
             incarnation: Incarnation::default(),
             labels: question.labels,
             control_address: question.control_address,
@@ -259,10 +287,11 @@ impl Desk {
             registered = self.meta.propose(register).await;
         }
         registered.map_err(|error| {
-            format!("{error}; the token is used up: make a new one with `penstock token create`, and remove node {node} if \
+            format!("{error}; the token is used up: make a new one with `penstock token create`, and remove \
+                node {node} if \
                      `penstock node list` shows it")
         })?;
-        Ok(EnrolAnswer {
+        Ok(EnrolmentReply {
             node,
             ca: self.papers.ca_certificate.clone(),
             certificate,

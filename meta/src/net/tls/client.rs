@@ -32,6 +32,15 @@ pub struct TlsTransport {
     peers: Mutex<BTreeMap<NodeId, Arc<Slot>>>,
 }
 
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error("the peer says that this node was removed from the cluster")]
+    Removed,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
 /// The way to one peer. One caller at a time makes the connection.
 #[derive(Default)]
 struct Slot {
@@ -83,7 +92,7 @@ impl TlsTransport {
         Arc::clone(peers.entry(target).or_default())
     }
 
-    async fn connect(&self, target: NodeId, address: &str) -> io::Result<TlsStream<TcpStream>> {
+    async fn connect(&self, target: NodeId, address: &str) -> Result<TlsStream<TcpStream>, Failed> {
         let stream = TcpStream::connect(address).await?;
         prepare(&stream)?;
         let connector = TlsConnector::from(Arc::clone(&self.identity.client));
@@ -92,10 +101,13 @@ impl TlsTransport {
         let hello = Hello::new(self.identity.cluster, self.identity.node);
         frame::send(&mut stream, 0, &hello).await?;
         let (_, answer): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
+        if answer.removed {
+            return Err(Failed::Removed);
+        }
         let refused = |detail| io::Error::new(io::ErrorKind::PermissionDenied, detail);
         answer.agree(self.identity.cluster).map_err(refused)?;
         if answer.node != target {
-            return Err(refused(format!("node {} answered", answer.node)));
+            return Err(refused(format!("node {} answered", answer.node)).into());
         }
         Ok(stream)
     }
@@ -126,9 +138,12 @@ impl TlsTransport {
             let made = timeout(CONNECT_WAIT_MAX, self.connect(target, address)).await;
             let stream = made
                 .map_err(|_| unreachable("it does not answer".to_owned()))?
-                .map_err(|error| match error.kind() {
-                    io::ErrorKind::ConnectionRefused => TransportError::Gone { target },
-                    _ => unreachable(error.to_string()),
+                .map_err(|error| match error {
+                    Failed::Removed => TransportError::Removed { target },
+                    Failed::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                        TransportError::Gone { target }
+                    }
+                    Failed::Io(error) => unreachable(error.to_string()),
                 })?;
             state.failures = 0;
             state.not_before = None;
@@ -212,5 +227,11 @@ impl Transport for TlsTransport {
                 detail: "the connection ended before its answer".to_owned(),
             })
         })
+    }
+
+    fn forget(&self, node: NodeId) {
+        // The connection ends with the last call that has the slot.
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.remove(&node);
     }
 }

@@ -1,20 +1,23 @@
 //! The answering side.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::super::frame::{self, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello};
-use super::super::{PeerReply, PeerRequest};
+use super::super::{BoxFuture, PeerReply, PeerRequest};
+use super::budget::{self, Budget, Held};
 use super::{CONNECT_WAIT_MAX, TlsError, TlsIdentity, prepare};
 use crate::ids::NodeId;
 use crate::node::Peer;
@@ -23,6 +26,9 @@ use crate::node::Peer;
 const CONNECTIONS_MAX: usize = 2048;
 /// Requests of one connection that are worked on at a time; then no more are read.
 const REQUESTS_MAX: usize = 128;
+/// A request must be complete so long after it began and there is room for it; then the connection ends, so
+/// that nobody holds room by saying nothing.
+const FRAME_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause after the kernel gave no connection, for want of file descriptors mostly.
 pub(in crate::net) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -83,8 +89,55 @@ impl TlsServer {
     }
 }
 
+/// What the connections share.
+struct Server {
+    identity: TlsIdentity,
+    peer: Peer,
+    /// Bytes that all of them hold.
+    total: Arc<Semaphore>,
+    /// The newest connection of each node.
+    newest: Mutex<BTreeMap<NodeId, Newest>>,
+    connections: AtomicU64,
+}
+
+/// Ends a connection when it is dropped: another one has taken its place.
+struct Newest {
+    number: u64,
+    _place: oneshot::Sender<()>,
+}
+
+impl Server {
+    fn newest(&self) -> MutexGuard<'_, BTreeMap<NodeId, Newest>> {
+        // Whole after every statement.
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A node has one connection: whoever connects again has lost the last one. So what it may hold is
+    /// bounded.
+    fn take_place(&self, node: NodeId) -> (u64, oneshot::Receiver<()>) {
+        let number = self.connections.fetch_add(1, Ordering::Relaxed);
+        let (_place, replaced) = oneshot::channel();
+        self.newest().insert(node, Newest { number, _place });
+        (number, replaced)
+    }
+
+    fn leave_place(&self, node: NodeId, number: u64) {
+        let mut newest = self.newest();
+        if newest.get(&node).is_some_and(|one| one.number == number) {
+            newest.remove(&node);
+        }
+    }
+}
+
 async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let server = Arc::new(Server {
+        identity,
+        peer,
+        total: budget::total(),
+        newest: Mutex::default(),
+        connections: AtomicU64::default(),
+    });
     // Connections end with this task.
     let mut connections = JoinSet::new();
     loop {
@@ -94,9 +147,9 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
         };
         match listener.accept().await {
             Ok((stream, from)) => {
-                let (identity, peer) = (identity.clone(), peer.clone());
+                let server = Arc::clone(&server);
                 connections.spawn(async move {
-                    if let Err(error) = serve(stream, &identity, peer).await {
+                    if let Err(error) = serve(stream, &server).await {
                         tracing::info!(%from, %error, "a connection between metadata nodes ended");
                     }
                     drop(permit);
@@ -110,17 +163,37 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
     }
 }
 
-async fn serve(stream: TcpStream, identity: &TlsIdentity, peer: Peer) -> io::Result<()> {
+async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     prepare(&stream)?;
-    let greeted = timeout(CONNECT_WAIT_MAX, greet(stream, identity)).await;
+    let greeted = timeout(CONNECT_WAIT_MAX, greet(stream, server)).await;
     let (stream, node) = greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    answer(stream, node, peer).await
+    let check = |request: &PeerRequest| server.peer.check_request(node, request);
+    let peer = server.peer.clone();
+    let handle = move |request: PeerRequest| -> BoxFuture<'static, PeerReply> {
+        let peer = peer.clone();
+        Box::pin(async move { peer.handle_from(node, request).await })
+    };
+    let budget = Budget::new(Arc::clone(&server.total));
+    let (number, replaced) = server.take_place(node);
+    let ended = tokio::select! {
+        ended = answer(stream, budget, (check, handle)) => ended,
+        () = server.peer.until_removed(node) => Err(removed(node)),
+        // The sender is dropped, never used.
+        _ = replaced => Ok(()),
+    };
+    server.leave_place(node, number);
+    ended
+}
+
+fn removed(node: NodeId) -> io::Error {
+    let detail = format!("node {node} was removed from the cluster");
+    io::Error::new(io::ErrorKind::PermissionDenied, detail)
 }
 
 /// Finds out who connects.
 async fn greet(
     stream: TcpStream,
-    identity: &TlsIdentity,
+    Server { identity, peer, .. }: &Server,
 ) -> io::Result<(TlsStream<TcpStream>, NodeId)> {
     let acceptor = TlsAcceptor::from(Arc::clone(&identity.server));
     let mut stream = acceptor.accept(stream).await?;
@@ -128,10 +201,13 @@ async fn greet(
     let certificate = stream.get_ref().1.peer_certificates();
     let is_its_own = identity.is_for(certificate.and_then(<[_]>::first), hello.node);
     let mut agreed = hello.agree(identity.cluster);
+    let mut ours = Hello::new(identity.cluster, identity.node);
     if !is_its_own {
         agreed = Err(format!("its certificate is not for node {}", hello.node));
+    } else if agreed.is_ok() && peer.is_removed(hello.node) {
+        agreed = Err(removed(hello.node).to_string());
+        ours.removed = true;
     }
-    let mut ours = Hello::new(identity.cluster, identity.node);
     ours.refused = agreed.clone().err();
     frame::send(&mut stream, 0, &ours).await?;
     if let Err(detail) = agreed {
@@ -141,15 +217,21 @@ async fn greet(
     Ok((stream, hello.node))
 }
 
-/// Answers requests, each in a task of its own, until the peer goes or says something wrong.
-async fn answer(stream: TlsStream<TcpStream>, node: NodeId, peer: Peer) -> io::Result<()> {
+/// Answers requests that pass the check, each in a task of its own, until the peer goes or says something
+/// wrong. Nothing is read for which there is no budget.
+async fn answer<S, C, H>(stream: S, budget: Budget, (check, handle): (C, H)) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Send + 'static,
+    C: Fn(&PeerRequest) -> Result<(), String>,
+    H: Fn(PeerRequest) -> BoxFuture<'static, PeerReply> + Clone + Send + 'static,
+{
     let (mut reader, mut writer) = tokio::io::split(stream);
-    let (replies, mut replied) = mpsc::channel::<Vec<u8>>(REQUESTS_MAX);
+    let (replies, mut replied) = mpsc::channel::<(Vec<u8>, Held)>(REQUESTS_MAX);
     let room = Arc::new(Semaphore::new(REQUESTS_MAX));
     // They end with this connection.
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        while let Some(bytes) = replied.recv().await {
+        while let Some((bytes, held)) = replied.recv().await {
             let sent = async {
                 writer.write_all(&bytes).await?;
                 writer.flush().await
@@ -157,6 +239,7 @@ async fn answer(stream: TlsStream<TcpStream>, node: NodeId, peer: Peer) -> io::R
             if sent.await.is_err() {
                 break;
             }
+            drop(held);
         }
     });
     loop {
@@ -164,24 +247,51 @@ async fn answer(stream: TlsStream<TcpStream>, node: NodeId, peer: Peer) -> io::R
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
             return Ok(());
         };
-        let (number, request) =
-            match frame::receive::<PeerRequest>(&mut reader, FRAME_BYTES_MAX).await {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-                Err(error) => return Err(error),
-            };
+        let Some((number, request, held)) = receive(&mut reader, &budget).await? else {
+            return Ok(());
+        };
+        check(&request).map_err(|why| io::Error::new(io::ErrorKind::PermissionDenied, why))?;
         if replies.is_closed() {
             return Ok(());
         }
-        let (peer, replies) = (peer.clone(), replies.clone());
+        let (handle, budget, replies) = (handle.clone(), budget.clone(), replies.clone());
         tasks.spawn(async move {
-            let reply: PeerReply = peer.handle_from(node, request).await;
+            let _turn = match &request {
+                PeerRequest::Report => Some(budget.long_reply().await),
+                _ => None,
+            };
+            let reply = handle(request).await;
             match frame::encode(number, &reply) {
-                // A connection that is over needs no answer.
-                Ok(bytes) => drop(replies.send(bytes).await),
+                Ok(bytes) => {
+                    let held = budget.exchange(held, bytes.len()).await;
+                    // A connection that is over needs no answer.
+                    drop(replies.send((bytes, held)).await);
+                }
                 Err(error) => tracing::error!(%error, "an answer to a metadata node"),
             }
             drop(permit);
         });
     }
 }
+
+/// The next request, with what it holds; nothing when the peer has gone.
+async fn receive(
+    reader: &mut (impl AsyncRead + Unpin),
+    budget: &Budget,
+) -> io::Result<Option<(u64, PeerRequest, Held)>> {
+    let head = match frame::receive_head(reader, FRAME_BYTES_MAX).await {
+        Ok(head) => head,
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let held = budget.hold(head.bytes).await;
+    let body = timeout(FRAME_WAIT_MAX, frame::receive_body(reader, head)).await;
+    match body.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
+        Ok(request) => Ok(Some((head.number, request, held))),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

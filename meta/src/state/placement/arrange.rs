@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use super::{Candidate, score};
 use crate::ids::{DeviceId, PgIndex, PoolId};
 
-/// Evening out is repeated at most this often: one pass does nearly all, and a later one what an earlier one made
-/// possible. Then what is left stays.
+/// Evening out is repeated at most this often: one pass does nearly all, and a later one what an earlier one
+/// made possible. Then what is left stays.
 const PASSES_MAX: usize = 4;
 
 /// The groups of a pool, members as positions among the candidates.
@@ -67,8 +67,8 @@ fn shares(candidates: &[Candidate], replicas: usize, groups: u32) -> Vec<(u32, u
     let mut full = vec![false; domains];
     let mut slots = cap * replicas.min(domains) as u128;
     let mut weight: u128 = weights.iter().sum();
-    // A domain whose part is more than one replica of every group is full with that; the others share the rest, which
-    // may fill another.
+    // A domain whose part is more than one replica of every group is full with that; the others share the
+    // rest, which may fill another.
     while let Some(domain) = (0..domains).find(|domain| {
         !full[*domain] && weights[*domain] > 0 && slots * weights[*domain] > cap * weight
     }) {
@@ -125,7 +125,8 @@ impl Plan<'_> {
         self.candidates[candidate].drawer.lot(self.seeds[group])
     }
 
-    /// Missing members: the best draw among those below their share, or else of those with room, or else of all.
+    /// Missing members: the best draw among those below their share, or else of those with room, or else of
+    /// all.
     fn fill(&mut self, replicas: usize) {
         for group in 0..self.groups.len() {
             if self.groups[group].len() >= replicas {
@@ -158,7 +159,8 @@ impl Plan<'_> {
         self.load[new] += 1;
     }
 
-    /// Those below their share take groups, where they draw best, from those that can give. Returns how many moved.
+    /// Those below their share take groups, where they draw best, from those that can give. Returns how many
+    /// moved.
     fn feed_the_poor(&mut self) -> usize {
         let mut moved = 0;
         for poor in 0..self.candidates.len() {
@@ -191,7 +193,8 @@ impl Plan<'_> {
         moved
     }
 
-    /// Those above their share give groups, where they draw worst, to those with room. Returns how many moved.
+    /// Those above their share give groups, where they draw worst, to those with room. Returns how many
+    /// moved.
     fn relieve_the_rich(&mut self) -> usize {
         let mut moved = 0;
         for rich in 0..self.candidates.len() {

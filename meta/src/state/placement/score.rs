@@ -1,17 +1,19 @@
 //! The lot that a device draws for a group: weighted rendezvous hashing in fixed point.
 //!
-//! Every device hashes itself together with the group (rendezvous hashing, Thaler and Ravishankar, "Using name-based
-//! mappings to increase hit rates", 1998). The hash becomes a uniform number u in (0, 1], and the device with the
-//! smallest `-ln(u) / weight` wins (the logarithmic method of Schindelhauer and Schomaker, "Weighted Distributed Hash
-//! Tables", SPAA 2005): `-ln(u) / weight` is exponentially distributed with rate `weight`, and the smallest of several
-//! such numbers is each one's with a probability proportional to its weight. A device's lot does not depend on the
-//! others, so one that comes or goes only takes or leaves what it wins.
+//! Every device hashes itself together with the group (rendezvous hashing, Thaler and Ravishankar, "Using
+//! name-based mappings to increase hit rates", 1998). The hash becomes a uniform number u in (0, 1], and the
+//! device with the smallest `-ln(u) / weight` wins (the logarithmic method of Schindelhauer and Schomaker,
+//! "Weighted Distributed Hash Tables", SPAA 2005): `-ln(u) / weight` is exponentially distributed with rate
+//! `weight`, and the smallest of several such numbers is each one's with a probability proportional to its
+//! weight. A device's lot does not depend on the others, so one that comes or goes only takes or leaves what
+//! it wins.
 //!
 //! Floating-point logarithms differ in their last bits from one platform to the next; these integers do not.
 
 use crate::ids::{DeviceId, PgIndex, PoolId};
 
-/// Weights count in this unit: coarse enough that a share of a pebibyte keeps its precision, fine enough for any disk.
+/// Weights count in this unit: coarse enough that a share of a pebibyte keeps its precision, fine enough for
+/// any disk.
 const WEIGHT_UNIT_BYTES: u64 = 1 << 20;
 
 /// Numbers below are fixed-point with this many bits after the point, unless they say otherwise.
@@ -28,13 +30,13 @@ static RECIPROCAL: [u64; SEGMENTS] = reciprocals();
 
 /// How a device draws: made once for all groups.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Drawer {
+pub(super) struct DeviceScore {
     hash: u64,
     /// 2^63 / weight.
     per_weight: u64,
 }
 
-impl Drawer {
+impl DeviceScore {
     pub(super) fn new(device: DeviceId, size_bytes: u64) -> Self {
         let weight = weight(size_bytes);
         Self {
@@ -111,8 +113,8 @@ const fn ln_of_segments() -> [u64; SEGMENTS] {
     table
 }
 
-/// The binary logarithm of a number in [1, 2) with 63 bits after the point: squaring doubles the logarithm, and each
-/// time the square passes 2 the next bit of the logarithm is 1.
+/// The binary logarithm of a number in [1, 2) with 63 bits after the point: squaring doubles the logarithm,
+/// and each time the square passes 2 the next bit of the logarithm is 1.
 const fn log2(mut number: u64) -> u64 {
     let mut log = 0_u64;
     let mut bit = FRACTION_BITS;
@@ -150,7 +152,7 @@ mod tests {
     #[test]
     fn lots_are_the_same_on_every_platform() {
         let lots: Vec<u128> = (1..=3)
-            .map(|id| Drawer::new(DeviceId(id), id << 30).lot(seed(PoolId(1), PgIndex(7))))
+            .map(|id| DeviceScore::new(DeviceId(id), id << 30).lot(seed(PoolId(1), PgIndex(7))))
             .collect();
         assert_eq!(lots, LOTS);
     }
@@ -164,8 +166,8 @@ mod tests {
 
     #[test]
     fn devices_win_in_proportion_to_their_size() {
-        let drawers: Vec<Drawer> = (1..=4)
-            .map(|id| Drawer::new(DeviceId(id), id << 40))
+        let drawers: Vec<DeviceScore> = (1..=4)
+            .map(|id| DeviceScore::new(DeviceId(id), id << 40))
             .collect();
         let mut won = [0_u32; 4];
         for group in 0..100_000 {

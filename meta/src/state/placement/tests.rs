@@ -46,13 +46,14 @@ fn node(id: u64) -> Node {
         roles: Role::all(),
         incarnation: Incarnation::default(),
         state: NodeState::Up,
-        duty: crate::model::Duty::Active,
+        duty: crate::model::AdminState::Active,
         labels: Labels::default(),
         control_address: String::new(),
         data_address: String::new(),
         version: String::new(),
         boot: String::new(),
         starts: Vec::new(),
+        granted: std::collections::BTreeSet::new(),
         joined_at: UnixMillis(0),
     }
 }
@@ -89,8 +90,8 @@ fn mixed(count: u64) -> Vec<Device> {
         .collect()
 }
 
-/// Checks that every device holds its part of the capacity within 5 %, or within the one group that cannot be split.
-/// No device here is so large that it could not.
+/// Checks that every device holds its part of the capacity within 5 %, or within the one group that cannot be
+/// split. No device here is so large that it could not.
 fn assert_balanced(pool: &Pool, devices: &[Device], sets: &Sets) {
     let total: u128 = devices
         .iter()
@@ -118,7 +119,7 @@ fn moved(before: &Sets, after: &Sets) -> usize {
 }
 
 #[test]
-fn every_device_holds_its_share_within_5_percent_up_to_1000_nodes() {
+fn device_shares_stay_within_5_percent_up_to_1000_nodes() {
     for (count, replicas) in [(3, 1), (5, 2), (10, 3), (64, 3), (200, 3), (1000, 3)] {
         let devices = mixed(count);
         let groups = groups_for(devices.len(), replicas, 256, MAX_PLACEMENT_GROUPS);
@@ -160,7 +161,7 @@ fn a_node_that_goes_leaves_what_it_held_and_nothing_else_moves() {
 }
 
 #[test]
-fn nodes_that_come_and_go_one_after_another_leave_the_cluster_balanced() {
+fn cluster_stays_balanced_as_nodes_come_and_go() {
     let pool = pool(3, FailureDomain::Node, 1024);
     let mut devices = mixed(12);
     let mut sets = place(&pool, &devices, &Sets::new());
@@ -204,7 +205,7 @@ fn replicas_never_share_their_failure_domain() {
 }
 
 #[test]
-fn an_unlabelled_node_is_a_host_of_its_own_and_in_no_rack_of_its_own() {
+fn unlabelled_node_is_its_own_host_but_has_no_rack_of_its_own() {
     let devices: Vec<Device> = (1..=3).map(|id| device(id, id, TIB)).collect();
     let hosts = place(&pool(3, FailureDomain::Host, 64), &devices, &Sets::new());
     assert!(hosts.iter().all(|set| set.len() == 3));
@@ -213,7 +214,7 @@ fn an_unlabelled_node_is_a_host_of_its_own_and_in_no_rack_of_its_own() {
 }
 
 #[test]
-fn a_device_too_large_for_its_share_holds_one_replica_of_every_group() {
+fn oversized_device_holds_one_replica_of_every_group() {
     let mut devices: Vec<Device> = (2..=5).map(|id| device(id, id, TIB)).collect();
     devices.push(device(1, 1, 100 * TIB));
     let pool = pool(3, FailureDomain::Node, 256);

@@ -12,7 +12,8 @@ use super::AT;
 use crate::command::{Change, Command, DeviceSpec, Heard, Lost, NodeSpec, PoolSpec, VolumeSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId};
 use crate::model::{
-    DeviceState, Duty, FailureDomain, GroupId, Member, NodeState, PlacementGroup, Standing,
+    AdminState, DeviceState, FailureDomain, GroupId, Member, NodeState, PlacementGroup,
+    ReplicaState,
 };
 
 /// What is done next; numbers choose among what there is.
@@ -26,9 +27,9 @@ enum Op {
         node: u64,
         up: bool,
     },
-    Duty {
+    AdminState {
         node: u64,
-        duty: Duty,
+        duty: AdminState,
     },
     RemoveNode {
         node: u64,
@@ -82,16 +83,21 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let node = || 1..6_u64;
     let (group, member) = (|| 0..4_usize, || 0..4_usize);
-    let duty = prop_oneof![Just(Duty::Active), Just(Duty::Absent), Just(Duty::Draining)];
+    let duty = prop_oneof![
+        Just(AdminState::Active),
+        Just(AdminState::Absent),
+        Just(AdminState::Draining)
+    ];
     let state = prop_oneof![
         Just(DeviceState::Online),
         Just(DeviceState::Offline),
         Just(DeviceState::Failed)
     ];
     prop_oneof![
-        4 => (node(), prop::bool::weighted(0.8)).prop_map(|(node, with_devices)| Op::Restart { node, with_devices }),
+        4 => (node(), prop::bool::weighted(0.8))
+            .prop_map(|(node, with_devices)| Op::Restart { node, with_devices }),
         4 => (node(), any::<bool>()).prop_map(|(node, up)| Op::State { node, up }),
-        1 => (node(), duty).prop_map(|(node, duty)| Op::Duty { node, duty }),
+        1 => (node(), duty).prop_map(|(node, duty)| Op::AdminState { node, duty }),
         1 => (node(), any::<bool>()).prop_map(|(node, is_lost)| Op::RemoveNode { node, is_lost }),
         1 => node().prop_map(|node| Op::AddDevice { node }),
         1 => (0..8_usize, state).prop_map(|(device, state)| Op::DeviceState { device, state }),
@@ -99,7 +105,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..8_usize).prop_map(|device| Op::RemoveLost { device }),
         6 => (group(), member(), prop::bool::weighted(0.1), any::<u8>())
             .prop_map(|(group, member, stale, heard)| Op::Report { group, member, stale, heard }),
-        4 => (group(), member(), any::<u8>()).prop_map(|(group, member, heard)| Op::Demote { group, member, heard }),
+        4 => (group(), member(), any::<u8>())
+            .prop_map(|(group, member, heard)| Op::Demote { group, member, heard }),
         4 => (group(), member(), any::<bool>())
             .prop_map(|(group, member, after_grace)| Op::Resettle { group, member, after_grace }),
         10 => (group(), member(), prop::bool::weighted(0.1))
@@ -254,7 +261,7 @@ impl Cluster {
                 state: if up { NodeState::Up } else { NodeState::Down },
                 at: AT,
             }),
-            Op::Duty { node, duty } => Some(Command::SetNodeDuty {
+            Op::AdminState { node, duty } => Some(Command::SetNodeDuty {
                 node: NodeId(node),
                 duty,
                 at: AT,
@@ -472,7 +479,7 @@ fn check_in_sync(before: &World, old: &PlacementGroup, member: &Member, command:
         Some(was) => {
             assert_eq!(
                 was.standing,
-                Standing::Syncing,
+                ReplicaState::Syncing,
                 "{command:?} let {was:?} in"
             );
             assert_eq!(
@@ -485,7 +492,8 @@ fn check_in_sync(before: &World, old: &PlacementGroup, member: &Member, command:
     }
 }
 
-/// Who takes over where all members in sync are given up: nobody is valid, and nobody who is there was in sync longer.
+/// Who takes over where all members in sync are given up: nobody is valid, and nobody who is there was in
+/// sync longer.
 fn check_heir(before: &World, old: &PlacementGroup, heir: &Member, command: &Command) {
     let is_lost = |member: &Member| match command {
         Command::RemoveLost {

@@ -148,7 +148,7 @@ fn attachments_beyond_their_limits_are_refused() {
 }
 
 #[test]
-fn the_write_cache_mode_is_kept_with_the_attachment_and_ends_with_it() {
+fn write_cache_mode_is_kept_and_ends_with_its_attachment() {
     let mut world = World::ready();
     world.create("disk", GIB).unwrap();
     let made = world.attach(attachment("disk", "/run/a.sock")).unwrap();

@@ -1,7 +1,7 @@
 //! Nodes that are away while another's share is to be given to somebody.
 
 use super::*;
-use crate::model::{Duty, NodeState};
+use crate::model::{AdminState, NodeState};
 
 impl World {
     fn is_told(&mut self, node: u64, state: NodeState) {
@@ -27,8 +27,8 @@ impl World {
     }
 }
 
-/// Four nodes with a device each, and a pool of three replicas with a volume; one has no replica. It is away while another one's
-/// share is given away, so that nobody takes it.
+/// Four nodes with a device each, and a pool of three replicas with a volume; one has no replica. It is away
+/// while another one's share is given away, so that nobody takes it.
 fn nobody_takes_a_share() -> (World, PoolId, u64) {
     let mut world = World::ready();
     for node in [2, 3, 4] {
@@ -57,7 +57,7 @@ fn nobody_takes_a_share() -> (World, PoolId, u64) {
     world
         .run(&Command::SetNodeDuty {
             node: NodeId(gone),
-            duty: Duty::Absent,
+            duty: AdminState::Absent,
             at: AT,
         })
         .unwrap();
@@ -66,14 +66,14 @@ fn nobody_takes_a_share() -> (World, PoolId, u64) {
 }
 
 #[test]
-fn a_node_that_is_heard_of_again_takes_the_share_that_nobody_could_take() {
+fn node_heard_from_again_takes_the_unplaced_share() {
     let (mut world, pool, spare) = nobody_takes_a_share();
     world.is_told(spare, NodeState::Up);
     assert_eq!(world.wanted(pool).len(), 3);
 }
 
 #[test]
-fn a_node_that_starts_again_takes_the_share_that_nobody_could_take() {
+fn restarted_node_takes_the_unplaced_share() {
     let (mut world, pool, spare) = nobody_takes_a_share();
     let node = NodeSpec {
         incarnation: Incarnation(77),

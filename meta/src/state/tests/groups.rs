@@ -7,7 +7,7 @@ mod within;
 use super::*;
 use crate::command::{Change, Heard};
 use crate::ids::Epoch;
-use crate::model::{Duty, GroupId, Member, NodeState, PlacementGroup};
+use crate::model::{AdminState, GroupId, Member, NodeState, PlacementGroup};
 use crate::refusal::{GroupRefusal, LossRefusal};
 
 /// Three nodes with a device each, and a pool of three replicas with a volume.
@@ -51,7 +51,7 @@ impl World {
         self.group(id).member(DeviceId(device)).unwrap().clone()
     }
 
-    fn standings(&self, id: GroupId) -> Vec<(u64, Standing)> {
+    fn standings(&self, id: GroupId) -> Vec<(u64, ReplicaState)> {
         let group = self.group(id);
         let mut found: Vec<_> = group
             .members
@@ -191,7 +191,7 @@ impl World {
     }
 }
 
-use Standing::{InSync, Out, Syncing};
+use ReplicaState::{InSync, Out, Syncing};
 
 fn refused<T: std::fmt::Debug>(reply: Result<T, Refusal>) -> GroupRefusal {
     match reply {
@@ -241,7 +241,7 @@ fn a_report_about_another_start_or_an_earlier_stay_is_refused() {
 }
 
 #[test]
-fn a_restarted_member_is_demoted_synced_and_promoted_in_the_same_round_only() {
+fn restarted_member_is_promoted_only_in_its_own_sync_round() {
     let (mut world, id) = three();
     let valid = Change::Demote {
         group: id,
@@ -334,14 +334,14 @@ fn a_drained_node_is_left_only_when_the_others_hold_everything() {
         duty,
         at: AT,
     };
-    let refused = world.run(&drain(Duty::Draining)).unwrap_err();
+    let refused = world.run(&drain(AdminState::Draining)).unwrap_err();
     assert!(
         refused.to_string().contains("could place 2 of 3 replicas"),
         "{refused}"
     );
     world.node(4);
     world.device(4);
-    world.run(&drain(Duty::Draining)).unwrap();
+    world.run(&drain(AdminState::Draining)).unwrap();
     let leaving = |world: &World| world.on(id, 2).leaving;
     assert!(leaving(&world));
     assert_eq!(
@@ -372,7 +372,7 @@ fn a_drain_that_is_called_off_keeps_what_was_there() {
     let (mut world, id) = three();
     world.node(4);
     world.device(4);
-    for duty in [Duty::Draining, Duty::Active] {
+    for duty in [AdminState::Draining, AdminState::Active] {
         world
             .run(&Command::SetNodeDuty {
                 node: NodeId(2),
@@ -389,7 +389,7 @@ fn a_drain_that_is_called_off_keeps_what_was_there() {
 }
 
 #[test]
-fn a_dead_node_is_removed_unless_it_is_the_last_to_hold_something() {
+fn dead_node_is_removed_unless_it_holds_a_last_copy() {
     let (mut world, id) = three();
     let remove = |node| Command::RemoveNode {
         node: NodeId(node),

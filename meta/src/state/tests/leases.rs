@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn every_grant_has_a_higher_generation_and_an_older_one_is_refused() {
+fn every_grant_raises_the_generation_and_older_ones_are_refused() {
     let mut world = World::ready();
     let id = world.create("disk", GIB).unwrap().id;
     let generations: Vec<u64> = (0..3)
@@ -30,7 +30,7 @@ fn every_grant_has_a_higher_generation_and_an_older_one_is_refused() {
 }
 
 #[test]
-fn another_node_gets_a_lease_only_when_it_is_released_or_its_very_generation_ran_out() {
+fn lease_moves_only_after_release_or_expiry_of_its_generation() {
     let mut world = World::ready();
     world.node(2);
     let id = world.create("disk", GIB).unwrap().id;

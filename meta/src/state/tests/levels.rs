@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::level::Level;
-use crate::model::Happening;
+use crate::model::EventKind;
 
 fn start(world: &mut World, level: Level, incarnation: u64) -> Reply {
     let node = NodeSpec {
@@ -24,7 +24,7 @@ fn level(world: &World) -> Level {
 }
 
 #[test]
-fn a_level_only_rises_and_older_programs_are_refused_from_then_on() {
+fn level_only_rises_and_older_programs_are_then_refused() {
     let mut world = World::ready();
     let known = level(&world);
     assert_eq!(known, Level::KNOWN, "a new cluster uses all that is there");
@@ -36,7 +36,7 @@ fn a_level_only_rises_and_older_programs_are_refused_from_then_on() {
     let events = tables::EVENTS.all(&world.records).unwrap();
     assert_eq!(
         events.last().unwrap().what,
-        Happening::LevelRaised { to: newer }
+        EventKind::LevelRaised { to: newer }
     );
     let before = world.records.clone();
     for to in [newer, known] {
@@ -51,7 +51,7 @@ fn a_level_only_rises_and_older_programs_are_refused_from_then_on() {
 }
 
 #[test]
-fn records_and_commands_of_before_levels_are_of_the_first_one_and_are_written_as_they_were() {
+fn records_without_a_level_are_level_one_and_stay_unchanged() {
     let node = r#"{"id":1,"name":"one","roles":["meta"]}"#;
     let node: NodeSpec = serde_json::from_str(node).unwrap();
     assert_eq!(node.level, Level::FIRST);

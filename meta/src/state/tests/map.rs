@@ -29,7 +29,7 @@ fn bootstrap_may_be_repeated_but_not_for_another_cluster() {
 }
 
 #[test]
-fn an_empty_pool_is_placed_anew_and_one_with_volumes_keeps_its_placement() {
+fn empty_pool_is_placed_again_and_one_with_volumes_is_not() {
     let mut world = World::ready();
     let groups = |world: &World| tables::PLACEMENT_GROUPS.all(&world.records).unwrap();
     world.device(1);
@@ -95,7 +95,10 @@ fn a_replica_that_joins_a_group_with_data_is_not_in_sync() {
             .collect();
         assert_eq!(
             found,
-            [(DeviceId(1), Standing::InSync), (joined, Standing::Out)]
+            [
+                (DeviceId(1), ReplicaState::InSync),
+                (joined, ReplicaState::Out)
+            ]
         );
     }
 }
@@ -288,7 +291,7 @@ fn have_given(world: &mut World, change: impl FnOnce(&mut tables::Counters)) {
 }
 
 #[test]
-fn a_volumes_layer_tells_its_pool_and_family_and_their_numbers_end() {
+fn layer_id_encodes_pool_and_family_and_ids_are_bounded() {
     let mut world = World::ready();
     let pool = tables::POOLS.get(&world.records, DEFAULT_POOL);
     let pool = pool.unwrap().unwrap().id;
@@ -307,7 +310,7 @@ fn a_volumes_layer_tells_its_pool_and_family_and_their_numbers_end() {
 }
 
 #[test]
-fn a_device_is_emptied_only_where_others_can_take_its_share_and_the_log_tells() {
+fn device_drains_only_if_others_can_take_its_share_and_logs_it() {
     let mut world = World::ready();
     let drain = |on| Command::DrainDevice {
         device: DeviceId(1),

@@ -1,13 +1,15 @@
 //! Join tokens.
 
 use super::*;
-use crate::model::{Duty, Happening, NodeState};
+use crate::level::Level;
+use crate::model::{AdminState, EventKind, NodeState, Role};
 use crate::pki::{JoinToken, TokenHash};
 use crate::refusal::{JoinRefusal, MAX_TOKENS};
 
 fn create(world: &mut World, hash: TokenHash, expires_at: u64, at: u64) -> Reply {
     world.run(&Command::CreateToken {
         token: hash,
+        roles: None,
         expires_at: UnixMillis(expires_at),
         at: UnixMillis(at),
     })
@@ -16,6 +18,7 @@ fn create(world: &mut World, hash: TokenHash, expires_at: u64, at: u64) -> Reply
 fn redeem(world: &mut World, hash: TokenHash, at: u64) -> Reply {
     world.run(&Command::RedeemToken {
         token: hash,
+        roles: None,
         at: UnixMillis(at),
     })
 }
@@ -120,12 +123,12 @@ fn a_node_that_has_yet_to_start_is_not_told_as_down() {
     // Let in; nobody hears of it for long; then it starts, dies and starts again.
     run(register(0, 0));
     run(down(0));
-    let duty = Duty::Absent;
+    let duty = AdminState::Absent;
     run(Command::SetNodeDuty { node, duty, at: AT });
     run(register(7, 0));
     run(down(7));
     run(register(8, 7));
-    let told: Vec<Happening> = tables::EVENTS
+    let told: Vec<EventKind> = tables::EVENTS
         .all(&world.records)
         .unwrap()
         .into_iter()
@@ -135,10 +138,129 @@ fn a_node_that_has_yet_to_start_is_not_told_as_down() {
     assert_eq!(
         told,
         [
-            Happening::NodeJoined { node },
-            Happening::NodeUp { node },
-            Happening::NodeDown { node },
-            Happening::NodeRestarted { node },
+            EventKind::NodeJoined { node },
+            EventKind::NodeUp { node },
+            EventKind::NodeDown { node },
+            EventKind::NodeRestarted { node },
         ]
     );
+}
+
+/// A token for hosts.
+fn create_for(world: &mut World, roles: &[Role]) -> (TokenHash, Reply) {
+    let token = JoinToken::draw().hash();
+    let reply = world.run(&Command::CreateToken {
+        token,
+        roles: Some(roles.iter().copied().collect()),
+        expires_at: UnixMillis(100),
+        at: UnixMillis(1),
+    });
+    (token, reply)
+}
+
+fn redeem_as(world: &mut World, token: TokenHash, roles: Option<&[Role]>) -> Reply {
+    world.run(&Command::RedeemToken {
+        token,
+        roles: roles.map(|roles| roles.iter().copied().collect()),
+        at: UnixMillis(2),
+    })
+}
+
+#[test]
+fn token_grants_only_its_roles_and_a_refusal_does_not_use_it_up() {
+    let mut world = World::ready();
+    let (token, made) = create_for(&mut world, &[Role::Host, Role::Gateway]);
+    made.unwrap();
+    // Who does not say is of a version that takes all.
+    for asked in [Some(&[Role::Host, Role::Meta][..]), None] {
+        let refused = redeem_as(&mut world, token, asked).unwrap_err();
+        let beyond = matches!(refused, Refusal::Join(JoinRefusal::RolesNotGranted { .. }));
+        assert!(beyond, "{refused}");
+    }
+    assert!(redeem_as(&mut world, token, Some(&[Role::Host])).is_ok());
+    let (_, none) = create_for(&mut world, &[]);
+    assert_eq!(none, Err(JoinRefusal::NoRoles.into()));
+}
+
+#[test]
+fn a_token_of_before_grants_all_and_is_written_as_it_was() {
+    let mut world = World::ready();
+    let token = JoinToken::draw().hash();
+    create(&mut world, token, 100, 1).unwrap();
+    let kept = tables::TOKENS.all(&world.records).unwrap();
+    assert_eq!(kept[0].roles, Role::all());
+    let written = serde_json::to_string(&kept[0]).unwrap();
+    assert!(!written.contains("roles"), "{written}");
+    assert_eq!(
+        serde_json::from_str::<crate::Token>(&written).unwrap(),
+        kept[0]
+    );
+    assert!(redeem_as(&mut world, token, None).is_ok());
+    let command = r#"{"do":"create_token","token":"{}","expires_at":1,"at":1}"#;
+    let command = command.replace("{}", &String::from(token));
+    let command: Command = serde_json::from_str(&command).unwrap();
+    assert!(matches!(command, Command::CreateToken { roles: None, .. }));
+}
+
+#[test]
+fn below_its_level_a_token_grants_all_as_older_programs_have_it() {
+    let mut world = World::default();
+    let node = NodeSpec {
+        level: Level::WITHIN_NODES,
+        ..NodeSpec::new(NodeId(1), "one")
+    };
+    let bootstrap = Command::Bootstrap {
+        cluster: Uuid::from_u128(1),
+        node,
+        pool: None,
+        at: AT,
+    };
+    world.run(&bootstrap).unwrap();
+    let (token, made) = create_for(&mut world, &[Role::Host]);
+    made.unwrap();
+    let kept = tables::TOKENS.get(&world.records, &token).unwrap();
+    assert_eq!(kept.unwrap().roles, Role::all());
+    // Nor is what it grants kept with the node.
+    let register = Command::RegisterNode {
+        node: NodeSpec {
+            granted: Role::all(),
+            ..NodeSpec::new(NodeId(2), "two")
+        },
+        replaces: Incarnation::default(),
+        at: AT,
+    };
+    world.run(&register).unwrap();
+    let node = tables::NODES.get(&world.records, &NodeId(2)).unwrap();
+    assert!(node.unwrap().granted.is_empty());
+    assert!(redeem_as(&mut world, token, None).is_ok());
+}
+
+#[test]
+fn what_a_node_was_granted_stays_over_its_starts() {
+    let mut world = World::ready();
+    let mut start = |incarnation: u64, granted: &[Role], roles: &[Role]| {
+        let known = tables::NODES.get(&world.records, &NodeId(2)).unwrap();
+        let register = Command::RegisterNode {
+            node: NodeSpec {
+                roles: roles.iter().copied().collect(),
+                granted: granted.iter().copied().collect(),
+                incarnation: Incarnation(incarnation),
+                ..NodeSpec::new(NodeId(2), "two")
+            },
+            replaces: known.map_or(Incarnation::default(), |node| node.incarnation),
+            at: AT,
+        };
+        match world.run(&register).unwrap() {
+            Outcome::Node(node) => node,
+            other => panic!("{other:?}"),
+        }
+    };
+    let both = [Role::Storage, Role::Host];
+    let node = start(0, &both, &[Role::Host]);
+    assert!(node.may_have(Role::Storage) && !node.may_have(Role::Meta));
+    // It says nothing of that itself, and nobody believes it if it does.
+    for granted in [&[][..], &[Role::Meta]] {
+        let node = start(7, granted, &[Role::Host]);
+        assert_eq!(node.granted, both.into());
+    }
 }

@@ -15,7 +15,7 @@ fn a_sync_that_fails_pauses_longer_each_time() {
         let syncing = first
             .members
             .iter()
-            .find(|one| one.standing == Standing::Syncing);
+            .find(|one| one.standing == ReplicaState::Syncing);
         if let Some(member) = syncing {
             failures += 1;
             world.report(first.id(), member, Vec::new());
@@ -33,12 +33,12 @@ fn a_sync_that_fails_pauses_longer_each_time() {
     assert_eq!(world.watch.last_heard(world.now).count(), 3);
     world.syncs_succeed = true;
     world.run(Duration::from_secs(90));
-    assert_eq!(world.count(Standing::InSync), 3);
+    assert_eq!(world.count(ReplicaState::InSync), 3);
 }
 
 /// A full device: what its replicas lack while they are out they get, and the next write to each fails.
 #[test]
-fn a_device_that_falls_again_and_again_pauses_longer_each_time_with_all_its_groups() {
+fn flapping_device_pauses_longer_each_time_for_all_its_groups() {
     let mut world = World::new(3, 3, 8);
     world.run(STEP);
     let (mut falls, mut last) = (Vec::new(), Duration::ZERO);
@@ -68,7 +68,7 @@ fn a_device_that_falls_again_and_again_pauses_longer_each_time_with_all_its_grou
     );
     // Space is made: after the pause it returns, and after a while nothing is held against it.
     world.run(Duration::from_secs(61));
-    assert_eq!(world.count(Standing::InSync), 24);
+    assert_eq!(world.count(ReplicaState::InSync), 24);
     assert_eq!(world.watch.failing(world.now), []);
 }
 

@@ -29,31 +29,31 @@ families! {
     CPU: Counter "process_cpu_seconds_total" [] "seconds"
         "Processor time that the process used.";
     RESIDENT: Gauge "process_resident_memory_bytes" [] "bytes"
-        "Memory of the process that is in RAM; guests' memory that it touched is in it.";
+        "Memory of the process in RAM, including the guests' memory that it touched.";
     OPEN_FDS: Gauge "process_open_fds" [] "1"
         "Files that the process has open.";
     MAX_FDS: Gauge "process_max_fds" [] "1"
         "Files that the process may have open.";
     THREAD_CPU: Counter "penstock_thread_cpu_seconds_total" ["thread"] "seconds"
-        "Processor time that each data thread and the maintenance thread used; a data thread that polls uses it, too.";
+        "Processor time of each data thread and of the maintenance thread. Polling counts, too.";
     PROBLEMS: Gauge "penstock_problems" [] "1"
-        "Problems that penstock health tells; 0 when all is well.";
-    UNDER_WAY: Gauge "penstock_work_under_way" [] "1"
+        "Problems that `penstock health` lists; 0 when all is well.";
+    UNDER_WAY: Gauge "penstock_background_jobs" [] "1"
         "What goes on without being wrong: nodes and devices being emptied, pools whose data move.";
     VOLUME_READS: Counter "penstock_volume_reads_total" ["volume", "socket"] "1"
-        "Read requests of guests that were done.";
+        "Completed read requests of guests.";
     VOLUME_WRITES: Counter "penstock_volume_writes_total" ["volume", "socket"] "1"
-        "Write requests of guests that were done.";
+        "Completed write requests of guests.";
     VOLUME_READ_BYTES: Counter "penstock_volume_read_bytes_total" ["volume", "socket"] "bytes"
         "Bytes that guests read.";
     VOLUME_WRITTEN_BYTES: Counter "penstock_volume_written_bytes_total" ["volume", "socket"] "bytes"
         "Bytes that guests wrote.";
     VOLUME_FLUSHES: Counter "penstock_volume_flushes_total" ["volume", "socket"] "1"
-        "Flush requests of guests that were done.";
+        "Completed flush requests of guests.";
     VOLUME_DISCARDS: Counter "penstock_volume_discards_total" ["volume", "socket"] "1"
-        "Discard and write-zeroes requests of guests that were done.";
+        "Completed discard and write-zeroes requests of guests.";
     VOLUME_ERRORS: Counter "penstock_volume_errors_total" ["volume", "socket"] "1"
-        "Requests of guests that failed.";
+        "Failed requests of guests.";
     CONNECTED: Gauge "penstock_attachment_connected" ["volume", "socket"] "1"
         "1 while a guest is connected to the attachment.";
     QUEUES: Gauge "penstock_attachment_queues_running" ["volume", "socket"] "1"
@@ -63,39 +63,41 @@ families! {
     DEVICE_CAPACITY: Gauge "penstock_device_capacity_bytes" ["device"] "bytes"
         "Bytes that a device of this node can hold.";
     DEVICE_USED: Gauge "penstock_device_used_bytes" ["device"] "bytes"
-        "Bytes in use on it.";
+        "Bytes in use on the device.";
     DEVICE_MEMORY: Gauge "penstock_device_memory_bytes" ["device"] "bytes"
-        "Memory that its map takes in the daemon.";
+        "Memory in the daemon that the device's map takes.";
     SCRUB_PASSES: Counter "penstock_scrub_passes_total" ["device"] "1"
         "Passes over the whole device that the scrub completed.";
     SCRUB_BLOCKS: Counter "penstock_scrub_blocks_total" ["device"] "1"
         "Blocks of 4 KiB that the scrub compared with their checksum.";
     SCRUB_BAD: Counter "penstock_scrub_bad_blocks_total" ["device"] "1"
-        "Blocks of them that failed.";
+        "Blocks that failed this comparison.";
     SCRUB_REPAIRED: Counter "penstock_scrub_repaired_blocks_total" ["device"] "1"
         "Bad blocks that were written again from another replica.";
     DEVICE_BAD: Gauge "penstock_device_bad_blocks" ["device"] "1"
-        "Bad blocks that are not written again yet, 1,024 at most.";
+        "Bad blocks that are not repaired yet, 1,024 at most.";
     STORE_OPS: Counter "penstock_store_ops_total" ["device"] "1"
-        "Operations that the store completed: reads, writes, discards, flushes, those of the cleaner and of copies among them.";
+        "Operations that the store completed: reads, writes, discards and flushes, including those of the \
+         cleaner and of copies.";
     STORE_WRITE_OP_BYTES: Counter "penstock_store_write_bytes_total" ["device"] "bytes"
-        "Bytes that write operations asked to store; with penstock_store_device_written_bytes_total this gives the write amplification.";
+        "Bytes that write operations asked to store. Divide penstock_store_device_written_bytes_total by it \
+         for the write amplification.";
     STORE_READ_OP_BYTES: Counter "penstock_store_read_bytes_total" ["device"] "bytes"
         "Bytes that read operations asked for.";
     STORE_DEVICE_READS: Counter "penstock_store_device_reads_total" ["device"] "1"
         "Reads that the store issued to its device.";
     STORE_DEVICE_READ_BYTES: Counter "penstock_store_device_read_bytes_total" ["device"] "bytes"
-        "Bytes of them.";
+        "Bytes of these reads.";
     STORE_DEVICE_WRITES: Counter "penstock_store_device_writes_total" ["device"] "1"
         "Writes that the store issued to its device.";
     STORE_DEVICE_WRITTEN_BYTES: Counter "penstock_store_device_written_bytes_total" ["device"] "bytes"
-        "Bytes of them.";
+        "Bytes of these writes.";
     STORE_DEVICE_FLUSHES: Counter "penstock_store_device_flushes_total" ["device"] "1"
         "Flushes that the store issued to its device.";
     STORE_LOG_BATCHES: Counter "penstock_store_log_batches_total" ["device"] "1"
         "Batches written to the log.";
     STORE_LOG_BLOCKS: Counter "penstock_store_log_blocks_total" ["device"] "1"
-        "Blocks of 4 KiB that went through them.";
+        "Blocks of 4 KiB in these batches.";
     STORE_CHECKPOINTS: Counter "penstock_store_checkpoints_total" ["device"] "1"
         "Checkpoints made durable.";
     STORE_CHECKPOINT_BYTES: Counter "penstock_store_checkpoint_bytes_total" ["device"] "bytes"
@@ -110,7 +112,7 @@ families! {
         "Reads whose first checksum failed and that were repeated.";
     STORE_CHECKSUM_ERRORS: Counter "penstock_store_checksum_errors_total" ["device"] "1"
         "Checksum failures that remained: data that cannot be read from this device.";
-    STORE_NO_ROOM: Counter "penstock_store_refused_for_room_total" ["device"] "1"
+    STORE_NO_ROOM: Counter "penstock_store_enospc_total" ["device"] "1"
         "Operations that the store refused for want of room.";
     STORE_CHUNKS: Gauge "penstock_store_chunks" ["device"] "1"
         "Chunks that the store knows.";
@@ -121,9 +123,9 @@ families! {
     STORE_FREED_UNITS: Gauge "penstock_store_freed_units" ["device"] "1"
         "Units of 4 KiB that are free once the next checkpoint is durable.";
     PEER_ASKED: Counter "penstock_peer_requests_total" [] "1"
-        "Requests for data that this node sent to other nodes, each of which is one round trip.";
+        "Requests for data that this node sent to other nodes. Each is one round trip.";
     PEER_SERVED: Counter "penstock_peer_served_total" [] "1"
-        "Requests for data of other nodes that this node executed.";
+        "Requests for data that this node executed for other nodes.";
     NET_SENT: Counter "penstock_network_sent_bytes_total" ["transport"] "bytes"
         "Bytes of data sent to other nodes, over `tcp` or `rdma`.";
     NET_RECEIVED: Counter "penstock_network_received_bytes_total" ["transport"] "bytes"
@@ -131,51 +133,54 @@ families! {
     RDMA_MESSAGES: Counter "penstock_rdma_messages_total" [] "1"
         "Messages sent over RDMA: requests and replies.";
     RDMA_INSIDE: Counter "penstock_rdma_inside_total" [] "1"
-        "Those of them with their data inside.";
+        "RDMA messages that carry their data inside.";
     RDMA_READS: Counter "penstock_rdma_reads_total" [] "1"
         "READs of other nodes' memory: one for each piece of memory that a request's data come from.";
     RDMA_WRITES: Counter "penstock_rdma_writes_total" [] "1"
         "WRITEs to other nodes' memory: one for each piece of memory that a reply's data go to.";
     RDMA_WINDOWS: Counter "penstock_rdma_windows_total" [] "1"
-        "Windows onto memory of this node that were opened, each to one node and for one request.";
+        "Memory windows that this node opened, each to one node and for one request.";
     RDMA_COPIED: Counter "penstock_rdma_copied_bytes_total" [] "bytes"
-        "Bytes of data that were copied on this node to go over RDMA, for their memory is not pinned, or lies in too many pieces.";
+        "Bytes of data that this node copied to send them over RDMA, because their memory is not pinned or \
+         is in too many pieces.";
     RDMA_NO_CREDIT: Counter "penstock_rdma_credits_exhausted_total" [] "1"
-        "Requests that went over TCP although RDMA works, for too many were under way there.";
-    RDMA_TORN: Counter "penstock_rdma_torn_total" [] "1"
+        "Requests that went over TCP although RDMA works, because too many were in flight there.";
+    RDMA_TORN: Counter "penstock_rdma_qp_failures_total" [] "1"
         "RDMA connections that failed; their requests went on over TCP.";
     RDMA_REGIONS: Gauge "penstock_rdma_regions" [] "1"
         "Pieces of memory that are registered with the card: guests' memory, and buffers of data threads.";
     RDMA_PINNED: Gauge "penstock_rdma_pinned_bytes" [] "bytes"
-        "Bytes in them, which cannot be swapped or given back.";
+        "Bytes of registered memory. They cannot be swapped or given back.";
     RDMA_REGISTRATIONS: Counter "penstock_rdma_registrations_total" [] "1"
-        "Times that memory was registered: with a guest's memory, and never for a request.";
+        "Registrations of memory. Guests' memory is registered once; no request registers any.";
     RESYNC_ROUNDS: Counter "penstock_resync_rounds_total" [] "1"
-        "Times that a replica on this node was brought up to date.";
+        "Resyncs that brought a replica on this node up to date.";
     RESYNC_FAILED: Counter "penstock_resync_failed_rounds_total" [] "1"
-        "Times that it was tried in vain.";
+        "Resyncs that failed.";
     RESYNC_BYTES: Counter "penstock_resync_bytes_total" [] "bytes"
-        "Bytes that were copied to this node's replicas for it.";
+        "Bytes that resyncs copied to this node's replicas.";
     RESYNC_PAGES: Counter "penstock_resync_compared_pages_total" [] "1"
-        "Map pages that were compared for it, 4 KiB for each MiB of data.";
+        "Map pages that resyncs compared, 4 KiB for each MiB of data.";
     RESYNC_LOST: Counter "penstock_resync_lost_blocks_total" [] "1"
-        "Blocks that no replica in sync could read then, so that this node has them without their data.";
+        "Blocks that no replica in sync could read during a resync. This node has them without their data.";
     EPOCH: Gauge "penstock_cluster_epoch" [] "1"
-        "Version of the cluster map that this node has.";
+        "Version of the cluster map on this node.";
     NODES: Gauge "penstock_cluster_nodes" ["state"] "1"
         "Nodes of the cluster by state: up, down.";
     NODES_DRAINING: Gauge "penstock_cluster_nodes_draining" [] "1"
         "Nodes that are being emptied.";
     DEVICES: Gauge "penstock_cluster_devices" ["state"] "1"
-        "Devices of the cluster by state: online, offline, failed; one of a node that is down is offline.";
+        "Devices of the cluster by state: online, offline, failed. Devices of a node that is down are \
+         offline.";
     GROUPS: Gauge "penstock_pool_groups" ["pool", "state"] "1"
-        "Placement groups of a pool by state: in_sync and degraded make up all; waiting, syncing and moving ones are among them.";
+        "Placement groups of a pool by state. in_sync and degraded make up all; waiting, syncing and moving \
+         ones are among them.";
     POOL_VOLUMES: Gauge "penstock_pool_volumes" ["pool"] "1"
         "Volumes in a pool.";
     META_LEADER: Gauge "penstock_meta_is_leader" [] "1"
         "1 if this node leads the metadata service.";
     META_SILENT: Gauge "penstock_meta_leader_silent_seconds" [] "seconds"
-        "How long ago a leader with a majority heard of this node; well below a second when all is well.";
+        "Time since a leader with a majority last heard of this node; well below a second when all is well.";
     META_TERM: Gauge "penstock_meta_term" [] "1"
         "Term of the metadata service; it grows with every election.";
     META_APPLIED: Gauge "penstock_meta_applied_index" [] "1"
@@ -191,9 +196,10 @@ families! {
 const HEAD: &str = "\
 # Metrics
 
-A daemon tells these values to Prometheus, as text, at `GET /metrics`: on its admin socket, and over plain HTTP at the address that
-`metrics_listen = \"ADDR:PORT\"` in its configuration names. That is off by default. Whoever reaches the address reads names of volumes
-and sockets and how busy they are, and can do nothing else there: let only your monitoring reach it.
+A daemon tells these values to Prometheus, as text, at `GET /metrics`. They are on its admin socket,
+and over plain HTTP at the address that `metrics_listen = \"ADDR:PORT\"` in its configuration names.
+That address is off by default. Whoever reaches it can read names of volumes and sockets and how
+busy they are, and can do nothing else there. Let only your monitoring reach it.
 
 ```yaml
 scrape_configs:
@@ -202,13 +208,17 @@ scrape_configs:
       - targets: [\"10.0.0.1:9180\", \"10.0.0.2:9180\"]
 ```
 
-Counters begin at 0 with each start of a daemon (those of a volume with each start of its attachment). Values of nodes, pools,
-volumes' sizes and the metadata service are of the whole cluster, as the node that is asked knows it: every node tells them. All others
-are of the node itself. The list is made from the code, and a test compares both.
+Counters begin at 0 with each start of a daemon, those of a volume with each start of its
+attachment. Values of nodes, pools, volumes' sizes and the metadata service are of the whole
+cluster, as the asked node knows it; every node tells them. All others are of the node itself.
 
-| name | type | labels | unit | meaning |
-|---|---|---|---|---|
+Each entry names the metric, its type, its unit (1 is a plain number) and its labels. The list is
+made from the code, and a test compares both.
 ";
+
+/// Longest line of a document.
+#[cfg(test)]
+const COLUMNS_MAX: usize = 110;
 
 /// The list as `docs/METRICS.md` has it.
 #[cfg(test)]
@@ -216,14 +226,24 @@ pub fn document() -> String {
     let mut text = HEAD.to_owned();
     for family in ALL {
         let labels: Vec<String> = family.labels.iter().map(|l| format!("`{l}`")).collect();
-        text.push_str(&format!(
-            "| `{}` | {} | {} | {} | {} |\n",
-            family.name,
-            family.kind.word(),
-            labels.join(", "),
-            family.unit,
-            family.help
-        ));
+        let labels = match labels.is_empty() {
+            true => String::new(),
+            false => format!("; labels {}", labels.join(", ")),
+        };
+        let (name, kind, unit) = (family.name, family.kind.word(), family.unit);
+        text.push_str(&format!("\n- `{name}` — {kind}, {unit}{labels}\n"));
+        let mut line = String::from(" ");
+        for word in family.help.split(' ') {
+            if line.chars().count() + 1 + word.chars().count() > COLUMNS_MAX {
+                text.push_str(&line);
+                text.push('\n');
+                line = String::from(" ");
+            }
+            line.push(' ');
+            line.push_str(word);
+        }
+        text.push_str(&line);
+        text.push('\n');
     }
     text
 }

@@ -30,7 +30,8 @@ pub fn routes() -> Router<Arc<Node>> {
 }
 
 /// All nodes.
-#[utoipa::path(get, path = "/v1/nodes", responses((status = 200, body = [ClusterNode]), (status = "default", body = Failure)))]
+#[utoipa::path(get, path = "/v1/nodes",
+    responses((status = 200, body = [ClusterNode]), (status = "default", body = Failure)))]
 pub async fn nodes(State(daemon): State<Arc<Node>>) -> Result<Json<Vec<ClusterNode>>> {
     daemon.nodes().await.map(Json)
 }
@@ -72,7 +73,8 @@ pub async fn node_remove(
 }
 
 /// The devices of all nodes.
-#[utoipa::path(get, path = "/v1/devices", responses((status = 200, body = [Device]), (status = "default", body = Failure)))]
+#[utoipa::path(get, path = "/v1/devices",
+    responses((status = 200, body = [Device]), (status = "default", body = Failure)))]
 pub async fn devices(State(daemon): State<Arc<Node>>) -> Result<Json<Vec<Device>>> {
     daemon.devices().await.map(Json)
 }
@@ -89,8 +91,8 @@ pub async fn device_add(
     Ok((StatusCode::ACCEPTED, Json(device)))
 }
 
-/// Moves all data off a device and then forgets it, or calls that off. The device is named by number, or by its path on this
-/// node.
+/// Moves all data off a device and then forgets it, or calls that off. The device is named by number, or by
+/// its path on this node.
 #[utoipa::path(delete, path = "/v1/devices/{device}", params(("device" = String, Path), DeviceRemoveQuery),
     responses((status = 200, body = Device), (status = "default", body = Failure)))]
 pub async fn device_remove(
@@ -104,7 +106,8 @@ pub async fn device_remove(
 }
 
 /// All pools.
-#[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = [Pool]), (status = "default", body = Failure)))]
+#[utoipa::path(get, path = "/v1/pools",
+    responses((status = 200, body = [Pool]), (status = "default", body = Failure)))]
 pub async fn pools(State(daemon): State<Arc<Node>>) -> Result<Json<Vec<Pool>>> {
     daemon.pools().await.map(Json)
 }

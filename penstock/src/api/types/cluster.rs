@@ -19,7 +19,8 @@ pub struct ClusterNode {
     pub since: Option<Moment>,
     /// Whether it may hold data.
     pub duty: NodeDuty,
-    /// Milliseconds since it was heard of last; absent while nobody leads, or if it was not heard of under this leader.
+    /// Milliseconds since it was heard of last; absent while nobody leads, or if it was not heard of under
+    /// this leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms_ago: Option<u64>,
     /// Its roles.
@@ -188,7 +189,8 @@ pub struct Scrub {
     /// Bad blocks that were written again from another replica since the daemon started.
     #[serde(default)]
     pub repaired: u64,
-    /// Blocks that are bad still, 1,024 at most; where other nodes have replicas those that reads have met are among them.
+    /// Blocks that are bad still, 1,024 at most; where other nodes have replicas those that reads have met
+    /// are among them.
     #[serde(default)]
     pub bad: u64,
 }

@@ -12,7 +12,8 @@ pub struct Health {
     pub state: HealthState,
     /// What is wrong; empty when all is well.
     pub problems: Vec<Problem>,
-    /// What goes on without anything being wrong: nodes and devices being emptied, data moving to new devices.
+    /// What goes on without anything being wrong: nodes and devices being emptied, data moving to new
+    /// devices.
     #[serde(default)]
     pub under_way: Vec<Problem>,
 }

@@ -9,6 +9,9 @@ use utoipa::ToSchema;
 pub struct TokenCreate {
     /// How long it can be used, in seconds.
     pub lifetime_s: u64,
+    /// The roles that the node may have: `meta`, `storage`, `host`, `gateway`. All if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roles: Option<Vec<String>>,
 }
 
 /// A join token: a secret.
@@ -18,4 +21,7 @@ pub struct Token {
     pub token: String,
     /// When it ends, in milliseconds since 1970.
     pub expires_at_ms: u64,
+    /// The roles that the node may have.
+    #[serde(default)]
+    pub roles: Vec<String>,
 }

@@ -1,19 +1,24 @@
-//! Attachments that this node has lost while nobody heard of it: the lease of the volume, the record, or both.
+//! Attachments that this node has lost while nobody heard of it: the lease of the volume, the record, or
+//! both.
 //!
-//! *The record is gone*: an operator forgot the attachment (`penstock detach --force` on another node), to serve the volume elsewhere.
-//! Its session is closed and its socket removed; then the volume is closed, and its lease given back. What waits is not waited for.
+//! *The record is gone*: an operator forgot the attachment (`penstock detach --force` on another node), to
+//! serve the volume elsewhere. Its session is closed and its socket removed; then the volume is closed, and
+//! its lease given back. What waits is not waited for.
 //!
 //! *The lease is another's*: that node was granted it when it had run out here. The volume was
-//! [revoked](fabric::engine::VolumeHandle::revoke) when this node heard of it, so that whatever waited has failed. Its sessions and the
-//! volume are closed, and what is still attached here is served again, with a lease of its own, as soon as the other node lets go.
+//! [revoked](fabric::engine::VolumeHandle::revoke) when this node heard of it, so that whatever waited has
+//! failed. Its sessions and the volume are closed, and what is still attached here is served again, with a
+//! lease of its own, as soon as the other node lets go.
 //!
-//! **Why nothing goes on under the next lease.** [`renew_lease`](fabric::engine::Fabric::renew_lease) repeats what waits under the newer
-//! lease, and may: the older one was this node's until then, so nobody wrote or settled blocks in between. Here somebody did. Blocks that
-//! the holder in between left unresolved must be settled before anything is sent, which an opening does and a renewal does not. And a write
-//! that waits may have been found on one replica by the other's takeover, been made part of the volume, been read, and been overwritten
-//! since: repeated under a newer number it would undo what came after. Nobody was told that it is done, so it may fail: the guest hears
-//! of it, and that what it believes of its disk may be outdated. So the volume is opened anew, as a start does it: a new grant, older
-//! leases fenced out, blocks settled, then the first request.
+//! **Why nothing goes on under the next lease.** [`renew_lease`](fabric::engine::Fabric::renew_lease) repeats
+//! what waits under the newer lease, and may: the older one was this node's until then, so nobody wrote or
+//! settled blocks in between. Here somebody did. Blocks that the holder in between left unresolved must be
+//! settled before anything is sent, which an opening does and a renewal does not. And a write that waits may
+//! have been found on one replica by the other's takeover, been made part of the volume, been read, and been
+//! overwritten since: repeated under a newer number it would undo what came after. Nobody was told that it is
+//! done, so it may fail: the guest hears of it, and that what it believes of its disk may be outdated. So the
+//! volume is opened anew, as a start does it: a new grant, older leases fenced out, blocks settled, then the
+//! first request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,8 +32,8 @@ use super::{State, close};
 
 /// Pause between two looks: what is lost is noticed when leases are renewed.
 const PAUSE: Duration = Duration::from_secs(3);
-/// A lease that somebody holds is asked for this often. Whether it has run out is found out only so, and each time costs an entry in
-/// the log of metadata.
+/// A lease that somebody holds is asked for this often. Whether it has run out is found out only so, and each
+/// time costs an entry in the log of metadata.
 const ASK_EVERY: Duration = LEASE_DURATION;
 
 /// Why an attachment of this node is not served for now.
@@ -42,7 +47,8 @@ impl Loss {
     /// What a person is told: why it is not served, and what becomes of it.
     pub fn told(&self, socket: &str) -> (String, String) {
         let doing = format!(
-            "it is served again as soon as that node lets the volume go; if it is not to be, `penstock detach {socket}` ends it"
+            "it is served again as soon as that node lets the volume go; if it is not to be, `penstock \
+             detach {socket}` ends it"
         );
         (self.failure.error.clone(), doing)
     }
@@ -118,8 +124,8 @@ impl Node {
         if !is_suspect {
             return Ok(Vec::new());
         }
-        // Read after the attachments were looked at, and to the newest: one that is not there was there, and was deleted. What this
-        // node has applied may be older than the attachment.
+        // Read after the attachments were looked at, and to the newest: one that is not there was there, and
+        // was deleted. What this node has applied may be older than the attachment.
         let records = self.asked.list_attachments_of(own).await;
         let records = records.map_err(meta_failure)?;
         let verdict = |(id, volume, waits)| {
@@ -135,7 +141,8 @@ impl Node {
         Ok(ids.into_iter().filter_map(verdict).collect())
     }
 
-    /// Ends what is served of an attachment, in a task of its own: the session waits for its requests in flight.
+    /// Ends what is served of an attachment, in a task of its own: the session waits for its requests in
+    /// flight.
     async fn end_lost(self: &Arc<Self>, id: AttachmentId, is_forgotten: bool) {
         let mut live = self.live.lock().await;
         let Some(served) = live.attachments.get_mut(&id) else {

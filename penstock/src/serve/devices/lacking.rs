@@ -1,9 +1,10 @@
-//! Devices that a node of several goes on without: what they held others have. They are never made anew or formatted, and as long
-//! as one is missing nothing else is made either: what is blank now may have been it.
+//! Devices that a node of several goes on without: what they held others have. They are never made anew or
+//! formatted, and as long as one is missing nothing else is made either: what is blank now may have been it.
 
 use std::path::{Path, PathBuf};
 
 use fabric::engine::FabricError;
+use fabric::store::file::OpenedAhead;
 use meta::DeviceId;
 use uuid::Uuid;
 
@@ -71,7 +72,8 @@ impl LeftOut {
                     failure.error
                 ),
                 format!(
-                    "bring it back and restart the daemon, and it gets what it missed; if it is gone for good, give it up with \
+                    "bring it back and restart the daemon, and it gets what it missed; if it is gone for \
+                     good, give it up with \
                      `penstock device remove {id}`"
                 ),
             ),
@@ -79,8 +81,8 @@ impl LeftOut {
     }
 }
 
-/// Takes out of `named` what this node goes on without: the devices that are `missing`, and whatever is not a store. `failed`
-/// are named paths that could not be looked at.
+/// Takes out of `named` what this node goes on without: the devices that are `missing`, and whatever is not a
+/// store. `failed` are named paths that could not be looked at.
 pub(super) fn go_without(
     named: &mut Vec<Named>,
     failed: Vec<(PathBuf, Failure)>,
@@ -144,7 +146,7 @@ fn not_made(missing: &str) -> Failure {
 
 /// A device that is well and only not named any more is none that a node has to go without.
 fn refuse_unnamed(device: &meta::Device, cluster: Uuid) -> Result<()> {
-    let found = look(Path::new(&device.path), cluster);
+    let found = look(Path::new(&device.path), cluster, &OpenedAhead::default());
     match found {
         Ok(Content::Store(id)) if id == device.uuid => Err(super::not_named(&device.path)),
         _ => Ok(()),
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_in_the_place_of_a_missing_device_is_left_alone_and_stores_are_kept() {
+    fn content_in_place_of_a_missing_device_is_left_untouched() {
         let lost = [
             device(1, "/no/absent"),
             device(2, "/no/blank"),

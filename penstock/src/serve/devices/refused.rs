@@ -23,11 +23,12 @@ pub fn failure(e: &DeviceError) -> Failure {
         DeviceError::NoPreallocation(path) => Failure::new(
             Kind::Failed,
             format!("the filesystem cannot reserve space for {}", path.display()),
-            "use ext4, xfs, btrfs or a block device, or take --preallocation off and keep the filesystem from filling up",
+            "use ext4, xfs, btrfs or a block device, or take --preallocation off and keep the filesystem \
+             from filling up",
         ),
-        DeviceError::Os { path, source, .. } => match mend_of(path, source) {
-            Some((kind, why, mend)) => {
-                Failure::new(kind, format!("{}: {why}", first_part(e)), mend)
+        DeviceError::Os { path, source, .. } => match hint_of(path, source) {
+            Some((kind, why, hint)) => {
+                Failure::new(kind, format!("{}: {why}", first_part(e)), hint)
             }
             None => Failure::plain(Kind::Failed, e),
         },
@@ -47,7 +48,7 @@ fn first_part(e: &DeviceError) -> String {
 }
 
 /// Kind, reason and mend of what the operating system says.
-fn mend_of(path: &Path, source: &std::io::Error) -> Option<(Kind, String, String)> {
+fn hint_of(path: &Path, source: &std::io::Error) -> Option<(Kind, String, String)> {
     let plain = plain_io(source);
     let told = match Errno::from_io_error(source)? {
         Errno::ACCESS | Errno::PERM => return Some(denied(path, source, plain)),
@@ -74,9 +75,9 @@ fn denied(path: &Path, source: &std::io::Error, plain: String) -> (Kind, String,
     let Ok(found) = fs::metadata(path) else {
         let why =
             format!("{plain}; the daemon runs as user {user}, who may not look into its directory");
-        let mend =
+        let hint =
             "let that user search the directories above it, or run the daemon as another user";
-        return (Kind::Denied, why, mend.to_owned());
+        return (Kind::Denied, why, hint.to_owned());
     };
     let is_block = found.file_type().is_block_device();
     let (owner, group, mode) = (
@@ -85,24 +86,27 @@ fn denied(path: &Path, source: &std::io::Error, plain: String) -> (Kind, String,
         found.permissions().mode() & 0o7777,
     );
     let mut why = format!(
-        "{plain}; it is user {owner}'s and group {group}'s with mode {mode:04o}, and the daemon runs as user {user}"
+        "{plain}; it is user {owner}'s and group {group}'s with mode {mode:04o}, and the daemon runs as user \
+         {user}"
     );
     // Whoever named the wrong disk need not give the right to open it first.
     let number = Number::of(found.rdev());
     if let Some(place) = place_of(number).filter(|_| is_block) {
         why.push_str(&format!("; besides, the filesystem at {place} is on it"));
     }
-    let mend = match (Errno::from_io_error(source), is_block) {
+    let hint = match (Errno::from_io_error(source), is_block) {
         // Owners and modes are answered with the other one.
         (Some(Errno::PERM), true) => {
-            "the kernel forbids it, whoever's it is: let this daemon's container, or systemd by DeviceAllow=, use the device"
+            "the kernel forbids it, whoever's it is: let this daemon's container, or systemd by \
+             DeviceAllow=, use the device"
         }
         (_, true) => {
-            "give that user read and write access, by a udev rule for example, or add it to that group and restart the daemon"
+            "give that user read and write access, by a udev rule for example, or add it to that group and \
+             restart the daemon"
         }
         (_, false) => "give that user read and write access with chown or chmod",
     };
-    (Kind::Denied, why, mend.to_owned())
+    (Kind::Denied, why, hint.to_owned())
 }
 
 fn wrong_kind(path: &Path) -> Failure {
@@ -122,7 +126,7 @@ fn wrong_kind(path: &Path) -> Failure {
 }
 
 fn in_use(path: &Path) -> Failure {
-    let (who, mend) = fs::metadata(path)
+    let (who, hint) = fs::metadata(path)
         .ok()
         .and_then(|found| user_of(&found))
         .unwrap_or_else(|| {
@@ -134,7 +138,7 @@ fn in_use(path: &Path) -> Failure {
     Failure::new(
         Kind::Conflict,
         format!("device {} is in use {who}", path.display()),
-        mend,
+        hint,
     )
 }
 
@@ -266,7 +270,8 @@ mod tests {
         let told = told(Errno::ACCESS, &path);
         let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
         let whose = format!(
-            "cannot open device {}: permission denied; it is user {user}'s and group {group}'s with mode 0640",
+            "cannot open device {}: permission denied; it is user {user}'s and group {group}'s with mode \
+             0640",
             path.display()
         );
         assert!(told.starts_with(&whose), "{told}");

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use meta::{
-    DeviceId, Duty, Happening, NODE_REPLACE_AFTER, Node, NodeId, NodeState, Pool, Role, Standing,
-    count_devices,
+    AdminState, DeviceId, EventKind, NODE_REPLACE_AFTER, Node, NodeId, NodeState, Pool,
+    ReplicaState, Role, count_devices,
 };
 
 use crate::moment::{Moment, duration};
@@ -13,7 +13,7 @@ use super::super::cluster::View;
 use super::super::monitor::{Found, Work};
 use super::super::storage::MAKE_ROOM;
 
-mod room;
+mod capacity;
 #[cfg(test)]
 mod tests;
 
@@ -48,7 +48,7 @@ pub fn problems(
         wrong.extend(pool_waiting(view, pool));
         wrong.extend(pool_degraded(view, pool, etas));
     }
-    wrong.extend(room::lacking(view));
+    wrong.extend(capacity::lacking(view));
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
     (wrong, under_way(view, &pools, etas))
@@ -57,7 +57,7 @@ pub fn problems(
 /// A node that was let in and has not been heard of yet.
 fn not_started(view: &View, node: &Node) -> Found {
     let (id, name) = (node.id, &node.name);
-    let since = view.last(|what| matches!(what, Happening::NodeJoined { node } if *node == id));
+    let since = view.last(|what| matches!(what, EventKind::NodeJoined { node } if *node == id));
     Found::new(
         format!("node {id} down"),
         format!("node {name} has joined and was not started yet"),
@@ -69,30 +69,31 @@ fn not_started(view: &View, node: &Node) -> Found {
 fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
     let name = &node.name;
     let since =
-        view.last(|what| matches!(what, Happening::NodeDown { node: id } if *id == node.id));
+        view.last(|what| matches!(what, EventKind::NodeDown { node: id } if *id == node.id));
     let serves = view.attachments.iter().filter(|a| a.node == node.id);
     let what = match serves.count() {
         0 => format!("node {name} is down"),
         n => format!("node {name} is down, and with it the {n} attachments that it serves"),
     };
     let (doing, eta_s) = match node.duty {
-        Duty::Absent | Duty::Draining => {
+        AdminState::Absent | AdminState::Draining => {
             let left = view.held_by(node.id).left;
             let doing = match left {
                 0 => format!(
                     "its data are elsewhere; start it, or forget it with `penstock node remove {name}`"
                 ),
                 _ => format!(
-                    "its share is given to others, {left} placement groups are left; start it, or let that end"
+                    "its share is given to others, {left} placement groups are left; start it, or let that \
+                     end"
                 ),
             };
             (doing, etas(Work::Node(node.id)).filter(|_| left > 0))
         }
-        Duty::Active if !node.roles.contains(&Role::Storage) => (
+        AdminState::Active if !node.roles.contains(&Role::Storage) => (
             format!("start it, or forget it with `penstock node remove {name}`"),
             None,
         ),
-        Duty::Active => away(view, since, now),
+        AdminState::Active => away(view, since, now),
     };
     Found::new(format!("node {} down", node.id), what, doing)
         .since(since)
@@ -143,7 +144,7 @@ fn devices(view: &View, now: Moment) -> Vec<Found> {
         let name = &node.name;
         if device.state == meta::DeviceState::Failed {
             let since =
-                view.last(|w| matches!(w, Happening::DeviceFailed { device, .. } if *device == id));
+                view.last(|w| matches!(w, EventKind::DeviceFailed { device, .. } if *device == id));
             let what = format!("device {path} of node {name} failed");
             let doing = format!(
                 "its share is given to other devices; replace the disk, then `penstock device remove {id}`"
@@ -151,8 +152,8 @@ fn devices(view: &View, now: Moment) -> Vec<Found> {
             found.push(Found::new(format!("device {id} failed"), what, doing).since(since));
         } else if node.state == NodeState::Up && !view.map.is_served(device) {
             let since = view.last(|w| match w {
-                Happening::DeviceOffline { device, .. } => *device == id,
-                Happening::NodeRestarted { node } => *node == device.node,
+                EventKind::DeviceOffline { device, .. } => *device == id,
+                EventKind::NodeRestarted { node } => *node == device.node,
                 _ => false,
             });
             let (what, doing) = match device.state {
@@ -178,11 +179,12 @@ fn pool_waiting(view: &View, pool: &Pool) -> Option<Found> {
     }
     let name = &pool.name;
     let since = view.since(
-        |what| matches!(what, Happening::PoolWaiting { pool, .. } if pool == name),
-        |what| matches!(what, Happening::PoolWritable { pool } if pool == name),
+        |what| matches!(what, EventKind::PoolWaiting { pool, .. } if pool == name),
+        |what| matches!(what, EventKind::PoolWritable { pool } if pool == name),
     );
     let what = format!(
-        "pool {name}: writes to {waiting} of {} placement groups wait, for fewer than {} replicas are in sync",
+        "pool {name}: writes to {waiting} of {} placement groups wait, for fewer than {} replicas are in \
+         sync",
         pool.placement_groups, pool.min_in_sync
     );
     Some(
@@ -202,8 +204,8 @@ fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
     }
     let name = &pool.name;
     let since = view.since(
-        |what| matches!(what, Happening::PoolDegraded { pool, .. } if pool == name),
-        |what| matches!(what, Happening::PoolRecovered { pool } if pool == name),
+        |what| matches!(what, EventKind::PoolDegraded { pool, .. } if pool == name),
+        |what| matches!(what, EventKind::PoolRecovered { pool } if pool == name),
     );
     let what = format!(
         "pool {name}: {} of {} placement groups have fewer than {} replicas in sync",
@@ -240,7 +242,7 @@ fn missed(view: &View, pool: &Pool) -> String {
                 None if is_full(member.device) => {
                     full.insert(member.device);
                 }
-                None => queued += usize::from(member.standing != Standing::Syncing),
+                None => queued += usize::from(member.standing != ReplicaState::Syncing),
             }
         }
     }
@@ -292,7 +294,8 @@ fn failing(view: &View) -> Vec<Found> {
         Found::new(
             format!("device {device} sync"),
             format!(
-                "{groups} placement groups fail to be synced to device {name}, up to {failures} times in a row"
+                "{groups} placement groups fail to be synced to device {name}, up to {failures} times in a \
+                 row"
             ),
             format!(
                 "each is tried again, the last in {} s; the log of node {} says why it fails",
@@ -326,15 +329,15 @@ fn words(view: &View, here: NodeId) -> Vec<Found> {
 fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     let up = view.map.nodes().filter(|node| node.state == NodeState::Up);
-    for node in up.filter(|node| node.duty == Duty::Draining) {
+    for node in up.filter(|node| node.duty == AdminState::Draining) {
         let since =
-            view.last(|w| matches!(w, Happening::NodeDraining { node: id } if *id == node.id));
+            view.last(|w| matches!(w, EventKind::NodeDraining { node: id } if *id == node.id));
         let left = view.held_by(node.id).left;
         let name = &node.name;
-        let mend = format!(
-            "`penstock node remove {name}` forgets it, `penstock node drain {name} --off` uses it again"
+        let hint = format!(
+            "`penstock node remove {name}` forgets it, `penstock node drain {name} --cancel` uses it again"
         );
-        let one = draining(&format!("node {name}"), left, &mend);
+        let one = draining(&format!("node {name}"), left, &hint);
         let (key, eta_s) = (format!("node {} drain", node.id), etas(Work::Node(node.id)));
         found.push(
             Found { key, ..one }
@@ -345,7 +348,7 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
     for device in view.map.devices().filter(|device| device.draining) {
         let id = device.id;
         let since =
-            view.last(|w| matches!(w, Happening::DeviceDraining { device, .. } if *device == id));
+            view.last(|w| matches!(w, EventKind::DeviceDraining { device, .. } if *device == id));
         let left = view.held(|held| held == id).left;
         let name = format!("device {}", view.device_name(id));
         let one = draining(&name, left, "it is forgotten once nothing lies on it");
@@ -364,7 +367,7 @@ fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         if moving > 0 {
             let name = &pool.name;
             let since = view
-                .last(|w| matches!(w, Happening::RebalanceStarted { pool, .. } if pool == name));
+                .last(|w| matches!(w, EventKind::RebalanceStarted { pool, .. } if pool == name));
             let what = format!("pool {name}: {moving} placement groups move to other devices");
             let doing = "each replica stays where it is until its successor has everything";
             let key = format!("pool {} moving", pool.id);

@@ -41,7 +41,7 @@ impl Drop for Listening {
 /// Listens at `address`.
 pub async fn listen(address: SocketAddr, node: &Arc<Node>) -> Result<Listening> {
     let bind = TcpListener::bind(address).await;
-    let listener = bind.context_mend(
+    let listener = bind.context_hint(
         || format!("listen on metrics_listen = \"{address}\""),
         "choose an address of this machine and a free port",
     )?;

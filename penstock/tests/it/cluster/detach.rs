@@ -5,7 +5,7 @@ use crate::front::Front;
 use crate::harness::{eventually, one_error, text};
 
 #[test]
-fn what_a_dead_node_had_attached_is_forgotten_and_served_by_another() {
+fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
     let mut cluster = Cluster::of_three();
     let (old, new) = (
         cluster.dir.path().join("old.sock"),
@@ -69,7 +69,7 @@ fn what_a_dead_node_had_attached_is_forgotten_and_served_by_another() {
 }
 
 #[test]
-fn an_attachment_of_the_node_that_is_asked_is_detached_as_ever_whatever_is_forced() {
+fn forced_detach_of_a_local_attachment_is_a_normal_detach() {
     let cluster = Cluster::found("1");
     let socket = cluster.dir.path().join("disk.sock");
     let one = cluster.node(1);

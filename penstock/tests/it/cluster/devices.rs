@@ -7,7 +7,7 @@ use crate::front::Front;
 use crate::harness::{eventually, one_error, serve_with, text};
 
 #[test]
-fn a_node_of_several_starts_without_a_device_and_makes_nothing_in_its_place() {
+fn clustered_node_starts_without_a_device_and_makes_no_new_one() {
     let mut cluster = Cluster::of_three();
     cluster.node(1).ok(&["volume", "create", "disk", "64M"]);
     cluster.stop(3);
@@ -61,7 +61,7 @@ fn a_node_of_several_starts_without_a_device_and_makes_nothing_in_its_place() {
 }
 
 #[test]
-fn a_node_without_the_role_storage_makes_no_device_and_serves_what_others_store() {
+fn node_without_the_storage_role_serves_volumes_of_other_nodes() {
     let mut cluster = Cluster::found("1");
     let roles = ["--roles", "host"];
     let joined = cluster.join_with(2, &cluster.token(), &roles);

@@ -7,7 +7,7 @@ use crate::front::Front;
 use crate::harness::{Daemon, eventually, text};
 
 #[test]
-fn a_guest_writes_and_reads_while_a_node_is_killed_and_comes_back() {
+fn guest_writes_and_reads_while_a_node_dies_and_returns() {
     const SECTORS: u64 = 64;
     // One in each of several chunks.
     let sector = |number: u64| number * 2048;
@@ -53,7 +53,7 @@ fn a_guest_writes_and_reads_while_a_node_is_killed_and_comes_back() {
 }
 
 #[test]
-fn a_guest_goes_on_when_the_node_that_leads_the_metadata_is_killed() {
+fn guest_survives_a_kill_of_the_metadata_leader() {
     let mut cluster = Cluster::of_three();
     let socket = cluster.dir.path().join("disk.sock");
     let two = cluster.node(2);
@@ -75,7 +75,7 @@ fn a_guest_goes_on_when_the_node_that_leads_the_metadata_is_killed() {
 }
 
 #[test]
-fn requests_wait_while_most_nodes_are_away_and_go_on_when_they_are_back() {
+fn requests_wait_without_a_majority_and_resume_when_it_returns() {
     let mut cluster = Cluster::of_three();
     let socket = cluster.dir.path().join("disk.sock");
     let one = cluster.node(1);

@@ -7,6 +7,7 @@ use meta::pki::{ClusterCa, NodeKey};
 use serde_json::json;
 
 use super::{Cluster, THIN, waits};
+use crate::front::Front;
 use crate::harness::{Daemon, one_error, run, serve, serve_with, temp, text};
 
 #[test]
@@ -87,7 +88,7 @@ fn a_join_that_cannot_succeed_here_leaves_its_token_good() {
 }
 
 #[test]
-fn a_token_of_another_cluster_and_one_that_leads_nowhere_are_told_as_such() {
+fn foreign_token_and_unreachable_cluster_have_distinct_errors() {
     let mut ours = Cluster::found("1");
     let token = ours.token();
     ours.stop(1);
@@ -196,4 +197,76 @@ fn a_node_with_papers_of_another_authority_is_not_let_in() {
     assert!(waits(&ours.data(2)));
     // The first node minds nothing of that.
     assert_eq!(ours.node(1).json(&["volume", "list"]), json!([]));
+}
+
+#[test]
+fn a_token_grants_roles_and_no_others() {
+    let mut cluster = Cluster::found("1");
+    let create = ["token", "create", "--roles", "host"];
+    let made = cluster.node(1).run(&create);
+    let told = String::from_utf8_lossy(&made.stderr).into_owned();
+    assert!(told.contains("with the roles host"), "{told}");
+    let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    let shown = cluster.node(1).json(&["token", "create"])["roles"].clone();
+    assert_eq!(shown, json!(["meta", "storage", "host", "gateway"]));
+    for asked in [&[][..], &["--roles", "host,meta"]] {
+        let told = one_error(&cluster.join_with(2, &token, asked), 1);
+        assert!(told.contains("grants the roles host"), "{told}");
+        assert!(told.contains("join with `--roles host`"), "{told}");
+    }
+    // It is good still.
+    let joined = cluster.join_with(2, &token, &["--roles", "host"]);
+    assert!(joined.status.success(), "{joined:?}");
+    assert!(!cluster.data(2).join("cluster/ca.key").exists());
+    cluster.start(2);
+    cluster.stop(2);
+    let more = serve_with(&cluster.data(2), &["--roles", "host,meta"]);
+    let told = one_error(&more, 1);
+    assert!(told.contains("was granted the roles host"), "{told}");
+    cluster.start(2);
+    // One that grants the role yields the authority's key.
+    let joined = cluster.join(3, &cluster.token());
+    assert!(joined.status.success(), "{joined:?}");
+    assert!(cluster.data(3).join("cluster/ca.key").exists());
+}
+
+#[test]
+fn a_host_serves_volumes_and_does_not_administer_the_cluster() {
+    let mut cluster = Cluster::found("1");
+    let token = cluster.node(1).ok(&["token", "create", "--roles", "host"]);
+    let joined = cluster.join_with(2, token.trim(), &["--roles", "host"]);
+    assert!(joined.status.success(), "{joined:?}");
+    cluster.start(2);
+    let host = cluster.node(2);
+    for command in [
+        &["token", "create"][..],
+        &["pool", "create", "mine", "--replicas", "1"],
+        &["pool", "delete", "default", "--yes"],
+        &["node", "drain", "node1"],
+        &["node", "remove", "node1", "--yes"],
+    ] {
+        let told = host.refused(command);
+        assert!(told.contains("node 'node2' has the role host"), "{told}");
+        assert!(told.contains("with the role meta (node1)"), "{told}");
+    }
+    // Its data lie on the first node: it reaches what is open to it.
+    let dir = cluster.dir.path();
+    let (image, out, socket) = (
+        dir.join("in.raw"),
+        dir.join("out.raw"),
+        dir.join("disk.sock"),
+    );
+    fs::write(&image, vec![7; 3 << 20]).unwrap();
+    host.ok(&["volume", "import", "disk", text(&image)]);
+    host.ok(&["volume", "export", "disk", text(&out)]);
+    assert_eq!(fs::read(&image).unwrap(), fs::read(&out).unwrap());
+    host.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
+    let mut guest = Front::start(&socket, 1);
+    guest.write(8, 9);
+    assert_eq!(guest.read(0, 8), [9; 512]);
+    drop(guest);
+    host.ok(&["detach", "disk", "--yes"]);
+    host.ok(&["volume", "resize", "disk", "8M"]);
+    host.ok(&["volume", "delete", "disk", "--yes"]);
+    assert_eq!(cluster.node(1).json(&["volume", "list"]), json!([]));
 }

@@ -30,7 +30,7 @@ fn a_removed_node_ends_by_itself_and_touches_nothing() {
 }
 
 #[test]
-fn a_node_that_alone_has_something_is_removed_only_with_what_it_has() {
+fn node_with_last_copies_is_removed_only_if_loss_is_accepted() {
     let mut cluster = Cluster::found("1");
     let token = cluster.token();
     let joined = cluster.join(2, &token);

@@ -44,7 +44,7 @@ fn a_node_that_is_elsewhere_after_a_restart_is_found_there() {
 }
 
 #[test]
-fn a_daemon_that_waits_for_its_cluster_is_not_taken_for_one_that_is_not_there() {
+fn daemon_waiting_for_its_cluster_is_not_reported_as_absent() {
     let mut cluster = Cluster::found("1");
     let joined = cluster.join(2, &cluster.token());
     assert!(joined.status.success(), "{joined:?}");
@@ -60,7 +60,7 @@ fn a_daemon_that_waits_for_its_cluster_is_not_taken_for_one_that_is_not_there() 
 }
 
 #[test]
-fn a_node_that_has_lost_its_metadata_does_not_make_the_cluster_a_second_time() {
+fn node_that_lost_its_metadata_does_not_bootstrap_again() {
     let mut cluster = Cluster::found("1");
     cluster.stop(1);
     let data = cluster.data(1);

@@ -1,8 +1,9 @@
-//! The peer: a Ceph cluster of one monitor and three OSDs, each on a file, in a directory of its own, on the loopback
-//! device; and qemu-storage-daemon with librbd, which serves its image over vhost-user-blk as Penstock serves a volume.
+//! The peer: a Ceph cluster of one monitor and three OSDs, each on a file, in a directory of its own, on the
+//! loopback device; and qemu-storage-daemon with librbd, which serves its image over vhost-user-blk as
+//! Penstock serves a volume.
 //!
-//! It is set up in its own favour where that is possible: no authentication, no manager, logs to files, BlueStore told that
-//! its files are on a solid-state disk.
+//! It is set up in its own favour where that is possible: no authentication, no manager, logs to files,
+//! BlueStore told that its files are on a solid-state disk.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -194,7 +195,8 @@ log to syslog = false
     Ok(text)
 }
 
-/// A port that nobody listens on. Somebody may take it before the monitor does; then that one ends and says so.
+/// A port that nobody listens on. Somebody may take it before the monitor does; then that one ends and says
+/// so.
 fn free_port() -> Result<u16> {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").context("find a free port")?;
     Ok(socket.local_addr()?.port())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use cluster_rig::{Cluster, ClusterOptions, Way};
+use cluster_rig::{Cluster, ClusterOptions, CutDirection};
 use guest_rig::paths::penstock_binary;
 use guest_rig::process::wait_until;
 use guest_rig::{Disk, GuestImage, Vm, VmConfig};
@@ -119,7 +119,8 @@ pub(super) fn run(directory: &Path, events: &[Event], rounds: usize) -> Result<V
 fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event) -> Result<Pause> {
     let node = victim(cluster, event)?;
     vm.sh(&format!(
-        "rm -f /tmp/fio*; fio --name=pulse --filename=/dev/vda --rw=randwrite --bs=4k --direct=1 --ioengine=libaio \
+        "rm -f /tmp/fio*; fio --name=pulse --filename=/dev/vda --rw=randwrite --bs=4k --direct=1 \
+         --ioengine=libaio \
          --iodepth=4 --rate_iops={WRITES_PER_S} --time_based --runtime=3600 --output-format=json \
          --output=/tmp/fio.json > /dev/null 2>&1 & echo $! > /tmp/fio.pid"
     ))?;
@@ -127,7 +128,7 @@ fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event) -> Result<Pause> {
     match event {
         Event::Nothing => {}
         Event::Kill | Event::KillLeader => cluster.node_mut(node)?.kill()?,
-        Event::CutOff | Event::CutOffLeader => cluster.network()?.cut(node, Way::Both)?,
+        Event::CutOff | Event::CutOffLeader => cluster.network()?.cut(node, CutDirection::Both)?,
     }
     std::thread::sleep(AFTER);
     let pause = read(vm, event)?;
@@ -140,8 +141,8 @@ fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event) -> Result<Pause> {
     Ok(pause)
 }
 
-/// The node that an event happens to: never the guest's own. If that one leads the metadata and must not, it is stopped
-/// until another one does: a leader that is back before the others have missed it goes on leading.
+/// The node that an event happens to: never the guest's own. If that one leads the metadata and must not, it
+/// is stopped until another one does: a leader that is back before the others have missed it goes on leading.
 fn victim(cluster: &mut Cluster, event: Event) -> Result<u8> {
     let mut leader = leader_told_by(cluster, HOST)?;
     if leader == HOST && event.is_about_leader() {

@@ -28,7 +28,7 @@ pub(super) struct Row {
 
 /// One load before and during a resync.
 #[derive(Debug, Serialize)]
-struct Beside {
+struct DuringResync {
     load: Load,
     p50_before_us: f64,
     p50_during_us: f64,
@@ -45,7 +45,7 @@ struct Returned {
     written_mib: f64,
     copied_mib: f64,
     resync_s: f64,
-    loads: Vec<Beside>,
+    loads: Vec<DuringResync>,
 }
 
 /// What a guest saw of an event.
@@ -102,7 +102,7 @@ fn returned(rounds: &[Round]) -> Returned {
     let beside = |index: usize| {
         let before = |figure: fn(&Quantiles) -> f64| of(&|r| figure(&r.loads[index].before));
         let during = |figure: fn(&Quantiles) -> f64| of(&|r| figure(&r.loads[index].during));
-        Beside {
+        DuringResync {
             load: rounds[0].loads[index].load,
             p50_before_us: before(|q| q.p50_us),
             p50_during_us: during(|q| q.p50_us),
@@ -189,7 +189,8 @@ fn print(rows: &[Row]) {
 
 fn print_returned(returned: &Returned) {
     println!(
-        "a node away: {:.1} MiB written meanwhile, {:.1} MiB copied to it within {:.1} s beside the loads; rounds: {}",
+        "a node away: {:.1} MiB written meanwhile, {:.1} MiB copied to it within {:.1} s beside the loads; \
+         rounds: {}",
         returned.written_mib, returned.copied_mib, returned.resync_s, returned.rounds
     );
     println!(

@@ -1,4 +1,5 @@
-//! A node is away while a guest writes, and comes back: what is copied to it, and what the guest notices of that.
+//! A node is away while a guest writes, and comes back: what is copied to it, and what the guest notices of
+//! that.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,8 +19,8 @@ const AWAY: u8 = 3;
 /// How long it is away, and with `--quick`.
 const AWAY_TIME: Duration = Duration::from_secs(10);
 const AWAY_TIME_QUICK: Duration = Duration::from_secs(3);
-/// The disk is overwritten at random for so long before anything is measured: the store's own work behind such writes is
-/// then part of both sides of the comparison.
+/// The disk is overwritten at random for so long before anything is measured: the store's own work behind
+/// such writes is then part of both sides of the comparison.
 const WARM_UP: Duration = Duration::from_secs(4);
 /// Length of one window of one load. All loads take turns, so that each sees the whole of a resync.
 const WINDOW: Duration = Duration::from_millis(200);

@@ -1,5 +1,6 @@
-//! The image of a disk that a PC's firmware boots from: a partition table, GRUB in the gap behind it, and one partition
-//! with a Debian root that holds its own kernel. Made from files alone, so that no privilege is needed.
+//! The image of a disk that a PC's firmware boots from: a partition table, GRUB in the gap behind it, and one
+//! partition with a Debian root that holds its own kernel. Made from files alone, so that no privilege is
+//! needed.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;

@@ -141,8 +141,8 @@ fn in_usr(path: &str) -> String {
     }
 }
 
-/// The shared libraries of the recipe's programs and of libraries among its files, found by the root's own loader, which
-/// needs no chroot and no privilege.
+/// The shared libraries of the recipe's programs and of libraries among its files, found by the root's own
+/// loader, which needs no chroot and no privilege.
 fn libraries(recipe: &Recipe, root: &Path) -> Result<BTreeSet<PathBuf>> {
     let loader = root.join("usr/lib64/ld-linux-x86-64.so.2");
     let lib = root.join("usr/lib/x86_64-linux-gnu");

@@ -56,7 +56,7 @@ impl Bench {
 }
 
 #[test]
-fn a_write_left_behind_by_an_older_lease_takes_effect_before_the_newer_ones_first_read_or_never() {
+fn old_lease_write_never_appears_after_a_new_leases_first_read() {
     let mut checker = Checker::default();
     let volume = checker.add_volume(1);
     checker.begin_write(volume, 0..1, Tag(1), false);
@@ -163,7 +163,7 @@ fn a_write_without_answer_may_take_effect_late_or_never() {
 }
 
 #[test]
-fn what_was_flushed_survives_a_loss_of_power_and_what_was_not_may_go() {
+fn flushed_data_survives_power_loss_and_unflushed_data_may_go() {
     let mut bench = Bench::new();
     bench.write(A);
     bench.flush();
@@ -239,7 +239,7 @@ fn zeroes_of_which_nobody_knows_the_origin_are_no_false_alarm() {
 }
 
 #[test]
-fn old_clusters_are_forgotten_once_a_flush_covers_what_came_after_them() {
+fn old_clusters_are_forgotten_once_a_flush_covers_later_ones() {
     let mut bench = Bench::new();
     for tag in 1..1000 {
         bench.write(Tag(tag));
@@ -294,8 +294,7 @@ fn a_flush_after_a_loss_of_what_was_flushed_may_succeed() {
 
 /// What a log says of a flush is made durable by the next one.
 #[test]
-fn a_bad_block_behind_a_loss_of_power_may_show_what_was_there_before_the_last_flush_and_nothing_older()
- {
+fn bad_block_after_power_loss_undoes_at_most_the_last_flush() {
     let read_after_loss = |flushes: usize, of: Tag| {
         let mut bench = Bench::new();
         bench.write(A);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fabric::core::membership::{Member, Standing};
+use fabric::core::membership::{Member, ReplicaState};
 use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
 use meta::{ClusterMap, GroupId, PlacementGroup};
 use uuid::Uuid;
@@ -55,12 +55,12 @@ impl Group {
     /// The members that the data path is told are in sync, with their devices.
     pub fn in_sync(&self) -> impl Iterator<Item = (&Member, DeviceAt)> {
         let members = self.members.iter().zip(self.devices.iter().copied());
-        members.filter(|(member, _)| member.standing == Standing::InSync)
+        members.filter(|(member, _)| member.standing == ReplicaState::InSync)
     }
 
     /// A node of which two devices are in sync.
     pub fn is_twice_on(&self) -> Option<usize> {
-        let in_sync = |place: &&Place| place.member.standing == Standing::InSync;
+        let in_sync = |place: &&Place| place.member.standing == ReplicaState::InSync;
         let nodes = self.all.iter().filter(in_sync).map(|place| place.at.node);
         let mut seen = BTreeSet::new();
         nodes.into_iter().find(|node| !seen.insert(*node))
@@ -82,9 +82,9 @@ pub struct Change {
     /// Who.
     pub at: DeviceAt,
     /// Was.
-    pub from: (Standing, Incarnation),
+    pub from: (ReplicaState, Incarnation),
     /// Is.
-    pub to: (Standing, Incarnation),
+    pub to: (ReplicaState, Incarnation),
     /// No member was left that could be trusted, and this one was made the authority.
     pub resettled: bool,
     /// It has taken the place of this device of its node, as which process had it.
@@ -120,9 +120,9 @@ fn data_node(node: meta::NodeId) -> NodeId {
 /// A member as the data path knows it.
 fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
     let standing = match member.standing {
-        meta::Standing::InSync => Standing::InSync,
-        meta::Standing::Syncing => Standing::Syncing,
-        meta::Standing::Out => Standing::Out,
+        meta::ReplicaState::InSync => ReplicaState::InSync,
+        meta::ReplicaState::Syncing => ReplicaState::Syncing,
+        meta::ReplicaState::Out => ReplicaState::Out,
     };
     Some(Place {
         at: device_at(map.device(member.device)?),
@@ -136,13 +136,14 @@ fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
     })
 }
 
-/// Of the members of a group those that the data path is told of: of each node the one that counts most. The daemon puts those in
-/// sync first; here they stay in the map's order, so that hosts prefer now one that has always been there, now one that has not.
+/// Of the members of a group those that the data path is told of: of each node the one that counts most. The
+/// daemon puts those in sync first; here they stay in the map's order, so that hosts prefer now one that has
+/// always been there, now one that has not.
 fn told(all: &[Place]) -> Vec<Place> {
     let rank = |place: &Place| match place.member.standing {
-        Standing::InSync => 0,
-        Standing::Syncing => 1,
-        Standing::Out => 2,
+        ReplicaState::InSync => 0,
+        ReplicaState::Syncing => 1,
+        ReplicaState::Out => 2,
     };
     let counts = |(nth, place): &(usize, &Place)| {
         let same = |(_, other): &(usize, &Place)| other.member.node == place.member.node;
@@ -154,13 +155,14 @@ fn told(all: &[Place]) -> Vec<Place> {
     told.map(|(_, place)| *place).collect()
 }
 
-/// Those that the group is coming to, beside these: they are syncing on nodes where another device is in sync.
+/// Those that the group is coming to, beside these: they are syncing on nodes where another device is in
+/// sync.
 fn coming(all: &[Place], told: &[Place]) -> Vec<Place> {
     let is_beside = |place: &&Place| {
         let first = told.iter().find(|t| t.member.node == place.member.node);
-        first.is_some_and(|t| t.at != place.at && t.member.standing == Standing::InSync)
+        first.is_some_and(|t| t.at != place.at && t.member.standing == ReplicaState::InSync)
     };
-    let syncing = |place: &&Place| place.member.standing == Standing::Syncing;
+    let syncing = |place: &&Place| place.member.standing == ReplicaState::Syncing;
     let coming = all.iter().filter(syncing).filter(is_beside);
     let named = coming.map(|place| {
         let mut place = *place;
@@ -170,8 +172,8 @@ fn coming(all: &[Place], told: &[Place]) -> Vec<Place> {
     named.collect()
 }
 
-/// The device of a node that a word about a group means: that of the member for which this holds, as the daemon takes it. If the map
-/// has none any more it is for meta to refuse the word.
+/// The device of a node that a word about a group means: that of the member for which this holds, as the
+/// daemon takes it. If the map has none any more it is for meta to refuse the word.
 pub(super) fn device_of(
     map: &ClusterMap,
     group: GroupId,
@@ -195,17 +197,17 @@ pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Ch
     devices.sort_unstable();
     devices.dedup();
     for at in devices {
-        let nobody = (Standing::Out, Incarnation(0));
+        let nobody = (ReplicaState::Out, Incarnation(0));
         let from = state(old, at).unwrap_or(nobody);
         let to = state(new, at).unwrap_or(nobody);
         if from != to {
-            let resettled = from.0 == Standing::InSync && to.0 == Standing::InSync;
+            let resettled = from.0 == ReplicaState::InSync && to.0 == ReplicaState::InSync;
             let is_old = |place: &&Place| {
-                let in_sync = place.member.standing == Standing::InSync;
+                let in_sync = place.member.standing == ReplicaState::InSync;
                 in_sync && place.at.node == at.node && place.at != at
             };
             let replaced = old.all.iter().find(is_old);
-            let replaced = replaced.filter(|_| to.0 == Standing::InSync);
+            let replaced = replaced.filter(|_| to.0 == ReplicaState::InSync);
             let moved_from = replaced.map(|place| (place.member.incarnation, place.at.device));
             into.push(Change {
                 pg,

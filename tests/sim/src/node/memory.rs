@@ -42,7 +42,8 @@ pub fn buffers_of(command: &mut Command) -> Option<&mut IoVecs> {
 }
 
 fn list_of(iovecs: &IoVecs) -> &[libc::iovec] {
-    // SAFETY: whoever made the command keeps the list until it is answered, and the caller has not answered it.
+    // SAFETY: whoever made the command keeps the list until it is answered, and the caller has not answered
+    // it.
     unsafe { std::slice::from_raw_parts(iovecs.ptr, iovecs.len as usize) }
 }
 
@@ -51,8 +52,9 @@ const PAGE: usize = 4096;
 /// What lies beside it is a multiple of this, as versions of blocks need.
 const BESIDE: usize = 16;
 
-/// Memory that lies at a page's begin or beside it, as the caller says. A store reads from its device straight into memory that is
-/// aligned: were that left to the allocator, a run would depend on those before it.
+/// Memory that lies at a page's begin or beside it, as the caller says. A store reads from its device
+/// straight into memory that is aligned: were that left to the allocator, a run would depend on those before
+/// it.
 pub struct Buffer {
     memory: Box<[u8]>,
     range: std::ops::Range<usize>,

@@ -1,4 +1,5 @@
-//! A node's chunk stores as its replica machines see them: as `engine::shard_port`, without threads and rings.
+//! A node's chunk stores as its replica machines see them: as `engine::shard_port`, without threads and
+//! rings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use super::{Parcel, Stored};
 
 /// For whom the store works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum For {
+pub enum Purpose {
     /// A replica machine, by data thread.
     Replica(usize, StoreKey),
     /// A round of comparison.
@@ -40,7 +41,7 @@ struct Memory {
 
 /// A request in the store's hands.
 struct Held {
-    whom: For,
+    whom: Purpose,
     request: Request,
     memory: Memory,
     /// The lease that the shard had persisted when it took the request.
@@ -53,7 +54,7 @@ struct Held {
 
 /// A finished store operation. Its memory is that of the request, which the replica machine may still fill.
 pub struct Finished {
-    pub whom: For,
+    pub whom: Purpose,
     pub result: Result<(), StoreFailure>,
     memory: Option<Memory>,
 }
@@ -178,7 +179,7 @@ impl Port {
     /// Executes a command of a round of comparison, past all fences. `Some`: done at once.
     pub fn submit_local(
         &mut self,
-        whom: For,
+        whom: Purpose,
         parcel: Parcel,
     ) -> Option<Result<Arc<[u8]>, StoreFailure>> {
         let (request, memory) = self.with_memory(parcel);
@@ -221,7 +222,7 @@ impl Port {
         (request, memory)
     }
 
-    fn hold(&mut self, whom: For, request: Request, memory: Memory, device: usize) {
+    fn hold(&mut self, whom: Purpose, request: Request, memory: Memory, device: usize) {
         let number = self.next;
         self.next += 1;
         let held = Held {
@@ -286,8 +287,8 @@ impl Port {
         std::mem::take(&mut self.went_on)
     }
 
-    /// A fence is to be persisted on the devices, and a flush is one of them: sends what is done on one to the next. Its outcome, if
-    /// that was the last, or it failed.
+    /// A fence is to be persisted on the devices, and a flush is one of them: sends what is done on one to
+    /// the next. Its outcome, if that was the last, or it failed.
     fn go_on_tour(&mut self, number: u64, result: StoreResult) -> Option<StoreResult> {
         let held = self.held.get(&number).expect("an operation ends once");
         let (request, device) = (held.request, held.device);
@@ -443,7 +444,7 @@ impl StorePort for Port {
             self.at_once = Some(memory);
             return Some(Ok(()));
         }
-        self.hold(For::Replica(thread, key), *request, memory, device);
+        self.hold(Purpose::Replica(thread, key), *request, memory, device);
         None
     }
 }
@@ -454,7 +455,7 @@ fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreF
     if matches!(request.command, Command::Flush { .. }) && held.is_on_tour {
         return Ok(());
     }
-    let fence = request.command.layer().map(|layer| fences.of(layer));
+    let fence = request.command.layer().and_then(|layer| fences.of(layer));
     let looked = still_admitted(request, fence.as_deref(), Some(groups));
     looked.map_err(|refusal| match refusal {
         Refusal::Changed => StoreFailure::Changed,

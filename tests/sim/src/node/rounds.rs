@@ -1,5 +1,5 @@
-//! Bringing a returning replica up to date: the shell around the [`Rounds`] that ship, on a storage node. It carries their
-//! commands and fills their memory; mistakes that are made on purpose are made here.
+//! Bringing a returning replica up to date: the shell around the [`Rounds`] that ship, on a storage node. It
+//! carries their commands and fills their memory; mistakes that are made on purpose are made here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use fabric::core::resync::rounds::{Action, Rounds, Token};
 use fabric::proto::ids::ChunkKey;
 use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
 
-use super::port::For;
-use super::{Node, Parcel, Process, Promotion, Wishes, memory};
+use super::port::Purpose;
+use super::{Node, Outputs, Parcel, Process, Promotion, memory};
 use crate::mutation::{self, Mutation};
 
 /// A command of a round of comparison for its source.
@@ -78,7 +78,7 @@ impl Shell {
 
 impl Node {
     /// A map arrived.
-    pub fn on_map(&mut self, map: &NodeMap, wishes: &mut Wishes) {
+    pub fn on_map(&mut self, map: &NodeMap, wishes: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -99,6 +99,12 @@ impl Node {
             }
         }
         process.groups.applied(map.epoch);
+        // Layers exist from the beginning. Some starts of a process hear of them later than of the map.
+        if process.incarnation.0 % 2 == 0 {
+            process
+                .fences
+                .set_layers(self.layers.iter().copied().collect());
+        }
         process.rounds.sets = map.sets.clone();
         let Shell { machine, sets, .. } = &mut process.rounds;
         machine.on_map(sets, wishes.now_us);
@@ -106,7 +112,7 @@ impl Node {
     }
 
     /// Time has passed for rounds of comparison.
-    pub fn on_tick(&mut self, wishes: &mut Wishes) {
+    pub fn on_tick(&mut self, wishes: &mut Outputs) {
         if let Some(process) = &mut self.process {
             process.rounds.wake_us = None;
             process.rounds.machine.on_time(wishes.now_us);
@@ -131,7 +137,7 @@ impl Node {
         token: Token,
         result: Result<(), Refusal>,
         data: Option<&[u8]>,
-        wishes: &mut Wishes,
+        wishes: &mut Outputs,
     ) {
         if let Some(process) = &mut self.process {
             process.end_ask(token, result, data.filter(|_| result.is_ok()));
@@ -198,7 +204,7 @@ impl Process {
     }
 
     /// Takes the rounds of comparison as far as they go now.
-    pub(super) fn work_rounds(&mut self, wishes: &mut Wishes) -> bool {
+    pub(super) fn work_rounds(&mut self, wishes: &mut Outputs) -> bool {
         self.note_damage(wishes.now_us);
         wishes.lost.append(&mut self.port.lost);
         let mut any = false;
@@ -243,7 +249,7 @@ impl Process {
         token: Token,
         source: (NodeId, Incarnation),
         request: Request,
-        wishes: &mut Wishes,
+        wishes: &mut Outputs,
     ) {
         if self.mutation == Some(Mutation::TrustCleanFlag) {
             // Nothing is compared, and this replica is as good as the others at once.
@@ -269,7 +275,7 @@ impl Process {
             data,
             crc: 0,
         };
-        match self.port.submit_local(For::Round(token), parcel) {
+        match self.port.submit_local(Purpose::Round(token), parcel) {
             Some(Ok(data)) => self.end_local(token, Ok(()), Some(data)),
             Some(Err(failure)) => self.end_local(token, Err(failure), None),
             None => {}

@@ -1,8 +1,8 @@
 //! Single calls between machines: what a returning replica asks its source, and a new lease all replicas.
 
+use fabric::core::lease_recovery::Call;
 use fabric::core::replica::PeerId;
 use fabric::core::resync::rounds::Token;
-use fabric::core::settle::Call;
 use fabric::proto::{Incarnation, NodeId, Refusal, Request, RequestId};
 
 use super::{End, Event, Sim};

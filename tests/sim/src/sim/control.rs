@@ -14,22 +14,22 @@ const COMMIT: Span = Span::millis(5);
 
 /// What reaches meta's leader.
 #[derive(Debug, Clone)]
-pub enum Word {
+pub enum MetaMessage {
     /// A process lives.
-    Beat(usize, Incarnation),
+    HeartbeatReply(usize, Incarnation),
     /// A client gave a replica up, by this map of the group.
     Report(PgId, Member, Epoch),
     /// A syncing replica has been compared.
     Promote(usize, crate::node::Promotion),
     /// A host needs the lease of a volume.
-    Lease(Asker),
+    Lease(LeaseSeeker),
     /// To be committed as it is.
     Propose(Box<meta::Command>),
 }
 
 /// A host that asks for a lease, in one of its lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asker {
+pub struct LeaseSeeker {
     /// The volume.
     pub volume: usize,
     /// The host.
@@ -62,27 +62,27 @@ impl Sim {
             .note(self.now, &[10, host as u64, pg.0, node.0, epoch.0], || {
                 format!("host {host} gives {node} of {pg} up, by {epoch}")
             });
-        let word = Word::Report(pg, *member, epoch);
-        self.send_control(End::Host(host), End::Meta, Event::Word(word));
+        let word = MetaMessage::Report(pg, *member, epoch);
+        self.send_control(End::Host(host), End::Meta, Event::MetaMessage(word));
     }
 
     pub(super) fn on_beat(&mut self, node: usize) {
         let state = &self.nodes[node];
         let awake = state.paused_until <= self.now && state.member;
         if let Some(process) = state.process.as_ref().filter(|_| awake) {
-            let word = Word::Beat(node, process.incarnation);
-            self.send_control(End::Node(node), End::Meta, Event::Word(word));
+            let word = MetaMessage::HeartbeatReply(node, process.incarnation);
+            self.send_control(End::Node(node), End::Meta, Event::MetaMessage(word));
         }
-        self.after(BEAT_EVERY, Event::Beat(node));
+        self.after(BEAT_EVERY, Event::HeartbeatReply(node));
     }
 
     /// Somebody's word arrives at meta's leader, if there is one.
-    pub(super) fn on_word(&mut self, word: Word) {
+    pub(super) fn on_word(&mut self, word: MetaMessage) {
         if self.leaderless_until > self.now {
             return;
         }
         match word {
-            Word::Beat(node, incarnation) => {
+            MetaMessage::HeartbeatReply(node, incarnation) => {
                 let start = (incarnation, self.nodes[node].boots());
                 let news = self.meta.heard(node, start, self.now);
                 let known = news.is_empty();
@@ -91,23 +91,23 @@ impl Sim {
                     self.judge_reports();
                 }
             }
-            Word::Report(pg, member, epoch) => {
+            MetaMessage::Report(pg, member, epoch) => {
                 self.meta.report(pg, &member, epoch, self.now);
                 self.judge_reports();
                 self.after(WITNESS_WAIT, Event::JudgeReports);
             }
-            Word::Promote(node, promotion) => {
+            MetaMessage::Promote(node, promotion) => {
                 let command = self.meta.promotion(node, &promotion, self.now);
                 self.propose(command);
             }
-            Word::Lease(asker) => {
+            MetaMessage::Lease(asker) => {
                 let current = self.leases[asker.volume].generation;
                 let command = self.meta.grant(asker.volume, asker.host, current, self.now);
                 let commit = self.some(COMMIT);
                 let command = Box::new(command);
                 self.after(commit, Event::Commit(command, Some(asker)));
             }
-            Word::Propose(command) => self.propose([*command]),
+            MetaMessage::Propose(command) => self.propose([*command]),
         }
     }
 
@@ -125,7 +125,7 @@ impl Sim {
         }
     }
 
-    pub(super) fn on_commit(&mut self, command: &meta::Command, asker: Option<Asker>) {
+    pub(super) fn on_commit(&mut self, command: &meta::Command, asker: Option<LeaseSeeker>) {
         // A proposal of a leader that was lost meanwhile may have made it, or not.
         if self.leaderless_until > self.now && self.rng.random() {
             return;

@@ -1,13 +1,15 @@
-//! Disks that go bad and run full, as the seed says: when, where, what guests may then hear, and what is mended in the end.
+//! Disks that go bad and run full, as the seed says: when, where, what guests may then hear, and what is
+//! mended in the end.
 //!
-//! **Rot.** A bit of a stored block turns over. Whatever copy of the block the disk has at rest is hit, so that the node cannot read
-//! it until it is written again. The plan leaves another replica in sync that can. Later faults may take that one away: what
-//! guests may then hear is told by [`Sim::is_excused`].
+//! **Rot.** A bit of a stored block turns over. Whatever copy of the block the disk has at rest is hit, so
+//! that the node cannot read it until it is written again. The plan leaves another replica in sync that can.
+//! Later faults may take that one away: what guests may then hear is told by [`Sim::is_excused`].
 //!
-//! **Spoilt.** The same, but that the disk answers for the block with an error until it is written again. When a process that starts
-//! cannot read its log for that, the sector reads again, and has rotted.
+//! **Spoilt.** The same, but that the disk answers for the block with an error until it is written again.
+//! When a process that starts cannot read its log for that, the sector reads again, and has rotted.
 //!
-//! **No room.** The device file lies on a file system that has no room for blocks that were never written before, for a while.
+//! **No room.** The device file lies on a file system that has no room for blocks that were never written
+//! before, for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +51,8 @@ pub struct BadDisks {
     lost: BTreeSet<BlockAt>,
     /// Devices that ever had no room.
     been_full: BTreeSet<DeviceAt>,
-    /// Groups that ever had none but such for replicas in sync. Whoever wrote then may hear it, though others are in sync by then.
+    /// Groups that ever had none but such for replicas in sync. Whoever wrote then may hear it, though others
+    /// are in sync by then.
     without_room: BTreeSet<PgId>,
 }
 
@@ -115,7 +118,8 @@ impl Sim {
         let first = guest.spots[rng.random_range(0..guest.spots.len())];
         for _ in 0..rng.random_range(1..=4) {
             let node = rng.random_range(0..self.nodes.len());
-            // Without room the log cannot say what is durable, so that damage to that passes for a write that was cut short.
+            // Without room the log cannot say what is durable, so that damage to that passes for a write that
+            // was cut short.
             let device = self.any_device(node);
             if self.disks.been_full.contains(&device) {
                 continue;
@@ -178,9 +182,10 @@ impl Sim {
         any
     }
 
-    /// A replica that was started anew is the authority. Of what turned bad on it before, a store cannot tell what nobody had flushed
-    /// from a write that was cut short (`docs/decisions/0004-replication.md`), nor, if it `lost_power`, what only the last flush before that
-    /// made durable: what its log said of that was in the device's cache.
+    /// A replica that was started anew is the authority. Of what turned bad on it before, a store cannot tell
+    /// what nobody had flushed from a write that was cut short (`docs/REPLICATION.md`), nor, if it
+    /// `lost_power`, what only the last flush before that made durable: what its log said of that was in the
+    /// device's cache.
     pub(crate) fn lose_rotten(&mut self, change: &Change, lost_power: bool) {
         for (at, volume, block) in self.disks.rotten.clone() {
             let chunk = (block / CHUNK_BLOCKS) as u32;
@@ -218,7 +223,8 @@ impl Sim {
         lost.filter(|(at, ..)| *at == device).count() as u64
     }
 
-    /// Where a device has the blocks of a place at rest, whether its store uses them or not: known by what they show.
+    /// Where a device has the blocks of a place at rest, whether its store uses them or not: known by what
+    /// they show.
     fn stored_at_rest(&self, at: DeviceAt, volume: usize, first: u64) -> BTreeMap<u64, Vec<u64>> {
         let disk = &self.nodes[at.node].devices[at.device].disk;
         let mut found: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -237,7 +243,8 @@ impl Sim {
         found
     }
 
-    /// Leaves those blocks of which another replica in sync, which runs, has a copy at rest, and never had a bad one.
+    /// Leaves those blocks of which another replica in sync, which runs, has a copy at rest, and never had a
+    /// bad one.
     fn keep_spared(&self, device: DeviceAt, volume: usize, blocks: &mut Vec<u64>) {
         let Some(&first) = blocks.first() else {
             return;
@@ -283,8 +290,9 @@ impl Sim {
 
     /// Whether what happened to disks explains that a guest hears this error.
     ///
-    /// Invariant *Verified*: a read fails only if there is a block that no replica in sync can read. A write of a part of a block
-    /// fails if each of them lacks what it would have to complete, be it not the same block.
+    /// Invariant *Verified*: a read fails only if there is a block that no replica in sync can read. A write
+    /// of a part of a block fails if each of them lacks what it would have to complete, be it not the same
+    /// block.
     pub(super) fn is_excused(
         &self,
         host: usize,
@@ -350,8 +358,8 @@ impl Sim {
         let past = host.past.iter().filter(|(until, _)| *until >= op.since);
         let known = past.map(|(_, sets)| sets).chain([&host.sets]);
         let mut known = known.flatten();
-        // The error is of the gravest kind that was met: a disk's own. It may have been met on one that is out since, in another
-        // block than the one that nobody can read (71096771).
+        // The error is of the gravest kind that was met: a disk's own. It may have been met on one that is
+        // out since, in another block than the one that nobody can read (71096771).
         let is_met = |set: &ReplicaSet| {
             let nodes = in_sync(set);
             blocks_in(set).any(|block| nodes.iter().any(|&node| of_kind(node, block)))
@@ -365,8 +373,8 @@ impl Sim {
         !self.disks.rotten.is_empty() || !self.disks.spoilt.is_empty()
     }
 
-    /// What is still bad on replicas in sync is found by scrubbing, and repaired by being read; what nobody can read any more is
-    /// written again. False: nothing was bad.
+    /// What is still bad on replicas in sync is found by scrubbing, and repaired by being read; what nobody
+    /// can read any more is written again. False: nothing was bad.
     pub(super) fn mend_rot(&mut self) -> bool {
         let mut any = false;
         for node in 0..self.nodes.len() {

@@ -38,7 +38,8 @@ impl Sim {
             let takeovers: Vec<usize> = self.takeovers.keys().copied().collect();
             let groups = self.meta.groups();
             self.fail(format!(
-                "all is mended, and guests still wait for {waiting:?} requests, {orphans} of guests that left have not ended, \
+                "all is mended, and guests still wait for {waiting:?} requests, {orphans} of guests that \
+                 left have not ended, \
                  volumes {takeovers:?} are being taken over; map: {groups:?}"
             ));
         }
@@ -87,8 +88,8 @@ impl Sim {
             self.run_until(REST, |_| false);
             self.run_until(PATIENCE, all_in_sync);
         }
-        // Stores fold in what is new, and free what is not needed any more, once they are idle for a while. A report of before may take
-        // somebody out meanwhile.
+        // Stores fold in what is new, and free what is not needed any more, once they are idle for a while. A
+        // report of before may take somebody out meanwhile.
         for _ in 0..MENDS_MAX {
             self.run_until(REST, |_| false);
             if all_in_sync(self) {
@@ -171,8 +172,8 @@ impl Sim {
         }
     }
 
-    /// The members have the same versions of all blocks of a chunk, so that none differs by luck, nor the next comparison copies
-    /// it, and none keeps what the others have not.
+    /// The members have the same versions of all blocks of a chunk, so that none differs by luck, nor the
+    /// next comparison copies it, and none keeps what the others have not.
     fn versions_agree(&mut self, devices: &[DeviceAt], volume: usize, index: u32) {
         let layer = layer_of(volume);
         let mut first: Option<(DeviceAt, Vec<BlockStamp>)> = None;
@@ -192,7 +193,8 @@ impl Sim {
                 .position(|(a, b)| !a.agrees_with(b));
             if let Some(block) = differ {
                 self.fail(format!(
-                    "{other} and {at} are in sync, and volume {volume} chunk {index} block {block} is {:?} and {:?}",
+                    "{other} and {at} are in sync, and volume {volume} chunk {index} block {block} is {:?} \
+                     and {:?}",
                     known[block], stamps[block]
                 ));
                 return;

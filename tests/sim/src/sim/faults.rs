@@ -1,7 +1,7 @@
 //! What goes wrong, and when it is mended.
 
 use fabric::testing::sim_disk::{CrashKind, IoKind};
-use meta::Duty;
+use meta::AdminState;
 use rand::Rng;
 use rand::seq::SliceRandom;
 
@@ -134,7 +134,8 @@ impl Sim {
         self.victims[self.rng.random_range(0..self.victims.len())]
     }
 
-    /// One of a node's devices. It has a random source of its own: whatever else a seed draws is the same with more of them.
+    /// One of a node's devices. It has a random source of its own: whatever else a seed draws is the same
+    /// with more of them.
     pub(super) fn any_device(&mut self, node: usize) -> DeviceAt {
         let device = self.device_rng.random_range(0..self.plan.devices);
         DeviceAt { node, device }
@@ -258,7 +259,7 @@ impl Sim {
                 }
             }
             Fault::Join(node) => self.nodes[node].member = true,
-            Fault::Drain(node) => self.set_duty(node, Duty::Draining),
+            Fault::Drain(node) => self.set_admin_state(node, AdminState::Draining),
             Fault::DrainDevice(at, on) => self.drain_device(at, on),
             Fault::Lose(node) => self.lose_node(node),
             Fault::Migrate(guest) => self.migrate(guest),

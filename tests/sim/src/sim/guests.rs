@@ -299,7 +299,8 @@ impl Sim {
                     Ok(()) => self.checker.end_read(volume, begun, op.first, &tags),
                     Err(sector) => {
                         self.fail(format!(
-                            "invariant Verified: volume {volume}, sector {sector} shows bytes that nobody wrote there"
+                            "invariant Verified: volume {volume}, sector {sector} shows bytes that nobody \
+                             wrote there"
                         ));
                         return;
                     }

@@ -1,29 +1,31 @@
-//! Leases that move: hosts that die, or are given up while their writes are still under way, and guests that go elsewhere.
+//! Leases that move: hosts that die, or are given up while their writes are still under way, and guests that
+//! go elsewhere.
 //!
-//! A host that has lost its lease hears so with the next map, and not before: until then its clients go on, and it is the
-//! replicas that have to refuse what they send. Whoever takes over runs the machine that ships
-//! ([`takeover`](fabric::core::settle::takeover)) before its guest's first request.
+//! A host that has lost its lease hears so with the next map, and not before: until then its clients go on,
+//! and it is the replicas that have to refuse what they send. Whoever takes over runs the machine that ships
+//! ([`takeover`](fabric::core::lease_recovery::takeover)) before its guest's first request.
 
 use std::collections::BTreeMap;
 
-use fabric::core::settle::takeover::{Action, Takeover as Machine};
-use fabric::core::settle::{self, Call};
+use fabric::core::lease_recovery::takeover::{Action, Takeover as Machine};
+use fabric::core::lease_recovery::{self, Call};
 use fabric::proto::ids::CHUNK_BYTES;
 use fabric::proto::{Command, Epoch, Generation, Refusal};
 use rand::Rng;
 
 use super::calls::Caller;
-use super::control::{Asker, Word};
+use super::control::{LeaseSeeker, MetaMessage};
 use super::{End, Event, Sim, layer_of};
 use crate::mutation::Mutation;
 use crate::node::memory;
 use crate::queue::Span;
 use crate::workload::GuestOp;
 
-/// A host without the lease that it needs asks for it this often: longer than an answer takes, for each is another grant.
+/// A host without the lease that it needs asks for it this often: longer than an answer takes, for each is
+/// another grant.
 const ASK_EVERY: Span = Span::millis(500);
 /// How often a takeover looks at what waits for a moment.
-const TICK: Span = Span(settle::TICK.as_micros() as u64);
+const TICK: Span = Span(lease_recovery::TICK.as_micros() as u64);
 
 /// Who may write a volume, as meta knows it.
 #[derive(Debug, Clone, Copy)]
@@ -150,15 +152,15 @@ impl Sim {
         let (host, volume) = (state.host, state.volume);
         let life = self.hosts[host].life;
         if self.hosts[host].up && !state.draining && !self.takeovers.contains_key(&volume) {
-            let word = Word::Lease(Asker { volume, host, life });
-            self.send_control(End::Host(host), End::Meta, Event::Word(word));
+            let word = MetaMessage::Lease(LeaseSeeker { volume, host, life });
+            self.send_control(End::Host(host), End::Meta, Event::MetaMessage(word));
         }
         self.after(ASK_EVERY, Event::AskLease(guest));
     }
 
     /// Meta has granted a lease.
-    pub(super) fn granted(&mut self, asker: Asker, generation: Generation, epoch: Epoch) {
-        let Asker { volume, host, .. } = asker;
+    pub(super) fn granted(&mut self, asker: LeaseSeeker, generation: Generation, epoch: Epoch) {
+        let LeaseSeeker { volume, host, .. } = asker;
         self.leases[volume] = Lease { generation, host };
         let numbers = [32, volume as u64, host as u64, generation.0, epoch.0];
         self.trace.note(self.now, &numbers, || {
@@ -173,8 +175,8 @@ impl Sim {
     }
 
     /// The host hears that it has the lease.
-    pub(super) fn on_granted(&mut self, asker: Asker, generation: Generation, epoch: Epoch) {
-        let Asker { volume, host, life } = asker;
+    pub(super) fn on_granted(&mut self, asker: LeaseSeeker, generation: Generation, epoch: Epoch) {
+        let LeaseSeeker { volume, host, life } = asker;
         let current = self.hosts[host].life == life && self.guests[volume].host == host;
         let newer = self
             .takeovers
@@ -310,7 +312,8 @@ impl Sim {
         }
     }
 
-    /// All replicas agree, and whoever held the lease before is kept out: the guest goes on, under no map older than `epoch`.
+    /// All replicas agree, and whoever held the lease before is kept out: the guest goes on, under no map
+    /// older than `epoch`.
     fn taken_over(&mut self, volume: usize, epoch: Epoch) {
         let Some(takeover) = self.takeovers.remove(&volume) else {
             return;

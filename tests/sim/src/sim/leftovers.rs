@@ -10,7 +10,8 @@ use super::{Sim, layer_of};
 use crate::node::DeviceAt;
 
 const BLOCK: u64 = 4096;
-/// Units that a store this small uses beside blocks of data and the pages that map them, at most: for its table of chunks.
+/// Units that a store this small uses beside blocks of data and the pages that map them, at most: for its
+/// table of chunks.
 const OVERHEAD_UNITS: u64 = 3;
 const NOTHING: BlockStamp = BlockStamp {
     version: 0,
@@ -19,7 +20,8 @@ const NOTHING: BlockStamp = BlockStamp {
 };
 
 impl Sim {
-    /// Invariant *Bounded*, once all is well: what was kept for requests, comparisons and takeovers is not kept any more.
+    /// Invariant *Bounded*, once all is well: what was kept for requests, comparisons and takeovers is not
+    /// kept any more.
     pub(super) fn nothing_is_left_over(&mut self) {
         if self.failure.is_some() {
             return;
@@ -55,8 +57,9 @@ impl Sim {
     }
 
     fn left_in_nodes(&self) -> Option<String> {
-        // Each guest's writes are remembered until a later one tells that they are on all replicas, by each data thread for
-        // itself; a write concerns two chunks at most, and a retry may have come by another thread.
+        // Each guest's writes are remembered until a later one tells that they are on all replicas, by each
+        // data thread for itself; a write concerns two chunks at most, and a retry may have come by another
+        // thread.
         let writes = (self.plan.volumes * self.plan.ops as usize * 2).max(64);
         let unresolved_max = writes * self.plan.replica_threads;
         for node in &self.nodes {
@@ -78,8 +81,9 @@ impl Sim {
         None
     }
 
-    /// A store has chunks of volumes that exist, in groups that its device is or was a member of, and no more space is in use than
-    /// they need. (What a device holds of a group that it has left stays there: freeing it is the daemon's, which is no part of this.)
+    /// A store has chunks of volumes that exist, in groups that its device is or was a member of, and no more
+    /// space is in use than they need. (What a device holds of a group that it has left stays there: freeing
+    /// it is the daemon's, which is no part of this.)
     fn no_space_leaks(&mut self, at: DeviceAt) {
         let Some(process) = &self.nodes[at.node].process else {
             return;

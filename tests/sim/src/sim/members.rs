@@ -1,10 +1,10 @@
 //! Nodes that join, are emptied, or are gone for good.
 
-use fabric::core::membership::Standing;
+use fabric::core::membership::ReplicaState;
 use fabric::testing::sim_disk::CrashKind;
-use meta::Duty;
+use meta::AdminState;
 
-use super::control::Word;
+use super::control::MetaMessage;
 use super::{Event, Sim};
 use crate::node::DeviceAt;
 use crate::queue::Span;
@@ -15,15 +15,15 @@ const REPLACE_EVERY: Span = Span::seconds(2);
 
 impl Sim {
     /// The operator's word about a node; it may be refused.
-    pub fn set_duty(&mut self, node: usize, duty: Duty) {
+    pub fn set_admin_state(&mut self, node: usize, duty: AdminState) {
         let command = self.meta.duty(node, duty, self.now);
-        self.on_word(Word::Propose(Box::new(command)));
+        self.on_word(MetaMessage::Propose(Box::new(command)));
     }
 
     /// The operator's word about a device.
     pub fn drain_device(&mut self, at: DeviceAt, on: bool) {
         if let Some(command) = self.meta.drain_device(at, on, self.now) {
-            self.on_word(Word::Propose(Box::new(command)));
+            self.on_word(MetaMessage::Propose(Box::new(command)));
         }
     }
 
@@ -40,19 +40,20 @@ impl Sim {
     /// A node's share is given to others.
     pub(super) fn on_replace(&mut self, node: usize) {
         if self.nodes[node].lost {
-            self.set_duty(node, Duty::Absent);
+            self.set_admin_state(node, AdminState::Absent);
             self.after(REPLACE_EVERY, Event::Replace(node));
         }
     }
 
     /// Before everything is to be well again: what nobody could do without has to be there.
     pub(super) fn make_room(&mut self) {
-        // Of a group of which only a lost node has everything nothing can be had without it: it is found again after all.
+        // Of a group of which only a lost node has everything nothing can be had without it: it is found
+        // again after all.
         for group in self.meta.groups().to_vec() {
             let in_sync = group
                 .members
                 .iter()
-                .filter(|m| m.standing == Standing::InSync);
+                .filter(|m| m.standing == ReplicaState::InSync);
             let nodes: Vec<usize> = in_sync.map(|m| m.node.0 as usize).collect();
             if nodes.iter().all(|&node| self.nodes[node].lost) {
                 for node in nodes {
@@ -76,7 +77,7 @@ impl Sim {
         }
         if !enough(self) {
             for node in 0..self.nodes.len() {
-                self.set_duty(node, Duty::Active);
+                self.set_admin_state(node, AdminState::Active);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Links and connections.
 //!
-//! A connection is like TCP: what arrives does so once and in order, or the connection breaks and the host is told that all
-//! its requests are lost, although the node may still take some of them.
+//! A connection is like TCP: what arrives does so once and in order, or the connection breaks and the host is
+//! told that all its requests are lost, although the node may still take some of them.
 
 use std::collections::BTreeMap;
 
@@ -327,7 +327,8 @@ impl Sim {
         }
         let reply = answer.reply;
         if answer.again && state.outstanding.contains_key(&reply.id.0) {
-            // Another request goes by that name now. A transport knows its requests apart, and each is answered once.
+            // Another request goes by that name now. A transport knows its requests apart, and each is
+            // answered once.
             return;
         }
         let numbers = [5, conn as u64, reply.id.0, u64::from(reply.result.is_ok())];

@@ -6,9 +6,9 @@ use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind};
 use rand::Rng;
 
 use super::calls::CALLS_FROM;
-use super::control::Word;
+use super::control::MetaMessage;
 use super::{End, Event, Fault, IDLE_EVERY, Sim};
-use crate::node::{Device, DeviceAt, Node, NodeMap, Wishes};
+use crate::node::{Device, DeviceAt, Node, NodeMap, Outputs};
 use crate::queue::{At, Span};
 
 /// Between two starts of a process that ends at once.
@@ -16,10 +16,10 @@ const RESTART_PAUSE: Span = Span::millis(50);
 
 impl Sim {
     /// Lets something happen to a node and does what it then wants.
-    pub(super) fn with_node(&mut self, node: usize, act: impl FnOnce(&mut Node, &mut Wishes)) {
-        let mut wishes = Wishes {
+    pub(super) fn with_node(&mut self, node: usize, act: impl FnOnce(&mut Node, &mut Outputs)) {
+        let mut wishes = Outputs {
             now_us: self.now.0,
-            ..Wishes::default()
+            ..Outputs::default()
         };
         act(&mut self.nodes[node], &mut wishes);
         let Some(process) = &mut self.nodes[node].process else {
@@ -58,11 +58,11 @@ impl Sim {
             self.note_lost(node, bad);
         }
         let words = wishes.promotions.into_iter();
-        let words = words.map(|promotion| Word::Promote(node, promotion));
+        let words = words.map(|promotion| MetaMessage::Promote(node, promotion));
         let given_up = wishes.given_up.into_iter();
-        let given_up = given_up.map(|(pg, member, epoch)| Word::Report(pg, member, epoch));
+        let given_up = given_up.map(|(pg, member, epoch)| MetaMessage::Report(pg, member, epoch));
         for word in words.chain(given_up) {
-            self.send_control(End::Node(node), End::Meta, Event::Word(word));
+            self.send_control(End::Node(node), End::Meta, Event::MetaMessage(word));
         }
         if let Some(wake) = self.nodes[node].wake_at(self.now.0) {
             self.at(At(wake), Event::RoundTick(node));

@@ -1,6 +1,7 @@
-//! For scenarios that are written down: requests one at a time, and what the cluster is made to do in between.
+//! For scenarios that are written down: requests one at a time, and what the cluster is made to do in
+//! between.
 
-use fabric::core::membership::Standing;
+use fabric::core::membership::ReplicaState;
 use fabric::io::Op;
 use fabric::proto::NodeId;
 use fabric::proto::ids::ChunkKey;
@@ -220,14 +221,14 @@ impl Sim {
     }
 
     /// The standing of a node in the only group.
-    pub fn standing(&self, node: usize) -> Standing {
+    pub fn standing(&self, node: usize) -> ReplicaState {
         let members = &self.meta.groups()[0].members;
         let member = members.iter().find(|m| m.node.0 as usize == node);
-        member.map_or(Standing::Out, |m| m.standing)
+        member.map_or(ReplicaState::Out, |m| m.standing)
     }
 
     /// Waits until a node has this standing.
-    pub fn wait_until(&mut self, node: usize, standing: Standing) {
+    pub fn wait_until(&mut self, node: usize, standing: ReplicaState) {
         let reached = self.run_until(Span::seconds(30), |sim| sim.standing(node) == standing);
         assert!(reached, "node {node} is {:?}", self.standing(node));
     }

@@ -68,8 +68,8 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             len,
             buffers,
         };
-        // SAFETY: the buffers were translated in the memory that `view` holds, and the queue keeps it until no request
-        // is in flight.
+        // SAFETY: the buffers were translated in the memory that `view` holds, and the queue keeps it until
+        // no request is in flight.
         match unsafe { engine.submit(self.device.volume(), &request) } {
             Submit::Done(result) => self.finish(id, op, len, status, result, &mut scratch.chain),
             Submit::Pending => {
@@ -241,8 +241,8 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
     }
 
-    /// Marks what a request wrote. The chain is walked once more, as only a migration pays for this: a guest that has
-    /// changed it meanwhile spoils its own copy and nothing else.
+    /// Marks what a request wrote. The chain is walked once more, as only a migration pays for this: a guest
+    /// that has changed it meanwhile spoils its own copy and nothing else.
     #[cold]
     fn log_written(&mut self, id: u16, status: *mut u8, chain: &mut Chain) {
         let Some(log) = &self.log else { return };

@@ -94,13 +94,14 @@ fn requests_in_flight_are_done_again_once_each_and_in_order() {
         std::thread::yield_now();
     }
 
-    // A daemon that was killed takes nothing more off the ring and writes nothing more into the record. This one drains
-    // for as long as the disk is held; once its thread has started another queue, it knows.
+    // A daemon that was killed takes nothing more off the ring and writes nothing more into the record. This
+    // one drains for as long as the disk is held; once its thread has started another queue, it knows.
     drop(old);
     let other = FakeQueue::new(&guest, QueueOptions::default());
     let _other = first.threads.start_queue(&first.device, other.config(0));
 
-    // The next daemon gets the same memory and record. It starts at the wrong base on purpose: the record knows better.
+    // The next daemon gets the same memory and record. It starts at the wrong base on purpose: the record
+    // knows better.
     let (threads, script) = threads(Setup::default());
     let device = device(BlkOptions::default());
     let mut config = first.queue.config(0);

@@ -45,7 +45,7 @@ fn take_answers(rig: &mut Rig, count: usize) {
 }
 
 #[test]
-fn event_idx_interrupts_when_the_wanted_answer_is_there_and_not_before() {
+fn event_idx_interrupts_at_the_wanted_answer_and_not_before() {
     let mut rig = rig(PollMode::Never, EVENT_IDX);
     rig.queue.want_interrupt(2, false);
     add_flushes(&mut rig, 1);

@@ -18,9 +18,9 @@ const CHILD_ENV: &str = "PENSTOCK_TEST_PANIC";
 const ENGINE_PANICS: &str = "the engine panics";
 const ENGINE_DROPPED: &str = "the engine was dropped";
 
-struct Panicking(OwnedFd);
+struct PanickingEngine(OwnedFd);
 
-impl Engine for Panicking {
+impl Engine for PanickingEngine {
     type Volume = MemVolume;
 
     unsafe fn submit(&mut self, _volume: &MemVolume, _request: &Request<'_>) -> Submit {
@@ -42,7 +42,7 @@ impl Engine for Panicking {
     }
 }
 
-impl Drop for Panicking {
+impl Drop for PanickingEngine {
     fn drop(&mut self) {
         eprintln!("{ENGINE_DROPPED}");
     }
@@ -58,7 +58,7 @@ fn panic_on_a_data_thread() {
         threads: 1,
         ..ThreadOptions::default()
     };
-    let threads = Threads::start(&options, |_| Ok(Panicking(FakeQueue::event()))).unwrap();
+    let threads = Threads::start(&options, |_| Ok(PanickingEngine(FakeQueue::event()))).unwrap();
     let mut queue = FakeQueue::new(&Arc::new(FakeGuest::new(1 << 20)), QueueOptions::default());
     let _handle = threads
         .start_queue(&device(BlkOptions::default()), queue.config(0))
@@ -67,11 +67,12 @@ fn panic_on_a_data_thread() {
 }
 
 #[test]
-fn a_panic_ends_the_process_before_the_engine_and_guest_memory_are_dropped() {
+fn panic_ends_the_process_before_engine_and_memory_are_dropped() {
     if std::env::var_os(CHILD_ENV).is_some() {
         return panic_on_a_data_thread();
     }
-    let name = "data_thread::tests::panics::a_panic_ends_the_process_before_the_engine_and_guest_memory_are_dropped";
+    let name =
+        "data_thread::tests::panics::panic_ends_the_process_before_engine_and_memory_are_dropped";
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(CHILD_ENV, "1")

@@ -33,7 +33,7 @@ fn some_turns(rig: &Rig) {
 }
 
 #[test]
-fn a_discard_that_waits_for_room_half_way_is_finished_as_the_guest_sent_it() {
+fn discard_stalled_half_way_finishes_as_the_guest_sent_it() {
     for kind in [FLUSH, GET_ID, IN, WRITE_ZEROES, 99] {
         let mut rig = rig();
         let guest = rig.guest();
@@ -65,7 +65,7 @@ fn a_discard_that_waits_for_room_half_way_is_finished_as_the_guest_sent_it() {
 }
 
 #[test]
-fn a_chain_that_breaks_while_its_request_waits_for_room_does_no_harm() {
+fn chain_broken_while_its_request_waits_for_room_is_harmless() {
     let mut rig = rig();
     let guest = rig.guest();
     rig.disk().hold();
@@ -84,7 +84,7 @@ fn a_chain_that_breaks_while_its_request_waits_for_room_does_no_harm() {
 }
 
 #[test]
-fn a_queue_that_is_stopped_while_a_request_waits_for_room_finishes_it_first() {
+fn stopped_queue_first_finishes_a_request_waiting_for_room() {
     let mut rig = rig();
     let guest = rig.guest();
     rig.disk().hold();
@@ -105,7 +105,7 @@ fn a_queue_that_is_stopped_while_a_request_waits_for_room_finishes_it_first() {
 }
 
 #[test]
-fn answers_given_before_a_stall_are_announced_though_the_stall_goes_on() {
+fn answers_before_a_stall_are_signalled_during_the_stall() {
     for poll in [PollMode::Never, PollMode::default(), PollMode::Always] {
         let mut rig = Rig::new(Setup {
             in_flight_max: ROOM,

@@ -166,7 +166,7 @@ fn indices_outside_their_table_are_refused() {
 }
 
 #[test]
-fn an_index_that_jumps_is_refused_and_the_largest_honest_step_is_not() {
+fn index_jump_is_refused_and_the_largest_valid_step_is_not() {
     let mut rig = rig();
     rig.queue.force_avail_index(SIZE);
     assert_eq!(rig.ring.available(), Ok(SIZE));

@@ -150,7 +150,7 @@ fn a_wrong_number_of_descriptors_is_an_error() {
 }
 
 #[test]
-fn counts_and_indexes_are_bounded_before_anything_is_allocated_for_them() {
+fn counts_and_indexes_are_bounded_before_any_allocation() {
     let too_many = decode(frame(code::SET_MEM_TABLE, &table(u32::MAX, 1), 1)).unwrap_err();
     assert!(matches!(
         too_many,

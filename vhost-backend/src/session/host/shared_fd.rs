@@ -1,14 +1,18 @@
 //! What a descriptor from a front end must be before a data thread touches it.
 //!
-//! Data threads serve many guests. A descriptor on which a read, a write or a page fault can wait for somebody else's
-//! goodwill (a file of a FUSE filesystem, a full blocking pipe) would let one front end stall its neighbours.
+//! Data threads serve many guests. A descriptor on which a read, a write or a page fault can wait for
+//! somebody else's goodwill (a file of a FUSE filesystem, a full blocking pipe) would let one front end stall
+//! its neighbours.
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat, fstatfs};
+use rustix::fs::{
+    FileType, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fcntl_setfl, fstat, fstatfs,
+};
 use rustix::io::Errno;
 
-/// Filesystems whose pages come from memory or a local disk: tmpfs (and memfd), hugetlbfs, ramfs, ext4, xfs, btrfs.
+/// Filesystems whose pages come from memory or a local disk: tmpfs (and memfd), hugetlbfs, ramfs, ext4, xfs,
+/// btrfs.
 const MEMORY_FILESYSTEMS: [i64; 6] = [
     0x0102_1994,
     0x9584_58f6,
@@ -23,7 +27,8 @@ const MEMORY_FILESYSTEMS: [i64; 6] = [
 pub enum FdError {
     /// Not a file that memory can come from.
     #[error(
-        "shared memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk, not type {file_type:#x} on filesystem {filesystem:#x}"
+        "shared memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk, not type \
+         {file_type:#x} on filesystem {filesystem:#x}"
     )]
     NotMemory {
         /// Type bits of its mode.
@@ -56,9 +61,25 @@ pub fn check_memory(fd: &OwnedFd) -> Result<(), FdError> {
     Ok(())
 }
 
-/// Checks a descriptor that is to be waited for. Data threads wait for edges and never read a kick, which spares a
-/// system call each time: an eventfd gives an edge for each write, but a pipe or a socket fills up and gives none
-/// any more. Other anonymous inodes pass too; what they do to their own ring hurts nobody else.
+/// Why a file that is to be mapped can be shortened later, if it can. Whoever then touches a missing page
+/// gets SIGBUS.
+pub fn why_unsealed(fd: &OwnedFd) -> Option<&'static str> {
+    match fcntl_get_seals(fd) {
+        Ok(seals) if seals.contains(SealFlags::SHRINK) => None,
+        // Files on tmpfs and hugetlbfs that are no memfds are made so, and so are memfds made without
+        // MFD_ALLOW_SEALING.
+        Ok(seals) if seals.contains(SealFlags::SEAL) => {
+            Some("is a file on tmpfs or hugetlbfs, or a memfd, that cannot be sealed any more")
+        }
+        Ok(_) => Some("is a memfd without F_SEAL_SHRINK"),
+        Err(_) => Some("is a file on a disk, which cannot be sealed"),
+    }
+}
+
+/// Checks a descriptor that is to be waited for. Data threads wait for edges and never read a kick, which
+/// spares a system call each time: an eventfd gives an edge for each write, but a pipe or a socket fills up
+/// and gives none any more. Other anonymous inodes pass too; what they do to their own ring hurts nobody
+/// else.
 pub fn check_kick(fd: &OwnedFd) -> Result<(), FdError> {
     if is_anonymous(fstat(fd)?.st_mode) {
         Ok(())

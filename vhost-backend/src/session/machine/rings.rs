@@ -59,8 +59,8 @@ impl Ring {
 }
 
 impl Machine {
-    /// Whether everything is there that a ring needs to run. [`Action::StartRing`] for any other ring, or for one that
-    /// runs, does nothing.
+    /// Whether everything is there that a ring needs to run. [`Action::StartRing`] for any other ring, or for
+    /// one that runs, does nothing.
     pub fn ready(&self, index: u16) -> bool {
         self.ring(index).is_some_and(|ring| {
             ring.size > 0

@@ -128,7 +128,7 @@ fn started() -> Talk {
 }
 
 #[test]
-fn acknowledgements_are_sent_when_negotiated_and_asked_for_and_only_then() {
+fn acks_are_sent_only_when_negotiated_and_requested() {
     let mut talk = Talk::new();
     assert_eq!(talk.say(code::SET_OWNER, FLAG_NEED_REPLY, &[], 0), Ok(None));
     // The feature holds from the message on that negotiates it.
@@ -189,7 +189,7 @@ fn a_refusal_is_acknowledged_with_1_or_ends_the_connection() {
 }
 
 #[test]
-fn an_unknown_message_is_ignored_unless_an_acknowledgement_is_wanted() {
+fn unknown_message_is_ignored_unless_an_ack_is_requested() {
     let mut talk = Talk::new();
     talk.negotiate();
     talk.tell(77, &[1, 2, 3], 1);
@@ -277,7 +277,7 @@ fn disabling_stops_and_enabling_starts() {
 }
 
 #[test]
-fn what_cannot_change_under_a_running_ring_is_refused_and_the_ring_goes_on() {
+fn invalid_changes_to_a_running_ring_are_refused_and_it_goes_on() {
     let mut talk = started();
     assert_eq!(talk.ack(code::SET_VRING_NUM, &state(0, 128), 0), 1);
     assert_eq!(talk.ack(code::SET_VRING_BASE, &state(0, 1), 0), 1);

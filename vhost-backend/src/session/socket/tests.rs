@@ -1,6 +1,9 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::net::{bind as bind_socket, socketpair};
+use rustix::net::{SocketAddrUnix, bind as bind_socket, listen, socketpair};
 
 use super::*;
 
@@ -13,7 +16,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn the_socket_has_the_mode_asked_for_and_goes_away_with_its_lock() {
+fn socket_has_the_requested_mode_and_is_removed_with_its_lock() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = options(&dir);
     let listener = Listener::bind(&options).unwrap();
@@ -110,7 +113,7 @@ fn what_is_not_a_socket_is_kept() {
 }
 
 #[test]
-fn a_directory_that_is_missing_or_a_path_that_is_too_long_is_named() {
+fn missing_directory_or_too_long_path_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing");
     let error = Listener::bind(&SocketOptions::new(missing.join("disk.sock"))).unwrap_err();
@@ -166,4 +169,67 @@ fn descriptors_that_are_handed_over_are_recognised() {
         Endpoint::from_fd(file.into()),
         Err(SocketError::WrongDescriptor)
     ));
+}
+
+/// Sockets that are made while somebody swaps their name, enough for a few to meet the moment between `bind`
+/// and the mode.
+const SWAPPED_BINDS: usize = 5000;
+
+#[test]
+fn a_link_planted_at_the_path_leads_to_no_other_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (victim, mut options) = (dir.path().join("victim"), options(&dir));
+    options.mode = 0o666;
+    fs::write(&victim, "").unwrap();
+    fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let prepared = dir.path().join("prepared");
+            while !done.load(Ordering::Relaxed) {
+                let _ = symlink(&victim, &prepared);
+                while !done.load(Ordering::Relaxed) && !options.path.exists() {
+                    std::hint::spin_loop();
+                }
+                let _ = fs::rename(&prepared, &options.path);
+            }
+        });
+        for _ in 0..SWAPPED_BINDS {
+            drop(Listener::bind(&options));
+            let _ = fs::remove_file(&options.path);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(mode(&victim), 0o600);
+}
+
+#[test]
+fn a_lock_file_that_is_no_file_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(&dir);
+    let lock = dir.path().join("disk.sock.lock");
+    let plants: [fn(&Path); 4] = [
+        |lock| {
+            let mode = Mode::RUSR | Mode::WUSR;
+            rustix::fs::mknodat(rustix::fs::CWD, lock, FileType::Fifo, mode, 0).unwrap();
+        },
+        |lock| drop(UnixListener::bind(lock).unwrap()),
+        |lock| symlink("/dev/null", lock).unwrap(),
+        |lock| fs::create_dir(lock).unwrap(),
+    ];
+    for plant in plants {
+        plant(&lock);
+        // A thread of its own: to open a FIFO may take for ever.
+        let (told, tells) = std::sync::mpsc::channel();
+        let asked = options.clone();
+        std::thread::spawn(move || drop(told.send(Listener::bind(&asked))));
+        let bound = tells.recv_timeout(std::time::Duration::from_secs(10));
+        let error = bound.expect("it waits for nobody").unwrap_err();
+        assert!(
+            matches!(&error, SocketError::LockNotAFile(path) if *path == lock),
+            "{error}"
+        );
+        assert!(lock.symlink_metadata().is_ok(), "it is not ours to remove");
+        let _ = fs::remove_file(&lock).or_else(|_| fs::remove_dir(&lock));
+    }
 }

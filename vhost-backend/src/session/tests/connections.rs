@@ -4,13 +4,13 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use fabric::net::rdma::registrar::Registrar;
 use fabric::testing::{Completion, MemEngine, MemVolume};
 use vhost::VhostBackend;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_T_OUT;
 
 use super::support::*;
 use crate::data_thread::{PollMode, ThreadOptions, Threads};
+use crate::memory::budget::MemoryPolicy;
 use crate::session::Attachment;
 use crate::session::socket::Endpoint;
 
@@ -51,7 +51,7 @@ fn a_front_end_may_leave_within_any_message() {
 }
 
 #[test]
-fn a_front_end_that_leaves_with_requests_in_flight_has_them_drained() {
+fn requests_in_flight_are_drained_when_a_front_end_leaves() {
     let bench = Bench::new();
     let mut front = Front::start(&bench);
     bench.volume.hold();
@@ -140,7 +140,7 @@ fn closing_an_attachment_disconnects_and_removes_the_socket() {
 }
 
 #[test]
-fn closing_does_not_wait_for_a_front_end_that_is_silent_within_a_message() {
+fn close_does_not_wait_for_a_front_end_silent_within_a_message() {
     let bench = Bench::new();
     let socket = bench.connect();
     send_raw(&socket, &[1, 0, 0], &[]);
@@ -159,7 +159,7 @@ fn a_connected_socket_that_was_handed_over_is_served_once() {
         Endpoint::from_fd(theirs.into()).unwrap(),
         Arc::clone(&bench.device),
         Arc::clone(&bench.threads),
-        Registrar::none(),
+        MemoryPolicy::alone(),
     )
     .unwrap();
     let mut front = Front::new(&bench);

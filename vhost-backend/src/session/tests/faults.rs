@@ -17,7 +17,7 @@ fn null() -> OwnedFd {
 }
 
 #[test]
-fn streams_that_are_not_the_protocol_end_the_connection_and_nothing_else() {
+fn malformed_streams_end_only_their_connection() {
     let bench = Bench::new();
     let header = |code, flags, size| Header { code, flags, size }.as_bytes().to_vec();
     let streams = [
@@ -42,7 +42,7 @@ fn streams_that_are_not_the_protocol_end_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn more_descriptors_than_any_message_has_end_the_connection_and_do_not_leak() {
+fn too_many_descriptors_end_the_connection_without_a_leak() {
     let bench = Bench::new();
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let fd = FakeQueue::event();
@@ -59,7 +59,7 @@ fn more_descriptors_than_any_message_has_end_the_connection_and_do_not_leak() {
 }
 
 #[test]
-fn descriptors_on_messages_that_have_none_are_refused_and_closed() {
+fn unexpected_descriptors_are_refused_and_closed() {
     let bench = Bench::new();
     let mut socket = bench.connect();
     let (mut reader, writer) = std::io::pipe().unwrap();
@@ -234,7 +234,7 @@ fn a_dirty_log_from_a_wrong_descriptor_ends_the_connection() {
 }
 
 #[test]
-fn a_front_end_that_never_reads_its_answers_is_not_answered_without_bound() {
+fn answers_to_a_front_end_that_never_reads_are_bounded() {
     let bench = Bench::new();
     let socket = bench.connect();
     socket.set_nonblocking(true).unwrap();

@@ -51,7 +51,7 @@ fn run(front: &mut Front, memory: &OwnedFd, record: (VhostUserInflight, &OwnedFd
 }
 
 #[test]
-fn what_was_in_flight_when_a_daemon_died_is_done_once_each_by_the_next() {
+fn requests_in_flight_at_a_kill_run_once_in_the_next_daemon() {
     let guest = Arc::new(FakeGuest::new(GUEST_BYTES));
     let mut queue = FakeQueue::new(&guest, QueueOptions::default());
     let mut statuses = Vec::new();

@@ -150,7 +150,7 @@ fn memory_comes_and_goes_region_by_region_under_a_running_ring() {
 }
 
 #[test]
-fn memory_is_open_to_the_card_from_its_table_to_the_next_and_never_for_a_request() {
+fn guest_memory_is_registered_per_table_and_never_per_request() {
     let bench = Bench::new();
     let mut front = Front::start(&bench);
     for _ in 0..20 {
@@ -182,7 +182,7 @@ fn a_region_may_begin_anywhere_in_its_file() {
 }
 
 #[test]
-fn resetting_the_device_stops_rings_and_forgets_what_the_driver_chose() {
+fn device_reset_stops_rings_and_forgets_driver_choices() {
     let bench = Bench::new();
     let mut front = Front::start(&bench);
     front
@@ -197,7 +197,7 @@ fn resetting_the_device_stops_rings_and_forgets_what_the_driver_chose() {
 }
 
 #[test]
-fn a_new_call_descriptor_is_signalled_since_answers_may_have_been_missed() {
+fn new_call_descriptor_is_signalled_in_case_answers_were_missed() {
     let bench = Bench::new();
     let mut front = Front::start(&bench);
     front.round_trip();

@@ -24,6 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::blk::{BlkDevice, BlkOptions};
 use crate::data_thread::{PollMode, ThreadOptions, Threads};
 use crate::memory::GuestAddr;
+use crate::memory::budget::{Limit, MemoryBudget, MemoryPolicy};
 use crate::session::message::{F_PROTOCOL_FEATURES, FLAG_VERSION, Header};
 use crate::session::socket::{Endpoint, Listener, SocketOptions};
 use crate::session::{Attachment, AttachmentState};
@@ -64,6 +65,8 @@ pub struct Bench {
     pub attachment: Attachment,
     /// The card that guests' memory is opened to.
     pub port: MemoryPort,
+    /// What is counted of all attachments' memory.
+    pub budget: MemoryBudget,
     pub path: PathBuf,
     _dir: TempDir,
 }
@@ -74,16 +77,35 @@ impl Bench {
     }
 
     pub fn with(volume: MemVolume) -> Self {
+        Self::on(volume, Self::one_thread())
+    }
+
+    fn one_thread() -> Arc<Threads<MemEngine>> {
         let options = ThreadOptions {
             threads: 1,
             poll: PollMode::Never,
             pin: None,
         };
-        let threads = Threads::start(&options, |_| MemEngine::new(Completion::Queued)).unwrap();
-        Self::on(volume, threads)
+        Threads::start(&options, |_| MemEngine::new(Completion::Queued)).unwrap()
+    }
+
+    /// With bounds of mapped and of pinned memory.
+    pub fn within(mapped: Limit, pinned: Limit) -> Self {
+        let threads = Self::one_thread();
+        let budget = MemoryBudget::new(mapped, pinned);
+        Self::counted(MemVolume::new(DISK_BYTES), threads, budget)
     }
 
     pub fn on(volume: MemVolume, threads: Arc<Threads<MemEngine>>) -> Self {
+        Self::counted(volume, threads, MemoryBudget::default())
+    }
+
+    /// A disk beside others whose memory is counted with it.
+    pub fn counted(
+        volume: MemVolume,
+        threads: Arc<Threads<MemEngine>>,
+        budget: MemoryBudget,
+    ) -> Self {
         let options = BlkOptions {
             queues: RINGS,
             ..BlkOptions::default()
@@ -97,11 +119,15 @@ impl Bench {
             endpoint,
             Arc::clone(&device),
             Arc::clone(&threads),
-            Registrar::new(Offered::Port(Arc::new(port.clone()))),
+            MemoryPolicy::new(
+                Registrar::new(Offered::Port(Arc::new(port.clone()))),
+                budget.clone(),
+            ),
         )
         .unwrap();
         Self {
             port,
+            budget,
             volume,
             device,
             threads,

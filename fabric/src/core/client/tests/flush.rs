@@ -1,6 +1,6 @@
 use super::*;
 
-fn set_of(pg: u64, epoch: u64, members: &[(u64, Standing)]) -> ReplicaSet {
+fn set_of(pg: u64, epoch: u64, members: &[(u64, ReplicaState)]) -> ReplicaSet {
     let members = members.iter().map(|&(node, standing)| Member {
         node: NodeId(node),
         incarnation: Incarnation(7),
@@ -16,9 +16,9 @@ fn bench(sets: Vec<ReplicaSet>) -> Bench {
     bench
 }
 
-const FIRST: [(u64, Standing); 3] = [(1, IN), (2, IN), (3, IN)];
-const OTHER_ORDER: [(u64, Standing); 3] = [(3, IN), (1, IN), (2, SYNCING)];
-const ELSEWHERE: [(u64, Standing); 3] = [(1, IN), (2, IN), (4, IN)];
+const FIRST: [(u64, ReplicaState); 3] = [(1, IN), (2, IN), (3, IN)];
+const OTHER_ORDER: [(u64, ReplicaState); 3] = [(3, IN), (1, IN), (2, SYNCING)];
+const ELSEWHERE: [(u64, ReplicaState); 3] = [(1, IN), (2, IN), (4, IN)];
 
 #[test]
 fn a_flush_goes_once_to_groups_on_the_same_nodes() {
@@ -38,9 +38,10 @@ fn a_flush_goes_once_to_groups_on_the_same_nodes() {
     bench.assert_idle();
 }
 
-/// A node may have groups on several devices, and flushes those on which it knows groups to be written: by the newest map of all.
+/// A node may have groups on several devices, and flushes those on which it knows groups to be written: by
+/// the newest map of all.
 #[test]
-fn a_flush_goes_under_the_newest_map_of_the_groups_that_it_stands_for() {
+fn flush_carries_the_newest_epoch_of_the_groups_it_covers() {
     let sets = vec![
         set_of(0, 1, &FIRST),
         set_of(1, 4, &OTHER_ORDER),
@@ -60,7 +61,7 @@ fn a_flush_goes_under_the_newest_map_of_the_groups_that_it_stands_for() {
 }
 
 #[test]
-fn a_flush_that_a_replica_failed_is_done_when_every_groups_map_has_left_it_out() {
+fn flush_failed_by_a_replica_ends_once_every_group_drops_it() {
     let sets = vec![set_of(0, 1, &FIRST), set_of(1, 1, &FIRST)];
     let mut bench = bench(sets);
     assert_eq!(bench.submit(1, Op::Flush, 0, 0), Submit::Pending);
@@ -133,7 +134,7 @@ fn the_flush_after_a_loss_of_power_of_all_fails_once() {
 }
 
 #[test]
-fn a_write_of_which_a_part_was_done_before_the_loss_fails_the_flush_after_it() {
+fn write_partly_done_before_power_loss_fails_the_next_flush() {
     let mut bench = bench(vec![set_of(0, 1, &FIRST)]);
     bench.write(1, CHUNK - 4096, 8192);
     (0..3).for_each(|nth| bench.answer(nth, Ok(())));

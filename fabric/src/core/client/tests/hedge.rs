@@ -6,7 +6,7 @@ fn at(bench: &mut Bench, ms: u64) {
 }
 
 #[test]
-fn a_read_that_takes_long_is_asked_of_another_replica_whose_answer_counts() {
+fn slow_read_is_hedged_to_another_replica_whose_reply_counts() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN, SYNCING]));
     bench.script.abandons = true;
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
@@ -27,7 +27,7 @@ fn a_read_that_takes_long_is_asked_of_another_replica_whose_answer_counts() {
 }
 
 #[test]
-fn a_read_that_cannot_be_given_up_is_over_when_both_have_answered() {
+fn hedged_read_that_cannot_be_cancelled_waits_for_both_replies() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
     at(&mut bench, 10);
@@ -41,10 +41,10 @@ fn a_read_that_cannot_be_given_up_is_over_when_both_have_answered() {
     bench.assert_idle();
 }
 
-/// Both bring their bytes to the guest's buffer: those of the one that failed may lie over the good ones, or the good ones were verified
-/// while they came.
+/// Both bring their bytes to the guest's buffer: those of the one that failed may lie over the good ones, or
+/// the good ones were verified while they came.
 #[test]
-fn of_two_that_are_asked_one_that_fails_may_have_spoilt_what_the_other_brought() {
+fn hedged_read_with_one_failed_reply_is_retried_alone() {
     let corrupt = Err(Refusal::Corrupt);
     let mismatch = Err(Refusal::Mismatch);
     for (first, second, asked_again) in [
@@ -77,7 +77,7 @@ fn of_two_that_are_asked_one_that_fails_may_have_spoilt_what_the_other_brought()
 }
 
 #[test]
-fn a_read_that_fails_its_checksum_on_the_way_is_asked_of_the_others_and_fails_if_it_does_of_all() {
+fn read_corrupted_in_transit_fails_only_if_all_replicas_fail() {
     for last in [Ok(()), Err(Refusal::Mismatch)] {
         let mut bench = Bench::new(set(1, 1, &[IN, IN]));
         assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
@@ -104,7 +104,7 @@ fn of_two_that_are_asked_one_may_refuse() {
 }
 
 #[test]
-fn a_read_is_asked_of_the_own_replica_first_wherever_it_stands_in_the_map() {
+fn read_goes_to_the_local_replica_first_in_any_map_order() {
     for (near, asked) in [(1, [1, 2]), (3, [3, 1])] {
         let mut bench = Bench::new(set(1, 1, &[IN, IN, IN]).near(NodeId(near)));
         assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
@@ -136,7 +136,7 @@ fn reads_that_are_answered_in_time_are_not_doubled() {
 }
 
 #[test]
-fn a_replica_that_is_far_slower_than_the_others_is_reported_unless_it_is_needed() {
+fn slow_replica_is_reported_unless_the_in_sync_set_needs_it() {
     for (min_in_sync, expected) in [(2, 1), (3, 0)] {
         let mut bench = Bench::new(set(1, min_in_sync, &[IN, IN, IN]));
         for round in 0..200u64 {

@@ -18,7 +18,7 @@ fn moving(epoch: u64) -> ReplicaSet {
 }
 
 /// It has come, as a replica that is sent everything since `since`.
-fn moved(epoch: u64, since: u64, standing: Standing) -> ReplicaSet {
+fn moved(epoch: u64, since: u64, standing: ReplicaState) -> ReplicaSet {
     let mut members = set(epoch, 2, &[IN, standing]).members().to_vec();
     members[1].since = Epoch(since);
     ReplicaSet::new(PgId(0), Epoch(epoch), 1, members)
@@ -48,7 +48,8 @@ fn what_the_old_device_did_says_nothing_of_the_new_one() {
     bench.discard(1, 0, 4096);
     bench.answer(0, Ok(()));
     bench.answer(1, Ok(()));
-    // The old device is gone while the new one has yet to answer: it is asked under the name that it has from now on.
+    // The old device is gone while the new one has yet to answer: it is asked under the name that it has from
+    // now on.
     bench.map(moved(3, 2, IN));
     assert!(bench.done.is_empty());
     assert_eq!(bench.nodes(), [1, 2, COMING.0]);
@@ -106,7 +107,7 @@ fn a_node_that_is_lost_answers_for_neither() {
 }
 
 #[test]
-fn a_read_of_the_old_device_is_not_asked_of_the_new_one_before_it_is_answered() {
+fn read_of_the_old_device_ends_before_the_new_device_is_asked() {
     let members = moving(2).members()[1..].to_vec();
     let mut bench = Bench::new(ReplicaSet::new(PgId(0), Epoch(2), 1, members));
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);

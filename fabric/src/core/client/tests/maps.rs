@@ -4,7 +4,7 @@ use super::*;
 use crate::core::client::piece::PUT_OFF_MAX;
 
 #[test]
-fn a_syncing_replica_that_misses_a_write_leaves_the_map_before_the_write_is_done() {
+fn write_missed_by_a_syncing_replica_waits_until_it_is_out() {
     let mut bench = Bench::new(set(1, 1, &[IN, SYNCING, OUT]));
     bench.write(1, 0, 4096);
     assert_eq!(bench.nodes(), [1, 2]);
@@ -18,7 +18,7 @@ fn a_syncing_replica_that_misses_a_write_leaves_the_map_before_the_write_is_done
 }
 
 #[test]
-fn a_syncing_replica_is_not_read_and_does_not_make_up_for_one_in_sync() {
+fn syncing_replica_is_not_read_and_does_not_count_as_in_sync() {
     let mut bench = Bench::new(set(1, 2, &[IN, SYNCING, OUT]));
     assert_eq!(bench.submit(1, Op::Read, 1 << 20, 4096), Submit::Pending);
     assert_eq!(bench.nodes(), [1]);
@@ -44,7 +44,7 @@ fn a_replica_that_does_not_know_the_map_yet_is_asked_again() {
 }
 
 #[test]
-fn a_replica_that_puts_a_write_off_for_too_long_is_reported_and_still_asked() {
+fn replica_that_defers_a_write_too_long_is_reported_and_retried() {
     let mut bench = Bench::new(set(1, 1, &[IN, SYNCING]));
     bench.discard(1, 0, 512);
     bench.answer(0, Ok(()));
@@ -80,7 +80,7 @@ fn an_older_map_is_no_error_when_there_are_several_replicas() {
 
 #[test]
 fn what_a_replica_answered_before_it_began_anew_does_not_count() {
-    let anew = |epoch: u64, standings: &[Standing]| {
+    let anew = |epoch: u64, standings: &[ReplicaState]| {
         let mut members = set(epoch, 1, standings).members().to_vec();
         members[1].since = Epoch(epoch);
         ReplicaSet::new(PgId(0), Epoch(epoch), 1, members)

@@ -1,9 +1,10 @@
 //! Requests that touch the same blocks.
 
 use super::*;
+use crate::core::overlap::Access;
 
 #[test]
-fn stable_reads_a_read_waits_for_an_overlapping_write_and_a_write_for_a_read() {
+fn stable_reads_overlapping_read_and_write_wait_for_each_other() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     assert_eq!(bench.submit(2, Op::Read, 0, 8192), Submit::Pending);
@@ -24,7 +25,7 @@ fn stable_reads_a_read_waits_for_an_overlapping_write_and_a_write_for_a_read() {
 }
 
 #[test]
-fn a_write_that_waited_is_numbered_after_those_that_it_waited_for() {
+fn delayed_write_is_numbered_after_the_writes_it_waited_for() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     let sequence = |bench: &Bench, nth: usize| bench.script.sent[nth].1.sequence;
     bench.write(1, 0, 8192);
@@ -49,7 +50,7 @@ fn a_write_that_waited_is_numbered_after_those_that_it_waited_for() {
 }
 
 #[test]
-fn a_discard_waits_for_everything_else_and_everything_else_for_it() {
+fn discard_waits_for_all_other_requests_and_they_for_it() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     assert_eq!(bench.submit(2, Op::Discard, CHUNK, 4096), Submit::Pending);
@@ -64,5 +65,32 @@ fn a_discard_waits_for_everything_else_and_everything_else_for_it() {
     assert_eq!(bench.done[&2], Ok(()));
     bench.answer(4, Ok(()));
     assert_eq!(bench.done[&3], Ok(()));
+    bench.assert_idle();
+}
+
+#[test]
+fn zeroes_that_waited_are_written_once_a_piece_is_free() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    let overlap = bench.volume.overlap.get_or_init(Default::default);
+    // Another data thread reads.
+    assert!(overlap.enter(1, Access::Read, &(0..4096)));
+    let zeroes = Op::WriteZeroes { unmap: false };
+    assert_eq!(bench.submit(1, zeroes, 0, 4096), Submit::Pending);
+    let mut others = Vec::new();
+    while let Some(piece) = bench.client.pieces.take() {
+        others.push(piece);
+    }
+    let overlap = bench.volume.overlap.get().unwrap();
+    overlap.leave(1, Access::Read, &(0..4096));
+    bench.tick();
+    assert!(bench.done.is_empty(), "nothing was written");
+    for piece in others {
+        bench.client.pieces.give_back(piece);
+    }
+    bench.tick();
+    assert_eq!(bench.nodes(), [1, 2]);
+    bench.answer(0, Ok(()));
+    bench.answer(1, Ok(()));
+    assert_eq!(bench.done[&1], Ok(()));
     bench.assert_idle();
 }

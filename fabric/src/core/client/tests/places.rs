@@ -33,7 +33,7 @@ fn a_flush_goes_to_the_volumes_pool_only() {
 }
 
 #[test]
-fn a_volume_of_a_pool_that_the_map_does_not_have_yet_waits_for_it() {
+fn request_waits_until_the_map_has_the_pool_of_its_volume() {
     let mut bench = Bench::new(set(1, 1, &[IN]));
     bench.client = Client::new(0, Vec::new());
     let write = Op::Write { fua: false };
@@ -47,7 +47,7 @@ fn a_volume_of_a_pool_that_the_map_does_not_have_yet_waits_for_it() {
 }
 
 #[test]
-fn groups_that_come_to_the_map_later_change_nothing_for_requests_under_way() {
+fn groups_added_to_the_map_do_not_affect_requests_in_flight() {
     let mut bench = Bench::new(set_of(0, 1, &[1, 2]));
     bench.discard(1, 0, 4096);
     bench.map(set_of(2 * POOL, 2, &[4]));

@@ -34,7 +34,7 @@ fn write_memory(bench: &mut Bench, tag: u64, memory: &mut [u8]) {
 }
 
 #[test]
-fn a_buffer_that_changes_while_it_is_sent_is_sent_again_as_a_copy_and_to_all() {
+fn buffer_changed_while_sending_is_resent_to_all_as_a_copy() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN, IN]));
     let mut memory = vec![1; 8192];
     write_memory(&mut bench, 1, &mut memory);

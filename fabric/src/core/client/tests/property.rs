@@ -1,5 +1,5 @@
-//! Any order of answers, errors, losses and maps: every request is reported once, never while an answer that may
-//! touch its buffers is outstanding, and never as done unless all in-sync replicas have it.
+//! Any order of answers, errors, losses and maps: every request is reported once, never while an answer that
+//! may touch its buffers is outstanding, and never as done unless all in-sync replicas have it.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ struct World {
     has: BTreeSet<(u64, Version)>,
     /// Who uses a version.
     numbered: BTreeMap<Version, u64>,
-    standings: [Standing; 3],
+    standings: [ReplicaState; 3],
     seen: usize,
     epoch: u64,
     submitted: u64,
@@ -138,7 +138,7 @@ impl World {
         self.bench.lose(node);
     }
 
-    fn map(&mut self, standings: [Standing; 3]) {
+    fn map(&mut self, standings: [ReplicaState; 3]) {
         self.epoch += 1;
         self.standings = standings;
         self.bench.map(set(self.epoch, 1, &standings));
@@ -179,8 +179,8 @@ impl World {
         }
     }
 
-    /// All replicas well: everything ends. The second map is for pieces that were waiting at the first one for
-    /// another replica than the one that had failed before.
+    /// All replicas well: everything ends. The second map is for pieces that were waiting at the first one
+    /// for another replica than the one that had failed before.
     fn heal(&mut self) {
         for _ in 0..2 {
             self.map([IN, IN, IN]);

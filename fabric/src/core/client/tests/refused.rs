@@ -6,7 +6,7 @@ use super::*;
 const LOST: [Refusal; 2] = [Refusal::Corrupt, Refusal::Device(libc::EIO)];
 
 #[test]
-fn a_write_of_which_surely_nothing_was_stored_fails_at_once_and_takes_nobody_out() {
+fn write_stored_nowhere_fails_at_once_and_drops_no_replica() {
     for (first, second) in [(0, 0), (0, 1), (1, 1)] {
         let mut bench = Bench::new(set(1, 2, &[IN, SYNCING, IN]));
         bench.write(1, 512, 8192);
@@ -32,7 +32,7 @@ fn a_write_of_which_surely_nothing_was_stored_fails_at_once_and_takes_nobody_out
 }
 
 #[test]
-fn a_write_of_which_something_may_have_been_stored_fails_when_one_replica_is_left() {
+fn write_possibly_stored_fails_once_one_replica_is_left() {
     let page = 1 << 20;
     let maybe = [
         // Another refusal than that of a lost block.

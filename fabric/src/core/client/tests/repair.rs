@@ -50,7 +50,7 @@ impl Bench {
 }
 
 #[test]
-fn a_block_that_one_replica_cannot_read_is_written_again_there_from_another() {
+fn block_unreadable_on_one_replica_is_rewritten_from_another() {
     written_again_after(Refusal::Corrupt);
     written_again_after(Refusal::Device(libc::EIO));
 }

@@ -1,9 +1,10 @@
-//! A replica's map may be ahead of the client's, and the client's own newer map may overtake the answer that asks for it.
+//! A replica's map may be ahead of the client's, and the client's own newer map may overtake the answer that
+//! asks for it.
 
 use super::*;
 
 #[test]
-fn a_write_refused_for_its_map_goes_on_although_the_newer_map_came_first() {
+fn write_refused_as_stale_continues_if_the_new_map_came_first() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.discard(1, 0, 4096);
     bench.map(set(2, 1, &[IN, IN]));

@@ -4,7 +4,7 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::checksum::crc32c;
-use crate::core::membership::Standing;
+use crate::core::membership::ReplicaState;
 use crate::proto::Epoch;
 use crate::proto::ids::LayerId;
 use crate::proto::message::BlockStamp;
@@ -21,9 +21,9 @@ const BAD: BadBlock = BadBlock {
     },
     block: 7,
 };
-const IN: Standing = Standing::InSync;
-const SYNCING: Standing = Standing::Syncing;
-const OUT: Standing = Standing::Out;
+const IN: ReplicaState = ReplicaState::InSync;
+const SYNCING: ReplicaState = ReplicaState::Syncing;
+const OUT: ReplicaState = ReplicaState::Out;
 
 fn stamp() -> BlockStamp {
     BlockStamp {
@@ -34,8 +34,8 @@ fn stamp() -> BlockStamp {
 }
 
 /// Nodes 1, 2, …, the first of which is this one.
-fn set(epoch: u64, standings: &[Standing]) -> ReplicaSet {
-    let member = |(nth, standing): (u64, &Standing)| Member {
+fn set(epoch: u64, standings: &[ReplicaState]) -> ReplicaSet {
+    let member = |(nth, standing): (u64, &ReplicaState)| Member {
         node: NodeId(nth),
         incarnation: Incarnation(nth * 10),
         standing: *standing,
@@ -46,7 +46,7 @@ fn set(epoch: u64, standings: &[Standing]) -> ReplicaSet {
 }
 
 /// The same while the group is coming to another device of this node.
-fn coming(epoch: u64, standings: &[Standing]) -> Vec<ReplicaSet> {
+fn coming(epoch: u64, standings: &[ReplicaState]) -> Vec<ReplicaSet> {
     let mut members = set(epoch, standings).members().to_vec();
     members.push(Member {
         node: ME.0.incoming(),
@@ -64,7 +64,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(standings: &[Standing]) -> Self {
+    fn new(standings: &[ReplicaState]) -> Self {
         let groups = Arc::new(Groups::default());
         let mut bench = Self {
             repairs: Repairs::new(ME, Arc::clone(&groups)),
@@ -76,7 +76,7 @@ impl Bench {
         bench
     }
 
-    fn map(&mut self, epoch: u64, standings: &[Standing]) {
+    fn map(&mut self, epoch: u64, standings: &[ReplicaState]) {
         self.groups.set(PG, standings[0], Epoch(epoch));
         self.sets = vec![set(epoch, standings)];
         self.repairs.on_map(&self.sets, self.now_us);
@@ -94,20 +94,20 @@ impl Bench {
         self.repairs.on_time(wake);
     }
 
-    fn poll(&mut self) -> Option<Wish> {
+    fn poll(&mut self) -> Option<RepairAction> {
         self.repairs.poll(self.now_us)
     }
 
     fn here(&mut self) -> (u32, Command) {
         match self.poll() {
-            Some(Wish::Local(call, PG, command)) => (call, command),
+            Some(RepairAction::Local(call, PG, command)) => (call, command),
             other => panic!("{other:?}"),
         }
     }
 
     fn there(&mut self) -> (u32, u64, Command) {
         match self.poll() {
-            Some(Wish::Ask(call, (node, incarnation), PG, command)) => {
+            Some(RepairAction::Ask(call, (node, incarnation), PG, command)) => {
                 assert_eq!(incarnation.0, node.0 * 10);
                 (call, node.0, command)
             }
@@ -140,7 +140,7 @@ impl Bench {
 
     fn told(&mut self) -> Outcome {
         match self.poll() {
-            Some(Wish::Tell(BAD, outcome)) => outcome,
+            Some(RepairAction::Tell(BAD, outcome)) => outcome,
             other => panic!("{other:?}"),
         }
     }
@@ -213,7 +213,7 @@ fn a_replica_that_cannot_give_it_is_followed_by_the_next() {
 }
 
 #[test]
-fn a_block_that_nobody_gives_is_looked_at_again_ever_less_often_and_told_once() {
+fn unrepairable_block_is_retried_with_backoff_and_reported_once() {
     let mut bench = Bench::new(&[IN, IN]);
     bench.find(BAD);
     let mut pauses = Vec::new();
@@ -221,7 +221,7 @@ fn a_block_that_nobody_gives_is_looked_at_again_ever_less_often_and_told_once() 
         bench.probe_and_inspect();
         bench.fetch(&[0x77; 4096]);
         let told = bench.poll();
-        let stuck = matches!(told, Some(Wish::Tell(BAD, Outcome::Stuck)));
+        let stuck = matches!(told, Some(RepairAction::Tell(BAD, Outcome::Stuck)));
         assert_eq!(stuck, pauses.len() as u32 + 1 == TRIES_TOLD, "{told:?}");
         bench.assert_idle();
         let before = bench.now_us;
@@ -271,7 +271,7 @@ fn what_is_written_meanwhile_is_left_alone() {
 }
 
 #[test]
-fn nothing_is_done_before_this_replica_and_another_one_are_in_sync() {
+fn repair_waits_until_this_replica_and_another_are_in_sync() {
     let mut bench = Bench::new(&[SYNCING, IN]);
     bench.find(BAD);
     bench.assert_idle();
@@ -351,7 +351,7 @@ fn a_block_whose_group_moved_away_is_forgotten() {
 }
 
 #[test]
-fn a_block_of_the_device_that_its_group_is_coming_to_waits_until_that_is_in_sync() {
+fn bad_block_on_an_incoming_device_waits_until_it_is_in_sync() {
     let mut bench = Bench::new(&[IN, IN]);
     bench.groups.place(PG.incoming(), 1, 1, Epoch(2));
     bench.groups.set(PG.incoming(), SYNCING, Epoch(2));
@@ -373,7 +373,10 @@ fn a_block_of_the_device_that_its_group_is_coming_to_waits_until_that_is_in_sync
     let told = bench.poll();
     let from = NodeId(2);
     assert!(
-        matches!(told, Some(Wish::Tell(told, Outcome::Repaired { from: f })) if (told, f) == (bad, from)),
+        matches!(
+            told,
+            Some(RepairAction::Tell(told, Outcome::Repaired { from: f })) if (told, f) == (bad, from)
+        ),
         "{told:?}"
     );
 }
@@ -418,9 +421,9 @@ fn few_blocks_are_repaired_at_a_time_and_not_any_number_waits() {
         bench.answer(call, Ok(()));
         while let Some(wish) = bench.poll() {
             match wish {
-                Wish::Local(call, ..) => calls.push_back(call),
-                Wish::Tell(_, outcome) => assert_eq!(outcome, Outcome::Readable),
-                Wish::Ask(..) => panic!("{wish:?}"),
+                RepairAction::Local(call, ..) => calls.push_back(call),
+                RepairAction::Tell(_, outcome) => assert_eq!(outcome, Outcome::Readable),
+                RepairAction::Ask(..) => panic!("{wish:?}"),
             }
         }
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::membership::Standing;
+use crate::core::membership::ReplicaState;
 use crate::proto::ids::LayerId;
 use crate::proto::message::BlockStamp;
 use crate::proto::{PgId, Sequence};
@@ -33,13 +33,13 @@ fn zero() -> Command {
 
 fn in_sync() -> Groups {
     let groups = Groups::default();
-    groups.set(PG, Standing::InSync, Epoch(1));
+    groups.set(PG, ReplicaState::InSync, Epoch(1));
     groups.applied(Epoch(4));
     groups
 }
 
 #[test]
-fn a_request_admitted_before_a_join_is_refused_when_its_turn_comes_after() {
+fn request_admitted_before_a_join_is_refused_if_it_runs_after() {
     let (groups, fence) = (in_sync(), LayerFence::default());
     let waiting = request(3, 1, zero());
     let look = |request| still_admitted(request, Some(&fence), Some(&groups));
@@ -52,10 +52,10 @@ fn a_request_admitted_before_a_join_is_refused_when_its_turn_comes_after() {
 }
 
 #[test]
-fn a_request_of_a_replica_that_was_taken_out_meanwhile_is_refused() {
+fn queued_request_is_refused_once_the_replica_is_out() {
     let (groups, fence) = (in_sync(), LayerFence::default());
     let waiting = request(4, 1, zero());
-    groups.set(PG, Standing::Out, Epoch(5));
+    groups.set(PG, ReplicaState::Out, Epoch(5));
     groups.applied(Epoch(5));
     let looked = still_admitted(&waiting, Some(&fence), Some(&groups));
     assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
@@ -65,9 +65,9 @@ fn a_request_of_a_replica_that_was_taken_out_meanwhile_is_refused() {
 }
 
 #[test]
-fn a_block_that_a_client_writes_is_not_restored_when_the_turn_comes() {
+fn queued_restore_of_a_block_written_meanwhile_is_refused() {
     let groups = Groups::default();
-    groups.set(PG, Standing::Syncing, Epoch(1));
+    groups.set(PG, ReplicaState::Syncing, Epoch(1));
     groups.applied(Epoch(4));
     let buffers = IoVecs {
         ptr: std::ptr::null(),
@@ -99,7 +99,7 @@ fn a_block_that_a_client_writes_is_not_restored_when_the_turn_comes() {
 }
 
 #[test]
-fn a_request_of_an_older_lease_is_refused_at_its_turn_and_the_fence_itself_is_not() {
+fn queued_request_of_an_older_lease_is_refused_but_a_fence_runs() {
     let (groups, fence) = (in_sync(), LayerFence::default());
     fence.raise(Generation(2), Epoch(4));
     let old = still_admitted(&request(4, 1, zero()), Some(&fence), Some(&groups));
@@ -242,7 +242,7 @@ fn a_fenced_operation_names_what_the_client_lacks() {
 }
 
 #[test]
-fn a_store_that_takes_no_more_writes_does_not_pass_for_one_that_cannot_read_a_block() {
+fn read_only_store_is_not_mistaken_for_an_unreadable_block() {
     let told = |error| failure(error, &request(4, 2, zero()));
     let read_only = told(StoreError::ReadOnly(libc::EIO));
     assert_eq!(read_only, StoreFailure::Device(libc::EROFS));
@@ -256,4 +256,34 @@ fn a_store_that_takes_no_more_writes_does_not_pass_for_one_that_cannot_read_a_bl
     });
     assert_eq!(bad_sector, StoreFailure::Device(libc::EIO));
     assert!(Refusal::Device(libc::EIO).is_unreadable());
+}
+
+/// The memory was another request's, whose data are nobody else's business.
+#[test]
+fn lists_leave_nothing_of_what_their_memory_held() {
+    const STALE: u8 = 0xa5;
+    let filled = |fill: &dyn Fn(&IoVecs)| {
+        let mut bytes = vec![STALE; 100];
+        let iov = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        fill(&IoVecs { ptr: &iov, len: 1 });
+        bytes
+    };
+    let nothing_stale = |bytes: &[u8]| !bytes.contains(&STALE);
+    // SAFETY: the list and the memory are on this stack.
+    let chunks = filled(&|list| unsafe { list_chunks(0, list, |_| Listed::End) });
+    assert!(nothing_stale(&chunks), "{chunks:?}");
+    // SAFETY: as above.
+    let fence = filled(&|list| unsafe { tell_fence(list, std::iter::once(Fence::default())) });
+    assert!(nothing_stale(&fence), "{fence:?}");
+}
+
+#[test]
+fn the_last_epoch_does_not_overflow() {
+    let fenced = StoreError::Fenced { generation: 0 };
+    let told = failure(fenced, &request(u64::MAX, 2, zero()));
+    let last = Refusal::StaleEpoch(Epoch(u64::MAX));
+    assert_eq!(told, StoreFailure::Fenced(last));
 }

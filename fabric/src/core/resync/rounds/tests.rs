@@ -19,7 +19,7 @@ const CHUNK: ChunkKey = ChunkKey {
 };
 const ME: (NodeId, Incarnation) = (NodeId(0), Incarnation(7));
 
-fn member(node: u64, standing: Standing, since: u64) -> Member {
+fn member(node: u64, standing: ReplicaState, since: u64) -> Member {
     Member {
         node: NodeId(node),
         incarnation: if node == ME.0.0 {
@@ -51,10 +51,10 @@ impl World {
     }
 
     fn map(&mut self, epoch: u64, changed: u64, since: u64, in_sync: &[u64]) {
-        let mut members = vec![member(0, Standing::Syncing, since)];
-        let sources = in_sync.iter().map(|&n| member(n, Standing::InSync, 1));
+        let mut members = vec![member(0, ReplicaState::Syncing, since)];
+        let sources = in_sync.iter().map(|&n| member(n, ReplicaState::InSync, 1));
         members.extend(sources);
-        self.groups.set(PG, Standing::Syncing, Epoch(since));
+        self.groups.set(PG, ReplicaState::Syncing, Epoch(since));
         self.groups.applied(Epoch(epoch));
         let set = ReplicaSet::new(PG, Epoch(changed), 1, members);
         self.rounds.on_map(&[set], self.now_us);
@@ -107,8 +107,8 @@ fn list_nothing(request: &Request) {
     }
 }
 
-/// A client goes by the epoch of the group's last change. A source that had been joined under a newer one, which other groups'
-/// changes brought, would refuse it until this group changes again.
+/// A client goes by the epoch of the group's last change. A source that had been joined under a newer one,
+/// which other groups' changes brought, would refuse it until this group changes again.
 #[test]
 fn a_join_goes_under_the_epoch_of_the_group_and_not_of_the_map() {
     let mut world = World::new();
@@ -202,7 +202,7 @@ fn a_new_stay_is_compared_from_the_beginning() {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_is_asked_again_later_and_another_one_before() {
+fn silent_peer_is_retried_with_backoff_after_trying_another() {
     let mut world = World::new();
     world.map(5, 5, 5, &[1, 2]);
     let mut sources = Vec::new();
@@ -241,8 +241,8 @@ fn meta_is_asked_again_until_the_map_says_so() {
     // Even if the source is gone by then: what was compared is compared.
     world.map(6, 6, 5, &[2]);
     assert!(matches!(world.poll(), Some(Action::Promote { .. })));
-    world.groups.set(PG, Standing::InSync, Epoch(5));
-    let set = ReplicaSet::new(PG, Epoch(7), 1, vec![member(0, Standing::InSync, 5)]);
+    world.groups.set(PG, ReplicaState::InSync, Epoch(5));
+    let set = ReplicaSet::new(PG, Epoch(7), 1, vec![member(0, ReplicaState::InSync, 5)]);
     world.rounds.on_map(&[set], world.now_us);
     assert!(world.rounds.is_idle());
     assert_eq!(world.rounds.wake_at(world.now_us), None);
@@ -264,7 +264,7 @@ fn nothing_is_left_of_a_group_that_is_gone() {
 
 /// A round that fails has wishes that nobody has heard of: no answer to them is due.
 #[test]
-fn a_round_that_failed_is_over_with_the_answers_to_what_was_asked() {
+fn failed_round_ends_when_its_pending_requests_are_answered() {
     let mut world = World::new();
     world.map(5, 5, 5, &[1]);
     let (join, _, _) = world.asked();
@@ -354,7 +354,7 @@ fn a_fence_holds_in_memory_before_it_is_persisted() {
     // SAFETY: the round keeps the list and its memory until it is answered.
     unsafe { tell_fence(&buffers, told) };
     // This node has heard of a newer map in the meantime, and takes no fence that is older.
-    world.rounds.fences.of(layer).raise(Generation(3), Epoch(7));
+    world.rounds.fences.raise(layer, Generation(3), Epoch(7));
     world.rounds.on_reply(tell, Ok(()));
     let persist = loop {
         match world.poll().expect("the fence is to be persisted") {
@@ -366,11 +366,12 @@ fn a_fence_holds_in_memory_before_it_is_persisted() {
     assert!(matches!(persist.command, Command::Fence { .. }));
     let newest = (Generation(4), Epoch(7));
     assert_eq!((persist.generation, persist.epoch), newest);
-    assert_eq!(world.rounds.fences.of(layer).get(), newest);
+    assert_eq!(world.rounds.fences.of(layer).unwrap().get(), newest);
 }
 
-/// Else a takeover would hear of the writes from nobody, once the source is gone: the replica has what the source had of them. And a
-/// writer that was fenced out while this replica was away would write here, where nobody has written the layer since.
+/// Else a takeover would hear of the writes from nobody, once the source is gone: the replica has what the
+/// source had of them. And a writer that was fenced out while this replica was away would write here, where
+/// nobody has written the layer since.
 #[test]
 fn what_the_source_remembers_is_remembered_before_the_promotion() {
     let mut world = World::new();
@@ -433,23 +434,24 @@ fn what_the_source_remembers_is_remembered_before_the_promotion() {
         }
     }
     assert!(persisted);
-    let known = world.rounds.fences.of(chunk.layer).get();
+    let known = world.rounds.fences.of(chunk.layer).unwrap().get();
     assert_eq!(known, (Generation(3), Epoch(4)));
     let lanes = [Arc::clone(&world.rounds.unresolved)];
     let remembered = unresolved::list(&lanes, chunk.layer, Generation(3), 9);
     assert_eq!(remembered, [entry]);
 }
 
-/// Repairs go the ways of rounds: here past fences, with a last look, and to peers under the newest map that is known.
+/// Repairs go the ways of rounds: here past fences, with a last look, and to peers under the newest map that
+/// is known.
 #[test]
 fn a_bad_block_is_asked_for_under_the_newest_map_as_no_lease() {
     let mut world = World::new();
     let group = PgId(0);
     let members = Vec::from([
-        member(0, Standing::InSync, 1),
-        member(1, Standing::InSync, 1),
+        member(0, ReplicaState::InSync, 1),
+        member(1, ReplicaState::InSync, 1),
     ]);
-    world.groups.set(group, Standing::InSync, Epoch(1));
+    world.groups.set(group, ReplicaState::InSync, Epoch(1));
     world.groups.applied(Epoch(9));
     let set = ReplicaSet::new(group, Epoch(5), 1, members);
     let bad = BadBlock {
@@ -495,8 +497,9 @@ fn a_bad_block_is_asked_for_under_the_newest_map_as_no_lease() {
 }
 
 impl World {
-    /// Runs a round whose source has one block of data, which it refuses to read; its end, or nothing if it was in vain. What is
-    /// restored here goes to `restored`, as block and bytes, and who was asked to `sources`.
+    /// Runs a round whose source has one block of data, which it refuses to read; its end, or nothing if it
+    /// was in vain. What is restored here goes to `restored`, as block and bytes, and who was asked to
+    /// `sources`.
     fn compare_a_bad_block(
         &mut self,
         refusal: Refusal,
@@ -555,7 +558,7 @@ impl World {
 }
 
 #[test]
-fn a_block_that_no_replica_in_sync_can_read_does_not_keep_this_one_out() {
+fn block_unreadable_everywhere_does_not_keep_a_replica_out() {
     let device = Refusal::Device(libc::EIO);
     for refusals in [
         [Refusal::Corrupt; 2],

@@ -102,7 +102,7 @@ fn a_discard_is_not_undone_by_what_was_read_before_it() {
 }
 
 #[test]
-fn a_block_that_was_written_here_is_not_trusted_while_the_source_has_a_newer_version() {
+fn block_written_here_is_not_trusted_if_the_source_is_newer() {
     let stored = Touched {
         noted: [1 << BLOCK, 0, 0, 0],
         stored: [1 << BLOCK, 0, 0, 0],
@@ -149,8 +149,8 @@ fn one_lost(stamp: BlockStamp) -> Unreadable {
     }
 }
 
-/// A worker whose source has three blocks that this side lacks and refuses to read the one in the middle; how it ends, and what it
-/// restores: first block and bytes.
+/// A worker whose source has three blocks that this side lacks and refuses to read the one in the middle; how
+/// it ends, and what it restores: first block and bytes.
 fn with_a_bad_block(known: &Unreadable, refusal: Refusal) -> (Step, Vec<(u32, u32)>, Progress) {
     with_a_bad_block_that_changes(known, refusal, 0)
 }
@@ -262,7 +262,7 @@ fn a_device_that_is_gone_or_slow_has_lost_nothing() {
         let lost = one_lost(stamp_of(&DATA));
         let refusal = Refusal::Device(errno);
         let (end, restored, progress) = with_a_bad_block(&lost, refusal);
-        let failed = Why::Source(refusal);
+        let failed = RoundFailure::Source(refusal);
         assert!(matches!(end, Step::Failed(why) if why == failed), "{end:?}");
         assert_eq!((restored.len(), progress.lost), (0, 0));
     }
@@ -280,12 +280,13 @@ fn a_lost_block_counts_once_when_its_loss_is_known_here() {
     }
     // It changes for ever: the round fails without it.
     let (end, _, progress) = with_a_bad_block_that_changes(&lost, Refusal::Corrupt, u32::MAX);
-    assert!(matches!(end, Step::Failed(Why::Busy)), "{end:?}");
+    assert!(matches!(end, Step::Failed(RoundFailure::Busy)), "{end:?}");
     assert_eq!(progress.lost, 0);
 }
 
-/// A worker with a page of which both sides have the same three blocks, and of which this side cannot read these; how it ends, and
-/// which it restores: block and bytes. The source cannot read the last of the three, and the store has not met damage there.
+/// A worker with a page of which both sides have the same three blocks, and of which this side cannot read
+/// these; how it ends, and which it restores: block and bytes. The source cannot read the last of the three,
+/// and the store has not met damage there.
 fn with_blocks_bad_here(bad: &[u32], touched: &Touched) -> (Step, Vec<(u32, u32)>) {
     let known = Unreadable {
         here: bad.iter().map(|block| (LEAF, *block)).collect(),
@@ -332,7 +333,8 @@ fn what_cannot_be_read_here_is_taken_over_though_it_agrees() {
     assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
     let block = BLOCK_BYTES as u32;
     assert_eq!(restored, [(1, block)]);
-    // What the source cannot read either is not missing here: it is lost on both. Block 9 holds nothing any more.
+    // What the source cannot read either is not missing here: it is lost on both. Block 9 holds nothing any
+    // more.
     let (end, restored) = with_blocks_bad_here(&[0, 1, 2, 9], &NOBODY);
     assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
     assert_eq!(restored, [(0, block), (1, block), (2, 0)]);

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::posted::{Posted, Then};
+use super::posted::{OnCompletion, Posted};
 use super::windows::Windows;
 use super::{Card, CardError};
 use crate::net::rdma::message::Window;
@@ -17,15 +17,18 @@ use crate::net::rdma::verbs::address::{AckTimeout, Endpoint, Lid, Mtu, Psn, QpNu
 use crate::net::rdma::verbs::completion::{Completion, CompletionChannel, CompletionQueue};
 use crate::net::rdma::verbs::gid::Gid;
 use crate::net::rdma::verbs::memory::{Access, MemoryRegion, Segment};
-use crate::net::rdma::verbs::post::{Manner, Payload, ReceiveChain, RemotePlace, SendChain, Work};
-use crate::net::rdma::verbs::queue_pair::{Depths, Patience, QueuePair, Route};
+use crate::net::rdma::verbs::post::{
+    Payload, ReceiveChain, RemotePlace, SendChain, SendFlags, Work,
+};
+use crate::net::rdma::verbs::queue_pair::{Depths, QueuePair, RetryPolicy, Route};
 use crate::net::rdma::verbs::status::Status;
 
 /// Completions taken from a queue at once.
 const TAKEN: usize = 16;
 /// How long a queue pair that was ended may take to say what of its receives is left.
 const END_TIME_MAX: Duration = Duration::from_millis(200);
-/// A peer's card that acknowledges nothing is tried so long, and so often; cards may wait up to four times that.
+/// A peer's card that acknowledges nothing is tried so long, and so often; cards may wait up to four times
+/// that.
 const ACK_TIMEOUT: Duration = Duration::from_millis(60);
 /// See [`ACK_TIMEOUT`].
 const RETRIES: u8 = 5;
@@ -48,7 +51,8 @@ const DEPTHS: Depths = Depths {
 
 /// See the module.
 pub struct CardPair {
-    // Before the queue pair, and that before the regions, and those before the memory: what is open or posted ends with it.
+    // Before the queue pair, and that before the regions, and those before the memory: what is open or posted
+    // ends with it.
     windows: Windows,
     pair: Arc<QueuePair>,
     queue: Arc<CompletionQueue>,
@@ -61,7 +65,7 @@ pub struct CardPair {
     receives: ReceiveChain,
     posted: Posted,
     /// What stands in the chain.
-    staged: Vec<(u64, Then)>,
+    staged: Vec<(u64, OnCompletion)>,
     /// Receives that are posted.
     receives_posted: u32,
     is_armed: bool,
@@ -83,15 +87,15 @@ impl CardPair {
         let queue = CompletionQueue::new(&card.context, entries, Some(&channel), 0)?;
         let queue = Arc::new(queue);
         let pair = Arc::new(QueuePair::new(&card.domain, &queue, &queue, DEPTHS)?);
-        // SAFETY: the pair holds the memory longer than the region. It is reached by pointers only; what is read of it is read when the
-        // device is done with the slot.
+        // SAFETY: the pair holds the memory longer than the region. It is reached by pointers only; what is
+        // read of it is read when the device is done with the slot.
         let region = unsafe {
             card.domain
                 .register(slots.start(), BYTES, Access::LOCAL_WRITE)
         }?;
         let (windows, access) = match side {
             Side::Asks => (WINDOWS, Access::REMOTE_READ | Access::REMOTE_WRITE),
-            Side::Asked => (0, Access::NONE),
+            Side::ReceivedRequest => (0, Access::NONE),
         };
         pair.init(card.choice.port, access)?;
         let own = Endpoint {
@@ -176,30 +180,30 @@ impl CardPair {
         }
         let work = closes.map_or(Work::Send, |key| Work::SendWithInvalidate(RemoteKey(key)));
         let payload = Payload::Segments(&segments[..used]);
-        self.push(work, payload, Manner::SILENT, Then::Sent(slot))
+        self.push(work, payload, SendFlags::SILENT, OnCompletion::Sent(slot))
     }
 
     fn push(
         &mut self,
         work: Work,
         payload: Payload<'_>,
-        manner: Manner,
-        then: Then,
+        flags: SendFlags,
+        then: OnCompletion,
     ) -> Result<(), CardError> {
         let id = self.posted.number();
-        self.chain.push(id, work, payload, manner)?;
+        self.chain.push(id, work, payload, flags)?;
         self.staged.push((id, then));
         Ok(())
     }
 
-    /// One work request for each window, from or to one place after the other, and what is known when the last is done. None is signalled: the last of what
-    /// is posted with them is, and speaks for all.
+    /// One work request for each window, from or to one place after the other, and what is known when the
+    /// last is done. None is signalled: the last of what is posted with them is, and speaks for all.
     fn push_each(
         &mut self,
         place: NonNull<u8>,
         pieces: &[Window],
         work: impl Fn(RemotePlace) -> Work,
-        then: Then,
+        then: OnCompletion,
     ) -> Result<(), CardError> {
         let mut at = place.addr().get();
         for (nth, piece) in pieces.iter().enumerate() {
@@ -211,10 +215,10 @@ impl CardPair {
             };
             let then = match nth + 1 == pieces.len() {
                 true => then,
-                false => Then::Nothing,
+                false => OnCompletion::Nothing,
             };
             let payload = Payload::Segments(&[segment]);
-            self.push(work(there), payload, Manner::SILENT, then)?;
+            self.push(work(there), payload, SendFlags::SILENT, then)?;
         }
         Ok(())
     }
@@ -229,11 +233,11 @@ impl CardPair {
         let keys: smallvec::SmallVec<[RemoteKey; WINDOWS_MAX]> = others.collect();
         for (nth, key) in keys.iter().enumerate() {
             let then = match nth + 1 == keys.len() {
-                true => Then::Closed(token),
-                false => Then::Nothing,
+                true => OnCompletion::Closed(token),
+                false => OnCompletion::Nothing,
             };
             let work = Work::LocalInvalidate(*key);
-            self.push(work, Payload::NONE, Manner::SILENT, then)?;
+            self.push(work, Payload::NONE, SendFlags::SILENT, then)?;
         }
         self.windows.closing(token);
         if keys.is_empty() {
@@ -282,7 +286,7 @@ impl CardPair {
         let posted = &mut self.posted;
         let result = self.windows.post(&self.pair, &mut self.chain, || {
             let id = posted.number();
-            posted.push(id, Then::Nothing);
+            posted.push(id, OnCompletion::Nothing);
             id
         });
         for (id, then) in self.staged.drain(..) {
@@ -347,7 +351,7 @@ impl CardPair {
             reads_served: peer.reads_served,
             reads_wanted: peer.reads_wanted,
         };
-        let patience = Patience {
+        let patience = RetryPolicy {
             timeout: AckTimeout::at_least(ACK_TIMEOUT),
             retries: RETRIES,
             receiver_not_ready_retries: 0,
@@ -426,7 +430,7 @@ impl Pair for CardPair {
     }
 
     unsafe fn read(&mut self, to: NonNull<u8>, windows: &[Window], token: u32) {
-        let pushed = self.push_each(to, windows, Work::Read, Then::Read(token));
+        let pushed = self.push_each(to, windows, Work::Read, OnCompletion::Read(token));
         self.note(pushed);
     }
 
@@ -439,7 +443,7 @@ impl Pair for CardPair {
         });
         let mut pieces: smallvec::SmallVec<[Window; WINDOWS_MAX]> = pieces.collect();
         pieces.retain(|piece| piece.len > 0);
-        let pushed = self.push_each(from, &pieces, Work::Write, Then::Nothing);
+        let pushed = self.push_each(from, &pieces, Work::Write, OnCompletion::Nothing);
         self.note(pushed);
     }
 

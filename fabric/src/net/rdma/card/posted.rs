@@ -1,5 +1,5 @@
-//! Work requests that were handed to the device and are not known to be done. They are done in order, and only some tell of it: one that does
-//! speaks for all before it.
+//! Work requests that were handed to the device and are not known to be done. They are done in order, and
+//! only some tell of it: one that does speaks for all before it.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::net::rdma::slots::Slot;
 
 /// What is known when a work request is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum OnCompletion {
     /// Nothing of its own.
     Nothing,
     /// The message from this slot has arrived.
@@ -23,7 +23,7 @@ pub enum Then {
 #[derive(Debug)]
 pub struct Posted {
     next: u64,
-    waiting: VecDeque<(u64, Then)>,
+    waiting: VecDeque<(u64, OnCompletion)>,
 }
 
 impl Posted {
@@ -42,7 +42,7 @@ impl Posted {
     }
 
     /// The one of this number is about to be posted, as the last of all.
-    pub fn push(&mut self, id: u64, then: Then) {
+    pub fn push(&mut self, id: u64, then: OnCompletion) {
         self.waiting.push_back((id, then));
     }
 
@@ -55,10 +55,10 @@ impl Posted {
     pub fn done(&mut self, id: u64, done: &mut Vec<Done>) {
         while let Some((of, then)) = self.waiting.pop_front() {
             match then {
-                Then::Nothing => {}
-                Then::Sent(slot) => done.push(Done::Sent(slot)),
-                Then::Read(token) => done.push(Done::Read(token)),
-                Then::Closed(token) => done.push(Done::Closed(token)),
+                OnCompletion::Nothing => {}
+                OnCompletion::Sent(slot) => done.push(Done::Sent(slot)),
+                OnCompletion::Read(token) => done.push(Done::Read(token)),
+                OnCompletion::Closed(token) => done.push(Done::Closed(token)),
             }
             if of == id {
                 return;
@@ -75,10 +75,10 @@ mod tests {
     fn a_completion_speaks_for_all_before_it() {
         let mut posted = Posted::new(4);
         let thens = [
-            Then::Sent(Slot(1)),
-            Then::Nothing,
-            Then::Read(7),
-            Then::Closed(8),
+            OnCompletion::Sent(Slot(1)),
+            OnCompletion::Nothing,
+            OnCompletion::Read(7),
+            OnCompletion::Closed(8),
         ];
         let mut ids: Vec<u64> = thens.iter().map(|_| posted.number()).collect();
         // Numbers come in any order.

@@ -1,4 +1,5 @@
-//! The windows of a queue pair: taken in turn, bound with the next flush, and closed one by the peer, the rest by us.
+//! The windows of a queue pair: taken in turn, bound with the next flush, and closed one by the peer, the
+//! rest by us.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -125,7 +126,8 @@ impl Windows {
     /// A token's windows are closed, and free again.
     ///
     /// # Safety
-    /// They are: the peer's message has closed the first, and our work requests for the others have succeeded.
+    /// They are: the peer's message has closed the first, and our work requests for the others have
+    /// succeeded.
     pub unsafe fn closed(&mut self, token: u32) {
         let Some(bound) = self.bound.get_mut(token as usize) else {
             return;

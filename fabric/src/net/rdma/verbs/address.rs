@@ -101,8 +101,8 @@ impl Mtu {
     }
 }
 
-/// How long a sender waits for an acknowledgement before it sends again: 4.096 µs times a power of two. Devices may wait up to four
-/// times that.
+/// How long a sender waits for an acknowledgement before it sends again: 4.096 µs times a power of two.
+/// Devices may wait up to four times that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AckTimeout(u8);
 
@@ -130,7 +130,8 @@ impl AckTimeout {
     }
 }
 
-/// What the peer must know of a queue pair to connect to it. It is told by other means, a connection that both trust.
+/// What the peer must know of a queue pair to connect to it. It is told by other means, a connection that
+/// both trust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// The queue pair.

@@ -64,7 +64,8 @@ impl CompletionChannel {
         unsafe { BorrowedFd::borrow_raw((*self.raw).fd) }
     }
 
-    /// Takes the next event, if there is one: the token of a queue that has completions, and tells of no more until it is armed again.
+    /// Takes the next event, if there is one: the token of a queue that has completions, and tells of no more
+    /// until it is armed again.
     pub fn next_event(&self) -> Result<Option<u64>, VerbsError> {
         let mut queue = std::ptr::null_mut();
         let mut of_queue = std::ptr::null_mut();
@@ -78,8 +79,8 @@ impl CompletionChannel {
             let operation = Operation::TakeCompletionEvent;
             return Err(VerbsError::from_io(operation, self.context.name(), source));
         }
-        // SAFETY: all queues on our channels were made with this. The library does not destroy a queue before each event that was
-        // taken is acknowledged, and this one is not yet.
+        // SAFETY: all queues on our channels were made with this. The library does not destroy a queue before
+        // each event that was taken is acknowledged, and this one is not yet.
         let events = unsafe { &*of_queue.cast_const().cast::<Events>() };
         let token = events.token;
         if events.unacknowledged.fetch_add(1, Ordering::SeqCst) & DESTROYED != 0 {
@@ -127,8 +128,8 @@ impl Drop for CompletionQueue {
         let left = self.events.unacknowledged.swap(DESTROYED, Ordering::SeqCst);
         // SAFETY: the queue is there, and has given out so many events.
         unsafe { ibv_ack_cq_events(self.raw, left) };
-        // SAFETY: made by us, and queue pairs that complete here held it, so none is left. It waits for events that another thread is
-        // just taking.
+        // SAFETY: made by us, and queue pairs that complete here held it, so none is left. It waits for
+        // events that another thread is just taking.
         let code = unsafe { ibv_destroy_cq(self.raw) };
         log_destroyed("completion queue", self.context.name(), code);
         if code != 0 {
@@ -139,8 +140,9 @@ impl Drop for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// A queue for `entries` completions at least, which tells of them through `channel` when it is armed; `token` says of whom events
-    /// speak. More completions than it has room for break it, and its queue pairs.
+    /// A queue for `entries` completions at least, which tells of them through `channel` when it is armed;
+    /// `token` says of whom events speak. More completions than it has room for break it, and its queue
+    /// pairs.
     pub fn new(
         context: &Context,
         entries: u32,
@@ -160,7 +162,8 @@ impl CompletionQueue {
                 libc::EINVAL,
             ));
         }
-        // SAFETY: context and channel are there and of one device, and the channel's queues hold it; `events` stays where it is as long as the queue.
+        // SAFETY: context and channel are there and of one device, and the channel's queues hold it; `events`
+        // stays where it is as long as the queue.
         let raw = unsafe {
             ibv_create_cq(
                 context.raw(),
@@ -188,7 +191,8 @@ impl CompletionQueue {
         u32::try_from(unsafe { (*self.raw).cqe }).unwrap_or(0)
     }
 
-    /// Asks for an event when the next completion arrives. One that has arrived meanwhile makes none, so poll after this.
+    /// Asks for an event when the next completion arrives. One that has arrived meanwhile makes none, so poll
+    /// after this.
     pub fn arm(&self) -> Result<(), VerbsError> {
         self.acknowledge();
         // SAFETY: the queue is there.
@@ -200,7 +204,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Acknowledges events that were taken, if there are enough for it to be worth a lock. Nobody can be destroying the queue.
+    /// Acknowledges events that were taken, if there are enough for it to be worth a lock. Nobody can be
+    /// destroying the queue.
     fn acknowledge(&self) {
         let events = &self.events.unacknowledged;
         if events.load(Ordering::Relaxed) >= ACKNOWLEDGED_TOGETHER {
@@ -213,7 +218,8 @@ impl CompletionQueue {
     /// Takes completions, as many as there are and `completions` has room for; returns how many.
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbsError> {
         let room = i32::try_from(completions.len()).unwrap_or(i32::MAX);
-        // SAFETY: the queue is there; a completion of ours is one of the library's, and it writes as many as there is room for.
+        // SAFETY: the queue is there; a completion of ours is one of the library's, and it writes as many as
+        // there is room for.
         let count = unsafe { ibv_poll_cq(self.raw, room, completions.as_mut_ptr().cast()) };
         let count = usize::try_from(count)
             .map_err(|_| VerbsError::returned(Operation::Poll, self.context.name(), count))?;
@@ -312,8 +318,8 @@ impl Completion {
             .then_some(RemoteKey(key))
     }
 
-    /// rxe gives programs the kernel's own flags, in which the bit for an invalidated key is the one that means a good checksum
-    /// here; that is told of datagrams only, which we do not receive.
+    /// rxe gives programs the kernel's own flags, in which the bit for an invalidated key is the one that
+    /// means a good checksum here; that is told of datagrams only, which we do not receive.
     fn correct_flags_of_rxe(&mut self) {
         let kernels = ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
         if self.0.wc_flags & kernels != 0 {

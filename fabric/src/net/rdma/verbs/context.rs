@@ -29,7 +29,8 @@ const LINK_ETHERNET: u8 = 2;
 /// Who "made" rxe, the kernel's RDMA device in software over any Ethernet card.
 pub const VENDOR_RXE: u32 = 0xff_ffff;
 
-/// An opened device. Clones are the same; it is closed when the last one is dropped and nothing made on it is left.
+/// An opened device. Clones are the same; it is closed when the last one is dropped and nothing made on it is
+/// left.
 #[derive(Debug, Clone)]
 pub struct Context(Arc<Opened>);
 
@@ -215,8 +216,8 @@ impl Context {
         Ok(context)
     }
 
-    /// Whether both are the same opening of the same device. A driver takes whatever it is given for one of its own objects, so what is
-    /// used together must be of one opening.
+    /// Whether both are the same opening of the same device. A driver takes whatever it is given for one of
+    /// its own objects, so what is used together must be of one opening.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -244,8 +245,8 @@ impl Context {
     pub fn port(&self, port: PortNumber) -> Result<Port, VerbsError> {
         let mut raw = MaybeUninit::<ibv_port_attr>::zeroed();
         let attributes = raw.as_mut_ptr().cast::<_compat_ibv_port_attr>();
-        // SAFETY: the context is open; the library fills the part of the attributes that it knew in its first version, all that is
-        // asked for here among it, and the rest stays zero.
+        // SAFETY: the context is open; the library fills the part of the attributes that it knew in its first
+        // version, all that is asked for here among it, and the rest stays zero.
         let code = unsafe { ibv_query_port(self.raw(), port.0, attributes) };
         if code != 0 {
             return Err(VerbsError::returned(
@@ -328,7 +329,8 @@ impl Context {
 }
 
 /// # Safety
-/// The event must come from the library, and not be acknowledged: until then the object of which it speaks is not destroyed.
+/// The event must come from the library, and not be acknowledged: until then the object of which it speaks is
+/// not destroyed.
 unsafe fn read_event(event: *const ibv_async_event) -> Event {
     // A newer kernel may send a type which the enum of the bindings lacks, so it is read as a number.
     // SAFETY: within the event, and C's enum is a number of this size.
@@ -337,7 +339,8 @@ unsafe fn read_event(event: *const ibv_async_event) -> Event {
     let element = unsafe { &raw const (*event).element };
     match event::subject(code) {
         Subject::QueuePair => {
-            // SAFETY: the member that the code speaks of; the queue pair is there until the event is acknowledged.
+            // SAFETY: the member that the code speaks of; the queue pair is there until the event is
+            // acknowledged.
             let number = unsafe { (*element.cast::<*const ibv_qp>().read()).qp_num };
             event::of_queue_pair(code, QpNumber(number))
         }

@@ -73,7 +73,8 @@ impl Operation {
     fn hint(self, errno: i32) -> &'static str {
         match (self, errno) {
             (Self::Register, libc::ENOMEM) => {
-                ": memory must be there, and is pinned, which counts against RLIMIT_MEMLOCK; raise it with LimitMEMLOCK=infinity in the \
+                ": memory must be there, and is pinned, which counts against RLIMIT_MEMLOCK; raise it with \
+                 LimitMEMLOCK=infinity in the \
                  service's unit, or `ulimit -l unlimited`"
             }
             (Self::Open, libc::EACCES | libc::EPERM) => {
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_pinned_names_the_limit_and_how_to_raise_it() {
+    fn pinning_failure_names_the_limit_and_how_to_raise_it() {
         let text = VerbsError::returned(Operation::Register, "mlx5_0", libc::ENOMEM).to_string();
         assert!(text.contains("RLIMIT_MEMLOCK"), "{text}");
         assert!(text.contains("LimitMEMLOCK=infinity"), "{text}");

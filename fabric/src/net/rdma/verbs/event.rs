@@ -23,9 +23,11 @@ pub enum Event {
     QueuePairRefused(QpNumber),
     /// A message arrived before the queue pair was told that it is connected. No error.
     CommunicationEstablished(QpNumber),
-    /// Something of a queue pair that needs nothing: its queue ran empty, it took another path, or it has its last receive.
+    /// Something of a queue pair that needs nothing: its queue ran empty, it took another path, or it has its
+    /// last receive.
     QueuePairNotice(QpNumber),
-    /// A completion queue ran over, or is broken; with the token that it was made with. Its queue pairs are in error.
+    /// A completion queue ran over, or is broken; with the token that it was made with. Its queue pairs are
+    /// in error.
     CompletionQueueFatal(u64),
     /// Something of an object that we do not make, or that this version does not know.
     Other(u32),

@@ -1,11 +1,13 @@
 //! What becomes of registered memory when the process forks.
 //!
-//! A device reads and writes the pages that were there when the memory was registered. A fork makes private pages shared with the
-//! child until one of the two writes, and who writes first gets a copy: if that is the parent, the device goes on with a page that
-//! the parent does not see any more. Since Linux 5.12 the kernel copies such pages for the child at once, and there is nothing to do.
-//! For older ones the library can keep registered pages from children altogether, at a price for each registration.
+//! A device reads and writes the pages that were there when the memory was registered. A fork makes private
+//! pages shared with the child until one of the two writes, and who writes first gets a copy: if that is the
+//! parent, the device goes on with a page that the parent does not see any more. Since Linux 5.12 the kernel
+//! copies such pages for the child at once, and there is nothing to do. For older ones the library can keep
+//! registered pages from children altogether, at a price for each registration.
 //!
-//! Guests' memory is shared, so it is never copied, and forks do not matter to it. Buffers of messages are private.
+//! Guests' memory is shared, so it is never copied, and forks do not matter to it. Buffers of messages are
+//! private.
 
 use std::sync::Once;
 
@@ -32,7 +34,8 @@ pub fn fork_safety() -> ForkSafety {
     }
 }
 
-/// Asks the library to protect registered memory where the kernel does not. It must hear of that before the first registration.
+/// Asks the library to protect registered memory where the kernel does not. It must hear of that before the
+/// first registration.
 pub(super) fn protect_once() {
     static ASKED: Once = Once::new();
     ASKED.call_once(|| {

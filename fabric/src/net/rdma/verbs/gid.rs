@@ -29,8 +29,8 @@ impl Gid {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
 
-    /// Whether it was made of an address that is valid on one network only. What was made of the card's own address looks like
-    /// that, too.
+    /// Whether it was made of an address that is valid on one network only. What was made of the card's own
+    /// address looks like that, too.
     pub fn is_link_local(self) -> bool {
         Ipv6Addr::from(self.0).is_unicast_link_local()
     }

@@ -95,9 +95,10 @@ impl ProtectionDomain {
     /// Opens memory to the device, and pins it.
     ///
     /// # Safety
-    /// While the region lives, all of the memory stays mapped as it is, and may be written if `access` says that anyone
-    /// writes. The device, and peers as far as `access` opens it to them, read and write it at any time: as long as they may,
-    /// nobody has a reference to bytes which they write, nor an exclusive one to bytes which they read.
+    /// While the region lives, all of the memory stays mapped as it is, and may be written if `access` says
+    /// that anyone writes. The device, and peers as far as `access` opens it to them, read and write it at
+    /// any time: as long as they may, nobody has a reference to bytes which they write, nor an exclusive one
+    /// to bytes which they read.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -105,7 +106,8 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
         let bits = access.bits() as i32;
-        // SAFETY: the domain is there; that the memory is mapped is the caller's promise, and the kernel looks, too.
+        // SAFETY: the domain is there; that the memory is mapped is the caller's promise, and the kernel
+        // looks, too.
         let raw = unsafe { ibv_reg_mr(self.raw(), start.as_ptr().cast(), bytes, bits) };
         if raw.is_null() {
             return Err(VerbsError::last(Operation::Register, self.context().name()));
@@ -135,7 +137,8 @@ unsafe impl Sync for MemoryRegion {}
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: made by us, destroyed once. Work requests that still name its key are refused by the device from now on.
+        // SAFETY: made by us, destroyed once. Work requests that still name its key are refused by the device
+        // from now on.
         let code = unsafe { ibv_dereg_mr(self.raw) };
         log_destroyed("memory region", self.domain.context().name(), code);
     }
@@ -158,7 +161,8 @@ impl MemoryRegion {
         RemoteKey(unsafe { (*self.raw).rkey })
     }
 
-    /// A part of it for a work request, by offsets; `None` if it is not within, or longer than a segment can be.
+    /// A part of it for a work request, by offsets; `None` if it is not within, or longer than a segment can
+    /// be.
     pub fn segment(&self, range: Range<usize>) -> Option<Segment> {
         let bytes = range.end.checked_sub(range.start)?;
         if range.end > self.bytes {
@@ -182,8 +186,8 @@ impl MemoryRegion {
     }
 }
 
-/// A part of a region, for work requests. It does not keep the region: a work request that is carried out when the region is gone
-/// fails.
+/// A part of a region, for work requests. It does not keep the region: a work request that is carried out
+/// when the region is gone fails.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Segment(pub(super) ibv_sge);

@@ -46,14 +46,14 @@ pub enum Work {
 
 /// How a work request is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Manner {
+pub struct SendFlags {
     /// A completion tells when it has succeeded. What fails tells in any case.
     pub signalled: bool,
     /// It begins only when the READs and invalidations before it are done.
     pub fenced: bool,
 }
 
-impl Manner {
+impl SendFlags {
     /// With a completion.
     pub const SIGNALLED: Self = Self {
         signalled: true,
@@ -134,7 +134,8 @@ pub struct SendChain {
     inline: Box<[u8]>,
 }
 
-// SAFETY: its pointers lead into its own boxes, and are set and used within a call that has an exclusive reference.
+// SAFETY: its pointers lead into its own boxes, and are set and used within a call that has an exclusive
+// reference.
 unsafe impl Send for SendChain {}
 
 impl SendChain {
@@ -178,12 +179,12 @@ impl SendChain {
         id: u64,
         work: Work,
         payload: Payload<'_>,
-        manner: Manner,
+        flags: SendFlags,
     ) -> Result<(), ChainError> {
         if self.used == self.shape.requests {
             return Err(ChainError::Full(self.shape.requests));
         }
-        let mut flags = manner.flags();
+        let mut flags = flags.flags();
         let count = match payload {
             Payload::Segments(segments) => self.put_segments(segments)?,
             Payload::Inline(_) if matches!(work, Work::Read(_) | Work::LocalInvalidate(_)) => {
@@ -326,7 +327,8 @@ pub(super) fn empty_request() -> ibv_send_wr {
     }
 }
 
-/// Receives that are posted together by [`super::queue_pair::QueuePair::post_receives`], which empties the chain.
+/// Receives that are posted together by [`super::queue_pair::QueuePair::post_receives`], which empties the
+/// chain.
 pub struct ReceiveChain {
     each: usize,
     used: usize,
@@ -438,7 +440,7 @@ mod tests {
     #[test]
     fn a_chain_refuses_what_does_not_fit_and_stays_as_it_is() {
         let mut chain = SendChain::new(SHAPE);
-        let (send, silent) = (Work::Send, Manner::SILENT);
+        let (send, silent) = (Work::Send, SendFlags::SILENT);
         let two = [segment(), segment()];
         let inline = |bytes| Payload::Inline(bytes);
         assert_eq!(
@@ -470,17 +472,17 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_links_its_requests_to_each_other_and_to_their_segments() {
+    fn chain_links_its_work_requests_and_their_segments() {
         let mut chain = SendChain::new(SHAPE);
         chain
-            .push(7, Work::Send, Payload::Inline(b"abc"), Manner::SILENT)
+            .push(7, Work::Send, Payload::Inline(b"abc"), SendFlags::SILENT)
             .unwrap();
         chain
             .push(
                 8,
                 Work::Send,
                 Payload::Segments(&[segment()]),
-                Manner::SIGNALLED,
+                SendFlags::SIGNALLED,
             )
             .unwrap();
         let first = chain.link();

@@ -21,7 +21,8 @@ const HOPS_MAX: u8 = 64;
 /// Room in the queues of a queue pair. A device may make more of it than was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Depths {
-    /// Work requests that are posted and not known to be done. Those without a completion count until a later one has completed.
+    /// Work requests that are posted and not known to be done. Those without a completion count until a later
+    /// one has completed.
     pub sends: u32,
     /// Receives that are posted.
     pub receives: u32,
@@ -35,13 +36,14 @@ pub struct Depths {
 
 /// How a queue pair behaves when the peer does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// How long to wait for an acknowledgement.
     pub timeout: AckTimeout,
     /// How often to send again after that, 7 at most; then the connection is in error.
     pub retries: u8,
-    /// How often to send again a message for which the peer had no receive, 6 at most; 7 is for ever. With 0 the first one ends the
-    /// connection, which suits a protocol that never sends more than the peer has said it has room for.
+    /// How often to send again a message for which the peer had no receive, 6 at most; 7 is for ever. With 0
+    /// the first one ends the connection, which suits a protocol that never sends more than the peer has said
+    /// it has room for.
     pub receiver_not_ready_retries: u8,
 }
 
@@ -219,8 +221,8 @@ impl QueuePair {
         )
     }
 
-    /// Begins to receive from `peer`, with packets of `mtu`, which must be the same at both ends. It serves as many READs at once as
-    /// `reads_served` says.
+    /// Begins to receive from `peer`, with packets of `mtu`, which must be the same at both ends. It serves
+    /// as many READs at once as `reads_served` says.
     pub fn ready_to_receive(
         &self,
         peer: &Endpoint,
@@ -234,7 +236,8 @@ impl QueuePair {
         attributes.dest_qp_num = peer.queue_pair.0;
         attributes.rq_psn = peer.psn.get();
         attributes.max_dest_rd_atomic = reads_served;
-        // How long the peer waits when we have no receive for it. It is told not to try again, so this says nothing to it.
+        // How long the peer waits when we have no receive for it. It is told not to try again, so this says
+        // nothing to it.
         attributes.min_rnr_timer = 1;
         attributes.ah_attr = address(peer, route);
         self.modify(
@@ -249,13 +252,13 @@ impl QueuePair {
         )
     }
 
-    /// Begins to send, from the packet `psn` on, with as many READs on their way as `reads_wanted` says, not more than the peer
-    /// serves.
+    /// Begins to send, from the packet `psn` on, with as many READs on their way as `reads_wanted` says, not
+    /// more than the peer serves.
     pub fn ready_to_send(
         &self,
         psn: Psn,
         reads_wanted: u8,
-        patience: Patience,
+        patience: RetryPolicy,
     ) -> Result<(), VerbsError> {
         let mut attributes = empty_attributes();
         attributes.qp_state = ibv_qp_state::IBV_QPS_RTS;
@@ -320,7 +323,8 @@ impl QueuePair {
             return Ok(());
         }
         let taken = self.check_shape(chain).and_then(|()| {
-            // SAFETY: a chain is linked, its segments and bytes lie within it, and it is not touched meanwhile.
+            // SAFETY: a chain is linked, its segments and bytes lie within it, and it is not touched
+            // meanwhile.
             unsafe { self.post_raw(head) }
         });
         let result = taken.map_err(|(bad, source)| PostError {
@@ -331,8 +335,8 @@ impl QueuePair {
         result
     }
 
-    /// Posts `binds` and then the chain, all at once, and empties it: what opens memory, and the message that tells of it. An error
-    /// counts the binds among what was taken.
+    /// Posts `binds` and then the chain, all at once, and empties it: what opens memory, and the message that
+    /// tells of it. An error counts the binds among what was taken.
     pub fn post_bound(
         self: &Arc<Self>,
         binds: &mut [Bind<'_>],
@@ -356,8 +360,8 @@ impl QueuePair {
             return Ok(());
         }
         let posted = checked.and_then(|()| {
-            // SAFETY: as in `post`; windows and regions are of this queue pair's domain and borrowed by the binds, and bound ones are held from
-            // then on.
+            // SAFETY: as in `post`; windows and regions are of this queue pair's domain and borrowed by the
+            // binds, and bound ones are held from then on.
             unsafe { self.post_raw(head) }
         });
         let result = posted.map_err(|(bad, source)| {
@@ -398,14 +402,15 @@ impl QueuePair {
     }
 
     /// # Safety
-    /// The requests must be linked, and they, their segments and the bytes to be copied must be there until this returns.
+    /// The requests must be linked, and they, their segments and the bytes to be copied must be there until
+    /// this returns.
     unsafe fn post_raw(
         &self,
         head: *mut ibv_send_wr,
     ) -> Result<(), (*const ibv_send_wr, VerbsError)> {
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is there; the rest is the caller's promise. The library copies the requests. Memory that they name by
-        // keys of regions is opened by whoever registered it.
+        // SAFETY: the queue pair is there; the rest is the caller's promise. The library copies the requests.
+        // Memory that they name by keys of regions is opened by whoever registered it.
         let code = unsafe { ibv_post_send(self.raw, head, &mut bad) };
         if code == 0 {
             return Ok(());
@@ -429,7 +434,8 @@ impl QueuePair {
             return Err(refused(0, libc::EINVAL));
         }
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is there; a chain is linked, its segments lie within it, and it is not touched meanwhile.
+        // SAFETY: the queue pair is there; a chain is linked, its segments lie within it, and it is not
+        // touched meanwhile.
         let code = unsafe { ibv_post_recv(self.raw, head, &mut bad) };
         let taken = chain.index_of(bad).unwrap_or(0);
         chain.clear();

@@ -45,7 +45,8 @@ impl Sysfs {
         self.attribute(device, port, "types", index)?.parse().ok()
     }
 
-    /// The interface that a GID belongs to, `eth0` for example; `None` for an entry that is empty, and on InfiniBand.
+    /// The interface that a GID belongs to, `eth0` for example; `None` for an entry that is empty, and on
+    /// InfiniBand.
     pub fn gid_interface(&self, device: &str, port: PortNumber, index: GidIndex) -> Option<String> {
         self.attribute(device, port, "ndevs", index)
             .filter(|name| !name.is_empty())

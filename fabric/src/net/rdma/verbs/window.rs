@@ -1,13 +1,17 @@
-//! Windows of type 2: keys for a part of a region, which one queue pair's peer may use until they are invalidated.
+//! Windows of type 2: keys for a part of a region, which one queue pair's peer may use until they are
+//! invalidated.
 //!
-//! A window is bound by a work request, so what opens it and the message that tells the peer its key are posted together. It is
-//! invalidated by a work request of ours, or by the peer's message (SEND with invalidate), and can then be bound anew. Each binding
-//! has a key of its own; after 256 of them keys come again, so whoever binds often takes windows in turn.
+//! A window is bound by a work request, so what opens it and the message that tells the peer its key are
+//! posted together. It is invalidated by a work request of ours, or by the peer's message (SEND with
+//! invalidate), and can then be bound anew. Each binding has a key of its own; after 256 of them keys come
+//! again, so whoever binds often takes windows in turn.
 //!
-//! A key is invalidated once, by one of the two. Where the peer may do it, we do not: to take back what it keeps, drop the window,
-//! after the queue pair has failed. The specification forgives a second time, but rxe of Linux 6.1 brings the kernel down.
+//! A key is invalidated once, by one of the two. Where the peer may do it, we do not: to take back what it
+//! keeps, drop the window, after the queue pair has failed. The specification forgives a second time, but rxe
+//! of Linux 6.1 brings the kernel down.
 //!
-//! rxe has another fault: it refuses a peer what is outside the window's region, but not what is outside the window within it.
+//! rxe has another fault: it refuses a peer what is outside the window's region, but not what is outside the
+//! window within it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -103,8 +107,8 @@ impl MemoryWindow {
         self.binding.is_some()
     }
 
-    /// A work request that opens the part `range` of `region`, by offsets, to the peer of the queue pair on which it is posted
-    /// ([`QueuePair::post_bound`]).
+    /// A work request that opens the part `range` of `region`, by offsets, to the peer of the queue pair on
+    /// which it is posted ([`QueuePair::post_bound`]).
     ///
     /// A binding that fails puts the queue pair into error; the window is then of no more use.
     pub fn bind<'a>(
@@ -150,8 +154,9 @@ impl MemoryWindow {
     ///
     /// # Safety
     /// It has been: our work request for that succeeded, or the peer's message did it
-    /// ([`super::completion::Completion::invalidated`]). Told too early, the region may be dropped under the window; the device then
-    /// refuses to close it, and the peer reaches memory that its owner believes to be closed.
+    /// ([`super::completion::Completion::invalidated`]). Told too early, the region may be dropped under the
+    /// window; the device then refuses to close it, and the peer reaches memory that its owner believes to be
+    /// closed.
     pub unsafe fn invalidated(&mut self) {
         self.binding = None;
     }
@@ -191,7 +196,8 @@ impl Bind<'_> {
 
     /// The library took it.
     pub(super) fn posted(&mut self, queue_pair: &Arc<QueuePair>) {
-        // SAFETY: the window is there, and this is the exclusive reference to it. The library wants the holder to note the key.
+        // SAFETY: the window is there, and this is the exclusive reference to it. The library wants the
+        // holder to note the key.
         unsafe { (*self.window.raw).rkey = self.key.0 };
         self.window.binding = Some(Binding {
             _region: Arc::clone(self.region),

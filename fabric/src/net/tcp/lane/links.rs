@@ -3,26 +3,62 @@
 use super::*;
 
 impl Lane {
-    pub(super) fn open_mail(&mut self) {
-        for letter in self.mail.open() {
-            match letter {
-                Letter::Connected(node, fd, established) => self.connected(node, fd, *established),
-                Letter::Accepted(fd, established) => {
+    pub(super) fn drain_inbox(&mut self) {
+        for message in self.inbox.open() {
+            match message {
+                InboxMessage::Connected(node, fd, established) => {
+                    self.connected(node, fd, *established)
+                }
+                InboxMessage::Accepted(_, established) if !self.is_welcome(&established) => {
+                    // It went while this was on its way.
+                    self.inbox.served.fetch_sub(1, Ordering::AcqRel);
+                }
+                InboxMessage::Accepted(fd, established) => {
                     let responder = Responder::new(&established.agreed);
-                    let answerer = Answerer::new(&established);
+                    let pair_responder = PairResponder::new(&established);
                     match self.link(fd, *established, End::Responder(responder)) {
                         Some(index) => {
                             let link = self.links[index].as_deref_mut().expect("linked just now");
-                            link.answerer = Some(answerer);
+                            link.pair_responder = Some(pair_responder);
                             self.serve(index, EventFlags::IN);
                         }
                         None => {
-                            self.mail.served.fetch_sub(1, Ordering::AcqRel);
+                            self.inbox.served.fetch_sub(1, Ordering::AcqRel);
                         }
                     }
                 }
-                Letter::Unreachable(node) => self.unreachable(node, Road::Down),
-                Letter::Unknown(node) => self.unreachable(node, Road::None),
+                InboxMessage::Unreachable(node) => self.unreachable(node, LinkState::Down),
+                InboxMessage::Unknown(node) => self.unreachable(node, LinkState::None),
+            }
+        }
+    }
+
+    fn is_welcome(&self, established: &Established) -> bool {
+        let agreed = &established.agreed;
+        self.control.admit(agreed.peer, agreed.incarnation) == Admission::Welcome
+    }
+
+    /// Closes the connections of nodes that are no members any more, if the members have changed.
+    pub(super) fn look_at_members(&mut self) {
+        let version = self.control.members_version();
+        if std::mem::replace(&mut self.members_version, version) == version {
+            return;
+        }
+        for index in 0..self.links.capacity() {
+            if !self.links.is_taken(index) {
+                continue;
+            }
+            let link = self.links[index].as_deref().expect("it is linked");
+            let stays = match &link.end {
+                // A newer start than this node knows may have answered.
+                End::Caller(node, _) => self.control.has_member(*node),
+                End::Responder(responder) => {
+                    let admission = self.control.admit(responder.peer(), link.incarnation);
+                    admission == Admission::Welcome
+                }
+            };
+            if !stays {
+                self.lose(index, &LinkError::NotMember);
             }
         }
     }
@@ -32,17 +68,17 @@ impl Lane {
         let Some(peer) = self.peers.get(&node) else {
             return;
         };
-        let asker = Asker::new(&established, self.control.pairs(), peer.pause);
-        if let Road::Up(_) = peer.road {
+        let requester = Requester::new(&established, self.control.pairs(), peer.pause);
+        if let LinkState::Up(_) = peer.road {
             return;
         }
         match self.link(fd, established, End::Caller(node, caller)) {
             Some(index) => {
-                self.peers.get_mut(&node).expect("looked up above").road = Road::Up(index);
+                self.peers.get_mut(&node).expect("looked up above").road = LinkState::Up(index);
                 let link = self.links[index].as_deref_mut().expect("linked just now");
-                let reason = match asker {
-                    Ok(asker) => {
-                        link.asker = Some(asker);
+                let reason = match requester {
+                    Ok(requester) => {
+                        link.requester = Some(requester);
                         let peer = self.peers.get_mut(&node).expect("looked up above");
                         let failed = peer.why_not.take();
                         failed.unwrap_or_else(|| "no queue pair has proven itself yet".to_owned())
@@ -54,13 +90,13 @@ impl Lane {
                 self.send_waiting(node);
                 self.serve(index, EventFlags::IN);
             }
-            None => self.unreachable(node, Road::None),
+            None => self.unreachable(node, LinkState::None),
         }
     }
 
-    pub(super) fn unreachable(&mut self, node: NodeId, road: Road) {
+    pub(super) fn unreachable(&mut self, node: NodeId, road: LinkState) {
         if let Some(peer) = self.peers.get_mut(&node) {
-            if let Road::Up(_) = peer.road {
+            if let LinkState::Up(_) = peer.road {
                 return;
             }
             peer.road = road;
@@ -71,8 +107,9 @@ impl Lane {
         }
     }
 
-    /// Takes a connection up; `None`: there is no room for it, and it is closed. Whoever owns its end is then ready to lose it, and
-    /// [serves](Self::serve) it once: what came along with the handshake tells of itself no more.
+    /// Takes a connection up; `None`: there is no room for it, and it is closed. Whoever owns its end is then
+    /// ready to lose it, and [serves](Self::serve) it once: what came along with the handshake tells of
+    /// itself no more.
     pub(super) fn link(
         &mut self,
         fd: OwnedFd,
@@ -80,7 +117,11 @@ impl Lane {
         mut end: End,
     ) -> Option<u32> {
         let index = self.links.take()?;
-        let Established { session, rest, .. } = established;
+        let Established {
+            session,
+            rest,
+            agreed,
+        } = established;
         let plain = session.is_none();
         if plain {
             match &mut end {
@@ -99,10 +140,13 @@ impl Lane {
             self.set_timer(TICK_MS);
         }
         self.links[index] = Some(Box::new(Link {
-            asker: None,
-            answerer: None,
+            requester: None,
+            pair_responder: None,
             socket,
             end,
+            incarnation: agreed.incarnation,
+            // Looked up with the first request.
+            access: (u64::MAX, Access::Layers(Arc::default())),
             receiving: None,
             stalled: false,
             dirty: false,
@@ -133,9 +177,9 @@ impl Lane {
         self.links.give_back(index);
         self.paired.retain(|paired| *paired != index);
         // No device works on anybody's memory when the loss is told.
-        let asker = link.asker.take();
-        let pause = asker.map(|asker| asker.end(&mut self.bounces));
-        let answerer = link.answerer.take();
+        let requester = link.requester.take();
+        let pause = requester.map(|requester| requester.end(&mut self.bounces));
+        let pair_responder = link.pair_responder.take();
         if self.links.taken() == 0 {
             self.set_timer(0);
         }
@@ -145,23 +189,23 @@ impl Lane {
                 let peer = self.peers.get_mut(&node).expect("a caller has a peer");
                 if let Some(pause) = pause {
                     peer.pause = pause;
-                    let way = self.control.ways.forget(self.index, node);
+                    let way = self.control.peer_routes.forget(self.index, node);
                     peer.why_not = way.and_then(Result::err);
                 }
                 let idle = caller.in_flight() == 0 && peer.waiting.is_empty();
                 drop(caller);
                 if idle {
                     tracing::debug!(%node, %error, "connection closed");
-                    peer.road = Road::None;
+                    peer.road = LinkState::None;
                     return;
                 }
                 tracing::warn!(%node, %error, "connection lost with requests in flight");
-                peer.road = Road::Down;
+                peer.road = LinkState::Down;
                 peer.waiting.clear();
                 self.events.push_back(Event::Lost(node));
                 // Found while sending, it would else be told only with the next thing that comes.
-                self.mail.bell.ring();
-                self.control.wish(Wish::Dial {
+                self.inbox.eventfd.ring();
+                self.control.command(ConnectorCommand::Dial {
                     lane: self.index,
                     node,
                     failed: true,
@@ -169,10 +213,10 @@ impl Lane {
             }
             End::Responder(responder) => {
                 tracing::debug!(node = %responder.peer(), %error, "connection closed");
-                self.mail.served.fetch_sub(1, Ordering::AcqRel);
-                let beside = answerer.map(|answerer| answerer.end());
+                self.inbox.served.fetch_sub(1, Ordering::AcqRel);
+                let endpoint = pair_responder.map(|pair_responder| pair_responder.end());
                 let held = responder.into_held().chain(receiving);
-                for slot in held.chain(beside.into_iter().flatten()) {
+                for slot in held.chain(endpoint.into_iter().flatten()) {
                     self.servings.free(slot);
                 }
             }

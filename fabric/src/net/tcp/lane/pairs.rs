@@ -1,29 +1,29 @@
 //! What the two ends of queue pairs beside connections have in common in a lane.
 
 use super::*;
-use crate::net::rdma::beside::Beside;
+use crate::net::rdma::endpoint::QueuePairEndpoint;
 
-fn beside_of(link: &mut Link) -> Option<&mut Beside> {
-    match (&mut link.asker, &mut link.answerer) {
-        (Some(asker), _) => asker.beside(),
-        (_, Some(answerer)) => answerer.beside(),
+fn beside_of(link: &mut Link) -> Option<&mut QueuePairEndpoint> {
+    match (&mut link.requester, &mut link.pair_responder) {
+        (Some(requester), _) => requester.endpoint(),
+        (_, Some(pair_responder)) => pair_responder.endpoint(),
         _ => None,
     }
 }
 
 impl Lane {
-    fn beside(&mut self, index: u32) -> Option<&mut Beside> {
+    fn endpoint(&mut self, index: u32) -> Option<&mut QueuePairEndpoint> {
         self.links[index].as_deref_mut().and_then(beside_of)
     }
 
     /// A queue pair is there: it is looked at in each turn, and wakes the thread.
     pub(super) fn watch_pair(&mut self, index: u32) {
         self.paired.push(index);
-        let Some(beside) = self.links[index].as_deref_mut().and_then(beside_of) else {
+        let Some(endpoint) = self.links[index].as_deref_mut().and_then(beside_of) else {
             return;
         };
         let data = EventData::new_u64(PAIRS);
-        if let Err(error) = epoll::add(&self.epoll, beside.wait_fd(), data, EventFlags::IN) {
+        if let Err(error) = epoll::add(&self.epoll, endpoint.wait_fd(), data, EventFlags::IN) {
             tracing::error!(%error, "cannot watch a queue pair");
         }
     }
@@ -34,11 +34,11 @@ impl Lane {
         while let Some(link) = self.links[index].as_deref_mut() {
             match &mut link.end {
                 End::Caller(_, caller) => match caller.next_pairing() {
-                    Some(told) => self.asker_told(index, told)?,
+                    Some(told) => self.requester_notified(index, told)?,
                     None => return Ok(any),
                 },
                 End::Responder(responder) => match responder.next_pairing() {
-                    Some(told) => self.answerer_told(index, told)?,
+                    Some(told) => self.responder_notified(index, told)?,
                     None => return Ok(any),
                 },
             }
@@ -59,10 +59,10 @@ impl Lane {
         while let Some(&index) = self.paired.get(at) {
             let is_caller = self.links[index]
                 .as_deref()
-                .is_some_and(|link| link.asker.is_some());
+                .is_some_and(|link| link.requester.is_some());
             busy |= match is_caller {
-                true => self.poll_asker(index),
-                false => self.poll_answerer(index),
+                true => self.poll_requester(index),
+                false => self.poll_responder(index),
             };
             // If it is over, another one has its place.
             at += usize::from(self.paired.get(at) == Some(&index));
@@ -73,8 +73,8 @@ impl Lane {
     /// Something has told of itself by the descriptor of a queue pair.
     pub(super) fn pairs_heard(&mut self) {
         for at in 0..self.paired.len() {
-            if let Some(beside) = self.beside(self.paired[at]) {
-                beside.heard();
+            if let Some(endpoint) = self.endpoint(self.paired[at]) {
+                endpoint.heard();
             }
         }
     }
@@ -84,7 +84,7 @@ impl Lane {
         let mut failed = Vec::new();
         for at in 0..self.paired.len() {
             let index = self.paired[at];
-            let armed = self.beside(index).map_or(Ok(()), Beside::arm);
+            let armed = self.endpoint(index).map_or(Ok(()), QueuePairEndpoint::arm);
             if let Err(reason) = armed {
                 failed.push((index, reason));
             }
@@ -97,7 +97,9 @@ impl Lane {
 
     /// Hands to the device what is to be sent.
     pub(super) fn flush_pair(&mut self, index: u32) {
-        let flushed = self.beside(index).map_or(Ok(()), Beside::flush);
+        let flushed = self
+            .endpoint(index)
+            .map_or(Ok(()), QueuePairEndpoint::flush);
         if let Err(reason) = flushed {
             self.tear(index, &reason);
         }
@@ -105,7 +107,7 @@ impl Lane {
 
     /// Time passes. A device that tells of nothing costs the queue pair, before it costs the connection.
     pub(super) fn tick_pair(&mut self, index: u32) {
-        let ticked = self.beside(index).map_or(Ok(()), Beside::tick);
+        let ticked = self.endpoint(index).map_or(Ok(()), QueuePairEndpoint::tick);
         if let Err(reason) = ticked {
             self.tear(index, &reason);
             // At once: others may have failed with it, and to end each takes a while.
@@ -116,10 +118,10 @@ impl Lane {
     pub(super) fn tear(&mut self, index: u32, reason: &str) {
         let is_caller = self.links[index]
             .as_deref()
-            .is_some_and(|link| link.asker.is_some());
+            .is_some_and(|link| link.requester.is_some());
         let outcome = match is_caller {
-            true => self.tear_asker(index, reason),
-            false => self.tear_answerer(index, reason, true),
+            true => self.tear_requester(index, reason),
+            false => self.tear_responder(index, reason, true),
         };
         if let Err(error) = outcome {
             self.lose(index, &error);
@@ -128,7 +130,7 @@ impl Lane {
 
     /// By which way requests to a node go from now on, and why not by RDMA.
     pub(super) fn tell_way(&self, node: NodeId, way: Result<(), String>) {
-        let before = self.control.ways.set(self.index, node, way.clone());
+        let before = self.control.peer_routes.set(self.index, node, way.clone());
         match (&way, before) {
             (Ok(()), _) => tracing::info!(%node, "data go over RDMA"),
             (Err(reason), Some(Ok(()))) => tracing::info!(%node, reason, "all goes over TCP"),

@@ -40,7 +40,7 @@ impl Lane {
         }
         self.take_frames(index)?;
         // Under TLS what was read from the socket tells of itself no more.
-        self.mail.bell.ring();
+        self.inbox.eventfd.ring();
         self.again(index);
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Lane {
         let Some(peer) = self.peers.get_mut(&node) else {
             return;
         };
-        let Road::Up(index) = peer.road else {
+        let LinkState::Up(index) = peer.road else {
             return;
         };
         let Some(link) = self.links[index].as_deref_mut() else {
@@ -116,8 +116,8 @@ impl Lane {
                 return Ok(());
             };
             match responder.poll()? {
-                Asked::Nothing => return Ok(()),
-                Asked::Begins(head) => {
+                ReceivedRequest::Nothing => return Ok(()),
+                ReceivedRequest::Begins(head) => {
                     let Some(slot) = self.servings.begin(key, &head, responder.header())? else {
                         link.stalled = true;
                         self.watch(index);
@@ -128,15 +128,14 @@ impl Lane {
                     unsafe { responder.admit(self.servings.list(slot)) };
                     link.receiving = Some(slot);
                 }
-                Asked::Complete { intact } => {
+                ReceivedRequest::Complete { intact } => {
                     let slot = link.receiving.take().expect("a request was admitted");
                     let request = self.servings.complete(slot, responder.header())?;
                     let bytes = responder.reader().head().payload_len;
                     self.counters.add(Count::TcpBytesIn, u64::from(bytes));
                     responder.begun();
                     if intact {
-                        let peer = PeerId(index + 1);
-                        self.events.push_back(Event::Request(peer, request));
+                        self.hand_out(index, request);
                     } else {
                         self.reply(&Reply {
                             id: request.id,
@@ -146,6 +145,26 @@ impl Lane {
                     }
                 }
             }
+        }
+    }
+
+    /// Hands a request out, or refuses it if its sender may not reach what it is about.
+    pub(super) fn hand_out(&mut self, index: u32, request: Request) {
+        let version = self.control.members_version();
+        let link = self.links[index].as_deref_mut().expect("it is linked");
+        if let (End::Responder(responder), true) = (&link.end, link.access.0 != version) {
+            link.access = (version, self.control.access(responder.peer()));
+        }
+        match link.access.1.check(&request) {
+            Ok(()) => {
+                let peer = PeerId(index + 1);
+                self.events.push_back(Event::Request(peer, request));
+            }
+            Err(refusal) => self.reply(&Reply {
+                id: request.id,
+                incarnation: self.control.incarnation(),
+                result: Err(refusal),
+            }),
         }
     }
 

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::super::tests::handshakes::{Authority, CLUSTER, DAY};
-mod beside;
+mod queue_pair;
 
 use super::*;
 use crate::net::rdma::pair::Offered;
@@ -30,7 +30,9 @@ fn lane() -> (Network, Lane) {
     network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));
     // Not registered: letters are the test's.
     let lane = Lane::new(Arc::clone(network.control()), 0, true).unwrap();
-    network.control().wish(Wish::Unregister { lane: 0 });
+    network
+        .control()
+        .command(ConnectorCommand::Unregister { lane: 0 });
     (network, lane)
 }
 
@@ -47,27 +49,27 @@ fn connection() -> (UnixStream, OwnedFd, Box<Established>) {
 }
 
 #[test]
-fn a_connection_that_is_dead_when_it_is_handed_over_is_counted_out_once() {
+fn connection_dead_at_handover_is_uncounted_exactly_once() {
     let (_network, mut lane) = lane();
     for _ in 0..3 {
         let (theirs, ours, established) = connection();
         drop(theirs);
-        lane.mail.served.fetch_add(1, Ordering::AcqRel);
-        lane.mail.post(Letter::Accepted(ours, established));
+        lane.inbox.served.fetch_add(1, Ordering::AcqRel);
+        lane.inbox.post(InboxMessage::Accepted(ours, established));
         lane.poll();
         assert_eq!(lane.links.taken(), 0);
-        assert_eq!(lane.mail.served.load(Ordering::Acquire), 0);
+        assert_eq!(lane.inbox.served.load(Ordering::Acquire), 0);
     }
     let (_theirs, ours, established) = connection();
-    lane.mail.served.fetch_add(1, Ordering::AcqRel);
-    lane.mail.post(Letter::Accepted(ours, established));
+    lane.inbox.served.fetch_add(1, Ordering::AcqRel);
+    lane.inbox.post(InboxMessage::Accepted(ours, established));
     lane.poll();
     assert_eq!(lane.links.taken(), 1);
-    assert_eq!(lane.mail.served.load(Ordering::Acquire), 1);
+    assert_eq!(lane.inbox.served.load(Ordering::Acquire), 1);
 }
 
 #[test]
-fn a_request_that_waited_for_a_connection_that_is_dead_is_lost_once() {
+fn request_waiting_for_a_dead_connection_is_lost_once() {
     let (_network, mut lane) = lane();
     let mut memory = [0; 4096];
     let list = [libc::iovec {
@@ -78,21 +80,23 @@ fn a_request_that_waited_for_a_connection_that_is_dead_is_lost_once() {
     assert!(lane.send(PEER, &read).is_none(), "it waits");
     let (theirs, ours, established) = connection();
     drop(theirs);
-    lane.mail.post(Letter::Connected(PEER, ours, established));
+    lane.inbox
+        .post(InboxMessage::Connected(PEER, ours, established));
     lane.poll();
     assert!(matches!(lane.next_event(), Some(Event::Lost(PEER))));
     assert!(lane.next_event().is_none());
     // Until it is reached again it counts as lost.
     assert!(lane.send(PEER, &read).is_some());
     let (_theirs, ours, established) = connection();
-    lane.mail.post(Letter::Connected(PEER, ours, established));
+    lane.inbox
+        .post(InboxMessage::Connected(PEER, ours, established));
     lane.poll();
     assert!(lane.send(PEER, &read).is_none());
     assert!(lane.next_event().is_none());
 }
 
 #[test]
-fn a_node_that_starts_takes_connections_when_somebody_is_there_to_serve_them() {
+fn starting_node_accepts_connections_once_a_lane_serves_them() {
     let authority = Authority::new();
     let (ours, theirs) = (network(&authority, 1), network(&authority, PEER.0));
     ours.set_peers(HashMap::from([(PEER, theirs.address())]));
@@ -104,7 +108,7 @@ fn a_node_that_starts_takes_connections_when_somebody_is_there_to_serve_them() {
     while start.elapsed() < Duration::from_millis(300) {
         asking.poll();
         assert!(asking.next_event().is_none(), "it is told of a loss");
-        assert!(matches!(asking.peers[&PEER].road, Road::Dialing));
+        assert!(matches!(asking.peers[&PEER].road, LinkState::Dialing));
         std::thread::sleep(Duration::from_millis(3));
     }
     let mut serving = Lane::new(Arc::clone(theirs.control()), 0, true).unwrap();

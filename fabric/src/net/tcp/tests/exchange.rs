@@ -35,10 +35,10 @@ impl Replica {
         };
         loop {
             match self.responder.poll()? {
-                Asked::Nothing => return Ok(()),
+                ReceivedRequest::Nothing => return Ok(()),
                 // SAFETY: the buffer lives as long as the responder.
-                Asked::Begins(_) => unsafe { self.responder.admit(place) },
-                Asked::Complete { intact } => {
+                ReceivedRequest::Begins(_) => unsafe { self.responder.admit(place) },
+                ReceivedRequest::Complete { intact } => {
                     let head = self.responder.reader().head();
                     let request = shape::decode(self.responder.header(), place).unwrap();
                     self.responder.begun();
@@ -132,7 +132,7 @@ fn asking(random: &mut ChaCha8Rng, id: u64, expected: &mut [u8]) -> Asking {
 }
 
 #[test]
-fn every_request_is_answered_once_with_its_data_however_the_bytes_are_cut() {
+fn every_request_is_answered_once_however_the_stream_is_split() {
     for seed in 0..60 {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut replica = Replica::new();
@@ -218,7 +218,10 @@ fn data_that_do_not_match_their_checksums_are_told_apart() {
     let (_caller, bytes, _list) = one_write(&mut memory, &[0xbad]);
     let mut replica = Replica::new();
     fill(replica.responder.reader(), &bytes);
-    assert!(matches!(replica.responder.poll(), Ok(Asked::Begins(_))));
+    assert!(matches!(
+        replica.responder.poll(),
+        Ok(ReceivedRequest::Begins(_))
+    ));
     let place = IoVecs {
         ptr: replica.place.as_ptr(),
         len: 1,
@@ -227,7 +230,7 @@ fn data_that_do_not_match_their_checksums_are_told_apart() {
     unsafe { replica.responder.admit(place) };
     assert!(matches!(
         replica.responder.poll(),
-        Ok(Asked::Complete { intact: false })
+        Ok(ReceivedRequest::Complete { intact: false })
     ));
 }
 
@@ -282,7 +285,7 @@ fn a_reply_before_its_request_is_sent_ends_the_connection() {
 }
 
 #[test]
-fn a_reply_on_the_connection_to_what_goes_by_the_queue_pair_ends_it_until_that_is_over() {
+fn tcp_reply_to_an_open_queue_pair_request_ends_the_connection() {
     // Else the guest would have its buffer back while the peer may still write there.
     let mut memory = vec![1u8; 4096];
     let crc = crate::checksum::crc32c(&memory);
@@ -376,7 +379,7 @@ fn credits_bound_what_a_caller_has_under_way() {
 }
 
 #[test]
-fn a_peer_that_reads_nothing_is_cut_off_and_holds_no_more_than_its_credits() {
+fn peer_that_never_reads_is_cut_off_and_holds_only_its_credits() {
     let mut memory = vec![0u8; 4096];
     let list = [libc::iovec {
         iov_base: memory.as_mut_ptr().cast(),

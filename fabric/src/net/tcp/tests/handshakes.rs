@@ -75,7 +75,8 @@ impl Pair {
         }
     }
 
-    /// Carries bytes in pieces until nothing moves or `most` bytes have passed; the first error of either end.
+    /// Carries bytes in pieces until nothing moves or `most` bytes have passed; the first error of either
+    /// end.
     fn run(&mut self, piece: usize, most: usize) -> Result<(), HandshakeError> {
         let mut outcome = Ok(());
         loop {
@@ -249,7 +250,7 @@ fn a_node_with_anothers_certificate_is_refused() {
 }
 
 #[test]
-fn a_node_of_another_cluster_under_the_same_authority_is_refused() {
+fn node_of_another_cluster_under_the_same_ca_is_refused() {
     let ca = Authority::new();
     let good = ca.identity(2, &ca, DAY);
     let stranger = ca.with_names(vec![node_name([8; 16], NodeId(1))], &ca, DAY);
@@ -311,7 +312,7 @@ fn another_cluster_version_or_node_is_refused_and_told_why() {
 }
 
 #[test]
-fn a_handshake_that_is_cut_at_any_byte_is_never_done_on_both_sides() {
+fn handshake_cut_at_any_byte_never_completes_on_both_sides() {
     let ca = Authority::new();
     let (one, two) = (ca.identity(1, &ca, DAY), ca.identity(2, &ca, DAY));
     for wire in both_wires() {
@@ -352,7 +353,7 @@ fn garbage_instead_of_a_handshake_is_refused() {
 }
 
 #[test]
-fn a_client_that_sends_without_end_before_it_is_known_is_refused() {
+fn unauthenticated_client_that_sends_endlessly_is_refused() {
     let ca = Authority::new();
     let two = ca.identity(2, &ca, DAY);
     let mut server = Handshake::accept(&two, hello(2, 0, Wire::Tls)).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::command::Lost;
-use crate::model::Happening;
+use crate::model::EventKind;
 
 impl World {
     fn lose(&mut self, device: u64, incarnation: u64) -> Reply {
@@ -52,7 +52,7 @@ impl World {
         self.report(id, device, &[witness]).unwrap();
     }
 
-    fn events(&self) -> Vec<Happening> {
+    fn events(&self) -> Vec<EventKind> {
         let events = tables::EVENTS.all(&self.records).unwrap();
         events.into_iter().map(|event| event.what).collect()
     }
@@ -86,7 +86,7 @@ fn only_the_first_has_all() -> (World, GroupId) {
 }
 
 #[test]
-fn a_device_that_its_node_goes_on_without_is_not_trusted_and_gets_nothing_new() {
+fn offline_device_is_not_trusted_and_gets_no_new_data() {
     let (mut world, id) = three();
     world.start(3, 33);
     assert!(matches!(
@@ -95,12 +95,12 @@ fn a_device_that_its_node_goes_on_without_is_not_trusted_and_gets_nothing_new() 
     ));
     world.lose(3, 33).unwrap();
     world.lose(3, 33).unwrap();
-    let told = |world: &World, what: Happening| {
+    let told = |world: &World, what: EventKind| {
         let events = world.events();
         events.iter().filter(|one| **one == what).count()
     };
     let (device, node) = (DeviceId(3), NodeId(3));
-    assert_eq!(told(&world, Happening::DeviceOffline { device, node }), 1);
+    assert_eq!(told(&world, EventKind::DeviceOffline { device, node }), 1);
     let demote = Change::Demote {
         group: id,
         device,
@@ -121,14 +121,14 @@ fn a_device_that_its_node_goes_on_without_is_not_trusted_and_gets_nothing_new() 
     }
     // The disk is back.
     world.restart(3, 34);
-    assert_eq!(told(&world, Happening::DeviceOnline { device, node }), 1);
+    assert_eq!(told(&world, EventKind::DeviceOnline { device, node }), 1);
     assert_eq!(world.on(id, 3).standing, Out, "it is to be compared");
     world.sync(id, 3, 34).unwrap();
     world.promote(id, 3).unwrap();
 }
 
 #[test]
-fn a_dead_device_is_removed_though_there_is_no_room_for_its_share() {
+fn dead_device_is_removed_even_with_no_room_for_its_share() {
     let (mut world, id) = three();
     assert!(world.drain(3).is_err(), "its share has no place to go to");
     world.start(3, 33);
@@ -166,7 +166,7 @@ fn a_dead_device_that_alone_has_something_is_not_removed() {
     assert_eq!(world.standings(id), [(1, Out), (2, InSync)]);
     let group = world.group(id);
     assert_eq!(group.power_lost, group.epoch);
-    let given_up = Happening::DataGivenUp {
+    let given_up = EventKind::DataGivenUp {
         pool: crate::model::Name::parse("safe").unwrap(),
         node: NodeId(3),
         device: Some(DeviceId(3)),
@@ -178,7 +178,7 @@ fn a_dead_device_that_alone_has_something_is_not_removed() {
 }
 
 #[test]
-fn nothing_is_given_up_of_a_device_that_is_served_or_a_node_that_is_up() {
+fn served_device_or_running_node_is_never_given_up() {
     let (mut world, id) = three();
     world.report(id, 1, &[3]).unwrap();
     world.report(id, 2, &[3]).unwrap();
@@ -194,19 +194,19 @@ fn nothing_is_given_up_of_a_device_that_is_served_or_a_node_that_is_up() {
 }
 
 #[test]
-fn where_another_one_in_sync_is_valid_the_removal_of_a_lost_node_gives_nothing_up() {
+fn removing_a_lost_node_loses_nothing_if_another_is_in_sync() {
     let (mut world, id) = three();
     world.down(3);
     let before = world.group(id).power_lost;
     world.give_up(3).unwrap();
     assert_eq!(world.standings(id), [(1, InSync), (2, InSync)]);
     assert_eq!(world.group(id).power_lost, before);
-    let given_up = |what: &Happening| matches!(what, Happening::DataGivenUp { .. });
+    let given_up = |what: &EventKind| matches!(what, EventKind::DataGivenUp { .. });
     assert!(!world.events().iter().any(given_up));
 }
 
 #[test]
-fn a_member_in_sync_that_may_come_back_is_not_given_up_with_another() {
+fn in_sync_member_that_may_return_is_not_given_up_with_another() {
     let (mut world, id) = three();
     world.report(id, 3, &[1]).unwrap();
     world.down(1);
@@ -263,7 +263,7 @@ fn how_far_a_member_was_synced_does_not_count() {
 }
 
 #[test]
-fn among_those_that_went_out_together_one_that_kept_its_power_takes_over() {
+fn of_members_out_together_one_that_kept_power_takes_over() {
     for (boots, heir) in [(["b", "x"], 2), (["x", "c"], 3)] {
         let (mut world, id) = only_the_first_has_all();
         // As if one change of the map had taken both out.
@@ -286,7 +286,7 @@ fn among_those_that_went_out_together_one_that_kept_its_power_takes_over() {
 }
 
 #[test]
-fn one_that_is_away_and_was_in_sync_longer_is_waited_for_or_given_up_first() {
+fn absent_member_in_sync_longer_must_be_given_up_first() {
     let (mut world, id) = only_the_first_has_all();
     world.down(3);
     let refused = loss(world.give_up(1));
@@ -307,7 +307,7 @@ fn one_that_is_away_and_was_in_sync_longer_is_waited_for_or_given_up_first() {
 }
 
 #[test]
-fn a_replica_that_never_was_in_sync_takes_over_only_if_there_is_no_other() {
+fn never_in_sync_replica_takes_over_only_if_there_is_no_other() {
     let (mut world, id) = three();
     world.goes_out(id, 2, 1);
     world.goes_out(id, 3, 1);
@@ -316,7 +316,7 @@ fn a_replica_that_never_was_in_sync_takes_over_only_if_there_is_no_other() {
     world
         .run(&Command::SetNodeDuty {
             node: NodeId(3),
-            duty: Duty::Absent,
+            duty: AdminState::Absent,
             at: AT,
         })
         .unwrap();
@@ -339,12 +339,12 @@ fn a_replica_that_never_was_in_sync_takes_over_only_if_there_is_no_other() {
     assert!(told.contains("all that these held is lost"), "{told}");
     world.give_up(1).unwrap();
     assert_eq!(world.on(id, 4).standing, InSync);
-    let lost = |what: &Happening| matches!(what, Happening::DataGivenUp { lost: 1, .. });
+    let lost = |what: &EventKind| matches!(what, EventKind::DataGivenUp { lost: 1, .. });
     assert!(world.events().iter().any(lost));
 }
 
 #[test]
-fn a_group_without_any_other_member_begins_anew_if_there_is_a_device_for_it() {
+fn group_without_other_members_restarts_empty_on_a_free_device() {
     let mut world = World::ready();
     world.create("disk", GIB).unwrap();
     world.node(2);

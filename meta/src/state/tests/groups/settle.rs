@@ -24,7 +24,7 @@ fn the_only_replica_is_settled_as_soon_as_its_device_is_back() {
 }
 
 #[test]
-fn a_record_of_the_first_version_is_settled_when_its_device_is_back() {
+fn first_version_group_record_recovers_when_its_device_returns() {
     let mut world = World::ready();
     world.create("disk", GIB).unwrap();
     for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
@@ -59,7 +59,7 @@ fn a_record_of_the_first_version_is_settled_when_its_device_is_back() {
 }
 
 #[test]
-fn after_all_restarted_the_first_is_the_authority_once_the_last_is_back() {
+fn group_has_one_authority_once_all_restarted_members_are_back() {
     let (mut world, id) = three();
     world.restart(1, 11);
     world.restart(2, 12);
@@ -76,7 +76,8 @@ fn after_all_restarted_the_first_is_the_authority_once_the_last_is_back() {
     assert_eq!(authority[0].since, world.group(id).epoch);
 }
 
-/// All three are started in these boots and brought in sync, and all started once more in those. The group then, and its epoch before.
+/// All three are started in these boots and brought in sync, and all started once more in those. The group
+/// then, and its epoch before.
 fn settled_after(before: [&str; 3], after: [&str; 3]) -> (PlacementGroup, Epoch) {
     let (mut world, id) = three();
     for (boot, node) in before.into_iter().zip(1..) {
@@ -97,7 +98,7 @@ fn settled_after(before: [&str; 3], after: [&str; 3]) -> (PlacementGroup, Epoch)
 }
 
 #[test]
-fn after_a_loss_of_power_the_map_says_so_and_after_a_restart_not() {
+fn map_records_a_power_loss_but_not_a_restart() {
     let (group, before) = settled_after(["a", "b", "c"], ["x", "y", "z"]);
     assert_eq!(group.power_lost, group.epoch, "all were booted again");
     assert!(group.power_lost > before);
@@ -116,7 +117,7 @@ fn who_kept_its_power_is_made_the_authority() {
 }
 
 #[test]
-fn without_the_missing_one_is_settled_only_after_its_grace_and_only_if_it_is_down() {
+fn group_recovers_without_a_down_member_only_after_its_grace() {
     let (mut world, id) = three();
     world.report(id, 3, &[1]).unwrap();
     world.restart(1, 11);

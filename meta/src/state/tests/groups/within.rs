@@ -37,7 +37,7 @@ fn lower(world: &mut World, level: Level) {
 }
 
 #[test]
-fn the_new_device_takes_the_place_of_the_old_one_as_soon_as_it_has_everything() {
+fn new_device_replaces_the_old_one_once_it_has_everything() {
     let (mut world, id) = four();
     // Another replica that is missing does not hold the move up, and no node is ever in sync twice.
     world.report(id, 2, &[1]).unwrap();
@@ -51,7 +51,7 @@ fn the_new_device_takes_the_place_of_the_old_one_as_soon_as_it_has_everything() 
 }
 
 #[test]
-fn the_old_device_goes_on_when_the_new_one_fails_and_the_new_one_when_the_old_one_does() {
+fn either_device_carries_on_when_the_other_one_fails() {
     let (mut world, id) = four();
     world.sync(id, 4, 0).unwrap();
     world.report(id, 4, &[]).unwrap();
@@ -93,7 +93,7 @@ fn a_node_syncs_no_second_device_but_for_one_that_leaves() {
 }
 
 #[test]
-fn whatever_was_syncing_beside_another_begins_anew_when_all_programs_know_of_both() {
+fn resync_to_a_second_device_restarts_when_the_level_rises() {
     let (mut world, id) = four();
     let before = Level(Level::WITHIN_NODES.0 - 1);
     lower(&mut world, before);

@@ -2,8 +2,8 @@
 
 use meta::testing::Machine;
 use meta::{
-    Command, DeviceSpec, FailingSync, Incarnation, LastWord, LeaderReport, Level, NodeLevel,
-    NodeSpec, NodeWord, Outcome, PoolSpec, ProblemWord, UnixMillis, VolumeSpec,
+    Command, DeviceSpec, FailingSync, Incarnation, LastReport, LeaderReport, Level, NodeLevel,
+    NodeReport, NodeSpec, Outcome, PoolSpec, ProblemReport, UnixMillis, VolumeSpec,
 };
 use uuid::Uuid;
 
@@ -112,7 +112,7 @@ fn nothing_is_told_of_a_cluster_that_is_well() {
 }
 
 #[test]
-fn a_node_that_is_down_is_told_with_when_its_share_moves_and_what_it_takes_away() {
+fn down_node_is_reported_with_its_effects_and_a_deadline() {
     let mut world = World::new(4);
     world.at += 1000;
     world.down(4);
@@ -135,7 +135,7 @@ fn a_node_that_is_down_is_told_with_when_its_share_moves_and_what_it_takes_away(
     assert!(pool.doing.contains("waits for node n4"), "{pool:?}");
     assert_eq!(wrong.len(), 2, "{wrong:#?}");
 
-    let (node, at, duty) = (NodeId(4), world.now(), Duty::Absent);
+    let (node, at, duty) = (NodeId(4), world.now(), AdminState::Absent);
     world.apply(Command::SetNodeDuty { node, duty, at });
     let (wrong, _) = world.told();
     let node = &wrong[0].problem;
@@ -147,7 +147,7 @@ fn a_node_that_is_down_is_told_with_when_its_share_moves_and_what_it_takes_away(
 }
 
 #[test]
-fn writes_that_wait_are_told_and_half_the_nodes_gone_move_nothing() {
+fn stalled_writes_are_reported_and_losing_half_moves_no_data() {
     let mut world = World::new(3);
     world.down(2);
     world.down(3);
@@ -170,7 +170,7 @@ fn writes_that_wait_are_told_and_half_the_nodes_gone_move_nothing() {
 fn a_drain_is_under_way_and_not_wrong() {
     let mut world = World::new(4);
     world.at += 5000;
-    let (node, at_, duty) = (NodeId(4), world.now(), Duty::Draining);
+    let (node, at_, duty) = (NodeId(4), world.now(), AdminState::Draining);
     world.apply(Command::SetNodeDuty {
         node,
         duty,
@@ -243,7 +243,8 @@ fn devices_that_failed_or_are_not_served_are_told() {
     assert_eq!(lost.since, at(START + 60_000));
     assert_eq!(
         lost.doing,
-        "bring it back and restart that node; in 9 min its share is given to others; `penstock device remove 3` gives it up at once"
+        "bring it back and restart that node; in 9 min its share is given to others; `penstock device remove \
+         3` gives it up at once"
     );
 }
 
@@ -278,12 +279,13 @@ fn a_pool_without_volumes_tells_that_it_lacks_nodes() {
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     assert_eq!(
         wrong[0].problem.what,
-        "pool safe: a volume made now would lack replicas, for it wants 3 replicas on devices of different nodes, 2 at least, \
+        "pool safe: a volume made now would lack replicas, for it wants 3 replicas on devices of different \
+         nodes, 2 at least, \
          and there is place for 2"
     );
     let doing = &wrong[0].problem.doing;
-    for mend in ["penstock token create", "penstock join", "--replicas 2"] {
-        assert!(doing.contains(mend), "{doing}");
+    for hint in ["penstock token create", "penstock join", "--replicas 2"] {
+        assert!(doing.contains(hint), "{doing}");
     }
     let wrong = told(1);
     assert!(
@@ -296,7 +298,7 @@ fn a_pool_without_volumes_tells_that_it_lacks_nodes() {
 }
 
 #[test]
-fn a_node_without_a_device_is_named_and_a_default_pool_that_is_not_needed_is_left_alone() {
+fn missing_device_is_reported_but_not_an_unneeded_default_pool() {
     let mut world = World {
         machine: Machine::default(),
         view: View::default(),
@@ -338,7 +340,7 @@ fn a_node_without_a_device_is_named_and_a_default_pool_that_is_not_needed_is_lef
 }
 
 #[test]
-fn a_node_that_has_joined_and_was_not_started_is_not_told_as_down() {
+fn joined_node_that_was_never_started_is_not_reported_as_down() {
     let mut world = World::new(3);
     world.at += 2000;
     let (at_, replaces) = (world.now(), Incarnation::default());
@@ -375,12 +377,12 @@ fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
         failures,
         again_in_ms: 1500,
     };
-    let word = |node, ago_ms| LastWord {
+    let word = |node, ago_ms| LastReport {
         node,
         ago_ms,
-        word: NodeWord {
+        word: NodeReport {
             devices: Vec::new(),
-            problems: vec![ProblemWord {
+            problems: vec![ProblemReport {
                 what: "device /dev/sdx is full".to_owned(),
                 since: Some(UnixMillis(START)),
                 doing: "trim in guests".to_owned(),
@@ -433,7 +435,7 @@ fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
 }
 
 #[test]
-fn what_moves_to_a_second_device_of_a_node_is_told_where_groups_are_in_use() {
+fn move_to_a_second_device_is_reported_unless_standalone() {
     let mut world = World::new(3);
     let at = world.now();
     let second = DeviceSpec {
@@ -486,11 +488,11 @@ fn writes_that_wait_for_room_are_told_with_the_full_devices() {
     let mut world = World::new(3);
     lose(&mut world, 1);
     lose(&mut world, 2);
-    let word = |device: u64, is_full: bool| LastWord {
+    let word = |device: u64, is_full: bool| LastReport {
         node: NodeId(device),
         ago_ms: 0,
-        word: NodeWord {
-            devices: vec![meta::DeviceWord {
+        word: NodeReport {
+            devices: vec![meta::DeviceReport {
                 device: DeviceId(device),
                 capacity_bytes: 1 << 40,
                 used_bytes: 1 << 40,
@@ -529,16 +531,16 @@ fn writes_that_wait_for_room_are_told_with_the_full_devices() {
 }
 
 #[test]
-fn what_was_over_once_does_not_tell_since_when_it_is_there_again() {
+fn recurring_problem_does_not_reuse_its_old_start_time() {
     let mut world = World::new(3);
     world.at += 1000;
     lose(&mut world, 3);
     let (wrong, _) = world.told();
     assert_eq!(wrong[0].problem.since, at(START + 1000));
     let mut over = world.view.events.last().expect("it is degraded").clone();
-    let degraded = |what: &Happening| matches!(what, Happening::PoolDegraded { .. });
-    let recovered = |what: &Happening| matches!(what, Happening::PoolRecovered { .. });
-    over.what = Happening::PoolRecovered {
+    let degraded = |what: &EventKind| matches!(what, EventKind::PoolDegraded { .. });
+    let recovered = |what: &EventKind| matches!(what, EventKind::PoolRecovered { .. });
+    over.what = EventKind::PoolRecovered {
         pool: "safe".parse().unwrap(),
     };
     world.view.events.push(over);

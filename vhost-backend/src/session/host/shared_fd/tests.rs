@@ -1,5 +1,5 @@
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, memfd_create};
 
 use super::*;
 
@@ -47,4 +47,18 @@ fn kicks_come_by_eventfds_only() {
     for fd in [reader, writer, socket.into(), file("/dev/zero")] {
         assert_eq!(check_kick(&fd), Err(FdError::NotEvent));
     }
+}
+
+#[test]
+fn memory_that_can_be_shortened_is_told() {
+    let why = |fd: &OwnedFd| why_unsealed(fd).unwrap_or_default();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memfd = memfd_create("m", flags).unwrap();
+    assert!(why(&memfd).contains("without F_SEAL_SHRINK"));
+    fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
+    assert_eq!(why_unsealed(&memfd), None);
+    let never = memfd_create("m", MemfdFlags::CLOEXEC).unwrap();
+    assert!(why(&never).contains("any more"));
+    let disk = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    assert!(why(&disk.into()).contains("cannot be sealed"));
 }

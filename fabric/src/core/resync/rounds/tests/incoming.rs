@@ -3,21 +3,23 @@
 use super::*;
 
 #[test]
-fn what_comes_to_another_device_of_the_node_is_compared_with_the_one_that_it_leaves() {
+fn incoming_device_is_compared_with_the_local_one_it_replaces() {
     let mut world = World::new();
     let coming = Member {
         node: ME.0.incoming(),
-        ..member(0, Standing::Syncing, 5)
+        ..member(0, ReplicaState::Syncing, 5)
     };
     let members = vec![
-        member(1, Standing::InSync, 1),
-        member(0, Standing::InSync, 1),
+        member(1, ReplicaState::InSync, 1),
+        member(0, ReplicaState::InSync, 1),
         coming,
     ];
     world.groups.place(PG, 0, 1, Epoch(1));
-    world.groups.set(PG, Standing::InSync, Epoch(1));
+    world.groups.set(PG, ReplicaState::InSync, Epoch(1));
     world.groups.place(PG.incoming(), 1, 1, Epoch(5));
-    world.groups.set(PG.incoming(), Standing::Syncing, Epoch(5));
+    world
+        .groups
+        .set(PG.incoming(), ReplicaState::Syncing, Epoch(5));
     world.groups.applied(Epoch(5));
     let set = ReplicaSet::new(PG, Epoch(5), 1, members);
     world.rounds.on_map(&[set], 0);

@@ -1,0 +1,148 @@
+//! A sparse device file on a file system that is full: writes to places that were never written fail with
+//! `ENOSPC`. That is no broken device. Requests are refused as on a full store, and succeed again when there
+//! is room.
+//!
+//! A log batch that could not be written is *cancelled* before its requests are refused: its header unit is
+//! written once more, with no entries, so that recovery finds the place in the log taken and nothing to
+//! replay, and no block that was read after the refusal turns into what was refused. If this write finds no
+//! room either, the unit was never written and holds no header (file systems that write in place keep a
+//! unit's room once it is written; on those that do not, a crash before there is room may bring the refused
+//! write back). The batch then stays in flight, so that no watermark passes it and no checkpoint leaves its
+//! window.
+//!
+//! Writes that must succeed before anything goes on (those of cancelled batches and of checkpoints) are put
+//! off, and tried again with the next request, which waits for the outcome, or when the shard is idle.
+
+use super::super::api::StoreError;
+use super::super::device::{DeviceAction, IoId, IoVecs};
+use super::super::format::{BatchHeader, entry_kind};
+use super::super::log::HeaderWriter;
+use super::{IoKind, ShardCore};
+
+/// Writes that wait for room below the device file.
+#[derive(Debug, Default)]
+pub(super) struct EnospcQueue {
+    /// Device requests that are to be made again; bounded by the request table.
+    put_off: Vec<u32>,
+    /// Those that were made again and have not come back.
+    retrying: u32,
+    /// One of them has come back in vain: whoever waits is refused.
+    refuse: bool,
+}
+
+/// Whether a write failed only because there is no room now.
+pub(super) fn is_no_space(errno: i32) -> bool {
+    matches!(errno, libc::ENOSPC | libc::EDQUOT)
+}
+
+impl ShardCore {
+    /// Device requests that nobody executes now.
+    pub(super) fn put_off_count(&self) -> usize {
+        self.squeeze.put_off.len()
+    }
+
+    pub(super) fn is_squeezed(&self) -> bool {
+        self.squeeze.retrying > 0 || !self.squeeze.put_off.is_empty()
+    }
+
+    /// Takes a failed device request back to be made again, if it is one of those.
+    pub(super) fn put_off(&mut self, io: u32, kind: IoKind, result: Result<(), i32>) -> bool {
+        let retried = std::mem::take(&mut self.ios[io].retried);
+        self.squeeze.retrying -= u32::from(retried);
+        let no_space = result.is_err_and(is_no_space);
+        let must_succeed = match kind {
+            IoKind::Pages { .. } | IoKind::Superblock { .. } => true,
+            IoKind::Log { batch } => self.batches[batch].cancelled,
+            _ => false,
+        };
+        if !no_space || !must_succeed {
+            return false;
+        }
+        if let IoKind::Log { batch } = kind {
+            self.end_parts(batch, Some(StoreError::NoSpace));
+        }
+        if !self.is_squeezed() {
+            tracing::warn!(
+                shard = self.geo.shard,
+                "no room for the device file: writes are refused until its file system has some"
+            );
+        }
+        self.ios[io].kind = kind;
+        self.squeeze.put_off.push(io);
+        self.squeeze.refuse |= retried;
+        true
+    }
+
+    /// While squeezed: tries again for whoever waits for the log or a checkpoint, and refuses them if that
+    /// was in vain.
+    pub(super) fn ride_out(&mut self) {
+        if self.squeeze.retrying > 0 {
+            return;
+        }
+        let refuse = std::mem::take(&mut self.squeeze.refuse);
+        let asked = !self.ready.is_empty() || self.ckpt.is_asked_for();
+        match (asked, refuse) {
+            (true, false) => self.retry_put_off(),
+            (true, true) => {
+                for _ in 0..self.ready.len() {
+                    self.refuse_head(StoreError::NoSpace);
+                }
+                self.refuse_checkpoints(StoreError::NoSpace);
+            }
+            (false, _) => {}
+        }
+    }
+
+    /// Makes the requests again that were put off.
+    pub(super) fn retry_put_off(&mut self) {
+        if self.squeeze.retrying > 0 {
+            return;
+        }
+        for io in std::mem::take(&mut self.squeeze.put_off) {
+            let slot = &mut self.ios[io];
+            slot.retried = true;
+            self.squeeze.retrying += 1;
+            let iovecs = IoVecs {
+                ptr: slot.iovs.as_ptr(),
+                len: slot.iovs.len() as u32,
+            };
+            self.counters.device_writes += 1;
+            self.actions.push_back(DeviceAction::Write {
+                id: IoId(u64::from(io)),
+                offset: self.geo.offset(slot.unit),
+                iovecs,
+            });
+        }
+    }
+
+    /// Writes an empty header in the place of a batch for which there was no room.
+    pub(super) fn cancel_batch(&mut self, slot: u32) {
+        let mut items = std::mem::take(&mut self.batches[slot].items);
+        for item in items.drain(..) {
+            if item.kind == entry_kind::DATA {
+                self.alloc.quarantine_unit(item.unit);
+            }
+        }
+        let batch = &mut self.batches[slot];
+        batch.items = items;
+        (batch.cancelled, batch.errno, batch.ios) = (true, None, 1);
+        let (unit, buffer, blocks) = (batch.header, batch.buffer, batch.blocks);
+        batch.blocks = 1;
+        let header = BatchHeader::new(
+            self.log.nonce,
+            batch.window,
+            batch.lsn,
+            batch.watermark,
+            self.ckpt.number(),
+            unit,
+        );
+        if blocks > 1 {
+            self.arena.give_back(buffer + 1, blocks - 1);
+        }
+        HeaderWriter::new().finish(self.arena.buf_mut().blocks_mut(buffer, 1), header);
+        let io = self
+            .take_io(false)
+            .expect("the batch's requests were just given back");
+        self.emit_write(io, unit, buffer, 1, IoKind::Log { batch: slot });
+    }
+}

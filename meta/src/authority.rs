@@ -1,0 +1,237 @@
+//! Which node may ask for what: one table from commands to roles, and whose Raft messages are taken.
+//!
+//! A certificate says only which node speaks. What that node may do follows from its record in the cluster
+//! map, which holds the roles that its join token granted. The leader checks each command that another node
+//! sends it. It checks none of its own: only nodes with the role `meta` lead.
+//!
+//! | command | who may send it |
+//! |---|---|
+//! | tokens, pools, removal and draining of nodes, the leader's own commands | nodes with the role `meta` |
+//! | registration of a node | the node itself, with roles that it was granted; `meta` for others |
+//! | devices: registered, failed, drained, removed, promoted replicas | their node, with `storage`; `meta` |
+//! | leases and attachments | the node that they are of; `meta` |
+//! | attachments of a node that is down: forgotten | every node of the cluster |
+//! | volumes, reports of failed replicas | every node of the cluster |
+
+use std::collections::BTreeSet;
+
+use crate::command::{AttachmentKey, Command, Lost, NodeSpec};
+use crate::ids::{AttachmentId, DeviceId, NodeId};
+use crate::level::Level;
+use crate::map::ClusterMap;
+use crate::model::{Node, NodeState, Role};
+use crate::refusal::{AccessRefusal, MapRefusal, Refusal};
+use crate::state::tables::ATTACHMENTS;
+use crate::state::{Read, ReadError};
+
+/// Nodes that a refusal names as places to run the command; others are left out.
+const NAMED_MAX: usize = 5;
+
+/// What a node must be to send a command.
+#[derive(Debug, PartialEq, Eq)]
+enum Needs<'a> {
+    /// A node of the cluster.
+    Member,
+    /// A node with the role `meta`: the command administers the cluster.
+    Meta,
+    /// This node.
+    Node(NodeId),
+    /// This node, with the role `storage`.
+    StorageNode(NodeId),
+    /// The node with the role `storage` that has this device.
+    OwnerOf(DeviceId),
+    /// The node that serves this attachment.
+    Serves(AttachmentId),
+    /// The same, or any node if that one is down.
+    Forgets(&'a AttachmentKey),
+    /// The node that is registered, with roles that it may have.
+    Registered(&'a NodeSpec),
+}
+
+/// What a command needs, and what it does, as said in a refusal. Every new command has to be put into this
+/// table.
+fn needs(command: &Command) -> (Needs<'_>, &'static str) {
+    use Needs::{Forgets, Member, Meta, OwnerOf, Registered, Serves, StorageNode};
+    match command {
+        Command::Bootstrap { .. } => (Meta, "make a cluster"),
+        Command::SetNodeState { .. } => (Meta, "say which nodes are up"),
+        Command::SetNodeDuty { .. } => (Meta, "drain nodes"),
+        Command::RemoveNode { .. } => (Meta, "remove nodes"),
+        Command::RemoveLost { lost, .. } => match lost {
+            Lost::Node(_) => (Meta, "remove nodes"),
+            Lost::Device(device) => (OwnerOf(*device), "remove devices of other nodes"),
+        },
+        Command::RaiseLevel { .. } => (Meta, "raise the cluster's feature level"),
+        Command::CreateToken { .. } => (Meta, "make join tokens"),
+        Command::RedeemToken { .. } => (Meta, "let nodes in"),
+        Command::Regroup { .. } => (Meta, "change placement groups"),
+        Command::CreatePool { .. } => (Meta, "make pools"),
+        Command::DeletePool { .. } => (Meta, "delete pools"),
+        Command::RegisterNode { node, .. } => (Registered(node), "register other nodes"),
+        Command::RegisterDevice { device, .. } => {
+            (StorageNode(device.node), "register devices of other nodes")
+        }
+        Command::SetDeviceState { device, .. } => {
+            (OwnerOf(*device), "change devices of other nodes")
+        }
+        Command::LoseDevice { for_long: true, .. } => (Meta, "replace devices"),
+        Command::LoseDevice { device, .. } => (OwnerOf(*device), "give up devices of other nodes"),
+        Command::DrainDevice { device, .. } => (OwnerOf(*device), "drain devices of other nodes"),
+        Command::RemoveDevice { device, .. } => (OwnerOf(*device), "remove devices of other nodes"),
+        Command::Promote { device, .. } => (OwnerOf(*device), "promote replicas of other nodes"),
+        Command::GrantLease { node, .. } => (Needs::Node(*node), "take leases for other nodes"),
+        Command::ReleaseLease { node, .. } => {
+            (Needs::Node(*node), "give back leases of other nodes")
+        }
+        Command::CreateAttachment { attachment, .. } => (
+            Needs::Node(attachment.node),
+            "attach volumes on other nodes",
+        ),
+        Command::DeleteAttachment { attachment } => (
+            Forgets(attachment),
+            "forget attachments of nodes that are up",
+        ),
+        Command::SetWriteThrough { attachment, .. } => {
+            (Serves(*attachment), "set write caches of other nodes")
+        }
+        Command::ReportFailed { .. } => (Member, "report failed replicas"),
+        Command::CreateVolume { .. } => (Member, "make volumes"),
+        Command::ResizeVolume { .. } => (Member, "resize volumes"),
+        Command::VolumeTailDropped { .. } => (Member, "resize volumes"),
+        Command::DeleteVolume { .. } => (Member, "delete volumes"),
+        Command::VolumeDataDropped { .. } => (Member, "delete volumes"),
+        Command::PromoteVolume { .. } => (Member, "rename volumes"),
+    }
+}
+
+/// Who sends a command.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sender<'a> {
+    /// By its certificate.
+    pub(crate) id: NodeId,
+    /// Its record, if it is in the map.
+    pub(crate) node: Option<&'a Node>,
+    /// It is in the Raft group: a node that the leader has added and that has yet to register itself.
+    pub(crate) is_in_group: bool,
+}
+
+/// Whether a node may send a command, by the records that the leader has applied.
+///
+/// # Errors
+/// The records cannot be read.
+pub(crate) fn check(
+    sender: Sender<'_>,
+    command: &Command,
+    map: &ClusterMap,
+    records: &dyn Read,
+) -> Result<Result<(), Refusal>, ReadError> {
+    let (needs, action) = needs(command);
+    let Some(node) = sender.node else {
+        let registers_itself = matches!(&needs, Needs::Registered(spec) if spec.id == sender.id);
+        let refused = MapRefusal::UnknownNode { node: sender.id };
+        return Ok(match registers_itself && sender.is_in_group {
+            true => Ok(()),
+            false => Err(refused.into()),
+        });
+    };
+    if node.roles.contains(&Role::Meta) {
+        return Ok(Ok(()));
+    }
+    let stores = node.roles.contains(&Role::Storage);
+    let may = match needs {
+        Needs::Member => true,
+        Needs::Meta => false,
+        Needs::Node(id) => id == node.id,
+        Needs::StorageNode(id) => stores && id == node.id,
+        // Of what is not there the state machine says so.
+        Needs::OwnerOf(device) => {
+            let device = map.device(device);
+            device.is_none_or(|device| stores && device.node == node.id)
+        }
+        // Of what is not there the state machine says so.
+        Needs::Serves(id) => {
+            let attachment = ATTACHMENTS.get(records, &id)?;
+            attachment.is_none_or(|attachment| attachment.node == node.id)
+        }
+        Needs::Forgets(key) => {
+            let serves = match key {
+                AttachmentKey::Id(id) => ATTACHMENTS.get(records, id)?.map(|found| found.node),
+                AttachmentKey::Socket { node, .. } => Some(*node),
+            };
+            let is_up = |id| map.node(id).is_some_and(|node| node.state == NodeState::Up);
+            serves.is_none_or(|serves| serves == node.id || !is_up(serves))
+        }
+        Needs::Registered(spec) if spec.id == node.id => {
+            return Ok(check_roles(node, spec).map_err(Into::into));
+        }
+        Needs::Registered(_) => false,
+    };
+    Ok(match may {
+        true => Ok(()),
+        false => Err(refusal(node, action, map).into()),
+    })
+}
+
+/// A node gives itself no roles that its join token did not grant.
+fn check_roles(node: &Node, spec: &NodeSpec) -> Result<(), MapRefusal> {
+    if spec.roles.iter().all(|role| node.may_have(*role)) {
+        return Ok(());
+    }
+    Err(MapRefusal::RolesNotGranted {
+        node: node.id,
+        asked: spec.roles.clone(),
+        granted: node.roles.union(&node.granted).copied().collect(),
+    })
+}
+
+fn refusal(node: &Node, action: &str, map: &ClusterMap) -> AccessRefusal {
+    let keeps = map.nodes().filter(|one| one.roles.contains(&Role::Meta));
+    AccessRefusal::NeedsMeta {
+        node: node.name.to_string(),
+        roles: node.roles.clone(),
+        action: action.to_owned(),
+        run_on: keeps
+            .take(NAMED_MAX)
+            .map(|one| one.name.to_string())
+            .collect(),
+    }
+}
+
+/// Whether Raft messages of a node are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RaftSender {
+    /// It votes, or may vote by now.
+    Trusted,
+    /// This node knows nothing that speaks for it or against it, for it may be behind. It is believed only
+    /// while no known leader is heard of.
+    Unknown,
+    /// It was removed, or has no part in the metadata.
+    Refused,
+}
+
+/// Judges the sender of a Raft message by what this node has applied (`map`, `was_removed`) and by its Raft
+/// group.
+pub(crate) fn raft_sender(
+    id: NodeId,
+    map: &ClusterMap,
+    was_removed: bool,
+    voters: &BTreeSet<NodeId>,
+    learners: &BTreeSet<NodeId>,
+) -> RaftSender {
+    // A node that was let in and has no metadata yet gets them from whoever has them. A removed one votes
+    // until the others have agreed to do without it, and they may need its vote for that.
+    if map.cluster().is_none() || voters.contains(&id) {
+        return RaftSender::Trusted;
+    }
+    let never_votes = |node: &Node| map.level() >= Level::ROLES && !node.may_have(Role::Meta);
+    if was_removed || map.node(id).is_some_and(never_votes) {
+        return RaftSender::Refused;
+    }
+    match map.node(id).is_some() && learners.contains(&id) {
+        true => RaftSender::Trusted,
+        false => RaftSender::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,346 @@
+//! Who may ask for what.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::*;
+use crate::command::{AttachmentSpec, DeviceSpec, PoolSpec, VolumeSpec};
+use crate::ids::{AttachmentId, Generation, Incarnation, UnixMillis, VolumeId};
+use crate::model::{AdminState, AttachmentOptions, DeviceState, NodeState};
+use crate::pki::JoinToken;
+use crate::state::{Txn, apply};
+use crate::testing::Machine;
+
+const AT: UnixMillis = UnixMillis(1);
+/// Keeps the metadata.
+const META: NodeId = NodeId(1);
+/// Stores data, and nothing else.
+const STORAGE: NodeId = NodeId(2);
+/// Serves guests, and nothing else.
+const HOST: NodeId = NodeId(3);
+/// In the Raft group, and not in the map yet.
+const NEW: NodeId = NodeId(4);
+
+fn spec(id: NodeId, roles: &[Role]) -> NodeSpec {
+    NodeSpec {
+        roles: roles.iter().copied().collect(),
+        ..NodeSpec::new(id, format!("node{id}"))
+    }
+}
+
+fn register(node: NodeSpec) -> Command {
+    Command::RegisterNode {
+        node,
+        replaces: Incarnation::default(),
+        at: AT,
+    }
+}
+
+/// A cluster of the three, with the devices 1 and 2 of the first two and the attachments 1 and 2 of the first
+/// and the third.
+fn cluster() -> (Machine, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let bootstrap = Command::Bootstrap {
+        cluster: Uuid::from_u128(1),
+        node: spec(META, &[Role::Meta, Role::Storage]),
+        pool: None,
+        at: AT,
+    };
+    let mut commands = vec![
+        bootstrap,
+        register(NodeSpec {
+            granted: [Role::Storage, Role::Gateway].into(),
+            ..spec(STORAGE, &[Role::Storage])
+        }),
+        register(spec(HOST, &[Role::Host])),
+        device(META, 1),
+        device(STORAGE, 2),
+    ];
+    for (number, node) in [META, HOST].into_iter().enumerate() {
+        let name = format!("disk{number}");
+        let volume = VolumeSpec::new(&name, 1 << 30);
+        let uuid = Uuid::from_u128(number as u128);
+        commands.push(Command::CreateVolume {
+            uuid,
+            volume,
+            at: AT,
+        });
+        commands.push(attach(node, &name));
+    }
+    let (mut machine, mut records) = (Machine::default(), BTreeMap::new());
+    for command in commands {
+        machine.apply(&command).unwrap();
+        let writes = {
+            let mut txn = Txn::over(&records);
+            apply(&mut txn, &command).unwrap().unwrap();
+            txn.into_writes()
+        };
+        for (key, value) in writes {
+            match value {
+                Some(value) => records.insert(key, value),
+                None => records.remove(&key),
+            };
+        }
+    }
+    (machine, records)
+}
+
+fn device(node: NodeId, number: u128) -> Command {
+    Command::RegisterDevice {
+        device: DeviceSpec {
+            uuid: Uuid::from_u128(number),
+            node,
+            path: format!("/dev/{number}"),
+            size_bytes: 1 << 40,
+            class: "ssd".to_owned(),
+        },
+        incarnation: Incarnation::default(),
+        at: AT,
+    }
+}
+
+fn attach(node: NodeId, volume: &str) -> Command {
+    Command::CreateAttachment {
+        attachment: AttachmentSpec {
+            volume: volume.to_owned(),
+            node,
+            socket: format!("/run/{volume}"),
+            queues: 1,
+            read_only: false,
+            options: AttachmentOptions::default(),
+        },
+        at: AT,
+    }
+}
+
+fn lease(node: NodeId) -> Command {
+    Command::GrantLease {
+        volume: "disk0".to_owned(),
+        node,
+        expired: None,
+        at: AT,
+    }
+}
+
+/// Administration of the cluster.
+fn administration() -> Vec<Command> {
+    let (node, token) = (META, JoinToken::draw().hash());
+    vec![
+        Command::CreateToken {
+            token,
+            roles: None,
+            expires_at: AT,
+            at: AT,
+        },
+        Command::RedeemToken {
+            token,
+            roles: None,
+            at: AT,
+        },
+        register(spec(NodeId(9), &[Role::Host])),
+        register(spec(META, &[Role::Host])),
+        Command::CreatePool {
+            pool: PoolSpec::new("pool", 1),
+            at: AT,
+        },
+        Command::DeletePool {
+            name: "default".to_owned(),
+        },
+        Command::RemoveNode { node, at: AT },
+        Command::RemoveLost {
+            lost: Lost::Node(node),
+            at: AT,
+        },
+        Command::SetNodeDuty {
+            node,
+            duty: AdminState::Draining,
+            at: AT,
+        },
+        Command::Regroup {
+            changes: Vec::new(),
+            heard: Vec::new(),
+            at: AT,
+        },
+        // What is another node's.
+        device(META, 3),
+        attach(META, "disk0"),
+        lease(META),
+        Command::ReleaseLease {
+            volume: VolumeId(1),
+            node: META,
+            generation: Generation(1),
+        },
+        Command::RemoveDevice {
+            device: DeviceId(1),
+            at: AT,
+        },
+        Command::DrainDevice {
+            device: DeviceId(1),
+            on: true,
+            at: AT,
+        },
+        Command::SetDeviceState {
+            device: DeviceId(1),
+            state: DeviceState::Failed,
+            at: AT,
+        },
+        Command::RemoveLost {
+            lost: Lost::Device(DeviceId(1)),
+            at: AT,
+        },
+        Command::SetWriteThrough {
+            attachment: AttachmentId(1),
+            on: true,
+        },
+        Command::DeleteAttachment {
+            attachment: AttachmentKey::Id(AttachmentId(1)),
+        },
+        Command::DeleteAttachment {
+            attachment: AttachmentKey::Socket {
+                node: META,
+                socket: "/run/disk0".to_owned(),
+            },
+        },
+    ]
+}
+
+fn asked(from: NodeId, command: &Command) -> Result<(), Refusal> {
+    let (machine, records) = cluster();
+    let map = machine.map();
+    let sender = Sender {
+        id: from,
+        node: map.node(from),
+        is_in_group: true,
+    };
+    check(sender, command, &map, &records).unwrap()
+}
+
+#[test]
+fn a_node_without_the_role_meta_does_not_administer() {
+    for command in administration() {
+        assert_eq!(asked(META, &command), Ok(()), "{command:?}");
+        for node in [HOST, STORAGE] {
+            let refused = asked(node, &command).unwrap_err();
+            assert_eq!(refused.kind(), crate::RefusalKind::Denied, "{command:?}");
+            let told = refused.to_string();
+            assert!(told.contains("with the role meta (node1)"), "{told}");
+        }
+    }
+}
+
+#[test]
+fn a_host_serves_its_guests_and_keeps_its_volumes() {
+    let own = [
+        register(spec(HOST, &[Role::Host])),
+        attach(HOST, "disk0"),
+        lease(HOST),
+        Command::ReleaseLease {
+            volume: VolumeId(2),
+            node: HOST,
+            generation: Generation(1),
+        },
+        Command::SetWriteThrough {
+            attachment: AttachmentId(2),
+            on: true,
+        },
+        Command::DeleteAttachment {
+            attachment: AttachmentKey::Id(AttachmentId(2)),
+        },
+        Command::CreateVolume {
+            uuid: Uuid::from_u128(5),
+            volume: VolumeSpec::new("disk", 1 << 30),
+            at: AT,
+        },
+        Command::DeleteVolume {
+            name: "disk1".to_owned(),
+        },
+    ];
+    for command in own {
+        assert_eq!(asked(HOST, &command), Ok(()), "{command:?}");
+    }
+    assert!(asked(HOST, &device(HOST, 4)).is_err(), "it has no devices");
+    assert_eq!(asked(STORAGE, &device(STORAGE, 4)), Ok(()));
+    let drain = Command::DrainDevice {
+        device: DeviceId(2),
+        on: true,
+        at: AT,
+    };
+    assert_eq!(asked(STORAGE, &drain), Ok(()));
+}
+
+#[test]
+fn a_node_gives_itself_no_role_that_it_was_not_granted() {
+    let all = spec(HOST, &[Role::Host, Role::Meta]);
+    let refused = asked(HOST, &register(all)).unwrap_err().to_string();
+    assert!(
+        refused.contains("start it with `--roles host`"),
+        "{refused}"
+    );
+    // Granted by its token, and taken at a later start.
+    let more = spec(STORAGE, &[Role::Storage, Role::Gateway]);
+    assert_eq!(asked(STORAGE, &register(more)), Ok(()));
+    let more = spec(STORAGE, &[Role::Storage, Role::Host]);
+    assert!(asked(STORAGE, &register(more)).is_err());
+}
+
+#[test]
+fn a_node_that_is_not_in_the_map_only_registers_itself() {
+    let itself = register(spec(NEW, &[Role::Host]));
+    assert_eq!(asked(NEW, &itself), Ok(()));
+    let other = register(spec(NodeId(5), &[Role::Host]));
+    assert!(asked(NEW, &other).is_err());
+    let (machine, records) = cluster();
+    let stranger = Sender {
+        id: NEW,
+        node: None,
+        is_in_group: false,
+    };
+    let checked = check(stranger, &itself, &machine.map(), &records).unwrap();
+    assert!(checked.is_err());
+}
+
+#[test]
+fn raft_messages_come_from_who_votes_or_may_vote() {
+    let (machine, _) = cluster();
+    let map = machine.map();
+    let (voters, learners) = ([META].into(), [STORAGE, HOST].into());
+    let judged = |id, was_removed| raft_sender(id, &map, was_removed, &voters, &learners);
+    assert_eq!(judged(META, false), RaftSender::Trusted);
+    assert_eq!(judged(META, true), RaftSender::Trusted, "it votes still");
+    assert_eq!(judged(HOST, false), RaftSender::Refused);
+    assert_eq!(judged(STORAGE, false), RaftSender::Refused);
+    assert_eq!(judged(NEW, false), RaftSender::Unknown);
+    assert_eq!(judged(NEW, true), RaftSender::Refused);
+    // Whoever has just been let in knows nobody.
+    let nothing = ClusterMap::default();
+    let none = BTreeSet::new();
+    let judged = raft_sender(META, &nothing, false, &none, &none);
+    assert_eq!(judged, RaftSender::Trusted);
+}
+
+#[test]
+fn any_node_forgets_an_attachment_of_one_that_is_down() {
+    let (mut machine, records) = cluster();
+    let down = Command::SetNodeState {
+        node: META,
+        incarnation: Incarnation::default(),
+        state: NodeState::Down,
+        at: AT,
+    };
+    machine.apply(&down).unwrap();
+    let map = machine.map();
+    let sender = Sender {
+        id: HOST,
+        node: map.node(HOST),
+        is_in_group: true,
+    };
+    let ask = |command| check(sender, &command, &map, &records).unwrap();
+    let attachment = AttachmentKey::Id(AttachmentId(1));
+    assert_eq!(ask(Command::DeleteAttachment { attachment }), Ok(()));
+    let write_through = Command::SetWriteThrough {
+        attachment: AttachmentId(1),
+        on: true,
+    };
+    assert!(ask(write_through).is_err());
+    assert!(ask(attach(META, "disk0")).is_err());
+}

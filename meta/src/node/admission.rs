@@ -1,0 +1,123 @@
+//! Whom this node hears, and what it does for whom: the rules of [`authority`](crate::authority) on what it
+//! has applied.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::Core;
+use crate::authority::{self, RaftSender, Sender};
+use crate::command::Command;
+use crate::ids::NodeId;
+use crate::level::Level;
+use crate::net::ProposeError;
+use crate::node::leader_request::COMMIT_WAIT_MAX;
+use crate::refusal::{MapRefusal, Refusal};
+
+/// Raft messages of a node that is not known here are taken only if no leader was heard of for this long.
+/// Several times what an election takes: a leader that is known would have told of that node.
+const UNKNOWN_AFTER: Duration = Duration::from_secs(5);
+/// A removed node that still votes is looked at this often, until the others do without its vote.
+pub(super) const STILL_VOTES_PAUSE: Duration = Duration::from_millis(200);
+
+impl Core {
+    /// Voters and learners, as far as this node knows.
+    fn raft_group(&self) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        let membership = metrics.membership_config.membership();
+        let voters = membership.voter_ids().collect();
+        (voters, membership.learner_ids().collect())
+    }
+
+    /// Whether a node was removed and the group does without its vote.
+    pub(super) fn is_removed(&self, node: NodeId) -> bool {
+        let is_in_map = self.map.borrow().node(node).is_some();
+        !is_in_map && self.was_removed_here(node) && !self.raft_group().0.contains(&node)
+    }
+
+    /// Returns when a node was removed and the group does without its vote.
+    pub(super) async fn until_removed(&self, node: NodeId) {
+        let mut map = self.map.clone();
+        loop {
+            let is_in_map = map.borrow_and_update().node(node).is_some();
+            let changed = if is_in_map || !self.was_removed_here(node) {
+                map.changed().await
+            } else if self.is_removed(node) {
+                return;
+            } else {
+                tokio::time::sleep(STILL_VOTES_PAUSE).await;
+                Ok(())
+            };
+            if changed.is_err() {
+                // The node is being closed, and its connections with it.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Whether a node's Raft messages are taken; if not, why.
+    pub(super) fn check_raft(&self, from: NodeId) -> Result<(), String> {
+        let (voters, learners) = self.raft_group();
+        let map = self.map.borrow().clone();
+        let was_removed = map.node(from).is_none() && self.was_removed_here(from);
+        let silence = self.signs().silence(Instant::now());
+        match authority::raft_sender(from, &map, was_removed, &voters, &learners) {
+            RaftSender::Trusted => Ok(()),
+            RaftSender::Unknown if silence >= UNKNOWN_AFTER => Ok(()),
+            RaftSender::Unknown => Err(format!("node {from} is not known here to vote")),
+            RaftSender::Refused => Err(format!(
+                "node {from} has no part in the metadata, and sent a Raft message"
+            )),
+        }
+    }
+
+    /// Whether a node may have a command done. Asked of the leader: another node has nothing done.
+    pub(super) async fn authorize(
+        &self,
+        from: NodeId,
+        command: &Command,
+    ) -> Result<Result<(), Refusal>, ProposeError> {
+        let leader = self.raft.metrics().borrow().current_leader;
+        if leader != Some(self.id) {
+            let leader = leader.filter(|leader| *leader != self.id);
+            return Err(ProposeError::NotLeader { leader });
+        }
+        if self.judge(from, command)?.is_ok() {
+            return Ok(Ok(()));
+        }
+        // A leader that was elected just now may be behind with its records.
+        let index = self.read_index_here().await?;
+        let applied = self.wait_applied(index, COMMIT_WAIT_MAX).await;
+        applied.map_err(|error| ProposeError::Failed {
+            detail: error.to_string(),
+        })?;
+        let judged = self.judge(from, command)?;
+        if let Err(refusal) = &judged {
+            tracing::warn!(node = %from, %refusal, "a command was refused");
+        }
+        Ok(judged)
+    }
+
+    fn judge(&self, from: NodeId, command: &Command) -> Result<Result<(), Refusal>, ProposeError> {
+        let map = self.map.borrow().clone();
+        // While nodes run programs that know of no such refusal, nothing is refused.
+        if map.level() < Level::ROLES {
+            return Ok(Ok(()));
+        }
+        let node = map.node(from);
+        if node.is_none() && self.was_removed_here(from) {
+            let removed = MapRefusal::WasRemoved { node: from };
+            return Ok(Err(removed.into()));
+        }
+        let (voters, learners) = self.raft_group();
+        let sender = Sender {
+            id: from,
+            node,
+            is_in_group: voters.contains(&from) || learners.contains(&from),
+        };
+        let judged = self.view(|view| authority::check(sender, command, &map, view));
+        judged.map_err(|error| ProposeError::Failed {
+            detail: error.to_string(),
+        })
+    }
+}

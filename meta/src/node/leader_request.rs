@@ -1,0 +1,253 @@
+//! Asking the leader, whoever that is: this node first, then whom it names, until there is an answer or time
+//! is over.
+
+use std::time::{Duration, Instant};
+
+use openraft::BasicNode;
+
+use super::Core;
+use crate::command::Command;
+use crate::error::MetaError;
+use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
+use crate::level::Level;
+use crate::net::{BoxFuture, PeerReply, PeerRequest, ProposeError, TransportError};
+use crate::reach::Reach;
+use crate::report::NodeReport;
+
+/// A request waits this long for a leader, and fails then.
+const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
+/// A command that the leader has taken must be committed in this time; then its outcome is unknown. Covers an
+/// election and a slow disk.
+pub(super) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);
+/// What may be asked twice is asked again when there is no answer in this time: whoever led may have been cut
+/// off, and somebody else lead by now.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Pause before the leader is looked for again.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a request may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wait {
+    /// Until a leader answers.
+    pub(crate) leader: Duration,
+    /// From then on, until a command is committed or what was asked for is applied here.
+    pub(crate) commit: Duration,
+}
+
+impl Wait {
+    /// As long as a daemon waits that can do nothing else.
+    pub(crate) const PATIENT: Self = Self {
+        leader: LEADER_WAIT_MAX,
+        commit: COMMIT_WAIT_MAX,
+    };
+}
+
+/// What is asked of the leader.
+pub(super) enum LeaderRequest {
+    Propose(Box<Command>),
+    RenewLease {
+        volume: VolumeId,
+        node: NodeId,
+        generation: Generation,
+    },
+    Heartbeat {
+        node: NodeId,
+        incarnation: Incarnation,
+        level: Level,
+    },
+    ReadIndex,
+    Tell {
+        node: NodeId,
+        word: NodeReport,
+    },
+    Report,
+}
+
+impl LeaderRequest {
+    fn is_command(&self) -> bool {
+        matches!(self, Self::Propose(_))
+    }
+
+    fn request(&self) -> PeerRequest {
+        match self {
+            Self::Propose(command) => PeerRequest::Propose(command.as_ref().clone()),
+            Self::RenewLease {
+                volume,
+                node,
+                generation,
+            } => PeerRequest::RenewLease {
+                volume: *volume,
+                node: *node,
+                generation: *generation,
+            },
+            Self::Heartbeat {
+                node,
+                incarnation,
+                level,
+            } => PeerRequest::Heartbeat {
+                node: *node,
+                incarnation: *incarnation,
+                level: *level,
+            },
+            Self::ReadIndex => PeerRequest::ReadIndex,
+            Self::Tell { node, word } => PeerRequest::Tell {
+                node: *node,
+                word: word.clone(),
+            },
+            Self::Report => PeerRequest::Report,
+        }
+    }
+}
+
+/// An attempt on one node, this or another.
+enum Attempt {
+    Done(PeerReply),
+    /// Nothing was done: try again, there if known.
+    Again(Option<NodeId>),
+    Failed(MetaError),
+}
+
+impl Core {
+    /// Asks this node, then whoever it says leads, until there is an answer or time is over.
+    pub(super) fn ask_leader<'a>(
+        &'a self,
+        ask: &'a LeaderRequest,
+        wait: Wait,
+    ) -> BoxFuture<'a, Result<PeerReply, MetaError>> {
+        Box::pin(self.ask_leader_until_answered(ask, wait))
+    }
+
+    async fn ask_leader_until_answered(
+        &self,
+        ask: &LeaderRequest,
+        wait: Wait,
+    ) -> Result<PeerReply, MetaError> {
+        let deadline = Instant::now() + wait.leader;
+        let mut leader = None;
+        loop {
+            let within = match ask.is_command() {
+                true => wait.commit,
+                false => ANSWER_WAIT_MAX.min(deadline.saturating_duration_since(Instant::now())),
+            };
+            leader = match self.attempt(leader, ask, within).await {
+                Attempt::Done(answer) => return Ok(answer),
+                Attempt::Failed(error) => return Err(error),
+                Attempt::Again(Some(next)) if leader.is_none() && next != self.id => Some(next),
+                Attempt::Again(_) => {
+                    if Instant::now() >= deadline {
+                        return Err(MetaError::NoLeader {
+                            waited: wait.leader,
+                            is_command: ask.is_command(),
+                            reach: Reach::default(),
+                        });
+                    }
+                    self.succeed().await;
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                    None
+                }
+            };
+        }
+    }
+
+    async fn attempt(
+        &self,
+        leader: Option<NodeId>,
+        ask: &LeaderRequest,
+        within: Duration,
+    ) -> Attempt {
+        let answer = match leader {
+            None => {
+                let handled = tokio::time::timeout(within, self.handle(ask.request())).await;
+                handled.map_err(|_| late(self.id))
+            }
+            Some(leader) => self.call(leader, ask.request(), within).await,
+        };
+        match answer {
+            Ok(
+                PeerReply::Propose(Err(error))
+                | PeerReply::Heartbeat(Err(error))
+                | PeerReply::ReadIndex(Err(error))
+                | PeerReply::Tell(Err(error))
+                | PeerReply::Report(Err(error)),
+            ) => error.means(leader),
+            Ok(answer) => Attempt::Done(answer),
+            Err(TransportError::Unreachable { .. } | TransportError::Removed { .. }) => {
+                Attempt::Again(None)
+            }
+            Err(TransportError::Gone { target }) => {
+                self.signs().gone(target);
+                Attempt::Again(None)
+            }
+            Err(TransportError::Lost { .. }) => match ask.is_command() {
+                true => Attempt::Failed(interrupted()),
+                // Asking again is harmless.
+                false => Attempt::Again(None),
+            },
+        }
+    }
+
+    pub(super) async fn call(
+        &self,
+        target: NodeId,
+        request: PeerRequest,
+        within: Duration,
+    ) -> Result<PeerReply, TransportError> {
+        let metrics = self.raft.metrics();
+        let address = metrics
+            .borrow()
+            .membership_config
+            .membership()
+            .get_node(&target)
+            .cloned();
+        let address = address.unwrap_or_else(|| BasicNode::new(""));
+        let timed =
+            tokio::time::timeout(within, self.transport.call(target, &address, request)).await;
+        let answer = timed.unwrap_or_else(|_| Err(late(target)));
+        if let Err(TransportError::Removed { .. }) = answer {
+            self.note_removed();
+        }
+        answer
+    }
+}
+
+impl ProposeError {
+    /// What it means to whoever asked this node (`None`) or another.
+    fn means(self, asked: Option<NodeId>) -> Attempt {
+        match self {
+            Self::NotLeader { leader } => Attempt::Again(leader),
+            Self::Unknown => Attempt::Failed(interrupted()),
+            // When another node fails or stops, somebody else will lead.
+            Self::Failed { .. } | Self::Stopped | Self::NoRoom { begun: false, .. }
+                if asked.is_some() =>
+            {
+                Attempt::Again(None)
+            }
+            Self::NoRoom { dir, begun } => Attempt::Failed(MetaError::NoRoom { dir, begun }),
+            Self::Failed { detail } => Attempt::Failed(MetaError::Failed { detail }),
+            Self::Stopped => Attempt::Failed(MetaError::Stopped),
+        }
+    }
+}
+
+/// Nobody looked yet whom this node reaches.
+fn interrupted() -> MetaError {
+    MetaError::Interrupted {
+        reach: Reach::default(),
+    }
+}
+
+fn late(target: NodeId) -> TransportError {
+    TransportError::Lost {
+        target,
+        detail: "no answer in time".to_owned(),
+    }
+}
+
+/// The leader runs another version that answers differently.
+pub(super) fn unfit(answer: &PeerReply) -> MetaError {
+    MetaError::Failed {
+        detail: format!(
+            "the leader gave an answer that this version does not understand: {answer:?}"
+        ),
+    }
+}

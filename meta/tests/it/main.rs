@@ -1,0 +1,12 @@
+//! Metadata nodes as whole: opened, killed, damaged, and several talking to each other.
+//!
+//! One program for all, because each one that opens a node compiles and links openraft and RocksDB.
+
+mod cluster;
+mod common;
+mod damage;
+mod full;
+mod majority;
+mod restart;
+mod tls;
+mod upgrade;

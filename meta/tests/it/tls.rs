@@ -1,0 +1,560 @@
+//! Real sockets on loopback: three voters over mutual TLS, and whoever must not get in.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use crate::common::{GIB, PATIENCE, device, until};
+use meta::net::{
+    BoxFuture, PeerReply, PeerRequest, TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport,
+    Transport, TransportError,
+};
+use meta::pki::{ClusterCa, JoinToken, NodeKey, node_name};
+use meta::{
+    AccessRefusal, Command, Generation, Incarnation, MetaConfig, MetaNode, NodeId, NodeSpec,
+    RaftTuning, Refusal, Role, Start, UnixMillis, VolumeId, VolumeSpec,
+};
+use openraft::BasicNode;
+use openraft::raft::VoteRequest;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use uuid::Uuid;
+
+const CLUSTER: Uuid = Uuid::from_u128(77);
+
+/// An authority with its certificate.
+struct Authority {
+    ca: ClusterCa,
+    certificate: String,
+}
+
+/// A node's papers, as PEM.
+struct Papers {
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn new(cluster: Uuid) -> Self {
+        let (ca, certificate) = ClusterCa::generate(cluster).unwrap();
+        Self { ca, certificate }
+    }
+
+    fn papers(&self, node: u64) -> Papers {
+        let key = NodeKey::generate().unwrap();
+        let certificate = self.ca.issue(NodeId(node), &key.public_key()).unwrap();
+        Papers {
+            certificate,
+            key: key.to_pem(),
+        }
+    }
+
+    /// Who says that it is `node` of `cluster`, trusts this authority and shows these papers.
+    fn identity(&self, cluster: Uuid, node: u64, papers: &Papers) -> TlsIdentity {
+        let (ca, certificate, key) = (&self.certificate, &papers.certificate, &papers.key);
+        TlsIdentity::from_pem(cluster, NodeId(node), ca, certificate, key).unwrap()
+    }
+
+    fn node(&self, node: u64) -> TlsIdentity {
+        self.identity(CLUSTER, node, &self.papers(node))
+    }
+}
+
+/// The way out of a node, which can be closed.
+struct EnrolmentEndpoint {
+    inner: TlsTransport,
+    closed: Arc<AtomicBool>,
+}
+
+impl Transport for EnrolmentEndpoint {
+    fn call<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a BasicNode,
+        request: PeerRequest,
+    ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
+        if self.closed.load(Ordering::Relaxed) {
+            let detail = "closed".to_owned();
+            return Box::pin(async move { Err(TransportError::Unreachable { target, detail }) });
+        }
+        self.inner.call(target, address, request)
+    }
+}
+
+/// The way in to a node: passes bytes on until it is cut, which ends all connections.
+struct Relay {
+    address: SocketAddr,
+    cut: tokio::sync::watch::Sender<bool>,
+}
+
+impl Relay {
+    async fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (cut, is_cut) = tokio::sync::watch::channel(false);
+        tokio::spawn(async move {
+            loop {
+                let (mut from, _) = listener.accept().await.unwrap();
+                let mut is_cut = is_cut.clone();
+                if is_cut.has_changed().is_err() {
+                    return;
+                }
+                tokio::spawn(async move {
+                    let Ok(mut to) = TcpStream::connect(target).await else {
+                        return;
+                    };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut from, &mut to) => {}
+                        _ = is_cut.wait_for(|cut| *cut) => {}
+                    }
+                });
+            }
+        });
+        Self { address, cut }
+    }
+}
+
+struct Member {
+    node: Option<MetaNode>,
+    server: Option<TlsServer>,
+    relay: Relay,
+    door: Arc<AtomicBool>,
+}
+
+impl Member {
+    fn node(&self) -> &MetaNode {
+        self.node.as_ref().unwrap()
+    }
+
+    fn cut_off(&self, cut: bool) {
+        self.door.store(cut, Ordering::Relaxed);
+        self.relay.cut.send_replace(cut);
+    }
+
+    async fn kill(&mut self) {
+        self.server = None;
+        self.cut_off(true);
+        self.node.take().unwrap().shutdown().await.unwrap();
+    }
+}
+
+struct Cluster {
+    dir: tempfile::TempDir,
+    members: Vec<Member>,
+}
+
+impl Cluster {
+    async fn member(dir: &std::path::Path, authority: &Authority, id: u64, start: Start) -> Member {
+        let identity = authority.node(id);
+        let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
+        let relay = Relay::to(listener.address()).await;
+        let door = Arc::new(AtomicBool::new(false));
+        let config = MetaConfig {
+            node: NodeSpec {
+                incarnation: Incarnation::draw(),
+                ..NodeSpec::new(NodeId(id), format!("node{id}"))
+            },
+            address: relay.address.to_string(),
+            start,
+            tuning: RaftTuning {
+                heartbeat: Duration::from_millis(50),
+                election_timeout: Duration::from_millis(400),
+                ..RaftTuning::default()
+            },
+            transport: Arc::new(EnrolmentEndpoint {
+                inner: TlsTransport::new(identity.clone()),
+                closed: Arc::clone(&door),
+            }),
+        };
+        let node = MetaNode::open(dir.join(id.to_string()), config)
+            .await
+            .unwrap();
+        let server = Some(listener.serve(identity, node.peer()));
+        Member {
+            node: Some(node),
+            server,
+            relay,
+            door,
+        }
+    }
+
+    async fn of_three() -> Self {
+        let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new(CLUSTER));
+        let one = Self::member(dir.path(), &authority, 1, Start::NewCluster).await;
+        one.node().meta().register_device(device(1)).await.unwrap();
+        let cluster = one.node().cluster_uuid();
+        let mut members = vec![one];
+        for id in [2, 3] {
+            let member = Self::member(dir.path(), &authority, id, Start::Join { cluster }).await;
+            let address = member.relay.address.to_string();
+            members[0]
+                .node()
+                .add_learner(NodeId(id), &address)
+                .await
+                .unwrap();
+            members.push(member);
+        }
+        let voters = [1, 2, 3].map(NodeId).into();
+        members[0].node().set_voters(voters).await.unwrap();
+        Self { dir, members }
+    }
+
+    /// The position of the member that leads.
+    async fn leader(&self) -> usize {
+        until(async || {
+            for (index, member) in self.members.iter().enumerate() {
+                if let Some(node) = &member.node {
+                    if node.leader().await == Some(node.id())
+                        && !member.door.load(Ordering::Relaxed)
+                    {
+                        return Some(index);
+                    }
+                }
+            }
+            None
+        })
+        .await
+    }
+
+    async fn end(self) {
+        for mut member in self.members {
+            if let Some(node) = member.node.take() {
+                node.shutdown().await.unwrap();
+            }
+        }
+        drop(self.dir);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_voters_go_on_when_their_leader_is_killed() {
+    let mut cluster = Cluster::of_three().await;
+    for (number, member) in cluster.members.iter().enumerate() {
+        let spec = VolumeSpec::new(format!("disk{number}"), GIB);
+        member.node().meta().create_volume(spec).await.unwrap();
+    }
+    // All nodes register by their heartbeats.
+    let one = cluster.members[0].node().meta();
+    let nodes = until(async || {
+        let nodes = one.list_nodes().await.unwrap();
+        (nodes.len() == 3).then_some(nodes)
+    });
+    assert!(nodes.await.iter().all(|node| node.incarnation.0 != 0));
+    let leader = cluster.leader().await;
+    cluster.members[leader].kill().await;
+    let other = &cluster.members[(leader + 1) % 3];
+    let meta = other.node().meta();
+    assert_eq!(meta.list_volumes().await.unwrap().len(), 3);
+    meta.create_volume(VolumeSpec::new("after", GIB))
+        .await
+        .unwrap();
+    assert_ne!(cluster.leader().await, leader);
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn isolated_leader_is_replaced_and_silent_until_reconnected() {
+    let cluster = Cluster::of_three().await;
+    let leader = cluster.leader().await;
+    cluster.members[leader].cut_off(true);
+    let (old, other) = (
+        cluster.members[leader].node().id(),
+        cluster.members[(leader + 1) % 3].node(),
+    );
+    // A command that is on its way to the old leader at this moment has an unknown outcome.
+    until(async || other.leader().await.filter(|leader| *leader != old)).await;
+    let other = other.meta();
+    other
+        .create_volume(VolumeSpec::new("new", GIB))
+        .await
+        .unwrap();
+    let alone = cluster.members[leader].node().meta();
+    let stale = tokio::spawn(async move { alone.get_volume("new").await });
+    cluster.members[leader].cut_off(false);
+    assert_eq!(stale.await.unwrap().unwrap().name.as_str(), "new");
+    cluster.end().await;
+}
+
+/// A node alone that listens.
+async fn alone(authority: &Authority) -> (tempfile::TempDir, MetaNode, TlsServer) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = crate::common::open(dir.path()).await;
+    let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.serve(authority.node(1), node.peer());
+    (dir, node, server)
+}
+
+async fn ask(identity: TlsIdentity, server: SocketAddr) -> Result<PeerReply, TransportError> {
+    let transport = TlsTransport::new(identity);
+    let address = BasicNode::new(server.to_string());
+    let call = transport.call(NodeId(1), &address, PeerRequest::ReadIndex);
+    tokio::time::timeout(PATIENCE, call)
+        .await
+        .expect("no answer")
+}
+
+fn is_unreachable(answer: Result<PeerReply, TransportError>) -> String {
+    match answer {
+        Err(TransportError::Unreachable { detail, .. }) => detail,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let at = server.address();
+
+    let stranger = Authority::new(CLUSTER);
+    let forged = authority.identity(CLUSTER, 2, &stranger.papers(2));
+    assert!(matches!(forged.check(), Err(TlsError::Foreign { .. })));
+    is_unreachable(ask(forged, at).await);
+    let distrustful = stranger.identity(CLUSTER, 2, &authority.papers(2));
+    is_unreachable(ask(distrustful, at).await);
+
+    let key = NodeKey::generate().unwrap();
+    let past = SystemTime::now() - Duration::from_secs(7200);
+    let hour = Duration::from_secs(3600);
+    let certificate = authority
+        .ca
+        .issue_for(NodeId(2), &key.public_key(), past, hour);
+    let expired = Papers {
+        certificate: certificate.unwrap(),
+        key: key.to_pem(),
+    };
+    let expired = authority.identity(CLUSTER, 2, &expired);
+    expired.check().expect("by another clock it may be good");
+    is_unreachable(ask(expired, at).await);
+
+    let impostor = authority.identity(CLUSTER, 3, &authority.papers(2));
+    let told = impostor.check().unwrap_err().to_string();
+    assert!(told.contains("made for node 3"), "{told}");
+    let detail = is_unreachable(ask(impostor, at).await);
+    assert!(detail.contains("not for node 3"), "{detail}");
+
+    let elsewhere = Uuid::from_u128(78);
+    let other = ClusterCa::load(elsewhere, authority.ca.key_pem()).unwrap();
+    let key = NodeKey::generate().unwrap();
+    let papers = Papers {
+        certificate: other.issue(NodeId(2), &key.public_key()).unwrap(),
+        key: key.to_pem(),
+    };
+    is_unreachable(ask(authority.identity(elsewhere, 2, &papers), at).await);
+
+    authority.node(2).check().unwrap();
+    let good = ask(authority.node(2), at).await;
+    assert!(matches!(good, Ok(PeerReply::ReadIndex(Ok(_)))), "{good:?}");
+    node.shutdown().await.unwrap();
+}
+
+/// A connection that is through with TLS, and may say what it likes.
+async fn raw(authority: &Authority, at: SocketAddr) -> tokio_rustls::client::TlsStream<TcpStream> {
+    let papers = authority.papers(2);
+    let mut roots = rustls::RootCertStore::empty();
+    let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes()).unwrap();
+    roots.add(root).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = vec![CertificateDer::from_pem_slice(papers.certificate.as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(papers.key.as_bytes()).unwrap();
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+        .unwrap();
+    config.alpn_protocols = vec![b"penstock-meta".to_vec()];
+    let name = ServerName::try_from(node_name(CLUSTER, NodeId(1))).unwrap();
+    let stream = TcpStream::connect(at).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    connector.connect(name, stream).await.unwrap()
+}
+
+/// A good hello of node 2.
+fn greeting() -> Vec<u8> {
+    let hello =
+        format!(r#"{{"magic":"penstock-meta","protocols":[1,1],"cluster":"{CLUSTER}","node":2}}"#);
+    let mut greeting = u32::try_from(hello.len()).unwrap().to_be_bytes().to_vec();
+    greeting.extend([0; 8]);
+    greeting.extend(hello.as_bytes());
+    greeting
+}
+
+/// Sends bytes, and waits until the other side ends the connection.
+async fn say(mut stream: impl tokio::io::AsyncRead + AsyncWriteExt + Unpin, bytes: &[u8]) {
+    // The other side may be gone before all is said.
+    let _ = stream.write_all(bytes).await;
+    let _ = stream.flush().await;
+    let mut answer = Vec::new();
+    let end = stream.read_to_end(&mut answer);
+    // An abrupt end is an end, too.
+    let _ = tokio::time::timeout(PATIENCE, end)
+        .await
+        .expect("the connection stays open");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_bytes_close_only_the_connection_that_sent_them() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let at = server.address();
+    let good = TlsTransport::new(authority.node(3));
+    let address = BasicNode::new(at.to_string());
+    let works = async || {
+        let call = good.call(NodeId(1), &address, PeerRequest::ReadIndex);
+        matches!(call.await, Ok(PeerReply::ReadIndex(Ok(_))))
+    };
+    assert!(works().await);
+
+    say(TcpStream::connect(at).await.unwrap(), &[0x5a; 5000]).await;
+    say(
+        TcpStream::connect(at).await.unwrap(),
+        b"GET / HTTP/1.1\r\n\r\n",
+    )
+    .await;
+    say(raw(&authority, at).await, &[0xff; 64]).await;
+    say(raw(&authority, at).await, &[0; 64]).await;
+    // A whole frame that is no hello, then a hello beyond its bound.
+    let mut frame = vec![0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+    frame.extend(b"{}");
+    say(raw(&authority, at).await, &frame).await;
+    let mut long = 5000_u32.to_be_bytes().to_vec();
+    long.extend([b' '; 5008]);
+    say(raw(&authority, at).await, &long).await;
+
+    // A good hello, then a request beyond its bound, and one that is none.
+    let greeting = greeting();
+    let oversized = [&greeting[..], &u32::MAX.to_be_bytes(), &[0; 8]].concat();
+    say(raw(&authority, at).await, &oversized).await;
+    let nonsense = [&greeting[..], &3_u32.to_be_bytes(), &[0; 8], b"???"].concat();
+    say(raw(&authority, at).await, &nonsense).await;
+
+    assert!(works().await, "on the connection that it had all the time");
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn papers_that_do_not_fit_together_are_refused_by_name() {
+    let authority = Authority::new(CLUSTER);
+    let (one, two) = (authority.papers(1), authority.papers(2));
+    let ca = &authority.certificate;
+    let read = |certificate: &str, key: &str| {
+        let error = TlsIdentity::from_pem(CLUSTER, NodeId(1), ca, certificate, key).err();
+        error.unwrap().to_string()
+    };
+    assert!(read(&one.certificate, "nothing").contains("private key"));
+    read(&one.certificate, &two.key);
+}
+
+/// A node of the cluster that is known and was never started.
+fn spec(node: u64, roles: &[Role]) -> NodeSpec {
+    NodeSpec {
+        roles: roles.iter().copied().collect(),
+        ..NodeSpec::new(NodeId(node), format!("node{node}"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_node_is_turned_away_and_its_connection_ends() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let (meta, at) = (node.meta(), server.address());
+    for id in [2, 3] {
+        meta.register_node(spec(id, &[Role::Host])).await.unwrap();
+    }
+    let address = BasicNode::new(at.to_string());
+    let (gone, stays) = (
+        TlsTransport::new(authority.node(2)),
+        TlsTransport::new(authority.node(3)),
+    );
+    let ask =
+        async |way: &TlsTransport| way.call(NodeId(1), &address, PeerRequest::ReadIndex).await;
+    assert!(ask(&gone).await.is_ok() && ask(&stays).await.is_ok());
+    // One that says nothing after its greeting.
+    let mut silent = raw(&authority, at).await;
+    silent.write_all(&greeting()).await.unwrap();
+    let mut answer = vec![0; 12];
+    silent.read_exact(&mut answer).await.unwrap();
+
+    meta.remove_node(NodeId(2)).await.unwrap();
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest));
+    // An abrupt end is an end, too.
+    let _ = end.await.expect("the connection stands");
+    // What is asked on a connection that stood may be lost; then there is none.
+    let refused = until(async || match ask(&gone).await {
+        Err(TransportError::Removed { target }) => Some(target),
+        Ok(answer) => panic!("{answer:?}"),
+        Err(_) => None,
+    });
+    assert_eq!(refused.await, NodeId(1));
+    assert!(ask(&stays).await.is_ok());
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn host_neither_administers_the_cluster_nor_takes_part_in_raft() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let meta = node.meta();
+    meta.register_node(spec(2, &[Role::Host])).await.unwrap();
+    meta.create_volume(VolumeSpec::new("disk", GIB))
+        .await
+        .unwrap();
+    let address = BasicNode::new(server.address().to_string());
+    let host = TlsTransport::new(authority.node(2));
+    let ask = async |request| host.call(NodeId(1), &address, request).await;
+    let propose = async |command| match ask(PeerRequest::Propose(command)).await {
+        Ok(PeerReply::Propose(Ok(reply))) => reply,
+        other => panic!("{other:?}"),
+    };
+    let at = UnixMillis(0);
+    let token = Command::CreateToken {
+        token: JoinToken::draw().hash(),
+        roles: None,
+        expires_at: UnixMillis(u64::MAX),
+        at,
+    };
+    let refused = propose(token).await.unwrap_err();
+    let refusal = matches!(refused, Refusal::Access(AccessRefusal::NeedsMeta { .. }));
+    assert!(refusal, "{refused}");
+    // A role that it was not granted.
+    let register = Command::RegisterNode {
+        node: spec(2, &[Role::Host, Role::Meta]),
+        replaces: Incarnation::default(),
+        at,
+    };
+    assert!(propose(register).await.is_err());
+    let lease = |node| Command::GrantLease {
+        volume: "disk".to_owned(),
+        node: NodeId(node),
+        expired: None,
+        at,
+    };
+    assert!(propose(lease(1)).await.is_err());
+    assert!(propose(lease(2)).await.is_ok(), "its own");
+    let renewal = |node| PeerRequest::RenewLease {
+        volume: VolumeId(1),
+        node: NodeId(node),
+        generation: Generation(1),
+    };
+    for (of, is_its_own) in [(2, true), (1, false)] {
+        let answer = ask(renewal(of)).await;
+        let renewed = matches!(answer, Ok(PeerReply::Propose(Ok(Ok(_)))));
+        assert_eq!(renewed, is_its_own, "{answer:?}");
+    }
+
+    let term = meta.raft_status().term;
+    let rpc = VoteRequest::new(openraft::Vote::new(term + 100, NodeId(2)), None);
+    let voted = ask(PeerRequest::Vote(rpc)).await;
+    assert!(
+        matches!(voted, Err(TransportError::Lost { .. })),
+        "{voted:?}"
+    );
+    assert_eq!(meta.raft_status().term, term);
+    assert!(ask(PeerRequest::ReadIndex).await.is_ok());
+    node.shutdown().await.unwrap();
+}

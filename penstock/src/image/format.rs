@@ -1,0 +1,254 @@
+//! Image formats, as far as import has to know them before qemu-img sees the image: which one it is, and
+//! for qcow2 whether the image stands alone. qemu-img is never asked to guess: a format that it finds by
+//! itself may make it open other files that the image names.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::cli::ImageFormat;
+
+/// Bytes that tell the format: all signatures that are known lie in them.
+const HEAD_BYTES: usize = 512;
+/// Offset of a VDI image's signature.
+const VDI_SIGNATURE_AT: usize = 0x40;
+/// Signatures of formats that import does not take, at the beginning of the image.
+const OTHER_SIGNATURES: [(&[u8], &str); 12] = [
+    (b"QED\0", "qed"),
+    (b"KDMV", "vmdk"),
+    (b"COWD", "vmdk"),
+    (b"# Disk DescriptorFile", "vmdk"),
+    (b"conectix", "vpc"),
+    (b"vhdxfile", "vhdx"),
+    (b"LUKS\xba\xbe", "luks"),
+    (b"WithoutFreeSpace", "parallels"),
+    (b"WithouFreSpacExt", "parallels"),
+    (b"Bochs Virtual HD Image", "bochs"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\xfd7zXZ\0", "xz"),
+];
+/// Signature of a fixed VHD, in the last sector.
+const VPC_FOOTER: &[u8] = b"conectix";
+/// Length of that sector.
+const VPC_FOOTER_BYTES: u64 = 512;
+
+/// Signature of qcow and qcow2.
+const QCOW_MAGIC: &[u8] = b"QFI\xfb";
+/// Length of a qcow2 header of version 2, and of what every version has.
+const QCOW2_V2_BYTES: usize = 72;
+/// Incompatible feature: guest data lie in another file.
+const QCOW2_EXTERNAL_DATA: u64 = 1 << 2;
+/// Header extension that names that file.
+const QCOW2_EXTENSION_DATA_FILE: u32 = 0x4441_5441;
+/// Header extensions that are looked through for that name. Behind more of them the name stays unknown, and
+/// the image is refused all the same.
+const QCOW2_EXTENSIONS_MAX: usize = 64;
+/// Longest file name that a qcow2 header may hold.
+const QCOW2_NAME_BYTES_MAX: u32 = 1023;
+/// Granularity of the size of a disk in qemu.
+const SECTOR_BYTES: u64 = 512;
+
+/// Format of an image, by its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detected {
+    /// One that import takes.
+    Known(ImageFormat),
+    /// One that it does not take.
+    Other(&'static str),
+}
+
+/// Detects the format of an image of `bytes` bytes. What has no signature is raw.
+pub fn detect(file: &File, bytes: u64) -> io::Result<Detected> {
+    let mut head = [0; HEAD_BYTES];
+    let len = bytes.min(HEAD_BYTES as u64) as usize;
+    file.read_exact_at(&mut head[..len], 0)?;
+    if head.starts_with(QCOW_MAGIC) {
+        return Ok(match be32(&head, 4) {
+            0 | 1 => Detected::Other("qcow"),
+            _ => Detected::Known(ImageFormat::Qcow2),
+        });
+    }
+    if head[VDI_SIGNATURE_AT..].starts_with(&[0x7f, 0x10, 0xda, 0xbe]) {
+        return Ok(Detected::Other("vdi"));
+    }
+    let mut signatures = OTHER_SIGNATURES.iter();
+    if let Some((_, name)) = signatures.find(|(signature, _)| head.starts_with(signature)) {
+        return Ok(Detected::Other(name));
+    }
+    if bytes >= VPC_FOOTER_BYTES {
+        let mut foot = [0; VPC_FOOTER.len()];
+        file.read_exact_at(&mut foot, bytes - VPC_FOOTER_BYTES)?;
+        if foot == VPC_FOOTER {
+            return Ok(Detected::Other("vpc"));
+        }
+    }
+    Ok(Detected::Known(ImageFormat::Raw))
+}
+
+/// What import needs of a qcow2 header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qcow2Header {
+    /// Size that a guest sees.
+    pub virtual_bytes: u64,
+    /// Another file that holds a part of the data.
+    pub other_file: Option<OtherFile>,
+    /// The data are encrypted.
+    pub is_encrypted: bool,
+}
+
+/// A file that an image names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OtherFile {
+    /// What lies under clusters that the image lacks.
+    Backing(String),
+    /// All data; the name is empty if the image does not tell it.
+    Data(String),
+}
+
+/// Reads a qcow2 header.
+///
+/// # Errors
+/// `InvalidData` if there is none, `UnexpectedEof` if the file ends in it.
+pub fn qcow2_header(file: &File) -> io::Result<Qcow2Header> {
+    let mut head = [0; QCOW2_V2_BYTES];
+    file.read_exact_at(&mut head, 0)?;
+    let version = be32(&head, 4);
+    if !head.starts_with(QCOW_MAGIC) || !(2..=3).contains(&version) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it has no qcow2 header of version 2 or 3",
+        ));
+    }
+    let (mut incompatible, mut header_bytes) = (0, QCOW2_V2_BYTES as u32);
+    if version == 3 {
+        let mut more = [0; 32];
+        file.read_exact_at(&mut more, QCOW2_V2_BYTES as u64)?;
+        incompatible = be64(&more, 0);
+        header_bytes = be32(&more, 28);
+    }
+    let (backing_at, backing_len) = (be64(&head, 8), be32(&head, 16));
+    let other_file = if incompatible & QCOW2_EXTERNAL_DATA != 0 {
+        Some(OtherFile::Data(data_file_name(file, header_bytes)))
+    } else if backing_at != 0 && backing_len != 0 {
+        Some(OtherFile::Backing(name_at(file, backing_at, backing_len)))
+    } else {
+        None
+    };
+    let virtual_bytes = be64(&head, 24);
+    Ok(Qcow2Header {
+        virtual_bytes: virtual_bytes - virtual_bytes % SECTOR_BYTES,
+        other_file,
+        is_encrypted: be32(&head, 32) != 0,
+    })
+}
+
+/// A name in the image; empty where it cannot be read, for it is only told.
+fn name_at(file: &File, at: u64, len: u32) -> String {
+    let mut name = vec![0; len.min(QCOW2_NAME_BYTES_MAX) as usize];
+    match file.read_exact_at(&mut name, at) {
+        Ok(()) => String::from_utf8_lossy(&name).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+fn data_file_name(file: &File, header_bytes: u32) -> String {
+    let mut at = u64::from(header_bytes);
+    for _ in 0..QCOW2_EXTENSIONS_MAX {
+        let mut extension = [0; 8];
+        if file.read_exact_at(&mut extension, at).is_err() {
+            break;
+        }
+        let (kind, len) = (be32(&extension, 0), be32(&extension, 4));
+        at += 8;
+        match kind {
+            0 => break,
+            QCOW2_EXTENSION_DATA_FILE => return name_at(file, at, len),
+            _ => at += u64::from(len).next_multiple_of(8),
+        }
+    }
+    String::new()
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(bytes: &[u8]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        file
+    }
+
+    fn detected(bytes: &[u8]) -> Detected {
+        detect(&file(bytes), bytes.len() as u64).unwrap()
+    }
+
+    /// A qcow2 header of version 3, with a name at its end.
+    fn header(incompatible: u64, backing: bool, extension: u32, name: &[u8]) -> Vec<u8> {
+        let mut head = vec![0; 104];
+        head[..4].copy_from_slice(QCOW_MAGIC);
+        head[7] = 3;
+        if backing {
+            head[8..16].copy_from_slice(&112_u64.to_be_bytes());
+            head[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
+        }
+        head[24..32].copy_from_slice(&1_048_577_u64.to_be_bytes());
+        head[72..80].copy_from_slice(&incompatible.to_be_bytes());
+        head[100..104].copy_from_slice(&104_u32.to_be_bytes());
+        head.extend_from_slice(&extension.to_be_bytes());
+        head.extend_from_slice(&(name.len() as u32).to_be_bytes());
+        head.extend_from_slice(name);
+        head
+    }
+
+    #[test]
+    fn formats_are_detected_by_their_signatures() {
+        assert_eq!(detected(&[]), Detected::Known(ImageFormat::Raw));
+        assert_eq!(detected(&[7; 5000]), Detected::Known(ImageFormat::Raw));
+        let qcow2 = header(0, false, 0, b"");
+        assert_eq!(detected(&qcow2), Detected::Known(ImageFormat::Qcow2));
+        assert_eq!(detected(b"QFI\xfb\0\0\0\x01"), Detected::Other("qcow"));
+        assert_eq!(detected(b"KDMV"), Detected::Other("vmdk"));
+        let mut vdi = vec![0; 0x44];
+        vdi[0x40..].copy_from_slice(&[0x7f, 0x10, 0xda, 0xbe]);
+        assert_eq!(detected(&vdi), Detected::Other("vdi"));
+        let mut vhd = vec![0; 2048];
+        vhd[1536..1544].copy_from_slice(VPC_FOOTER);
+        assert_eq!(detected(&vhd), Detected::Other("vpc"));
+    }
+
+    #[test]
+    fn a_qcow2_header_tells_of_other_files() {
+        let told = |head: &[u8]| qcow2_header(&file(head)).unwrap();
+        let alone = told(&header(0, false, 0, b""));
+        assert_eq!(alone.virtual_bytes, 1_048_576);
+        assert_eq!((alone.other_file, alone.is_encrypted), (None, false));
+        let backing = told(&header(0, true, 0, b"/etc/shadow"));
+        let shadow = "/etc/shadow".to_owned();
+        assert_eq!(backing.other_file, Some(OtherFile::Backing(shadow.clone())));
+        let kind = QCOW2_EXTENSION_DATA_FILE;
+        let data = told(&header(QCOW2_EXTERNAL_DATA, false, kind, b"/etc/shadow"));
+        assert_eq!(data.other_file, Some(OtherFile::Data(shadow)));
+        let unnamed = told(&header(QCOW2_EXTERNAL_DATA, false, 0, b""));
+        assert_eq!(unnamed.other_file, Some(OtherFile::Data(String::new())));
+    }
+
+    #[test]
+    fn a_damaged_qcow2_header_is_an_error() {
+        let whole = header(u64::MAX, true, 0x1234_5678, &[0xff; 8]);
+        for len in 0..whole.len() {
+            // Whatever is told of it: no panic.
+            let _ = qcow2_header(&file(&whole[..len]));
+            let _ = detected(&whole[..len]);
+        }
+        assert!(qcow2_header(&file(&[0; 200])).is_err());
+    }
+}

@@ -1,0 +1,210 @@
+//! What the README tells people to type works when it is typed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::{Machine, Network};
+use guest_rig::paths::penstock_binary;
+use guest_rig::{GuestImage, Vm};
+use tempfile::TempDir;
+
+/// Stands in the README for what `token create` printed.
+const TOKEN: &str = "TOKEN";
+/// Stands in the README for what every guest needs: what it boots, say.
+const ELLIPSIS: &str = "…";
+/// A guest sees what was changed within this, on a busy machine.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A line of a console block: whose prompt it follows, and the command.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    prompt: String,
+    command: String,
+}
+
+/// The lines of all console blocks between a heading and the next one.
+fn console_lines(text: &str, heading: &str) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let (mut inside, mut block, mut more) = (false, false, false);
+    for line in text.lines() {
+        if !block && line.starts_with('#') {
+            inside = line == heading;
+        } else if line.starts_with("```") {
+            block = !block && line == "```console";
+        } else if inside && block {
+            let (text, goes_on) = match line.strip_suffix('\\') {
+                Some(text) => (text, true),
+                None => (line, false),
+            };
+            if more {
+                let last: &mut Line = lines.last_mut().expect("a line goes on");
+                last.command.push_str(text.trim_start());
+            } else if let Some((prompt, command)) = text.split_once('$') {
+                lines.push(Line {
+                    prompt: prompt.trim().to_owned(),
+                    command: command.trim_start().to_owned(),
+                });
+            }
+            more = goes_on;
+        }
+    }
+    lines
+}
+
+fn readme() -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+}
+
+/// A directory in which `penstock` is the binary under test.
+fn programs(scratch: &Path) -> Result<PathBuf> {
+    let directory = scratch.join("bin");
+    std::fs::create_dir(&directory)?;
+    let binary = std::path::absolute(penstock_binary()?)?;
+    std::os::unix::fs::symlink(binary, directory.join("penstock"))?;
+    Ok(directory)
+}
+
+fn scratch() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("penstock-readme-")
+        .tempdir()
+        .context("make a directory for the machines")
+}
+
+#[test]
+fn the_readme_has_the_blocks_that_are_typed() -> Result<()> {
+    let line = |prompt: &str, command: &str| Line {
+        prompt: prompt.to_owned(),
+        command: command.to_owned(),
+    };
+    let other = "```console\n$ no\n```\n";
+    let block = "```console\n$ a \\\n    b # c\none$ d\nd's output\n```\n";
+    let text = format!("# A\n{other}# B\n```text\n$ no\n```\n{block}## C\n{other}");
+    assert_eq!(
+        console_lines(&text, "# B"),
+        [line("", "a b # c"), line("one", "d")]
+    );
+    let text = readme()?;
+    for (heading, least) in [
+        ("## First disk", 8),
+        ("## Several nodes", 9),
+        ("### When a node dies", 4),
+    ] {
+        let lines = console_lines(&text, heading);
+        ensure!(lines.len() >= least, "{heading}: {lines:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_first_disk_of_the_readme_is_served_to_a_guest() -> Result<()> {
+    let scratch = scratch()?;
+    let programs = programs(scratch.path())?;
+    let image = GuestImage::get(|line| eprintln!("{line}"))?;
+    let mut machine = Machine::start("one", scratch.path(), &programs, None)?;
+    let mut guest = None;
+    for Line { prompt, command } in console_lines(&readme()?, "## First disk") {
+        ensure!(prompt.is_empty(), "one machine, but {prompt}$ {command}");
+        eprintln!("$ {command}");
+        if !command.starts_with("qemu-system") {
+            if let (true, Some(vm)) = (command.contains(" detach "), &mut guest) {
+                before_detach(vm)?;
+            }
+            let printed = machine.ok(&command)?;
+            if command.contains("libvirt disk-xml") {
+                ensure!(printed.contains("path='/run/web.sock'"), "{printed}");
+            }
+            continue;
+        }
+        let mut typed = None;
+        let vm = Vm::boot_by(&image, |args| {
+            let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
+            let line = command.replacen(ELLIPSIS, &quoted.join(" "), 1);
+            let started = machine.command(&format!("exec {line}"));
+            started.unwrap_or_else(|error| {
+                typed = Some(error);
+                std::process::Command::new("false")
+            })
+        });
+        if let Some(error) = typed {
+            return Err(error);
+        }
+        let mut vm = vm?;
+        assert_eq!(
+            vm.sh("blockdev --getsize64 /dev/vda")?,
+            (10_u64 << 30).to_string()
+        );
+        vm.sh("mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && cp /init /mnt && sync")?;
+        guest = Some(vm);
+    }
+    guest.context("the README starts no guest").map(drop)
+}
+
+#[test]
+fn the_nodes_of_the_readme_make_a_cluster_and_outlive_one() -> Result<()> {
+    let scratch = scratch()?;
+    let programs = programs(scratch.path())?;
+    let network = Network::with_addresses(3, |node| format!("10.0.0.{node}"))?;
+    let mut machines = Vec::new();
+    for (name, node) in [("one", 1), ("two", 2), ("three", 3)] {
+        let namespace = network.namespace(node);
+        machines.push(Machine::start(
+            name,
+            scratch.path(),
+            &programs,
+            Some(&namespace),
+        )?);
+    }
+    let text = readme()?;
+    type_all(&mut machines, &console_lines(&text, "## Several nodes"))?;
+    let volumes = machines[2].ok("penstock volume list")?;
+    ensure!(
+        volumes.contains("/run/web.sock") || volumes.contains("web"),
+        "{volumes}"
+    );
+
+    // Node one dies, with the guest's disk.
+    drop(machines.remove(0));
+    machines[0].until_ok("penstock node list | grep -q ' one .* down '")?;
+    type_all(&mut machines, &console_lines(&text, "### When a node dies"))?;
+    let attached = machines[0].ok("penstock attachment list")?;
+    ensure!(attached.contains("web"), "{attached}");
+    let nodes = machines[1].ok("penstock node list")?;
+    ensure!(!nodes.contains(" one "), "{nodes}");
+    Ok(())
+}
+
+/// What the guest has to say to the README's promises.
+fn before_detach(vm: &mut Vm) -> Result<()> {
+    let grown = "test $(blockdev --getsize64 /dev/vda) = $((20 << 30))";
+    vm.sh_until(grown, SOON)?;
+    vm.sh("cmp /init /mnt/init && umount /mnt")?;
+    let errors = vm.io_errors()?;
+    ensure!(errors.is_empty(), "{}", errors.join("\n"));
+    Ok(())
+}
+
+/// Types each line at the machine that its prompt names; `any` is the last one.
+fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
+    let mut token = String::new();
+    for Line { prompt, command } in lines {
+        let typed = command.replace(TOKEN, &token);
+        let machine = match prompt.as_str() {
+            "any" => machines.last_mut(),
+            name => machines.iter_mut().find(|machine| machine.name() == name),
+        };
+        let machine = machine.with_context(|| format!("no machine for {prompt}$ {command}"))?;
+        eprintln!("{prompt}$ {command}");
+        let printed = match command.starts_with("penstock health") {
+            true => machine.until_ok(&typed)?,
+            false => machine.ok(&typed)?,
+        };
+        if command.contains("token create") {
+            // What a start in the background prints may come before it.
+            token = printed.lines().last().unwrap_or_default().to_owned();
+        }
+    }
+    Ok(())
+}

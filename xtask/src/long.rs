@@ -1,0 +1,114 @@
+//! `test --long`: the long forms of the tests that have two. `cargo xtask test` runs the short ones.
+
+use std::ffi::OsString;
+
+use anyhow::{Result, bail};
+use guest_rig::form::LONG_ENV;
+use guest_rig::paths::PENSTOCK_BIN_ENV;
+
+use crate::build::{binary, build, cargo, check, has_subcommand};
+
+/// A test with two forms.
+struct TwoForms {
+    package: &'static str,
+    /// As cargo-nextest names it.
+    test: &'static str,
+    short: &'static str,
+    long: &'static str,
+}
+
+const TESTS: [TwoForms; 7] = [
+    TwoForms {
+        package: "sim",
+        test: "without_faults_every_request_ends_well",
+        short: "80 seeds",
+        long: "1,600 seeds",
+    },
+    TwoForms {
+        package: "sim",
+        test: "with_faults_no_guest_sees_what_it_may_not",
+        short: "150 seeds",
+        long: "3,000 seeds",
+    },
+    TwoForms {
+        package: "sim",
+        test: "with_faults_and_partial_writes_no_guest_sees_what_it_may_not",
+        short: "100 seeds",
+        long: "2,000 seeds",
+    },
+    TwoForms {
+        package: "sim",
+        test: "with_two_devices_on_each_node_no_guest_sees_what_it_may_not",
+        short: "60 seeds",
+        long: "1,200 seeds",
+    },
+    TwoForms {
+        package: "guest-tests",
+        test: "guest_verifies_every_byte_while_the_daemon_is_killed",
+        short: "8 kills",
+        long: "100 kills",
+    },
+    TwoForms {
+        package: "rdma-tests",
+        test: "rdma_cluster_survives_link_and_node_loss_and_copies_nothing",
+        short: "1 node killed, 50 front ends, 3 attachments",
+        long: "2 nodes killed, 1,000 front ends, 20 attachments",
+    },
+    TwoForms {
+        package: "rdma-tests",
+        test: "host_uses_remote_storage_over_rdma_and_goes_on_without_it",
+        short: "RDMA lost alone, the host killed",
+        long: "also the link lost, a storage node killed, processor time by RDMA and by TCP",
+    },
+];
+
+/// Runs the long forms; `args` go to cargo-nextest.
+pub fn test(args: &[OsString]) -> Result<()> {
+    if !has_subcommand("nextest") {
+        bail!("`test --long` needs cargo-nextest: `cargo install --locked cargo-nextest`");
+    }
+    if args.iter().any(|arg| arg == "-E") {
+        // cargo-nextest would run what either of two expressions selects.
+        bail!("`test --long` takes names of tests, no -E");
+    }
+    let selected = TESTS
+        .iter()
+        .map(|test| format!("(package({}) & test(={}))", test.package, test.test))
+        .collect::<Vec<_>>()
+        .join(" | ");
+    build()?;
+    let mut command = cargo()?;
+    command.args(["nextest", "run", "--workspace", "--profile", "long", "-E"]);
+    command.arg(selected).args(args);
+    command.env(PENSTOCK_BIN_ENV, binary("penstock")?);
+    let result = check(command.env(LONG_ENV, "1"));
+    println!("Long forms, of those that were selected:");
+    for test in &TESTS {
+        println!(
+            "{} {}: {} (in `cargo xtask test`: {})",
+            test.package, test.test, test.long, test.short
+        );
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::workspace;
+
+    /// cargo-nextest says nothing about an expression of which a part selects no test.
+    #[test]
+    fn each_named_test_exists() {
+        for test in &TESTS {
+            let folder = test.package.trim_end_matches("-tests");
+            let folder = workspace().join("tests").join(folder).join("tests");
+            let head = format!("fn {}()", test.test);
+            let exists = std::fs::read_dir(&folder).unwrap().any(|file| {
+                let text = std::fs::read_to_string(file.unwrap().path());
+                text.is_ok_and(|text| text.contains(&head))
+            });
+            assert!(exists, "{head} in {}", folder.display());
+        }
+    }
+}
