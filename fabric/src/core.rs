@@ -15,6 +15,7 @@ pub mod repair;
 pub mod replica;
 pub mod resync;
 pub mod segments;
+pub mod share;
 pub mod slab;
 pub mod unflushed;
 pub mod unresolved;

@@ -86,7 +86,8 @@ pub enum Submit {
     Done(IoResult),
     /// Accepted; its tag comes back from [`Engine::reap`].
     Pending,
-    /// A bound was reached: nothing was done. Submit again after the next `reap` that returns something.
+    /// A bound was reached: nothing was done. Submit again after the next `reap` that returns something, if
+    /// [`Engine::has_room`] says so.
     Busy,
 }
 
@@ -112,6 +113,13 @@ pub trait Engine: Send {
     /// or its completion. The guest may change the content meanwhile; the engine must never rely on reading a
     /// byte twice.
     unsafe fn submit(&mut self, volume: &Self::Volume, request: &Request<'_>) -> Submit;
+
+    /// Whether it is worth its while to submit again what found no room (`Submit::Busy`) on this volume. To be
+    /// asked first: a request of a thousand buffers is not looked at anew in every turn of the thread.
+    #[inline]
+    fn has_room(&self, _volume: &Self::Volume) -> bool {
+        true
+    }
 
     /// Hands everything submitted so far to the devices, in one system call where possible.
     fn kick(&mut self);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::build::{binary, cargo, check, target_directory, workspace};
+use crate::build::{cargo, check, target_directory, workspace};
 
 /// Holds the commit of that version.
 const COMMIT_FILE: &str = "tests/cluster/previous-version";
@@ -27,12 +27,14 @@ pub fn previous() -> Result<Option<PathBuf>> {
     eprintln!("xtask: building the version to upgrade from, {commit}");
     let source = kept.join("source");
     extract(commit, &source)?;
-    build(&source)?;
+    let binary = build(&source, &kept)?;
     // Only a whole file ever bears the name.
     let partial = kept.join("penstock.partial");
-    std::fs::copy(binary("penstock")?, &partial).context("keep the built version")?;
+    std::fs::copy(binary, &partial).context("keep the built version")?;
     std::fs::rename(&partial, &built).context("keep the built version")?;
-    std::fs::remove_dir_all(&source).with_context(|| format!("remove {}", source.display()))?;
+    for left in [source, kept.join("target")] {
+        std::fs::remove_dir_all(&left).with_context(|| format!("remove {}", left.display()))?;
+    }
     Ok(Some(built))
 }
 
@@ -74,15 +76,53 @@ fn extract(commit: &str, source: &Path) -> Result<()> {
     Ok(())
 }
 
-/// In the same place as everything else, so that RocksDB is not compiled once more: with what all packages
-/// together want of their dependencies, as [`crate::build::build`] does it.
-fn build(source: &Path) -> Result<()> {
-    let features = "vhost-backend/fuzzing";
-    let what = ["build", "--workspace", "--bin", "penstock", "--locked"];
-    check(
-        cargo()?
-            .current_dir(source)
-            .args(what)
-            .args(["--features", features]),
-    )
+/// In a place of its own, with the RocksDB that this version has compiled already if there is one: that alone
+/// would take longer than all the rest. Both versions' bindings are of one release of it.
+fn build(source: &Path, kept: &Path) -> Result<PathBuf> {
+    let target = kept.join("target");
+    let mut command = cargo()?;
+    command
+        .current_dir(source)
+        .args(["build", "-p", "penstock", "--bin", "penstock", "--locked"])
+        .arg("--target-dir")
+        .arg(&target);
+    if let Some(directory) = compiled_rocksdb(source)? {
+        command
+            .env("ROCKSDB_LIB_DIR", directory)
+            .env("ROCKSDB_STATIC", "1")
+            // Whoever compiles RocksDB also links the library of C++.
+            .args(["--config", "build.rustflags = [\"-Clink-arg=-lstdc++\"]"]);
+    }
+    check(&mut command)?;
+    Ok(target.join("debug/penstock"))
+}
+
+/// Where this version's build has left RocksDB, if it is of the release that the other version binds to.
+fn compiled_rocksdb(source: &Path) -> Result<Option<PathBuf>> {
+    if rocksdb_of(source)? != rocksdb_of(workspace())? {
+        return Ok(None);
+    }
+    let Ok(units) = std::fs::read_dir(target_directory()?.join("debug/build")) else {
+        return Ok(None);
+    };
+    let outputs = units.flatten().map(|unit| unit.path().join("out"));
+    // A build that was cut short has no library, or has not told of its end.
+    let finished = |out: &PathBuf| {
+        let told = out.with_file_name("output");
+        out.join("librocksdb.a").is_file() && told.is_file()
+    };
+    Ok(outputs.filter(finished).max_by_key(|out| {
+        let library = std::fs::metadata(out.join("librocksdb.a"));
+        library.and_then(|library| library.modified()).ok()
+    }))
+}
+
+/// The line of `Cargo.lock` that names the release of RocksDB's bindings.
+fn rocksdb_of(workspace: &Path) -> Result<Option<String>> {
+    let lock = workspace.join("Cargo.lock");
+    let lock =
+        std::fs::read_to_string(&lock).with_context(|| format!("read {}", lock.display()))?;
+    let mut lines = lock.lines();
+    let named = lines.find(|line| *line == "name = \"librocksdb-sys\"");
+    Ok(named.and(lines.next()).map(str::to_owned))
 }

@@ -11,17 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::membership::{Members, REPLICAS_MAX, ReplicaSet};
-use super::segments::{Cutter, NoRoom, SegmentPool, Segments};
+use super::segments::{NoRoom, SegmentPool, Segments};
+use super::share::may_take;
 use super::slab::{Key, Slab};
 use super::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, Submit, Tag};
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use crate::proto::{Command, Epoch, NodeId, PgId, Refusal, Reply, Request, RequestId, Sequence};
 
+mod data;
 mod fences;
 mod flush;
 mod hedge;
-mod held;
 mod in_place;
 mod ios;
 mod latency;
@@ -32,13 +33,16 @@ mod piece;
 mod places;
 mod private;
 mod repair;
+mod shares;
+mod waiting;
 
+use data::pieces_of;
 use hedge::Sent;
-use held::Held;
-use ios::{GuestIo, LocalVolume, NO_IO, NONE, check, data_command};
+use ios::{GuestIo, LocalVolume, NO_IO, check};
 use latency::Latency;
 use piece::{Next, Piece};
 use places::Places;
+use shares::Window;
 
 /// Guest requests in flight per data thread; more are answered busy.
 pub const IOS_MAX: u32 = 4096;
@@ -51,9 +55,6 @@ pub const TICK: Duration = Duration::from_millis(1);
 
 /// Largest read or write; a longer one is refused as out of range. Far above what guests send (1 to 4 MiB).
 pub const TRANSFER_BYTES_MAX: u64 = 64 << 20;
-
-/// Pieces of one read or write at most: one more for the cut in the middle.
-const DATA_PIECES_MAX: usize = (TRANSFER_BYTES_MAX / CHUNK_BYTES) as usize + 1;
 
 /// Pieces of one discard, write-zeroes or flush that are in flight together; the next follow as these are
 /// answered. A guest may discard a whole disk in one request.
@@ -151,8 +152,15 @@ pub struct Client {
     parked_ticks: u32,
     /// Bytes copied for writes in flight.
     private_bytes: usize,
-    /// Requests that wait for others that overlap them.
-    held: VecDeque<Held>,
+    /// Requests that wait for others that overlap them, of all volumes.
+    waiting: usize,
+    window: Window,
+    /// Volumes with data that wait for the window, in the order of their turns.
+    senders: VecDeque<u32>,
+    /// Pieces that have begun, and of which nobody has anything to answer.
+    idle_pieces: usize,
+    /// A request found no room since the last tick.
+    refused: bool,
     /// What the shell said last.
     now_us: u64,
     latency: Latency,
@@ -188,7 +196,11 @@ impl Client {
             parked: false,
             parked_ticks: 0,
             private_bytes: 0,
-            held: VecDeque::new(),
+            waiting: 0,
+            window: Window::default(),
+            senders: VecDeque::new(),
+            idle_pieces: 0,
+            refused: false,
             now_us: 0,
             latency: Latency::default(),
             sent: VecDeque::new(),
@@ -213,7 +225,7 @@ impl Client {
 
     /// What is kept for requests in flight, of whatever kind: nothing while there is none.
     pub fn left_over(&self) -> u64 {
-        let kept = self.pieces.taken() + self.held.len() + self.private_bytes + self.repairs;
+        let kept = self.pieces.taken() + self.waiting + self.private_bytes + self.repairs;
         self.unanswered() + kept as u64 + self.actions.len() as u64
     }
 
@@ -250,38 +262,50 @@ impl Client {
         let may_begin = self.now_us < volume.lease_until_us()
             && volume.is_settled()
             && self.places.knows(volume.layer());
-        if self.ios.free() == 0 || self.pieces.free() == 0 || !may_begin || !self.attach(volume) {
+        if !may_begin || !self.attach(volume) {
             return Submit::Busy;
         }
         if transport.answers_in_place() && self.in_place(volume, request, transport) {
             return Submit::Done(Ok(()));
         }
+        self.window.note(volume.slot());
+        let piece_bytes = self.window.piece_bytes();
+        if !self.has_share(volume, request, pieces_of(request, piece_bytes)) {
+            return Submit::Busy;
+        }
         let Some(io) = self.open_io(volume, request) else {
             volume.count(self.lane, Finished::Error);
             return Submit::Done(Err(IoError::Fenced));
         };
-        let entered = self.enter(io);
-        match request.op {
-            Op::Read | Op::Write { .. } => {
-                match self.send_data(io, volume, request, entered, transport) {
-                    Ok(()) => {}
-                    Err(NoRoom::Busy) => {
-                        // Nothing of it was sent: the version it drew is simply never used.
-                        let _ = self.close_io(io);
-                        return Submit::Busy;
-                    }
-                    Err(NoRoom::Malformed) => self.ios[io].error = Some(IoError::OutOfRange),
-                }
+        if let Op::Read | Op::Write { .. } = request.op {
+            match self.cut(io, volume, request, piece_bytes) {
+                Ok(()) => {}
+                Err(NoRoom::Busy) => return self.refuse(io),
+                Err(NoRoom::Malformed) => self.ios[io].error = Some(IoError::OutOfRange),
             }
-            Op::Flush | Op::Discard | Op::WriteZeroes { .. } if entered => self.pump(io, transport),
-            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => self.hold(io, Vec::new()),
         }
-        if self.ios[io].open > 0 || (!entered && self.ios[io].error.is_none()) {
+        if self.ios[io].error.is_none() {
+            match self.enter(io) {
+                Ok(()) => self.begin(io, transport),
+                Err(met) if self.wait(io, met) => return Submit::Pending,
+                Err(_) => return self.refuse(io),
+            }
+        }
+        if !self.ios[io].is_sent() {
             return Submit::Pending;
         }
         self.conclude(io);
         self.count_finished(io);
         Submit::Done(self.close_io(io))
+    }
+
+    /// There is no room for a request of which nothing was sent: the version it drew is simply never used.
+    #[cold]
+    fn refuse(&mut self, io: u32) -> Submit {
+        self.drop_unsent(io);
+        self.note_refused(self.ios[io].volume);
+        let _ = self.close_io(io);
+        Submit::Busy
     }
 
     /// A replica answered. Answers that nobody waits for (sent twice, or late) are ignored.
@@ -312,56 +336,6 @@ impl Client {
         }
     }
 
-    /// Cuts a read or write into pieces and sends them. Nothing was sent on an error.
-    #[inline]
-    fn send_data<T: Transport>(
-        &mut self,
-        io: u32,
-        volume: &VolumeState,
-        request: &io::Request<'_>,
-        entered: bool,
-        transport: &mut T,
-    ) -> Result<(), NoRoom> {
-        let mut cut = [NONE; DATA_PIECES_MAX];
-        let mut count = 0;
-        let mut cutter = Cutter::new(request.buffers);
-        let (mut at, end) = (request.offset, request.offset + request.len);
-        let mut outcome = Ok(());
-        while at < end {
-            let len = (end - at).min(CHUNK_BYTES - at % CHUNK_BYTES);
-            let Some(piece) = self.pieces.take() else {
-                outcome = Err(NoRoom::Busy);
-                break;
-            };
-            cut[count] = piece;
-            count += 1;
-            let list = &mut self.pieces[piece].segments;
-            if let Err(no_room) = self.segments.fill(list, &mut cutter, len as usize) {
-                outcome = Err(no_room);
-                break;
-            }
-            let buffers = list.as_iovecs();
-            let chunk = volume.chunk_at(at).expect("check() bounds the offset");
-            let command = data_command(&self.ios[io], chunk, at, len, buffers);
-            self.fill_piece(piece, io, self.group_of(chunk), command);
-            at += len;
-        }
-        if let Err(no_room) = outcome {
-            for &piece in &cut[..count] {
-                self.free_piece(piece);
-            }
-            return Err(no_room);
-        }
-        if !entered {
-            self.hold(io, cut[..count].to_vec());
-            return Ok(());
-        }
-        for &piece in &cut[..count] {
-            self.start(piece, io, transport);
-        }
-        Ok(())
-    }
-
     /// Cuts and sends pieces of a flush, discard or write-zeroes up to its window.
     fn pump<T: Transport>(&mut self, io: u32, transport: &mut T) {
         loop {
@@ -369,8 +343,12 @@ impl Client {
             if state.error.is_some() || state.cursor >= state.end || state.open >= RANGE_WINDOW {
                 return;
             }
+            let held = self.local(state.volume).held.pieces as usize;
+            if state.open > 0 && !may_take(held, 1, self.pieces.free()) {
+                return;
+            }
             // The piece whose answer brought us here is free again, so an open request never starves.
-            let Some(piece) = self.pieces.take() else {
+            let Some(piece) = self.take_piece(io) else {
                 return;
             };
             let volume = &self.local(state.volume).state;
@@ -463,9 +441,11 @@ impl Client {
             return;
         }
         let Some(result) = self.drive(piece, transport) else {
+            self.send_waiting(transport, done);
             return;
         };
         let io = self.pieces[piece].io;
+        let volume = self.ios[io].volume;
         self.end_piece(piece, result);
         if self.ios[io].cursor < self.ios[io].end {
             self.pump(io, transport);
@@ -474,14 +454,15 @@ impl Client {
             self.pump(io, transport);
         }
         self.report_if_done(io, done);
-        if !self.held.is_empty() {
-            self.release_held(transport, done);
+        if self.waiting > 0 {
+            self.begin_waiting(volume, transport, done);
         }
+        self.send_waiting(transport, done);
     }
 
     #[inline]
     fn report_if_done(&mut self, io: u32, done: &mut dyn FnMut(Tag, IoResult)) {
-        if self.ios[io].open == 0 {
+        if self.ios[io].is_sent() {
             let tag = self.ios[io].tag;
             self.conclude(io);
             self.count_finished(io);
@@ -489,11 +470,22 @@ impl Client {
         }
     }
 
-    /// Does what is next for a piece without outstanding answers, until it waits (`None`) or is done. Every
-    /// turn asks a member not asked before, or has a strictly newer lease or map, or numbers anew, so the
-    /// turns are bounded.
+    /// Does what is next for a piece without outstanding answers, until it waits (`None`) or is done.
     #[inline]
     fn drive<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
+        self.note_idle(piece, false);
+        let result = self.take_steps(piece, transport);
+        if self.pieces[piece].waiting.is_empty() {
+            self.leave_window(piece);
+            self.note_idle(piece, result.is_none());
+        }
+        result
+    }
+
+    /// Every turn asks a member not asked before, or has a strictly newer lease or map, or numbers anew, so
+    /// the turns are bounded.
+    #[inline]
+    fn take_steps<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
         loop {
             let slot = &self.pieces[piece];
             let next = slot.next(&self.groups[usize::from(slot.group)].set);
@@ -561,6 +553,7 @@ impl Client {
     #[inline]
     fn dispatch<T: Transport>(&mut self, piece: u32, to: Members, transport: &mut T) {
         self.pieces[piece].sending(to);
+        self.enter_window(piece);
         self.note_sent(piece, to);
         let group = usize::from(self.pieces[piece].group);
         for member in to.iter() {
@@ -584,15 +577,9 @@ impl Client {
             Err(error) => {
                 io.error = io.error.or(Some(error));
                 io.cursor = io.end;
+                self.drop_unsent(index);
             }
         }
-    }
-
-    #[inline]
-    fn free_piece(&mut self, piece: u32) {
-        self.segments.clear(&mut self.pieces[piece].segments);
-        self.drop_copy(piece);
-        self.pieces.give_back(piece);
     }
 }
 

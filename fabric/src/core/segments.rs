@@ -4,6 +4,7 @@
 //! Lists of up to [`INLINE`] elements lie in the piece itself. Longer ones come from pools of fixed arrays;
 //! with a pool used up the request is answered busy and comes again.
 
+use super::share::may_take;
 use crate::store::device::IoVecs;
 
 /// Elements a piece holds without a pool: one 4 KiB-aligned buffer, or a few.
@@ -124,6 +125,10 @@ pub enum NoRoom {
     Malformed,
 }
 
+/// How many arrays of each class somebody holds. Nobody gets more of a class than are left for all others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ArraysHeld([u16; CLASSES.len()]);
+
 /// The pools of one data thread.
 pub struct SegmentPool {
     classes: [Class; CLASSES.len()],
@@ -153,13 +158,14 @@ impl SegmentPool {
         }
     }
 
-    /// Copies the next `bytes` of `from` into `to`, which must be clear.
+    /// Copies the next `bytes` of `from` into `to`, which must be clear, on the account of `held`.
     #[inline]
     pub fn fill(
         &mut self,
         to: &mut Segments,
         from: &mut Cutter<'_>,
         bytes: usize,
+        held: &mut ArraysHeld,
     ) -> Result<(), NoRoom> {
         debug_assert!(to.lease.is_none());
         if let [one] = from.rest {
@@ -170,7 +176,7 @@ impl SegmentPool {
                 return Ok(());
             }
         }
-        self.fill_many(to, from, bytes)
+        self.fill_many(to, from, bytes, held)
     }
 
     fn fill_many(
@@ -178,12 +184,13 @@ impl SegmentPool {
         to: &mut Segments,
         from: &mut Cutter<'_>,
         bytes: usize,
+        held: &mut ArraysHeld,
     ) -> Result<(), NoRoom> {
         let count = from.count(bytes).ok_or(NoRoom::Malformed)?;
         if count <= INLINE {
             from.cut(bytes, &mut to.inline[..count]);
         } else {
-            let (class, array) = self.lease(count)?;
+            let (class, array) = self.lease(count, held)?;
             let pool = &mut self.classes[class];
             let start = usize::from(array) * pool.each;
             let room = &mut pool.arrays[start..start + count];
@@ -198,27 +205,31 @@ impl SegmentPool {
         Ok(())
     }
 
-    /// An array of at least `count` elements, from the smallest class that fits and has one.
-    fn lease(&mut self, count: usize) -> Result<(usize, u16), NoRoom> {
+    /// An array of at least `count` elements, from the smallest class that fits and has one for this user.
+    fn lease(&mut self, count: usize, held: &mut ArraysHeld) -> Result<(usize, u16), NoRoom> {
         let last = self.classes.last().expect("the table is not empty");
         if count > last.each {
             return Err(NoRoom::Malformed);
         }
         for (at, class) in self.classes.iter_mut().enumerate() {
-            if count <= class.each {
-                if let Some(array) = class.free.pop() {
-                    return Ok((at, array));
-                }
+            let mine = &mut held.0[at];
+            if count > class.each || !may_take(usize::from(*mine), 1, class.free.len()) {
+                continue;
+            }
+            if let Some(array) = class.free.pop() {
+                *mine += 1;
+                return Ok((at, array));
             }
         }
         Err(NoRoom::Busy)
     }
 
-    /// Empties `list` and takes its array back.
+    /// Empties `list`, which was filled on the account of `held`, and takes its array back.
     #[inline]
-    pub fn clear(&mut self, list: &mut Segments) {
+    pub fn clear(&mut self, list: &mut Segments, held: &mut ArraysHeld) {
         list.len = 0;
         if let Some(lease) = list.lease.take() {
+            held.0[usize::from(lease.class)] -= 1;
             self.classes[usize::from(lease.class)]
                 .free
                 .push(lease.array);

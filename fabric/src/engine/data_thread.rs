@@ -150,6 +150,11 @@ impl Engine for FabricEngine {
     }
 
     #[inline]
+    fn has_room(&self, volume: &VolumeHandle) -> bool {
+        self.client.has_room(&volume.state)
+    }
+
+    #[inline]
     fn kick(&mut self) {
         self.transport.kick();
     }

@@ -1,6 +1,7 @@
 //! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on
 //! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench
-//! cluster` does so with three nodes, side by side with Ceph.
+//! cluster` does so with three nodes, side by side with Ceph; `penstock-bench neighbours` shows what a guest
+//! that asks for everything costs another one.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -12,6 +13,7 @@ mod clock;
 mod cluster;
 mod driver;
 mod idle;
+mod neighbours;
 mod ping_pong;
 mod usage;
 
@@ -31,11 +33,14 @@ enum Command {
     Blk(blk::Options),
     /// Disks replicated over three nodes on this machine, over both wires, beside Ceph if wanted
     Cluster(cluster::Options),
+    /// A quiet guest beside one that asks for everything
+    Neighbours(neighbours::Options),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Blk(options) => blk::run(&options),
         Command::Cluster(options) => cluster::run(&options),
+        Command::Neighbours(options) => neighbours::run(&options),
     }
 }

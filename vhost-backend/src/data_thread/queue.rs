@@ -313,7 +313,8 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         scratch: &mut Scratch,
     ) -> Result<usize, RingError> {
         let mut moved = 0;
-        if self.broken {
+        let waits = self.stalled.is_some() && !engine.has_room(self.device.volume());
+        if self.broken || waits {
             return Ok(0);
         }
         while let Some(id) = self.stalled.take().or_else(|| self.replay.pop()) {

@@ -81,6 +81,8 @@ struct Worker<E: Engine> {
     queues: Vec<Option<Box<Queue<E::Volume>>>>,
     /// Places of the queues that are polled.
     hot: Vec<usize>,
+    /// Which of them is polled first in the next turn.
+    first: usize,
     /// Places of queues whose requests the engine finished in this turn.
     touched: Vec<usize>,
     scratch: Scratch,
@@ -129,6 +131,7 @@ impl<E: Engine> Worker<E> {
             engine,
             queues: Vec::new(),
             hot: Vec::new(),
+            first: 0,
             touched: Vec::new(),
             scratch: Scratch::default(),
             poller,
@@ -169,21 +172,19 @@ impl<E: Engine> Worker<E> {
         }
     }
 
-    /// Polls every hot queue once and the engine once.
+    /// Polls every hot queue once and the engine once. Each turn begins with another queue: whatever room the
+    /// engine has is not the same queue's every time.
     #[inline(always)]
     fn turn(&mut self) -> usize {
         let mut work = 0;
-        for at in 0..self.hot.len() {
-            let Some(queue) = self.queues[self.hot[at]].as_deref_mut() else {
-                continue;
-            };
-            let moved = queue.poll(&mut self.engine, &mut self.scratch);
-            queue.idle_turns = if moved > 0 {
-                0
-            } else {
-                queue.idle_turns.saturating_add(1)
-            };
-            work += moved;
+        let count = self.hot.len();
+        self.first = if self.first + 1 < count {
+            self.first + 1
+        } else {
+            0
+        };
+        for at in (self.first..count).chain(0..self.first) {
+            work += self.poll_queue(at);
         }
         if self.scratch.submitted {
             self.scratch.submitted = false;
@@ -193,6 +194,20 @@ impl<E: Engine> Worker<E> {
             work += self.reap();
         }
         work
+    }
+
+    #[inline(always)]
+    fn poll_queue(&mut self, at: usize) -> usize {
+        let Some(queue) = self.queues[self.hot[at]].as_deref_mut() else {
+            return 0;
+        };
+        let moved = queue.poll(&mut self.engine, &mut self.scratch);
+        queue.idle_turns = if moved > 0 {
+            0
+        } else {
+            queue.idle_turns.saturating_add(1)
+        };
+        moved
     }
 
     fn reap(&mut self) -> usize {

@@ -100,7 +100,7 @@ impl Client {
                 self.go_on(piece, transport, done);
             }
         }
-        self.release_held(transport, done);
+        self.begin_all_waiting(transport, done);
     }
 
     pub(super) fn reaches(&self, piece: u32, generation: Generation, epoch: Epoch) -> bool {

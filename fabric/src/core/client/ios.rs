@@ -1,14 +1,17 @@
 //! The table of guest requests in flight, and which of a volume's writes is the oldest.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::shares::Holdings;
+use super::waiting::Waiting;
 use super::{Client, ClientAction, TRANSFER_BYTES_MAX, changes_data};
+use crate::core::slab::Key;
 use crate::core::unflushed::FlushMark;
 use crate::core::volume::{Finished, VolumeState};
 use crate::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
-use crate::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
-use crate::proto::{Command, Epoch, Sequence};
-use crate::store::device::IoVecs;
+use crate::proto::ids::Version;
+use crate::proto::{Epoch, Sequence};
 
 /// No element of a linked list.
 pub(super) const NONE: u32 = u32::MAX;
@@ -43,6 +46,8 @@ pub(super) struct GuestIo {
     pub(super) begun: Epoch,
     /// Pieces in flight.
     pub(super) open: u32,
+    /// First of its pieces that are cut and not sent; each names the next.
+    pub(super) unsent: u32,
     pub(super) error: Option<IoError>,
     /// Neighbours among the lane's writes of this volume, oldest first.
     pub(super) older: u32,
@@ -66,6 +71,7 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     end: 0,
     begun: Epoch(u64::MAX),
     open: 0,
+    unsent: NONE,
     error: None,
     older: NONE,
     newer: NONE,
@@ -78,6 +84,22 @@ pub(super) struct LocalVolume {
     pub(super) in_flight: u32,
     pub(super) oldest: u32,
     pub(super) newest: u32,
+    /// What it holds of what all volumes of the thread share.
+    pub(super) held: Holdings,
+    /// Requests that wait for others that overlap them, oldest first; at most [`super::waiting::WAITING_MAX`].
+    pub(super) waiting: VecDeque<Waiting>,
+    /// Requests of which pieces wait for the window, oldest first. One that failed meanwhile has none.
+    pub(super) unsent: VecDeque<Key>,
+    /// It has its place in [`Client::senders`].
+    pub(super) is_sender: bool,
+}
+
+impl GuestIo {
+    /// No piece of it waits for an answer, or to be sent.
+    #[inline]
+    pub(super) fn is_sent(&self) -> bool {
+        self.open == 0 && self.unsent == NONE
+    }
 }
 
 impl Client {
@@ -138,6 +160,7 @@ impl Client {
             end,
             begun: Epoch(u64::MAX),
             open: 0,
+            unsent: NONE,
             error: None,
             older: if mutates { older } else { NONE },
             newer: NONE,
@@ -172,7 +195,7 @@ impl Client {
     #[inline]
     pub(super) fn note_begun(&mut self, io: u32) {
         let state = self.ios[io];
-        let is_last = state.open == 0 && state.cursor == state.end;
+        let is_last = state.is_sent() && state.cursor == state.end;
         if !self.replicated || is_last || state.fua || !changes_data(state.op) {
             return;
         }
@@ -230,6 +253,13 @@ impl Client {
             .expect("a volume stays while it has requests")
     }
 
+    #[inline]
+    pub(super) fn local_mut(&mut self, slot: u32) -> &mut LocalVolume {
+        self.volumes[slot as usize]
+            .as_mut()
+            .expect("a volume stays while it has requests")
+    }
+
     /// Makes the volume known to this thread; false while its slot's last user still has requests here.
     #[inline]
     pub(super) fn attach(&mut self, volume: &Arc<VolumeState>) -> bool {
@@ -245,15 +275,21 @@ impl Client {
         if self.volumes.len() <= slot {
             self.volumes.resize_with(slot + 1, || None);
         }
-        if self.volumes[slot].as_ref().is_some_and(|l| l.in_flight > 0) {
+        let old = self.volumes[slot].as_ref();
+        if old.is_some_and(|l| l.in_flight > 0) {
             return false;
         }
+        let is_sender = old.is_some_and(|l| l.is_sender);
         self.volumes[slot] = Some(LocalVolume {
             id: volume.id(),
             state: Arc::clone(volume),
             in_flight: 0,
             oldest: NONE,
             newest: NONE,
+            held: Holdings::default(),
+            waiting: VecDeque::new(),
+            unsent: VecDeque::new(),
+            is_sender,
         });
         true
     }
@@ -280,31 +316,4 @@ pub(super) fn check(volume: &VolumeState, request: &io::Request<'_>) -> IoResult
         return Err(IoError::OutOfRange);
     }
     Ok(())
-}
-
-/// What a read or write of `len` bytes at byte `at` asks of a replica.
-#[inline]
-pub(super) fn data_command(
-    io: &GuestIo,
-    chunk: ChunkKey,
-    at: u64,
-    len: u64,
-    buffers: IoVecs,
-) -> Command {
-    let (offset, len) = ((at % CHUNK_BYTES) as u32, len as u32);
-    match io.op {
-        Op::Read => Command::Read {
-            chunk,
-            offset,
-            buffers,
-            len,
-        },
-        _ => Command::Write {
-            chunk,
-            offset,
-            buffers,
-            len,
-            fua: io.fua,
-        },
-    }
 }

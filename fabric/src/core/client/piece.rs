@@ -1,6 +1,7 @@
 //! One piece of a guest request: who was asked, who answered what, and what follows from it.
 
 use super::Segments;
+use super::ios::NONE;
 use super::parts::Parts;
 use super::repair::Repair;
 use crate::core::groups::LEAF_BLOCKS;
@@ -22,6 +23,12 @@ pub(super) struct Piece {
     pub(super) group: u16,
     pub(super) request: Request,
     pub(super) segments: Segments,
+    /// The next piece of its request that is not sent either.
+    pub(super) next: u32,
+    /// Bytes of it that count against the window of its volume.
+    pub(super) in_window: u64,
+    /// It has begun, and nobody has anything of it to answer.
+    pub(super) idle: bool,
     /// What is sent instead of the guest's buffers, which changed while they were sent.
     pub(super) copy: Option<PrivateCopy>,
     /// Not held back any more.
@@ -163,6 +170,15 @@ impl Piece {
         self.copy.as_ref().map_or(0, PrivateCopy::len)
     }
 
+    /// Bytes of data that are read or written.
+    #[inline]
+    pub(super) fn data_bytes(&self) -> u64 {
+        match self.request.command {
+            Command::Read { len, .. } | Command::Write { len, .. } => u64::from(len),
+            _ => 0,
+        }
+    }
+
     /// Whether somebody has the data, or may have, or a part of them. Whoever is asked once more must get the
     /// same: two replicas would hold different data under one version, if the guest changed its buffer
     /// meanwhile.
@@ -183,6 +199,9 @@ impl Piece {
             group: 0,
             request: Request::NOTHING,
             segments: Segments::new(),
+            next: NONE,
+            in_window: 0,
+            idle: false,
             copy: None,
             begun: false,
             sent_us: 0,
@@ -214,6 +233,7 @@ impl Piece {
         self.io = io;
         self.group = group;
         self.request = request;
+        self.next = NONE;
         self.renumbered = 0;
         self.copy = None;
         self.begun = false;

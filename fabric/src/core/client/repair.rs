@@ -165,6 +165,7 @@ impl Client {
     fn end_repair(&mut self, piece: u32) {
         self.repairs -= 1;
         self.pieces[piece].repair = None;
-        self.free_piece(piece);
+        // It is on no volume's account: the read that it repairs may be over, and its slot another's.
+        self.pieces.give_back(piece);
     }
 }

@@ -33,19 +33,20 @@ proptest! {
         let total: usize = lens.iter().sum();
         let first = (total as f64 * cut_at) as usize;
         let iovecs = list(&lens);
-        let mut pool = SegmentPool::new();
+        let (mut pool, mut held) = (SegmentPool::new(), ArraysHeld::default());
         let mut cutter = Cutter::new(&iovecs);
         let mut at = 0x10_000;
         for bytes in [first, total - first] {
             let mut to = Segments::new();
-            pool.fill(&mut to, &mut cutter, bytes).unwrap();
+            pool.fill(&mut to, &mut cutter, bytes, &mut held).unwrap();
             for (base, len) in bytes_of(&to) {
                 prop_assert_eq!(base, at);
                 at += len;
             }
-            pool.clear(&mut to);
+            pool.clear(&mut to, &mut held);
         }
         prop_assert_eq!(at, 0x10_000 + total);
+        prop_assert_eq!(held, ArraysHeld::default());
         prop_assert!(pool.classes.iter().zip(CLASSES).all(|(c, (_, n))| c.free.len() == n));
     }
 }
@@ -53,39 +54,64 @@ proptest! {
 #[test]
 fn a_list_shorter_than_announced_is_malformed() {
     let iovecs = list(&[512, 512]);
-    let mut pool = SegmentPool::new();
+    let (mut pool, mut held) = (SegmentPool::new(), ArraysHeld::default());
     let mut to = Segments::new();
-    let result = pool.fill(&mut to, &mut Cutter::new(&iovecs), 1025);
+    let result = pool.fill(&mut to, &mut Cutter::new(&iovecs), 1025, &mut held);
     assert_eq!(result, Err(NoRoom::Malformed));
     let one = list(&[512]);
-    let result = pool.fill(&mut to, &mut Cutter::new(&one), 1024);
+    let result = pool.fill(&mut to, &mut Cutter::new(&one), 1024, &mut held);
     assert_eq!(result, Err(NoRoom::Malformed));
+}
+
+/// Takes arrays of 1,000 elements for one user until there is none for it.
+fn take_all(pool: &mut SegmentPool, held: &mut ArraysHeld) -> Vec<Segments> {
+    let iovecs = list(&[512; 1000]);
+    let mut taken = Vec::new();
+    loop {
+        let mut to = Segments::new();
+        match pool.fill(&mut to, &mut Cutter::new(&iovecs), 512_000, held) {
+            Ok(()) => taken.push(to),
+            Err(error) => {
+                assert_eq!(error, NoRoom::Busy);
+                return taken;
+            }
+        }
+    }
 }
 
 #[test]
 fn pools_run_dry_and_refill() {
-    let iovecs = list(&[512; 1000]);
     let mut pool = SegmentPool::new();
-    let mut taken = Vec::new();
-    loop {
-        let mut to = Segments::new();
-        match pool.fill(&mut to, &mut Cutter::new(&iovecs), 512_000) {
-            Ok(()) => taken.push(to),
-            Err(error) => {
-                assert_eq!(error, NoRoom::Busy);
-                break;
-            }
+    let mut users = vec![];
+    while users.len() < CLASSES[2].1 {
+        let mut held = ArraysHeld::default();
+        let taken = take_all(&mut pool, &mut held);
+        if taken.is_empty() {
+            break;
         }
+        users.push((taken, held));
     }
-    assert_eq!(taken.len(), CLASSES[2].1);
-    pool.clear(&mut taken[0]);
-    let mut again = Segments::new();
-    assert_eq!(
-        pool.fill(&mut again, &mut Cutter::new(&iovecs), 512_000),
-        Ok(())
-    );
+    let taken: usize = users.iter().map(|(taken, _)| taken.len()).sum();
+    assert_eq!(taken, CLASSES[2].1);
+    let (lists, held) = &mut users[0];
+    pool.clear(&mut lists[0], held);
+    let mut held = ArraysHeld::default();
+    assert_eq!(take_all(&mut pool, &mut held).len(), 1);
     let long = list(&[1; SEGMENTS_MAX + 2]);
     let mut to = Segments::new();
-    let result = pool.fill(&mut to, &mut Cutter::new(&long), SEGMENTS_MAX + 2);
+    let result = pool.fill(
+        &mut to,
+        &mut Cutter::new(&long),
+        SEGMENTS_MAX + 2,
+        &mut held,
+    );
     assert_eq!(result, Err(NoRoom::Malformed));
+}
+
+#[test]
+fn a_user_that_takes_all_it_can_leaves_arrays_for_another() {
+    let mut pool = SegmentPool::new();
+    let mut greedy = ArraysHeld::default();
+    assert_eq!(take_all(&mut pool, &mut greedy).len(), CLASSES[2].1 / 2);
+    assert!(!take_all(&mut pool, &mut ArraysHeld::default()).is_empty());
 }

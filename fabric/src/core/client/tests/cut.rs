@@ -2,36 +2,35 @@
 
 use super::*;
 
+fn range(command: Command) -> (u32, u32, u32) {
+    match command {
+        Command::Write {
+            chunk, offset, len, ..
+        } => (chunk.index, offset, len),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn a_request_is_cut_at_chunk_boundaries_and_keeps_one_version() {
+fn a_request_is_cut_at_mebibytes_and_keeps_one_version() {
     let mut bench = Bench::new(set(1, 1, &[IN]));
-    bench.write(1, CHUNK - 4096, CHUNK + 8192);
-    let parts: Vec<_> = bench
-        .script
-        .sent
-        .iter()
-        .map(|(_, r)| (r.command, r.sequence))
-        .collect();
-    let ranges: Vec<_> = parts
-        .iter()
-        .map(|(command, _)| match command {
-            Command::Write {
-                chunk, offset, len, ..
-            } => (chunk.index, *offset, *len),
-            other => panic!("{other:?}"),
-        })
-        .collect();
+    const MIB: u32 = 1 << 20;
+    bench.write(1, CHUNK - 4096, (2 << 20) + 8192);
+    let parts: Vec<_> = bench.script.sent.iter().map(|(_, r)| *r).collect();
+    let ranges: Vec<_> = parts.iter().map(|r| range(r.command)).collect();
     assert_eq!(
         ranges,
         [
             (0, CHUNK as u32 - 4096, 4096),
-            (1, 0, CHUNK as u32),
-            (2, 0, 4096)
+            (1, 0, MIB),
+            (1, MIB, MIB),
+            (1, 2 * MIB, 4096)
         ]
     );
-    assert!(parts.iter().all(|(_, sequence)| *sequence == parts[0].1));
+    assert!(parts.iter().all(|r| r.sequence == parts[0].sequence));
     bench.answer(0, Ok(()));
-    bench.answer(2, Err(Refusal::NoSpace));
+    bench.answer(3, Err(Refusal::NoSpace));
+    bench.answer(2, Ok(()));
     assert!(bench.done.is_empty());
     bench.answer(1, Ok(()));
     assert_eq!(bench.done[&1], Err(IoError::NoSpace));

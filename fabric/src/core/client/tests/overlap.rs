@@ -73,7 +73,7 @@ fn zeroes_that_waited_are_written_once_a_piece_is_free() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     let overlap = bench.volume.overlap.get_or_init(Default::default);
     // Another data thread reads.
-    assert!(overlap.enter(1, Access::Read, &(0..4096)));
+    overlap.enter(1, Access::Read, &(0..4096)).unwrap();
     let zeroes = Op::WriteZeroes { unmap: false };
     assert_eq!(bench.submit(1, zeroes, 0, 4096), Submit::Pending);
     let mut others = Vec::new();

@@ -34,16 +34,17 @@ fn write_stored_nowhere_fails_at_once_and_drops_no_replica() {
 #[test]
 fn write_possibly_stored_fails_once_one_replica_is_left() {
     let page = 1 << 20;
+    let (write, zeroes) = (Op::Write { fua: false }, Op::WriteZeroes { unmap: false });
     let maybe = [
         // Another refusal than that of a lost block.
-        (512, Refusal::Device(libc::EROFS)),
-        (512, Refusal::NoSpace),
-        // Another map page may have been stored.
-        (page - 4096 - 512, Refusal::Corrupt),
+        (write, 512, Refusal::Device(libc::EROFS)),
+        (write, 512, Refusal::NoSpace),
+        // Another map page may have been stored. No piece of a write lies in two.
+        (zeroes, page - 4096 - 512, Refusal::Corrupt),
     ];
-    for (offset, refusal) in maybe {
+    for (op, offset, refusal) in maybe {
         let mut bench = Bench::new(set(1, 1, &[IN, IN]));
-        bench.write(1, offset, 8192);
+        assert_eq!(bench.submit(1, op, offset, 8192), Submit::Pending);
         bench.answer(0, Err(Refusal::Corrupt));
         bench.answer(1, Err(refusal));
         assert!(bench.done.is_empty(), "{refusal:?}");
