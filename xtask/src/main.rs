@@ -8,6 +8,8 @@ use clap::{Parser, Subcommand};
 mod build;
 mod checks;
 mod demo;
+#[cfg(test)]
+mod documents;
 mod long;
 mod packages;
 mod previous;

@@ -264,7 +264,7 @@ fn wait_below_min_in_sync(cluster: &Cluster) -> Result<()> {
     cluster.wait(
         "the pool `flood` to be below its min_in_sync",
         NOTICE_LIMIT,
-        || {
+        |_| {
             let nodes = daemon.json(&["node", "list"])?;
             let nodes = nodes.as_array().cloned().unwrap_or_default();
             let down = nodes.iter().any(|node| node["state"] == "down");
