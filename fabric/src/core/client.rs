@@ -268,11 +268,11 @@ impl Client {
         if transport.answers_in_place() && self.in_place(volume, request, transport) {
             return Submit::Done(Ok(()));
         }
-        self.window.note(volume.slot());
-        let piece_bytes = self.window.piece_bytes();
+        let piece_bytes = self.window.piece_bytes(volume.slot());
         if !self.has_share(volume, request, pieces_of(request, piece_bytes)) {
             return Submit::Busy;
         }
+        self.window.note(volume.slot());
         let Some(io) = self.open_io(volume, request) else {
             volume.count(self.lane, Finished::Error);
             return Submit::Done(Err(IoError::Fenced));

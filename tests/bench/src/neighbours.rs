@@ -36,7 +36,7 @@ const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 pub enum FloodKind {
     /// 1,024 writes of 16 MiB at a time, each over the others.
     OverlappingWrites,
-    /// 256 reads of 64 MiB at a time.
+    /// 256 reads of 63 MiB, the longest that a disk takes, at a time.
     LongReads,
     /// 1,024 writes of 4 KiB at a time to a pool that is below its `min_in_sync`.
     StuckWrites,
@@ -46,7 +46,7 @@ impl FloodKind {
     fn name(self) -> &'static str {
         match self {
             Self::OverlappingWrites => "1,024 overlapping writes of 16 MiB",
-            Self::LongReads => "256 reads of 64 MiB",
+            Self::LongReads => "256 reads of 63 MiB",
             Self::StuckWrites => "1,024 writes below min_in_sync",
         }
     }

@@ -52,7 +52,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A request of this volume has come.
+    /// A request of this volume is taken.
     #[inline]
     pub(super) fn note(&mut self, volume: u32) {
         self.requests += 1;
@@ -70,10 +70,11 @@ impl Window {
             .is_some_and(|at| self.requests - at < IN_USE_REQUESTS)
     }
 
-    /// How long pieces are that are cut now.
+    /// How long the pieces of a request are that this volume has come with.
     #[inline]
-    pub(super) fn piece_bytes(&self) -> u64 {
-        match self.is_shared() {
+    pub(super) fn piece_bytes(&self, volume: u32) -> u64 {
+        let alternates = self.last != volume && self.requests > 0;
+        match alternates || self.is_shared() {
             true => SHARED_PIECE_BYTES,
             false => PIECE_BYTES,
         }

@@ -46,7 +46,7 @@ impl FloodKind {
     fn block(self) -> usize {
         match self {
             Self::OverlappingWrites => 16 << 20,
-            Self::LongReads => 64 << 20,
+            Self::LongReads => 63 << 20,
             Self::StuckWrites => 4096,
         }
     }
