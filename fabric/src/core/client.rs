@@ -43,6 +43,7 @@ use latency::Latency;
 use piece::{Next, Piece};
 use places::Places;
 use shares::Window;
+pub use shares::WindowSizes;
 
 /// Guest requests in flight per data thread; more are answered busy.
 pub const IOS_MAX: u32 = 4096;

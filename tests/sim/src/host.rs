@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fabric::core::client::{Client, Transport};
+use fabric::core::client::{Client, Transport, WindowSizes};
 use fabric::core::membership::{Member, ReplicaSet};
 use fabric::core::volume::VolumeState;
 use fabric::io::{IoResult, Tag};
 use fabric::proto::{Epoch, Incarnation, NodeId, PgId, Refusal, Reply, Request};
 
+use crate::plan::Plan;
 use crate::queue::At;
 
 /// What a data thread's client hands to the network.
@@ -35,6 +36,15 @@ impl Transport for Wire {
     }
 }
 
+/// Of the sizes of simulated requests, so that long ones go in several pieces and wait for each other's data.
+const NARROW: WindowSizes = WindowSizes {
+    window_bytes: 256 << 10,
+    shared_window_bytes: 128 << 10,
+    small_window_bytes: 64 << 10,
+    piece_bytes: 64 << 10,
+    shared_piece_bytes: 32 << 10,
+};
+
 /// A data thread.
 pub struct Lane {
     /// The machine under test.
@@ -51,14 +61,18 @@ pub struct Lane {
 
 impl Lane {
     /// A thread without connections.
-    pub fn new(number: usize, sets: Vec<ReplicaSet>, nodes: usize) -> Self {
+    pub fn new(number: usize, sets: Vec<ReplicaSet>, plan: &Plan) -> Self {
+        let mut client = Client::new(number, sets);
+        if plan.has_narrow_windows {
+            client.set_window(NARROW);
+        }
         Self {
-            client: Client::new(number, sets),
+            client,
             wire: Wire {
-                up: vec![false; nodes],
+                up: vec![false; plan.nodes],
                 sent: Vec::new(),
             },
-            links: vec![None; nodes],
+            links: vec![None; plan.nodes],
             done: Vec::new(),
             ticking: false,
         }

@@ -119,6 +119,8 @@ pub struct Plan {
     pub ops: u32,
     /// Requests that a guest has in flight at most.
     pub depth: usize,
+    /// Whether clients cut requests into small pieces, and have few of them in flight.
+    pub has_narrow_windows: bool,
     /// How guests behave.
     pub guests_do: GuestBehaviour,
     /// Longest pause of a guest between two requests.
@@ -155,6 +157,7 @@ impl Plan {
             small_device_bytes: None,
             ops: 150,
             depth: 4,
+            has_narrow_windows: false,
             guests_do: GuestBehaviour {
                 sectors: true,
                 overlaps: false,

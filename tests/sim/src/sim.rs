@@ -269,6 +269,12 @@ pub fn group_of(volume: usize, chunk: u32, groups: usize) -> PgId {
     placement::pg_of(chunk, groups as u32)
 }
 
+/// Whether a seed's clients have windows of the sizes of simulated requests. None of the seeds that once found
+/// something is among them: what they run is the same as then.
+fn has_narrow_windows(seed: u64) -> bool {
+    seed % 8 == 5
+}
+
 impl Sim {
     /// The run of a seed.
     pub fn from_seed(seed: u64, print: bool) -> Self {
@@ -280,6 +286,7 @@ impl Sim {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (mut disk_rng, mut spoil_rng) = (rng_of(seed, 1), rng_of(seed, 2));
         let mut plan = draw(&mut rng);
+        plan.has_narrow_windows = has_narrow_windows(seed);
         plan.draw_disk_faults(&mut disk_rng);
         plan.draw_spoils(&mut spoil_rng);
         let mut sim = Self::new(plan, rng, print);
@@ -298,7 +305,8 @@ impl Sim {
         draw: impl FnOnce(&mut ChaCha8Rng) -> Plan,
     ) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let plan = draw(&mut rng);
+        let mut plan = draw(&mut rng);
+        plan.has_narrow_windows = has_narrow_windows(seed);
         let mut sim = Self::new(plan, rng, print);
         sim.device_rng = rng_of(seed, 3);
         sim.schedule_faults();

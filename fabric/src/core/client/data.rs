@@ -2,19 +2,14 @@
 //! the window is sent in turns, a piece of each volume at a time.
 
 use super::ios::{GuestIo, NONE};
-use super::shares::{SHARED_PIECE_BYTES, SMALL_BYTES};
-use super::{Client, PIECES_MAX, TRANSFER_BYTES_MAX, Transport};
+use super::shares::SMALL_BYTES;
+use super::{Client, Transport};
 use crate::core::segments::{Cutter, NoRoom};
 use crate::core::volume::VolumeState;
 use crate::io::{self, IoResult, Op, Tag};
 use crate::proto::Command;
 use crate::proto::ids::{CHUNK_BYTES, ChunkKey};
 use crate::store::device::IoVecs;
-
-/// Pieces of one read or write at most: one more for the cut in the middle.
-const DATA_PIECES_MAX: u64 = TRANSFER_BYTES_MAX / SHARED_PIECE_BYTES + 1;
-// The longest request has room in the table beside several of its kind.
-const _: () = assert!(DATA_PIECES_MAX < PIECES_MAX as u64 / 8);
 
 /// What became of the turn of a volume.
 enum Turn {

@@ -7,21 +7,40 @@ use crate::core::segments::ArraysHeld;
 use crate::core::share::may_take;
 use crate::core::volume::VolumeState;
 use crate::io::{self, Op};
+use crate::store::device::BLOCK_BYTES;
 
-/// Data in flight of a thread, in bytes: a volume that is alone on its thread has half of it. A local NVMe
-/// drive or a network of 100 Gbit/s is busy with less.
-const WINDOW_BYTES: u64 = 8 << 20;
-/// The same while several volumes of the thread are in use: what comes next waits for so much of others' data.
-const SHARED_WINDOW_BYTES: u64 = 1 << 20;
-/// Requests up to this size have a window of their own, of [`SMALL_WINDOW_BYTES`]: they do not wait behind
-/// long ones of the same volume.
+/// Requests up to this size have a window of their own: they do not wait behind long ones of the same volume.
 pub(super) const SMALL_BYTES: u64 = 16 << 10;
-/// See [`SMALL_BYTES`].
-const SMALL_WINDOW_BYTES: u64 = 4 << 20;
-/// Largest piece of a read or write.
-const PIECE_BYTES: u64 = 1 << 20;
-/// Largest piece while several volumes of the thread are in use: others' requests come between two of them.
-pub(super) const SHARED_PIECE_BYTES: u64 = 256 << 10;
+
+/// How much data a thread has in flight, in bytes. A volume that is alone on its thread has half of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowSizes {
+    /// All volumes together, without requests up to 16 KiB. A local NVMe drive or a network of 100 Gbit/s is
+    /// busy with less than the half.
+    pub window_bytes: u64,
+    /// The same while several volumes of the thread are in use: what comes next waits for so much of others'
+    /// data.
+    pub shared_window_bytes: u64,
+    /// Requests up to 16 KiB.
+    pub small_window_bytes: u64,
+    /// Largest piece of a read or write: a power of two from a block to a chunk.
+    pub piece_bytes: u64,
+    /// The same while several volumes of the thread are in use: others' requests come between two of them.
+    pub shared_piece_bytes: u64,
+}
+
+impl Default for WindowSizes {
+    fn default() -> Self {
+        Self {
+            window_bytes: 8 << 20,
+            shared_window_bytes: 1 << 20,
+            small_window_bytes: 4 << 20,
+            piece_bytes: 1 << 20,
+            shared_piece_bytes: 256 << 10,
+        }
+    }
+}
+
 /// A volume counts as in use for so many requests of the thread after its last.
 const IN_USE_REQUESTS: u64 = 1024;
 /// Pieces of writes that have begun and wait for a map, all volumes together, at which no more writes are
@@ -43,6 +62,7 @@ pub(super) struct Holdings {
 /// Bytes in flight of all volumes, and whether there are several.
 #[derive(Debug, Default)]
 pub(super) struct Window {
+    pub(super) sizes: WindowSizes,
     long_bytes: u64,
     small_bytes: u64,
     /// Requests so far, the volume of the last one, and how many there were when another one's was the last.
@@ -75,8 +95,8 @@ impl Window {
     pub(super) fn piece_bytes(&self, volume: u32) -> u64 {
         let alternates = self.last != volume && self.requests > 0;
         match alternates || self.is_shared() {
-            true => SHARED_PIECE_BYTES,
-            false => PIECE_BYTES,
+            true => self.sizes.shared_piece_bytes,
+            false => self.sizes.piece_bytes,
         }
     }
 
@@ -84,11 +104,19 @@ impl Window {
     #[inline]
     fn admits(&self, held: &Holdings, bytes: u64) -> bool {
         let (mine, all, size) = if bytes <= SMALL_BYTES {
-            (held.small_bytes, self.small_bytes, SMALL_WINDOW_BYTES)
+            (
+                held.small_bytes,
+                self.small_bytes,
+                self.sizes.small_window_bytes,
+            )
         } else if self.is_shared() {
-            (held.long_bytes, self.long_bytes, SHARED_WINDOW_BYTES)
+            (
+                held.long_bytes,
+                self.long_bytes,
+                self.sizes.shared_window_bytes,
+            )
         } else {
-            (held.long_bytes, self.long_bytes, WINDOW_BYTES)
+            (held.long_bytes, self.long_bytes, self.sizes.window_bytes)
         };
         let free = size.saturating_sub(all);
         // Who has nothing in flight may always send one piece.
@@ -97,6 +125,13 @@ impl Window {
 }
 
 impl Client {
+    /// Other windows than the default, before the first request.
+    pub fn set_window(&mut self, sizes: WindowSizes) {
+        let whole = |bytes: u64| bytes.is_power_of_two() && bytes >= BLOCK_BYTES as u64;
+        assert!(whole(sizes.piece_bytes) && whole(sizes.shared_piece_bytes));
+        self.window.sizes = sizes;
+    }
+
     /// Whether the volume may have one more request, of `pieces` pieces. If not, it is noted until something
     /// of the volume ends.
     #[inline]
@@ -232,8 +267,6 @@ impl Client {
         }
     }
 }
-
-const _: () = assert!(SHARED_PIECE_BYTES <= PIECE_BYTES && SHARED_PIECE_BYTES > SMALL_BYTES);
 
 #[cfg(test)]
 mod tests;

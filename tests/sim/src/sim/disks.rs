@@ -440,7 +440,8 @@ impl Sim {
             self.close_conns_of(host);
             self.hosts[host].life += 1;
             let nodes = self.plan.nodes;
-            let lanes = (0..self.plan.lanes).map(|lane| Lane::new(lane, turned.clone(), nodes));
+            let plan = &self.plan;
+            let lanes = (0..plan.lanes).map(|lane| Lane::new(lane, turned.clone(), plan));
             self.hosts[host].lanes = lanes.collect();
             for lane in 0..self.plan.lanes {
                 for node in 0..nodes {

@@ -51,8 +51,9 @@ impl Sim {
         let nodes = self.plan.nodes;
         let state = &mut self.hosts[host];
         state.up = true;
-        state.lanes = (0..self.plan.lanes)
-            .map(|lane| Lane::new(lane, sets.clone(), nodes))
+        let plan = &self.plan;
+        state.lanes = (0..plan.lanes)
+            .map(|lane| Lane::new(lane, sets.clone(), plan))
             .collect();
         (state.sets, state.map) = (sets, self.meta.epoch());
         for lane in 0..self.plan.lanes {

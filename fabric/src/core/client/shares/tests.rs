@@ -28,6 +28,11 @@ fn submit_for(
 
 const WRITE: Op = Op::Write { fua: false };
 
+/// What a volume has in flight that is alone on its thread.
+fn alone_bytes() -> u64 {
+    WindowSizes::default().window_bytes / 2
+}
+
 #[test]
 fn slots_are_left_for_a_neighbour_of_a_greedy_volume() {
     let mut bench = Bench::new(set(1, 1, &[IN]));
@@ -77,10 +82,10 @@ fn long_requests_go_in_a_window_and_small_ones_beside_them() {
     for tag in 0..4 {
         assert_eq!(bench.submit(tag, Op::Read, 0, 8 << 20), Submit::Pending);
     }
-    assert_eq!(sent_bytes(&bench), WINDOW_BYTES / 2);
+    assert_eq!(sent_bytes(&bench), alone_bytes());
     // A small one of the same volume does not wait behind them.
     bench.submit(4, Op::Read, 0, 4096);
-    assert_eq!(sent_bytes(&bench), WINDOW_BYTES / 2 + 4096);
+    assert_eq!(sent_bytes(&bench), alone_bytes() + 4096);
     let mut answered = 0;
     while answered < bench.script.sent.len() {
         bench.answer(answered, Ok(()));
@@ -105,7 +110,7 @@ fn with_a_neighbour_in_use_the_window_and_the_pieces_are_small() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(bytes, [SHARED_PIECE_BYTES; 2]);
+    assert_eq!(bytes, [WindowSizes::default().shared_piece_bytes; 2]);
     // Both have their turns.
     submit_for(&mut bench, &quiet, 3, Op::Read, (0, 8 << 20));
     let mut next = 0;
@@ -155,7 +160,7 @@ fn a_failed_request_sends_nothing_more() {
         nth += 1;
     }
     assert_eq!(bench.done[&2], Ok(()));
-    assert_eq!(sent_bytes(&bench), (8 << 20) + WINDOW_BYTES / 2);
+    assert_eq!(sent_bytes(&bench), (8 << 20) + alone_bytes());
     bench.assert_idle();
 }
 
