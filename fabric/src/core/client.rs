@@ -35,6 +35,7 @@ mod private;
 mod repair;
 mod shares;
 mod waiting;
+mod window;
 
 use data::pieces_of;
 use hedge::Sent;
@@ -42,8 +43,9 @@ use ios::{GuestIo, LocalVolume, NO_IO, check};
 use latency::Latency;
 use piece::{Next, Piece};
 use places::Places;
-use shares::Window;
-pub use shares::WindowSizes;
+use window::Window;
+
+pub use window::WindowSizes;
 
 /// Guest requests in flight per data thread; more are answered busy.
 pub const IOS_MAX: u32 = 4096;
@@ -273,7 +275,7 @@ impl Client {
         if !self.has_share(volume, request, pieces_of(request, piece_bytes)) {
             return Submit::Busy;
         }
-        self.window.note(volume.slot());
+        self.window.note(volume.slot(), request.len);
         let Some(io) = self.open_io(volume, request) else {
             volume.count(self.lane, Finished::Error);
             return Submit::Done(Err(IoError::Fenced));

@@ -2,7 +2,7 @@
 //! the window is sent in turns, a piece of each volume at a time.
 
 use super::ios::{GuestIo, NONE};
-use super::shares::SMALL_BYTES;
+use super::window::SMALL_BYTES;
 use super::{Client, Transport};
 use crate::core::segments::{Cutter, NoRoom};
 use crate::core::volume::VolumeState;

@@ -25,8 +25,9 @@ pub(super) struct Piece {
     pub(super) segments: Segments,
     /// The next piece of its request that is not sent either.
     pub(super) next: u32,
-    /// Bytes of it that count against the window of its volume.
+    /// Bytes of it that count against the window of its volume, and since when.
     pub(super) in_window: u64,
+    pub(super) entered_us: u64,
     /// It has begun, and nobody has anything of it to answer.
     pub(super) idle: bool,
     /// What is sent instead of the guest's buffers, which changed while they were sent.
@@ -201,6 +202,7 @@ impl Piece {
             segments: Segments::new(),
             next: NONE,
             in_window: 0,
+            entered_us: 0,
             idle: false,
             copy: None,
             begun: false,
