@@ -117,7 +117,7 @@ fn map(address: SocketAddr) -> ClusterView {
     let member = Member {
         node: NodeId(2),
         incarnation: Incarnation(2),
-        standing: ReplicaState::InSync,
+        state: ReplicaState::InSync,
         since: Epoch(1),
     };
     ClusterView {

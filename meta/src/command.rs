@@ -228,11 +228,13 @@ pub enum Command {
         at: UnixMillis,
     },
     /// Says whether a node is to be emptied, was away too long, or may hold data.
-    SetNodeDuty {
+    #[serde(rename = "set_node_duty")]
+    SetNodeAdminState {
         /// The node.
         node: NodeId,
         /// What it is to be.
-        duty: AdminState,
+        #[serde(rename = "duty")]
+        admin_state: AdminState,
         /// Now.
         at: UnixMillis,
     },
@@ -480,7 +482,7 @@ impl Command {
             Self::Bootstrap { at, .. }
             | Self::RegisterNode { at, .. }
             | Self::SetNodeState { at, .. }
-            | Self::SetNodeDuty { at, .. }
+            | Self::SetNodeAdminState { at, .. }
             | Self::RemoveNode { at, .. }
             | Self::RemoveLost { at, .. }
             | Self::RaiseLevel { at, .. }

@@ -262,9 +262,9 @@ impl Watch {
         let is_over = now.saturating_sub(since) >= NODE_REPLACE_AFTER;
         // When half of the nodes are away something else is wrong, and moving all their data would not help.
         let (up, down) = count_storage(map);
-        (is_over && node.keeps_data() && down < up).then_some(Command::SetNodeDuty {
+        (is_over && node.keeps_data() && down < up).then_some(Command::SetNodeAdminState {
             node: node.id,
-            duty: AdminState::Absent,
+            admin_state: AdminState::Absent,
             at,
         })
     }
@@ -312,11 +312,11 @@ impl Watch {
         for group in self.unwell.iter().filter_map(|id| map.group(*id)) {
             for member in &group.members {
                 let key = (group.id(), member.device);
-                if member.standing == ReplicaState::Syncing {
+                if member.state == ReplicaState::Syncing {
                     syncing.insert(key, member.incarnation);
                 }
                 let was = self.syncing.get(&key);
-                if member.standing == ReplicaState::Out && was == Some(&member.incarnation) {
+                if member.state == ReplicaState::Out && was == Some(&member.incarnation) {
                     let known = self.backoff.get(&key);
                     let known = known.filter(|known| known.incarnation == member.incarnation);
                     let failures = known.map_or(0, |known| known.failures) + 1;
@@ -347,7 +347,7 @@ impl Watch {
         let unwell = self.unwell.iter().filter_map(|id| map.group(*id));
         let out = unwell.flat_map(|group| {
             let out =
-                |member: &&Member| member.standing == ReplicaState::Out && is_heard(heard, member);
+                |member: &&Member| member.state == ReplicaState::Out && is_heard(heard, member);
             let out = group.members.iter().filter(out);
             out.map(move |member| (group.id(), member.device, member.incarnation))
         });
@@ -481,7 +481,7 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
     let is_needed = pool.is_some_and(|pool| in_sync < usize::from(pool.min_in_sync));
     let out = group
         .wanted()
-        .filter(|member| member.standing == ReplicaState::Out);
+        .filter(|member| member.state == ReplicaState::Out);
     let serving = out.filter_map(|member| {
         let device = map.device(member.device)?;
         let may = may_sync(map.level(), group, device.node, device.id);

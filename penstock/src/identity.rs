@@ -184,7 +184,8 @@ pub struct Record {
     /// The node's number in it.
     pub node: NodeId,
     /// Of the first node only.
-    pub founding: Option<Bootstrap>,
+    #[serde(rename = "founding")]
+    pub bootstrap: Option<Bootstrap>,
     /// As they were when it was made.
     pub settings: Settings,
 }
@@ -208,14 +209,14 @@ impl Record {
     pub fn new(
         cluster: Uuid,
         node: NodeId,
-        founding: Option<Bootstrap>,
+        bootstrap: Option<Bootstrap>,
         settings: Settings,
     ) -> Self {
         Record {
             format: FORMAT,
             cluster,
             node,
-            founding,
+            bootstrap,
             settings,
         }
     }

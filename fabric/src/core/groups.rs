@@ -205,7 +205,7 @@ const IN_SYNC: u8 = 2;
 /// One group.
 #[derive(Debug)]
 pub struct Group {
-    standing: AtomicU8,
+    state: AtomicU8,
     /// Epoch at which it became what it is.
     since: AtomicU64,
     /// Oldest map whose requests are taken.
@@ -218,8 +218,8 @@ pub struct Group {
 }
 
 impl Group {
-    fn standing(&self) -> ReplicaState {
-        match self.standing.load(Ordering::Acquire) {
+    fn state(&self) -> ReplicaState {
+        match self.state.load(Ordering::Acquire) {
             SYNCING => ReplicaState::Syncing,
             IN_SYNC => ReplicaState::InSync,
             _ => ReplicaState::Out,
@@ -247,14 +247,14 @@ impl Group {
         let may = match request.command {
             // Invariant *No trust on return*: nothing is read from a replica that has not been compared.
             Command::Read { .. } | Command::ListChunks { .. } | Command::Join => {
-                self.standing() == ReplicaState::InSync
+                self.state() == ReplicaState::InSync
             }
-            _ => self.standing() != ReplicaState::Out,
+            _ => self.state() != ReplicaState::Out,
         };
         if !may {
             return Err(Refusal::StaleEpoch(since));
         }
-        match self.standing() {
+        match self.state() {
             ReplicaState::Syncing if self.must_wait(&request.command) => {
                 Err(Refusal::Behind(known))
             }
@@ -285,7 +285,7 @@ impl Group {
 
     /// Notes what a write that was admitted is about to change; its stay, if this replica is syncing.
     fn note(&self, request: &Request) -> Option<Epoch> {
-        if self.standing() != ReplicaState::Syncing {
+        if self.state() != ReplicaState::Syncing {
             return None;
         }
         let extent = Extent::of(&request.command)?;
@@ -307,7 +307,7 @@ impl Group {
         let mut stay = self.stay();
         // Under the lock: a new stay clears what is marked before it says that it began, and a promotion what
         // nobody asks for any more.
-        let syncing = self.standing() == ReplicaState::Syncing;
+        let syncing = self.state() == ReplicaState::Syncing;
         if syncing && since.0 == self.since.load(Ordering::Acquire) {
             let (first, end) = extent.whole;
             stay.mark(extent.chunk, first..end, |t| &mut t.stored);
@@ -378,7 +378,7 @@ impl Groups {
         let mut groups = self.groups.write().expect("no panic under this lock");
         let group = groups.entry(pg).or_insert_with(|| {
             Arc::new(Group {
-                standing: AtomicU8::new(OUT),
+                state: AtomicU8::new(OUT),
                 since: AtomicU64::new(0),
                 fence: AtomicU64::new(0),
                 stay: Mutex::default(),
@@ -423,26 +423,26 @@ impl Groups {
 
     /// The map of `epoch` says so of this node's replica of the group. To be called for every group that
     /// changed, before [`applied`](Self::applied).
-    pub fn set(&self, pg: PgId, standing: ReplicaState, since: Epoch) {
+    pub fn set(&self, pg: PgId, state: ReplicaState, since: Epoch) {
         let group = self.make(pg);
         if since.0 < group.since.load(Ordering::Acquire) {
             return;
         }
         let new_round = since.0 > group.since.load(Ordering::Acquire);
-        let code = match standing {
+        let code = match state {
             ReplicaState::Out => OUT,
             ReplicaState::Syncing => SYNCING,
             ReplicaState::InSync => IN_SYNC,
         };
         let mut stay = group.stay();
-        if standing != ReplicaState::InSync && new_round {
+        if state != ReplicaState::InSync && new_round {
             // Under older maps it may have been sent writes that nobody else has.
             group.fence.fetch_max(since.0, Ordering::AcqRel);
             *stay = ResyncTracker::default();
         }
         group.since.store(since.0, Ordering::Release);
-        group.standing.store(code, Ordering::Release);
-        if standing != ReplicaState::Syncing {
+        group.state.store(code, Ordering::Release);
+        if state != ReplicaState::Syncing {
             *stay = ResyncTracker::default();
         }
     }
@@ -450,11 +450,11 @@ impl Groups {
     /// The same by what the map says of the node, whose process is the start `running`.
     pub fn set_member(&self, pg: PgId, member: &Member, running: Incarnation) {
         // Invariant *No trust on return*: what the map says of an earlier process does not hold for this one.
-        let standing = match member.incarnation == running {
-            true => member.standing,
+        let state = match member.incarnation == running {
+            true => member.state,
             false => ReplicaState::Out,
         };
-        self.set(pg, standing, member.since);
+        self.set(pg, state, member.since);
     }
 
     /// This node is no member of the group any more.

@@ -523,7 +523,7 @@ impl LeaseRecovery {
             // One that is being compared is told in any case, and then knows the block for one that changes
             // in its stay. Else, were it compared with one that has yet to get the block, it would give it up
             // for what that one has.
-            let in_sync = self.sets[set].members()[member].standing == ReplicaState::InSync;
+            let in_sync = self.sets[set].members()[member].state == ReplicaState::InSync;
             if (in_sync || is_lost) && theirs.agrees_with(&stamp) {
                 continue;
             }

@@ -313,12 +313,12 @@ fn windows(input: &mut Input<'_>, bytes: u32, is_inside: bool) -> Vec<Window> {
 }
 
 fn change_map(node: &mut Node, input: &mut Input<'_>) {
-    let standing = match input.byte() % 8 {
+    let state = match input.byte() % 8 {
         0 => ReplicaState::Out,
         1..=3 => ReplicaState::Syncing,
         _ => ReplicaState::InSync,
     };
-    node.change_map(input.group(), standing, input.bit());
+    node.change_map(input.group(), state, input.bit());
 }
 
 fn disturb(node: &mut Node, input: &mut Input<'_>) {

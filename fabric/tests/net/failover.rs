@@ -174,7 +174,7 @@ fn leave_alone(cluster: &mut Cluster) {
     cluster.wait_until("alone", |groups| {
         let others = |m: &&fabric::core::membership::Member| m.node != NodeId(1);
         let mut members = groups.iter().flatten().filter(others);
-        members.all(|member| member.standing == ReplicaState::Out)
+        members.all(|member| member.state == ReplicaState::Out)
     });
 }
 

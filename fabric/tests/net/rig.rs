@@ -281,7 +281,7 @@ pub fn set_of(nodes: &[u64], out: &[u64], epoch: u64) -> ReplicaSet {
         .map(|&node| Member {
             node: NodeId(node),
             incarnation: Incarnation(node * 10),
-            standing: match out.contains(&node) {
+            state: match out.contains(&node) {
                 true => ReplicaState::Out,
                 false => ReplicaState::InSync,
             },

@@ -85,8 +85,8 @@ fn choose_voters(map: &ClusterMap, group: &Group) -> BTreeSet<NodeId> {
     let may_vote = |node: &&Node| node.roles.contains(&Role::Meta);
     let rank = |node: &Node| {
         let votes = group.voters.contains(&node.id);
-        let is_leaving = node.duty == AdminState::Draining
-            || node.state == NodeState::Down && node.duty == AdminState::Absent;
+        let is_leaving = node.admin_state == AdminState::Draining
+            || node.state == NodeState::Down && node.admin_state == AdminState::Absent;
         let is_ready =
             node.state == NodeState::Up && !is_leaving && group.caught_up.contains(&node.id);
         match (votes, is_leaving, is_ready) {
@@ -318,8 +318,12 @@ mod tests {
         };
         machine.apply(&down).unwrap();
         assert_eq!(plan(&machine.map(), &group), None, "it may come back");
-        let duty = AdminState::Absent;
-        let absent = Command::SetNodeDuty { node, duty, at: AT };
+        let admin_state = AdminState::Absent;
+        let absent = Command::SetNodeAdminState {
+            node,
+            admin_state,
+            at: AT,
+        };
         machine.apply(&absent).unwrap();
         settle(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 3, 4]));
@@ -335,9 +339,13 @@ mod tests {
     fn a_node_that_is_being_emptied_gives_its_vote_to_another() {
         let (mut machine, mut group) = (cluster(4), founded());
         settle(&machine, &mut group);
-        let mut drain = |node: u64, duty: AdminState| {
+        let mut drain = |node: u64, admin_state: AdminState| {
             let (node, at) = (NodeId(node), AT);
-            let command = Command::SetNodeDuty { node, duty, at };
+            let command = Command::SetNodeAdminState {
+                node,
+                admin_state,
+                at,
+            };
             machine.apply(&command).unwrap();
             settle(&machine, &mut group);
             group.voters.clone()

@@ -1,4 +1,4 @@
-//! The rules by which members of placement groups change their standing; `docs/REPLICATION.md` says why.
+//! The rules by which members of placement groups change their state; `docs/REPLICATION.md` says why.
 //!
 //! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member
 //! comes to be in sync only by `promote`, by `resettle`, or by being placed into a pool that holds no data;
@@ -16,7 +16,7 @@ use crate::model::{
 };
 use crate::refusal::{GroupRefusal, Refusal};
 
-/// What has become of the process that a member was when it came to its standing.
+/// What has become of the process that a member was when it came to its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// It serves the device, as far as is known.
@@ -122,7 +122,7 @@ fn let_go(view: &dyn Read, group: &mut PlacementGroup) -> Result<(), ReadError> 
         others_hold_all &= member.is_in_sync() && presence(view, member)? == Presence::Valid;
     }
     let stays = |member: &Member| {
-        !member.leaving || (member.standing == ReplicaState::InSync && !others_hold_all)
+        !member.leaving || (member.state == ReplicaState::InSync && !others_hold_all)
     };
     group.members.retain(stays);
     Ok(())
@@ -177,7 +177,7 @@ pub(super) fn report_failed(
     let epoch = coming_epoch(txn)?;
     let group = load(txn, id)?;
     let member = &group.members[position(&group, device)?];
-    if member.standing == ReplicaState::Out {
+    if member.state == ReplicaState::Out {
         return Ok(Outcome::Group(group));
     }
     check_start(id, member, incarnation)?;
@@ -207,7 +207,7 @@ fn check_start(group: GroupId, member: &Member, claimed: Incarnation) -> Result<
     })
 }
 
-/// The group without the member's standing. One in sync goes only if another, valid one is known to be alive.
+/// The group without the member's state. One in sync goes only if another, valid one is known to be alive.
 fn taken_out(
     view: &dyn Read,
     group: &PlacementGroup,
@@ -239,7 +239,7 @@ pub(super) fn put_out(member: &mut Member, epoch: Epoch) {
     if member.is_in_sync() {
         member.in_sync_until = epoch;
     }
-    member.standing = ReplicaState::Out;
+    member.state = ReplicaState::Out;
     member.since = epoch;
 }
 
@@ -320,7 +320,7 @@ fn demoted(
     epoch: Epoch,
 ) -> Result<PlacementGroup, Stop> {
     let member = &group.members[position(group, device)?];
-    if member.standing == ReplicaState::Out {
+    if member.state == ReplicaState::Out {
         return Ok(group.clone());
     }
     check_start(group.id(), member, incarnation)?;
@@ -409,7 +409,7 @@ fn resettled(
         if index == authority {
             (member.node, member.incarnation) = (node, incarnation);
             member.since = epoch;
-        } else if member.standing != ReplicaState::Out {
+        } else if member.state != ReplicaState::Out {
             put_out(member, epoch);
         }
     }
@@ -456,7 +456,7 @@ fn sync_started(
     epoch: Epoch,
 ) -> Result<PlacementGroup, Stop> {
     let index = position(group, device)?;
-    if group.members[index].standing != ReplicaState::Out || group.members[index].leaving {
+    if group.members[index].state != ReplicaState::Out || group.members[index].leaving {
         let group = group.id();
         return Err(GroupRefusal::NotOut { group, device }.into());
     }
@@ -485,7 +485,7 @@ fn sync_started(
         device,
         node: node.id,
         incarnation,
-        standing: ReplicaState::Syncing,
+        state: ReplicaState::Syncing,
         since: epoch,
         leaving: false,
         in_sync_until: group.members[index].in_sync_until,
@@ -515,7 +515,7 @@ pub(super) fn promote(
     let index = position(&group, device)?;
     let member = &group.members[index];
     check_start(id, member, incarnation)?;
-    if member.since != since || member.standing == ReplicaState::Out {
+    if member.since != since || member.state == ReplicaState::Out {
         let group = id;
         return Err(GroupRefusal::NotSyncing {
             group,
@@ -536,7 +536,7 @@ pub(super) fn promote(
         .into());
     }
     let mut new = group.clone();
-    new.members[index].standing = ReplicaState::InSync;
+    new.members[index].state = ReplicaState::InSync;
     within::take_place(txn, &mut new, index, epoch)?;
     commit(txn, &group, new, epoch).map(Outcome::Group)
 }

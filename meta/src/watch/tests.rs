@@ -130,7 +130,7 @@ impl World {
         for group in map.groups() {
             for member in &group.members {
                 let alive = self.alive.get(&member.node.0) == Some(&member.incarnation.0);
-                if member.standing == ReplicaState::Syncing && alive && self.syncs_succeed {
+                if member.state == ReplicaState::Syncing && alive && self.syncs_succeed {
                     self.apply(&Command::Promote {
                         group: group.id(),
                         device: member.device,
@@ -158,13 +158,13 @@ impl World {
     }
 
     /// Members of the pool with data, by what they are.
-    fn count(&self, standing: ReplicaState) -> usize {
+    fn count(&self, state: ReplicaState) -> usize {
         let map = self.machine.map();
         let pool = map.pools().find(|pool| *pool.name == *"safe").unwrap().id;
         let groups = map.groups().filter(|group| group.pool == pool);
         groups
             .flat_map(|group| group.members.clone())
-            .filter(|member| member.standing == standing)
+            .filter(|member| member.state == state)
             .count()
     }
 }
@@ -454,7 +454,7 @@ fn when_most_nodes_are_away_nobody_is_replaced() {
     let commands = world.run(NODE_REPLACE_AFTER * 2);
     let replaced = commands
         .iter()
-        .any(|command| matches!(command, Command::SetNodeDuty { .. }));
+        .any(|command| matches!(command, Command::SetNodeAdminState { .. }));
     assert!(!replaced);
 }
 

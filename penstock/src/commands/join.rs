@@ -58,12 +58,12 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     let (ca, ca_certificate) = ClusterCa::generate(cluster).map_err(pki_failure)?;
     let key = NodeKey::generate().map_err(pki_failure)?;
     let certificate = ca.issue(node, &key.public_key()).map_err(pki_failure)?;
-    let founding = Bootstrap {
+    let bootstrap = Bootstrap {
         replicas: args.replicas,
         min_in_sync: args.replicas / 2 + 1,
     };
     let identity = Identity {
-        record: Record::new(cluster, node, Some(founding), settings),
+        record: Record::new(cluster, node, Some(bootstrap), settings),
         ca: ca_certificate,
         certificate,
         key: key.to_pem(),
@@ -81,7 +81,7 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     if args.replicas > 1 {
         eprintln!(
             "penstock: volumes can be made once {} nodes with devices are there",
-            founding.min_in_sync
+            bootstrap.min_in_sync
         );
     }
     Ok(())

@@ -167,7 +167,7 @@ fn compared(
     let mut members = map.group(group(pg))?.members.iter();
     members.find(|member| {
         (member.node, member.incarnation) == own
-            && member.standing == ReplicaState::Syncing
+            && member.state == ReplicaState::Syncing
             && member.since.0 == since.0
     })
 }

@@ -177,7 +177,7 @@ pub fn work(view: &View) -> BTreeMap<Work, usize> {
     for node in view
         .map
         .nodes()
-        .filter(|node| node.duty != AdminState::Active)
+        .filter(|node| node.admin_state != AdminState::Active)
     {
         left.insert(Work::Node(node.id), view.held_by(node.id).left);
     }

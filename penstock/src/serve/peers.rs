@@ -242,11 +242,11 @@ fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -
             level: Level::KNOWN,
         },
         address: settings.control().to_string(),
-        start: match record.founding {
-            Some(founding) => Start::Found {
+        start: match record.bootstrap {
+            Some(bootstrap) => Start::Found {
                 cluster,
-                replicas: founding.replicas,
-                min_in_sync: founding.min_in_sync,
+                replicas: bootstrap.replicas,
+                min_in_sync: bootstrap.min_in_sync,
             },
             None => Start::Join { cluster },
         },

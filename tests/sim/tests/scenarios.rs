@@ -20,7 +20,7 @@ fn drbd_145_bitmap_cleared_both_sides_say_clean() {
     sim.crash_node(2, CrashKind::Process);
     sim.write_blocks(0, 16);
     assert_eq!(
-        sim.standing(2),
+        sim.state(2),
         ReplicaState::Out,
         "before the write was acknowledged"
     );
@@ -50,7 +50,7 @@ fn mayastor_1713_two_nodes_return() {
     // The one that missed most returns first.
     sim.start_node(1);
     sim.wait_for(waits);
-    assert_eq!(sim.standing(1), ReplicaState::InSync);
+    assert_eq!(sim.state(1), ReplicaState::InSync);
     sim.start_node(2);
     sim.wait_until(2, ReplicaState::InSync);
     sim.read_blocks(0, 8);
@@ -118,9 +118,9 @@ fn meta_leader_lost_during_shrink() {
     let waits = sim.ask(WRITE, 0, 8);
     sim.pass(Span::seconds(2));
     assert!(!sim.is_done(waits), "nobody could commit the smaller set");
-    assert_eq!(sim.standing(2), ReplicaState::InSync);
+    assert_eq!(sim.state(2), ReplicaState::InSync);
     sim.wait_for(waits);
-    assert_eq!(sim.standing(2), ReplicaState::Out);
+    assert_eq!(sim.state(2), ReplicaState::Out);
     sim.read_blocks(0, 1);
     sim.start_node(2);
     sim.end();
@@ -151,7 +151,7 @@ fn one_slow_replica() {
     let start = sim.now;
     sim.write_blocks(0, 8);
     assert_eq!(
-        sim.standing(2),
+        sim.state(2),
         ReplicaState::Out,
         "a write does not wait for it for ever"
     );
@@ -214,7 +214,7 @@ fn lease_moves_and_what_is_newest_cannot_be_read() {
     sim.wrest(0, 1);
     sim.wait_for_lease();
     assert_eq!(
-        sim.standing(2),
+        sim.state(2),
         ReplicaState::InSync,
         "one bad block is no reason"
     );
@@ -365,7 +365,7 @@ fn replica_disk_fills_up() {
     for block in (0..2048).step_by(64) {
         sim.write_blocks(block, 64);
     }
-    assert_ne!(sim.standing(2), ReplicaState::InSync, "8 MiB on 6");
+    assert_ne!(sim.state(2), ReplicaState::InSync, "8 MiB on 6");
     sim.read_blocks(0, 64);
     let discard = sim.ask(Op::Discard, 4096, 12288);
     sim.wait_for(discard);

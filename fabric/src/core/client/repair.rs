@@ -120,8 +120,8 @@ impl Client {
             }
             let asked = next.and_then(|(node, command)| {
                 let member = self.groups[group].set.index_of(node)?;
-                let standing = self.groups[group].set.members()[member].standing;
-                (standing == ReplicaState::InSync).then_some((member, command))
+                let state = self.groups[group].set.members()[member].state;
+                (state == ReplicaState::InSync).then_some((member, command))
             });
             let Some((member, command)) = asked else {
                 self.end_repair(piece);

@@ -75,10 +75,10 @@ fn page(leaf: u32) -> LeafKey {
     leaf_of(CHUNK, leaf * LEAF_BLOCKS)
 }
 
-/// A node that is a member with this standing since map 4, and knows map 6.
-fn groups(standing: ReplicaState) -> Groups {
+/// A node that is a member with this state since map 4, and knows map 6.
+fn groups(state: ReplicaState) -> Groups {
     let groups = Groups::default();
-    groups.set(PG, standing, Epoch(4));
+    groups.set(PG, state, Epoch(4));
     groups.applied(Epoch(6));
     // It is known who may write: what is tested is something else.
     groups.get(PG).unwrap().fenced(CHUNK.layer);
@@ -111,8 +111,8 @@ fn lease_fence_is_admitted_under_any_map_and_group() {
 
 #[test]
 fn no_trust_on_return_a_replica_is_read_only_when_it_is_in_sync() {
-    let taken = |standing: ReplicaState| {
-        let groups = groups(standing);
+    let taken = |state: ReplicaState| {
+        let groups = groups(state);
         let all = [
             read(),
             list(),
@@ -185,8 +185,8 @@ fn what_was_sent_before_a_stay_does_not_count_in_it() {
 
 #[test]
 fn nothing_is_noted_of_a_replica_that_is_not_being_compared() {
-    for standing in [ReplicaState::InSync, ReplicaState::Out] {
-        let groups = groups(standing);
+    for state in [ReplicaState::InSync, ReplicaState::Out] {
+        let groups = groups(state);
         assert_eq!(groups.note(&request(6, write(0, BLOCK))), None);
     }
     let groups = groups(ReplicaState::Syncing);

@@ -249,7 +249,7 @@ impl Rounds {
     fn syncing(&self, set: &ReplicaSet, pg: PgId) -> Option<Member> {
         let is_syncing = |m: &Member| {
             m.incarnation == self.me.1
-                && m.standing == ReplicaState::Syncing
+                && m.state == ReplicaState::Syncing
                 && self.groups.get(pg).is_some()
         };
         self.own(set, pg).filter(is_syncing)

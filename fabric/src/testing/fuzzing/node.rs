@@ -302,11 +302,11 @@ impl Node {
     }
 
     /// A newer map says this of a group.
-    pub fn change_map(&mut self, pg: PgId, standing: ReplicaState, is_open: bool) {
+    pub fn change_map(&mut self, pg: PgId, state: ReplicaState, is_open: bool) {
         self.epoch += 1;
         let epoch = Epoch(self.epoch);
         self.process.groups.place(pg, 0, 4, epoch);
-        self.process.groups.set(pg, standing, epoch);
+        self.process.groups.set(pg, state, epoch);
         self.process.groups.applied(epoch);
         let Some(group) = self.process.groups.get(pg).filter(|_| is_open) else {
             return;

@@ -18,7 +18,8 @@ pub struct ClusterNode {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Moment>,
     /// Whether it may hold data.
-    pub duty: NodeDuty,
+    #[serde(rename = "duty")]
+    pub admin_state: NodeAdminState,
     /// Milliseconds since it was heard of last; absent while nobody leads, or if it was not heard of under
     /// this leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,7 +71,7 @@ pub enum NodeState {
 /// Whether a [`ClusterNode`] may hold data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum NodeDuty {
+pub enum NodeAdminState {
     /// It holds its share.
     Active,
     /// It was away too long: others take its share until it returns.

@@ -220,17 +220,17 @@ impl Sim {
         assert!(self.failure.is_none(), "{:?}", self.failure);
     }
 
-    /// The standing of a node in the only group.
-    pub fn standing(&self, node: usize) -> ReplicaState {
+    /// The state of a node in the only group.
+    pub fn state(&self, node: usize) -> ReplicaState {
         let members = &self.meta.groups()[0].members;
         let member = members.iter().find(|m| m.node.0 as usize == node);
-        member.map_or(ReplicaState::Out, |m| m.standing)
+        member.map_or(ReplicaState::Out, |m| m.state)
     }
 
-    /// Waits until a node has this standing.
-    pub fn wait_until(&mut self, node: usize, standing: ReplicaState) {
-        let reached = self.run_until(Span::seconds(30), |sim| sim.standing(node) == standing);
-        assert!(reached, "node {node} is {:?}", self.standing(node));
+    /// Waits until a node has this state.
+    pub fn wait_until(&mut self, node: usize, state: ReplicaState) {
+        let reached = self.run_until(Span::seconds(30), |sim| sim.state(node) == state);
+        assert!(reached, "node {node} is {:?}", self.state(node));
     }
 
     /// What the node itself holds in a sector: the write that made it.

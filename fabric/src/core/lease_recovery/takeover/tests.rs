@@ -7,11 +7,11 @@ use zerocopy::IntoBytes;
 
 const LAYER: LayerId = LayerId(5);
 
-fn member(node: u64, incarnation: u64, standing: ReplicaState, since: u64) -> Member {
+fn member(node: u64, incarnation: u64, state: ReplicaState, since: u64) -> Member {
     Member {
         node: NodeId(node),
         incarnation: Incarnation(incarnation),
-        standing,
+        state,
         since: Epoch(since),
     }
 }

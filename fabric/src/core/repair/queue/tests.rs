@@ -34,23 +34,23 @@ fn stamp() -> BlockStamp {
 }
 
 /// Nodes 1, 2, …, the first of which is this one.
-fn set(epoch: u64, standings: &[ReplicaState]) -> ReplicaSet {
-    let member = |(nth, standing): (u64, &ReplicaState)| Member {
+fn set(epoch: u64, states: &[ReplicaState]) -> ReplicaSet {
+    let member = |(nth, state): (u64, &ReplicaState)| Member {
         node: NodeId(nth),
         incarnation: Incarnation(nth * 10),
-        standing: *standing,
+        state: *state,
         since: Epoch(1),
     };
-    let members = (1..).zip(standings).map(member).collect();
+    let members = (1..).zip(states).map(member).collect();
     ReplicaSet::new(PG, Epoch(epoch), 1, members)
 }
 
 /// The same while the group is coming to another device of this node.
-fn coming(epoch: u64, standings: &[ReplicaState]) -> Vec<ReplicaSet> {
-    let mut members = set(epoch, standings).members().to_vec();
+fn coming(epoch: u64, states: &[ReplicaState]) -> Vec<ReplicaSet> {
+    let mut members = set(epoch, states).members().to_vec();
     members.push(Member {
         node: ME.0.incoming(),
-        standing: SYNCING,
+        state: SYNCING,
         ..members[0]
     });
     Vec::from([ReplicaSet::new(PG, Epoch(epoch), 1, members)])
@@ -64,7 +64,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(standings: &[ReplicaState]) -> Self {
+    fn new(states: &[ReplicaState]) -> Self {
         let groups = Arc::new(Groups::default());
         let mut bench = Self {
             repairs: Repairs::new(ME, Arc::clone(&groups)),
@@ -72,13 +72,13 @@ impl Bench {
             sets: Vec::new(),
             now_us: 5,
         };
-        bench.map(1, standings);
+        bench.map(1, states);
         bench
     }
 
-    fn map(&mut self, epoch: u64, standings: &[ReplicaState]) {
-        self.groups.set(PG, standings[0], Epoch(epoch));
-        self.sets = vec![set(epoch, standings)];
+    fn map(&mut self, epoch: u64, states: &[ReplicaState]) {
+        self.groups.set(PG, states[0], Epoch(epoch));
+        self.sets = vec![set(epoch, states)];
         self.repairs.on_map(&self.sets, self.now_us);
     }
 
@@ -299,9 +299,9 @@ fn a_repair_ends_with_its_map_and_begins_anew() {
     // A map that says the same changes nothing.
     bench.repairs.on_map(&bench.sets, bench.now_us);
     assert!(bench.poll().is_none());
-    let mut standings = [IN, IN, IN];
-    standings[first as usize - 1] = OUT;
-    bench.map(2, &standings);
+    let mut states = [IN, IN, IN];
+    states[first as usize - 1] = OUT;
+    bench.map(2, &states);
     let (call, probe) = bench.here();
     assert!(matches!(probe, Command::Read { .. }));
     // Its memory stayed in use until now.

@@ -19,7 +19,7 @@ const CHUNK: ChunkKey = ChunkKey {
 };
 const ME: (NodeId, Incarnation) = (NodeId(0), Incarnation(7));
 
-fn member(node: u64, standing: ReplicaState, since: u64) -> Member {
+fn member(node: u64, state: ReplicaState, since: u64) -> Member {
     Member {
         node: NodeId(node),
         incarnation: if node == ME.0.0 {
@@ -27,7 +27,7 @@ fn member(node: u64, standing: ReplicaState, since: u64) -> Member {
         } else {
             Incarnation(node)
         },
-        standing,
+        state,
         since: Epoch(since),
     }
 }

@@ -17,7 +17,7 @@ fn the_only_replica_is_settled_as_soon_as_its_device_is_back() {
     for group in groups(&world) {
         let member = &group.members[0];
         assert_eq!(
-            (member.standing, member.incarnation),
+            (member.state, member.incarnation),
             (InSync, Incarnation(12))
         );
     }
@@ -46,7 +46,7 @@ fn first_version_group_record_recovers_when_its_device_returns() {
             (member.node, member.incarnation),
             (NodeId(1), Incarnation(5))
         );
-        assert_eq!((member.standing, group.members.len()), (InSync, 1));
+        assert_eq!((member.state, group.members.len()), (InSync, 1));
     }
     let health = tables::POOL_HEALTH.all(&world.records).unwrap();
     // Whether it was on the same boot of its machine nobody knows.
@@ -63,7 +63,7 @@ fn group_has_one_authority_once_all_restarted_members_are_back() {
     let (mut world, id) = three();
     world.restart(1, 11);
     world.restart(2, 12);
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (3, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, InSync), (3, InSync)]);
     assert!(
         refused(world.sync(id, 1, 11))
             .to_string()
@@ -83,12 +83,12 @@ fn settled_after(before: [&str; 3], after: [&str; 3]) -> (PlacementGroup, Epoch)
     for (boot, node) in before.into_iter().zip(1..) {
         world.restart_in(boot, node, 10 + node);
     }
-    let out = world.standings(id).into_iter().filter(|(_, s)| *s == Out);
+    let out = world.states(id).into_iter().filter(|(_, s)| *s == Out);
     for (node, _) in out.collect::<Vec<_>>() {
         world.sync(id, node, 10 + node).unwrap();
         world.promote(id, node).unwrap();
     }
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (3, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, InSync), (3, InSync)]);
     let epoch = world.group(id).epoch;
     for (boot, node) in after.into_iter().zip(1..) {
         world.restart_in(boot, node, 20 + node);
@@ -153,5 +153,5 @@ fn group_recovers_without_a_down_member_only_after_its_grace() {
         GroupRefusal::NotInSync { .. }
     ));
     world.change(resettle(true), &[]).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (2, Out), (3, Out)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, Out), (3, Out)]);
 }

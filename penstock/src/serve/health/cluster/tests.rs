@@ -135,8 +135,12 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     assert!(pool.doing.contains("waits for node n4"), "{pool:?}");
     assert_eq!(wrong.len(), 2, "{wrong:#?}");
 
-    let (node, at, duty) = (NodeId(4), world.now(), AdminState::Absent);
-    world.apply(Command::SetNodeDuty { node, duty, at });
+    let (node, at, admin_state) = (NodeId(4), world.now(), AdminState::Absent);
+    world.apply(Command::SetNodeAdminState {
+        node,
+        admin_state,
+        at,
+    });
     let (wrong, _) = world.told();
     let node = &wrong[0].problem;
     assert!(
@@ -170,10 +174,10 @@ fn stalled_writes_are_reported_and_losing_half_moves_no_data() {
 fn a_drain_is_under_way_and_not_wrong() {
     let mut world = World::new(4);
     world.at += 5000;
-    let (node, at_, duty) = (NodeId(4), world.now(), AdminState::Draining);
-    world.apply(Command::SetNodeDuty {
+    let (node, at_, admin_state) = (NodeId(4), world.now(), AdminState::Draining);
+    world.apply(Command::SetNodeAdminState {
         node,
-        duty,
+        admin_state,
         at: at_,
     });
     let (wrong, under_way) = world.told();
