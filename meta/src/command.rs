@@ -538,7 +538,8 @@ pub enum Change {
         incarnation: Incarnation,
     },
     /// No member in sync is valid: one that has come back is made the authority.
-    Resettle {
+    #[serde(rename = "resettle")]
+    ChooseAuthority {
         /// The group.
         group: GroupId,
         /// The authority.
@@ -570,7 +571,7 @@ impl Change {
     pub fn group(&self) -> GroupId {
         match self {
             Self::Demote { group, .. }
-            | Self::Resettle { group, .. }
+            | Self::ChooseAuthority { group, .. }
             | Self::StartSync { group, .. }
             | Self::LetGo { group } => *group,
         }

@@ -326,7 +326,7 @@ impl Db {
     }
 
     /// Moves everything from the write-ahead log to tables, so that the next open has nothing to recover.
-    pub(crate) fn settle(&self) -> Result<(), DbError> {
+    pub(crate) fn flush_wal(&self) -> Result<(), DbError> {
         let name = self
             .state_family
             .read()

@@ -5,7 +5,7 @@
 //! machine, so a watch that is wrong, late or repeats itself proposes in vain and breaks nothing.
 //!
 //! **A new leader has heard nothing.** It gives every node the full time from the moment it began to lead,
-//! and every unsettled group its full grace.
+//! and every group without an authority its full grace.
 
 mod flap_damping;
 mod lost;
@@ -47,7 +47,7 @@ pub const NODE_DOWN_AFTER: Duration = Duration::from_secs(3);
 pub const REPORTED_DOWN_AFTER: Duration = Duration::from_secs(1);
 /// A group none of whose replicas in sync is valid waits this long for all of them to come back. Longer than
 /// [`HEARTBEAT_LEASE`], so whoever is missing has stopped serving by then.
-pub const RESETTLE_GRACE: Duration = Duration::from_secs(30);
+pub const AUTHORITY_GRACE: Duration = Duration::from_secs(30);
 /// The share of a node that was away for this long is given to others.
 pub const NODE_REPLACE_AFTER: Duration = Duration::from_secs(600);
 /// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.
@@ -66,7 +66,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const CHANGES_MAX: usize = 256;
 
 const _: () = assert!(
-    RESETTLE_GRACE.as_millis()
+    AUTHORITY_GRACE.as_millis()
         > HEARTBEAT_LEASE.as_millis() + HEARTBEAT_LEASE.as_millis() / DRIFT_BOUND as u128
 );
 
@@ -81,7 +81,7 @@ pub struct Watch {
     /// Since when nodes are known to be down.
     down_since: BTreeMap<NodeId, Duration>,
     /// Since when groups are known to have no valid member in sync.
-    unsettled_since: BTreeMap<GroupId, Duration>,
+    without_authority_since: BTreeMap<GroupId, Duration>,
     /// Members that were seen syncing: what to learn from when they are not any more.
     syncing: BTreeMap<(GroupId, DeviceId), Incarnation>,
     backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
@@ -288,11 +288,11 @@ impl Watch {
                 .filter(|member| map.is_valid(member))
                 .collect();
             if valid.is_empty() {
-                let since = *self.unsettled_since.entry(id).or_insert(now);
-                let is_over = now.saturating_sub(since) >= RESETTLE_GRACE;
-                changes.extend(resettle(map, group, is_over));
+                let since = *self.without_authority_since.entry(id).or_insert(now);
+                let is_over = now.saturating_sub(since) >= AUTHORITY_GRACE;
+                changes.extend(choose_authority(map, group, is_over));
             } else {
-                self.unsettled_since.remove(&id);
+                self.without_authority_since.remove(&id);
             }
             changes.extend(self.demote(map, group, &valid, heard));
             if !valid.is_empty() {
@@ -333,7 +333,7 @@ impl Watch {
         self.syncing = syncing;
         let unwell: BTreeSet<GroupId> = self.unwell.iter().copied().collect();
         self.backoff.retain(|(group, _), _| unwell.contains(group));
-        self.unsettled_since
+        self.without_authority_since
             .retain(|group, _| unwell.contains(group));
     }
 
@@ -441,7 +441,11 @@ fn is_unwell(map: &ClusterMap, group: &PlacementGroup) -> bool {
     !group.members.iter().all(is_well)
 }
 
-fn resettle(map: &ClusterMap, group: &PlacementGroup, grace_is_over: bool) -> Option<Change> {
+fn choose_authority(
+    map: &ClusterMap,
+    group: &PlacementGroup,
+    grace_is_over: bool,
+) -> Option<Change> {
     let mut authority: Option<(bool, DeviceId, Incarnation)> = None;
     let mut are_all_back = true;
     for member in group.in_sync() {
@@ -456,7 +460,7 @@ fn resettle(map: &ClusterMap, group: &PlacementGroup, grace_is_over: bool) -> Op
         }
     }
     let (_, device, incarnation) = authority.filter(|_| are_all_back || grace_is_over)?;
-    Some(Change::Resettle {
+    Some(Change::ChooseAuthority {
         group: group.id(),
         device,
         incarnation,

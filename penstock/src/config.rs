@@ -203,7 +203,7 @@ pub struct SocketAccess {
     pub gid: Option<u32>,
 }
 
-/// The settled configuration of a daemon.
+/// The resolved configuration of a daemon.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Data directory.
@@ -284,9 +284,9 @@ pub fn parse(text: &str, name: &str) -> Result<File> {
     })
 }
 
-/// Settles what a file says (options are already merged into it by the command line).
-pub fn settle(file: File) -> Result<Config> {
-    let privileges = Privileges::settle(&file)?;
+/// Checks a file and fills in defaults. The command line has merged its options into it already.
+pub fn resolve(file: File) -> Result<Config> {
+    let privileges = Privileges::resolve(&file)?;
     let data = match file.data {
         Some(dir) => dir,
         None => default_data_dir()?,
@@ -539,19 +539,19 @@ mod tests {
     fn a_wrong_value_is_named() {
         let e = parse("device_size = \"10X\"", "p.toml").unwrap_err();
         assert!(e.to_string().contains("unknown size suffix 'X'"), "{e}");
-        let e = settle(File {
+        let e = resolve(File {
             threads: Some(0),
             ..File::default()
         })
         .unwrap_err();
         assert!(e.to_string().contains("threads = 0"), "{e}");
-        let e = settle(File {
+        let e = resolve(File {
             socket_mode: Some("rw".into()),
             ..File::default()
         })
         .unwrap_err();
         assert!(e.to_string().contains("socket_mode 'rw'"), "{e}");
-        let e = settle(File {
+        let e = resolve(File {
             socket_owner: Some("no-such-user-x".into()),
             ..File::default()
         })
@@ -576,7 +576,7 @@ mod tests {
             "p.toml",
         )
         .unwrap();
-        let config = settle(file).unwrap();
+        let config = resolve(file).unwrap();
         assert_eq!(config.store, StoreKind::Null);
         assert_eq!(config.metrics_listen, "[::1]:9180".parse().ok());
         assert_eq!(config.device_preallocation, Preallocation::Full);
@@ -609,7 +609,7 @@ mod tests {
     #[test]
     fn devices_are_named_only_for_a_node_that_stores_data() {
         let told = |roles: &[RoleName]| {
-            settle(File {
+            resolve(File {
                 devices: Some(vec![DeviceSpec::Path("/dev/sdx".into())]),
                 roles: Some(roles.to_vec()),
                 ..File::default()

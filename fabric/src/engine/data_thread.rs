@@ -51,10 +51,10 @@ impl FabricEngine {
         })
     }
 
-    /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now
+    /// Completes device requests of other threads, for an engine that nobody reaps from now
     /// on.
-    pub(crate) fn settle(&mut self) {
-        self.transport.local.store().settle();
+    pub(crate) fn drain_completions(&mut self) {
+        self.transport.local.store().drain_completions();
     }
 
     /// Of a node of several, before anything else is done: a request goes by the newest map there is, for a

@@ -158,7 +158,7 @@ fn a_newer_lease_on_another_node_fences_the_older_one_out() {
     let mut after = cluster.fabric(2).volume_io(&new).unwrap();
     let mut back = vec![0; 1 << 20];
     after.read_at(0, &mut back).unwrap();
-    assert!(new.is_settled() && back == pattern(1, 1 << 20));
+    assert!(new.is_recovered() && back == pattern(1, 1 << 20));
     assert_eq!(before.write_at(0, &pattern(2, 4096)), Err(IoError::Fenced));
     after.write_at(0, &pattern(3, 4096)).unwrap();
     after.read_at(0, &mut back[..4096]).unwrap();

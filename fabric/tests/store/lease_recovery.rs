@@ -136,17 +136,17 @@ fn set(epoch: u64, states: &[ReplicaState]) -> ReplicaSet {
 }
 
 /// Runs the machine against the nodes; `dead` do not answer and leave the map when reported.
-fn settle(
+fn recover(
     nodes: &mut [Node],
     states: &[ReplicaState],
     dead: &[usize],
     rng: &mut ChaCha8Rng,
 ) -> LeaseRecovery {
-    settle_while(nodes, states, |node| !dead.contains(&node), rng)
+    recover_while(nodes, states, |node| !dead.contains(&node), rng)
 }
 
 /// The same; `answers` is asked for each request to a node.
-fn settle_while(
+fn recover_while(
     nodes: &mut [Node],
     states: &[ReplicaState],
     mut answers: impl FnMut(usize) -> bool,
@@ -240,8 +240,8 @@ fn after_a_takeover_all_replicas_agree() {
         let states = [IN, IN, IN];
         let mut nodes = states.map(|s| Node::new(seed, s));
         assert!(leave_behind(&mut nodes, &mut rng, 40) > 0);
-        let machine = settle(&mut nodes, &states, &[], &mut rng);
-        assert!(machine.settled_blocks() > 0);
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert!(machine.recovered_blocks() > 0);
         assert_equal(&mut nodes, &[0, 1, 2]);
         // The old holder's late write is refused.
         let data = content(99);
@@ -254,7 +254,7 @@ fn after_a_takeover_all_replicas_agree() {
 }
 
 #[test]
-fn a_syncing_replica_is_settled_and_does_not_decide() {
+fn a_syncing_replica_is_recovered_and_does_not_decide() {
     for_each_seed(10, |seed| {
         let mut rng = seeds::rng(seed, 0xf2);
         let states = [IN, IN, ReplicaState::Syncing];
@@ -264,7 +264,7 @@ fn a_syncing_replica_is_settled_and_does_not_decide() {
         // Newer than anything, and on the syncing replica only.
         nodes[2].request(&write(7, 500, 0, &iov)).unwrap();
         leave_behind(&mut nodes, &mut rng, 40);
-        settle(&mut nodes, &states, &[], &mut rng);
+        recover(&mut nodes, &states, &[], &mut rng);
         assert_equal(&mut nodes, &[0, 1, 2]);
         let newest = nodes[0]
             .shard
@@ -299,7 +299,7 @@ fn syncing_replica_keeps_data_that_its_source_is_about_to_get() {
         len: 0,
     };
     assert_eq!(still_untouched(PG, &round, &nodes[2].groups), Ok(()));
-    settle(&mut nodes, &states, &[], &mut rng);
+    recover(&mut nodes, &states, &[], &mut rng);
     assert_equal(&mut nodes, &[0, 1, 2]);
     let refused = still_untouched(PG, &round, &nodes[2].groups);
     assert_eq!(refused, Err(Refusal::Changed));
@@ -312,7 +312,7 @@ fn a_replica_that_dies_in_between_is_left_out() {
         let states = [IN, IN, IN];
         let mut nodes = states.map(|s| Node::new(seed, s));
         leave_behind(&mut nodes, &mut rng, 40);
-        settle(&mut nodes, &states, &[1], &mut rng);
+        recover(&mut nodes, &states, &[1], &mut rng);
         assert_equal(&mut nodes, &[0, 2]);
     });
 }
@@ -330,8 +330,8 @@ fn what_every_replica_has_is_not_looked_at() {
                 .unwrap();
         }
     }
-    let machine = settle(&mut nodes, &states, &[], &mut rng);
-    assert_eq!(machine.settled_blocks(), 0);
+    let machine = recover(&mut nodes, &states, &[], &mut rng);
+    assert_eq!(machine.recovered_blocks(), 0);
 }
 
 #[test]
@@ -346,8 +346,8 @@ fn same_version_conflict_takes_data_of_the_first_in_sync() {
             let iov = iovec(&data);
             node.request(&write(5, 9, 0, &iov)).unwrap();
         }
-        let machine = settle(&mut nodes, &states, &[], &mut rng);
-        assert_eq!(machine.settled_blocks(), 1);
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert_eq!(machine.recovered_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
         assert!(nodes[0].shard.read(5) == content(2));
     });
@@ -396,8 +396,8 @@ fn replicas_agree_on_a_block_that_none_in_sync_can_read() {
         }
         nodes[0].harm(&older, harms[0]);
         nodes[1].harm(&newer, harms[1]);
-        let machine = settle(&mut nodes, &states, &[], &mut rng);
-        assert_eq!(machine.settled_blocks(), 1);
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert_eq!(machine.recovered_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
         let unreadable = nodes[0].shard.try_read(5);
         assert!(
@@ -428,8 +428,8 @@ fn unreadable_block_is_taken_from_another_replica_and_rewritten() {
         nodes[1].harm(&newer, Harm::Spoils);
         // Nobody is taken out.
         let answers = |_| true;
-        let machine = settle_while(&mut nodes, &states, answers, &mut rng);
-        assert_eq!(machine.settled_blocks(), 1);
+        let machine = recover_while(&mut nodes, &states, answers, &mut rng);
+        assert_eq!(machine.recovered_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
         for node in &mut nodes {
             assert!(node.shard.read(5) == older);
@@ -515,8 +515,8 @@ fn replica_without_unresolved_records_forces_a_full_comparison() {
                 .shard
                 .write(block, Version::new(1, version).0, &content(version));
         }
-        let machine = settle(&mut nodes, &states, &[], &mut rng);
-        assert_eq!(machine.settled_blocks(), if forgetful { 3 } else { 0 });
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert_eq!(machine.recovered_blocks(), if forgetful { 3 } else { 0 });
         if forgetful {
             assert_equal(&mut nodes, &[0, 1, 2]);
             assert!(nodes[0].shard.read(1023) == content(5));
@@ -538,7 +538,7 @@ fn replica_lost_at_any_moment_is_left_out_and_the_rest_agree() {
             left = left.saturating_sub(u32::from(node == goes));
             node != goes || left > 0
         };
-        settle_while(&mut nodes, &states, answers, &mut rng);
+        recover_while(&mut nodes, &states, answers, &mut rng);
         let stay: Vec<usize> = (0..3).filter(|node| *node != goes).collect();
         assert_equal(&mut nodes, &stay);
     });

@@ -230,7 +230,7 @@ mod tests {
     }
 
     /// Does one step after another until there is none.
-    fn settle(machine: &Machine, group: &mut Group) -> usize {
+    fn run_plan(machine: &Machine, group: &mut Group) -> usize {
         let mut steps = 0;
         while let Some(step) = plan(&machine.map(), group) {
             match step {
@@ -272,10 +272,10 @@ mod tests {
     fn an_odd_number_votes_and_all_have_the_metadata() {
         for (nodes, voters) in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (9, 5)] {
             let (machine, mut group) = (cluster(nodes), founded());
-            settle(&machine, &mut group);
+            run_plan(&machine, &mut group);
             assert_eq!(group.voters.len(), voters, "of {nodes}");
             assert_eq!(group.nodes.len() as u64, nodes);
-            assert_eq!(settle(&machine, &mut group), 0);
+            assert_eq!(run_plan(&machine, &mut group), 0);
         }
     }
 
@@ -289,7 +289,7 @@ mod tests {
         register(&mut machine, storage);
         register(&mut machine, spec(5));
         let mut group = founded();
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 2, 3]));
         // One that has not got all yet waits.
         let mut group = founded();
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn a_removed_node_goes_and_one_long_away_makes_room() {
         let (mut machine, mut group) = (cluster(4), founded());
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 2, 3]));
         let node = NodeId(2);
         let (incarnation, state) = (Incarnation::default(), NodeState::Down);
@@ -325,12 +325,12 @@ mod tests {
             at: AT,
         };
         machine.apply(&absent).unwrap();
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 3, 4]));
         machine
             .apply(&Command::RemoveNode { node, at: AT })
             .unwrap();
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         let left: BTreeSet<NodeId> = group.nodes.keys().copied().collect();
         assert_eq!(left, ids(&[1, 3, 4]));
     }
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn a_node_that_is_being_emptied_gives_its_vote_to_another() {
         let (mut machine, mut group) = (cluster(4), founded());
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         let mut drain = |node: u64, admin_state: AdminState| {
             let (node, at) = (NodeId(node), AT);
             let command = Command::SetNodeAdminState {
@@ -347,7 +347,7 @@ mod tests {
                 at,
             };
             machine.apply(&command).unwrap();
-            settle(&machine, &mut group);
+            run_plan(&machine, &mut group);
             group.voters.clone()
         };
         assert_eq!(drain(2, AdminState::Draining), ids(&[1, 3, 4]));
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn moved_node_is_followed_and_addressless_node_is_left_alone() {
         let (mut machine, mut group) = (cluster(3), founded());
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         let elsewhere = NodeSpec {
             control_address: "10.9.9.9:7470".to_owned(),
             ..spec(3)

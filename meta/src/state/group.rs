@@ -1,7 +1,7 @@
 //! The rules by which members of placement groups change their state; `docs/REPLICATION.md` says why.
 //!
 //! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member
-//! comes to be in sync only by `promote`, by `resettle`, or by being placed into a pool that holds no data;
+//! comes to be in sync only by `promote`, by `choose_authority`, or by being placed into a pool that holds no data;
 //! and it is promoted only as the start of its process, and in the round, that began to be synced. The
 //! exception is `loss`: an operator gives all members in sync up.
 
@@ -286,20 +286,20 @@ fn changed(
             incarnation,
             ..
         } => demoted(view, group, *device, *incarnation, heard, epoch),
-        Change::Resettle {
+        Change::ChooseAuthority {
             device,
             incarnation,
             after_grace,
             ..
         } => {
             let index = position(group, *device)?;
-            check_resettle(view, group, index, *incarnation, *after_grace)?;
+            check_choose_authority(view, group, index, *incarnation, *after_grace)?;
             let node = returned(view, &group.members[index])?;
             let node = node.ok_or(GroupRefusal::NotServed {
                 device: *device,
                 incarnation: *incarnation,
             })?;
-            Ok(resettled(view, group, index, node, epoch)?)
+            Ok(with_authority(view, group, index, node, epoch)?)
         }
         Change::StartSync {
             device,
@@ -355,7 +355,7 @@ pub(crate) fn is_served(device: &Device, node: &Node) -> bool {
         && device.incarnation == node.incarnation
 }
 
-fn check_resettle(
+fn check_choose_authority(
     view: &dyn Read,
     group: &PlacementGroup,
     authority: usize,
@@ -392,7 +392,7 @@ fn check_resettle(
 }
 
 /// With `authority`, in its present start, as the only replica that counts.
-fn resettled(
+fn with_authority(
     view: &dyn Read,
     group: &PlacementGroup,
     authority: usize,
@@ -423,7 +423,7 @@ pub(crate) fn kept_power(member: &Member, now: &Node) -> bool {
 
 /// After a device was registered by a new start of its node: in groups where with it all members in sync have
 /// come back, one of them is made the authority. No clock is needed to know that nobody else can come.
-pub(super) fn resettle_complete(
+pub(super) fn choose_authority_if_complete(
     view: &dyn Read,
     group: &PlacementGroup,
     epoch: Epoch,
@@ -444,7 +444,7 @@ pub(super) fn resettle_complete(
         }
     }
     authority
-        .map(|(_, index, process)| resettled(view, group, index, process, epoch))
+        .map(|(_, index, process)| with_authority(view, group, index, process, epoch))
         .transpose()
 }
 

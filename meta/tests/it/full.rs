@@ -162,7 +162,7 @@ fn node_stops_on_a_full_file_system_and_starts_when_it_has_room() {
         meta.create_volume(VolumeSpec::new("a", GIB)).await.unwrap();
         fill(&dir.join("full"));
         exhaust(&meta).await;
-        // It may say that it could not settle.
+        // It may say that it could not flush.
         let _ = tokio::time::timeout(BACK_MAX, node.shutdown())
             .await
             .expect("it ends");

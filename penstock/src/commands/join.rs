@@ -32,19 +32,19 @@ fn pki_failure(e: PkiError) -> Failure {
 }
 
 /// The configuration, with these options.
-fn settle(file: Option<&Path>, peers: PeerArgs, data: Option<PathBuf>) -> Result<Config> {
+fn read_config(file: Option<&Path>, peers: PeerArgs, data: Option<PathBuf>) -> Result<Config> {
     let file = match file {
         Some(path) => config::read(path)?,
         None => config::File::default(),
     };
     let mut file = serve::merge_peers(file, peers);
     file.data = data.or(file.data);
-    config::settle(file)
+    config::resolve(file)
 }
 
 /// `penstock init`.
 pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
-    let config = settle(args.config.as_deref(), args.peers, data)?;
+    let config = read_config(args.config.as_deref(), args.peers, data)?;
     let settings = Settings::new(&config.peers)?;
     if !settings.roles.contains(&Role::Meta) {
         return Err(Failure::invalid(
@@ -89,7 +89,7 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
 
 /// `penstock join`.
 pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
-    let config = settle(args.config.as_deref(), args.peers, data)?;
+    let config = read_config(args.config.as_deref(), args.peers, data)?;
     let invitation: Invitation = args.token.parse().map_err(|e| {
         let told = format!("{e}");
         let (error, hint) = told.split_once(": ").unwrap_or((&told, ""));

@@ -55,7 +55,7 @@ pub struct Privileges {
 
 impl Privileges {
     /// What the file says.
-    pub fn settle(file: &File) -> Result<Self> {
+    pub fn resolve(file: &File) -> Result<Self> {
         let user = match (&file.user, &file.group) {
             (None, Some(_)) => {
                 return Err(Failure::invalid(

@@ -64,7 +64,7 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
             ));
         }
     };
-    let config = config::settle(merge(config::File::default(), args.node, data))?;
+    let config = config::resolve(merge(config::File::default(), args.node, data))?;
     prepare_process();
     limits::drop_privileges();
     let served = Served {

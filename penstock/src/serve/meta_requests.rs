@@ -84,7 +84,7 @@ pub async fn serve(asks: Arc<MetaRequests>, meta: Meta) {
         {
             let (asks, meta) = (Arc::clone(&asks), meta.clone());
             under_way.spawn(async move {
-                settle(&asks, &meta, &ask).await;
+                request_until_done(&asks, &meta, &ask).await;
                 asks.done(&ask);
             });
         }
@@ -96,7 +96,7 @@ pub async fn serve(asks: Arc<MetaRequests>, meta: Meta) {
 }
 
 /// Asks until it is granted, or its reason is gone.
-async fn settle(asks: &MetaRequests, meta: &Meta, ask: &MetaRequest) {
+async fn request_until_done(asks: &MetaRequests, meta: &Meta, ask: &MetaRequest) {
     loop {
         let member = {
             let map = meta.map();

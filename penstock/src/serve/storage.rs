@@ -122,7 +122,7 @@ impl Storage {
                     has_peers,
                     stores_data,
                 };
-                let found = blocking(move || devices::settle(&config, &default, &known, owner));
+                let found = blocking(move || devices::select(&config, &default, &known, owner));
                 let found = found.await?;
                 (stores, left_out) = (found.stores, found.left_out);
                 fabric::engine::StoreKind::Devices(found.devices)
@@ -311,13 +311,13 @@ impl Storage {
         .await
     }
 
-    /// Gives back what groups left behind that moved elsewhere, if they are `settled` by the map of `epoch`;
+    /// Gives back what groups left behind that moved elsewhere, if they are `complete` by the map of `epoch`;
     /// how many chunks.
-    pub async fn drop_strays(&self, epoch: meta::Epoch, settled: HashSet<PgId>) -> Result<usize> {
+    pub async fn drop_strays(&self, epoch: meta::Epoch, complete: HashSet<PgId>) -> Result<usize> {
         let fabric = self.fabric.clone();
         blocking(move || {
             fabric
-                .drop_strays(Epoch(epoch.0), &settled)
+                .drop_strays(Epoch(epoch.0), &complete)
                 .map_err(fabric_failure)
         })
         .await

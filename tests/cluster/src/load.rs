@@ -451,7 +451,7 @@ pub fn check(socket: &Path, ledger: &mut Ledger, promise: Promise) -> Result<()>
         })
         .context("read the disk back")?;
         for slot in 0..count {
-            ledger.settle(first + slot, disk.buffer(slot), promise)?;
+            ledger.observe(first + slot, disk.buffer(slot), promise)?;
         }
     }
     Ok(())

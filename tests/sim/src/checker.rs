@@ -534,9 +534,9 @@ impl Register {
     }
 
     fn extend(&mut self, at: usize, start: Stamp, end: Stamp) -> Result<(), String> {
-        let settles = self.clusters[at].is_left_over();
+        let was_left_over = self.clusters[at].is_left_over();
         self.clusters[at] = self.extended(at, start, end)?;
-        if settles {
+        if was_left_over {
             // It is the one that was left behind, so the others were not, unless somebody is still writing
             // them.
             self.clusters.retain(|c| !c.is_left_over());

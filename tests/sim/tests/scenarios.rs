@@ -177,7 +177,7 @@ fn lease_moves_while_writes_in_flight() {
     assert_ne!(left_behind, before, "node 2 has it, and nobody else");
     sim.wrest(0, 1);
     sim.wait_for_lease();
-    assert_eq!(sim.settled_blocks, 2);
+    assert_eq!(sim.recovered_blocks, 2);
     for node in 0..3 {
         assert_eq!(sim.tag_at(node, 0), left_behind, "node {node}");
     }

@@ -219,7 +219,7 @@ impl Client {
         self.local(state.volume).state.count(self.lane, finished);
     }
 
-    /// Ends a guest request: frees its slot and settles its version.
+    /// Ends a guest request: frees its slot and resolves its version.
     #[inline]
     pub(super) fn close_io(&mut self, io: u32) -> IoResult {
         self.leave(io);
@@ -237,7 +237,7 @@ impl Client {
                 NONE => {
                     local.oldest = state.newer;
                     let oldest = (state.newer != NONE).then(|| self.ios[state.newer].version);
-                    local.state.watermark.settle(self.lane, oldest);
+                    local.state.watermark.set_oldest(self.lane, oldest);
                 }
                 older => self.ios[older].newer = state.newer,
             }

@@ -67,7 +67,7 @@ fn nothing_is_resolved_by_a_lease_that_has_just_begun() {
     lanes[0].note(&zero((1, 500, 1), (0, 0, 4096)));
     lanes[0].note(&zero((2, 1, 0), (1, 0, 4096)));
     assert_eq!(told(&lanes, 9), [(500, 0, 0, 1), (1, 1, 0, 1)]);
-    // Its first watermark says that what older leases left has been settled.
+    // Its first watermark says that what older leases left has been recovered.
     lanes[0].note(&zero((2, 2, 1), (2, 0, 4096)));
     assert_eq!(told(&lanes, 9), [(1, 1, 0, 1), (2, 2, 0, 1)]);
 }

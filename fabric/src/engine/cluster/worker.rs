@@ -83,7 +83,7 @@ impl Worker {
         })
     }
 
-    /// Takes a volume over under its new lease; it is settled when that is done.
+    /// Takes a volume over under its new lease; it is served once lease recovery is complete.
     pub fn take_over(&self, volume: &Arc<VolumeState>) {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let mut inbox = self.handle.inbox.lock().expect("no panic under this lock");

@@ -72,7 +72,7 @@ const ANY: u16 = 0xf0f;
 /// What is being done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Settled,
+    Idle,
     /// Going over the leaves; all of them if there are victims.
     Sweep {
         evacuate: bool,
@@ -152,7 +152,7 @@ impl Clean {
             activity: vec![NEWS; records as usize],
             changed: records * CHUNK_LEAVES as u32,
             waiting: 0,
-            state: State::Settled,
+            state: State::Idle,
             rec: 0,
             leaf: 0,
             busy: false,
@@ -272,11 +272,11 @@ impl ShardCore {
         }
         let hopeless = self.failed.is_some() || self.is_squeezed() || self.log.hold;
         if hopeless || self.ckpt.is_closing() || !self.is_roomy() {
-            self.settle_cleaner();
-            return CleanStep::Settled;
+            self.stop_cleaning();
+            return CleanStep::Idle;
         }
         match clean.state {
-            State::Settled => self.begin_sweep(),
+            State::Idle => self.begin_sweep(),
             State::Sweep { evacuate } => self.sweep(evacuate),
             State::Release {
                 checkpoint,
@@ -292,9 +292,9 @@ impl ShardCore {
             && free >= u64::from(self.alloc.total_units() / FREE_SHARE_MIN)
     }
 
-    fn settle_cleaner(&mut self) {
-        if self.clean.state != State::Settled {
-            self.clean.state = State::Settled;
+    fn stop_cleaning(&mut self) {
+        if self.clean.state != State::Idle {
+            self.clean.state = State::Idle;
             self.alloc.forget_victims();
         }
         self.clean.job = Job::default();
@@ -309,8 +309,8 @@ impl ShardCore {
         let clean = &self.clean;
         let now = (clean.changes, self.alloc.free_units(), clean.waiting);
         if clean.changed == 0 && clean.looked_at == Some(now) {
-            self.settle_cleaner();
-            return CleanStep::Settled;
+            self.stop_cleaning();
+            return CleanStep::Idle;
         }
         let space = self.alloc.free_space();
         self.clean.looked_at = Some(now);
@@ -328,8 +328,8 @@ impl ShardCore {
         let evacuate =
             (wants_room || self.is_scattered(space)) && self.choose_victims(space, wants_room);
         if !evacuate && self.clean.changed == 0 && !(place && self.clean.waiting > 0) {
-            self.settle_cleaner();
-            return CleanStep::Settled;
+            self.stop_cleaning();
+            return CleanStep::Idle;
         }
         self.clean.state = State::Sweep { evacuate };
         CleanStep::Working
@@ -450,11 +450,11 @@ impl ShardCore {
         if evacuate || (moved && self.clean.waiting > 0) {
             return self.await_checkpoint(evacuate);
         }
-        self.clean.state = State::Settled;
+        self.clean.state = State::Idle;
         if moved {
             CleanStep::Working
         } else {
-            CleanStep::Settled
+            CleanStep::Idle
         }
     }
 
@@ -485,7 +485,7 @@ impl ShardCore {
         }
         self.clean.looked_at = None;
         self.clean.released = true;
-        self.clean.state = State::Settled;
+        self.clean.state = State::Idle;
         CleanStep::Working
     }
 

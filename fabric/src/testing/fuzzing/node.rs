@@ -471,7 +471,7 @@ impl Node {
     }
 
     /// Everything that was asked is answered.
-    fn settle(&mut self) {
+    fn drain(&mut self) {
         for _ in 0..TURNS_MAX {
             self.run(16);
             if self.asked.is_empty() && self.disk.in_flight() == 0 {
@@ -486,7 +486,7 @@ impl Node {
     /// The process dies, or the machine; the next one opens what is on the disk.
     pub fn restart(&mut self, how: u8) {
         if how & 1 != 0 {
-            self.settle();
+            self.drain();
         }
         let kind = match how & 2 {
             0 => CrashKind::Process,
@@ -504,7 +504,7 @@ impl Node {
     /// Everything is answered. In some runs what was stored is opened once more, which takes longer than all
     /// else.
     pub fn end(&mut self) {
-        self.settle();
+        self.drain();
         if self.reopens {
             self.restart(1);
         }

@@ -60,7 +60,7 @@ enum Op {
         member: usize,
         heard: u8,
     },
-    Resettle {
+    ChooseAuthority {
         group: usize,
         member: usize,
         after_grace: bool,
@@ -108,7 +108,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (group(), member(), any::<u8>())
             .prop_map(|(group, member, heard)| Op::Demote { group, member, heard }),
         4 => (group(), member(), any::<bool>())
-            .prop_map(|(group, member, after_grace)| Op::Resettle { group, member, after_grace }),
+            .prop_map(|(group, member, after_grace)| Op::ChooseAuthority { group, member, after_grace }),
         10 => (group(), member(), prop::bool::weighted(0.1))
             .prop_map(|(group, member, old)| Op::StartSync { group, member, old }),
         10 => (group(), member(), prop::bool::weighted(0.1))
@@ -345,13 +345,13 @@ impl Cluster {
                 };
                 self.regroup(change, heard)
             }
-            Op::Resettle {
+            Op::ChooseAuthority {
                 group,
                 member,
                 after_grace,
             } => {
                 let (group, member) = self.member(group, member)?;
-                let change = Change::Resettle {
+                let change = Change::ChooseAuthority {
                     group,
                     device: member.device,
                     incarnation: self.serving(member.device),
@@ -466,11 +466,11 @@ fn check_in_sync(before: &World, old: &PlacementGroup, member: &Member, command:
     match was {
         Some(was) if was.is_in_sync() && (was.node, was.incarnation) == start => {}
         Some(was) if was.is_in_sync() => {
-            let resettles = matches!(
+            let chooses = matches!(
                 command,
                 Command::Regroup { .. } | Command::RegisterDevice { .. }
             );
-            assert!(resettles, "{command:?} trusted another start");
+            assert!(chooses, "{command:?} trusted another start");
             for other in old.in_sync() {
                 let presence = presence(&before.records, other).unwrap();
                 assert_ne!(presence, Presence::Valid, "{other:?} needed no replacement");

@@ -1,7 +1,7 @@
-//! Members of placement groups: taken out, settled, synced, promoted, moved.
+//! Members of placement groups: taken out, made the authority, synced, promoted, moved.
 
+mod authority;
 mod loss;
-mod settle;
 mod within;
 
 use super::*;

@@ -12,12 +12,12 @@
 //!
 //! **Why nothing goes on under the next lease.** [`renew_lease`](fabric::engine::Fabric::renew_lease) repeats
 //! what waits under the newer lease, and may: the older one was this node's until then, so nobody wrote or
-//! settled blocks in between. Here somebody did. Blocks that the holder in between left unresolved must be
-//! settled before anything is sent, which an opening does and a renewal does not. And a write that waits may
+//! recovered blocks in between. Here somebody did. Blocks that the holder in between left unresolved must be
+//! recovered before anything is sent, which an opening does and a renewal does not. And a write that waits may
 //! have been found on one replica by the other's takeover, been made part of the volume, been read, and been
 //! overwritten since: repeated under a newer number it would undo what came after. Nobody was told that it is
 //! done, so it may fail: the guest hears of it, and that what it believes of its disk may be outdated. So the
-//! volume is opened anew, as a start does it: a new grant, older leases fenced out, blocks settled, then the
+//! volume is opened anew, as a start does it: a new grant, older leases fenced out, lease recovery, then the
 //! first request.
 
 use std::sync::Arc;

@@ -86,7 +86,7 @@ pub struct Change {
     /// Is.
     pub to: (ReplicaState, Incarnation),
     /// No member was left that could be trusted, and this one was made the authority.
-    pub resettled: bool,
+    pub has_new_authority: bool,
     /// It has taken the place of this device of its node, as which process had it.
     pub moved_from: Option<(Incarnation, usize)>,
 }
@@ -201,7 +201,7 @@ pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Ch
         let from = state(old, at).unwrap_or(nobody);
         let to = state(new, at).unwrap_or(nobody);
         if from != to {
-            let resettled = from.0 == ReplicaState::InSync && to.0 == ReplicaState::InSync;
+            let has_new_authority = from.0 == ReplicaState::InSync && to.0 == ReplicaState::InSync;
             let is_old = |place: &&Place| {
                 let in_sync = place.member.state == ReplicaState::InSync;
                 in_sync && place.at.node == at.node && place.at != at
@@ -214,7 +214,7 @@ pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Ch
                 at,
                 from,
                 to,
-                resettled,
+                has_new_authority,
                 moved_from,
             });
         }

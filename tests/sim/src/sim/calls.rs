@@ -174,7 +174,7 @@ impl Sim {
                     format!("host {host}: takeover of volume {volume} hears {call:?} {result:?}")
                 });
                 if self.hosts[host].life == life {
-                    self.on_settle_reply((volume, takeover), call, result, data);
+                    self.on_lease_recovery_reply((volume, takeover), call, result, data);
                 }
             }
         }

@@ -70,7 +70,7 @@ fn every_kind_of_request_is_done_on_return() {
 }
 
 #[test]
-fn writes_are_numbered_in_order_and_settled() {
+fn writes_are_numbered_in_order_and_resolved() {
     let mut bench = Bench::new(set(1, 1, &[IN]));
     let mut transport = AtOnce::default();
     for _ in 0..200 {

@@ -118,7 +118,7 @@ impl Lane {
         match told {
             Pairing::Offer { number, end } => self.accept_pair(index, number, &end),
             Pairing::FailedPair { number, unanswered } => {
-                self.settle_pair(index, number, &unanswered)
+                self.reconcile_pair(index, number, &unanswered)
             }
             _ => Err(LinkError::Protocol("the word of the side that is asked")),
         }
@@ -288,7 +288,7 @@ impl Lane {
     }
 
     /// The peer's end is over, and this is what it has no answer to.
-    fn settle_pair(
+    fn reconcile_pair(
         &mut self,
         index: u32,
         number: u32,
@@ -326,12 +326,12 @@ impl Lane {
         }
         let unknown = unanswered.iter().copied();
         let unknown = unknown.filter(|pair| !known.contains(pair));
-        let settled = Pairing::Settled {
+        let reconciled = Pairing::Reconciled {
             number,
             unknown: unknown.collect(),
         };
         if let Some((responder, _)) = self.pair_responder(index) {
-            responder.tell(&settled);
+            responder.tell(&reconciled);
             self.mark(index);
         }
         Ok(())

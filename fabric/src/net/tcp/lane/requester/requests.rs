@@ -262,12 +262,12 @@ impl Requester {
             sent.is_closing = !all;
         }
         sent.answer = Some(reply);
-        Ok(self.settle(caller, at, bounces))
+        Ok(self.take_answer(caller, at, bounces))
     }
 
     /// The answer of a request, if it is there and the device is done with the request's data. That is then
     /// done with.
-    fn settle(&mut self, caller: &mut Caller, at: u32, bounces: &mut Pool) -> Option<Reply> {
+    fn take_answer(&mut self, caller: &mut Caller, at: u32, bounces: &mut Pool) -> Option<Reply> {
         let sent = self.sent.get_mut(at as usize)?;
         if sent.is_sending || sent.is_closing {
             return None;
@@ -282,7 +282,7 @@ impl Requester {
         self.endpoint()?.sent(slot);
         let at = self.gathered[usize::from(slot.0)].take()?;
         self.sent[at as usize].is_sending = false;
-        self.settle(caller, at, bounces)
+        self.take_answer(caller, at, bounces)
     }
 
     /// A request is done with.
@@ -299,7 +299,7 @@ impl Requester {
     /// What was opened for a request is closed: the answer that waited for it.
     fn closed(&mut self, caller: &mut Caller, at: u32, bounces: &mut Pool) -> Option<Reply> {
         self.sent.get_mut(at as usize)?.is_closing = false;
-        self.settle(caller, at, bounces)
+        self.take_answer(caller, at, bounces)
     }
 
     /// The queue pair is destroyed, and so the device is done with everything: the answers that waited for
@@ -309,7 +309,7 @@ impl Requester {
             (sent.is_sending, sent.is_closing) = (false, false);
         }
         let all = 0..self.sent.len() as u32;
-        let answers = all.filter_map(|at| self.settle(caller, at, bounces));
+        let answers = all.filter_map(|at| self.take_answer(caller, at, bounces));
         let answers = answers.collect();
         self.let_go(bounces);
         answers
