@@ -96,7 +96,7 @@ impl Meta {
         self.core.incarnation
     }
 
-    /// Why this node's service is not as it should be, in one line with the mend; `None` if it is well.
+    /// Why this node's service is not as it should be, in one line with a hint; `None` if it is well.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.core.problem()

@@ -121,7 +121,7 @@ pub enum OpenError {
     },
 }
 
-/// A device's error, and the mend.
+/// A device's error, with a hint.
 fn told(errno: i32) -> String {
     if matches!(errno, libc::ENOSPC | libc::EDQUOT) {
         return "the file system of the device file is full; make room on it".to_owned();

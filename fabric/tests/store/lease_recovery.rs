@@ -490,7 +490,7 @@ fn dead_device_is_not_written_off_block_by_block() {
     assert!(!ended, "it waits for the device");
     // It does give them after all.
     for place in nodes[0].shard.disk.spoilt() {
-        nodes[0].shard.disk.mend(place);
+        nodes[0].shard.disk.repair(place);
     }
     let ended = (0..20_000).any(|_| turn(&mut nodes, &mut machine));
     assert!(ended);

@@ -121,7 +121,7 @@ impl Core {
         voters.next() == Some(self.id) && voters.next().is_none()
     }
 
-    /// Why this node's service is not as it should be, and the mend.
+    /// Why this node's service is impaired, with a hint.
     pub(crate) fn problem(&self) -> Option<String> {
         let db = self.db()?;
         if let Some(detail) = self.death() {

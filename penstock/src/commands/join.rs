@@ -126,7 +126,7 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
             failure.kind,
             failure.error,
             format!(
-                "mend that, remove node {} from the cluster and join with a new token: this one is used up",
+                "fix that, remove node {} from the cluster and join with a new token: this one is used up",
                 answer.node
             ),
         )
@@ -149,7 +149,7 @@ fn enrol_failure(e: EnrolmentError) -> Failure {
         EnrolmentError::Stranger { .. } => {
             "make a new token on a node of the cluster that this one is to join"
         }
-        // It names the mend itself.
+        // It contains a hint itself.
         EnrolmentError::Refused { .. } => return Failure::plain(Kind::Denied, e),
         EnrolmentError::Lost { .. } => {
             "try again; if the token is refused, make a new one and remove the node that `penstock node \

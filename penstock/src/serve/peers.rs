@@ -58,7 +58,7 @@ fn pairs(settings: &Settings) -> Result<Offered> {
         ),
         Wire::Crc => (
             Card::open(settings.listen),
-            "`penstock rdma check --address ADDRESS` says what to mend; or set transport to auto or tcp",
+            "`penstock rdma check --address ADDRESS` says what to fix; or set transport to auto or tcp",
         ),
     };
     match found {
@@ -303,7 +303,7 @@ fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
 }
 
 fn listen_failure(e: meta::net::TlsError) -> Failure {
-    Failure::new(Kind::Failed, e, identity::LISTEN_MEND)
+    Failure::new(Kind::Failed, e, identity::LISTEN_HINT)
 }
 
 /// Waits until the leader has heard of this start of the process. Fails when that will never be.

@@ -129,7 +129,7 @@ pub(crate) enum Event {
     CallOver(usize),
     /// A host repeats what it told meta.
     Report(usize),
-    /// Something goes wrong, or is mended.
+    /// Something goes wrong, or is repaired.
     Fault(Fault),
 }
 
@@ -222,7 +222,7 @@ pub struct Sim {
     /// Blocks that were repaired after a read: node, chunk, block.
     pub repaired: Vec<(usize, ChunkKey, u32)>,
     /// What became of blocks that nodes have found bad themselves: node, block.
-    pub mended: Vec<(usize, u32, fabric::core::repair::queue::Outcome)>,
+    pub repair_outcomes: Vec<(usize, u32, fabric::core::repair::queue::Outcome)>,
     /// Blocks that takeovers made agree.
     pub recovered_blocks: u64,
     ops: (u64, u64),
@@ -364,7 +364,7 @@ impl Sim {
             takeovers: BTreeMap::new(),
             orphans: BTreeMap::new(),
             repaired: Vec::new(),
-            mended: Vec::new(),
+            repair_outcomes: Vec::new(),
             recovered_blocks: 0,
             ops: (0, 0),
             been_members: BTreeSet::new(),
@@ -526,7 +526,7 @@ impl Sim {
             }
             Event::Report(host) => self.on_report(host),
             // Once there is peace, what was to come does not.
-            Event::Fault(fault) if !self.peace || fault.mends() => self.on_fault(fault),
+            Event::Fault(fault) if !self.peace || fault.is_repair() => self.on_fault(fault),
             Event::Fault(_) => {}
         }
     }

@@ -185,7 +185,7 @@ fn lease_moves_while_writes_in_flight() {
     sim.write_blocks(0, 1);
     let newest = sim.tag_at(0, 0);
     for node in [0, 1] {
-        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+        sim.on_fault(Fault::Reconnect(End::Host(0), End::Node(node)));
     }
     sim.pass(Span::millis(20));
     for node in 0..3 {
@@ -242,7 +242,7 @@ fn lease_moves_and_no_device_gives_a_block() {
     sim.wrest(0, 1);
     sim.wait_for_lease();
     for node in [0, 1] {
-        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+        sim.on_fault(Fault::Reconnect(End::Host(0), End::Node(node)));
     }
     let errors = sim.errors();
     sim.read_blocks(0, 8);

@@ -1,4 +1,4 @@
-//! What an operator is told of a machine's RDMA: what is good, what is not, and how to mend it.
+//! Findings about the RDMA of a machine for its operator, with hints.
 
 use std::net::IpAddr;
 
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_names_the_culprit_and_the_mend() {
+    fn whatever_is_wrong_names_the_culprit_and_the_hint() {
         let expect = |change, about: &str, verdict, hint: &str| {
             let wrong = wrong(change);
             let finding = wrong.iter().find(|finding| finding.about == about);

@@ -43,7 +43,7 @@ pub enum EnrolmentError {
     /// The cluster refused.
     #[error("the cluster refuses: {reason}")]
     Refused {
-        /// Why, and the mend.
+        /// The reason, with a hint.
         reason: String,
     },
     /// The token may be used up by now.

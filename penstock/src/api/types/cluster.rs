@@ -116,7 +116,7 @@ pub struct Device {
     pub class: String,
     /// State word.
     pub state: DeviceState,
-    /// Why its node goes on without it, and the mend; only of this node's devices.
+    /// Why its node runs without it, with a hint; only of this node's devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Placement groups that have a replica on it, those that are leaving it included.

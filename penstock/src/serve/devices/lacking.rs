@@ -59,12 +59,12 @@ impl LeftOut {
             Origin::Added => (
                 format!("device {shown} was added and cannot be used: {failure}"),
                 format!(
-                    "mend that and restart the daemon, or take it back with `penstock device remove {shown}`"
+                    "fix that and restart the daemon, or take it back with `penstock device remove {shown}`"
                 ),
             ),
             Origin::Named => (
                 format!("device {shown} is not used: {failure}"),
-                "mend that and restart the daemon".to_owned(),
+                "fix that and restart the daemon".to_owned(),
             ),
             Origin::Known(id) => (
                 format!(

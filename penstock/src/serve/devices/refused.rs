@@ -47,7 +47,7 @@ fn first_part(e: &DeviceError) -> String {
     }
 }
 
-/// Kind, reason and mend of what the operating system says.
+/// Kind, reason and hint for what the operating system says.
 fn hint_of(path: &Path, source: &std::io::Error) -> Option<(Kind, String, String)> {
     let plain = plain_io(source);
     let told = match Errno::from_io_error(source)? {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_mend() {
+    fn each_reason_has_its_hint() {
         let path = PathBuf::from("/dev/sdx");
         for (errno, part) in [
             (Errno::ROFS, "make it writable"),

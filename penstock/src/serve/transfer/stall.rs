@@ -1,6 +1,6 @@
 //! Writes wait while too few replicas of their group are in sync, for as long as that takes: a guest goes on
 //! when it is over. An import has somebody who waits for its end and can begin it again, so it gives up: soon
-//! where devices are full, which only people can mend, and else after a while.
+//! where devices are full, which only people can fix, and else after a while.
 
 use std::time::{Duration, Instant};
 

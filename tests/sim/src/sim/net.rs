@@ -47,8 +47,8 @@ impl Sim {
         *self.cuts.entry((from, to)).or_insert(0) += 1;
     }
 
-    /// Mends a link in one direction; what waited goes on.
-    pub fn mend(&mut self, from: End, to: End) {
+    /// Restores a link in one direction; what waited goes on.
+    pub fn reconnect(&mut self, from: End, to: End) {
         let Some(cuts) = self.cuts.get_mut(&(from, to)) else {
             return;
         };

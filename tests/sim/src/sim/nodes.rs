@@ -52,7 +52,7 @@ impl Sim {
             self.ask_source(node, incarnation, ask);
         }
         for (bad, outcome) in wishes.told {
-            self.note_mended(node, bad, outcome);
+            self.note_repaired(node, bad, outcome);
         }
         for bad in wishes.lost {
             self.note_lost(node, bad);
@@ -70,13 +70,13 @@ impl Sim {
     }
 
     /// A node tells what became of a block that it could not read.
-    fn note_mended(&mut self, node: usize, bad: BadBlock, outcome: Outcome) {
+    fn note_repaired(&mut self, node: usize, bad: BadBlock, outcome: Outcome) {
         let BadBlock { chunk, block, .. } = bad;
         let numbers = [38, node as u64, chunk.layer.0, u64::from(block)];
         self.trace.note(self.now, &numbers, || {
             format!("node {node}: {chunk:?} block {block}, which was bad: {outcome:?}")
         });
-        self.mended.push((node, block, outcome));
+        self.repair_outcomes.push((node, block, outcome));
     }
 
     /// A map arrives at a node.

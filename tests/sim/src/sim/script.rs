@@ -129,10 +129,10 @@ impl Sim {
     }
 
     /// The disks of a node give all again.
-    pub fn mend_disk(&mut self, node: usize) {
+    pub fn repair_disk(&mut self, node: usize) {
         for Device { disk, .. } in &mut self.nodes[node].devices {
             for place in disk.spoilt() {
-                disk.mend(place);
+                disk.repair(place);
             }
         }
     }
@@ -265,7 +265,7 @@ impl Sim {
         assert!(has, "no lease: {:?}", self.failure);
     }
 
-    /// Mends everything; then all replicas are in sync and hold the same.
+    /// Repairs everything; then all replicas are in sync and hold the same.
     pub fn end(mut self) {
         for guest in &mut self.guests {
             // Everywhere that scenarios write.
