@@ -465,7 +465,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Whether it is refused where room has become short.
+    /// Whether it is refused where space has become short.
     pub(crate) fn makes_something_new(&self) -> bool {
         matches!(
             self,

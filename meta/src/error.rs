@@ -52,7 +52,7 @@ pub enum MetaError {
         if *.begun { "the request may be done once there is some: make room, look, then repeat" }
         else { "nothing was changed: make room, then repeat" }
     )]
-    NoRoom {
+    NoSpace {
         /// Where the metadata lie.
         dir: PathBuf,
         /// Whether it may be done yet.

@@ -266,7 +266,7 @@ impl MetaNode {
         let spec = config.node.clone();
         let started = tokio::select! {
             started = node.start(config) => started,
-            () = node.core.full() => Err(MetaError::NoRoom {
+            () = node.core.full() => Err(MetaError::NoSpace {
                 dir: dir.clone(),
                 begun: false,
             }),

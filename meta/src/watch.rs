@@ -133,9 +133,9 @@ impl Watch {
     }
 
     /// A node said up to which feature level it knows.
-    pub fn told_level(&mut self, node: NodeId, incarnation: Incarnation, level: Level) {
+    pub fn note_level(&mut self, node: NodeId, incarnation: Incarnation, level: Level) {
         if self.leads() {
-            self.levels.told(node, incarnation, level);
+            self.levels.note(node, incarnation, level);
         }
     }
 

@@ -1,8 +1,8 @@
 //! The rules by which members of placement groups change their state; `docs/REPLICATION.md` says why.
 //!
 //! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member
-//! comes to be in sync only by `promote`, by `choose_authority`, or by being placed into a pool that holds no data;
-//! and it is promoted only as the start of its process, and in the round, that began to be synced. The
+//! comes to be in sync only by `promote`, by `choose_authority`, or by being placed into a pool that holds no
+//! data; and it is promoted only as the start of its process, and in the round, that began to be synced. The
 //! exception is `loss`: an operator gives all members in sync up.
 
 use super::map::cluster;

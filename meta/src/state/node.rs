@@ -289,12 +289,12 @@ fn shortage_without(
     let mut rest = all.clone();
     rest.retain(|device| !is_left_out(device));
     for pool in pools_with_data(view)? {
-        let room = |devices: &[Device]| {
+        let capacity = |devices: &[Device]| {
             let candidates = placement::candidates(&pool, devices, &nodes);
             placement::domains(&candidates).min(usize::from(pool.replicas))
         };
-        let possible = room(&rest);
-        if possible < room(&all) {
+        let possible = capacity(&rest);
+        if possible < capacity(&all) {
             return Ok(Some((pool, possible)));
         }
     }

@@ -60,7 +60,7 @@ fn either_device_carries_on_when_the_other_one_fails() {
     let since = world.on(id, 4).since;
     world.report(id, 3, &[1]).unwrap();
     assert_eq!(world.states(id), [(1, InSync), (2, InSync), (4, Syncing)]);
-    assert_eq!(world.on(id, 4).since, since, "its stay goes on");
+    assert_eq!(world.on(id, 4).since, since, "its receiving period goes on");
     world.promote(id, 4).unwrap();
 }
 
