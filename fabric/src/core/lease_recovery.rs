@@ -144,7 +144,7 @@ pub struct LeaseRecovery {
     lists: BTreeMap<NodeId, List>,
     /// What replicas have told, in earlier attempts, too: one that told and left since may have been the
     /// source of another, which has what it had, and does not know that it is unresolved.
-    told: BTreeMap<LeafKey, (usize, usize)>,
+    reported_pages: BTreeMap<LeafKey, (usize, usize)>,
     /// Pages to recover, with a range of blocks.
     pages: VecDeque<(LeafKey, usize, usize)>,
     current: Option<Current>,
@@ -174,7 +174,7 @@ impl LeaseRecovery {
             epoch: Epoch(0),
             phase: Phase::Fence,
             lists: BTreeMap::new(),
-            told: BTreeMap::new(),
+            reported_pages: BTreeMap::new(),
             pages: VecDeque::new(),
             current: None,
             memory,
@@ -363,7 +363,7 @@ impl LeaseRecovery {
                 self.gather();
                 let page =
                     |(leaf, (first, end)): (&LeafKey, &(usize, usize))| (*leaf, *first, *end);
-                self.pages = self.told.iter().map(page).collect();
+                self.pages = self.reported_pages.iter().map(page).collect();
                 self.phase = Phase::Blocks;
                 self.next_page(places);
             }
@@ -379,7 +379,7 @@ impl LeaseRecovery {
 
     /// Adds the lists to the pages that are known.
     fn gather(&mut self) {
-        let pages = &mut self.told;
+        let pages = &mut self.reported_pages;
         let layer = self.layer;
         let mut add = |chunk: u32, first: u32, end: u32| {
             for leaf in first / LEAF_BLOCKS..end.div_ceil(LEAF_BLOCKS) {
@@ -392,7 +392,7 @@ impl LeaseRecovery {
             }
         };
         for list in self.lists.values() {
-            for entry in list.told() {
+            for entry in list.reported() {
                 if entry == UnresolvedEntry::EVERYTHING {
                     let chunks = self.size_bytes.div_ceil(CHUNK_BYTES) as u32;
                     (0..chunks).for_each(|chunk| add(chunk, 0, CHUNK_BLOCKS));
@@ -521,8 +521,8 @@ impl LeaseRecovery {
         for member in self.sets[set].receiving().iter() {
             let theirs = self.memory.stamps[member][at];
             // One that is being compared is told in any case, and then knows the block for one that changes
-            // in its stay. Else, were it compared with one that has yet to get the block, it would give it up
-            // for what that one has.
+            // in its receiving period. Else, were it compared with one that has yet to get the block, it
+            // would give it up for what that one has.
             let in_sync = self.sets[set].members()[member].state == ReplicaState::InSync;
             if (in_sync || is_lost) && theirs.agrees_with(&stamp) {
                 continue;

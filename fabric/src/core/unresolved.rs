@@ -58,8 +58,8 @@ impl Layer {
         }
     }
 
-    /// One range for each chunk, under the newest version: nothing is forgotten, though more is recovered than
-    /// needed.
+    /// One range for each chunk, under the newest version: nothing is forgotten, though more is recovered
+    /// than needed.
     fn merge(&mut self) {
         let mut chunks: BTreeMap<u32, (u64, Range)> = BTreeMap::new();
         for ((version, _), range) in &self.writes {

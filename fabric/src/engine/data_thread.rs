@@ -88,7 +88,7 @@ impl FabricEngine {
 
     #[cold]
     fn take_map(&mut self) {
-        // That silences the bell: whoever rings it from here on is heard the next time.
+        // That resets the eventfd: later notifications are seen the next time.
         let news = self.maps.as_mut().and_then(MapReader::news);
         // Before the newer map: nothing of a lease that is another's is sent under that.
         self.end_revoked();

@@ -274,7 +274,7 @@ impl ShardPort {
                 Event::Flushed(device, result) => self.flushed(device as usize, result),
             }
         }
-        busy |= self.driver.open_mail(&self.stores);
+        busy |= self.driver.read_inbox(&self.stores);
         if busy {
             self.plan_queues();
             self.step_flushes();

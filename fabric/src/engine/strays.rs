@@ -36,8 +36,8 @@ impl Stray {
 
 impl Fabric {
     /// Gives back the space of chunks that lie on devices where their group has no replica; how many, those
-    /// included that were freed since the last checkpoint. Only those of `complete`: groups that by the map of
-    /// `epoch` have all their replicas in sync, so that nothing can need these chunks again.
+    /// included that were freed since the last checkpoint. Only those of `complete`: groups that by the map
+    /// of `epoch` have all their replicas in sync, so that nothing can need these chunks again.
     pub fn drop_strays(
         &self,
         epoch: Epoch,

@@ -221,7 +221,7 @@ impl Cluster {
     }
 
     /// Lets nobody in sync, or goes on with it.
-    pub fn close_door(&self, closed: bool) {
+    pub fn set_admission_closed(&self, closed: bool) {
         self.state.lock().unwrap().closed = closed;
     }
 

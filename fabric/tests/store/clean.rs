@@ -88,12 +88,12 @@ fn clean_and_check(disk: u64, seed: u64, chunks: u32) -> f64 {
     let mut rng = seeds::rng(seed, 0x70);
     let mut rig = Rig::create(disk, 1, params(), seed);
     scattered(&mut rig, &mut rng, chunks);
-    clean_and_check(&mut rig, chunks);
+    clean_until_idle_and_check(&mut rig, chunks);
     let stored = u64::from(chunks * CHUNK) * BLOCK_BYTES as u64;
     rig.metrics(0).moved_bytes as f64 / stored as f64
 }
 
-fn clean_and_check(rig: &mut Rig, chunks: u32) {
+fn clean_until_idle_and_check(rig: &mut Rig, chunks: u32) {
     let before = reads_by_leaf(rig, chunks);
     assert!(before.iter().all(|&n| n > 16), "not scattered: {before:?}");
     clean_until_idle(rig);

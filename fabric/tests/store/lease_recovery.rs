@@ -286,7 +286,7 @@ fn syncing_replica_keeps_data_that_its_source_is_about_to_get() {
     let data = content(3);
     let iov = iovec(&data);
     nodes[0].request(&write(5, 3, 0, &iov)).unwrap();
-    // From before this stay: nothing is noted.
+    // From before this receiving period: nothing is noted.
     nodes[2].shard.write(5, Version::new(1, 3).0, &data);
     let round = Command::Restore {
         chunk: ChunkKey {

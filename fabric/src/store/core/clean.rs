@@ -2,7 +2,8 @@
 //! them, and makes room for that by emptying thinly used regions.
 //!
 //! A *move* is an ordinary log write of a block with the version and the checksum it has. It changes neither,
-//! so that replay, replicas and readers see nothing of it; `haul` says how. This file decides what is moved.
+//! so that replay, replicas and readers see nothing of it; `relocate.rs` says how. This file decides what is
+//! moved.
 //!
 //! The cleaner goes over the leaves in *sweeps*, a leaf a step. Each leaf has three bits: its data *changed*
 //! since it was looked at; they changed since the last sweep, so that it is still *hot* and left alone; it
@@ -137,7 +138,7 @@ pub(super) struct Job {
 
 /// How a leaf's blocks lie.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Shape {
+struct LeafShape {
     /// Mapped blocks that are not known to be bad, and of those the ones in victims.
     movable: u32,
     in_victims: u32,
@@ -229,7 +230,7 @@ impl Clean {
     }
 }
 
-impl Shape {
+impl LeafShape {
     fn of(entries: &[MapEntry], bad: &VecDeque<MapEntry>, is_victim: impl Fn(u32) -> bool) -> Self {
         let mut shape = Self::default();
         let mut last = 0;
@@ -270,7 +271,7 @@ impl ShardCore {
         if clean.busy {
             return CleanStep::Busy;
         }
-        let hopeless = self.failed.is_some() || self.is_squeezed() || self.log.hold;
+        let hopeless = self.failed.is_some() || self.is_under_space_pressure() || self.log.hold;
         if hopeless || self.ckpt.is_closing() || !self.is_roomy() {
             self.stop_cleaning();
             return CleanStep::Idle;
@@ -419,7 +420,13 @@ impl ShardCore {
             self.clean.busy = true;
             self.counters.cleaned_leaves += 1;
             // Without a record the part waits for no write in flight: it looks at what is mapped now.
-            self.start_part(NONE, PartKind::Survey, (layer, chunk, NONE), range, 0);
+            self.start_part(
+                NONE,
+                PartKind::LocateVictims,
+                (layer, chunk, NONE),
+                range,
+                0,
+            );
             return CleanStep::Working;
         }
         CleanStep::Working
@@ -493,7 +500,7 @@ impl ShardCore {
     pub(super) fn choose_moves(&mut self, slot: u32) -> bool {
         let alloc = &self.alloc;
         let entries = self.leaves.entries(slot);
-        let shape = Shape::of(entries, &self.clean.bad, |unit| alloc.is_victim(unit));
+        let shape = LeafShape::of(entries, &self.clean.bad, |unit| alloc.is_victim(unit));
         let job = &mut self.clean.job;
         job.entries.clear();
         job.entries.extend_from_slice(entries);

@@ -72,8 +72,8 @@ pub struct Memory {
 impl Memory {
     fn new(len: usize, filling: u8, aligned: bool) -> Self {
         let mut bytes = vec![STALE; len + 2 * PAGE + 2 * MARGIN].into_boxed_slice();
-        let beside = if aligned { 0 } else { 16 };
-        let start = bytes[MARGIN..].as_ptr().align_offset(PAGE) + MARGIN + beside;
+        let skew = if aligned { 0 } else { 16 };
+        let start = bytes[MARGIN..].as_ptr().align_offset(PAGE) + MARGIN + skew;
         bytes[start..start + len].fill(filling);
         let list = Box::new(libc::iovec {
             iov_base: bytes[start..].as_mut_ptr().cast(),

@@ -262,7 +262,7 @@ fn nothing_is_left_of_a_group_that_is_gone() {
     assert_eq!(world.rounds.wake_at(world.now_us), None);
 }
 
-/// A round that fails has wishes that nobody has heard of: no answer to them is due.
+/// A round that fails has actions that were never sent: no answer to them is due.
 #[test]
 fn failed_round_ends_when_its_pending_requests_are_answered() {
     let mut world = World::new();

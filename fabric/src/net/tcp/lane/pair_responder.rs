@@ -209,7 +209,7 @@ impl Lane {
             match *one {
                 Done::Received { slot, len, .. } => {
                     // From now on, though it may wait for room: signs of life are due.
-                    responder.begun_beside();
+                    responder.begun_on_queue_pair();
                     pair_responder.arrived.push_back((slot, len));
                 }
                 Done::Read(serving) => self.payload_read(index, serving)?,
@@ -265,14 +265,16 @@ impl Lane {
         let never_begun = never_begun + usize::from(pair_responder.waits.take().is_some());
         let unread = pair_responder.forget_incoming();
         pair_responder.bytes = 0;
-        (0..never_begun).for_each(|_| responder.answered_beside());
+        (0..never_begun).for_each(|_| responder.answered_on_queue_pair());
         let unacknowledged = pair_responder.leaving.iter_mut().filter_map(Option::take);
         pair_responder.torn = Some(FailedPair {
             number,
             unacknowledged: unacknowledged.collect(),
         });
         let unsent = std::mem::take(&mut pair_responder.unsent);
-        unread.iter().for_each(|_| responder.answered_beside());
+        unread
+            .iter()
+            .for_each(|_| responder.answered_on_queue_pair());
         if tell {
             responder.tell(&Pairing::Broken { number });
         }
@@ -316,7 +318,7 @@ impl Lane {
             match unanswered.contains(&pair) {
                 true => {
                     if let Some((responder, _)) = self.pair_responder(index) {
-                        responder.begun_beside();
+                        responder.begun_on_queue_pair();
                     }
                     self.answer(leaving.serving, &leaving.reply);
                 }

@@ -339,7 +339,7 @@ impl Lane {
         let (End::Caller(_, caller), Some(requester)) = (&mut link.end, &mut link.requester) else {
             return Ok(());
         };
-        let unanswered = caller.leave_beside();
+        let unanswered = caller.leave_queue_pair();
         // Here it is destroyed: from now on no device touches memory for it.
         requester.begin(Stage::Reconciling {
             number,

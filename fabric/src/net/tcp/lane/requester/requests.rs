@@ -153,7 +153,7 @@ impl Requester {
             return PairSend::Exhausted;
         };
         let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let message = caller.send_beside(request, shape, crcs, &mut room);
+        let message = caller.send_on_queue_pair(request, shape, crcs, &mut room);
         let at = Key(message.pair).index();
         let (load, bounce, has_windows) = match plan {
             Plan::Message(load) => (load, None, false),
@@ -235,7 +235,8 @@ impl Requester {
         let received = endpoint.read_message(slot, len)?;
         // SAFETY: it is posted again below.
         let header = unsafe { received.header(endpoint.slots()) };
-        let (at, Destination { list, mut reply }) = caller.take_beside(&received.head, header)?;
+        let (at, Destination { list, mut reply }) =
+            caller.take_from_queue_pair(&received.head, header)?;
         let sent = &mut self.sent[at as usize];
         *used -= 1;
         *bytes_left += sent.what.as_ref().map_or(0, |(_, shape)| shape.cost());
@@ -293,7 +294,7 @@ impl Requester {
             .take()
             .into_iter()
             .for_each(|buffer| bounces.give_back(buffer));
-        caller.finish_beside(at);
+        caller.finish_on_queue_pair(at);
     }
 
     /// What was opened for a request is closed: the answer that waited for it.
