@@ -71,7 +71,7 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     };
     identity.store(&config.data)?;
     drop(dir);
-    told(&config, &identity.record, json)?;
+    print_joined(&config, &identity.record, json)?;
     let shown = config.data.display();
     eprintln!(
         "penstock: start it with `penstock serve --data {shown}`; then `penstock token create --data \
@@ -132,7 +132,7 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
         )
     })?;
     drop(dir);
-    told(&config, &identity.record, json)?;
+    print_joined(&config, &identity.record, json)?;
     eprintln!(
         "penstock: start it with `penstock serve --data {}`",
         config.data.display()
@@ -159,7 +159,7 @@ fn enrol_failure(e: EnrolmentError) -> Failure {
     Failure::new(Kind::Unreachable, e, hint)
 }
 
-fn told(config: &Config, record: &Record, json: bool) -> Result<()> {
+fn print_joined(config: &Config, record: &Record, json: bool) -> Result<()> {
     let made = Made {
         cluster: record.cluster,
         node: record.node.0,

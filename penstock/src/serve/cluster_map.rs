@@ -101,12 +101,12 @@ fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::Devic
     if map.level() >= Level::WITHIN_NODES {
         let second = |member: &meta::Member| {
             let node = node_of(map, member);
-            let is_beside = members.iter().any(|(other, device)| {
+            let shares_node = members.iter().any(|(other, device)| {
                 other.node == node
                     && other.state == ReplicaState::InSync
                     && *device != member.device
             });
-            let comes = member.state == meta::ReplicaState::Syncing && is_beside;
+            let comes = member.state == meta::ReplicaState::Syncing && shares_node;
             comes.then(|| (view_of(member, node.incoming()), member.device))
         };
         let incoming: Vec<_> = group.members.iter().filter_map(second).collect();

@@ -260,7 +260,7 @@ pub fn meta_failure(e: MetaError) -> Failure {
             RefusalKind::Conflict => Kind::Conflict,
             RefusalKind::Denied => Kind::Denied,
         },
-        MetaError::NoRoom { .. } => Kind::NoSpace,
+        MetaError::NoSpace { .. } => Kind::NoSpace,
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)

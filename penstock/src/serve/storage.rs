@@ -67,7 +67,7 @@ pub struct LocalDevice {
     pub shards: Vec<StoreMetrics>,
     /// Whether errors were seen.
     pub is_bad: bool,
-    /// Whether it refuses writes for want of room.
+    /// Whether it refuses writes for lack of space.
     pub is_full: bool,
     /// Whether it stores nothing.
     pub is_null: bool,
@@ -157,7 +157,7 @@ impl Storage {
     /// Tells meta, and whoever reads the log, which devices this node goes on without.
     async fn tell_lost(&self, meta: &Meta, known: &[meta::Device]) -> Result<()> {
         for one in &self.left_out {
-            let (what, doing) = one.told();
+            let (what, doing) = one.describe();
             tracing::error!(path = %one.path.display(), "{what}; {doing}");
             let Origin::Known(id) = one.origin else {
                 continue;
@@ -353,7 +353,7 @@ impl Storage {
             Origin::Added | Origin::Named => true,
         };
         for one in self.left_out.iter().filter(is_expected) {
-            let (what, doing) = one.told();
+            let (what, doing) = one.describe();
             let key = format!("left out {}", one.path.display());
             problems.push(Found::new(key, what, doing));
         }

@@ -133,9 +133,8 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} guest requests, {} sectors compared, {} blocks recovered, {} groups moved between devices of a \
-             node, \
-             {} with blocks that nobody could read",
+            "{} guest requests, {} sectors compared, {} blocks recovered, {} groups moved between devices of \
+             a node, {} with blocks that nobody could read",
             self.requests, self.sectors, self.recovered, self.moved, self.lost
         )
     }

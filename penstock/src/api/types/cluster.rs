@@ -236,7 +236,8 @@ pub struct Pool {
     /// What is free on them.
     pub free_bytes: u64,
     /// Devices among them whose use is not known, because their nodes do not tell.
-    pub devices_untold: usize,
+    #[serde(rename = "devices_untold")]
+    pub devices_unreported: usize,
 }
 
 /// What copies in a [`Pool`] must not share.

@@ -18,7 +18,7 @@ mod capacity;
 mod tests;
 
 /// A sync that failed so often in a row is told: once or twice is what a restart looks like.
-const FAILURES_TOLD: u32 = 3;
+const FAILURES_REPORTED: u32 = 3;
 
 /// How long work will take, in seconds, where that is known.
 pub type Etas<'a> = &'a dyn Fn(Work) -> Option<u64>;
@@ -279,7 +279,7 @@ fn missed(view: &View, pool: &Pool) -> String {
 fn failing(view: &View) -> Vec<Found> {
     let mut by_device: BTreeMap<DeviceId, (usize, u32, u64)> = BTreeMap::new();
     let failing = view.report.failing.iter();
-    for one in failing.filter(|one| one.failures >= FAILURES_TOLD) {
+    for one in failing.filter(|one| one.failures >= FAILURES_REPORTED) {
         let told = by_device.entry(one.device).or_default();
         told.0 += 1;
         told.1 = told.1.max(one.failures);

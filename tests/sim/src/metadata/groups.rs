@@ -41,12 +41,12 @@ impl Group {
     pub(super) fn read(map: &ClusterMap, group: &PlacementGroup) -> Self {
         let members = group.members.iter();
         let all: Vec<Place> = members.filter_map(|m| place(map, m)).collect();
-        let mut told = told(&all);
-        told.extend(coming(&all, &told));
+        let mut published = published(&all);
+        published.extend(coming(&all, &published));
         Self {
             epoch: Epoch(group.epoch.0),
-            members: told.iter().map(|place| place.member).collect(),
-            devices: told.iter().map(|place| place.at).collect(),
+            members: published.iter().map(|place| place.member).collect(),
+            devices: published.iter().map(|place| place.at).collect(),
             all,
             power_lost: Epoch(group.power_lost.0),
         }
@@ -139,7 +139,7 @@ fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
 /// Of the members of a group those that the data path is told of: of each node the one that counts most. The
 /// daemon puts those in sync first; here they stay in the map's order, so that hosts prefer now one that has
 /// always been there, now one that has not.
-fn told(all: &[Place]) -> Vec<Place> {
+fn published(all: &[Place]) -> Vec<Place> {
     let rank = |place: &Place| match place.member.state {
         ReplicaState::InSync => 0,
         ReplicaState::Syncing => 1,
@@ -151,19 +151,21 @@ fn told(all: &[Place]) -> Vec<Place> {
         let best = of_node.min_by_key(|(_, other)| rank(other));
         best.is_some_and(|(best, _)| best == *nth)
     };
-    let told = all.iter().enumerate().filter(counts);
-    told.map(|(_, place)| *place).collect()
+    let published = all.iter().enumerate().filter(counts);
+    published.map(|(_, place)| *place).collect()
 }
 
 /// Those that the group is coming to, beside these: they are syncing on nodes where another device is in
 /// sync.
-fn coming(all: &[Place], told: &[Place]) -> Vec<Place> {
-    let is_beside = |place: &&Place| {
-        let first = told.iter().find(|t| t.member.node == place.member.node);
+fn coming(all: &[Place], published: &[Place]) -> Vec<Place> {
+    let shares_node = |place: &&Place| {
+        let first = published
+            .iter()
+            .find(|t| t.member.node == place.member.node);
         first.is_some_and(|t| t.at != place.at && t.member.state == ReplicaState::InSync)
     };
     let syncing = |place: &&Place| place.member.state == ReplicaState::Syncing;
-    let coming = all.iter().filter(syncing).filter(is_beside);
+    let coming = all.iter().filter(syncing).filter(shares_node);
     let named = coming.map(|place| {
         let mut place = *place;
         place.member.node = place.member.node.incoming();

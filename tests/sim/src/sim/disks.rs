@@ -364,8 +364,8 @@ impl Sim {
             let nodes = in_sync(set);
             blocks_in(set).any(|block| nodes.iter().any(|&node| of_kind(node, block)))
         };
-        let is_told_right = err == IoError::NoSpace || known.clone().any(is_met);
-        is_told_right && known.any(is_hit)
+        let is_right_error = err == IoError::NoSpace || known.clone().any(is_met);
+        is_right_error && known.any(is_hit)
     }
 
     /// Whether blocks were damaged. One that nobody in sync can read keeps whoever lacks it from coming back.

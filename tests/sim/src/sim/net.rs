@@ -296,8 +296,8 @@ impl Sim {
             return;
         }
         let peer = PeerId(u32::try_from(conn).expect("few connections"));
-        self.with_node(node, |node, wishes| {
-            node.on_request(peer, thread, parcel, wishes);
+        self.with_node(node, |node, outputs| {
+            node.on_request(peer, thread, parcel, outputs);
         });
     }
 

@@ -176,7 +176,7 @@ impl Sim {
     /// Lets a node's scrubber read everything once; how many blocks it finds bad. It then has them repaired.
     pub fn scrub(&mut self, node: usize) -> usize {
         let mut found = 0;
-        self.with_node(node, |node, wishes| found = node.scrub(wishes));
+        self.with_node(node, |node, outputs| found = node.scrub(outputs));
         found
     }
 
