@@ -131,8 +131,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if options.clean && !null {
         in_order(&fabric, &volume, "scattered")?;
-        settle(&fabric);
-        in_order(&fabric, &volume, "settled")?;
+        wait_until_idle(&fabric);
+        in_order(&fabric, &volume, "compacted")?;
     }
     drop(volume);
     fabric.close()?;
@@ -196,7 +196,7 @@ fn in_order(fabric: &Fabric, volume: &VolumeHandle, what: &str) -> Result<(), Bo
 }
 
 /// Waits until the cleaner moves nothing more.
-fn settle(fabric: &Fabric) {
+fn wait_until_idle(fabric: &Fabric) {
     let sum = |f: fn(&StoreMetrics) -> u64| {
         let devices = fabric.devices();
         devices.iter().flat_map(|d| &d.shards).map(f).sum::<u64>()
@@ -211,7 +211,7 @@ fn settle(fabric: &Fabric) {
         }
     }
     println!(
-        "settled after {:.1} s, {} MiB moved, {} map pages left, {} checkpoints",
+        "compacted after {:.1} s, {} MiB moved, {} map pages left, {} checkpoints",
         (since - start).as_secs_f64(),
         moved >> 20,
         sum(|m| m.leaves_to_clean),

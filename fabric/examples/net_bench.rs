@@ -117,7 +117,7 @@ fn map(address: SocketAddr) -> ClusterView {
     let member = Member {
         node: NodeId(2),
         incarnation: Incarnation(2),
-        standing: ReplicaState::InSync,
+        state: ReplicaState::InSync,
         since: Epoch(1),
     };
     ClusterView {
@@ -160,7 +160,7 @@ fn nodes(wire: Wire, write: bool, bytes: usize, depth: usize, time: Duration) ->
         }
     });
     let volume = asks.open_volume(&params_of()).expect("a volume");
-    while !volume.is_settled() {
+    while !volume.is_recovered() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let engine = asks.engine().expect("an engine");

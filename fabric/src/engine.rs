@@ -246,7 +246,7 @@ impl Fabric {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let state = Arc::new(VolumeState::new(id, slot.index(), params));
         if let Some(worker) = &self.worker {
-            state.set_settled(false);
+            state.set_recovered(false);
             worker.take_over(&state);
         }
         Ok(VolumeHandle {
@@ -439,9 +439,9 @@ impl VolumeHandle {
         self.state.is_revoked()
     }
 
-    /// Whether requests are served: what earlier leases left behind is settled.
-    pub fn is_settled(&self) -> bool {
-        self.state.is_settled()
+    /// Whether requests are served: lease recovery is complete.
+    pub fn is_recovered(&self) -> bool {
+        self.state.is_recovered()
     }
 
     /// Refuses writes from now on, or takes them again.

@@ -114,8 +114,8 @@ pub trait Engine: Send {
     /// byte twice.
     unsafe fn submit(&mut self, volume: &Self::Volume, request: &Request<'_>) -> Submit;
 
-    /// Whether it is worth its while to submit again what found no room (`Submit::Busy`) on this volume. To be
-    /// asked first: a request of a thousand buffers is not looked at anew in every turn of the thread.
+    /// Whether it makes sense to submit again what was answered busy on this volume. To be asked first: a
+    /// request of a thousand buffers is not looked at anew in every turn of the thread.
     #[inline]
     fn has_room(&self, _volume: &Self::Volume) -> bool {
         true

@@ -55,7 +55,7 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
     match command {
         Command::Bootstrap { .. } => (Meta, "make a cluster"),
         Command::SetNodeState { .. } => (Meta, "say which nodes are up"),
-        Command::SetNodeDuty { .. } => (Meta, "drain nodes"),
+        Command::SetNodeAdminState { .. } => (Meta, "drain nodes"),
         Command::RemoveNode { .. } => (Meta, "remove nodes"),
         Command::RemoveLost { lost, .. } => match lost {
             Lost::Node(_) => (Meta, "remove nodes"),

@@ -96,7 +96,7 @@ impl Meta {
         self.core.incarnation
     }
 
-    /// Why this node's service is not as it should be, in one line with the mend; `None` if it is well.
+    /// Why this node's service is not as it should be, in one line with a hint; `None` if it is well.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.core.problem()
@@ -200,15 +200,19 @@ impl Meta {
     /// Says whether a node is to be emptied (`on`) or may hold data again. Its groups move while I/O goes on;
     /// it is empty once no group has a member there.
     pub async fn drain_node(&self, node: NodeId, on: bool) -> Result<Node, MetaError> {
-        let duty = if on {
+        let admin_state = if on {
             AdminState::Draining
         } else {
             AdminState::Active
         };
         let at = UnixMillis::now();
         a_node(
-            self.propose(Command::SetNodeDuty { node, duty, at })
-                .await?,
+            self.propose(Command::SetNodeAdminState {
+                node,
+                admin_state,
+                at,
+            })
+            .await?,
         )
     }
 

@@ -228,11 +228,13 @@ pub enum Command {
         at: UnixMillis,
     },
     /// Says whether a node is to be emptied, was away too long, or may hold data.
-    SetNodeDuty {
+    #[serde(rename = "set_node_duty")]
+    SetNodeAdminState {
         /// The node.
         node: NodeId,
         /// What it is to be.
-        duty: AdminState,
+        #[serde(rename = "duty")]
+        admin_state: AdminState,
         /// Now.
         at: UnixMillis,
     },
@@ -463,7 +465,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Whether it is refused where room has become short.
+    /// Whether it is refused where space has become short.
     pub(crate) fn makes_something_new(&self) -> bool {
         matches!(
             self,
@@ -480,7 +482,7 @@ impl Command {
             Self::Bootstrap { at, .. }
             | Self::RegisterNode { at, .. }
             | Self::SetNodeState { at, .. }
-            | Self::SetNodeDuty { at, .. }
+            | Self::SetNodeAdminState { at, .. }
             | Self::RemoveNode { at, .. }
             | Self::RemoveLost { at, .. }
             | Self::RaiseLevel { at, .. }
@@ -536,7 +538,8 @@ pub enum Change {
         incarnation: Incarnation,
     },
     /// No member in sync is valid: one that has come back is made the authority.
-    Resettle {
+    #[serde(rename = "resettle")]
+    ChooseAuthority {
         /// The group.
         group: GroupId,
         /// The authority.
@@ -568,7 +571,7 @@ impl Change {
     pub fn group(&self) -> GroupId {
         match self {
             Self::Demote { group, .. }
-            | Self::Resettle { group, .. }
+            | Self::ChooseAuthority { group, .. }
             | Self::StartSync { group, .. }
             | Self::LetGo { group } => *group,
         }

@@ -1,4 +1,4 @@
-//! Errors of the metadata service. Messages are one line, name the culprit and the mend.
+//! Errors of the metadata service. Messages are one line that names the culprit and gives a hint.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub enum MetaError {
         if *.begun { "the request may be done once there is some: make room, look, then repeat" }
         else { "nothing was changed: make room, then repeat" }
     )]
-    NoRoom {
+    NoSpace {
         /// Where the metadata lie.
         dir: PathBuf,
         /// Whether it may be done yet.
@@ -60,7 +60,7 @@ pub enum MetaError {
     },
     /// The metadata cannot be read or written; the node's metadata service has stopped.
     #[error(
-        "the metadata service of this node stopped: {detail}; mend that, then restart the daemon"
+        "the metadata service of this node stopped: {detail}; fix that, then restart the daemon"
     )]
     Failed {
         /// What went wrong.

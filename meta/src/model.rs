@@ -171,7 +171,8 @@ pub struct Node {
     pub state: NodeState,
     /// Whether it may hold data.
     #[serde(default)]
-    pub duty: AdminState,
+    #[serde(rename = "duty")]
+    pub admin_state: AdminState,
     /// Where it stands.
     #[serde(default)]
     pub labels: Labels,
@@ -211,7 +212,7 @@ impl Node {
     /// Whether its devices keep the data that they hold.
     #[must_use]
     pub fn keeps_data(&self) -> bool {
-        self.duty == AdminState::Active && self.roles.contains(&Role::Storage)
+        self.admin_state == AdminState::Active && self.roles.contains(&Role::Storage)
     }
 }
 

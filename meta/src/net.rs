@@ -136,11 +136,12 @@ pub enum ProposeError {
         detail: String,
     },
     /// The file system under its metadata is full.
-    #[error("no room in {}", .dir.display())]
-    NoRoom {
+    #[error("no space in {}", .dir.display())]
+    #[serde(rename = "NoRoom")]
+    NoSpace {
         /// Where the metadata lie.
         dir: PathBuf,
-        /// Whether it may be done once there is room; else nothing was done.
+        /// Whether it may be done once there is space; else nothing was done.
         begun: bool,
     },
     /// It is shutting down; nothing was done.

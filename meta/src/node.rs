@@ -266,7 +266,7 @@ impl MetaNode {
         let spec = config.node.clone();
         let started = tokio::select! {
             started = node.start(config) => started,
-            () = node.core.full() => Err(MetaError::NoRoom {
+            () = node.core.full() => Err(MetaError::NoSpace {
                 dir: dir.clone(),
                 begun: false,
             }),
@@ -452,7 +452,7 @@ impl MetaNode {
     /// [`MetaError::Stopped`].
     ///
     /// # Errors
-    /// The database could not be settled or closed; nothing acknowledged is lost by that.
+    /// The database could not be flushed or closed; nothing acknowledged is lost by that.
     pub fn shutdown(self) -> BoxFuture<'static, Result<(), MetaError>> {
         Box::pin(self.close())
     }
@@ -467,10 +467,10 @@ impl MetaNode {
         let Self {
             core, closed, dir, ..
         } = self;
-        let settled = match core.take_db() {
+        let flushed = match core.take_db() {
             Some(db) => {
-                let settle = tokio::task::spawn_blocking(move || db.settle());
-                settle
+                let flush = tokio::task::spawn_blocking(move || db.flush_wal());
+                flush
                     .await
                     .map_err(|error| error.to_string())
                     .and_then(|done| done.map_err(|error| error.to_string()))
@@ -479,7 +479,7 @@ impl MetaNode {
         };
         drop(core);
         let gone = tokio::time::timeout(CLOSE_WAIT_MAX, closed).await;
-        settled.map_err(|detail| MetaError::Failed { detail })?;
+        flushed.map_err(|detail| MetaError::Failed { detail })?;
         gone.map(|_| ()).map_err(|_| MetaError::Failed {
             detail: format!(
                 "{} is still in use {} s after the end",

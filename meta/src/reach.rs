@@ -1,4 +1,4 @@
-//! Whom a node reached when a request failed for want of a leader: for people, who have to mend that.
+//! The nodes that were reached when a request failed for lack of a leader, for the operator to fix it.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Reach {
         self.voters.len() - self.unreached.len() >= self.needed()
     }
 
-    /// Why there was no leader, in one line with the mend.
+    /// Why there was no leader, in one line with a hint.
     pub(crate) fn no_leader(&self, waited: Duration, is_command: bool) -> String {
         let (seconds, needed) = (waited.as_secs(), self.needed());
         let (voters, unreached) = (self.voters.join(", "), self.unreached.join(", "));
@@ -50,7 +50,7 @@ impl Reach {
         format!(
             "metadata has no majority{unchanged}: {needed} of the {} voters {voters} must run and reach each \
              other, and this node \
-             does not reach {unreached}: start what is down or mend the network, then repeat",
+             does not reach {unreached}: start what is down or repair the network, then repeat",
             self.voters.len()
         )
     }

@@ -1,5 +1,5 @@
 //! Why the state machine refuses a command. The messages reach people verbatim: each names the culprit and
-//! the mend.
+//! gives a hint.
 
 use serde::{Deserialize, Serialize};
 

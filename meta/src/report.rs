@@ -36,7 +36,7 @@ pub struct DeviceReport {
     pub used_bytes: u64,
     /// Whether its node has seen errors of it.
     pub is_bad: bool,
-    /// Whether it refuses writes for want of room. Older programs do not say.
+    /// Whether it refuses writes for lack of space. Older programs do not say.
     #[serde(default)]
     pub is_full: bool,
 }

@@ -108,7 +108,11 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             state,
             at,
         } => node::set_state(txn, *node, *incarnation, *state, *at),
-        Command::SetNodeDuty { node, duty, at } => node::set_admin_state(txn, *node, *duty, *at),
+        Command::SetNodeAdminState {
+            node,
+            admin_state,
+            at,
+        } => node::set_admin_state(txn, *node, *admin_state, *at),
         Command::RemoveNode { node, at } => node::remove(txn, *node, false, *at),
         Command::RemoveLost { lost, at } => match lost {
             Lost::Node(node) => node::remove(txn, *node, true, *at),

@@ -22,8 +22,8 @@
 pub(crate) mod log;
 pub(crate) mod machine;
 mod open;
-mod room;
 pub(crate) mod snapshot;
+mod space;
 #[cfg(test)]
 mod tests;
 
@@ -46,7 +46,7 @@ use crate::map::ClusterMap;
 use crate::raft::{LogId, StoredMembership};
 use crate::state::tables::{ATTACHMENTS, LEASES, VOLUMES};
 use crate::state::{Read, ReadError, Visit, Writes};
-use room::Room;
+use space::SpaceState;
 
 pub(crate) type Rocks = DBWithThreadMode<MultiThreaded>;
 
@@ -111,7 +111,7 @@ pub(crate) struct Db {
     state_family: RwLock<String>,
     dir: PathBuf,
     progress: watch::Sender<Progress>,
-    room: watch::Sender<Room>,
+    space: watch::Sender<SpaceState>,
     /// The cluster map that the records hold, for whoever follows it.
     map: watch::Sender<Arc<ClusterMap>>,
     /// The layers likewise.
@@ -326,7 +326,7 @@ impl Db {
     }
 
     /// Moves everything from the write-ahead log to tables, so that the next open has nothing to recover.
-    pub(crate) fn settle(&self) -> Result<(), DbError> {
+    pub(crate) fn flush_wal(&self) -> Result<(), DbError> {
         let name = self
             .state_family
             .read()

@@ -5,7 +5,7 @@
 //! machine, so a watch that is wrong, late or repeats itself proposes in vain and breaks nothing.
 //!
 //! **A new leader has heard nothing.** It gives every node the full time from the moment it began to lead,
-//! and every unsettled group its full grace.
+//! and every group without an authority its full grace.
 
 mod flap_damping;
 mod lost;
@@ -47,7 +47,7 @@ pub const NODE_DOWN_AFTER: Duration = Duration::from_secs(3);
 pub const REPORTED_DOWN_AFTER: Duration = Duration::from_secs(1);
 /// A group none of whose replicas in sync is valid waits this long for all of them to come back. Longer than
 /// [`HEARTBEAT_LEASE`], so whoever is missing has stopped serving by then.
-pub const RESETTLE_GRACE: Duration = Duration::from_secs(30);
+pub const AUTHORITY_GRACE: Duration = Duration::from_secs(30);
 /// The share of a node that was away for this long is given to others.
 pub const NODE_REPLACE_AFTER: Duration = Duration::from_secs(600);
 /// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.
@@ -66,7 +66,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const CHANGES_MAX: usize = 256;
 
 const _: () = assert!(
-    RESETTLE_GRACE.as_millis()
+    AUTHORITY_GRACE.as_millis()
         > HEARTBEAT_LEASE.as_millis() + HEARTBEAT_LEASE.as_millis() / DRIFT_BOUND as u128
 );
 
@@ -81,7 +81,7 @@ pub struct Watch {
     /// Since when nodes are known to be down.
     down_since: BTreeMap<NodeId, Duration>,
     /// Since when groups are known to have no valid member in sync.
-    unsettled_since: BTreeMap<GroupId, Duration>,
+    without_authority_since: BTreeMap<GroupId, Duration>,
     /// Members that were seen syncing: what to learn from when they are not any more.
     syncing: BTreeMap<(GroupId, DeviceId), Incarnation>,
     backoff: BTreeMap<(GroupId, DeviceId), Backoff>,
@@ -133,9 +133,9 @@ impl Watch {
     }
 
     /// A node said up to which feature level it knows.
-    pub fn told_level(&mut self, node: NodeId, incarnation: Incarnation, level: Level) {
+    pub fn note_level(&mut self, node: NodeId, incarnation: Incarnation, level: Level) {
         if self.leads() {
-            self.levels.told(node, incarnation, level);
+            self.levels.note(node, incarnation, level);
         }
     }
 
@@ -262,9 +262,9 @@ impl Watch {
         let is_over = now.saturating_sub(since) >= NODE_REPLACE_AFTER;
         // When half of the nodes are away something else is wrong, and moving all their data would not help.
         let (up, down) = count_storage(map);
-        (is_over && node.keeps_data() && down < up).then_some(Command::SetNodeDuty {
+        (is_over && node.keeps_data() && down < up).then_some(Command::SetNodeAdminState {
             node: node.id,
-            duty: AdminState::Absent,
+            admin_state: AdminState::Absent,
             at,
         })
     }
@@ -288,11 +288,11 @@ impl Watch {
                 .filter(|member| map.is_valid(member))
                 .collect();
             if valid.is_empty() {
-                let since = *self.unsettled_since.entry(id).or_insert(now);
-                let is_over = now.saturating_sub(since) >= RESETTLE_GRACE;
-                changes.extend(resettle(map, group, is_over));
+                let since = *self.without_authority_since.entry(id).or_insert(now);
+                let is_over = now.saturating_sub(since) >= AUTHORITY_GRACE;
+                changes.extend(choose_authority(map, group, is_over));
             } else {
-                self.unsettled_since.remove(&id);
+                self.without_authority_since.remove(&id);
             }
             changes.extend(self.demote(map, group, &valid, heard));
             if !valid.is_empty() {
@@ -312,11 +312,11 @@ impl Watch {
         for group in self.unwell.iter().filter_map(|id| map.group(*id)) {
             for member in &group.members {
                 let key = (group.id(), member.device);
-                if member.standing == ReplicaState::Syncing {
+                if member.state == ReplicaState::Syncing {
                     syncing.insert(key, member.incarnation);
                 }
                 let was = self.syncing.get(&key);
-                if member.standing == ReplicaState::Out && was == Some(&member.incarnation) {
+                if member.state == ReplicaState::Out && was == Some(&member.incarnation) {
                     let known = self.backoff.get(&key);
                     let known = known.filter(|known| known.incarnation == member.incarnation);
                     let failures = known.map_or(0, |known| known.failures) + 1;
@@ -333,7 +333,7 @@ impl Watch {
         self.syncing = syncing;
         let unwell: BTreeSet<GroupId> = self.unwell.iter().copied().collect();
         self.backoff.retain(|(group, _), _| unwell.contains(group));
-        self.unsettled_since
+        self.without_authority_since
             .retain(|group, _| unwell.contains(group));
     }
 
@@ -347,7 +347,7 @@ impl Watch {
         let unwell = self.unwell.iter().filter_map(|id| map.group(*id));
         let out = unwell.flat_map(|group| {
             let out =
-                |member: &&Member| member.standing == ReplicaState::Out && is_heard(heard, member);
+                |member: &&Member| member.state == ReplicaState::Out && is_heard(heard, member);
             let out = group.members.iter().filter(out);
             out.map(move |member| (group.id(), member.device, member.incarnation))
         });
@@ -441,7 +441,11 @@ fn is_unwell(map: &ClusterMap, group: &PlacementGroup) -> bool {
     !group.members.iter().all(is_well)
 }
 
-fn resettle(map: &ClusterMap, group: &PlacementGroup, grace_is_over: bool) -> Option<Change> {
+fn choose_authority(
+    map: &ClusterMap,
+    group: &PlacementGroup,
+    grace_is_over: bool,
+) -> Option<Change> {
     let mut authority: Option<(bool, DeviceId, Incarnation)> = None;
     let mut are_all_back = true;
     for member in group.in_sync() {
@@ -456,7 +460,7 @@ fn resettle(map: &ClusterMap, group: &PlacementGroup, grace_is_over: bool) -> Op
         }
     }
     let (_, device, incarnation) = authority.filter(|_| are_all_back || grace_is_over)?;
-    Some(Change::Resettle {
+    Some(Change::ChooseAuthority {
         group: group.id(),
         device,
         incarnation,
@@ -481,7 +485,7 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
     let is_needed = pool.is_some_and(|pool| in_sync < usize::from(pool.min_in_sync));
     let out = group
         .wanted()
-        .filter(|member| member.standing == ReplicaState::Out);
+        .filter(|member| member.state == ReplicaState::Out);
     let serving = out.filter_map(|member| {
         let device = map.device(member.device)?;
         let may = may_sync(map.level(), group, device.node, device.id);

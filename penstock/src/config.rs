@@ -1,15 +1,16 @@
 //! The configuration of `penstock serve`: a TOML file, overridden by options.
 
+mod devices;
 mod memory;
 mod peers;
 mod privileges;
 #[cfg(test)]
 mod reference;
+mod sockets;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use fabric::store::recovery::DEVICE_BYTES_MIN;
 use serde::Deserialize;
 use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 use vhost_backend::memory::budget::Limit;
@@ -17,8 +18,12 @@ use vhost_backend::memory::budget::Limit;
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
+pub use devices::{DeviceSpec, Preallocation, SizedDevice, check_device_size};
 pub use peers::{Labels, Peers, RoleName, Transport, Wire};
 pub use privileges::{Privileges, Sandbox, User};
+pub use sockets::SocketAccess;
+
+use sockets::socket_access;
 
 /// Data threads when nothing is configured: enough for a few busy guests without taking the host's cores.
 const THREADS_DEFAULT: usize = 2;
@@ -104,18 +109,6 @@ pub enum StoreKind {
     Null,
 }
 
-/// How a device file gets its space; the words are qemu-img's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Preallocation {
-    /// As it is written: thin, and when the filesystem is full, guests' writes fail.
-    Off,
-    /// Reserved on the filesystem at once.
-    Falloc,
-    /// Reserved and written with zeroes: takes its time, and then every write is as fast as it will ever be.
-    Full,
-}
-
 /// When data threads spin instead of sleeping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -128,82 +121,7 @@ pub enum Poll {
     Never,
 }
 
-/// A device in the configuration: a path, or a path with a size (for files that are to be created).
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "a device is a path, or a table { path = \"…\", size = \"10G\" }"
-)]
-pub enum DeviceSpec {
-    /// `"/dev/sdb"`.
-    Path(PathBuf),
-    /// `{ path = "/srv/penstock.img", size = "10G" }`.
-    Sized(SizedDevice),
-}
-
-/// A device with the size its file is created with.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SizedDevice {
-    /// Block device or file.
-    pub path: PathBuf,
-    /// Size of the file if it has to be created.
-    pub size: Size,
-}
-
-impl DeviceSpec {
-    /// Path of the device.
-    pub fn path(&self) -> &Path {
-        match self {
-            DeviceSpec::Path(path) => path,
-            DeviceSpec::Sized(sized) => &sized.path,
-        }
-    }
-
-    /// Size to create it with.
-    pub fn size(&self) -> Option<Size> {
-        match self {
-            DeviceSpec::Path(_) => None,
-            DeviceSpec::Sized(sized) => Some(sized.size),
-        }
-    }
-}
-
-impl std::str::FromStr for DeviceSpec {
-    type Err = crate::size::SizeError;
-
-    /// `PATH` or `PATH:SIZE`. What follows a colon counts only when it is digits with a suffix, as in
-    /// `/srv/a.img:10G`, because paths below /dev/disk/by-path have colons too.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.rsplit_once(':') {
-            Some((path, size)) if looks_like_size(size) => Ok(DeviceSpec::Sized(SizedDevice {
-                path: path.into(),
-                size: size.parse()?,
-            })),
-            _ => Ok(DeviceSpec::Path(text.into())),
-        }
-    }
-}
-
-fn looks_like_size(text: &str) -> bool {
-    let letters = text.trim_start_matches(|c: char| c.is_ascii_digit());
-    letters.len() < text.len()
-        && !letters.is_empty()
-        && letters.bytes().all(|b| b.is_ascii_alphabetic())
-}
-
-/// Owner and mode given to attachment sockets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SocketAccess {
-    /// Permission bits.
-    pub mode: u32,
-    /// User id, `None` to leave it.
-    pub uid: Option<u32>,
-    /// Group id, `None` to leave it.
-    pub gid: Option<u32>,
-}
-
-/// The settled configuration of a daemon.
+/// The resolved configuration of a daemon.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Data directory.
@@ -284,28 +202,16 @@ pub fn parse(text: &str, name: &str) -> Result<File> {
     })
 }
 
-/// Settles what a file says (options are already merged into it by the command line).
-pub fn settle(file: File) -> Result<Config> {
-    let privileges = Privileges::settle(&file)?;
+/// Checks a file and fills in defaults. The command line has merged its options into it already.
+pub fn resolve(file: File) -> Result<Config> {
+    let privileges = Privileges::resolve(&file)?;
     let data = match file.data {
         Some(dir) => dir,
         None => default_data_dir()?,
     };
     let data = std::path::absolute(&data).unwrap_or(data);
-    let threads = file.threads.unwrap_or_else(threads_default);
-    if threads == 0 || threads > THREADS_MAX {
-        return Err(Failure::invalid(
-            format!("threads = {threads} is out of range"),
-            format!("use 1 to {THREADS_MAX}"),
-        ));
-    }
-    let poll_spin_us = file.poll_spin_us.unwrap_or(SPIN_US_DEFAULT);
-    if poll_spin_us > SPIN_US_MAX {
-        return Err(Failure::invalid(
-            format!("poll_spin_us = {poll_spin_us} is out of range"),
-            format!("use at most {SPIN_US_MAX}"),
-        ));
-    }
+    let threads = thread_count(file.threads)?;
+    let poll_spin_us = spin_us(file.poll_spin_us)?;
     if let Some(pin) = &file.pin {
         check_pin(pin)?;
     }
@@ -401,18 +307,6 @@ pub fn check_roles(stores_data: bool, devices: &[DeviceSpec]) -> Result<()> {
     }
 }
 
-/// Refuses a size that no device can have.
-pub fn check_device_size(size: Size) -> Result<()> {
-    if size.0 >= DEVICE_BYTES_MIN {
-        return Ok(());
-    }
-    let least = Size(DEVICE_BYTES_MIN.next_multiple_of(1 << 20));
-    Err(Failure::invalid(
-        format!("a device of {size} is too small"),
-        format!("make it {least} at least"),
-    ))
-}
-
 /// Whether a socket can be made there, as far as the path alone tells: found out before anything is.
 pub fn check_admin_socket(path: &Path) -> Result<()> {
     if rustix::net::SocketAddrUnix::new(path).is_ok() {
@@ -434,6 +328,30 @@ fn metrics_address(text: String) -> Result<SocketAddr> {
             "write it like \"10.0.0.1:9180\", or \"[::]:9180\" for all addresses",
         )
     })
+}
+
+/// Number of data threads.
+fn thread_count(asked: Option<usize>) -> Result<usize> {
+    let threads = asked.unwrap_or_else(threads_default);
+    if threads == 0 || threads > THREADS_MAX {
+        return Err(Failure::invalid(
+            format!("threads = {threads} is out of range"),
+            format!("use 1 to {THREADS_MAX}"),
+        ));
+    }
+    Ok(threads)
+}
+
+/// Microseconds that a data thread polls before it sleeps.
+fn spin_us(asked: Option<u32>) -> Result<u32> {
+    let poll_spin_us = asked.unwrap_or(SPIN_US_DEFAULT);
+    if poll_spin_us > SPIN_US_MAX {
+        return Err(Failure::invalid(
+            format!("poll_spin_us = {poll_spin_us} is out of range"),
+            format!("use at most {SPIN_US_MAX}"),
+        ));
+    }
+    Ok(poll_spin_us)
 }
 
 fn threads_default() -> usize {
@@ -458,60 +376,6 @@ fn check_pin(pin: &[usize]) -> Result<()> {
         )),
         None => Ok(()),
     }
-}
-
-/// Mode of attachment sockets when nothing is configured.
-const SOCKET_MODE_DEFAULT: u32 = 0o600;
-
-fn socket_access(mode: Option<&str>, owner: Option<&str>) -> Result<SocketAccess> {
-    let mode = match mode {
-        None => SOCKET_MODE_DEFAULT,
-        Some(text) => u32::from_str_radix(text, 8)
-            .ok()
-            .filter(|m| *m <= 0o777)
-            .ok_or_else(|| {
-                Failure::invalid(
-                    format!("socket_mode '{text}' is not a mode"),
-                    "write it in octal, like \"0660\"",
-                )
-            })?,
-    };
-    let (user, group) = match owner {
-        None => (None, None),
-        Some(text) => match text.split_once(':') {
-            Some((user, group)) => (Some(user), Some(group)),
-            None => (Some(text), None),
-        },
-    };
-    let lookup = |name: Option<&str>, file: &str| match name {
-        None | Some("") => Ok(None),
-        Some(name) => id_of(name, file).map(Some),
-    };
-    Ok(SocketAccess {
-        mode,
-        uid: lookup(user, "/etc/passwd")?,
-        gid: lookup(group, "/etc/group")?,
-    })
-}
-
-/// Numeric id of a local user or group; a number stands for itself.
-fn id_of(name: &str, file: &str) -> Result<u32> {
-    if let Ok(id) = name.parse() {
-        return Ok(id);
-    }
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let id = text.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name))
-            .then(|| fields.nth(1))?
-            .and_then(|id| id.parse().ok())
-    });
-    id.ok_or_else(|| {
-        Failure::invalid(
-            format!("socket_owner: '{name}' is not in {file}"),
-            "name a local user or group, or its number",
-        )
-    })
 }
 
 #[cfg(test)]
@@ -539,19 +403,19 @@ mod tests {
     fn a_wrong_value_is_named() {
         let e = parse("device_size = \"10X\"", "p.toml").unwrap_err();
         assert!(e.to_string().contains("unknown size suffix 'X'"), "{e}");
-        let e = settle(File {
+        let e = resolve(File {
             threads: Some(0),
             ..File::default()
         })
         .unwrap_err();
         assert!(e.to_string().contains("threads = 0"), "{e}");
-        let e = settle(File {
+        let e = resolve(File {
             socket_mode: Some("rw".into()),
             ..File::default()
         })
         .unwrap_err();
         assert!(e.to_string().contains("socket_mode 'rw'"), "{e}");
-        let e = settle(File {
+        let e = resolve(File {
             socket_owner: Some("no-such-user-x".into()),
             ..File::default()
         })
@@ -576,7 +440,7 @@ mod tests {
             "p.toml",
         )
         .unwrap();
-        let config = settle(file).unwrap();
+        let config = resolve(file).unwrap();
         assert_eq!(config.store, StoreKind::Null);
         assert_eq!(config.metrics_listen, "[::1]:9180".parse().ok());
         assert_eq!(config.device_preallocation, Preallocation::Full);
@@ -609,7 +473,7 @@ mod tests {
     #[test]
     fn devices_are_named_only_for_a_node_that_stores_data() {
         let told = |roles: &[RoleName]| {
-            settle(File {
+            resolve(File {
                 devices: Some(vec![DeviceSpec::Path("/dev/sdx".into())]),
                 roles: Some(roles.to_vec()),
                 ..File::default()

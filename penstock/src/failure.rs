@@ -1,4 +1,4 @@
-//! What a person is told when something fails: one line that names the culprit and the mend.
+//! What a person is told when something fails: one line that names the culprit and gives a hint.
 
 use std::fmt;
 
@@ -32,8 +32,8 @@ pub struct Failure {
     pub kind: Kind,
     /// What went wrong, naming the culprit.
     pub error: String,
-    /// How to mend it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// What to do about it.
+    #[serde(default, alias = "mend", skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
@@ -41,7 +41,7 @@ pub struct Failure {
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
-    /// A failure with its mend.
+    /// A failure with a hint.
     pub fn new(kind: Kind, error: impl fmt::Display, hint: impl fmt::Display) -> Self {
         Failure {
             kind,
@@ -95,7 +95,7 @@ fn one_line(text: impl fmt::Display) -> String {
 pub trait Context<T> {
     /// `what` is verb and object, as in "open /dev/sdb".
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
-    /// Same, with a mend.
+    /// Same, with a hint.
     fn context_hint(self, what: impl FnOnce() -> String, hint: &str) -> Result<T>;
 }
 
@@ -143,10 +143,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_one_line_with_its_mend() {
+    fn a_failure_is_one_line_with_its_hint() {
         let f = Failure::invalid("bad\n  thing", "do\nthis");
         assert_eq!(f.to_string(), "bad thing; do this");
         assert_eq!(f.exit_code(), 2);
+    }
+
+    #[test]
+    fn a_hint_of_an_older_node_is_read() {
+        let f: Failure =
+            serde_json::from_str(r#"{"kind":"failed","error":"a","mend":"b"}"#).unwrap();
+        assert_eq!(f.hint.as_deref(), Some("b"));
     }
 
     #[test]

@@ -34,7 +34,7 @@ const DATA_PORT: u16 = 7471;
 /// Port at which nodes join, likewise.
 const ENROL_PORT: u16 = 7472;
 /// What to do about an address that cannot be listened on.
-pub const LISTEN_MEND: &str = "see that no other program listens there, that the address is one of this \
+pub const LISTEN_HINT: &str = "see that no other program listens there, that the address is one of this \
     machine, and that this \
                                user may take the port (those below 1024 are root's); --listen, \
                                --control-port, --data-port and \
@@ -157,7 +157,7 @@ impl Settings {
         // Others let nobody in.
         addresses.extend(self.roles.contains(&Role::Meta).then(|| self.enrol()));
         let bind = |address| {
-            TcpListener::bind(address).context_hint(|| format!("listen on {address}"), LISTEN_MEND)
+            TcpListener::bind(address).context_hint(|| format!("listen on {address}"), LISTEN_HINT)
         };
         // All at a time: two of them may be the same.
         let bound: Vec<TcpListener> = addresses.into_iter().map(bind).collect::<Result<_>>()?;
@@ -184,7 +184,8 @@ pub struct Record {
     /// The node's number in it.
     pub node: NodeId,
     /// Of the first node only.
-    pub founding: Option<Bootstrap>,
+    #[serde(rename = "founding")]
+    pub bootstrap: Option<Bootstrap>,
     /// As they were when it was made.
     pub settings: Settings,
 }
@@ -208,14 +209,14 @@ impl Record {
     pub fn new(
         cluster: Uuid,
         node: NodeId,
-        founding: Option<Bootstrap>,
+        bootstrap: Option<Bootstrap>,
         settings: Settings,
     ) -> Self {
         Record {
             format: FORMAT,
             cluster,
             node,
-            founding,
+            bootstrap,
             settings,
         }
     }

@@ -73,7 +73,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
     };
     let file = merge_peers(file, args.peers);
     let file = merge_privileges(file, args.privileges);
-    let mut config = config::settle(merge(file, args.node, data))?;
+    let mut config = config::resolve(merge(file, args.node, data))?;
     config::check_admin_socket(&config.admin_socket)?;
     // While the process still has all its rights.
     let registered = register(&config);

@@ -200,7 +200,7 @@ impl InflightQueue {
         self.region.queue_size
     }
 
-    /// Settles what the last batch left open and lists what must be done again, given the used ring's index.
+    /// Completes the last batch and lists the requests to repeat, given the used ring's index.
     pub fn recover(&mut self, used_idx: u16, queue_size: u16) -> Recovery {
         let header = self.header();
         if header.version.load(Ordering::Acquire) != VERSION {
@@ -266,7 +266,7 @@ impl InflightQueue {
 
     /// Step 3 of a batch: the used ring's index has moved to `used_idx`.
     #[inline]
-    pub fn settled(&mut self, heads: &[u16], used_idx: u16) {
+    pub fn completed(&mut self, heads: &[u16], used_idx: u16) {
         for &head in heads {
             self.state(head).inflight.store(0, Ordering::Release);
         }
@@ -302,7 +302,7 @@ mod tests {
             queue.taken(head);
         }
         queue.answered(2);
-        queue.settled(&[2], 6);
+        queue.completed(&[2], 6);
         assert_eq!(
             reopened(&file).recover(6, 8),
             Recovery {

@@ -194,8 +194,8 @@ impl GuestMemory {
         Arc::new(Self::default())
     }
 
-    /// Maps a whole memory table and opens it to the network, as far as `account` allows. Until that is
-    /// settled, it has what this table takes, too.
+    /// Maps a whole memory table and opens it to the network, as far as `account` allows. Until the account
+    /// is updated, it counts this table in addition.
     pub fn map(
         specs: Vec<RegionSpec>,
         account: &mut MemoryAccount,

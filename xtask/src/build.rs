@@ -32,7 +32,7 @@ pub fn cargo() -> Result<Command> {
 }
 
 /// Builds the workspace's binaries, of the very crates that the tests are built of, so that nothing is
-/// compiled twice. For that all packages are built at once, which settles the features of what they depend
+/// compiled twice. For that all packages are built at once, which fixes the features of what they depend
 /// on, and with the feature that the tests enable; it adds modules which the binaries do not use.
 pub fn build() -> Result<()> {
     let features = "vhost-backend/fuzzing";

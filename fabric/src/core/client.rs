@@ -263,7 +263,7 @@ impl Client {
         }
         // Without a lease nothing is begun, but nothing is an error either: it may be renewed.
         let may_begin = self.now_us < volume.lease_until_us()
-            && volume.is_settled()
+            && volume.is_recovered()
             && self.places.knows(volume.layer());
         if !may_begin || !self.attach(volume) {
             return Submit::Busy;

@@ -79,7 +79,7 @@ const LEAVES: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32 / LEAF_BLOCKS;
 /// and asks again.
 const WANTED_MAX: usize = 1024;
 
-/// The present stay of a syncing replica: what was written, and what has been compared.
+/// The receiving period of a syncing replica: what was written, and what has been compared.
 #[derive(Debug, Default)]
 struct ResyncTracker {
     touched: BTreeMap<LeafKey, Touched>,
@@ -205,12 +205,12 @@ const IN_SYNC: u8 = 2;
 /// One group.
 #[derive(Debug)]
 pub struct Group {
-    standing: AtomicU8,
+    state: AtomicU8,
     /// Epoch at which it became what it is.
     since: AtomicU64,
     /// Oldest map whose requests are taken.
     fence: AtomicU64,
-    stay: Mutex<ResyncTracker>,
+    tracker: Mutex<ResyncTracker>,
     /// Which of the node's devices holds it.
     device: AtomicU32,
     /// How many groups its pool has.
@@ -218,8 +218,8 @@ pub struct Group {
 }
 
 impl Group {
-    fn standing(&self) -> ReplicaState {
-        match self.standing.load(Ordering::Acquire) {
+    fn state(&self) -> ReplicaState {
+        match self.state.load(Ordering::Acquire) {
             SYNCING => ReplicaState::Syncing,
             IN_SYNC => ReplicaState::InSync,
             _ => ReplicaState::Out,
@@ -247,14 +247,14 @@ impl Group {
         let may = match request.command {
             // Invariant *No trust on return*: nothing is read from a replica that has not been compared.
             Command::Read { .. } | Command::ListChunks { .. } | Command::Join => {
-                self.standing() == ReplicaState::InSync
+                self.state() == ReplicaState::InSync
             }
-            _ => self.standing() != ReplicaState::Out,
+            _ => self.state() != ReplicaState::Out,
         };
         if !may {
             return Err(Refusal::StaleEpoch(since));
         }
-        match self.standing() {
+        match self.state() {
             ReplicaState::Syncing if self.must_wait(&request.command) => {
                 Err(Refusal::Behind(known))
             }
@@ -275,89 +275,90 @@ impl Group {
         let Some(extent) = Extent::of(command) else {
             return false;
         };
-        let mut stay = self.stay();
-        stay.is_unfenced(extent.chunk.layer) || stay.must_wait(&extent)
+        let mut tracker = self.tracker();
+        tracker.is_unfenced(extent.chunk.layer) || tracker.must_wait(&extent)
     }
 
-    fn stay(&self) -> MutexGuard<'_, ResyncTracker> {
-        self.stay.lock().expect("no panic under this lock")
+    fn tracker(&self) -> MutexGuard<'_, ResyncTracker> {
+        self.tracker.lock().expect("no panic under this lock")
     }
 
-    /// Notes what a write that was admitted is about to change; its stay, if this replica is syncing.
+    /// Notes what a write that was admitted is about to change; its receiving period, if this replica is
+    /// syncing.
     fn note(&self, request: &Request) -> Option<Epoch> {
-        if self.standing() != ReplicaState::Syncing {
+        if self.state() != ReplicaState::Syncing {
             return None;
         }
         let extent = Extent::of(&request.command)?;
-        let mut stay = self.stay();
+        let mut tracker = self.tracker();
         let since = Epoch(self.since.load(Ordering::Acquire));
         if request.epoch < since {
-            // A new stay began since it was admitted: it will be refused when its turn comes.
+            // A new receiving period began since it was admitted: it will be refused when its turn comes.
             return None;
         }
-        stay.mark(extent.chunk, extent.first..extent.end, |t| &mut t.noted);
+        tracker.mark(extent.chunk, extent.first..extent.end, |t| &mut t.noted);
         Some(since)
     }
 
-    /// A write that was noted in the stay `since` is done.
+    /// A write that was noted in the receiving period `since` is done.
     fn stored(&self, command: &Command, since: Epoch) {
         let Some(extent) = Extent::of(command) else {
             return;
         };
-        let mut stay = self.stay();
-        // Under the lock: a new stay clears what is marked before it says that it began, and a promotion what
-        // nobody asks for any more.
-        let syncing = self.standing() == ReplicaState::Syncing;
+        let mut tracker = self.tracker();
+        // Under the lock: a new receiving period clears what is marked before it says that it began, and a
+        // promotion what nobody asks for any more.
+        let syncing = self.state() == ReplicaState::Syncing;
         if syncing && since.0 == self.since.load(Ordering::Acquire) {
             let (first, end) = extent.whole;
-            stay.mark(extent.chunk, first..end, |t| &mut t.stored);
+            tracker.mark(extent.chunk, first..end, |t| &mut t.stored);
         }
     }
 
-    /// What happened to the blocks of a page in this stay.
+    /// What happened to the blocks of a page in this receiving period.
     pub fn touched(&self, leaf: LeafKey) -> Touched {
-        let stay = self.stay();
-        stay.touched.get(&leaf).copied().unwrap_or_default()
+        let tracker = self.tracker();
+        tracker.touched.get(&leaf).copied().unwrap_or_default()
     }
 
     /// The page holds what the source holds: writes of a part of a block may come.
     pub fn compared(&self, leaf: LeafKey) {
-        let mut stay = self.stay();
-        *stay.compared.entry(leaf.chunk_key()).or_default() |= 1 << leaf.leaf;
-        stay.wanted.retain(|wanted| *wanted != leaf);
+        let mut tracker = self.tracker();
+        *tracker.compared.entry(leaf.chunk_key()).or_default() |= 1 << leaf.leaf;
+        tracker.wanted.retain(|wanted| *wanted != leaf);
     }
 
     /// Entries that are kept for a comparison: none unless this replica is syncing.
     pub fn kept(&self) -> usize {
-        let stay = self.stay();
-        let pages = stay.touched.len() + stay.compared.len() + stay.wanted.len();
-        pages + stay.fenced.len() + stay.to_fence.len()
+        let tracker = self.tracker();
+        let pages = tracker.touched.len() + tracker.compared.len() + tracker.wanted.len();
+        pages + tracker.fenced.len() + tracker.to_fence.len()
     }
 
     /// Every page does.
     pub fn all_compared(&self) {
-        let mut stay = self.stay();
-        stay.all_compared = true;
-        stay.wanted.clear();
+        let mut tracker = self.tracker();
+        tracker.all_compared = true;
+        tracker.wanted.clear();
     }
 
     fn is_all_compared(&self) -> bool {
-        self.stay().all_compared
+        self.tracker().all_compared
     }
 
     /// It is known who may write the layer: older leases' writes are refused here as at the source.
     pub fn fenced(&self, layer: LayerId) {
-        self.stay().fenced.insert(layer);
+        self.tracker().fenced.insert(layer);
     }
 
     /// A layer whose writes wait for that. It is handed out once, until another write asks.
     pub fn take_to_fence(&self) -> Option<LayerId> {
-        self.stay().to_fence.pop_front()
+        self.tracker().to_fence.pop_front()
     }
 
     /// A page that a write waits for. It is handed out once, until another write asks.
     pub fn take_wanted(&self) -> Option<LeafKey> {
-        self.stay().wanted.pop_front()
+        self.tracker().wanted.pop_front()
     }
 }
 
@@ -378,10 +379,10 @@ impl Groups {
         let mut groups = self.groups.write().expect("no panic under this lock");
         let group = groups.entry(pg).or_insert_with(|| {
             Arc::new(Group {
-                standing: AtomicU8::new(OUT),
+                state: AtomicU8::new(OUT),
                 since: AtomicU64::new(0),
                 fence: AtomicU64::new(0),
-                stay: Mutex::default(),
+                tracker: Mutex::default(),
                 device: AtomicU32::new(0),
                 of_groups: AtomicU32::new(1),
             })
@@ -423,38 +424,38 @@ impl Groups {
 
     /// The map of `epoch` says so of this node's replica of the group. To be called for every group that
     /// changed, before [`applied`](Self::applied).
-    pub fn set(&self, pg: PgId, standing: ReplicaState, since: Epoch) {
+    pub fn set(&self, pg: PgId, state: ReplicaState, since: Epoch) {
         let group = self.make(pg);
         if since.0 < group.since.load(Ordering::Acquire) {
             return;
         }
         let new_round = since.0 > group.since.load(Ordering::Acquire);
-        let code = match standing {
+        let code = match state {
             ReplicaState::Out => OUT,
             ReplicaState::Syncing => SYNCING,
             ReplicaState::InSync => IN_SYNC,
         };
-        let mut stay = group.stay();
-        if standing != ReplicaState::InSync && new_round {
+        let mut tracker = group.tracker();
+        if state != ReplicaState::InSync && new_round {
             // Under older maps it may have been sent writes that nobody else has.
             group.fence.fetch_max(since.0, Ordering::AcqRel);
-            *stay = ResyncTracker::default();
+            *tracker = ResyncTracker::default();
         }
         group.since.store(since.0, Ordering::Release);
-        group.standing.store(code, Ordering::Release);
-        if standing != ReplicaState::Syncing {
-            *stay = ResyncTracker::default();
+        group.state.store(code, Ordering::Release);
+        if state != ReplicaState::Syncing {
+            *tracker = ResyncTracker::default();
         }
     }
 
     /// The same by what the map says of the node, whose process is the start `running`.
     pub fn set_member(&self, pg: PgId, member: &Member, running: Incarnation) {
         // Invariant *No trust on return*: what the map says of an earlier process does not hold for this one.
-        let standing = match member.incarnation == running {
-            true => member.standing,
+        let state = match member.incarnation == running {
+            true => member.state,
             false => ReplicaState::Out,
         };
-        self.set(pg, standing, member.since);
+        self.set(pg, state, member.since);
     }
 
     /// This node is no member of the group any more.
@@ -513,7 +514,7 @@ impl Groups {
     }
 
     /// Notes a write that was admitted, before the store gets it. `Some` if [`stored`](Self::stored) is to be
-    /// told when it is done, and that it belongs to this stay.
+    /// told when it is done, and that it belongs to this receiving period.
     pub fn note(&self, request: &Request) -> Option<Epoch> {
         self.get(request.pg)?.note(request)
     }

@@ -104,7 +104,7 @@ enum Phase {
     Over,
 }
 
-/// The page whose blocks are being settled.
+/// The page whose blocks are being recovered.
 #[derive(Debug, Clone, Copy)]
 struct Current {
     set: usize,
@@ -144,8 +144,8 @@ pub struct LeaseRecovery {
     lists: BTreeMap<NodeId, List>,
     /// What replicas have told, in earlier attempts, too: one that told and left since may have been the
     /// source of another, which has what it had, and does not know that it is unresolved.
-    told: BTreeMap<LeafKey, (usize, usize)>,
-    /// Pages to be settled, with a range of blocks.
+    reported_pages: BTreeMap<LeafKey, (usize, usize)>,
+    /// Pages to recover, with a range of blocks.
     pages: VecDeque<(LeafKey, usize, usize)>,
     current: Option<Current>,
     memory: Box<Memory>,
@@ -154,7 +154,7 @@ pub struct LeaseRecovery {
     again: bool,
     reported: BTreeSet<(PgId, NodeId, Epoch)>,
     actions: VecDeque<Action>,
-    settled: u64,
+    recovered: u64,
     /// Of these, in all attempts: those whose loss was passed on, see [`LOST_MAX`].
     lost_by_device: u32,
 }
@@ -174,7 +174,7 @@ impl LeaseRecovery {
             epoch: Epoch(0),
             phase: Phase::Fence,
             lists: BTreeMap::new(),
-            told: BTreeMap::new(),
+            reported_pages: BTreeMap::new(),
             pages: VecDeque::new(),
             current: None,
             memory,
@@ -183,7 +183,7 @@ impl LeaseRecovery {
             again: false,
             reported: BTreeSet::new(),
             actions: VecDeque::new(),
-            settled: 0,
+            recovered: 0,
             lost_by_device: 0,
         };
         machine.start();
@@ -211,8 +211,8 @@ impl LeaseRecovery {
     }
 
     /// Blocks that were made to agree.
-    pub fn settled_blocks(&self) -> u64 {
-        self.settled
+    pub fn recovered_blocks(&self) -> u64 {
+        self.recovered
     }
 
     /// A replica answered, or is lost ([`Refusal::Unreachable`]).
@@ -248,7 +248,7 @@ impl LeaseRecovery {
                     && refusal.is_unreadable()
                     && self.do_without(member, refusal)
                 {
-                    return self.settle_next(places);
+                    return self.recover_next(places);
                 }
                 self.report(purpose);
                 self.phase = Phase::AwaitMap(AGAIN_TICKS);
@@ -260,7 +260,7 @@ impl LeaseRecovery {
         }
     }
 
-    /// A member cannot read the block that is being settled; false if that is not to be believed.
+    /// A member cannot read the block that is being recovered; false if that is not to be believed.
     fn do_without(&mut self, member: usize, refusal: Refusal) -> bool {
         let mut current = self.current();
         current.unreadable.insert(member);
@@ -275,7 +275,7 @@ impl LeaseRecovery {
 
     /// All replicas have the block, or know that its data are lost.
     fn end_block(&mut self) {
-        self.settled += 1;
+        self.recovered += 1;
         let mut current = self.current();
         if winner::is_lost(&current, &self.sets[current.set]) {
             let block = current.leaf.leaf * LEAF_BLOCKS + current.at as u32;
@@ -363,23 +363,23 @@ impl LeaseRecovery {
                 self.gather();
                 let page =
                     |(leaf, (first, end)): (&LeafKey, &(usize, usize))| (*leaf, *first, *end);
-                self.pages = self.told.iter().map(page).collect();
+                self.pages = self.reported_pages.iter().map(page).collect();
                 self.phase = Phase::Blocks;
                 self.next_page(places);
             }
-            Purpose::Inspect(_) => self.settle_next(places),
+            Purpose::Inspect(_) => self.recover_next(places),
             Purpose::Read(_) => self.restore(),
             Purpose::Restore(_) if self.again => self.inspect(),
             Purpose::Restore(_) => {
                 self.end_block();
-                self.settle_next(places);
+                self.recover_next(places);
             }
         }
     }
 
     /// Adds the lists to the pages that are known.
     fn gather(&mut self) {
-        let pages = &mut self.told;
+        let pages = &mut self.reported_pages;
         let layer = self.layer;
         let mut add = |chunk: u32, first: u32, end: u32| {
             for leaf in first / LEAF_BLOCKS..end.div_ceil(LEAF_BLOCKS) {
@@ -392,7 +392,7 @@ impl LeaseRecovery {
             }
         };
         for list in self.lists.values() {
-            for entry in list.told() {
+            for entry in list.reported() {
                 if entry == UnresolvedEntry::EVERYTHING {
                     let chunks = self.size_bytes.div_ceil(CHUNK_BYTES) as u32;
                     (0..chunks).for_each(|chunk| add(chunk, 0, CHUNK_BLOCKS));
@@ -432,7 +432,7 @@ impl LeaseRecovery {
     }
 
     fn current(&self) -> Current {
-        self.current.expect("a page is being settled")
+        self.current.expect("a page is being recovered")
     }
 
     fn chunk(&self) -> ChunkKey {
@@ -474,7 +474,7 @@ impl LeaseRecovery {
     }
 
     /// Goes to the next block on which they do not agree.
-    fn settle_next(&mut self, places: &dyn PlaceOf) {
+    fn recover_next(&mut self, places: &dyn PlaceOf) {
         let current = self.current();
         let set = &self.sets[current.set];
         let Some(next) = winner::next(current, set, &self.memory.stamps) else {
@@ -521,9 +521,9 @@ impl LeaseRecovery {
         for member in self.sets[set].receiving().iter() {
             let theirs = self.memory.stamps[member][at];
             // One that is being compared is told in any case, and then knows the block for one that changes
-            // in its stay. Else, were it compared with one that has yet to get the block, it would give it up
-            // for what that one has.
-            let in_sync = self.sets[set].members()[member].standing == ReplicaState::InSync;
+            // in its receiving period. Else, were it compared with one that has yet to get the block, it
+            // would give it up for what that one has.
+            let in_sync = self.sets[set].members()[member].state == ReplicaState::InSync;
             if (in_sync || is_lost) && theirs.agrees_with(&stamp) {
                 continue;
             }

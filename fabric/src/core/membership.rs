@@ -105,8 +105,8 @@ pub struct Member {
     pub node: NodeId,
     /// The start of it that the map knows; another one answering is not to be trusted.
     pub incarnation: Incarnation,
-    /// Its standing.
-    pub standing: ReplicaState,
+    /// Its state.
+    pub state: ReplicaState,
     /// Epoch since which it has been sent every write (or nothing, if it is out). What it answered to
     /// requests of older maps says nothing about what it holds now.
     pub since: Epoch,
@@ -141,7 +141,7 @@ impl ReplicaSet {
         let mut in_sync = Members::NONE;
         let mut receiving = Members::NONE;
         for (index, member) in members.iter().enumerate() {
-            match member.standing {
+            match member.state {
                 ReplicaState::InSync => {
                     in_sync.insert(index);
                     receiving.insert(index);
@@ -151,7 +151,7 @@ impl ReplicaSet {
             }
         }
         let sole = match members.as_slice() {
-            [only] if only.standing == ReplicaState::InSync && min_in_sync <= 1 => Some(*only),
+            [only] if only.state == ReplicaState::InSync && min_in_sync <= 1 => Some(*only),
             _ => None,
         };
         Self {
@@ -195,11 +195,11 @@ impl ReplicaSet {
 
     /// The embedded default: this node alone.
     pub fn single(pg: PgId, epoch: Epoch, node: NodeId, incarnation: Incarnation) -> Self {
-        let standing = ReplicaState::InSync;
+        let state = ReplicaState::InSync;
         let member = Member {
             node,
             incarnation,
-            standing,
+            state,
             since: epoch,
         };
         Self::new(pg, epoch, 1, vec![member])
@@ -216,7 +216,7 @@ impl ReplicaSet {
             match self.index_of(member.node) {
                 Some(at) => *member = self.members[at],
                 None => {
-                    member.standing = ReplicaState::Out;
+                    member.state = ReplicaState::Out;
                     gone.insert(index);
                 }
             }
@@ -300,7 +300,7 @@ mod tests {
         let member = |&node: &u64| Member {
             node: NodeId(node),
             incarnation: Incarnation(node * 10),
-            standing: ReplicaState::InSync,
+            state: ReplicaState::InSync,
             since: Epoch(epoch),
         };
         let members = nodes.iter().map(member).collect();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     fn nodes_of(set: &ReplicaSet) -> Vec<(u64, bool)> {
-        let in_sync = |m: &Member| m.standing == ReplicaState::InSync;
+        let in_sync = |m: &Member| m.state == ReplicaState::InSync;
         set.members()
             .iter()
             .map(|m| (m.node.0, in_sync(m)))

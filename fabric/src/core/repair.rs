@@ -144,8 +144,8 @@ impl BlockRepair {
             (Step::Restore, Err(Refusal::Changed)) => return Next::Over(End::Changed),
             (_, Err(refusal)) => return Next::Over(End::Failed(refusal)),
         };
-        let (whom, command) = self.command();
-        Next::Ask(whom, command)
+        let (peer, command) = self.command();
+        Next::Ask(peer, command)
     }
 
     fn command(&mut self) -> (RepairPeer, Command) {
@@ -181,10 +181,10 @@ impl BlockRepair {
                 len,
             },
         };
-        let whom = match self.step {
+        let peer = match self.step {
             Step::Fetch => RepairPeer::Good,
             _ => RepairPeer::Bad,
         };
-        (whom, command)
+        (peer, command)
     }
 }

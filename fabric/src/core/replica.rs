@@ -72,7 +72,8 @@ struct Held {
     id: RequestId,
     /// Of a fence: the layer, the lease, and where the list of unresolved writes goes.
     fence: Option<(LayerId, Generation, IoVecs)>,
-    /// Of a write that was noted because this replica is being compared: its group, what it is, and the stay.
+    /// Of a write that was noted because this replica is being compared: its group, what it is, and the
+    /// receiving period.
     noted: Option<Noted>,
 }
 

@@ -1,9 +1,9 @@
 //! What one user may hold of a table that many share.
 //!
 //! A user may hold as much as is left for all others: a dynamic threshold (Choudhury, Hahne, "Dynamic Queue
-//! Length Thresholds for Shared-Memory Packet Switches", 1998, with alpha = 1). One that is alone gets half of
-//! the table, `n` that want everything get a share of 1/(n+1) each, and that much stays free for whoever comes
-//! next. No user has to be known beforehand, and nothing is set aside for those that are idle.
+//! Length Thresholds for Shared-Memory Packet Switches", 1998, with alpha = 1). One that is alone gets half
+//! of the table. `n` that want everything get a share of 1/(n+1) each, and that much stays free for whoever
+//! comes next. No user has to be known beforehand, and nothing is set aside for those that are idle.
 
 /// Whether a user that holds `held` places may take `more`, of `free` ones. Who holds none may take whatever
 /// is free, so that a request which needs many comes to its turn beside many users.

@@ -20,12 +20,15 @@ const DIRTY: u64 = u64::MAX;
 #[derive(Debug, Clone, Copy)]
 pub struct FlushMark {
     number: u64,
-    told: u64,
+    reported: u64,
 }
 
 impl FlushMark {
     /// Of what is no flush.
-    pub const NONE: Self = Self { number: 0, told: 0 };
+    pub const NONE: Self = Self {
+        number: 0,
+        reported: 0,
+    };
 }
 
 #[derive(Debug, Default)]
@@ -33,7 +36,7 @@ struct Losses {
     /// Newest one that concerned writes of this volume.
     hurt: u64,
     /// Newest one that the guest was told of.
-    told: u64,
+    reported: u64,
     /// Of the newest flush.
     number: u64,
 }
@@ -108,8 +111,8 @@ impl Unflushed {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
                 (state != CLEAN).then_some(number)
             });
-        let told = losses.told;
-        FlushMark { number, told }
+        let reported = losses.reported;
+        FlushMark { number, reported }
     }
 
     /// Every replica did it: whether the guest may be told so. If not, it is told of a loss by this, and by
@@ -122,8 +125,8 @@ impl Unflushed {
         let _ = self
             .state
             .compare_exchange(mark.number, CLEAN, Ordering::SeqCst, Ordering::SeqCst);
-        let is_lost = losses.hurt > mark.told;
-        losses.told = losses.told.max(losses.hurt);
+        let is_lost = losses.hurt > mark.reported;
+        losses.reported = losses.reported.max(losses.hurt);
         !is_lost
     }
 
@@ -203,7 +206,10 @@ mod tests {
         let (first, second) = (of.begin(OLD), of.begin(OLD));
         assert!(!of.end(first, LOSS));
         let third = of.begin(LOSS);
-        assert!(!of.end(second, LOSS), "it began before anybody was told");
+        assert!(
+            !of.end(second, LOSS),
+            "it began before anybody was reported"
+        );
         assert!(of.end(third, LOSS));
     }
 

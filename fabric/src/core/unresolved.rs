@@ -58,8 +58,8 @@ impl Layer {
         }
     }
 
-    /// One range for each chunk, under the newest version: nothing is forgotten, though more is settled than
-    /// needed.
+    /// One range for each chunk, under the newest version: nothing is forgotten, though more is recovered
+    /// than needed.
     fn merge(&mut self) {
         let mut chunks: BTreeMap<u32, (u64, Range)> = BTreeMap::new();
         for ((version, _), range) in &self.writes {
@@ -151,7 +151,7 @@ impl Unresolved {
     /// Another replica takes these for unresolved, and this one has them from there.
     ///
     /// They are forgotten with the writes that come later by the same data thread; until then a takeover
-    /// settles more than it has to.
+    /// recovers more than it has to.
     pub fn adopt(&self, layer: LayerId, told: &[UnresolvedEntry]) {
         if told.is_empty() {
             return;

@@ -94,7 +94,7 @@ pub struct VolumeState {
     size_bytes: AtomicU64,
     epoch: AtomicU64,
     lease_until_us: AtomicU64,
-    settled: AtomicBool,
+    recovered: AtomicBool,
     read_only: AtomicBool,
     durable_writes: AtomicBool,
     /// The lease is another's by now.
@@ -118,7 +118,7 @@ impl VolumeState {
             size_bytes: AtomicU64::new(params.size_bytes),
             epoch: AtomicU64::new(params.epoch.0),
             lease_until_us: AtomicU64::new(u64::MAX),
-            settled: AtomicBool::new(true),
+            recovered: AtomicBool::new(true),
             read_only: AtomicBool::new(params.read_only),
             durable_writes: AtomicBool::new(params.durability == Durability::Write),
             revoked: AtomicBool::new(false),
@@ -182,13 +182,13 @@ impl VolumeState {
 
     /// Whether replicas agree on what earlier leases left behind. Requests wait until they do.
     #[inline]
-    pub fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::Acquire)
+    pub fn is_recovered(&self) -> bool {
+        self.recovered.load(Ordering::Acquire)
     }
 
     /// Says whether they do.
-    pub fn set_settled(&self, settled: bool) {
-        self.settled.store(settled, Ordering::Release);
+    pub fn set_recovered(&self, recovered: bool) {
+        self.recovered.store(recovered, Ordering::Release);
     }
 
     /// When the lease ends by the clock that clients are told; `u64::MAX` if it does not.

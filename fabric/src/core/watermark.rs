@@ -103,7 +103,7 @@ impl Watermark {
 
     /// Says which write of the lane is the oldest in flight now.
     #[inline]
-    pub fn settle(&self, lane: usize, oldest: Option<Version>) {
+    pub fn set_oldest(&self, lane: usize, oldest: Option<Version>) {
         let oldest = oldest.map_or(IDLE, |v| v.0);
         self.lanes[lane].oldest.store(oldest, Ordering::Release);
     }

@@ -10,8 +10,8 @@ use crate::store::api::{CleanStep, ScrubFinding};
 /// that waits for room below the device file may take hours.
 const BUSY_PAUSE: Duration = Duration::from_micros(500);
 const BUSY_PAUSE_MAX: Duration = Duration::from_millis(200);
-/// Rest when all shards of a device are settled. What changed meanwhile is left alone for another one.
-const SETTLED_PAUSE: Duration = Duration::from_secs(1);
+/// Rest when the cleaner has nothing to do on all shards of a device. Recent changes wait for the next round.
+const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// A look at a map page counts as so many bytes moved.
 const LOOK_BYTES: u64 = 32 << 10;
 /// Guests are at work when they end more operations than this in an interval.
@@ -19,9 +19,9 @@ const ACTIVE_OPS: u64 = 25;
 const ACTIVE_INTERVAL: Duration = Duration::from_millis(250);
 
 struct Pace {
-    /// Shard that is cleaned now, and how many before it were settled.
+    /// Shard that is cleaned now, and how many before it had nothing to clean.
     shard: u32,
-    settled: u32,
+    idle_shards: u32,
     due: Instant,
     busy_pause: Duration,
     /// What all shards had moved and looked at before this step.
@@ -43,7 +43,7 @@ impl Cleaner {
     pub fn new(stores: &Stores, config: CleanConfig, now: Instant) -> Self {
         let paces = stores.devices.iter().map(|device| Pace {
             shard: device.first_shard,
-            settled: 0,
+            idle_shards: 0,
             due: now + Duration::from_secs(config.start_after_seconds),
             busy_pause: BUSY_PAUSE,
             bytes: 0,
@@ -136,7 +136,7 @@ impl Pace {
     fn rest_after(&mut self, step: CleanStep, shards: std::ops::Range<u32>) -> Duration {
         match step {
             CleanStep::Working => {
-                (self.settled, self.busy_pause) = (0, BUSY_PAUSE);
+                (self.idle_shards, self.busy_pause) = (0, BUSY_PAUSE);
                 BUSY_PAUSE
             }
             CleanStep::Busy => {
@@ -144,18 +144,18 @@ impl Pace {
                 self.busy_pause = (pause * 2).min(BUSY_PAUSE_MAX);
                 pause
             }
-            CleanStep::Settled => {
+            CleanStep::Idle => {
                 self.busy_pause = BUSY_PAUSE;
-                self.settled += 1;
+                self.idle_shards += 1;
                 self.shard += 1;
                 if self.shard == shards.end {
                     self.shard = shards.start;
                 }
-                if self.settled < shards.len() as u32 {
+                if self.idle_shards < shards.len() as u32 {
                     return BUSY_PAUSE;
                 }
-                self.settled = 0;
-                SETTLED_PAUSE
+                self.idle_shards = 0;
+                IDLE_PAUSE
             }
         }
     }

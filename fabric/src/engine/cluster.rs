@@ -118,7 +118,7 @@ pub struct Cluster {
     epoch: AtomicU64,
     /// How often volumes were revoked.
     revocations: AtomicU64,
-    bells: Mutex<Vec<Weak<EventFd>>>,
+    eventfds: Mutex<Vec<Weak<EventFd>>>,
     asker: OnceLock<RequestSource>,
     /// What all clients count their time from.
     start: Instant,
@@ -140,7 +140,7 @@ impl Cluster {
             changed: Condvar::new(),
             epoch: AtomicU64::new(0),
             revocations: AtomicU64::new(0),
-            bells: Mutex::default(),
+            eventfds: Mutex::default(),
             asker: OnceLock::new(),
             start: Instant::now(),
         }
@@ -156,7 +156,7 @@ impl Cluster {
     }
 
     /// Where what other replicas take for unresolved is remembered.
-    pub fn told_unresolved(&self) -> Arc<Unresolved> {
+    pub fn reported_unresolved(&self) -> Arc<Unresolved> {
         Arc::clone(&self.unresolved[0])
     }
 
@@ -188,7 +188,7 @@ impl Cluster {
 
     /// A volume was revoked: clients end what waits of it.
     pub fn volume_revoked(&self) {
-        // Before the bells: whoever hears one finds the newer count.
+        // Before the eventfds: whoever hears one finds the newer count.
         self.revocations.fetch_add(1, Ordering::AcqRel);
         self.ring();
     }
@@ -199,19 +199,19 @@ impl Cluster {
     }
 
     fn ring(&self) {
-        let bells = self.bells.lock().expect("no panic under this lock");
-        bells
+        let eventfds = self.eventfds.lock().expect("no panic under this lock");
+        eventfds
             .iter()
             .filter_map(Weak::upgrade)
             .for_each(|eventfd| eventfd.ring());
     }
 
-    /// A bell that is rung for every newer map, and when a volume was revoked.
+    /// An eventfd that becomes readable for every newer map and when a volume is revoked.
     pub fn subscribe(&self) -> std::io::Result<Arc<EventFd>> {
         let eventfd = Arc::new(EventFd::new()?);
-        let mut bells = self.bells.lock().expect("no panic under this lock");
-        bells.retain(|eventfd| eventfd.strong_count() > 0);
-        bells.push(Arc::downgrade(&eventfd));
+        let mut eventfds = self.eventfds.lock().expect("no panic under this lock");
+        eventfds.retain(|eventfd| eventfd.strong_count() > 0);
+        eventfds.push(Arc::downgrade(&eventfd));
         Ok(eventfd)
     }
 
@@ -334,7 +334,7 @@ impl MapReader {
         &self.eventfd
     }
 
-    /// True if [`news`](Self::news) is to be asked: there is a newer map, or the bell is still to be
+    /// True if [`news`](Self::news) is to be asked: there is a newer map, or the eventfd is still to be
     /// silenced.
     #[inline]
     pub fn has_news(&self) -> bool {

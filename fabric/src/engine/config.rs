@@ -240,7 +240,7 @@ pub enum FabricError {
     Store {
         /// Where.
         path: PathBuf,
-        /// What is wrong and how to mend it.
+        /// What is wrong and how to fix it.
         source: OpenError,
     },
     /// An operation on stored data failed.

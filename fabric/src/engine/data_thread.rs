@@ -53,10 +53,10 @@ impl FabricEngine {
         })
     }
 
-    /// Takes in what the devices still owe other threads' requests, for an engine that nobody reaps from now
+    /// Completes device requests of other threads, for an engine that nobody reaps from now
     /// on.
-    pub(crate) fn settle(&mut self) {
-        self.transport.local.store().settle();
+    pub(crate) fn drain_completions(&mut self) {
+        self.transport.local.store().drain_completions();
     }
 
     /// Of a node of several, before anything else is done: a request goes by the newest map there is, for a
@@ -95,7 +95,7 @@ impl FabricEngine {
 
     #[cold]
     fn take_map(&mut self) {
-        // That silences the bell: whoever rings it from here on is heard the next time.
+        // That resets the eventfd: later notifications are seen the next time.
         let news = self.maps.as_mut().and_then(MapReader::news);
         // Before the newer map: nothing of a lease that is another's is sent under that.
         self.end_revoked();

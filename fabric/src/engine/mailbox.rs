@@ -16,25 +16,25 @@ pub struct Mailbox {
     /// A hint that spares the lock: set after a push, cleared before a drain.
     full: AtomicBool,
     /// Bounded by the operations that its owner has in flight.
-    letters: Mutex<Vec<(OpId, StoreResult)>>,
+    completions: Mutex<Vec<(OpId, StoreResult)>>,
     eventfd: OwnedFd,
 }
 
 impl Mailbox {
-    /// An empty mailbox with room for `letters`; more cannot come, for each answers an operation of the
+    /// An empty mailbox with room for `completions`; more cannot come, for each answers an operation of the
     /// owner.
-    pub fn new(letters: usize) -> std::io::Result<Self> {
+    pub fn new(completions: usize) -> std::io::Result<Self> {
         Ok(Self {
             full: AtomicBool::new(false),
-            letters: Mutex::new(Vec::with_capacity(letters)),
+            completions: Mutex::new(Vec::with_capacity(completions)),
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
 
     /// Puts an outcome in. The owner is woken by [`ring`](Self::ring).
     pub fn push(&self, op: OpId, result: StoreResult) {
-        let mut letters = self.letters.lock().expect("no panic under this lock");
-        letters.push((op, result));
+        let mut completions = self.completions.lock().expect("no panic under this lock");
+        completions.push((op, result));
     }
 
     /// Wakes the owner, once until it looks.
@@ -54,13 +54,13 @@ impl Mailbox {
     /// Hands out everything.
     pub fn drain(&self, mut take: impl FnMut(OpId, StoreResult)) {
         let mut count = [0u8; 8];
-        // Cleared before the letters are taken: one that comes later rings again. Not cleared while the bell
-        // of the one who set it has yet to ring: it would stay readable with nothing to say.
+        // Cleared before the completions are taken: one that comes later rings again. Not cleared while the
+        // eventfd of its setter is yet to be written: it would stay readable without a completion.
         if rustix::io::read(&self.eventfd, &mut count).is_ok() {
             self.full.store(false, Ordering::Release);
         }
-        let mut letters = self.letters.lock().expect("no panic under this lock");
-        for (op, result) in letters.drain(..) {
+        let mut completions = self.completions.lock().expect("no panic under this lock");
+        for (op, result) in completions.drain(..) {
             take(op, result);
         }
     }

@@ -198,7 +198,7 @@ impl Maintenance {
             }
         }
         // A thread that went away, or a full table, may have left a shard with work to do.
-        let woken = self.driver.open_mail(&self.stores);
+        let woken = self.driver.read_inbox(&self.stores);
         self.submit_pending();
         let tick = now >= self.next_tick;
         if tick {

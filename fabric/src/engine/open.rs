@@ -177,7 +177,7 @@ const BLANK_BYTES: usize = 128 << 10;
 
 fn refuse_foreign_content(file: &mut DeviceFile) -> Result<(), FabricError> {
     let path = file.path().to_owned();
-    let mut block = Block([0; BLOCK_BYTES]);
+    let mut block = LabelBlock([0; BLOCK_BYTES]);
     let len = file.capacity_bytes().min(BLANK_BYTES as u64);
     for offset in (0..len).step_by(BLOCK_BYTES) {
         file.read_at(offset, &mut block.0)
@@ -191,7 +191,7 @@ fn refuse_foreign_content(file: &mut DeviceFile) -> Result<(), FabricError> {
 
 /// Memory aligned for direct I/O.
 #[repr(align(4096))]
-struct Block([u8; BLOCK_BYTES]);
+struct LabelBlock([u8; BLOCK_BYTES]);
 
 fn random() -> std::io::Result<[u8; 16]> {
     let mut bytes = [0; 16];

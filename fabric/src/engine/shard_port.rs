@@ -110,8 +110,8 @@ impl ShardPort {
         self.driver.uring.in_flight() > 0
     }
 
-    /// Waits for what the devices owe and takes nothing new on.
-    pub fn settle(&mut self) {
+    /// Waits for outstanding device requests without starting new ones.
+    pub fn drain_completions(&mut self) {
         if self.awaits_devices() {
             self.driver.close(&self.stores);
             self.driver.reopen();
@@ -274,7 +274,7 @@ impl ShardPort {
                 Event::Flushed(device, result) => self.flushed(device as usize, result),
             }
         }
-        busy |= self.driver.open_mail(&self.stores);
+        busy |= self.driver.read_inbox(&self.stores);
         if busy {
             self.plan_queues();
             self.step_flushes();

@@ -75,11 +75,11 @@ impl StorePorts {
         }
     }
 
-    /// Waits for what the devices owe and takes nothing new on.
-    pub fn settle(&mut self) {
+    /// Waits for outstanding device requests without starting new ones.
+    pub fn drain_completions(&mut self) {
         match self {
             Self::Null(_) => {}
-            Self::Shards(port) => port.settle(),
+            Self::Shards(port) => port.drain_completions(),
         }
     }
 

@@ -533,7 +533,7 @@ impl IoDriver {
     }
 
     /// Takes the outcomes that other threads delivered; true if woken.
-    pub fn open_mail(&mut self, stores: &Stores) -> bool {
+    pub fn read_inbox(&mut self, stores: &Stores) -> bool {
         let mailbox = stores.mailbox(self.lane);
         if !mailbox.is_full() {
             return false;

@@ -36,9 +36,13 @@ impl Stray {
 
 impl Fabric {
     /// Gives back the space of chunks that lie on devices where their group has no replica; how many, those
-    /// included that were freed since the last checkpoint. Only those of `settled`: groups that by the map of
-    /// `epoch` have all their replicas in sync, so that nothing can need these chunks again.
-    pub fn drop_strays(&self, epoch: Epoch, settled: &HashSet<PgId>) -> Result<usize, FabricError> {
+    /// included that were freed since the last checkpoint. Only those of `complete`: groups that by the map
+    /// of `epoch` have all their replicas in sync, so that nothing can need these chunks again.
+    pub fn drop_strays(
+        &self,
+        epoch: Epoch,
+        complete: &HashSet<PgId>,
+    ) -> Result<usize, FabricError> {
         let (Some(control), Some(cluster)) = (&self.control, &self.shared.cluster) else {
             return Ok(0);
         };
@@ -63,7 +67,7 @@ impl Fabric {
                 pg,
                 groups: Arc::clone(&cluster.groups),
             };
-            if settled.contains(&pg) && strays.len() < STRAYS_MAX && !stray.is_at_home() {
+            if complete.contains(&pg) && strays.len() < STRAYS_MAX && !stray.is_at_home() {
                 strays.push(stray);
             }
         });

@@ -246,7 +246,7 @@ impl Allocator {
         }
     }
 
-    /// Recovery: the map no longer refers to `unit`; what becomes of it is settled when the log is through.
+    /// Recovery: the map no longer refers to `unit`; its fate is decided at the end of the log.
     pub fn uncommit(&mut self, unit: u32) {
         self.committed.clear(unit);
         self.dirty_pages.set(unit / BITMAP_PAGE_BITS);

@@ -457,7 +457,7 @@ pub enum CleanStep {
     Busy,
     /// Nothing is worth doing now: step again after a rest, which lets what was just written come to rest,
     /// too.
-    Settled,
+    Idle,
 }
 
 /// One shard of a store. See the module for the order of calls.

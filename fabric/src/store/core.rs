@@ -103,7 +103,7 @@ pub struct ShardCore {
     done: VecDeque<(OpId, StoreResult)>,
     flushes: Flushes,
     ckpt: Checkpoint,
-    squeeze: enospc::EnospcQueue,
+    enospc: enospc::EnospcQueue,
     /// Map pages that batches in flight will make dirty at most.
     pending_leaves: u32,
     bitmap_ptrs: Vec<Ptr>,
@@ -210,7 +210,7 @@ impl ShardCore {
             done: VecDeque::with_capacity(ops_max as usize),
             flushes: Flushes::default(),
             ckpt,
-            squeeze: enospc::EnospcQueue::default(),
+            enospc: enospc::EnospcQueue::default(),
             pending_leaves: 0,
             bitmap_ptrs,
             bitmap_dir_ptrs,
@@ -296,8 +296,8 @@ impl ShardCore {
             PartState::Retry => self.issue_retries(part),
             PartState::Fetch => self.issue_fetches(part),
             PartState::Acquire => self.step_acquire(part),
-            PartState::Survey => self.step_survey(part),
-            PartState::Haul => self.issue_hauls(part),
+            PartState::LocateVictims => self.step_locate_victims(part),
+            PartState::Relocate => self.issue_relocations(part),
         }
     }
 
@@ -394,8 +394,8 @@ impl ShardCore {
     }
 
     /// A device request has ended.
-    fn told(&mut self, id: IoId, told: IoOutcome<'_>) {
-        let result = told.result;
+    fn complete_io(&mut self, id: IoId, outcome: IoOutcome<'_>) {
+        let result = outcome.result;
         let io = id.0 as u32;
         let kind = std::mem::take(&mut self.ios[io].kind);
         if self.put_off(io, kind, result) {
@@ -410,20 +410,20 @@ impl ShardCore {
                 buffer,
                 second,
             } => {
-                self.end_read(io, part, (first, count), buffer, second, told);
+                self.end_read(io, part, (first, count), buffer, second, outcome);
             }
             IoKind::Fetch {
                 part,
                 which,
                 second,
-            } => self.on_fetch(io, part, which, second, told),
-            IoKind::Leaf { slot } => self.on_leaf(io, slot, told),
-            IoKind::Haul {
+            } => self.on_fetch(io, part, which, second, outcome),
+            IoKind::Leaf { slot } => self.on_leaf(io, slot, outcome),
+            IoKind::Relocate {
                 part,
                 first,
                 count,
                 second,
-            } => self.on_relocation(io, part, (first, count), second, told),
+            } => self.on_relocation(io, part, (first, count), second, outcome),
             IoKind::Log { batch } => self.on_log_write(io, batch, result),
             IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
             IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
@@ -453,12 +453,12 @@ impl StoreCore for ShardCore {
 
     fn on_device(&mut self, id: IoId, result: Result<(), i32>) {
         let crcs = None;
-        self.told(id, IoOutcome { result, crcs });
+        self.complete_io(id, IoOutcome { result, crcs });
     }
 
     fn on_read(&mut self, id: IoId, crcs: &[u32]) {
         let (result, crcs) = (Ok(()), Some(crcs));
-        self.told(id, IoOutcome { result, crcs });
+        self.complete_io(id, IoOutcome { result, crcs });
     }
 
     fn poll_completion(&mut self) -> Option<(OpId, StoreResult)> {

@@ -112,7 +112,7 @@ pub enum OpenError {
         offset: u64,
     },
     /// Recovery could not write its checkpoint.
-    #[error("cannot write the recovery checkpoint of shard {shard}: {}", told(*errno))]
+    #[error("cannot write the recovery checkpoint of shard {shard}: {}", describe(*errno))]
     Checkpoint {
         /// Shard.
         shard: u32,
@@ -121,8 +121,8 @@ pub enum OpenError {
     },
 }
 
-/// A device's error, and the mend.
-fn told(errno: i32) -> String {
+/// A device's error, with a hint.
+fn describe(errno: i32) -> String {
     if matches!(errno, libc::ENOSPC | libc::EDQUOT) {
         return "the file system of the device file is full; make room on it".to_owned();
     }
@@ -141,8 +141,8 @@ mod tests {
 
     #[test]
     fn a_full_file_system_is_no_broken_device() {
-        let told = |errno| OpenError::Checkpoint { shard: 0, errno }.to_string();
-        assert!(told(libc::ENOSPC).contains("make room"));
-        assert!(told(libc::EIO).contains("check the device"));
+        let describe = |errno| OpenError::Checkpoint { shard: 0, errno }.to_string();
+        assert!(describe(libc::ENOSPC).contains("make room"));
+        assert!(describe(libc::EIO).contains("check the device"));
     }
 }

@@ -66,7 +66,9 @@ pub fn replica(data: &[u8]) -> Reach {
                 let header = header(&mut input, &node);
                 reach.requests += usize::from(by_connection(&mut node, &header, &mut input));
             }
-            18..=24 => reach.by_queue_pair += usize::from(beside(&mut node, &slots, &mut input)),
+            18..=24 => {
+                reach.by_queue_pair += usize::from(by_queue_pair(&mut node, &slots, &mut input))
+            }
             25 => {
                 let mut header = input.bytes::<REQUEST_BYTES_MAX>().to_vec();
                 header.truncate(HEADER_BYTES + 32 * usize::from(input.byte() % 2));
@@ -181,7 +183,7 @@ fn by_connection(node: &mut Node, header: &[u8], input: &mut Input<'_>) -> bool 
 
 /// The same by a queue pair: a message is put into a slot, by the rules or as any bytes, and read as it is
 /// received.
-fn beside(node: &mut Node, slots: &Slots, input: &mut Input<'_>) -> bool {
+fn by_queue_pair(node: &mut Node, slots: &Slots, input: &mut Input<'_>) -> bool {
     let mut stamp = Stamp::new([1; 16]);
     let len = match input.byte() % 4 {
         0 => put_raw(slots, input),
@@ -313,12 +315,12 @@ fn windows(input: &mut Input<'_>, bytes: u32, is_inside: bool) -> Vec<Window> {
 }
 
 fn change_map(node: &mut Node, input: &mut Input<'_>) {
-    let standing = match input.byte() % 8 {
+    let state = match input.byte() % 8 {
         0 => ReplicaState::Out,
         1..=3 => ReplicaState::Syncing,
         _ => ReplicaState::InSync,
     };
-    node.change_map(input.group(), standing, input.bit());
+    node.change_map(input.group(), state, input.bit());
 }
 
 fn disturb(node: &mut Node, input: &mut Input<'_>) {

@@ -199,7 +199,7 @@ impl SimDisk {
     }
 
     /// The block at this byte can be read again, and is what it was.
-    pub fn mend(&mut self, offset: u64) {
+    pub fn repair(&mut self, offset: u64) {
         self.unreadable.remove(&(offset / BLOCK_BYTES as u64));
     }
 

@@ -64,7 +64,7 @@ fn node_killed_under_load_copies_only_what_it_missed() {
     let mut expected = pattern(1, 32 << 20);
     io.write_at(0, &expected).unwrap();
     cluster.kill(3);
-    cluster.close_door(true);
+    cluster.set_admission_closed(true);
     // Every chunk is touched, but little of each.
     for chunk in 0..8 {
         let at = chunk * (4 << 20) + 8192;
@@ -76,7 +76,7 @@ fn node_killed_under_load_copies_only_what_it_missed() {
     expected[30 << 20..31 << 20].fill(0);
     io.flush().unwrap();
     cluster.boot(3);
-    cluster.close_door(false);
+    cluster.set_admission_closed(false);
     cluster.wait_until_in_sync();
     let totals = cluster.fabric(3).resynced();
     // 4 blocks of each chunk that was written; the 256 zeroed ones carry no data.
@@ -158,7 +158,7 @@ fn a_newer_lease_on_another_node_fences_the_older_one_out() {
     let mut after = cluster.fabric(2).volume_io(&new).unwrap();
     let mut back = vec![0; 1 << 20];
     after.read_at(0, &mut back).unwrap();
-    assert!(new.is_settled() && back == pattern(1, 1 << 20));
+    assert!(new.is_recovered() && back == pattern(1, 1 << 20));
     assert_eq!(before.write_at(0, &pattern(2, 4096)), Err(IoError::Fenced));
     after.write_at(0, &pattern(3, 4096)).unwrap();
     after.read_at(0, &mut back[..4096]).unwrap();
@@ -167,14 +167,14 @@ fn a_newer_lease_on_another_node_fences_the_older_one_out() {
 
 /// Nodes 2 and 3 die, and stay out.
 fn leave_alone(cluster: &mut Cluster) {
-    cluster.close_door(true);
+    cluster.set_admission_closed(true);
     for node in [2, 3] {
         cluster.kill(node);
     }
     cluster.wait_until("alone", |groups| {
         let others = |m: &&fabric::core::membership::Member| m.node != NodeId(1);
         let mut members = groups.iter().flatten().filter(others);
-        members.all(|member| member.standing == ReplicaState::Out)
+        members.all(|member| member.state == ReplicaState::Out)
     });
 }
 
@@ -200,7 +200,7 @@ fn writes_wait_with_fewer_than_two_in_sync_and_reads_do_not() {
         std::thread::sleep(Duration::from_millis(300));
         assert!(!done.load(Ordering::Acquire), "it rests on one copy");
         cluster.boot(2);
-        cluster.close_door(false);
+        cluster.set_admission_closed(false);
         writer.join().unwrap().unwrap();
     });
     cluster.boot(3);
@@ -240,7 +240,7 @@ fn revoke_ends_waiting_requests_and_a_newer_lease_reopens() {
         if !lease_ends {
             cluster.boot(2);
             cluster.boot(3);
-            cluster.close_door(false);
+            cluster.set_admission_closed(false);
             cluster.wait_until_in_sync();
         }
     }
@@ -261,7 +261,7 @@ fn node_that_lost_all_devices_uses_data_of_other_nodes() {
         io.write_at(0, &bytes).unwrap();
         io.flush().unwrap();
     }
-    cluster.close_door(true);
+    cluster.set_admission_closed(true);
     cluster.kill(1);
     cluster.lose(1, 0);
     cluster.boot_lacking(1);
@@ -291,7 +291,7 @@ fn a_node_that_has_lost_one_of_its_devices_keeps_the_others() {
     let volume = cluster.open(1, 7);
     let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
     io.write_at(0, &pattern(1, 8 << 20)).unwrap();
-    cluster.close_door(true);
+    cluster.set_admission_closed(true);
     cluster.kill(3);
     cluster.lose(3, 1);
     cluster.boot_lacking(3);

@@ -85,7 +85,7 @@ fn nodes_of_two_clusters_under_one_ca_do_not_reach_each_other() {
 }
 
 #[test]
-fn strangers_at_the_door_change_nothing_for_others() {
+fn strangers_change_nothing_for_others() {
     let ca = Authority::new();
     let nodes = cluster(&ca, 2, Wire::Tls);
     let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));

@@ -102,7 +102,7 @@ impl Cluster {
             let member = |(node, process): (&u64, &Process)| Member {
                 node: NodeId(*node),
                 incarnation: process.incarnation,
-                standing: ReplicaState::InSync,
+                state: ReplicaState::InSync,
                 since: Epoch(1),
             };
             let members = locked.nodes.iter().map(member).collect();
@@ -221,7 +221,7 @@ impl Cluster {
     }
 
     /// Lets nobody in sync, or goes on with it.
-    pub fn close_door(&self, closed: bool) {
+    pub fn set_admission_closed(&self, closed: bool) {
         self.state.lock().unwrap().closed = closed;
     }
 
@@ -243,7 +243,7 @@ impl Cluster {
     pub fn wait_until_in_sync(&self) {
         self.wait_until("in sync", |groups| {
             let mut members = groups.iter().flatten();
-            members.all(|member| member.standing == ReplicaState::InSync)
+            members.all(|member| member.state == ReplicaState::InSync)
         });
     }
 
@@ -253,12 +253,12 @@ impl Cluster {
         state.closed = true;
         state.min_in_sync = 1;
         state.change(|_, member, epoch| {
-            let standing = match member.node == NodeId(node) {
+            let wanted = match member.node == NodeId(node) {
                 true => ReplicaState::InSync,
                 false => ReplicaState::Out,
             };
-            if member.standing != standing {
-                (member.standing, member.since) = (standing, epoch);
+            if member.state != wanted {
+                (member.state, member.since) = (wanted, epoch);
             }
         });
     }
@@ -283,7 +283,7 @@ impl Cluster {
             members.push(Member {
                 node: NodeId(node),
                 incarnation: Incarnation(0),
-                standing: ReplicaState::Out,
+                state: ReplicaState::Out,
                 since,
             });
         });
@@ -334,15 +334,14 @@ impl State {
             match ask {
                 MetaRequest::ReportFailed { pg, node, .. }
                 | MetaRequest::ReportSlow { pg, node, .. } => {
-                    let in_sync =
-                        |m: &&Member| m.standing == ReplicaState::InSync && m.node != node;
+                    let in_sync = |m: &&Member| m.state == ReplicaState::InSync && m.node != node;
                     if self.groups[&pg].1.iter().any(|m| in_sync(&m)) {
                         self.set(pg, node, ReplicaState::Out);
                     }
                 }
                 MetaRequest::Promote { pg, since } => {
                     let syncing =
-                        |m: &&Member| m.standing == ReplicaState::Syncing && m.since == since;
+                        |m: &&Member| m.state == ReplicaState::Syncing && m.since == since;
                     let node = self.groups[&pg].1.iter().find(syncing).map(|m| m.node);
                     if let Some(node) = node {
                         self.set(pg, node, ReplicaState::InSync);
@@ -359,24 +358,23 @@ impl State {
         self.change(|_, member, epoch| {
             let start = starts.get(&member.node.0);
             let gone = start != Some(&member.incarnation);
-            if gone && member.standing != ReplicaState::Out {
-                (member.standing, member.since) = (ReplicaState::Out, epoch);
-            } else if let (Some(start), ReplicaState::Out, false) = (start, member.standing, closed)
-            {
+            if gone && member.state != ReplicaState::Out {
+                (member.state, member.since) = (ReplicaState::Out, epoch);
+            } else if let (Some(start), ReplicaState::Out, false) = (start, member.state, closed) {
                 member.incarnation = *start;
-                (member.standing, member.since) = (ReplicaState::Syncing, epoch);
+                (member.state, member.since) = (ReplicaState::Syncing, epoch);
             }
         });
     }
 
-    fn set(&mut self, group: PgId, node: NodeId, standing: ReplicaState) {
+    fn set(&mut self, group: PgId, node: NodeId, wanted: ReplicaState) {
         self.change(|pg, member, epoch| {
             if pg == group && member.node == node {
                 // From syncing to in sync nothing changes in what it is sent.
-                if standing == ReplicaState::Out {
+                if wanted == ReplicaState::Out {
                     member.since = epoch;
                 }
-                member.standing = standing;
+                member.state = wanted;
             }
         });
     }

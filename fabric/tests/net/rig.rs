@@ -281,7 +281,7 @@ pub fn set_of(nodes: &[u64], out: &[u64], epoch: u64) -> ReplicaSet {
         .map(|&node| Member {
             node: NodeId(node),
             incarnation: Incarnation(node * 10),
-            standing: match out.contains(&node) {
+            state: match out.contains(&node) {
                 true => ReplicaState::Out,
                 false => ReplicaState::InSync,
             },
@@ -323,7 +323,7 @@ impl Guest {
             .set_map(&set_of(&all, &others, 1));
         let volume = node.fabric.open_volume(&params).unwrap();
         let start = Instant::now();
-        while !volume.is_settled() {
+        while !volume.is_recovered() {
             assert!(start.elapsed() < PATIENCE, "not taken over");
             std::thread::sleep(Duration::from_millis(1));
         }

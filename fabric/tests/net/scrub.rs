@@ -1,4 +1,4 @@
-//! A bit of one replica's device turns over, and the node mends it by itself.
+//! A bit of one replica's device turns over, and the node repairs it by itself.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -79,7 +79,7 @@ fn bad_block_found_by_scrub_is_repaired_without_a_guest_read() {
             assert_eq!(status.stuck, 0);
             let passes = status.passes;
             let later = wait_for(&nodes[bad], |status| status.passes >= passes + 3);
-            assert_eq!(later.repaired_blocks, 1, "it is mended");
+            assert_eq!(later.repaired_blocks, 1, "it is repaired");
             // That replica alone has it all.
             let out: Vec<u64> = (1..=3).filter(|&n| n != nodes[bad].id).collect();
             guest.set_map(set_of(&[1, 2, 3], &out, epoch));
@@ -107,8 +107,8 @@ fn a_bad_block_that_a_read_meets_is_listed_until_it_is_repaired() {
     let found = status(&nodes[0]);
     assert_eq!((found.bad_blocks, found.findings.len()), (0, 1));
     guest.set_map(set_of(&[1, 2, 3], &[], 3));
-    let mended = wait_for(&nodes[0], |status| status.findings.is_empty());
-    assert_eq!(mended.repaired_blocks, 1);
+    let repaired = wait_for(&nodes[0], |status| status.findings.is_empty());
+    assert_eq!(repaired.repaired_blocks, 1);
     guest.set_map(set_of(&[1, 2, 3], &[2, 3], 4));
     assert_eq!(guest.read(MIB, 4096), bytes);
 }

@@ -14,9 +14,9 @@ fn what_a_group_left_behind_is_freed_and_comes_again_with_it() {
         let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
         let mut bytes = pattern(1, 24 << 20);
         io.write_at(0, &bytes).unwrap();
-        let strays = |cluster: &Cluster, node: u64, settled: &HashSet<_>| {
+        let strays = |cluster: &Cluster, node: u64, complete: &HashSet<_>| {
             let fabric = cluster.fabric(node);
-            fabric.drop_strays(cluster.epoch(), settled).unwrap()
+            fabric.drop_strays(cluster.epoch(), complete).unwrap()
         };
         let used = |cluster: &Cluster| -> u64 {
             let devices = cluster.fabric(3).devices();

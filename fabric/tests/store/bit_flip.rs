@@ -21,8 +21,8 @@ struct Outcome {
 type Check = fn(&mut Model, Spot, &[u8]) -> Result<(), String>;
 
 /// All is as it was last written.
-fn settled(model: &mut Model, spot: Spot, bytes: &[u8]) -> Result<(), String> {
-    model.check_settled(spot, bytes)
+fn shows_last_state(model: &mut Model, spot: Spot, bytes: &[u8]) -> Result<(), String> {
+    model.check_last_state(spot, bytes)
 }
 
 /// Whatever a flush covered is there.
@@ -100,7 +100,7 @@ fn assert_noticed(outcome: &Outcome) {
 fn a_flipped_bit_in_a_closed_store_is_detected_or_harmless() {
     for_each_seed(2, |seed| {
         let closed = history_of(seed).close();
-        assert_noticed(&flip_everywhere(&closed, seed, settled));
+        assert_noticed(&flip_everywhere(&closed, seed, shows_last_state));
     });
 }
 
@@ -114,7 +114,7 @@ fn a_flipped_bit_in_a_crashed_store_is_detected_or_harmless() {
         rig.flush();
         rig.drain();
         let crashed = rig.crash(CrashKind::Power, seed);
-        assert_noticed(&flip_everywhere(&crashed, seed, settled));
+        assert_noticed(&flip_everywhere(&crashed, seed, shows_last_state));
     });
 }
 

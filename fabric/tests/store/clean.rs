@@ -54,7 +54,7 @@ fn scattered(rig: &mut Rig, rng: &mut ChaCha8Rng, chunks: u32) {
 }
 
 /// Steps until the cleaner has nothing to do for a while.
-fn settle(rig: &mut Rig) {
+fn clean_until_idle(rig: &mut Rig) {
     let mut rests = 0;
     for _ in 0..STEPS_MAX {
         rests = if rig.clean_step() { rests + 1 } else { 0 };
@@ -88,20 +88,20 @@ fn clean_and_check(disk: u64, seed: u64, chunks: u32) -> f64 {
     let mut rng = seeds::rng(seed, 0x70);
     let mut rig = Rig::create(disk, 1, params(), seed);
     scattered(&mut rig, &mut rng, chunks);
-    settle_and_check(&mut rig, chunks);
+    clean_until_idle_and_check(&mut rig, chunks);
     let stored = u64::from(chunks * CHUNK) * BLOCK_BYTES as u64;
     rig.metrics(0).moved_bytes as f64 / stored as f64
 }
 
-fn settle_and_check(rig: &mut Rig, chunks: u32) {
+fn clean_until_idle_and_check(rig: &mut Rig, chunks: u32) {
     let before = reads_by_leaf(rig, chunks);
     assert!(before.iter().all(|&n| n > 16), "not scattered: {before:?}");
-    settle(rig);
+    clean_until_idle(rig);
     let after = reads_by_leaf(rig, chunks);
     let mean = after.iter().sum::<u64>() / after.len() as u64;
     let in_order = after.iter().all(|&n| n <= READS_MAX) && mean <= READS_MEAN;
     assert!(in_order, "still in pieces: {after:?}");
-    rig.check_settled();
+    rig.check_last_state();
 }
 
 #[test]
@@ -114,13 +114,13 @@ fn cleaner_redoes_wasted_work_once_guests_are_idle() {
             scattered(&mut rig, &mut rng, 25);
         }
         rig.now.cleaning = false;
-        settle(&mut rig);
+        clean_until_idle(&mut rig);
         let reads = reads_by_leaf(&mut rig, 25);
         assert!(
             reads.iter().all(|&n| n <= READS_MAX),
             "still in pieces: {reads:?}"
         );
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -148,12 +148,12 @@ fn a_store_that_is_nine_tenths_full_is_put_in_order_too() {
 }
 
 #[test]
-fn a_settled_store_is_left_alone() {
+fn a_clean_store_is_left_alone() {
     for_each_seed(2, |seed| {
         let mut rng = seeds::rng(seed, 0x71);
         let mut rig = Rig::create(DISK, 1, params(), seed);
         scattered(&mut rig, &mut rng, 3);
-        settle(&mut rig);
+        clean_until_idle(&mut rig);
         rig.idle();
         let (moved, disk) = (rig.metrics(0).moved_bytes, rig.now.disk.counts().clone());
         for _ in 0..100 {
@@ -176,7 +176,7 @@ fn data_written_in_order_are_not_moved() {
                 rig.write(Range::blocks(PLAIN, leaf / 4, leaf % 4 * LEAF, LEAF), false);
                 rig.drain();
             }
-            settle(&mut rig);
+            clean_until_idle(&mut rig);
         }
         assert_eq!(rig.metrics(0).moved_bytes, 0);
     });
@@ -197,14 +197,14 @@ fn what_is_moved_is_bounded_by_what_was_written() {
                 }
                 rig.drain();
             }
-            settle(&mut rig);
+            clean_until_idle(&mut rig);
             let metrics = rig.metrics(0);
             assert!(
                 metrics.moved_bytes <= 4 * metrics.write_op_bytes,
                 "{metrics:?}"
             );
         }
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -218,7 +218,7 @@ fn a_move_changes_no_version() {
             .map(|_| (rng.random_range(0..2), rng.random_range(0..CHUNK)))
             .collect();
         let before: Vec<u64> = spots.iter().map(|&s| version_of(&mut rig, s)).collect();
-        settle(&mut rig);
+        clean_until_idle(&mut rig);
         assert!(rig.metrics(0).moved_bytes > 0);
         let after: Vec<u64> = spots.iter().map(|&s| version_of(&mut rig, s)).collect();
         assert_eq!(after, before);
@@ -265,7 +265,7 @@ fn a_bad_block_stays_where_it_is_and_is_reported() {
         rig.now
             .disk
             .flip_bit(at + rng.random_range(0..BLOCK_BYTES as u64), 3);
-        settle(&mut rig);
+        clean_until_idle(&mut rig);
         let found: Vec<_> = std::iter::from_fn(|| rig.cores()[0].poll_finding()).collect();
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!((found[0].chunk, found[0].block), (spot.chunk, spot.block));
@@ -279,8 +279,8 @@ fn a_bad_block_stays_where_it_is_and_is_reported() {
         );
         rig.write(Range::blocks(PLAIN, spot.chunk, spot.block, 1), false);
         rig.drain();
-        settle(&mut rig);
-        rig.check_settled();
+        clean_until_idle(&mut rig);
+        rig.check_last_state();
     });
 }
 
@@ -310,7 +310,7 @@ fn guests_that_write_what_is_being_moved_win() {
                 rig = rig.crash(kind, seed).recover(kind, seed + round);
             }
             rig.drain();
-            rig.check_settled();
+            rig.check_last_state();
         }
     });
 }
@@ -323,7 +323,7 @@ fn a_crash_at_any_write_of_the_cleaner_loses_nothing() {
         // So full that room must be made, and with little in each place beside it.
         scattered(&mut rig, &mut rng, 4);
         rig.record_moments();
-        settle(&mut rig);
+        clean_until_idle(&mut rig);
         assert!(rig.metrics(0).moved_bytes > 0);
         let moments = rig.take_moments();
         assert!(moments.len() > 30, "only {} writes", moments.len());
@@ -331,7 +331,7 @@ fn a_crash_at_any_write_of_the_cleaner_loses_nothing() {
         for moment in moments.iter().skip(seed as usize % 4).step_by(4) {
             for kind in [CrashKind::Process, CrashKind::Power] {
                 let mut rig = moment.crashed(kind, seed).recover(kind, seed);
-                rig.check_settled();
+                rig.check_last_state();
             }
         }
     });
@@ -354,7 +354,7 @@ fn every_write_of_a_small_move_may_be_the_last() {
         rig.record_moments();
         rig.now.cleaning = true;
         for _ in 0..4 {
-            settle(&mut rig);
+            clean_until_idle(&mut rig);
             history::run(&mut rig, &mut rng, 6);
         }
         rig.drain();
@@ -362,7 +362,7 @@ fn every_write_of_a_small_move_may_be_the_last() {
         for moment in rig.take_moments() {
             for kind in [CrashKind::Process, CrashKind::Power] {
                 let mut rig = moment.crashed(kind, seed).recover(kind, seed);
-                rig.check_settled();
+                rig.check_last_state();
             }
         }
     });

@@ -102,12 +102,12 @@ impl Rig {
     }
 
     /// Every block shows exactly its last state.
-    pub fn check_settled(&mut self) {
+    pub fn check_last_state(&mut self) {
         for (spot, bytes) in self.read_everything() {
             let bytes = bytes.unwrap_or_else(|| panic!("{spot:?} cannot be read"));
             self.now
                 .model
-                .check_settled(spot, &bytes)
+                .check_last_state(spot, &bytes)
                 .unwrap_or_else(|e| panic!("{e}"));
         }
         self.check_fences();

@@ -58,7 +58,7 @@ fn a_failed_write_is_reported_and_turns_the_shard_read_only() {
         // Nobody is to take it for a block that cannot be read.
         let is_told = |result| matches!(result, Ok(()) | Err(StoreError::ReadOnly(libc::EIO)));
         assert!(done.iter().all(|d| is_told(d.result)), "{done:?}");
-        // What the failed write touched may be old or new, and shows neither until recovery has settled it.
+        // What the failed write touched may be old or new, and shows neither until recovery has decided.
         let unreadable = rig.check_readable();
         assert!(
             unreadable.iter().all(|spot| spot.block < 9),
@@ -68,7 +68,7 @@ fn a_failed_write_is_reported_and_turns_the_shard_read_only() {
         let mut rig = crashed.recover(CrashKind::Process, seed);
         some_blocks(&mut rig, 0, 40);
         rig.drain();
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -99,7 +99,7 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
         );
         rig.crash(CrashKind::Power, seed)
             .recover(CrashKind::Power, seed)
-            .check_settled();
+            .check_last_state();
     });
 }
 
@@ -146,7 +146,7 @@ fn failed_device_flush_is_never_taken_for_a_success() {
         assert!(done.iter().all(|d| d.result == refused), "{done:?}");
         rig.crash(CrashKind::Power, seed)
             .recover(CrashKind::Power, seed)
-            .check_settled();
+            .check_last_state();
     });
 }
 
@@ -167,7 +167,7 @@ fn a_flush_that_ends_well_after_another_failed_promises_nothing() {
         assert_eq!(rig.last_flush, refused);
         rig.crash(CrashKind::Power, seed)
             .recover(CrashKind::Power, seed)
-            .check_settled();
+            .check_last_state();
     });
 }
 
@@ -188,7 +188,7 @@ fn a_failed_read_fails_that_read_only() {
         rig.tolerate = |_| false;
         some_blocks(&mut rig, 2, 10);
         rig.drain();
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -217,7 +217,7 @@ fn partial_write_over_an_unreadable_block_changes_nothing() {
         rig.drain();
         assert!(is_unreadable(&rig.take_done()[0].result));
         rig.now.model = model;
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -242,7 +242,9 @@ fn opening_reports_read_and_write_errors_and_harms_nothing() {
                     }
                     Ok(rig) => rig.crash(CrashKind::Process, seed),
                 };
-                after.recover(CrashKind::Process, seed + 1).check_settled();
+                after
+                    .recover(CrashKind::Process, seed + 1)
+                    .check_last_state();
             }
         }
     });
@@ -268,7 +270,7 @@ fn unreadable_sector_costs_one_copy_of_a_label_or_superblock() {
         for copy in LABELS.into_iter().chain(SUPERBLOCKS.concat()) {
             let mut spoilt = crashed.clone();
             spoilt.disk.spoil(copy);
-            spoilt.recover(CrashKind::Power, seed).check_settled();
+            spoilt.recover(CrashKind::Power, seed).check_last_state();
         }
         for [a, b] in SUPERBLOCKS.into_iter().chain([LABELS]) {
             let mut spoilt = crashed.clone();
@@ -356,7 +358,7 @@ fn failing_device_answers_every_outstanding_operation() {
         rig.drain();
         rig.crash(CrashKind::Process, seed)
             .recover(CrashKind::Process, seed)
-            .check_settled();
+            .check_last_state();
     });
 }
 

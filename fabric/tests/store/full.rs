@@ -180,7 +180,7 @@ fn partial_writes_on_a_full_store_end_and_discards_still_work() {
         rig.check_live();
         rig.crash(CrashKind::Process, seed)
             .recover(CrashKind::Process, seed)
-            .check_settled();
+            .check_last_state();
     });
 }
 
@@ -219,7 +219,7 @@ fn deep_scattered_writes_and_discards_never_starve_a_checkpoint() {
                 rig.zero(place(leaf), false);
             }
             rig.drain();
-            rig.check_settled();
+            rig.check_last_state();
         }
     });
 }
@@ -284,7 +284,7 @@ fn freed_space_shows_at_once_and_is_reusable_soon_when_idle() {
             rig.idle();
         }
         assert_eq!(rig.metrics(0).checkpoints, checkpoints, "one is enough");
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -327,13 +327,13 @@ fn a_nearly_full_store_survives_crashes_anywhere() {
                 let moment = &moments[rng.random_range(0..moments.len())];
                 for kind in [CrashKind::Power, CrashKind::Process] {
                     let mut found = moment.crashed(kind, rng.random()).recover(kind, life);
-                    found.check_settled();
+                    found.check_last_state();
                 }
             }
             rig = rig
                 .crash(CrashKind::Power, life)
                 .recover(CrashKind::Power, life);
-            rig.check_settled();
+            rig.check_last_state();
         }
     });
 }

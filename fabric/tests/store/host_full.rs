@@ -53,7 +53,7 @@ fn full_host_refuses_writes_until_there_is_room_again() {
             rig.now
                 .crashed(kind, seed)
                 .recover(kind, seed)
-                .check_settled();
+                .check_last_state();
         }
         rig.now.disk.set_host_room(None);
         rig.tolerate = none;
@@ -65,8 +65,8 @@ fn full_host_refuses_writes_until_there_is_room_again() {
         }
         rig.checkpoint();
         rig.drain();
-        rig.check_settled();
-        rig.reopen(seed).check_settled();
+        rig.check_last_state();
+        rig.reopen(seed).check_last_state();
     });
 }
 
@@ -86,7 +86,7 @@ fn histories_on_an_occasionally_full_host_survive_crashes() {
                 for moment in rig.take_moments().iter().step_by(9) {
                     for kind in [CrashKind::Process, CrashKind::Power] {
                         let mut found = moment.crashed(kind, rng.random()).recover(kind, life);
-                        found.check_settled();
+                        found.check_last_state();
                     }
                 }
             }

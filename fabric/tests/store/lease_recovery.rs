@@ -57,9 +57,9 @@ struct Node {
 }
 
 impl Node {
-    fn new(seed: u64, standing: ReplicaState) -> Self {
+    fn new(seed: u64, state: ReplicaState) -> Self {
         let groups = Arc::new(Groups::default());
-        groups.set(PG, standing, Epoch(1));
+        groups.set(PG, state, Epoch(1));
         groups.get(PG).unwrap().fenced(LAYER);
         groups.applied(Epoch(1));
         let peers = Peers {
@@ -125,36 +125,36 @@ fn write(block: u32, sequence: u64, watermark: u64, iov: &libc::iovec) -> Reques
     }
 }
 
-fn set(epoch: u64, standings: &[ReplicaState]) -> ReplicaSet {
-    let members = standings.iter().zip(1..).map(|(&standing, node)| Member {
+fn set(epoch: u64, states: &[ReplicaState]) -> ReplicaSet {
+    let members = states.iter().zip(1..).map(|(&state, node)| Member {
         node: NodeId(node),
         incarnation: Incarnation(1),
-        standing,
+        state,
         since: Epoch(1),
     });
     ReplicaSet::new(PG, Epoch(epoch), 1, members.collect())
 }
 
 /// Runs the machine against the nodes; `dead` do not answer and leave the map when reported.
-fn settle(
+fn recover(
     nodes: &mut [Node],
-    standings: &[ReplicaState],
+    states: &[ReplicaState],
     dead: &[usize],
     rng: &mut ChaCha8Rng,
 ) -> LeaseRecovery {
-    settle_while(nodes, standings, |node| !dead.contains(&node), rng)
+    recover_while(nodes, states, |node| !dead.contains(&node), rng)
 }
 
 /// The same; `answers` is asked for each request to a node.
-fn settle_while(
+fn recover_while(
     nodes: &mut [Node],
-    standings: &[ReplicaState],
+    states: &[ReplicaState],
     mut answers: impl FnMut(usize) -> bool,
     rng: &mut ChaCha8Rng,
 ) -> LeaseRecovery {
-    let mut standings = standings.to_vec();
+    let mut states = states.to_vec();
     let mut epoch = 1;
-    let mut machine = LeaseRecovery::new(LAYER, 64 << 20, vec![set(epoch, &standings)]);
+    let mut machine = LeaseRecovery::new(LAYER, 64 << 20, vec![set(epoch, &states)]);
     let mut asked: Vec<(Call, usize, Request)> = Vec::new();
     for _ in 0..10_000 {
         while let Some(action) = machine.poll() {
@@ -179,12 +179,12 @@ fn settle_while(
                     },
                 )),
                 Action::ReportFailed { node, .. } => {
-                    standings[node.0 as usize - 1] = ReplicaState::Out;
+                    states[node.0 as usize - 1] = ReplicaState::Out;
                     epoch += 1;
                     for node in nodes.iter_mut() {
                         node.groups.applied(Epoch(epoch));
                     }
-                    machine.on_map(&[set(epoch, &standings)]);
+                    machine.on_map(&[set(epoch, &states)]);
                 }
                 Action::Done => return machine,
                 Action::Fenced => panic!("there is no newer lease"),
@@ -237,11 +237,11 @@ const IN: ReplicaState = ReplicaState::InSync;
 fn after_a_takeover_all_replicas_agree() {
     for_each_seed(10, |seed| {
         let mut rng = seeds::rng(seed, 0xf1);
-        let standings = [IN, IN, IN];
-        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let states = [IN, IN, IN];
+        let mut nodes = states.map(|s| Node::new(seed, s));
         assert!(leave_behind(&mut nodes, &mut rng, 40) > 0);
-        let machine = settle(&mut nodes, &standings, &[], &mut rng);
-        assert!(machine.settled_blocks() > 0);
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert!(machine.recovered_blocks() > 0);
         assert_equal(&mut nodes, &[0, 1, 2]);
         // The old holder's late write is refused.
         let data = content(99);
@@ -254,17 +254,17 @@ fn after_a_takeover_all_replicas_agree() {
 }
 
 #[test]
-fn a_syncing_replica_is_settled_and_does_not_decide() {
+fn a_syncing_replica_is_recovered_and_does_not_decide() {
     for_each_seed(10, |seed| {
         let mut rng = seeds::rng(seed, 0xf2);
-        let standings = [IN, IN, ReplicaState::Syncing];
-        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let states = [IN, IN, ReplicaState::Syncing];
+        let mut nodes = states.map(|s| Node::new(seed, s));
         let data = content(500);
         let iov = iovec(&data);
         // Newer than anything, and on the syncing replica only.
         nodes[2].request(&write(7, 500, 0, &iov)).unwrap();
         leave_behind(&mut nodes, &mut rng, 40);
-        settle(&mut nodes, &standings, &[], &mut rng);
+        recover(&mut nodes, &states, &[], &mut rng);
         assert_equal(&mut nodes, &[0, 1, 2]);
         let newest = nodes[0]
             .shard
@@ -281,12 +281,12 @@ fn a_syncing_replica_is_settled_and_does_not_decide() {
 #[test]
 fn syncing_replica_keeps_data_that_its_source_is_about_to_get() {
     let mut rng = seeds::rng(1, 0xf8);
-    let standings = [IN, IN, ReplicaState::Syncing];
-    let mut nodes = standings.map(|s| Node::new(1, s));
+    let states = [IN, IN, ReplicaState::Syncing];
+    let mut nodes = states.map(|s| Node::new(1, s));
     let data = content(3);
     let iov = iovec(&data);
     nodes[0].request(&write(5, 3, 0, &iov)).unwrap();
-    // From before this stay: nothing is noted.
+    // From before this receiving period: nothing is noted.
     nodes[2].shard.write(5, Version::new(1, 3).0, &data);
     let round = Command::Restore {
         chunk: ChunkKey {
@@ -299,7 +299,7 @@ fn syncing_replica_keeps_data_that_its_source_is_about_to_get() {
         len: 0,
     };
     assert_eq!(still_untouched(PG, &round, &nodes[2].groups), Ok(()));
-    settle(&mut nodes, &standings, &[], &mut rng);
+    recover(&mut nodes, &states, &[], &mut rng);
     assert_equal(&mut nodes, &[0, 1, 2]);
     let refused = still_untouched(PG, &round, &nodes[2].groups);
     assert_eq!(refused, Err(Refusal::Changed));
@@ -309,10 +309,10 @@ fn syncing_replica_keeps_data_that_its_source_is_about_to_get() {
 fn a_replica_that_dies_in_between_is_left_out() {
     for_each_seed(10, |seed| {
         let mut rng = seeds::rng(seed, 0xf3);
-        let standings = [IN, IN, IN];
-        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let states = [IN, IN, IN];
+        let mut nodes = states.map(|s| Node::new(seed, s));
         leave_behind(&mut nodes, &mut rng, 40);
-        settle(&mut nodes, &standings, &[1], &mut rng);
+        recover(&mut nodes, &states, &[1], &mut rng);
         assert_equal(&mut nodes, &[0, 2]);
     });
 }
@@ -320,8 +320,8 @@ fn a_replica_that_dies_in_between_is_left_out() {
 #[test]
 fn what_every_replica_has_is_not_looked_at() {
     let mut rng = seeds::rng(1, 0xf4);
-    let standings = [IN, IN, IN];
-    let mut nodes = standings.map(|s| Node::new(1, s));
+    let states = [IN, IN, IN];
+    let mut nodes = states.map(|s| Node::new(1, s));
     for sequence in 1..=20 {
         let data = content(sequence);
         let iov = iovec(&data);
@@ -330,24 +330,24 @@ fn what_every_replica_has_is_not_looked_at() {
                 .unwrap();
         }
     }
-    let machine = settle(&mut nodes, &standings, &[], &mut rng);
-    assert_eq!(machine.settled_blocks(), 0);
+    let machine = recover(&mut nodes, &states, &[], &mut rng);
+    assert_eq!(machine.recovered_blocks(), 0);
 }
 
 #[test]
 fn same_version_conflict_takes_data_of_the_first_in_sync() {
     for_each_seed(5, |seed| {
         let mut rng = seeds::rng(seed, 0xf5);
-        let standings = [ReplicaState::Syncing, IN, IN];
-        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let states = [ReplicaState::Syncing, IN, IN];
+        let mut nodes = states.map(|s| Node::new(seed, s));
         // The guest changed its buffer between two sendings of the write, and the host died.
         for (node, tag) in nodes.iter_mut().zip(1..) {
             let data = content(tag);
             let iov = iovec(&data);
             node.request(&write(5, 9, 0, &iov)).unwrap();
         }
-        let machine = settle(&mut nodes, &standings, &[], &mut rng);
-        assert_eq!(machine.settled_blocks(), 1);
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert_eq!(machine.recovered_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
         assert!(nodes[0].shard.read(5) == content(2));
     });
@@ -386,8 +386,8 @@ fn replicas_agree_on_a_block_that_none_in_sync_can_read() {
     for_each_seed(8, |seed| {
         let harms = harms[seed as usize % 4];
         let mut rng = seeds::rng(seed, 0xf8);
-        let standings = [IN, IN, ReplicaState::Syncing];
-        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let states = [IN, IN, ReplicaState::Syncing];
+        let mut nodes = states.map(|s| Node::new(seed, s));
         // The newer one reached only some, then the bits of both turned over.
         let (older, newer) = (content(1), content(2));
         for (node, data, version) in [(0, &older, 1), (1, &newer, 2), (2, &newer, 2)] {
@@ -396,8 +396,8 @@ fn replicas_agree_on_a_block_that_none_in_sync_can_read() {
         }
         nodes[0].harm(&older, harms[0]);
         nodes[1].harm(&newer, harms[1]);
-        let machine = settle(&mut nodes, &standings, &[], &mut rng);
-        assert_eq!(machine.settled_blocks(), 1);
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert_eq!(machine.recovered_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
         let unreadable = nodes[0].shard.try_read(5);
         assert!(
@@ -418,8 +418,8 @@ fn replicas_agree_on_a_block_that_none_in_sync_can_read() {
 fn unreadable_block_is_taken_from_another_replica_and_rewritten() {
     for_each_seed(4, |seed| {
         let mut rng = seeds::rng(seed, 0xf9);
-        let standings = [IN, IN, IN];
-        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let states = [IN, IN, IN];
+        let mut nodes = states.map(|s| Node::new(seed, s));
         let (older, newer) = (content(1), content(2));
         for (node, data, version) in [(0, &older, 1), (1, &newer, 2), (2, &older, 1)] {
             let iov = iovec(data);
@@ -428,8 +428,8 @@ fn unreadable_block_is_taken_from_another_replica_and_rewritten() {
         nodes[1].harm(&newer, Harm::Spoils);
         // Nobody is taken out.
         let answers = |_| true;
-        let machine = settle_while(&mut nodes, &standings, answers, &mut rng);
-        assert_eq!(machine.settled_blocks(), 1);
+        let machine = recover_while(&mut nodes, &states, answers, &mut rng);
+        assert_eq!(machine.recovered_blocks(), 1);
         assert_equal(&mut nodes, &[0, 1, 2]);
         for node in &mut nodes {
             assert!(node.shard.read(5) == older);
@@ -441,8 +441,8 @@ fn unreadable_block_is_taken_from_another_replica_and_rewritten() {
 #[test]
 fn dead_device_is_not_written_off_block_by_block() {
     const BLOCKS: u32 = 300;
-    let standings = [IN, ReplicaState::Syncing];
-    let mut nodes = standings.map(|s| Node::new(1, s));
+    let states = [IN, ReplicaState::Syncing];
+    let mut nodes = states.map(|s| Node::new(1, s));
     for block in 0..BLOCKS {
         let version = u64::from(block) + 1;
         let data = content(version);
@@ -452,7 +452,7 @@ fn dead_device_is_not_written_off_block_by_block() {
         nodes[0].harm(&data, Harm::Spoils);
     }
     nodes[0].forgetful = true;
-    let mut machine = LeaseRecovery::new(LAYER, 64 << 20, vec![set(1, &standings)]);
+    let mut machine = LeaseRecovery::new(LAYER, 64 << 20, vec![set(1, &states)]);
     let (mut lost, mut reports) = (0, 0);
     let mut turn = |nodes: &mut [Node], machine: &mut LeaseRecovery| match machine.poll() {
         Some(Action::Ask {
@@ -490,7 +490,7 @@ fn dead_device_is_not_written_off_block_by_block() {
     assert!(!ended, "it waits for the device");
     // It does give them after all.
     for place in nodes[0].shard.disk.spoilt() {
-        nodes[0].shard.disk.mend(place);
+        nodes[0].shard.disk.repair(place);
     }
     let ended = (0..20_000).any(|_| turn(&mut nodes, &mut machine));
     assert!(ended);
@@ -505,9 +505,9 @@ fn dead_device_is_not_written_off_block_by_block() {
 #[test]
 fn replica_without_unresolved_records_forces_a_full_comparison() {
     let mut rng = seeds::rng(1, 0xf6);
-    let standings = [IN, IN, IN];
+    let states = [IN, IN, IN];
     for forgetful in [false, true] {
-        let mut nodes = standings.map(|s| Node::new(1, s));
+        let mut nodes = states.map(|s| Node::new(1, s));
         nodes[1].forgetful = forgetful;
         // Nobody lists these.
         for (block, version) in [(0, 3), (300, 4), (1023, 5)] {
@@ -515,8 +515,8 @@ fn replica_without_unresolved_records_forces_a_full_comparison() {
                 .shard
                 .write(block, Version::new(1, version).0, &content(version));
         }
-        let machine = settle(&mut nodes, &standings, &[], &mut rng);
-        assert_eq!(machine.settled_blocks(), if forgetful { 3 } else { 0 });
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert_eq!(machine.recovered_blocks(), if forgetful { 3 } else { 0 });
         if forgetful {
             assert_equal(&mut nodes, &[0, 1, 2]);
             assert!(nodes[0].shard.read(1023) == content(5));
@@ -528,8 +528,8 @@ fn replica_without_unresolved_records_forces_a_full_comparison() {
 fn replica_lost_at_any_moment_is_left_out_and_the_rest_agree() {
     for_each_seed(30, |seed| {
         let mut rng = seeds::rng(seed, 0xf7);
-        let standings = [IN, IN, IN];
-        let mut nodes = standings.map(|s| Node::new(seed, s));
+        let states = [IN, IN, IN];
+        let mut nodes = states.map(|s| Node::new(seed, s));
         leave_behind(&mut nodes, &mut rng, 20);
         // Some of the newest are on the one that goes only, some on the others only.
         let goes = rng.random_range(0..3);
@@ -538,7 +538,7 @@ fn replica_lost_at_any_moment_is_left_out_and_the_rest_agree() {
             left = left.saturating_sub(u32::from(node == goes));
             node != goes || left > 0
         };
-        settle_while(&mut nodes, &standings, answers, &mut rng);
+        recover_while(&mut nodes, &states, answers, &mut rng);
         let stay: Vec<usize> = (0..3).filter(|node| *node != goes).collect();
         assert_equal(&mut nodes, &stay);
     });

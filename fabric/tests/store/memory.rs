@@ -64,7 +64,7 @@ fn more_map_pages_than_the_cache_holds_cost_reads_not_memory() {
         }
         rig.drain();
         assert_bounded(&rig);
-        rig.check_settled();
+        rig.check_last_state();
         assert!(rig.metrics(0).leaf_misses > 0, "{:?}", rig.metrics(0));
         let mut rig = rig.reopen(seed);
         for leaf in (0..LEAVES).rev().step_by(3) {
@@ -76,7 +76,7 @@ fn more_map_pages_than_the_cache_holds_cost_reads_not_memory() {
             }
         }
         rig.drain();
-        rig.check_settled();
+        rig.check_last_state();
         assert_bounded(&rig);
     });
 }
@@ -96,12 +96,12 @@ fn recovery_gives_back_the_memory_that_the_log_wanted() {
             .crash(CrashKind::Process, seed)
             .recover(CrashKind::Process, seed);
         assert_bounded(&rig);
-        rig.check_settled();
+        rig.check_last_state();
         for leaf in (0..LEAVES).step_by(5) {
             rig.write(place(leaf), false);
         }
         rig.drain();
-        rig.check_settled();
+        rig.check_last_state();
         assert_bounded(&rig);
     });
 }
@@ -142,7 +142,7 @@ fn more_operations_at_once_than_map_pages_fit_all_end() {
             rig.checkpoint();
             rig.drain();
             if round % 4 == 3 {
-                rig.check_settled();
+                rig.check_last_state();
             }
         }
     });
@@ -181,7 +181,7 @@ fn a_dropped_layer_leaves_nothing_behind_a_restart() {
                 rig.checkpoint();
                 rig.drain();
                 assert_eq!(rig.metrics(0).chunks, 0, "{discard_first} {clean}");
-                rig.check_settled();
+                rig.check_last_state();
             }
         }
     });
@@ -197,6 +197,6 @@ fn operations_beyond_the_table_are_told_to_come_again() {
             assert!(rig.cores()[0].in_flight() <= small_params().ops_max as usize);
         }
         rig.drain();
-        rig.check_settled();
+        rig.check_last_state();
     });
 }

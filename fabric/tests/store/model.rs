@@ -378,7 +378,7 @@ impl Model {
     }
 
     /// Checks that a block shows its last state.
-    pub fn check_settled(&self, spot: Spot, bytes: &[u8]) -> Result<(), String> {
+    pub fn check_last_state(&self, spot: Spot, bytes: &[u8]) -> Result<(), String> {
         let states = &self.blocks[&spot].states;
         let last = states[states.len() - 1].seq;
         self.matching(spot, 0, bytes, last).map(|_| ())

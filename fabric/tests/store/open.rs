@@ -75,7 +75,7 @@ fn a_sector_that_cannot_be_read_matters_only_to_who_needs_it() {
             once.disk.fail(IoKind::Read, nth, libc::EIO);
             let opened = once.open(seed);
             let mut rig = opened.unwrap_or_else(|e| panic!("read {nth} failed once: {e}"));
-            rig.check_settled();
+            rig.check_last_state();
             let mut twice = found.clone();
             twice.disk.fail(IoKind::Read, nth, libc::EIO);
             twice.disk.fail(IoKind::Read, nth + 1, libc::EIO);

@@ -60,7 +60,7 @@ fn a_read_waits_for_the_write_that_it_overlaps() {
         );
         rig.drain();
         assert_eq!(result_of(&rig.take_done(), overlapping), Some(Ok(())));
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -92,7 +92,7 @@ fn overlapping_writes_apply_in_version_order_in_any_io_order() {
                 rig.deliver(outcome);
                 rig.pump();
             }
-            rig.check_settled();
+            rig.check_last_state();
         }
     });
 }
@@ -124,7 +124,7 @@ fn refusal_of(rig: &mut Rig, range: Range, version: Version) -> StoreError {
     rig.drain();
     let result = result_of(&rig.take_done(), id).expect("it is done");
     rig.now.model = model;
-    rig.check_settled();
+    rig.check_last_state();
     result.expect_err("an older write is refused")
 }
 
@@ -191,7 +191,7 @@ fn an_older_discard_is_refused_like_an_older_write() {
             matches!(result, Err(StoreError::Stale { newest }) if newest > old),
             "{result:?}"
         );
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -211,7 +211,7 @@ fn older_write_to_another_part_of_a_block_is_not_skipped() {
         rig.write(sector(1), false);
         rig.drain();
         assert_refused_for_a_newer_number(&mut rig, sector(2), old);
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -233,7 +233,7 @@ fn an_older_write_behind_a_newer_one_under_way_is_refused() {
             "{result:?}"
         );
         rig.now.model = model;
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -306,7 +306,7 @@ fn a_fence_refuses_older_generations_and_survives_power_loss() {
         rig.write(range, false);
         rig.write(Range::blocks(OTHER, 0, 0, 1), false);
         rig.idle();
-        rig.check_settled();
+        rig.check_last_state();
         let mut rig = rig.reopen(seed);
         assert_eq!(rig.cores()[0].fence(layer), fence);
         rig.drop_layer(PLAIN);

@@ -126,8 +126,8 @@ impl Pair {
     fn diverge(&mut self, rng: &mut ChaCha8Rng) {
         let version = self.version();
         let (chunk, block) = (rng.random_range(0..CHUNKS), rng.random_range(0..BLOCKS));
-        let whom = rng.random_range(0..10);
-        let (source, here) = (whom != 0, whom != 1);
+        let asked = rng.random_range(0..10);
+        let (source, here) = (asked != 0, asked != 1);
         if rng.random_bool(0.1) {
             let count = rng.random_range(1..=(BLOCKS - block).min(64));
             if source {

@@ -496,13 +496,13 @@ impl Rig {
         }
     }
 
-    /// Lets the cleaners take a step; true once all are settled.
+    /// Lets the cleaners take a step; true once all have nothing to do.
     pub fn clean_step(&mut self) -> bool {
-        let mut settled = true;
+        let mut idle = true;
         for core in &mut self.cores {
-            settled &= core.clean_step() == CleanStep::Settled;
+            idle &= core.clean_step() == CleanStep::Idle;
         }
-        settled
+        idle
     }
 
     /// One turn: requests out, one of them done, operations finished. False when nothing moved.

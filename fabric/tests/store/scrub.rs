@@ -89,7 +89,7 @@ fn scrub_reports_flipped_data_and_where_it_is() {
             rig.drain();
         }
         assert_eq!(scrub_pass(&mut rig), []);
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -108,7 +108,7 @@ fn scrub_accuses_nothing_while_everything_is_overwritten() {
         assert_eq!(findings(&mut rig), []);
         assert!(passes > 0, "no pass came to its end");
         assert!(rig.metrics(0).scrubbed_blocks > 0);
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 

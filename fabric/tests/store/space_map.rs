@@ -67,12 +67,12 @@ fn a_damaged_space_map_is_made_anew_and_the_report_says_so() {
                 assert_eq!(rig.report.rebuilt_shards, 1);
                 let line = rig.report.to_string();
                 assert!(line.contains("space map of 1 shard"), "{line}");
-                // Exactly the units that are in use: `check_settled` compares.
-                rig.check_settled();
+                // Exactly the units that are in use: `check_last_state` compares.
+                rig.check_last_state();
                 assert_eq!(rig.report.used_bytes, whole.report.used_bytes);
                 let mut rig = rig.reopen(seed + 1);
                 assert_eq!(rig.report.rebuilt_shards, 0);
-                rig.check_settled();
+                rig.check_last_state();
             }
         }
     });
@@ -86,7 +86,7 @@ fn a_closed_store_with_a_damaged_space_map_opens() {
         for which in 0..2 {
             let mut rig = damaged(&closed, which, seed).open(seed).expect("it opens");
             assert_eq!((rig.report.clean_shards, rig.report.rebuilt_shards), (1, 1));
-            rig.check_settled();
+            rig.check_last_state();
         }
     });
 }
@@ -100,7 +100,7 @@ fn a_space_map_in_sectors_that_cannot_be_read_is_made_anew() {
             slots.into_iter().for_each(|at| spoilt.disk.spoil(at));
             let mut rig = spoilt.recover(CrashKind::Power, seed);
             assert_eq!(rig.report.rebuilt_shards, 1);
-            rig.check_settled();
+            rig.check_last_state();
         }
     });
 }
@@ -135,7 +135,7 @@ fn crash_at_any_write_of_a_space_map_rebuild_loses_nothing() {
                     history::run(&mut rig, &mut rng, 12);
                     rig.crash(second, seed + 2)
                         .recover(second, seed + 2)
-                        .check_settled();
+                        .check_last_state();
                 }
             }
         }
@@ -159,7 +159,7 @@ fn crash_at_any_write_after_a_space_map_rebuild_loses_nothing() {
                 moment
                     .crashed(kind, seed)
                     .recover(kind, seed)
-                    .check_settled();
+                    .check_last_state();
             }
         }
     });
@@ -239,9 +239,9 @@ fn every_page_of_a_damaged_space_map_is_written_anew() {
         assert!(flipped > 1, "{flipped} pages");
         let mut rig = closed.open(seed).expect("it opens");
         assert_eq!(rig.report.rebuilt_shards, 1, "{}", rig.report);
-        rig.check_settled();
+        rig.check_last_state();
         let mut rig = rig.reopen(seed);
         assert_eq!(rig.report.rebuilt_shards, 0, "{}", rig.report);
-        rig.check_settled();
+        rig.check_last_state();
     });
 }

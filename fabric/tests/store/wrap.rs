@@ -39,11 +39,11 @@ fn overwriting_many_capacities_needs_no_explicit_checkpoint() {
             metrics.checkpoints >= 10,
             "the log came round without checkpoints: {metrics:?}"
         );
-        rig.check_settled();
+        rig.check_last_state();
         rig = rig
             .crash(CrashKind::Process, seed)
             .recover(CrashKind::Process, seed);
-        rig.check_settled();
+        rig.check_last_state();
     });
 }
 
@@ -56,7 +56,7 @@ fn the_log_comes_round_across_crashes() {
             overwrite(&mut rig, &mut rng, SMALL_DISK / 4096);
             let kind = [CrashKind::Process, CrashKind::Power][rng.random_range(0..2)];
             rig = rig.crash(kind, life).recover(kind, life);
-            rig.check_settled();
+            rig.check_last_state();
         }
         let space = rig.cores()[0].space();
         let live = u64::from(HOT_BLOCKS) * 4096;

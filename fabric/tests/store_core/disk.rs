@@ -41,7 +41,7 @@ impl Disk {
 
     /// The process dies, the machine lives: every write that was complete stays.
     pub fn process_crash(&self) -> Self {
-        Self::settled(self.now.clone())
+        Self::durable(self.now.clone())
     }
 
     /// The machine loses power: any subset of sectors of what was not flushed survives. `torn` are writes in
@@ -63,10 +63,10 @@ impl Disk {
                 }
             }
         }
-        Self::settled(bytes)
+        Self::durable(bytes)
     }
 
-    fn settled(bytes: Vec<u8>) -> Self {
+    fn durable(bytes: Vec<u8>) -> Self {
         let mut disk = Self::new(0);
         disk.durable = bytes.clone();
         disk.now = bytes;

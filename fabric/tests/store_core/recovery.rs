@@ -27,7 +27,7 @@ impl Rig {
         let report = self.reopen_on(self.disk.process_crash());
         for expected in self.blocks.values_mut() {
             // What was acknowledged is certain; what was in flight may be there.
-            (expected.settled, expected.acked) = (expected.newest_acked(), Vec::new());
+            (expected.durable, expected.acked) = (expected.newest_acked(), Vec::new());
         }
         self.resolve();
         report
@@ -65,7 +65,7 @@ impl Rig {
                     .iter()
                     .chain(&expected.submitted)
                     .map(|(_, value)| value);
-                std::iter::once(&expected.settled).chain(later)
+                std::iter::once(&expected.durable).chain(later)
             };
             let bytes = |v: &Sectors| v.iter().flat_map(|&s| sector_bytes(s)).collect::<Vec<u8>>();
             let found = values().find(|v| bytes(v) == got).copied();
@@ -80,7 +80,7 @@ impl Rig {
                 );
             };
             *expected = Expected {
-                settled: found,
+                durable: found,
                 ..Expected::default()
             };
         }

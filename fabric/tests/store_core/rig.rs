@@ -45,12 +45,12 @@ impl Expected {
             .iter()
             .chain(&self.submitted)
             .max_by_key(|(op, _)| *op)
-            .map_or(self.settled, |(_, value)| *value)
+            .map_or(self.durable, |(_, value)| *value)
     }
 
     /// The value of the newest acknowledged write.
     pub fn newest_acked(&self) -> Sectors {
-        self.acked.last().map_or(self.settled, |(_, value)| *value)
+        self.acked.last().map_or(self.durable, |(_, value)| *value)
     }
 }
 
@@ -58,7 +58,7 @@ impl Expected {
 #[derive(Clone, Default)]
 pub struct Expected {
     /// Acknowledged and, as far as it matters, durable.
-    pub settled: Sectors,
+    pub durable: Sectors,
     /// Acknowledged since the last flush, in the order of submission (an FUA write is acknowledged late).
     pub acked: Vec<(u64, Sectors)>,
     /// Submitted and not acknowledged.
@@ -385,12 +385,12 @@ impl Rig {
                 "op {} failed: {result:?}",
                 id.0
             );
-            self.settle(id.0, flight, result);
+            self.check_outcome(id.0, flight, result);
         }
         self.collect();
     }
 
-    fn settle(&mut self, id: u64, flight: Flight, result: StoreResult) {
+    fn check_outcome(&mut self, id: u64, flight: Flight, result: StoreResult) {
         match flight.what {
             Outcome::Write { blocks } if result.is_err() => {
                 // Some of its blocks may have been written: nothing is known of them.
@@ -449,7 +449,7 @@ impl Rig {
                         .get_mut(&(layer, chunk, block))
                         .expect("entered");
                     while expected.acked.first().is_some_and(|(op, _)| *op <= newest) {
-                        expected.settled = expected.acked.remove(0).1;
+                        expected.durable = expected.acked.remove(0).1;
                     }
                 }
             }

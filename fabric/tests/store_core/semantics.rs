@@ -206,7 +206,7 @@ fn a_block_comes_from_the_first_layer_of_the_chain_that_maps_it() {
 #[test]
 fn a_dropped_layer_gives_all_its_space_back() {
     let mut rig = Rig::new(16 << 20, 4);
-    for settle in 0..2 {
+    for checkpoints in 0..2 {
         let id = rig.other(StoreOp::Checkpoint { clean: false });
         assert_eq!(rig.run(id), Ok(()));
         let before = rig.core.space().used_bytes;
@@ -223,7 +223,7 @@ fn a_dropped_layer_gives_all_its_space_back() {
         });
         assert_eq!(rig.run(id), Ok(()));
         rig.drain();
-        if settle == 1 {
+        if checkpoints == 1 {
             let id = rig.other(StoreOp::Checkpoint { clean: false });
             assert_eq!(rig.run(id), Ok(()));
         }

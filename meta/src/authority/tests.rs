@@ -151,9 +151,9 @@ fn administration() -> Vec<Command> {
             lost: Lost::Node(node),
             at: AT,
         },
-        Command::SetNodeDuty {
+        Command::SetNodeAdminState {
             node,
-            duty: AdminState::Draining,
+            admin_state: AdminState::Draining,
             at: AT,
         },
         Command::Regroup {

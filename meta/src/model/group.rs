@@ -1,4 +1,4 @@
-//! Placement groups and the standing of their members. The rules by which they change are in
+//! Placement groups and the state of their members. The rules by which they change are in
 //! `state/group.rs`.
 
 use std::fmt;
@@ -56,12 +56,13 @@ pub enum ReplicaState {
 pub struct Member {
     /// The device.
     pub device: DeviceId,
-    /// The node that served it when it came to its standing.
+    /// The node that served it when it came to its state.
     pub node: NodeId,
     /// The start of that node's process; another one is not trusted.
     pub incarnation: Incarnation,
     /// What it has.
-    pub standing: ReplicaState,
+    #[serde(rename = "standing")]
+    pub state: ReplicaState,
     /// Epoch since when it is sent every write, or since when it is out.
     pub since: Epoch,
     /// Another device takes its place: it goes once the others are in sync.
@@ -77,13 +78,13 @@ impl Member {
     /// Whether it is sent writes.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
-        self.standing != ReplicaState::Out
+        self.state != ReplicaState::Out
     }
 
     /// Whether it holds every acknowledged write.
     #[must_use]
     pub fn is_in_sync(&self) -> bool {
-        self.standing == ReplicaState::InSync
+        self.state == ReplicaState::InSync
     }
 }
 
@@ -142,7 +143,7 @@ struct Stored {
     members: Vec<Member>,
     #[serde(default)]
     power_lost: Epoch,
-    /// Before members had a standing: their devices,
+    /// Before members had a state: their devices,
     #[serde(default)]
     replicas: Vec<DeviceId>,
     /// and those that were in sync.
@@ -159,7 +160,7 @@ impl From<Stored> for PlacementGroup {
             device,
             node: NodeId::default(),
             incarnation: Incarnation::default(),
-            standing: match stored.in_sync.contains(&device) {
+            state: match stored.in_sync.contains(&device) {
                 true => ReplicaState::InSync,
                 false => ReplicaState::Out,
             },
@@ -206,7 +207,7 @@ mod tests {
         let members: Vec<_> = group
             .members
             .iter()
-            .map(|member| (member.device.0, member.standing, member.incarnation.0))
+            .map(|member| (member.device.0, member.state, member.incarnation.0))
             .collect();
         assert_eq!(
             members,

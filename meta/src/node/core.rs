@@ -35,7 +35,7 @@ pub(crate) struct Core {
     db: RwLock<Option<Arc<Db>>>,
     pub(super) transport: Arc<dyn Transport>,
     leases: Mutex<LeaseWatch>,
-    pub(super) vigil: FailureDetector,
+    pub(super) failure_detector: FailureDetector,
     signs: Mutex<LeaderLiveness>,
     /// Why the cluster does not want this node any more, as others said.
     pub(super) unwanted: watch::Sender<Option<MapRefusal>>,
@@ -65,7 +65,7 @@ impl Core {
             db: RwLock::new(Some(db)),
             transport,
             leases: Mutex::default(),
-            vigil: FailureDetector::default(),
+            failure_detector: FailureDetector::default(),
             signs: Mutex::new(LeaderLiveness::new(tuning.vote_hold(), Instant::now())),
             unwanted: watch::Sender::default(),
         }
@@ -88,7 +88,7 @@ impl Core {
         db.clone()
     }
 
-    /// Returns when a write of this node has begun to wait for room.
+    /// Returns when a write of this node has begun to wait for space.
     pub(crate) async fn full(&self) {
         match self.db() {
             Some(db) => db.full().await,
@@ -96,16 +96,16 @@ impl Core {
         }
     }
 
-    /// From here on no write of this node waits for room.
+    /// From here on no write of this node waits for space.
     pub(crate) fn give_up_waiting(&self) {
         if let Some(db) = self.db() {
             db.give_up_waiting();
         }
     }
 
-    fn no_room(&self, begun: bool) -> ProposeError {
+    fn no_space(&self, begun: bool) -> ProposeError {
         match self.db() {
-            Some(db) => ProposeError::NoRoom {
+            Some(db) => ProposeError::NoSpace {
                 dir: db.dir().to_owned(),
                 begun,
             },
@@ -121,7 +121,7 @@ impl Core {
         voters.next() == Some(self.id) && voters.next().is_none()
     }
 
-    /// Why this node's service is not as it should be, and the mend.
+    /// Why this node's service is impaired, with a hint.
     pub(crate) fn problem(&self) -> Option<String> {
         let db = self.db()?;
         if let Some(detail) = self.death() {
@@ -215,7 +215,7 @@ impl Core {
     /// has an unknown outcome.
     pub(crate) async fn confirm_leader(&self, wait: Wait) -> Result<(), MetaError> {
         if self.db().is_some_and(|db| db.is_full()) {
-            // It confirms nothing while it waits for room, and says so to the command itself.
+            // It confirms nothing while it waits for space, and says so to the command itself.
             return Ok(());
         }
         self.read_index(wait).await.map(drop)
@@ -283,7 +283,7 @@ impl Core {
             .db()
             .is_some_and(|db| db.is_full() || command.makes_something_new() && db.is_nearly_full())
         {
-            return Err(self.no_room(false));
+            return Err(self.no_space(false));
         }
         let command = self.judge_lease(command)?;
         let command = self.find_witness(command).await;
@@ -296,7 +296,7 @@ impl Core {
         let write = tokio::time::timeout(COMMIT_WAIT_MAX, self.raft.client_write(command));
         let written = tokio::select! {
             written = write => written.map_err(|_| ProposeError::Unknown)?,
-            () = self.full() => return Err(self.no_room(true)),
+            () = self.full() => return Err(self.no_space(true)),
         };
         let reply = match written {
             Ok(written) => written.data,

@@ -116,7 +116,7 @@ impl FailureDetector {
         let confirmed = leading.confirmed?;
         let at = self.since_origin(now);
         leading.watch.heard(node, incarnation, at);
-        leading.watch.told_level(node, incarnation, level);
+        leading.watch.note_level(node, incarnation, level);
         drop(leading);
         self.heard
             .send_modify(|count| *count = count.wrapping_add(1));
@@ -126,7 +126,7 @@ impl FailureDetector {
 
 impl Core {
     pub(crate) fn valid_until(&self) -> watch::Receiver<Option<Instant>> {
-        self.vigil.valid_until.subscribe()
+        self.failure_detector.valid_until.subscribe()
     }
 
     /// The leader's side of a heartbeat.
@@ -136,7 +136,9 @@ impl Core {
         incarnation: Incarnation,
         level: Level,
     ) -> Result<HeartbeatReply, ProposeError> {
-        let taken = self.vigil.take(node, incarnation, level, Instant::now());
+        let taken = self
+            .failure_detector
+            .take(node, incarnation, level, Instant::now());
         let Some(confirmed_ago) = taken else {
             let leader = self.raft.metrics().borrow().current_leader;
             let leader = leader.filter(|leader| *leader != self.id);
@@ -165,7 +167,7 @@ impl Core {
         };
         let arrived = Instant::now();
         self.note_report(group, device);
-        let mut beats = self.vigil.heard.subscribe();
+        let mut beats = self.failure_detector.heard.subscribe();
         let heard = loop {
             let (heard, leads) = self.witnesses(arrived);
             let suffices = has_witness(&self.map.borrow(), group, device, &heard);
@@ -189,15 +191,17 @@ impl Core {
     /// The watch is told of a report.
     fn note_report(&self, group: GroupId, device: DeviceId) {
         let map = Arc::clone(&self.map.borrow());
-        let mut leading = self.vigil.lock();
+        let mut leading = self.failure_detector.lock();
         leading.watch.member_reported(&map, group, device);
     }
 
     /// Who is known to live at or after a moment, and whether this node leads, or is about to.
     fn witnesses(&self, moment: Instant) -> (Vec<Heard>, bool) {
         let (mut heard, mut leads) = {
-            let leading = self.vigil.lock();
-            let heard = leading.watch.heard_since(self.vigil.since_origin(moment));
+            let leading = self.failure_detector.lock();
+            let heard = leading
+                .watch
+                .heard_since(self.failure_detector.since_origin(moment));
             (heard, leading.watch.leads())
         };
         if leads {
@@ -219,15 +223,15 @@ impl Core {
         let asked = Instant::now();
         let confirmed = timeout(CONFIRM_WAIT_MAX, self.read_index_here()).await;
         if !matches!(confirmed, Ok(Ok(_))) {
-            self.vigil.deposed();
+            self.failure_detector.deposed();
             return;
         }
         let term = self.raft.metrics().borrow().current_term;
-        self.vigil.confirmed(term, asked);
+        self.failure_detector.confirmed(term, asked);
         let commands = {
             let map = Arc::clone(&self.map.borrow());
-            let now = self.vigil.since_origin(Instant::now());
-            let mut leading = self.vigil.lock();
+            let now = self.failure_detector.since_origin(Instant::now());
+            let mut leading = self.failure_detector.lock();
             leading.watch.plan(&map, now, UnixMillis::now())
         };
         for command in commands {
@@ -258,7 +262,7 @@ impl Core {
         // The leader's word is as old as its own confirmation.
         let until = sent + HEARTBEAT_LEASE.saturating_sub(confirmed_ago);
         if beat.is_known {
-            self.vigil.valid_until.send_if_modified(|known| {
+            self.failure_detector.valid_until.send_if_modified(|known| {
                 let later = known.is_none_or(|known| known < until);
                 if later {
                     *known = Some(until);

@@ -100,7 +100,7 @@ impl LeaderRequest {
 }
 
 /// An attempt on one node, this or another.
-enum Attempt {
+enum LeaderAttempt {
     Done(PeerReply),
     /// Nothing was done: try again, there if known.
     Again(Option<NodeId>),
@@ -130,10 +130,12 @@ impl Core {
                 false => ANSWER_WAIT_MAX.min(deadline.saturating_duration_since(Instant::now())),
             };
             leader = match self.attempt(leader, ask, within).await {
-                Attempt::Done(answer) => return Ok(answer),
-                Attempt::Failed(error) => return Err(error),
-                Attempt::Again(Some(next)) if leader.is_none() && next != self.id => Some(next),
-                Attempt::Again(_) => {
+                LeaderAttempt::Done(answer) => return Ok(answer),
+                LeaderAttempt::Failed(error) => return Err(error),
+                LeaderAttempt::Again(Some(next)) if leader.is_none() && next != self.id => {
+                    Some(next)
+                }
+                LeaderAttempt::Again(_) => {
                     if Instant::now() >= deadline {
                         return Err(MetaError::NoLeader {
                             waited: wait.leader,
@@ -154,7 +156,7 @@ impl Core {
         leader: Option<NodeId>,
         ask: &LeaderRequest,
         within: Duration,
-    ) -> Attempt {
+    ) -> LeaderAttempt {
         let answer = match leader {
             None => {
                 let handled = tokio::time::timeout(within, self.handle(ask.request())).await;
@@ -170,18 +172,18 @@ impl Core {
                 | PeerReply::Tell(Err(error))
                 | PeerReply::Report(Err(error)),
             ) => error.means(leader),
-            Ok(answer) => Attempt::Done(answer),
+            Ok(answer) => LeaderAttempt::Done(answer),
             Err(TransportError::Unreachable { .. } | TransportError::Removed { .. }) => {
-                Attempt::Again(None)
+                LeaderAttempt::Again(None)
             }
             Err(TransportError::Gone { target }) => {
                 self.signs().gone(target);
-                Attempt::Again(None)
+                LeaderAttempt::Again(None)
             }
             Err(TransportError::Lost { .. }) => match ask.is_command() {
-                true => Attempt::Failed(interrupted()),
+                true => LeaderAttempt::Failed(interrupted()),
                 // Asking again is harmless.
-                false => Attempt::Again(None),
+                false => LeaderAttempt::Again(None),
             },
         }
     }
@@ -212,19 +214,21 @@ impl Core {
 
 impl ProposeError {
     /// What it means to whoever asked this node (`None`) or another.
-    fn means(self, asked: Option<NodeId>) -> Attempt {
+    fn means(self, asked: Option<NodeId>) -> LeaderAttempt {
         match self {
-            Self::NotLeader { leader } => Attempt::Again(leader),
-            Self::Unknown => Attempt::Failed(interrupted()),
+            Self::NotLeader { leader } => LeaderAttempt::Again(leader),
+            Self::Unknown => LeaderAttempt::Failed(interrupted()),
             // When another node fails or stops, somebody else will lead.
-            Self::Failed { .. } | Self::Stopped | Self::NoRoom { begun: false, .. }
+            Self::Failed { .. } | Self::Stopped | Self::NoSpace { begun: false, .. }
                 if asked.is_some() =>
             {
-                Attempt::Again(None)
+                LeaderAttempt::Again(None)
             }
-            Self::NoRoom { dir, begun } => Attempt::Failed(MetaError::NoRoom { dir, begun }),
-            Self::Failed { detail } => Attempt::Failed(MetaError::Failed { detail }),
-            Self::Stopped => Attempt::Failed(MetaError::Stopped),
+            Self::NoSpace { dir, begun } => {
+                LeaderAttempt::Failed(MetaError::NoSpace { dir, begun })
+            }
+            Self::Failed { detail } => LeaderAttempt::Failed(MetaError::Failed { detail }),
+            Self::Stopped => LeaderAttempt::Failed(MetaError::Stopped),
         }
     }
 }

@@ -33,7 +33,7 @@ const BEHIND_MAX: u64 = 1000;
 
 /// The Raft group as its leader knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Group {
+struct VoterGroup {
     leader: NodeId,
     voters: BTreeSet<NodeId>,
     /// Voters and learners, with their addresses.
@@ -44,7 +44,7 @@ struct Group {
 
 /// A change of the group, one at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+enum MembershipStep {
     /// A node begins to get the metadata.
     Add(NodeId, String),
     /// A node is elsewhere now.
@@ -56,37 +56,37 @@ enum Step {
 }
 
 /// What is to be done next.
-fn plan(map: &ClusterMap, group: &Group) -> Option<Step> {
+fn plan(map: &ClusterMap, group: &VoterGroup) -> Option<MembershipStep> {
     // Without an address nobody can be reached: a cluster of one, or somebody else sees to the group.
     if map.nodes().any(|node| node.control_address.is_empty()) {
         return None;
     }
     for node in map.nodes() {
         match group.nodes.get(&node.id) {
-            None => return Some(Step::Add(node.id, node.control_address.clone())),
+            None => return Some(MembershipStep::Add(node.id, node.control_address.clone())),
             Some(address) if *address != node.control_address => {
-                return Some(Step::Move(node.id, node.control_address.clone()));
+                return Some(MembershipStep::Move(node.id, node.control_address.clone()));
             }
             Some(_) => {}
         }
     }
     let voters = choose_voters(map, group);
     if !voters.is_empty() && voters != group.voters {
-        return Some(Step::Vote(voters));
+        return Some(MembershipStep::Vote(voters));
     }
     let mut gone = group.nodes.keys().filter(|id| map.node(**id).is_none());
     let gone = gone.find(|id| !group.voters.contains(id));
-    gone.map(|id| Step::Drop(*id))
+    gone.map(|id| MembershipStep::Drop(*id))
 }
 
 /// Who votes stays, unless it was away for long or is being emptied, and another can take its place. The
 /// leader comes first.
-fn choose_voters(map: &ClusterMap, group: &Group) -> BTreeSet<NodeId> {
+fn choose_voters(map: &ClusterMap, group: &VoterGroup) -> BTreeSet<NodeId> {
     let may_vote = |node: &&Node| node.roles.contains(&Role::Meta);
     let rank = |node: &Node| {
         let votes = group.voters.contains(&node.id);
-        let is_leaving = node.duty == AdminState::Draining
-            || node.state == NodeState::Down && node.duty == AdminState::Absent;
+        let is_leaving = node.admin_state == AdminState::Draining
+            || node.state == NodeState::Down && node.admin_state == AdminState::Absent;
         let is_ready =
             node.state == NodeState::Up && !is_leaving && group.caught_up.contains(&node.id);
         match (votes, is_leaving, is_ready) {
@@ -109,7 +109,7 @@ fn choose_voters(map: &ClusterMap, group: &Group) -> BTreeSet<NodeId> {
 }
 
 impl Core {
-    fn group(&self) -> Option<Group> {
+    fn group(&self) -> Option<VoterGroup> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
         // Only the leader knows how far the others are.
@@ -122,7 +122,7 @@ impl Core {
         let last = metrics.last_log_index.unwrap_or(0);
         let is_near =
             |at: &Option<crate::raft::LogId>| at.is_some_and(|at| at.index + BEHIND_MAX >= last);
-        Some(Group {
+        Some(VoterGroup {
             leader: self.id,
             voters: membership.voter_ids().collect(),
             nodes: membership
@@ -162,11 +162,13 @@ impl Core {
         tracing::info!(?step, "changing the metadata group");
         let node = |id: NodeId, address: &str| BTreeMap::from([(id, BasicNode::new(address))]);
         let (change, retain) = match &step {
-            Step::Add(id, address) => (ChangeMembers::AddNodes(node(*id, address)), true),
+            MembershipStep::Add(id, address) => (ChangeMembers::AddNodes(node(*id, address)), true),
             // Whoever answers there must show the certificate of this node, so it cannot be another.
-            Step::Move(id, address) => (ChangeMembers::SetNodes(node(*id, address)), true),
-            Step::Vote(voters) => (ChangeMembers::ReplaceAllVoters(voters.clone()), true),
-            Step::Drop(id) => (ChangeMembers::RemoveNodes(BTreeSet::from([*id])), true),
+            MembershipStep::Move(id, address) => {
+                (ChangeMembers::SetNodes(node(*id, address)), true)
+            }
+            MembershipStep::Vote(voters) => (ChangeMembers::ReplaceAllVoters(voters.clone()), true),
+            MembershipStep::Drop(id) => (ChangeMembers::RemoveNodes(BTreeSet::from([*id])), true),
         };
         let changed = timeout(CHANGE_WAIT_MAX, self.raft.change_membership(change, retain)).await;
         match changed {
@@ -230,22 +232,22 @@ mod tests {
     }
 
     /// Does one step after another until there is none.
-    fn settle(machine: &Machine, group: &mut Group) -> usize {
+    fn run_plan(machine: &Machine, group: &mut VoterGroup) -> usize {
         let mut steps = 0;
         while let Some(step) = plan(&machine.map(), group) {
             match step {
-                Step::Add(id, address) => {
+                MembershipStep::Add(id, address) => {
                     group.nodes.insert(id, address);
                     group.caught_up.insert(id);
                 }
-                Step::Move(id, address) => {
+                MembershipStep::Move(id, address) => {
                     group.nodes.insert(id, address).unwrap();
                 }
-                Step::Vote(voters) => {
+                MembershipStep::Vote(voters) => {
                     assert!(voters.len() % 2 == 1 && voters.len() <= VOTERS_MAX);
                     group.voters = voters;
                 }
-                Step::Drop(id) => {
+                MembershipStep::Drop(id) => {
                     group.nodes.remove(&id).unwrap();
                 }
             }
@@ -255,8 +257,8 @@ mod tests {
         steps
     }
 
-    fn founded() -> Group {
-        Group {
+    fn founded() -> VoterGroup {
+        VoterGroup {
             leader: NodeId(1),
             voters: [NodeId(1)].into(),
             nodes: [(NodeId(1), "10.0.0.1:7470".to_owned())].into(),
@@ -272,10 +274,10 @@ mod tests {
     fn an_odd_number_votes_and_all_have_the_metadata() {
         for (nodes, voters) in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (9, 5)] {
             let (machine, mut group) = (cluster(nodes), founded());
-            settle(&machine, &mut group);
+            run_plan(&machine, &mut group);
             assert_eq!(group.voters.len(), voters, "of {nodes}");
             assert_eq!(group.nodes.len() as u64, nodes);
-            assert_eq!(settle(&machine, &mut group), 0);
+            assert_eq!(run_plan(&machine, &mut group), 0);
         }
     }
 
@@ -289,7 +291,7 @@ mod tests {
         register(&mut machine, storage);
         register(&mut machine, spec(5));
         let mut group = founded();
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 2, 3]));
         // One that has not got all yet waits.
         let mut group = founded();
@@ -300,13 +302,13 @@ mod tests {
         assert_eq!(plan(&machine.map(), &group), None);
         group.caught_up.insert(NodeId(5));
         let step = plan(&machine.map(), &group);
-        assert_eq!(step, Some(Step::Vote(ids(&[1, 3, 5]))));
+        assert_eq!(step, Some(MembershipStep::Vote(ids(&[1, 3, 5]))));
     }
 
     #[test]
     fn a_removed_node_goes_and_one_long_away_makes_room() {
         let (mut machine, mut group) = (cluster(4), founded());
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 2, 3]));
         let node = NodeId(2);
         let (incarnation, state) = (Incarnation::default(), NodeState::Down);
@@ -318,15 +320,19 @@ mod tests {
         };
         machine.apply(&down).unwrap();
         assert_eq!(plan(&machine.map(), &group), None, "it may come back");
-        let duty = AdminState::Absent;
-        let absent = Command::SetNodeDuty { node, duty, at: AT };
+        let admin_state = AdminState::Absent;
+        let absent = Command::SetNodeAdminState {
+            node,
+            admin_state,
+            at: AT,
+        };
         machine.apply(&absent).unwrap();
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 3, 4]));
         machine
             .apply(&Command::RemoveNode { node, at: AT })
             .unwrap();
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         let left: BTreeSet<NodeId> = group.nodes.keys().copied().collect();
         assert_eq!(left, ids(&[1, 3, 4]));
     }
@@ -334,12 +340,16 @@ mod tests {
     #[test]
     fn a_node_that_is_being_emptied_gives_its_vote_to_another() {
         let (mut machine, mut group) = (cluster(4), founded());
-        settle(&machine, &mut group);
-        let mut drain = |node: u64, duty: AdminState| {
+        run_plan(&machine, &mut group);
+        let mut drain = |node: u64, admin_state: AdminState| {
             let (node, at) = (NodeId(node), AT);
-            let command = Command::SetNodeDuty { node, duty, at };
+            let command = Command::SetNodeAdminState {
+                node,
+                admin_state,
+                at,
+            };
             machine.apply(&command).unwrap();
-            settle(&machine, &mut group);
+            run_plan(&machine, &mut group);
             group.voters.clone()
         };
         assert_eq!(drain(2, AdminState::Draining), ids(&[1, 3, 4]));
@@ -351,7 +361,7 @@ mod tests {
     #[test]
     fn moved_node_is_followed_and_addressless_node_is_left_alone() {
         let (mut machine, mut group) = (cluster(3), founded());
-        settle(&machine, &mut group);
+        run_plan(&machine, &mut group);
         let elsewhere = NodeSpec {
             control_address: "10.9.9.9:7470".to_owned(),
             ..spec(3)
@@ -359,7 +369,7 @@ mod tests {
         register(&mut machine, elsewhere);
         let step = plan(&machine.map(), &group);
         let address = "10.9.9.9:7470".to_owned();
-        assert_eq!(step, Some(Step::Move(NodeId(3), address)));
+        assert_eq!(step, Some(MembershipStep::Move(NodeId(3), address)));
         let mut alone = Machine::default();
         let (cluster, node, pool) = (Uuid::from_u128(1), NodeSpec::new(NodeId(1), "one"), None);
         let bootstrap = Command::Bootstrap {
@@ -369,6 +379,6 @@ mod tests {
             at: AT,
         };
         alone.apply(&bootstrap).unwrap();
-        assert_eq!(plan(&alone.map(), &Group::default()), None);
+        assert_eq!(plan(&alone.map(), &VoterGroup::default()), None);
     }
 }

@@ -44,14 +44,16 @@ impl Core {
     ) -> Result<(), ProposeError> {
         // Who is not in the map takes no memory here.
         let is_known = self.map.borrow().node(node).is_some();
-        let kept = self.vigil.keep_word(node, word.bounded(), is_known);
+        let kept = self
+            .failure_detector
+            .keep_word(node, word.bounded(), is_known);
         if kept { Ok(()) } else { Err(self.not_leader()) }
     }
 
     pub(super) fn report_here(&self) -> Result<LeaderReport, ProposeError> {
         let now = Instant::now();
-        let at = self.vigil.since_origin(now);
-        let leading = self.vigil.lock();
+        let at = self.failure_detector.since_origin(now);
+        let leading = self.failure_detector.lock();
         if !leading.watch.leads() {
             drop(leading);
             return Err(self.not_leader());

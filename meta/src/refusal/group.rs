@@ -1,4 +1,4 @@
-//! Why the standing of a placement group's member does not change.
+//! Why the state of a placement group's member does not change.
 
 use serde::{Deserialize, Serialize};
 

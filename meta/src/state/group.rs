@@ -1,8 +1,8 @@
-//! The rules by which members of placement groups change their standing; `docs/REPLICATION.md` says why.
+//! The rules by which members of placement groups change their state; `docs/REPLICATION.md` says why.
 //!
 //! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member
-//! comes to be in sync only by `promote`, by `resettle`, or by being placed into a pool that holds no data;
-//! and it is promoted only as the start of its process, and in the round, that began to be synced. The
+//! comes to be in sync only by `promote`, by `choose_authority`, or by being placed into a pool that holds no
+//! data; and it is promoted only as the start of its process, and in the round, that began to be synced. The
 //! exception is `loss`: an operator gives all members in sync up.
 
 use super::map::cluster;
@@ -16,7 +16,7 @@ use crate::model::{
 };
 use crate::refusal::{GroupRefusal, Refusal};
 
-/// What has become of the process that a member was when it came to its standing.
+/// What has become of the process that a member was when it came to its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// It serves the device, as far as is known.
@@ -122,7 +122,7 @@ fn let_go(view: &dyn Read, group: &mut PlacementGroup) -> Result<(), ReadError> 
         others_hold_all &= member.is_in_sync() && presence(view, member)? == Presence::Valid;
     }
     let stays = |member: &Member| {
-        !member.leaving || (member.standing == ReplicaState::InSync && !others_hold_all)
+        !member.leaving || (member.state == ReplicaState::InSync && !others_hold_all)
     };
     group.members.retain(stays);
     Ok(())
@@ -177,7 +177,7 @@ pub(super) fn report_failed(
     let epoch = coming_epoch(txn)?;
     let group = load(txn, id)?;
     let member = &group.members[position(&group, device)?];
-    if member.standing == ReplicaState::Out {
+    if member.state == ReplicaState::Out {
         return Ok(Outcome::Group(group));
     }
     check_start(id, member, incarnation)?;
@@ -207,7 +207,7 @@ fn check_start(group: GroupId, member: &Member, claimed: Incarnation) -> Result<
     })
 }
 
-/// The group without the member's standing. One in sync goes only if another, valid one is known to be alive.
+/// The group without the member's state. One in sync goes only if another, valid one is known to be alive.
 fn taken_out(
     view: &dyn Read,
     group: &PlacementGroup,
@@ -239,7 +239,7 @@ pub(super) fn put_out(member: &mut Member, epoch: Epoch) {
     if member.is_in_sync() {
         member.in_sync_until = epoch;
     }
-    member.standing = ReplicaState::Out;
+    member.state = ReplicaState::Out;
     member.since = epoch;
 }
 
@@ -286,20 +286,20 @@ fn changed(
             incarnation,
             ..
         } => demoted(view, group, *device, *incarnation, heard, epoch),
-        Change::Resettle {
+        Change::ChooseAuthority {
             device,
             incarnation,
             after_grace,
             ..
         } => {
             let index = position(group, *device)?;
-            check_resettle(view, group, index, *incarnation, *after_grace)?;
+            check_choose_authority(view, group, index, *incarnation, *after_grace)?;
             let node = returned(view, &group.members[index])?;
             let node = node.ok_or(GroupRefusal::NotServed {
                 device: *device,
                 incarnation: *incarnation,
             })?;
-            Ok(resettled(view, group, index, node, epoch)?)
+            Ok(with_authority(view, group, index, node, epoch)?)
         }
         Change::StartSync {
             device,
@@ -320,7 +320,7 @@ fn demoted(
     epoch: Epoch,
 ) -> Result<PlacementGroup, Stop> {
     let member = &group.members[position(group, device)?];
-    if member.standing == ReplicaState::Out {
+    if member.state == ReplicaState::Out {
         return Ok(group.clone());
     }
     check_start(group.id(), member, incarnation)?;
@@ -355,7 +355,7 @@ pub(crate) fn is_served(device: &Device, node: &Node) -> bool {
         && device.incarnation == node.incarnation
 }
 
-fn check_resettle(
+fn check_choose_authority(
     view: &dyn Read,
     group: &PlacementGroup,
     authority: usize,
@@ -392,7 +392,7 @@ fn check_resettle(
 }
 
 /// With `authority`, in its present start, as the only replica that counts.
-fn resettled(
+fn with_authority(
     view: &dyn Read,
     group: &PlacementGroup,
     authority: usize,
@@ -409,7 +409,7 @@ fn resettled(
         if index == authority {
             (member.node, member.incarnation) = (node, incarnation);
             member.since = epoch;
-        } else if member.standing != ReplicaState::Out {
+        } else if member.state != ReplicaState::Out {
             put_out(member, epoch);
         }
     }
@@ -423,7 +423,7 @@ pub(crate) fn kept_power(member: &Member, now: &Node) -> bool {
 
 /// After a device was registered by a new start of its node: in groups where with it all members in sync have
 /// come back, one of them is made the authority. No clock is needed to know that nobody else can come.
-pub(super) fn resettle_complete(
+pub(super) fn choose_authority_if_complete(
     view: &dyn Read,
     group: &PlacementGroup,
     epoch: Epoch,
@@ -444,7 +444,7 @@ pub(super) fn resettle_complete(
         }
     }
     authority
-        .map(|(_, index, process)| resettled(view, group, index, process, epoch))
+        .map(|(_, index, process)| with_authority(view, group, index, process, epoch))
         .transpose()
 }
 
@@ -456,7 +456,7 @@ fn sync_started(
     epoch: Epoch,
 ) -> Result<PlacementGroup, Stop> {
     let index = position(group, device)?;
-    if group.members[index].standing != ReplicaState::Out || group.members[index].leaving {
+    if group.members[index].state != ReplicaState::Out || group.members[index].leaving {
         let group = group.id();
         return Err(GroupRefusal::NotOut { group, device }.into());
     }
@@ -485,7 +485,7 @@ fn sync_started(
         device,
         node: node.id,
         incarnation,
-        standing: ReplicaState::Syncing,
+        state: ReplicaState::Syncing,
         since: epoch,
         leaving: false,
         in_sync_until: group.members[index].in_sync_until,
@@ -515,7 +515,7 @@ pub(super) fn promote(
     let index = position(&group, device)?;
     let member = &group.members[index];
     check_start(id, member, incarnation)?;
-    if member.since != since || member.standing == ReplicaState::Out {
+    if member.since != since || member.state == ReplicaState::Out {
         let group = id;
         return Err(GroupRefusal::NotSyncing {
             group,
@@ -536,7 +536,7 @@ pub(super) fn promote(
         .into());
     }
     let mut new = group.clone();
-    new.members[index].standing = ReplicaState::InSync;
+    new.members[index].state = ReplicaState::InSync;
     within::take_place(txn, &mut new, index, epoch)?;
     commit(txn, &group, new, epoch).map(Outcome::Group)
 }

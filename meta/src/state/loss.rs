@@ -218,7 +218,7 @@ fn inherited(found: &PlacementGroup, heir: usize, process: &Node, epoch: Epoch) 
     for (index, member) in new.members.iter_mut().enumerate() {
         if index == heir {
             (member.node, member.incarnation) = (process.id, process.incarnation);
-            (member.standing, member.since) = (ReplicaState::InSync, epoch);
+            (member.state, member.since) = (ReplicaState::InSync, epoch);
         } else if member.is_receiving() {
             group::put_out(member, epoch);
         }

@@ -177,20 +177,20 @@ pub(super) fn register_device(
         place_all(txn)?;
     }
     if old.is_some_and(|old| old.incarnation != device.incarnation || old.node != device.node) {
-        resettle_groups_of(txn, device.id)?;
+        choose_authorities_of(txn, device.id)?;
     }
     Ok(Outcome::Device(device))
 }
 
 /// A device came back with another start of its node: groups that waited for it alone have an authority now.
-fn resettle_groups_of(txn: &mut Txn<'_>, device: DeviceId) -> Result<(), Stop> {
+fn choose_authorities_of(txn: &mut Txn<'_>, device: DeviceId) -> Result<(), Stop> {
     let epoch = cluster(txn)?.epoch;
     for pool in POOLS.all(txn)? {
         for old in PLACEMENT_GROUPS.all_below(txn, &pool.id)? {
             if old.in_sync().all(|member| member.device != device) {
                 continue;
             }
-            if let Some(new) = group::resettle_complete(txn, &old, epoch)? {
+            if let Some(new) = group::choose_authority_if_complete(txn, &old, epoch)? {
                 group::save(txn, &pool, Some(&old), new, epoch)?;
             }
         }

@@ -48,7 +48,7 @@ pub(super) fn register(
         granted: granted(level, old.as_ref(), spec),
         incarnation: spec.incarnation,
         state: NodeState::Up,
-        duty: active_again(old.as_ref()),
+        admin_state: active_again(old.as_ref()),
         labels: spec.labels.clone(),
         control_address: spec.control_address.clone(),
         data_address: spec.data_address.clone(),
@@ -76,7 +76,7 @@ pub(super) fn register(
     }
     let is_back = old.as_ref().is_some_and(|old| old.state == NodeState::Down);
     let moves = old.is_some_and(|old| {
-        (old.duty, &old.labels, &old.roles) != (node.duty, &node.labels, &node.roles)
+        (old.admin_state, &old.labels, &old.roles) != (node.admin_state, &node.labels, &node.roles)
     });
     let moves = moves || (is_back && lacks_members(txn)?);
     if moves {
@@ -114,7 +114,7 @@ fn starts(old: Option<&Node>, spec: &NodeSpec) -> Vec<Incarnation> {
 
 /// Who was only away takes its share again.
 fn active_again(node: Option<&Node>) -> AdminState {
-    match node.map(|node| node.duty) {
+    match node.map(|node| node.admin_state) {
         Some(AdminState::Draining) => AdminState::Draining,
         Some(AdminState::Active | AdminState::Absent) | None => AdminState::Active,
     }
@@ -169,9 +169,9 @@ pub(super) fn set_state(
         return Ok(Outcome::Node(node));
     }
     node.state = state;
-    let duty = node.duty;
+    let admin_state = node.admin_state;
     if state == NodeState::Up {
-        node.duty = active_again(Some(&node));
+        node.admin_state = active_again(Some(&node));
     }
     NODES.put(txn, &id, &node);
     let what = match state {
@@ -184,7 +184,7 @@ pub(super) fn set_state(
     if let Some(what) = what {
         event::push(txn, at, what)?;
     }
-    if node.duty != duty || (state == NodeState::Up && lacks_members(txn)?) {
+    if node.admin_state != admin_state || (state == NodeState::Up && lacks_members(txn)?) {
         place_all(txn)?;
     } else {
         next_epoch(txn)?;
@@ -208,22 +208,22 @@ fn lacks_members(view: &dyn Read) -> Result<bool, ReadError> {
 pub(super) fn set_admin_state(
     txn: &mut Txn<'_>,
     id: NodeId,
-    duty: AdminState,
+    admin_state: AdminState,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let mut node = require_node(txn, id)?;
     // A node to be emptied stays that when it is away; one that is there is not absent.
-    let moot = duty == AdminState::Absent
-        && (node.duty == AdminState::Draining || node.state == NodeState::Up);
-    if node.duty == duty || moot {
+    let moot = admin_state == AdminState::Absent
+        && (node.admin_state == AdminState::Draining || node.state == NodeState::Up);
+    if node.admin_state == admin_state || moot {
         return Ok(Outcome::Node(node));
     }
-    if duty == AdminState::Draining {
+    if admin_state == AdminState::Draining {
         check_room_without(txn, id)?;
     }
-    node.duty = duty;
+    node.admin_state = admin_state;
     NODES.put(txn, &id, &node);
-    let what = match duty {
+    let what = match admin_state {
         AdminState::Active => Some(EventKind::NodeActive { node: id }),
         // Who has yet to start has no share.
         AdminState::Absent => node
@@ -289,12 +289,12 @@ fn shortage_without(
     let mut rest = all.clone();
     rest.retain(|device| !is_left_out(device));
     for pool in pools_with_data(view)? {
-        let room = |devices: &[Device]| {
+        let capacity = |devices: &[Device]| {
             let candidates = placement::candidates(&pool, devices, &nodes);
             placement::domains(&candidates).min(usize::from(pool.replicas))
         };
-        let possible = room(&rest);
-        if possible < room(&all) {
+        let possible = capacity(&rest);
+        if possible < capacity(&all) {
             return Ok(Some((pool, possible)));
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! **Preference** comes from weighted rendezvous hashing ([`score`]), the weight being the device's size.
 //! Hashing alone spreads groups like thrown dice: a device that should hold n groups holds n ± √n, so 5 %
-//! would need thousands of groups for each device. **Bounds** mend that: no device takes more than its share
-//! rounded up while another lacks one (in the manner of Mirrokni, Thorup and Zadimoghaddam, "Consistent
+//! would need thousands of groups for each device. **Bounds** correct that: no device takes more than its
+//! share rounded up while another lacks one (in the manner of Mirrokni, Thorup and Zadimoghaddam, "Consistent
 //! Hashing with Bounded Loads", 2016), so that [`GROUPS_PER_DEVICE`] are enough. **Staying put** makes
 //! movement minimal: the present placement, which the records hold, is kept wherever it fits, so a device
 //! that comes takes its share and nothing else moves, and of one that goes only what it held.

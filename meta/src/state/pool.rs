@@ -197,7 +197,7 @@ fn members(
             device: device.id,
             node: device.node,
             incarnation: device.incarnation,
-            standing: match holds_data {
+            state: match holds_data {
                 true => ReplicaState::Out,
                 false => ReplicaState::InSync,
             },

@@ -83,7 +83,7 @@ pub(super) fn begin(txn: &mut Txn<'_>) -> Result<(), Stop> {
             for (nth, member) in new.members.iter_mut().enumerate() {
                 let mut before = others(&old.members[..nth], member.node, member.device);
                 let mut all = others(&old.members, member.node, member.device);
-                let is_second = match member.standing {
+                let is_second = match member.state {
                     ReplicaState::InSync => before.any(Member::is_in_sync),
                     ReplicaState::Syncing => all.next().is_some(),
                     ReplicaState::Out => false,

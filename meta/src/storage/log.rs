@@ -125,7 +125,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Runs work that changes the database, again and again while it finds no room: it must not mind.
+/// Runs work that changes the database, again and again while it finds no space: it must not mind.
 pub(super) async fn lasting<T: Send + 'static>(
     db: &Arc<Db>,
     subject: ErrorSubject<crate::ids::NodeId>,
@@ -139,7 +139,7 @@ pub(super) async fn lasting<T: Send + 'static>(
         let error = match tokio::task::spawn_blocking(move || attempt(&on)).await {
             Ok(Ok(value)) => {
                 if waited {
-                    db.room_was_found();
+                    db.space_was_found();
                 }
                 return Ok(value);
             }

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     Db, DbError, FORMAT, Installation, KEY_FORMAT, KEY_STATE_FAMILY, LOG, META, Progress, Rocks,
-    Room, STATE_PREFIX, Sync, WriteBatch, check_level, encode,
+    STATE_PREFIX, SpaceState, Sync, WriteBatch, check_level, encode,
 };
 use crate::error::OpenError;
 use crate::layers::Layers;
@@ -28,7 +28,7 @@ const INFO_LOG_BYTES_MAX: usize = 1 << 20;
 const OPEN_FILES_MAX: i32 = 64;
 
 /// Every database of RocksDB has this family. Left to RocksDB it would have a write buffer of 64 MiB, and as
-/// much room would have to be free before a database that had been full goes on.
+/// much space would have to be free before a database that had been full goes on.
 const DEFAULT: &str = "default";
 
 pub(super) fn family_options() -> Options {
@@ -117,7 +117,7 @@ impl Db {
                 applied: None,
                 installation: Installation::None,
             }),
-            room: watch::Sender::new(Room::Enough),
+            space: watch::Sender::new(SpaceState::Enough),
             map: watch::Sender::default(),
             layers: watch::Sender::default(),
             openings: watch::Sender::default(),

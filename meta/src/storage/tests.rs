@@ -397,8 +397,8 @@ fn a_hole_in_the_log_is_found_at_open() {
     );
 }
 
-/// Work that finds no room so many times.
-fn without_room(times: u32) -> impl Fn(&Db) -> Result<u32, DbError> {
+/// Work that finds no space so many times.
+fn out_of_space(times: u32) -> impl Fn(&Db) -> Result<u32, DbError> {
     let tries = AtomicU32::new(0);
     move |_| match tries.fetch_add(1, Ordering::Relaxed) {
         tried if tried < times => Err(std::io::Error::from(std::io::ErrorKind::StorageFull).into()),
@@ -407,22 +407,22 @@ fn without_room(times: u32) -> impl Fn(&Db) -> Result<u32, DbError> {
 }
 
 #[tokio::test]
-async fn a_write_that_finds_no_room_is_made_again_until_there_is_some() {
+async fn a_write_without_space_is_repeated_until_there_is_some() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _log, _machine) = open(dir.path());
     let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    let writing = lasting(&db, subject, verb, without_room(2));
+    let writing = lasting(&db, subject, verb, out_of_space(2));
     let (written, ()) = tokio::join!(writing, db.full());
     assert_eq!(written.unwrap(), 2);
     assert!(!db.is_full());
 }
 
 #[tokio::test]
-async fn no_write_waits_for_room_once_the_node_ends() {
+async fn no_write_waits_for_space_once_the_node_ends() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _log, _machine) = open(dir.path());
     let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    let writing = lasting(&db, subject.clone(), verb, without_room(u32::MAX));
+    let writing = lasting(&db, subject.clone(), verb, out_of_space(u32::MAX));
     let end = async {
         db.full().await;
         db.give_up_waiting();
@@ -431,7 +431,7 @@ async fn no_write_waits_for_room_once_the_node_ends() {
     assert!(written.is_err());
     // Nor does a later one begin to.
     assert!(
-        lasting(&db, subject, verb, without_room(u32::MAX))
+        lasting(&db, subject, verb, out_of_space(u32::MAX))
             .await
             .is_err()
     );

@@ -130,7 +130,7 @@ impl World {
         for group in map.groups() {
             for member in &group.members {
                 let alive = self.alive.get(&member.node.0) == Some(&member.incarnation.0);
-                if member.standing == ReplicaState::Syncing && alive && self.syncs_succeed {
+                if member.state == ReplicaState::Syncing && alive && self.syncs_succeed {
                     self.apply(&Command::Promote {
                         group: group.id(),
                         device: member.device,
@@ -158,13 +158,13 @@ impl World {
     }
 
     /// Members of the pool with data, by what they are.
-    fn count(&self, standing: ReplicaState) -> usize {
+    fn count(&self, state: ReplicaState) -> usize {
         let map = self.machine.map();
         let pool = map.pools().find(|pool| *pool.name == *"safe").unwrap().id;
         let groups = map.groups().filter(|group| group.pool == pool);
         groups
             .flat_map(|group| group.members.clone())
-            .filter(|member| member.standing == standing)
+            .filter(|member| member.state == state)
             .count()
     }
 }
@@ -341,7 +341,7 @@ fn who_does_not_come_back_is_waited_for_and_then_left_behind() {
     assert_eq!(world.state(3), NodeState::Down);
     // Node 3 was in sync until it was down; the others are out, with it as their only valid source before.
     let left = world.count(ReplicaState::InSync);
-    world.run(RESETTLE_GRACE - Duration::from_secs(1));
+    world.run(AUTHORITY_GRACE - Duration::from_secs(1));
     assert!(world.count(ReplicaState::InSync) >= left.min(8));
     world.run(Duration::from_secs(5));
     let map = world.machine.map();
@@ -363,7 +363,7 @@ fn who_may_have_died_first_is_no_witness() {
     assert_eq!(world.count(ReplicaState::InSync), 24);
     world.open_device(1);
     world.open_device(2);
-    world.run(NODE_DOWN_AFTER + RESETTLE_GRACE + Duration::from_secs(5));
+    world.run(NODE_DOWN_AFTER + AUTHORITY_GRACE + Duration::from_secs(5));
     assert_eq!(world.count(ReplicaState::InSync), 16);
 }
 
@@ -375,7 +375,7 @@ fn one_of_two_restarted_nodes_has_authority_only_after_grace() {
     world.alive.clear();
     world.run(NODE_DOWN_AFTER + STEP);
     world.start(1, 101);
-    world.run(RESETTLE_GRACE - Duration::from_secs(5));
+    world.run(AUTHORITY_GRACE - Duration::from_secs(5));
     let trusted = |world: &World| {
         let map = world.machine.map();
         let members = map.groups().flat_map(|group| group.members.clone());
@@ -454,7 +454,7 @@ fn when_most_nodes_are_away_nobody_is_replaced() {
     let commands = world.run(NODE_REPLACE_AFTER * 2);
     let replaced = commands
         .iter()
-        .any(|command| matches!(command, Command::SetNodeDuty { .. }));
+        .any(|command| matches!(command, Command::SetNodeAdminState { .. }));
     assert!(!replaced);
 }
 

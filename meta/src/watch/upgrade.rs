@@ -14,7 +14,7 @@ pub(super) struct Levels {
 }
 
 impl Levels {
-    pub(super) fn told(&mut self, node: NodeId, incarnation: Incarnation, level: Level) {
+    pub(super) fn note(&mut self, node: NodeId, incarnation: Incarnation, level: Level) {
         self.known_by.insert(node, (incarnation, level));
     }
 
@@ -88,7 +88,7 @@ mod tests {
                 at: AT,
             })
             .unwrap();
-        levels.told(id, incarnation, level);
+        levels.note(id, incarnation, level);
     }
 
     #[test]
@@ -113,15 +113,15 @@ mod tests {
         start(&mut machine, &mut levels, 1, 2, NEW);
         start(&mut machine, &mut levels, 2, 2, NEW);
         // It started once more, and what it runs now has not been said.
-        levels.told(NodeId(2), Incarnation(1), NEW);
+        levels.note(NodeId(2), Incarnation(1), NEW);
         assert_eq!(levels.plan(&machine.map(), AT), None);
-        levels.told(NodeId(2), Incarnation(2), OLD);
+        levels.note(NodeId(2), Incarnation(2), OLD);
         assert_eq!(levels.plan(&machine.map(), AT), None);
-        levels.told(NodeId(2), Incarnation(2), NEW);
+        levels.note(NodeId(2), Incarnation(2), NEW);
         assert!(levels.plan(&machine.map(), AT).is_some());
         // A node without a word of this leader's time.
         let mut later = Levels::default();
-        later.told(NodeId(1), Incarnation(2), NEW);
+        later.note(NodeId(1), Incarnation(2), NEW);
         assert_eq!(later.plan(&machine.map(), AT), None);
     }
 }

@@ -459,7 +459,7 @@ fn in_sync(map: &ClusterMap, pool: PoolId, count: usize) -> bool {
 async fn promote_all(map: &ClusterMap, meta: &meta::Meta) {
     for group in map.groups() {
         for member in &group.members {
-            if member.standing == ReplicaState::Syncing {
+            if member.state == ReplicaState::Syncing {
                 let (group, since) = (group.id(), member.since);
                 let (device, incarnation) = (member.device, member.incarnation);
                 // Refused if it was promoted already.

@@ -127,7 +127,7 @@ async fn a_missing_file_is_named_and_nothing_is_made_anew() {
         assert_eq!(
             look(dir.path()).await.unwrap().len(),
             8,
-            "putting it back mends it"
+            "putting it back repairs it"
         );
     }
 }

@@ -77,12 +77,12 @@ fn fill(path: &Path) {
     }
 }
 
-/// Gives commands that make nothing new until one finds no room.
+/// Gives commands that make nothing new until one finds no space.
 async fn exhaust(meta: &Meta) {
     for _ in 0..COMMANDS_MAX {
         match meta.register_device(device(1)).await {
             Ok(_) => {}
-            Err(MetaError::NoRoom { begun: true, .. }) => return,
+            Err(MetaError::NoSpace { begun: true, .. }) => return,
             Err(error) => panic!("{error}"),
         }
     }
@@ -101,7 +101,7 @@ fn a_full_file_system_refuses_what_is_new_and_harms_nothing() {
         let refused = meta.create_volume(VolumeSpec::new("b", GIB)).await;
         assert!(matches!(
             refused,
-            Err(MetaError::NoRoom { begun: false, .. })
+            Err(MetaError::NoSpace { begun: false, .. })
         ));
         let told = refused.unwrap_err().to_string();
         assert!(told.contains("make room") && told.contains(data.to_str().unwrap()));
@@ -134,7 +134,7 @@ fn the_service_goes_on_by_itself_when_there_is_room_again() {
         let refused = meta.delete_volume("a").await;
         assert!(matches!(
             refused,
-            Err(MetaError::NoRoom { begun: false, .. })
+            Err(MetaError::NoSpace { begun: false, .. })
         ));
 
         std::fs::remove_file(dir.join("full")).unwrap();
@@ -162,7 +162,7 @@ fn node_stops_on_a_full_file_system_and_starts_when_it_has_room() {
         meta.create_volume(VolumeSpec::new("a", GIB)).await.unwrap();
         fill(&dir.join("full"));
         exhaust(&meta).await;
-        // It may say that it could not settle.
+        // It may say that it could not flush.
         let _ = tokio::time::timeout(BACK_MAX, node.shutdown())
             .await
             .expect("it ends");

@@ -13,15 +13,15 @@ use meta::{Level, MetaError, NodeId, Refusal, VolumeSpec};
 use openraft::BasicNode;
 
 /// Somebody who does not wait long. An election takes less.
-const HASTE: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// The way out of a node, which may hold back what would be kept, and let through all else.
-struct EnrolmentEndpoint {
+struct GatedTransport {
     inner: Arc<dyn Transport>,
     holds: Arc<AtomicBool>,
 }
 
-impl Transport for EnrolmentEndpoint {
+impl Transport for GatedTransport {
     fn call<'a>(
         &'a self,
         target: NodeId,
@@ -44,16 +44,16 @@ impl Transport for EnrolmentEndpoint {
 async fn cluster_of(count: u64) -> (Cluster, Arc<AtomicBool>) {
     let holds = Arc::new(AtomicBool::new(false));
     let gate = Arc::clone(&holds);
-    let door = move |inner| -> Arc<dyn Transport> {
+    let transport = move |inner| -> Arc<dyn Transport> {
         let holds = Arc::clone(&gate);
-        Arc::new(EnrolmentEndpoint { inner, holds })
+        Arc::new(GatedTransport { inner, holds })
     };
-    let cluster = Cluster::of(count, Level::KNOWN, Box::new(door)).await;
+    let cluster = Cluster::of(count, Level::KNOWN, Box::new(transport)).await;
     (cluster, holds)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn somebody_who_waits_is_told_whom_the_majority_lacks() {
+async fn somebody_who_waits_is_told_who_is_missing() {
     for left in [1, 3] {
         let (mut cluster, _) = cluster_of(3).await;
         for id in [1, 2, 3] {
@@ -61,7 +61,7 @@ async fn somebody_who_waits_is_told_whom_the_majority_lacks() {
                 cluster.stop(id).await;
             }
         }
-        let meta = cluster.nodes[0].meta().within(HASTE);
+        let meta = cluster.nodes[0].meta().within(DEADLINE);
         let spec = VolumeSpec::new("disk", GIB);
         let told = meta.create_volume(spec.clone()).await.unwrap_err();
         assert!(
@@ -117,7 +117,7 @@ async fn command_the_leader_cannot_commit_has_an_unknown_outcome() {
     }
     holds.store(true, Ordering::Relaxed);
     let told = meta
-        .within(HASTE)
+        .within(DEADLINE)
         .create_volume(VolumeSpec::new("two", GIB))
         .await
         .unwrap_err();

@@ -31,8 +31,8 @@ struct Authority {
     certificate: String,
 }
 
-/// A node's papers, as PEM.
-struct Papers {
+/// A node's credentials, as PEM.
+struct Credentials {
     certificate: String,
     key: String,
 }
@@ -43,23 +43,27 @@ impl Authority {
         Self { ca, certificate }
     }
 
-    fn papers(&self, node: u64) -> Papers {
+    fn credentials(&self, node: u64) -> Credentials {
         let key = NodeKey::generate().unwrap();
         let certificate = self.ca.issue(NodeId(node), &key.public_key()).unwrap();
-        Papers {
+        Credentials {
             certificate,
             key: key.to_pem(),
         }
     }
 
-    /// Who says that it is `node` of `cluster`, trusts this authority and shows these papers.
-    fn identity(&self, cluster: Uuid, node: u64, papers: &Papers) -> TlsIdentity {
-        let (ca, certificate, key) = (&self.certificate, &papers.certificate, &papers.key);
+    /// Who says that it is `node` of `cluster`, trusts this authority and shows these credentials.
+    fn identity(&self, cluster: Uuid, node: u64, credentials: &Credentials) -> TlsIdentity {
+        let (ca, certificate, key) = (
+            &self.certificate,
+            &credentials.certificate,
+            &credentials.key,
+        );
         TlsIdentity::from_pem(cluster, NodeId(node), ca, certificate, key).unwrap()
     }
 
     fn node(&self, node: u64) -> TlsIdentity {
-        self.identity(CLUSTER, node, &self.papers(node))
+        self.identity(CLUSTER, node, &self.credentials(node))
     }
 }
 
@@ -121,7 +125,7 @@ struct Member {
     node: Option<MetaNode>,
     server: Option<TlsServer>,
     relay: Relay,
-    door: Arc<AtomicBool>,
+    is_cut: Arc<AtomicBool>,
 }
 
 impl Member {
@@ -130,7 +134,7 @@ impl Member {
     }
 
     fn cut_off(&self, cut: bool) {
-        self.door.store(cut, Ordering::Relaxed);
+        self.is_cut.store(cut, Ordering::Relaxed);
         self.relay.cut.send_replace(cut);
     }
 
@@ -151,7 +155,7 @@ impl Cluster {
         let identity = authority.node(id);
         let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
         let relay = Relay::to(listener.address()).await;
-        let door = Arc::new(AtomicBool::new(false));
+        let is_cut = Arc::new(AtomicBool::new(false));
         let config = MetaConfig {
             node: NodeSpec {
                 incarnation: Incarnation::draw(),
@@ -166,7 +170,7 @@ impl Cluster {
             },
             transport: Arc::new(EnrolmentEndpoint {
                 inner: TlsTransport::new(identity.clone()),
-                closed: Arc::clone(&door),
+                closed: Arc::clone(&is_cut),
             }),
         };
         let node = MetaNode::open(dir.join(id.to_string()), config)
@@ -177,7 +181,7 @@ impl Cluster {
             node: Some(node),
             server,
             relay,
-            door,
+            is_cut,
         }
     }
 
@@ -208,7 +212,7 @@ impl Cluster {
             for (index, member) in self.members.iter().enumerate() {
                 if let Some(node) = &member.node {
                     if node.leader().await == Some(node.id())
-                        && !member.door.load(Ordering::Relaxed)
+                        && !member.is_cut.load(Ordering::Relaxed)
                     {
                         return Some(index);
                     }
@@ -304,16 +308,16 @@ fn is_unreachable(answer: Result<PeerReply, TransportError>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
+async fn only_nodes_of_the_cluster_with_good_credentials_get_in() {
     let authority = Authority::new(CLUSTER);
     let (_dir, node, server) = alone(&authority).await;
     let at = server.address();
 
     let stranger = Authority::new(CLUSTER);
-    let forged = authority.identity(CLUSTER, 2, &stranger.papers(2));
+    let forged = authority.identity(CLUSTER, 2, &stranger.credentials(2));
     assert!(matches!(forged.check(), Err(TlsError::Foreign { .. })));
     is_unreachable(ask(forged, at).await);
-    let distrustful = stranger.identity(CLUSTER, 2, &authority.papers(2));
+    let distrustful = stranger.identity(CLUSTER, 2, &authority.credentials(2));
     is_unreachable(ask(distrustful, at).await);
 
     let key = NodeKey::generate().unwrap();
@@ -322,7 +326,7 @@ async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
     let certificate = authority
         .ca
         .issue_for(NodeId(2), &key.public_key(), past, hour);
-    let expired = Papers {
+    let expired = Credentials {
         certificate: certificate.unwrap(),
         key: key.to_pem(),
     };
@@ -330,7 +334,7 @@ async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
     expired.check().expect("by another clock it may be good");
     is_unreachable(ask(expired, at).await);
 
-    let impostor = authority.identity(CLUSTER, 3, &authority.papers(2));
+    let impostor = authority.identity(CLUSTER, 3, &authority.credentials(2));
     let told = impostor.check().unwrap_err().to_string();
     assert!(told.contains("made for node 3"), "{told}");
     let detail = is_unreachable(ask(impostor, at).await);
@@ -339,11 +343,11 @@ async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
     let elsewhere = Uuid::from_u128(78);
     let other = ClusterCa::load(elsewhere, authority.ca.key_pem()).unwrap();
     let key = NodeKey::generate().unwrap();
-    let papers = Papers {
+    let credentials = Credentials {
         certificate: other.issue(NodeId(2), &key.public_key()).unwrap(),
         key: key.to_pem(),
     };
-    is_unreachable(ask(authority.identity(elsewhere, 2, &papers), at).await);
+    is_unreachable(ask(authority.identity(elsewhere, 2, &credentials), at).await);
 
     authority.node(2).check().unwrap();
     let good = ask(authority.node(2), at).await;
@@ -353,13 +357,13 @@ async fn only_nodes_of_the_cluster_with_good_papers_get_in() {
 
 /// A connection that is through with TLS, and may say what it likes.
 async fn raw(authority: &Authority, at: SocketAddr) -> tokio_rustls::client::TlsStream<TcpStream> {
-    let papers = authority.papers(2);
+    let credentials = authority.credentials(2);
     let mut roots = rustls::RootCertStore::empty();
     let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes()).unwrap();
     roots.add(root).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let chain = vec![CertificateDer::from_pem_slice(papers.certificate.as_bytes()).unwrap()];
-    let key = PrivateKeyDer::from_pem_slice(papers.key.as_bytes()).unwrap();
+    let chain = vec![CertificateDer::from_pem_slice(credentials.certificate.as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes()).unwrap();
     let mut config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -437,9 +441,9 @@ async fn malformed_bytes_close_only_the_connection_that_sent_them() {
 }
 
 #[tokio::test]
-async fn papers_that_do_not_fit_together_are_refused_by_name() {
+async fn credentials_that_do_not_match_are_refused_by_name() {
     let authority = Authority::new(CLUSTER);
-    let (one, two) = (authority.papers(1), authority.papers(2));
+    let (one, two) = (authority.credentials(1), authority.credentials(2));
     let ca = &authority.certificate;
     let read = |certificate: &str, key: &str| {
         let error = TlsIdentity::from_pem(CLUSTER, NodeId(1), ca, certificate, key).err();

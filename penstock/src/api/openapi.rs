@@ -9,7 +9,7 @@ use super::{join, server};
     info(
         title = "Penstock admin API",
         description = "HTTP on the daemon's unix socket. A failure is a JSON object that says what went \
-            wrong and how to mend it.",
+            wrong and how to fix it.",
     ),
     paths(
         join::token_create,

@@ -32,19 +32,19 @@ fn pki_failure(e: PkiError) -> Failure {
 }
 
 /// The configuration, with these options.
-fn settle(file: Option<&Path>, peers: PeerArgs, data: Option<PathBuf>) -> Result<Config> {
+fn read_config(file: Option<&Path>, peers: PeerArgs, data: Option<PathBuf>) -> Result<Config> {
     let file = match file {
         Some(path) => config::read(path)?,
         None => config::File::default(),
     };
     let mut file = serve::merge_peers(file, peers);
     file.data = data.or(file.data);
-    config::settle(file)
+    config::resolve(file)
 }
 
 /// `penstock init`.
 pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
-    let config = settle(args.config.as_deref(), args.peers, data)?;
+    let config = read_config(args.config.as_deref(), args.peers, data)?;
     let settings = Settings::new(&config.peers)?;
     if !settings.roles.contains(&Role::Meta) {
         return Err(Failure::invalid(
@@ -58,12 +58,12 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     let (ca, ca_certificate) = ClusterCa::generate(cluster).map_err(pki_failure)?;
     let key = NodeKey::generate().map_err(pki_failure)?;
     let certificate = ca.issue(node, &key.public_key()).map_err(pki_failure)?;
-    let founding = Bootstrap {
+    let bootstrap = Bootstrap {
         replicas: args.replicas,
         min_in_sync: args.replicas / 2 + 1,
     };
     let identity = Identity {
-        record: Record::new(cluster, node, Some(founding), settings),
+        record: Record::new(cluster, node, Some(bootstrap), settings),
         ca: ca_certificate,
         certificate,
         key: key.to_pem(),
@@ -71,7 +71,7 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     };
     identity.store(&config.data)?;
     drop(dir);
-    told(&config, &identity.record, json)?;
+    print_joined(&config, &identity.record, json)?;
     let shown = config.data.display();
     eprintln!(
         "penstock: start it with `penstock serve --data {shown}`; then `penstock token create --data \
@@ -81,7 +81,7 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     if args.replicas > 1 {
         eprintln!(
             "penstock: volumes can be made once {} nodes with devices are there",
-            founding.min_in_sync
+            bootstrap.min_in_sync
         );
     }
     Ok(())
@@ -89,7 +89,7 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
 
 /// `penstock join`.
 pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
-    let config = settle(args.config.as_deref(), args.peers, data)?;
+    let config = read_config(args.config.as_deref(), args.peers, data)?;
     let invitation: Invitation = args.token.parse().map_err(|e| {
         let told = format!("{e}");
         let (error, hint) = told.split_once(": ").unwrap_or((&told, ""));
@@ -126,13 +126,13 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
             failure.kind,
             failure.error,
             format!(
-                "mend that, remove node {} from the cluster and join with a new token: this one is used up",
+                "fix that, remove node {} from the cluster and join with a new token: this one is used up",
                 answer.node
             ),
         )
     })?;
     drop(dir);
-    told(&config, &identity.record, json)?;
+    print_joined(&config, &identity.record, json)?;
     eprintln!(
         "penstock: start it with `penstock serve --data {}`",
         config.data.display()
@@ -149,7 +149,7 @@ fn enrol_failure(e: EnrolmentError) -> Failure {
         EnrolmentError::Stranger { .. } => {
             "make a new token on a node of the cluster that this one is to join"
         }
-        // It names the mend itself.
+        // It contains a hint itself.
         EnrolmentError::Refused { .. } => return Failure::plain(Kind::Denied, e),
         EnrolmentError::Lost { .. } => {
             "try again; if the token is refused, make a new one and remove the node that `penstock node \
@@ -159,7 +159,7 @@ fn enrol_failure(e: EnrolmentError) -> Failure {
     Failure::new(Kind::Unreachable, e, hint)
 }
 
-fn told(config: &Config, record: &Record, json: bool) -> Result<()> {
+fn print_joined(config: &Config, record: &Record, json: bool) -> Result<()> {
     let made = Made {
         cluster: record.cluster,
         node: record.node.0,

@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{ClusterNode, Drain, MetaPart, NodeDuty, NodeState};
+use crate::api::types::{ClusterNode, Drain, MetaPart, NodeAdminState, NodeState};
 use crate::cli::NodeCommand;
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
@@ -36,7 +36,7 @@ async fn get(client: &Client, node: &str) -> Result<ClusterNode> {
 
 async fn drain(client: &Client, json: bool, node: &str, on: bool, yes: bool) -> Result<()> {
     let found = get(client, node).await?;
-    if on && found.duty != NodeDuty::Draining {
+    if on && found.admin_state != NodeAdminState::Draining {
         confirm::confirm(&format!("move all data off node '{}'", found.name), yes)?;
     }
     let path = format!("{}/drain", path_of(node));
@@ -98,7 +98,7 @@ async fn list(client: &Client, json: bool) -> Result<()> {
     }
     let now = Moment::now();
     let mut table = Table::new([
-        ">ID", "NAME", "STATE", "SINCE", "DUTY", "META", "ROLES", ">DEVICES", ">GROUPS", "VERSION",
+        ">ID", "NAME", "STATE", "SINCE", "ADMIN", "META", "ROLES", ">DEVICES", ">GROUPS", "VERSION",
     ]);
     for node in nodes {
         let since = node.since.map(|since| duration(since.seconds_until(now)));
@@ -107,7 +107,7 @@ async fn list(client: &Client, json: bool) -> Result<()> {
             node.name,
             state(node.state).to_owned(),
             or_dash(since.unwrap_or_default()),
-            duty(node.duty).to_owned(),
+            admin_state(node.admin_state).to_owned(),
             meta(node.meta).to_owned(),
             node.roles.join(","),
             node.devices.len().to_string(),
@@ -140,7 +140,7 @@ fn show(node: &ClusterNode, json: bool) -> Result<()> {
     print(|out| {
         writeln!(out, "name         {} (node {})", node.name, node.id)?;
         writeln!(out, "state        {}{since}{heard}", state(node.state))?;
-        writeln!(out, "duty         {}", progress(node))?;
+        writeln!(out, "admin state  {}", progress(node))?;
         writeln!(out, "roles        {}", node.roles.join(", "))?;
         writeln!(out, "labels       {}", or_dash(labels.join(", ")))?;
         writeln!(out, "meta         {}", meta(node.meta))?;
@@ -168,9 +168,9 @@ fn show(node: &ClusterNode, json: bool) -> Result<()> {
     })
 }
 
-/// The duty, and of a node that is being emptied how far it is.
+/// The administrative state, and the progress of a drain.
 fn progress(node: &ClusterNode) -> String {
-    let word = duty(node.duty);
+    let word = admin_state(node.admin_state);
     match (node.groups_left, node.eta_s) {
         (None, _) => word.to_owned(),
         (Some(0), _) => format!("{word}, empty"),
@@ -189,11 +189,11 @@ fn state(state: NodeState) -> &'static str {
     }
 }
 
-fn duty(duty: NodeDuty) -> &'static str {
-    match duty {
-        NodeDuty::Active => "active",
-        NodeDuty::Absent => "absent",
-        NodeDuty::Draining => "draining",
+fn admin_state(state: NodeAdminState) -> &'static str {
+    match state {
+        NodeAdminState::Active => "active",
+        NodeAdminState::Absent => "absent",
+        NodeAdminState::Draining => "draining",
     }
 }
 

@@ -112,7 +112,7 @@ fn show(pool: &Pool, json: bool) -> Result<()> {
         return print_json(pool);
     }
     let groups = &pool.groups;
-    let untold = match pool.devices_untold {
+    let unreported = match pool.devices_unreported {
         0 => String::new(),
         n => format!("; {n} do not tell"),
     };
@@ -129,7 +129,7 @@ fn show(pool: &Pool, json: bool) -> Result<()> {
         writeln!(out, "devices    {} of class {class}", pool.devices)?;
         writeln!(
             out,
-            "space      {} of {} used, {} free, all copies counted{untold}",
+            "space      {} of {} used, {} free, all copies counted{unreported}",
             Size(pool.used_bytes),
             Size(pool.capacity_bytes),
             Size(pool.free_bytes)

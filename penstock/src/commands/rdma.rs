@@ -24,7 +24,8 @@ struct CheckReport<'a> {
 struct FindingReport<'a> {
     about: &'a str,
     state: &'static str,
-    told: &'a str,
+    #[serde(rename = "told")]
+    text: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     hint: &'a str,
 }
@@ -43,23 +44,23 @@ fn check(address: Option<IpAddr>, json: bool) -> Result<ExitCode> {
         print_json(&CheckReport {
             state: state(verdict),
             usable: checked.usable,
-            findings: checked.findings.iter().map(told).collect(),
+            findings: checked.findings.iter().map(report).collect(),
         })?;
     } else {
         print(|out| {
             for finding in &checked.findings {
                 let state = state(finding.verdict);
-                writeln!(out, "{state:4}  {}: {}", finding.about, finding.told)?;
+                writeln!(out, "{state:4}  {}: {}", finding.about, finding.text)?;
                 if !finding.hint.is_empty() {
                     writeln!(out, "      {}", finding.hint)?;
                 }
             }
-            let told = match verdict {
+            let summary = match verdict {
                 Verdict::Ok => "this machine can use RDMA",
                 Verdict::Warn => "this machine can use RDMA; see the warnings above",
                 Verdict::Fail => "this machine cannot use RDMA; data go over TCP",
             };
-            writeln!(out, "{:4}  {told}", state(verdict))
+            writeln!(out, "{:4}  {summary}", state(verdict))
         })?;
     }
     Ok(match verdict {
@@ -68,11 +69,11 @@ fn check(address: Option<IpAddr>, json: bool) -> Result<ExitCode> {
     })
 }
 
-fn told(finding: &Finding) -> FindingReport<'_> {
+fn report(finding: &Finding) -> FindingReport<'_> {
     FindingReport {
         about: &finding.about,
         state: state(finding.verdict),
-        told: &finding.told,
+        text: &finding.text,
         hint: &finding.hint,
     }
 }

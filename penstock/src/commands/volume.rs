@@ -27,7 +27,7 @@ pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()>
             yes,
         } => {
             let volume = image::import::run(client, &name, &file, pool, format, yes).await?;
-            told(&volume, json, "filled from the image")
+            print_volume(&volume, json, "filled from the image")
         }
         VolumeCommand::Export {
             name,
@@ -74,7 +74,7 @@ async fn create(
         pool,
     };
     let volume: Volume = client.call(Method::POST, "/v1/volumes", &request).await?;
-    told(&volume, json, "created")
+    print_volume(&volume, json, "created")
 }
 
 async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: bool) -> Result<()> {
@@ -98,7 +98,7 @@ async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: boo
     }
     let request = VolumeResize { size_bytes, shrink };
     let volume: Volume = client.call(Method::PATCH, &path_of(name), &request).await?;
-    told(&volume, json, "resized")
+    print_volume(&volume, json, "resized")
 }
 
 async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()> {
@@ -119,7 +119,7 @@ async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()
     Ok(())
 }
 
-fn told(volume: &Volume, json: bool, what: &str) -> Result<()> {
+fn print_volume(volume: &Volume, json: bool, what: &str) -> Result<()> {
     if json {
         return print_json(volume);
     }

@@ -55,7 +55,7 @@ pub struct Privileges {
 
 impl Privileges {
     /// What the file says.
-    pub fn settle(file: &File) -> Result<Self> {
+    pub fn resolve(file: &File) -> Result<Self> {
         let user = match (&file.user, &file.group) {
             (None, Some(_)) => {
                 return Err(Failure::invalid(
@@ -188,18 +188,18 @@ impl Databases {
 }
 
 /// The beginning of a line of /etc/passwd or /etc/group.
-struct Entry<'a> {
+struct AccountEntry<'a> {
     name: &'a str,
     id: u32,
     /// Only users have one.
     gid: Option<u32>,
 }
 
-fn find<'a>(database: &'a str, wanted: &str) -> Option<Entry<'a>> {
+fn find<'a>(database: &'a str, wanted: &str) -> Option<AccountEntry<'a>> {
     let entries = database.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let (name, _, id) = (fields.next()?, fields.next()?, fields.next()?);
-        Some(Entry {
+        Some(AccountEntry {
             name,
             id: id.parse().ok()?,
             gid: fields.next().and_then(|gid| gid.parse().ok()),

@@ -81,7 +81,7 @@ pub struct Ended {
 
 impl Limits {
     /// Says of a limit that it was reached.
-    pub fn told(&self, limit: Limit) -> String {
+    pub fn describe(&self, limit: Limit) -> String {
         match limit {
             Limit::Memory => format!(
                 "it needs more memory than its limit, {}",
@@ -312,7 +312,7 @@ mod tests {
         };
         let (ended, _) = shell("while :; do :; done", limits);
         assert_eq!(ended.limit, Some(Limit::Cpu), "{ended:?}");
-        assert!(limits.told(Limit::Cpu).contains("1 s"));
+        assert!(limits.describe(Limit::Cpu).contains("1 s"));
     }
 
     #[test]

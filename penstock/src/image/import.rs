@@ -109,21 +109,21 @@ async fn upload(client: &Client, url: &str, source: Source, size_bytes: u64) -> 
     bar.finish_and_clear();
     match (answer, read) {
         // The daemon only saw the stream being cut; the reader knows why.
-        (Err(_), Err(Stop::Failed(failure))) => Err(failure),
+        (Err(_), Err(ImportStop::Failed(failure))) => Err(failure),
         (answer, _) => answer,
     }
 }
 
 /// Why sending ended early.
-enum Stop {
+enum ImportStop {
     Failed(Failure),
     /// The daemon takes no more; its answer tells why.
     Refused,
 }
 
-impl From<io::Error> for Stop {
+impl From<io::Error> for ImportStop {
     fn from(e: io::Error) -> Self {
-        Stop::Failed(
+        ImportStop::Failed(
             Err::<(), _>(e)
                 .context(|| "read the image".into())
                 .unwrap_err(),
@@ -137,8 +137,8 @@ fn send(
     size_bytes: u64,
     sender: &mpsc::Sender<Bytes>,
     bar: &ProgressBar,
-) -> Result<(), Stop> {
-    let put = |bytes: Bytes| sender.blocking_send(bytes).map_err(|_| Stop::Refused);
+) -> Result<(), ImportStop> {
+    let put = |bytes: Bytes| sender.blocking_send(bytes).map_err(|_| ImportStop::Refused);
     let piece = |at: u64, bytes: &[u8]| {
         let tail = bytes.len() as u64 % SECTOR_BYTES;
         if tail == 0 {
@@ -151,9 +151,9 @@ fn send(
     let read = sparse::read(&source.file, source.bytes, piece, |at| bar.set_position(at));
     match read {
         Ok(()) => put(extents::end(size_bytes)),
-        Err(Stop::Failed(failure)) => {
+        Err(ImportStop::Failed(failure)) => {
             let error = format!("{}: {}", source.shown, failure.error);
-            Err(Stop::Failed(Failure::plain(failure.kind, error)))
+            Err(ImportStop::Failed(Failure::plain(failure.kind, error)))
         }
         Err(stop) => Err(stop),
     }

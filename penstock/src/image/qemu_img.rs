@@ -45,7 +45,7 @@ pub struct Image<'a> {
 }
 
 #[derive(Debug, Deserialize)]
-struct MapEntry {
+struct ImageExtent {
     length: u64,
     zero: bool,
     /// Where in the file it is; compressed clusters have none.
@@ -67,7 +67,7 @@ impl Image<'_> {
         match ended.status.code() {
             Some(0 | CHECK_LEAKS) => Ok(()),
             Some(CHECK_CORRUPT) => Err(self.damaged()),
-            _ => Err(told_by(&ended, self.shown)),
+            _ => Err(failure_of(&ended, self.shown)),
         }
     }
 
@@ -158,7 +158,7 @@ impl Image<'_> {
 }
 
 /// One line of `qemu-img map --output=json`, which prints one entry in each, or the bracket that ends them.
-fn map_entry(line: &str) -> serde_json::Result<Option<MapEntry>> {
+fn map_entry(line: &str) -> serde_json::Result<Option<ImageExtent>> {
     let text = line.trim_start_matches('[').trim_end_matches([',', ']']);
     match text.trim() {
         "" => Ok(None),
@@ -218,7 +218,7 @@ fn run(
         None => Ok(ended),
         Some(limit) => Err(Failure::new(
             Kind::Failed,
-            format!("qemu-img was ended on {shown}: {}", limits.told(limit)),
+            format!("qemu-img was ended on {shown}: {}", limits.describe(limit)),
             format!(
                 "if you trust the image, convert it yourself, and import that: \
                  qemu-img convert -O raw {shown} IMAGE.raw"
@@ -230,11 +230,11 @@ fn run(
 fn succeeded(ended: &Ended, shown: &str) -> Result<()> {
     match ended.status.success() {
         true => Ok(()),
-        false => Err(told_by(ended, shown)),
+        false => Err(failure_of(ended, shown)),
     }
 }
 
-fn told_by(ended: &Ended, shown: &str) -> Failure {
+fn failure_of(ended: &Ended, shown: &str) -> Failure {
     let told = ended.stderr.trim().trim_start_matches("qemu-img: ");
     let told = match told {
         "" => ended.status.to_string(),

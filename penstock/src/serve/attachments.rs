@@ -64,7 +64,7 @@ impl Served {
                 failure.error.clone(),
                 failure.hint.clone().unwrap_or_default(),
             ),
-            State::Lost(loss) => loss.told(socket),
+            State::Lost(loss) => loss.describe(socket),
             State::Up { session, .. } if session.is_finished() => (
                 "its session ended".to_owned(),
                 "detach and attach it again".to_owned(),

@@ -32,7 +32,7 @@ const CAPABILITIES: &str = r#"{
 /// How often is looked whether a front end on a handed-over descriptor has gone.
 const ENDED_POLL: Duration = Duration::from_millis(100);
 
-enum Socket {
+enum SocketSource {
     Path(PathBuf),
     Fd(OwnedFd),
 }
@@ -54,9 +54,9 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
             if rustix::net::SocketAddrUnix::new(&path).is_err() {
                 return Err(socket_failure(&SocketError::TooLong(path)));
             }
-            Socket::Path(path)
+            SocketSource::Path(path)
         }
-        (None, Some(fd)) => Socket::Fd(inherited(fd)?),
+        (None, Some(fd)) => SocketSource::Fd(inherited(fd)?),
         (None, None) => {
             return Err(Failure::invalid(
                 "vhost-user-blk needs a socket",
@@ -64,10 +64,10 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
             ));
         }
     };
-    let config = config::settle(merge(config::File::default(), args.node, data))?;
+    let config = config::resolve(merge(config::File::default(), args.node, data))?;
     prepare_process();
     limits::drop_privileges();
-    let served = Served {
+    let served = ServedVolume {
         volume,
         socket,
         queues: args.queues,
@@ -75,17 +75,17 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
     };
     runtime()?
         .block_on(serve(config, served))
-        .map_err(told_of_daemon)
+        .map_err(with_daemon_hint)
 }
 
-struct Served {
+struct ServedVolume {
     volume: String,
-    socket: Socket,
+    socket: SocketSource,
     queues: u16,
     read_only: bool,
 }
 
-async fn serve(config: Config, served: Served) -> Result<()> {
+async fn serve(config: Config, served: ServedVolume) -> Result<()> {
     let mut stop = Stop::new()?;
     let node = start_node(config, Purpose::OneVolume).await?;
     let result = serve_volume(&node, served, &mut stop).await;
@@ -93,7 +93,7 @@ async fn serve(config: Config, served: Served) -> Result<()> {
     result
 }
 
-async fn serve_volume(node: &Node, served: Served, stop: &mut Stop) -> Result<()> {
+async fn serve_volume(node: &Node, served: ServedVolume, stop: &mut Stop) -> Result<()> {
     let name = &served.volume;
     if let Some(socket) = node.volume(name).await?.attached.first() {
         return Err(Failure::new(
@@ -137,13 +137,13 @@ async fn until_end(session: Session, stop: &mut Stop) {
     }
 }
 
-fn listen(node: &Node, socket: Socket, device: Arc<Device>) -> Result<(Session, String)> {
+fn listen(node: &Node, socket: SocketSource, device: Arc<Device>) -> Result<(Session, String)> {
     match socket {
-        Socket::Path(path) => {
+        SocketSource::Path(path) => {
             let session = node.listen(&path, device, true)?;
             Ok((session, format!("socket {}", path.display())))
         }
-        Socket::Fd(fd) => {
+        SocketSource::Fd(fd) => {
             let endpoint = Endpoint::from_fd(fd).map_err(|e| socket_failure(&e))?;
             let session = node.serve_endpoint(endpoint, device, true)?;
             Ok((session, "an inherited descriptor".to_owned()))
@@ -181,7 +181,7 @@ fn inherited(fd: i32) -> Result<OwnedFd> {
 }
 
 /// A daemon that owns the data directory serves its volumes itself.
-fn told_of_daemon(mut failure: Failure) -> Failure {
+fn with_daemon_hint(mut failure: Failure) -> Failure {
     if failure.error.contains("in use by another daemon") {
         failure.hint =
             Some("let it serve the volume: penstock attach volume NAME --socket PATH".to_owned());

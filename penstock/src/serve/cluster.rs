@@ -94,8 +94,9 @@ impl Node {
 impl View {
     /// Whether the map tells of nothing that is wrong or goes on.
     fn is_well(&self) -> bool {
-        let is_well =
-            |node: &meta::Node| node.state == NodeState::Up && node.duty == AdminState::Active;
+        let is_well = |node: &meta::Node| {
+            node.state == NodeState::Up && node.admin_state == AdminState::Active
+        };
         let is_used = |device: &meta::Device| self.map.is_served(device) && !device.draining;
         let nodes = self.map.nodes().all(is_well);
         let has_work = !self.is_alone && !work(self).is_empty();
@@ -234,7 +235,7 @@ impl View {
             counts.in_sync += usize::from(in_sync >= usize::from(pool.replicas));
             counts.degraded += usize::from(in_sync < usize::from(pool.replicas));
             counts.waiting += usize::from(in_sync < usize::from(pool.min_in_sync));
-            let is = |standing| group.members.iter().any(|m| m.standing == standing);
+            let is = |state| group.members.iter().any(|m| m.state == state);
             counts.syncing += usize::from(is(ReplicaState::Syncing));
             counts.moving += usize::from(group.members.iter().any(|m| m.leaving));
         }

@@ -85,7 +85,7 @@ fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
 /// coming to, on nodes where another device is in sync.
 fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::DeviceId)> {
     let mut members: Vec<(Member, meta::DeviceId)> = Vec::new();
-    for standing in [
+    for state in [
         ReplicaState::InSync,
         ReplicaState::Syncing,
         ReplicaState::Out,
@@ -93,7 +93,7 @@ fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::Devic
         for member in &group.members {
             let node = node_of(map, member);
             let is_new = members.iter().all(|(other, _)| other.node != node);
-            if translated(member.standing) == standing && is_new && members.len() < REPLICAS_MAX {
+            if translated(member.state) == state && is_new && members.len() < REPLICAS_MAX {
                 members.push((view_of(member, node), member.device));
             }
         }
@@ -101,12 +101,12 @@ fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::Devic
     if map.level() >= Level::WITHIN_NODES {
         let second = |member: &meta::Member| {
             let node = node_of(map, member);
-            let is_beside = members.iter().any(|(other, device)| {
+            let shares_node = members.iter().any(|(other, device)| {
                 other.node == node
-                    && other.standing == ReplicaState::InSync
+                    && other.state == ReplicaState::InSync
                     && *device != member.device
             });
-            let comes = member.standing == meta::ReplicaState::Syncing && is_beside;
+            let comes = member.state == meta::ReplicaState::Syncing && shares_node;
             comes.then(|| (view_of(member, node.incoming()), member.device))
         };
         let incoming: Vec<_> = group.members.iter().filter_map(second).collect();
@@ -131,7 +131,7 @@ fn view_of(member: &meta::Member, node: NodeId) -> Member {
     Member {
         node,
         incarnation: Incarnation(member.incarnation.0),
-        standing: translated(member.standing),
+        state: translated(member.state),
         since: Epoch(member.since.0),
     }
 }
@@ -143,8 +143,8 @@ pub fn device_of(map: &ClusterMap, group: meta::GroupId, node: NodeId) -> Option
     on_node.next().map(|(_, device)| *device)
 }
 
-fn translated(standing: meta::ReplicaState) -> ReplicaState {
-    match standing {
+fn translated(state: meta::ReplicaState) -> ReplicaState {
+    match state {
         meta::ReplicaState::InSync => ReplicaState::InSync,
         meta::ReplicaState::Syncing => ReplicaState::Syncing,
         meta::ReplicaState::Out => ReplicaState::Out,
@@ -371,12 +371,12 @@ pub(super) mod tests {
         };
         assert_eq!((group.device, group.incoming), (Some(3), Some(4)));
         let node = NodeId(3);
-        let standing = |name: NodeId| {
+        let state = |name: NodeId| {
             let member = group.members.iter().find(|member| member.node == name);
-            member.unwrap().standing
+            member.unwrap().state
         };
-        assert_eq!(standing(node), ReplicaState::InSync);
-        assert_eq!(standing(node.incoming()), ReplicaState::Syncing);
+        assert_eq!(state(node), ReplicaState::InSync);
+        assert_eq!(state(node.incoming()), ReplicaState::Syncing);
         let id = meta::GroupId::from_u64(group.pg.0);
         assert_eq!(device_of(&map, id, node), Some(meta::DeviceId(3)));
         assert_eq!(
@@ -424,10 +424,9 @@ pub(super) mod tests {
         };
         machine.apply(&report).unwrap();
         let view = view(&machine.map(), meta::NodeId(1));
-        let standings: Vec<ReplicaState> =
-            view.groups[0].members.iter().map(|m| m.standing).collect();
+        let states: Vec<ReplicaState> = view.groups[0].members.iter().map(|m| m.state).collect();
         assert_eq!(
-            standings,
+            states,
             [
                 ReplicaState::InSync,
                 ReplicaState::InSync,

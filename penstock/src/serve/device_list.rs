@@ -88,13 +88,13 @@ impl DeviceList {
 
     /// Replaces the list in a data directory, durably.
     pub fn write(&self, data: &Path) -> Result<()> {
-        let (path, beside) = (data.join(NAME), data.join(format!("{NAME}.new")));
+        let (path, new) = (data.join(NAME), data.join(format!("{NAME}.new")));
         let text = serde_json::to_vec_pretty(self).map_err(|e| Failure::plain(Kind::Failed, e))?;
         let write = || {
-            let mut file = File::create(&beside)?;
+            let mut file = File::create(&new)?;
             file.write_all(&text)?;
             file.sync_all()?;
-            std::fs::rename(&beside, &path)?;
+            std::fs::rename(&new, &path)?;
             File::open(data)?.sync_all()
         };
         write().context_hint(

@@ -51,7 +51,7 @@ impl Node {
     }
 
     /// How full devices are: this node's as they are, others' as they were told.
-    pub(super) fn space_told(&self, view: &View) -> BTreeMap<DeviceId, DeviceReport> {
+    pub(super) fn reported_space(&self, view: &View) -> BTreeMap<DeviceId, DeviceReport> {
         let mut told = view.device_words();
         for word in self.device_words(&view.map) {
             told.insert(word.device, word);

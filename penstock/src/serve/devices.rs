@@ -53,7 +53,7 @@ enum Content {
 }
 
 /// Devices that a node is to open.
-pub struct Settled {
+pub struct DeviceSelection {
     /// How to open them.
     pub devices: Vec<DeviceConfig>,
     /// The stores among them.
@@ -136,12 +136,12 @@ fn held(known: &[meta::Device]) -> Vec<Spec> {
 
 /// What the fabric is to open, or to make. `known` is what meta knows of this node; one that has peers may
 /// lack some of that. Writes nothing.
-pub fn settle(
+pub fn select(
     config: &Config,
     default: &Path,
     known: &[meta::Device],
     owner: Owner,
-) -> Result<Settled> {
+) -> Result<DeviceSelection> {
     let (cluster, has_peers) = (owner.cluster, owner.has_peers);
     let list = DeviceList::read(&config.data)?;
     let (mut named, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
@@ -203,7 +203,7 @@ pub fn settle(
         };
         devices.push(DeviceConfig { path, missing });
     }
-    Ok(Settled {
+    Ok(DeviceSelection {
         devices,
         stores,
         left_out,

@@ -86,16 +86,18 @@ impl Node {
         // The map is then no older than this moment.
         self.meta.cluster().await.map_err(meta_failure)?;
         let map = self.meta.map();
-        self.storage.drop_strays(map.epoch(), settled(&map)).await
+        self.storage
+            .drop_strays(map.epoch(), complete_groups(&map))
+            .await
     }
 }
 
 /// Groups that lack nothing: all replicas are in sync where they shall be, each on a node of its own, and
 /// nobody else has a part.
-fn settled(map: &ClusterMap) -> HashSet<PgId> {
-    let mut settled = HashSet::new();
+fn complete_groups(map: &ClusterMap) -> HashSet<PgId> {
+    let mut complete = HashSet::new();
     for pool in map.pools() {
-        let is_settled = |group: &PlacementGroup| {
+        let is_complete = |group: &PlacementGroup| {
             let mut members = group.members.iter();
             let nodes: BTreeSet<_> = group.members.iter().map(|m| m.node).collect();
             nodes.len() == group.members.len()
@@ -103,13 +105,13 @@ fn settled(map: &ClusterMap) -> HashSet<PgId> {
                 && members.all(|m| m.is_in_sync() && !m.leaving && map.is_valid(m))
         };
         let groups = map.groups().filter(|group| group.pool == pool.id);
-        settled.extend(
+        complete.extend(
             groups
-                .filter(|group| is_settled(group))
+                .filter(|group| is_complete(group))
                 .map(|group| PgId(group.id().to_u64())),
         );
     }
-    settled
+    complete
 }
 
 fn garbage<'a>(held: Vec<LayerId>, known: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {
@@ -173,9 +175,13 @@ mod tests {
         for id in [1, 2] {
             add(&mut machine, id);
         }
-        assert_eq!(settled(&machine.map()).len(), 0, "two are not three");
+        assert_eq!(
+            complete_groups(&machine.map()).len(),
+            0,
+            "two are not three"
+        );
         add(&mut machine, 3);
-        assert_eq!(settled(&machine.map()).len(), 8);
+        assert_eq!(complete_groups(&machine.map()).len(), 8);
         let volume = Command::CreateVolume {
             uuid: Uuid::from_u128(9),
             volume: meta::VolumeSpec::new("disk", 1 << 30),
@@ -184,7 +190,7 @@ mod tests {
         machine.apply(&volume).unwrap();
         // Some groups are to move there, and nothing is there yet.
         add(&mut machine, 4);
-        assert_eq!(settled(&machine.map()).len(), 2);
+        assert_eq!(complete_groups(&machine.map()).len(), 2);
         let down = Command::SetNodeState {
             node: NodeId(1),
             incarnation: Incarnation(100),
@@ -192,7 +198,7 @@ mod tests {
             at: AT,
         };
         machine.apply(&down).unwrap();
-        assert!(settled(&machine.map()).len() <= 1);
+        assert!(complete_groups(&machine.map()).len() <= 1);
     }
 
     #[test]

@@ -22,25 +22,25 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// One that is not granted is told of in the log, and then none of the others for so long: a thousand groups
 /// may have one reason.
-const TOLD_EVERY: Duration = Duration::from_secs(5);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Questions that wait to be asked. The data path puts them in, and never waits.
 #[derive(Default)]
 pub struct MetaRequests {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingRequests>,
     more: Notify,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingRequests {
     queue: VecDeque<MetaRequest>,
     /// Those in the queue and those under way.
     known: HashSet<MetaRequest>,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl MetaRequests {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, WaitingRequests> {
         // The two are changed together, and neither can fail.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,11 +66,11 @@ impl MetaRequests {
     /// One is not granted: of how many the log is to tell, if it is to.
     fn tell(&self, now: Instant) -> Option<usize> {
         let mut waiting = self.lock();
-        let is_due = |told: Instant| now.duration_since(told) >= TOLD_EVERY;
-        if !waiting.told_at.is_none_or(is_due) {
+        let is_due = |told: Instant| now.duration_since(told) >= REPORT_INTERVAL;
+        if !waiting.reported_at.is_none_or(is_due) {
             return None;
         }
-        waiting.told_at = Some(now);
+        waiting.reported_at = Some(now);
         Some(waiting.known.len())
     }
 }
@@ -84,7 +84,7 @@ pub async fn serve(asks: Arc<MetaRequests>, meta: Meta) {
         {
             let (asks, meta) = (Arc::clone(&asks), meta.clone());
             under_way.spawn(async move {
-                settle(&asks, &meta, &ask).await;
+                request_until_done(&asks, &meta, &ask).await;
                 asks.done(&ask);
             });
         }
@@ -96,7 +96,7 @@ pub async fn serve(asks: Arc<MetaRequests>, meta: Meta) {
 }
 
 /// Asks until it is granted, or its reason is gone.
-async fn settle(asks: &MetaRequests, meta: &Meta, ask: &MetaRequest) {
+async fn request_until_done(asks: &MetaRequests, meta: &Meta, ask: &MetaRequest) {
     loop {
         let member = {
             let map = meta.map();
@@ -167,7 +167,7 @@ fn compared(
     let mut members = map.group(group(pg))?.members.iter();
     members.find(|member| {
         (member.node, member.incarnation) == own
-            && member.standing == ReplicaState::Syncing
+            && member.state == ReplicaState::Syncing
             && member.since.0 == since.0
     })
 }
@@ -208,9 +208,9 @@ mod tests {
         (1..=3).for_each(|epoch| asks.put(ask(epoch)));
         let start = Instant::now();
         assert_eq!(asks.tell(start), Some(3));
-        assert_eq!(asks.tell(start + TOLD_EVERY / 2), None);
+        assert_eq!(asks.tell(start + REPORT_INTERVAL / 2), None);
         asks.done(&ask(1));
-        assert_eq!(asks.tell(start + TOLD_EVERY), Some(2));
+        assert_eq!(asks.tell(start + REPORT_INTERVAL), Some(2));
     }
 
     #[test]

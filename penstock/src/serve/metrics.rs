@@ -196,7 +196,9 @@ fn put_map(page: &mut Page, map: &ClusterMap) {
     let nodes = |state| map.nodes().filter(|node| node.state == state).count() as u64;
     page.put(&families::NODES, &["up"], nodes(NodeState::Up));
     page.put(&families::NODES, &["down"], nodes(NodeState::Down));
-    let draining = map.nodes().filter(|node| node.duty == AdminState::Draining);
+    let draining = map
+        .nodes()
+        .filter(|node| node.admin_state == AdminState::Draining);
     page.put(&families::NODES_DRAINING, &[], draining.count() as u64);
     let is_up = |device: &meta::Device| {
         let node = map.node(device.node);

@@ -41,11 +41,11 @@ pub enum Work {
 
 /// What is remembered between looks.
 #[derive(Default)]
-pub struct Monitor(Mutex<State>);
+pub struct Monitor(Mutex<MonitorState>);
 
 #[derive(Default)]
-struct State {
-    paces: BTreeMap<Work, Pace>,
+struct MonitorState {
+    paces: BTreeMap<Work, MonitorPace>,
     /// When problems of these names were seen first.
     seen: BTreeMap<String, Moment>,
     /// What was wrong with attachments when they were looked at last.
@@ -89,7 +89,7 @@ impl Found {
 }
 
 impl Monitor {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MonitorState> {
         // What a panic leaves half done is a wrong estimate at worst.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,12 +137,12 @@ impl Monitor {
 
 /// How fast something becomes less.
 #[derive(Debug, Default)]
-struct Pace {
+struct MonitorPace {
     samples: VecDeque<(Instant, usize)>,
     moved: Option<Instant>,
 }
 
-impl Pace {
+impl MonitorPace {
     fn push(&mut self, left: usize, now: Instant) {
         match self.samples.back() {
             // More work came: what was done before says nothing of how long this takes.
@@ -177,7 +177,7 @@ pub fn work(view: &View) -> BTreeMap<Work, usize> {
     for node in view
         .map
         .nodes()
-        .filter(|node| node.duty != AdminState::Active)
+        .filter(|node| node.admin_state != AdminState::Active)
     {
         left.insert(Work::Node(node.id), view.held_by(node.id).left);
     }
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn an_estimate_needs_a_rate_and_goes_when_the_work_stalls() {
         let mut now = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = MonitorPace::default();
         pace.push(100, now);
         assert_eq!(pace.eta_s(now), None);
         for left in [90, 80, 60] {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_work_is_bounded() {
-        let mut pace = Pace::default();
+        let mut pace = MonitorPace::default();
         let start = Instant::now();
         for step in 0..10 * SAMPLES_MAX {
             pace.push(100_000 - step, start + STEP * step as u32);

@@ -131,11 +131,11 @@ impl Node {
             started: Instant::now(),
             _data: data,
         };
-        let settled = match purpose {
-            Purpose::Daemon => node.settle().await,
+        let restored = match purpose {
+            Purpose::Daemon => node.restore().await,
             Purpose::OneVolume => Ok(()),
         };
-        match settled {
+        match restored {
             Ok(()) => Ok(node),
             Err(failure) => {
                 node.close().await;
@@ -145,7 +145,7 @@ impl Node {
     }
 
     /// Guests first: each of them waits.
-    async fn settle(&self) -> Result<()> {
+    async fn restore(&self) -> Result<()> {
         self.restore_attachments().await?;
         self.find_leftovers().await
     }
@@ -260,7 +260,7 @@ pub fn meta_failure(e: MetaError) -> Failure {
             RefusalKind::Conflict => Kind::Conflict,
             RefusalKind::Denied => Kind::Denied,
         },
-        MetaError::NoRoom { .. } => Kind::NoSpace,
+        MetaError::NoSpace { .. } => Kind::NoSpace,
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)

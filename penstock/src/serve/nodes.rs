@@ -2,7 +2,7 @@
 
 use meta::{AdminState, NodeId, NodeState};
 
-use crate::api::types::{self, ClusterNode, NodeDuty};
+use crate::api::types::{self, ClusterNode, NodeAdminState};
 use crate::failure::Result;
 
 use super::cluster::{View, part};
@@ -43,7 +43,7 @@ impl Node {
 
     fn node_shown(&self, view: &View, node: &meta::Node) -> ClusterNode {
         let held = view.held_by(node.id);
-        let is_draining = node.duty == AdminState::Draining;
+        let is_draining = node.admin_state == AdminState::Draining;
         let devices = self.devices_shown(view);
         let name = node.name.as_str();
         let served = view.attachments.iter().filter(|a| a.node == node.id);
@@ -55,10 +55,10 @@ impl Node {
                 NodeState::Down => types::NodeState::Down,
             },
             since: view.node_since(node.id),
-            duty: match node.duty {
-                AdminState::Active => NodeDuty::Active,
-                AdminState::Absent => NodeDuty::Absent,
-                AdminState::Draining => NodeDuty::Draining,
+            admin_state: match node.admin_state {
+                AdminState::Active => NodeAdminState::Active,
+                AdminState::Absent => NodeAdminState::Absent,
+                AdminState::Draining => NodeAdminState::Draining,
             },
             heard_ms_ago: heard(view, node.id),
             roles: node.roles.iter().map(meta::Role::to_string).collect(),

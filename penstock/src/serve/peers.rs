@@ -25,7 +25,7 @@ use crate::identity::{self, Identity, Settings, host_name};
 use super::node::{Node, ended_failure, meta_failure};
 
 /// A start that has not reached the cluster by then says so, and goes on trying.
-const REACH_TOLD_AFTER: Duration = Duration::from_secs(5);
+const REACH_REPORTED_AFTER: Duration = Duration::from_secs(5);
 
 /// The metadata service, and what other nodes reach of this one.
 pub struct Control {
@@ -58,7 +58,7 @@ fn pairs(settings: &Settings) -> Result<Offered> {
         ),
         Wire::Crc => (
             Card::open(settings.listen),
-            "`penstock rdma check --address ADDRESS` says what to mend; or set transport to auto or tcp",
+            "`penstock rdma check --address ADDRESS` says what to fix; or set transport to auto or tcp",
         ),
     };
     match found {
@@ -125,10 +125,10 @@ impl Control {
     ) -> Result<Self> {
         let record = &identity.record;
         let (ca, certificate, key) = (&identity.ca, &identity.certificate, &identity.key);
-        let papers = TlsIdentity::from_pem(record.cluster, record.node, ca, certificate, key);
-        let unfit = |e: String| unfit_papers(data_dir, &e);
-        let papers = papers.map_err(|e| unfit(e.to_string()))?;
-        papers.check().map_err(|e| unfit(e.to_string()))?;
+        let credentials = TlsIdentity::from_pem(record.cluster, record.node, ca, certificate, key);
+        let unfit = |e: String| invalid_credentials(data_dir, &e);
+        let credentials = credentials.map_err(|e| unfit(e.to_string()))?;
+        credentials.check().map_err(|e| unfit(e.to_string()))?;
         let data = NetConfig {
             listen: settings.data(),
             identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
@@ -141,14 +141,14 @@ impl Control {
         };
         let listener = TlsListener::bind(&settings.control().to_string()).await;
         let listener = listener.map_err(listen_failure)?;
-        let config = meta_config(&identity, &settings, &papers);
+        let config = meta_config(&identity, &settings, &credentials);
         let node = MetaNode::open(meta_dir, config).await.map_err(failed)?;
         // Before anybody hears of this node, and so may count on it.
         if let Err(failure) = identity::note_begun(data_dir) {
             shutdown(node).await;
             return Err(failure);
         }
-        let control = listener.serve(papers, node.peer());
+        let control = listener.serve(credentials, node.peer());
         let enrol = match start_enrolment(&identity, &settings, node.meta()).await {
             Ok(enrol) => enrol,
             Err(failure) => {
@@ -224,7 +224,7 @@ fn boot_id() -> String {
     }
 }
 
-fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -> MetaConfig {
+fn meta_config(identity: &Identity, settings: &Settings, credentials: &TlsIdentity) -> MetaConfig {
     let record = &identity.record;
     let cluster = record.cluster;
     MetaConfig {
@@ -242,16 +242,16 @@ fn meta_config(identity: &Identity, settings: &Settings, papers: &TlsIdentity) -
             level: Level::KNOWN,
         },
         address: settings.control().to_string(),
-        start: match record.founding {
-            Some(founding) => Start::Found {
+        start: match record.bootstrap {
+            Some(bootstrap) => Start::Found {
                 cluster,
-                replicas: founding.replicas,
-                min_in_sync: founding.min_in_sync,
+                replicas: bootstrap.replicas,
+                min_in_sync: bootstrap.min_in_sync,
             },
             None => Start::Join { cluster },
         },
         tuning: RaftTuning::default(),
-        transport: Arc::new(TlsTransport::new(papers.clone())),
+        transport: Arc::new(TlsTransport::new(credentials.clone())),
     }
 }
 
@@ -264,14 +264,14 @@ async fn start_enrolment(
     let Some(key) = &identity.ca_key else {
         return Ok(None);
     };
-    let papers = EnrolmentCredentials {
+    let credentials = EnrolmentCredentials {
         ca: ClusterCa::load(identity.record.cluster, key).map_err(failed)?,
         ca_certificate: identity.ca.clone(),
         certificate: identity.certificate.clone(),
         key: identity.key.clone(),
     };
     let address = settings.enrol().to_string();
-    let server = EnrolmentServer::start(&address, papers, meta).await;
+    let server = EnrolmentServer::start(&address, credentials, meta).await;
     server.map(Some).map_err(listen_failure)
 }
 
@@ -289,7 +289,7 @@ fn alone_failure(e: OpenError, data_dir: &Path) -> Failure {
     Failure::new(Kind::Failed, e, hint)
 }
 
-fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
+fn invalid_credentials(data_dir: &Path, e: &str) -> Failure {
     Failure::new(
         Kind::Failed,
         format!(
@@ -303,7 +303,7 @@ fn unfit_papers(data_dir: &Path, e: &str) -> Failure {
 }
 
 fn listen_failure(e: meta::net::TlsError) -> Failure {
-    Failure::new(Kind::Failed, e, identity::LISTEN_MEND)
+    Failure::new(Kind::Failed, e, identity::LISTEN_HINT)
 }
 
 /// Waits until the leader has heard of this start of the process. Fails when that will never be.
@@ -316,7 +316,7 @@ async fn wait_until_known(meta: &Meta, settings: &Settings) -> std::result::Resu
         }
     };
     let mut known = std::pin::pin!(known);
-    if let Ok(known) = tokio::time::timeout(REACH_TOLD_AFTER, &mut known).await {
+    if let Ok(known) = tokio::time::timeout(REACH_REPORTED_AFTER, &mut known).await {
         return known;
     }
     eprintln!(
@@ -355,7 +355,7 @@ impl Node {
             Some(words) => roles_of(words)?,
             None => Role::all(),
         };
-        let doors = self.doors(membership).await?;
+        let endpoints = self.endpoints(membership).await?;
         let authority = fingerprint(&membership.identity.ca).map_err(failed)?;
         let lifetime = Duration::from_secs(request.lifetime_s);
         let token = self.asked.create_join_token(lifetime, &roles).await;
@@ -363,7 +363,7 @@ impl Node {
             cluster: membership.identity.record.cluster,
             authority,
             token: token.map_err(meta_failure)?,
-            doors,
+            endpoints,
         };
         Ok(Token {
             token: invitation.to_string(),
@@ -375,18 +375,18 @@ impl Node {
     }
 
     /// Where nodes can join: here first. Of other nodes the port is taken to be the same.
-    async fn doors(&self, membership: &Membership) -> Result<Vec<EnrolmentEndpoint>> {
+    async fn endpoints(&self, membership: &Membership) -> Result<Vec<EnrolmentEndpoint>> {
         let own = EnrolmentEndpoint {
             node: self.meta.node_id(),
             address: membership.settings.enrol(),
         };
-        let mut doors = Vec::new();
-        doors.extend(membership.identity.ca_key.is_some().then_some(own));
+        let mut endpoints = Vec::new();
+        endpoints.extend(membership.identity.ca_key.is_some().then_some(own));
         let nodes = self.asked.list_nodes().await.map_err(meta_failure)?;
         let others = nodes
             .into_iter()
             .filter(|node| node.id != own.node && node.roles.contains(&Role::Meta));
-        doors.extend(others.filter_map(|node| {
+        endpoints.extend(others.filter_map(|node| {
             let mut address: std::net::SocketAddr = node.control_address.parse().ok()?;
             address.set_port(membership.settings.enrol_port);
             Some(EnrolmentEndpoint {
@@ -394,7 +394,7 @@ impl Node {
                 address,
             })
         }));
-        Ok(doors)
+        Ok(endpoints)
     }
 }
 

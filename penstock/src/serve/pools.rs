@@ -65,9 +65,9 @@ impl Node {
     }
 
     fn pool_shown(&self, view: &View, pool: &meta::Pool) -> Pool {
-        let space = self.space_told(view);
+        let space = self.reported_space(view);
         let (mut capacity_bytes, mut used_bytes, mut free_bytes) = (0, 0, 0);
-        let (mut devices, mut devices_untold) = (0, 0);
+        let (mut devices, mut devices_unreported) = (0, 0);
         for device in view.usable(pool) {
             devices += 1;
             capacity_bytes += device.size_bytes;
@@ -76,7 +76,7 @@ impl Node {
                     used_bytes += told.used_bytes;
                     free_bytes += told.capacity_bytes.saturating_sub(told.used_bytes);
                 }
-                None => devices_untold += 1,
+                None => devices_unreported += 1,
             }
         }
         let of_pool = |volume: &&meta::Volume| volume.pool == pool.name && is_listed(volume);
@@ -98,7 +98,7 @@ impl Node {
             capacity_bytes,
             used_bytes,
             free_bytes,
-            devices_untold,
+            devices_unreported,
         }
     }
 }

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sandbox_keeps_out_is_named_with_its_mend() {
+    fn what_a_sandbox_keeps_out_is_named_with_its_hint() {
         let dir = tempfile::tempdir().unwrap();
         let confinement = Confinement {
             landlock_abi: Some(1),

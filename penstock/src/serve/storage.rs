@@ -67,7 +67,7 @@ pub struct LocalDevice {
     pub shards: Vec<StoreMetrics>,
     /// Whether errors were seen.
     pub is_bad: bool,
-    /// Whether it refuses writes for want of room.
+    /// Whether it refuses writes for lack of space.
     pub is_full: bool,
     /// Whether it stores nothing.
     pub is_null: bool,
@@ -122,7 +122,7 @@ impl Storage {
                     has_peers,
                     stores_data,
                 };
-                let found = blocking(move || devices::settle(&config, &default, &known, owner));
+                let found = blocking(move || devices::select(&config, &default, &known, owner));
                 let found = found.await?;
                 (stores, left_out) = (found.stores, found.left_out);
                 fabric::engine::StoreKind::Devices(found.devices)
@@ -157,7 +157,7 @@ impl Storage {
     /// Tells meta, and whoever reads the log, which devices this node goes on without.
     async fn tell_lost(&self, meta: &Meta, known: &[meta::Device]) -> Result<()> {
         for one in &self.left_out {
-            let (what, doing) = one.told();
+            let (what, doing) = one.describe();
             tracing::error!(path = %one.path.display(), "{what}; {doing}");
             let Origin::Known(id) = one.origin else {
                 continue;
@@ -311,13 +311,13 @@ impl Storage {
         .await
     }
 
-    /// Gives back what groups left behind that moved elsewhere, if they are `settled` by the map of `epoch`;
+    /// Gives back what groups left behind that moved elsewhere, if they are `complete` by the map of `epoch`;
     /// how many chunks.
-    pub async fn drop_strays(&self, epoch: meta::Epoch, settled: HashSet<PgId>) -> Result<usize> {
+    pub async fn drop_strays(&self, epoch: meta::Epoch, complete: HashSet<PgId>) -> Result<usize> {
         let fabric = self.fabric.clone();
         blocking(move || {
             fabric
-                .drop_strays(Epoch(epoch.0), &settled)
+                .drop_strays(Epoch(epoch.0), &complete)
                 .map_err(fabric_failure)
         })
         .await
@@ -353,7 +353,7 @@ impl Storage {
             Origin::Added | Origin::Named => true,
         };
         for one in self.left_out.iter().filter(is_expected) {
-            let (what, doing) = one.told();
+            let (what, doing) = one.describe();
             let key = format!("left out {}", one.path.display());
             problems.push(Found::new(key, what, doing));
         }

@@ -66,7 +66,7 @@ async fn import_checked(
         }
         target
     };
-    let done = import_beside(node, name, query, body).await;
+    let done = import_as_new(node, name, query, body).await;
     if let Some(volume) = replaced {
         node.live.lock().await.replaced.remove(&volume.id);
     }
@@ -74,7 +74,7 @@ async fn import_checked(
 }
 
 /// Fills a volume of its own, and gives it the name.
-async fn import_beside(
+async fn import_as_new(
     node: &Arc<Node>,
     name: &str,
     query: &ImportQuery,

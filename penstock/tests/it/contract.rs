@@ -259,7 +259,7 @@ fn the_admin_endpoint_is_named_by_option_or_environment() {
 }
 
 #[test]
-fn a_bad_configuration_is_named_with_its_mend() {
+fn a_bad_configuration_is_named_with_its_hint() {
     let dir = temp();
     let config = dir.path().join("penstock.toml");
     let data = dir.path().join("data");
@@ -282,7 +282,7 @@ fn a_bad_configuration_is_named_with_its_mend() {
         let args = ["serve", "--config", text(&config), "--data", text(&data)];
         let error = one_error(&run(&args), 2);
         assert!(error.contains(told), "{content:?}: {error}");
-        assert!(error.contains(';'), "no mend: {error}");
+        assert!(error.contains(';'), "no hint: {error}");
     }
     let missing = [
         "serve",

@@ -122,6 +122,6 @@ fn an_address_that_cannot_be_listened_on_is_named() {
             told.contains("metrics_listen") && told.contains(address),
             "{told}"
         );
-        assert!(told.contains(';'), "no mend: {told}");
+        assert!(told.contains(';'), "no hint: {told}");
     }
 }

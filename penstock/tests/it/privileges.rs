@@ -249,7 +249,7 @@ fn a_daemon_of_another_user_serves_on_an_older_kernel() {
 }
 
 #[test]
-fn a_data_directory_of_somebody_else_is_refused_with_the_mend() {
+fn a_data_directory_of_somebody_else_is_refused_with_the_hint() {
     let (_dir, data) = place();
     drop(Daemon::start(&data));
     let told = one_error(&serve_with(&data, &["--user", USER]), 1);
@@ -269,7 +269,7 @@ fn a_data_directory_of_somebody_else_is_refused_with_the_mend() {
 }
 
 #[test]
-fn what_the_sandbox_keeps_out_is_told_with_the_mend() {
+fn what_the_sandbox_keeps_out_is_told_with_the_hint() {
     let (dir, data) = place();
     let (allowed, other) = (dir.path().join("allowed"), dir.path().join("other"));
     for path in [&allowed, &other] {

@@ -14,7 +14,7 @@ use crate::driver::{BLOCK_MAX, DEPTH_MAX, Direction, Driver, Load, Order};
 use crate::idle::{self, Idle, Opened};
 use crate::ping_pong::{self, State};
 use crate::usage::cpu_time;
-use steady::Settled;
+use steady::Compaction;
 
 mod report;
 mod steady;
@@ -132,7 +132,7 @@ struct Measured {
     summary: Vec<report::Row>,
     runs: Vec<Run>,
     discarded_runs: usize,
-    settled: Vec<Settled>,
+    compactions: Vec<Compaction>,
     allocations: Vec<Counted>,
     idle: Option<Idle>,
     open_after_crash: Option<Opened>,
@@ -230,9 +230,9 @@ fn loads() -> Vec<Load> {
     // Writing in order first makes every round begin on the same disk.
     let sequential = [Direction::Write, Direction::Read];
     let sequential = sequential.map(|direction| large(direction, Order::Sequential));
-    // Each of them on a disk that was scattered just before; the settled ones after one another on one that
-    // has settled.
-    let scattered = [Order::Scattered, Order::Settled]
+    // Each of them on a disk that was scattered just before; the compacted ones after one another on one that
+    // was compacted.
+    let scattered = [Order::Scattered, Order::Compacted]
         .iter()
         .flat_map(|order| [Direction::Read, Direction::Write].map(|d| large(d, *order)));
     sequential
@@ -270,13 +270,13 @@ fn compare(
                 let mut before = None;
                 for load in options.loads() {
                     let fresh = before.replace(load.order) != Some(load.order);
-                    if load.order == Order::Scattered || (load.order == Order::Settled && fresh) {
+                    if load.order == Order::Scattered || (load.order == Order::Compacted && fresh) {
                         scatter(&backend, queues, clock)?;
                     }
-                    if load.order == Order::Settled && fresh && kind != Kind::Qemu {
-                        let settled = steady::wait(backend.pid()?, kind)?;
-                        say(&settled.to_string());
-                        measured.settled.push(settled);
+                    if load.order == Order::Compacted && fresh && kind != Kind::Qemu {
+                        let compaction = steady::wait(backend.pid()?, kind)?;
+                        say(&compaction.to_string());
+                        measured.compactions.push(compaction);
                     }
                     match one_run(&backend, queues, &load, options.run_time(), clock, cpus[1])? {
                         Some(figures) => measured

@@ -48,7 +48,7 @@ pub enum Order {
     /// One after the other, on a disk that was overwritten at random since it was last written in order.
     Scattered,
     /// Likewise, once the back end has put it in order in the background.
-    Settled,
+    Compacted,
 }
 
 /// What to do to a disk.
@@ -71,7 +71,7 @@ impl Load {
             Order::Random => "random",
             Order::Sequential => "sequential",
             Order::Scattered => "scattered sequential",
-            Order::Settled => "settled sequential",
+            Order::Compacted => "compacted sequential",
         };
         let direction = match self.direction {
             Direction::Read => "read",
@@ -300,7 +300,7 @@ impl Driver {
     fn submit(&mut self, progress: &mut Progress, lane: &mut Lane, index: usize, slot: usize) {
         let load = progress.load;
         let block = match load.order {
-            Order::Sequential | Order::Scattered | Order::Settled => {
+            Order::Sequential | Order::Scattered | Order::Compacted => {
                 progress.submitted % progress.blocks
             }
             Order::Random => self.random() % progress.blocks,

@@ -19,7 +19,7 @@ const ATTACHMENTS: usize = 64;
 /// Buffers of each of their drivers; idle ones use none.
 const IDLE_BUFFER_BYTES: usize = 1 << 20;
 /// Left alone before it is watched.
-const SETTLE: Duration = Duration::from_secs(2);
+const WARM_UP: Duration = Duration::from_secs(2);
 /// Size of the store that is opened after a crash; a sparse file.
 const LARGE_STORE: &str = "1T";
 /// Size of the volume in it; random writes spread over it touch as much metadata as there are writes.
@@ -63,7 +63,7 @@ pub fn idle(directory: &Path, time: Duration, clock: Clock) -> Result<Idle> {
         let socket = daemon.disk(&format!("idle{number}"), "64M", 2)?;
         drivers.push(Driver::connect_with(&socket, 2, IDLE_BUFFER_BYTES, clock)?);
     }
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(WARM_UP);
     let pid = daemon.pid()?;
     let (before, start) = (cpu_time(pid)?, Instant::now());
     std::thread::sleep(time);

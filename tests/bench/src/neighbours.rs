@@ -27,6 +27,8 @@ mod quiet;
 const DISK_MIB: u64 = 512;
 /// Size of each node's device.
 const DEVICE_BYTES: u64 = 4 << 30;
+/// Seconds that a flood may take to end.
+const REST_MAX: usize = 20;
 /// The nodes know within this time that one is gone, on a busy machine.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -234,8 +236,10 @@ fn measure(
     let time = Duration::from_secs_f64(seconds);
     let mut quiet = Quiet::connect(&quiet_socket, clock)?;
     quiet.run(time / 2, || Ok(()))?;
+    let mut rested = None;
     for _ in 0..options.rounds.unwrap_or(if quick { 1 } else { 5 }).max(1) {
         let alone = quiet.run(time, || Ok(()))?;
+        let rested = *rested.get_or_insert(alone * 1.25);
         let mut flood = Flood::connect(&flood_socket, kind)?;
         flood.fill()?;
         quiet.run(time / 4, || flood.turn())?;
@@ -251,7 +255,11 @@ fn measure(
             flood_mb_s: mb / time.as_secs_f64(),
         });
         // What the flood left must be answered before the quiet guest is alone again.
-        quiet.run(Duration::from_secs(1), || Ok(()))?;
+        for _ in 0..REST_MAX {
+            if quiet.run(Duration::from_secs(1), || Ok(()))? < rested {
+                break;
+            }
+        }
     }
     Ok(())
 }

@@ -108,7 +108,7 @@ impl Ledger {
 
     /// Looks at a block after a crash. What is found holds from now on: what was read once never changes
     /// back.
-    pub fn settle(&mut self, block: usize, bytes: &[u8], promise: Promise) -> Result<()> {
+    pub fn observe(&mut self, block: usize, bytes: &[u8], promise: Promise) -> Result<()> {
         let found = version(block, bytes)?;
         let entry = &mut self.entries[block];
         let least = match promise {
@@ -190,8 +190,8 @@ mod tests {
         ] {
             for (version, allowed) in allowed.into_iter().enumerate() {
                 let (mut ledger, versions) = ledger();
-                let settled = ledger.settle(1, &versions[version], promise);
-                assert_eq!(settled.is_ok(), allowed, "{promise:?} {version}");
+                let observed = ledger.observe(1, &versions[version], promise);
+                assert_eq!(observed.is_ok(), allowed, "{promise:?} {version}");
             }
         }
     }
@@ -199,8 +199,8 @@ mod tests {
     #[test]
     fn what_was_read_once_does_not_change_back() {
         let (mut ledger, versions) = ledger();
-        ledger.settle(1, &versions[3], Promise::Flushed).unwrap();
-        assert!(ledger.settle(1, &versions[2], Promise::Flushed).is_err());
+        ledger.observe(1, &versions[3], Promise::Flushed).unwrap();
+        assert!(ledger.observe(1, &versions[2], Promise::Flushed).is_err());
         assert!(ledger.check_read(1, &versions[2]).is_err());
         assert!(ledger.check_read(1, &versions[3]).is_ok());
     }
@@ -208,8 +208,8 @@ mod tests {
     #[test]
     fn torn_and_misplaced_blocks_are_noticed() {
         let (mut ledger, mut versions) = ledger();
-        assert!(ledger.settle(0, &versions[3], Promise::Flushed).is_err());
+        assert!(ledger.observe(0, &versions[3], Promise::Flushed).is_err());
         versions[3][4095] ^= 1;
-        assert!(ledger.settle(1, &versions[3], Promise::Flushed).is_err());
+        assert!(ledger.observe(1, &versions[3], Promise::Flushed).is_err());
     }
 }

@@ -112,7 +112,7 @@ pub struct Load {
 
 #[derive(Debug)]
 struct Shared {
-    wish: AtomicU8,
+    command: AtomicU8,
     completed: AtomicU64,
     gap: Mutex<Gap>,
     /// Somebody wants to see the ledger.
@@ -139,7 +139,7 @@ impl Load {
     /// Begins: seven writes to three reads, at random over the ledger's blocks, and a flush now and then.
     pub fn start(socket: &Path, ledger: Ledger) -> Self {
         let shared = Arc::new(Shared {
-            wish: AtomicU8::new(RUN),
+            command: AtomicU8::new(RUN),
             completed: AtomicU64::new(0),
             gap: Mutex::new(Gap {
                 last: Instant::now(),
@@ -231,8 +231,8 @@ impl Load {
         result.map(|()| ledger)
     }
 
-    fn end(mut self, wish: u8) -> Result<(Ledger, Result<()>)> {
-        self.shared.wish.store(wish, Ordering::Relaxed);
+    fn end(mut self, command: u8) -> Result<(Ledger, Result<()>)> {
+        self.shared.command.store(command, Ordering::Relaxed);
         let thread = self.thread.take().context("the load has ended")?;
         thread.join().ok().context("the load's thread panicked")
     }
@@ -240,7 +240,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        self.shared.wish.store(ABANDON, Ordering::Relaxed);
+        self.shared.command.store(ABANDON, Ordering::Relaxed);
     }
 }
 
@@ -276,7 +276,7 @@ impl Run {
         let mut disk = Disk::connect(socket)?;
         let mut draining = None;
         loop {
-            match shared.wish.load(Ordering::Relaxed) {
+            match shared.command.load(Ordering::Relaxed) {
                 ABANDON => return Ok(()),
                 DRAIN => {
                     let since = *draining.get_or_insert_with(Instant::now);
@@ -451,7 +451,7 @@ pub fn check(socket: &Path, ledger: &mut Ledger, promise: Promise) -> Result<()>
         })
         .context("read the disk back")?;
         for slot in 0..count {
-            ledger.settle(first + slot, disk.buffer(slot), promise)?;
+            ledger.observe(first + slot, disk.buffer(slot), promise)?;
         }
     }
     Ok(())

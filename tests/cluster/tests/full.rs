@@ -8,7 +8,7 @@ use cluster_rig::{Cluster, ClusterOptions, Requests};
 use guest_rig::paths::penstock_binary;
 
 /// An import that finds no room ends within this: far sooner than it would for another reason.
-const TOLD_LIMIT: Duration = Duration::from_secs(50);
+const REPORT_LIMIT: Duration = Duration::from_secs(50);
 /// What was imported in vain is gone, and all copies are there again, within this.
 const ROOM_LIMIT: Duration = Duration::from_secs(180);
 const MIB: u64 = 1 << 20;
@@ -55,7 +55,11 @@ fn an_import_that_finds_no_room_says_so_and_leaves_nothing() -> Result<()> {
         told.contains("is full") && told.contains("of node node"),
         "no device is named: {told}"
     );
-    ensure!(took < TOLD_LIMIT, "it took {took:?}\n{}", cluster.report());
+    ensure!(
+        took < REPORT_LIMIT,
+        "it took {took:?}\n{}",
+        cluster.report()
+    );
 
     // Nobody has to do anything about it.
     cluster.wait("all nodes are well again", ROOM_LIMIT, |cluster| {
@@ -106,7 +110,7 @@ fn full_devices_are_named_by_all_nodes_and_deleting_frees_them() -> Result<()> {
     let refused = refused.context("there was room for all of it")?;
     drop(guest);
     for node in cluster.nodes() {
-        cluster.wait("full devices are named", TOLD_LIMIT, |_| {
+        cluster.wait("full devices are named", REPORT_LIMIT, |_| {
             let status = node.daemon().json(&["status"])?;
             Ok(status["health"]
                 .to_string()

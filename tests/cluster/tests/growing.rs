@@ -25,8 +25,8 @@ fn groups(cluster: &Cluster, node: u8) -> Result<(u64, u64)> {
 }
 
 /// Waits until every node says that all is well, and the load goes on.
-fn settles(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
-    let after = format!("{after}, settled");
+fn wait_and_check(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
+    let after = format!("{after}, complete");
     wait_well(cluster).with_context(|| after.clone())?;
     goes_on(cluster, load, &after)
 }
@@ -55,7 +55,7 @@ fn drain_and_remove(cluster: &mut Cluster, load: &Load, node: u8) -> Result<()> 
     cluster.forget(node)?;
     goes_on(cluster, load, &format!("removing node {node}"))?;
     cluster.discard(node)?;
-    settles(cluster, load, &format!("node {node} is gone"))
+    wait_and_check(cluster, load, &format!("node {node} is gone"))
 }
 
 /// A node dies for good, and the cluster is told so.
@@ -70,7 +70,7 @@ fn lose(cluster: &mut Cluster, load: &Load, node: u8) -> Result<()> {
 fn join(cluster: &mut Cluster, load: &Load) -> Result<u8> {
     let node = cluster.join()?;
     goes_on(cluster, load, &format!("node {node} joined"))?;
-    settles(cluster, load, &format!("node {node} joined"))?;
+    wait_and_check(cluster, load, &format!("node {node} joined"))?;
     let (held, total) = groups(cluster, node)?;
     let copies = 3 * total / cluster.nodes().len() as u64;
     ensure!(
@@ -92,7 +92,7 @@ fn cluster_grows_shrinks_and_replaces_lost_nodes_under_load() -> Result<()> {
     // Where there are enough nodes the rest makes up for a lost one.
     join(&mut cluster, &load)?;
     lose(&mut cluster, &load, 5)?;
-    settles(&cluster, &load, "node 5 is gone")?;
+    wait_and_check(&cluster, &load, "node 5 is gone")?;
     let mut ledger = load.stop()?;
     load::check(&socket, &mut ledger, Promise::Acknowledged)
         .with_context(|| format!("read all back\n{}", cluster.report()))
@@ -119,7 +119,7 @@ fn cut_off_and_killed(node: u8, after: Duration) -> Result<()> {
         cluster.node_mut(node)?.start()?;
     }
     goes_on(&cluster, &load, "the return")?;
-    settles(&cluster, &load, "the return")?;
+    wait_and_check(&cluster, &load, "the return")?;
     let mut ledger = load.stop()?;
     load::check(&socket, &mut ledger, Promise::Acknowledged)
         .with_context(|| format!("read all back\n{}", cluster.report()))

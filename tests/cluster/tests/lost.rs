@@ -10,7 +10,7 @@ use guest_rig::paths::penstock_binary;
 use serde_json::Value;
 
 /// A lost share is placed anew, and what a device missed is copied, within this.
-const SETTLED_LIMIT: Duration = Duration::from_secs(180);
+const READY_LIMIT: Duration = Duration::from_secs(180);
 /// Replicas of a node that is down are taken out within this, if others are heard of.
 const OUT_AFTER: Duration = Duration::from_secs(2);
 /// What is left of a dead disk: neither a label nor a superblock.
@@ -44,8 +44,8 @@ fn starts_without(cluster: &mut Cluster, load: &Load, node: u8, path: &Path) -> 
     told["id"].as_u64().context("the device has no number")
 }
 
-fn settles(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
-    cluster.wait(after, SETTLED_LIMIT, |cluster| {
+fn wait_and_check(cluster: &Cluster, load: &Load, after: &str) -> Result<()> {
+    cluster.wait(after, READY_LIMIT, |cluster| {
         Ok(cluster.is_ready()?.then_some(()))
     })?;
     goes_on(cluster, load, after)
@@ -61,7 +61,7 @@ fn a_node_goes_on_without_a_dead_disk_and_takes_it_in_again() -> Result<()> {
     cluster.node(2)?.daemon().cli(&["device", "add", &spec])?;
     cluster.node_mut(2)?.stop()?;
     cluster.node_mut(2)?.start()?;
-    settles(&cluster, &load, "node 2 has a second disk")?;
+    wait_and_check(&cluster, &load, "node 2 has a second disk")?;
     let held = device(&cluster, 2, &second)?["groups"].as_u64();
     ensure!(held > Some(0), "the second disk holds {held:?} groups");
 
@@ -74,7 +74,7 @@ fn a_node_goes_on_without_a_dead_disk_and_takes_it_in_again() -> Result<()> {
     cluster.node_mut(2)?.stop()?;
     std::fs::rename(&away, &second)?;
     cluster.node_mut(2)?.start()?;
-    settles(&cluster, &load, "the second disk is back")?;
+    wait_and_check(&cluster, &load, "the second disk is back")?;
 
     // Dead for good: the other one takes its share.
     cluster.node_mut(2)?.kill()?;
@@ -86,11 +86,11 @@ fn a_node_goes_on_without_a_dead_disk_and_takes_it_in_again() -> Result<()> {
     ensure!(content == WIPED, "the dead disk was written to");
     let remove = ["device", "remove", &number.to_string(), "--yes"];
     cluster.node(2)?.daemon().cli(&remove)?;
-    settles(&cluster, &load, "the second disk is given up")?;
+    wait_and_check(&cluster, &load, "the second disk is given up")?;
     ensure!(devices(&cluster, 2, 2)?.len() == 1);
     cluster.node_mut(2)?.stop()?;
     cluster.node_mut(2)?.start()?;
-    settles(&cluster, &load, "node 2 has forgotten the second disk")?;
+    wait_and_check(&cluster, &load, "node 2 has forgotten the second disk")?;
     check(&cluster, &socket, load)
 }
 
@@ -143,7 +143,7 @@ fn only_last_copies_of_a_lost_node_are_given_up_on_demand() -> Result<()> {
     let mut ledger = load.stop()?;
     // Node 2 goes first, so that node 3 alone is in sync in what both had, and never comes back.
     cluster.node_mut(2)?.kill()?;
-    cluster.wait("node 2 is out", SETTLED_LIMIT, |cluster| {
+    cluster.wait("node 2 is out", READY_LIMIT, |cluster| {
         let node = cluster.node(1)?.daemon().json(&["node", "show", "node2"])?;
         let pools = cluster.node(1)?.daemon().json(&["pool", "list"])?;
         let waiting = pools[0]["groups"]["waiting"].as_u64();
@@ -157,7 +157,7 @@ fn only_last_copies_of_a_lost_node_are_given_up_on_demand() -> Result<()> {
         let node = cluster.node(1)?.daemon().json(&["node", "show", "node3"])?;
         Ok((node["state"] == "down").then_some(()))
     };
-    cluster.wait("node 3 is down", SETTLED_LIMIT, down)?;
+    cluster.wait("node 3 is down", READY_LIMIT, down)?;
     let daemon = cluster.node(1)?.daemon();
     let refused = daemon.cli(&["node", "remove", "node3", "--yes"]);
     let told = format!("{refused:?}");

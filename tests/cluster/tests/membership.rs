@@ -46,8 +46,8 @@ fn strangers_stay_out() -> Result<()> {
         "a token of another cluster let a node in"
     );
 
-    // Its papers in the place of node 3's: they are not this node's. (That one with papers which fit is not
-    // let in by the others is tested with forged ones in `penstock/tests/it/cluster/joining.rs`.)
+    // Its credentials in the place of node 3's: they are not this node's. (That one with credentials which
+    // fit is not let in by the others is tested with forged ones in `penstock/tests/it/cluster/joining.rs`.)
     cluster.node_mut(third)?.stop()?;
     let identity =
         |node: u8| -> Result<_> { Ok(cluster.node(node)?.daemon().data().join("cluster")) };
@@ -57,7 +57,7 @@ fn strangers_stay_out() -> Result<()> {
     }
     ensure!(
         cluster.node_mut(third)?.start().is_err(),
-        "node 3 starts with another node's papers"
+        "node 3 starts with another node's credentials"
     );
     let log = cluster.node(third)?.daemon().log();
     ensure!(log.contains("cannot prove who it is"), "{log}");

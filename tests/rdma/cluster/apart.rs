@@ -18,13 +18,13 @@ use crate::kit::{
 };
 
 /// What the test wants done.
-const WISHES: &str = "/run/wishes";
+const COMMANDS: &str = "/run/commands";
 /// Address of the host.
 const HOST: &str = "10.77.0.2";
 /// How the nodes' begin: beside the host's.
 const STORAGE: &str = "10.77.0.1";
 /// The test says something within this.
-const WISH_LIMIT: Duration = Duration::from_secs(900);
+const COMMAND_LIMIT: Duration = Duration::from_secs(900);
 /// The volume of long writes.
 const LONG_DISK: &str = "long";
 /// Answers by RDMA after which a node is taken to be asked by it.
@@ -33,20 +33,20 @@ const ANSWERS: u64 = 50;
 /// Does one line after the other, until one is `end`.
 fn obey(mut act: impl FnMut(&[&str]) -> Result<()>) -> Result<()> {
     for number in 1.. {
-        let wish = wait_until(WISH_LIMIT, || {
-            let all = std::fs::read_to_string(WISHES).unwrap_or_default();
+        let command = wait_until(COMMAND_LIMIT, || {
+            let all = std::fs::read_to_string(COMMANDS).unwrap_or_default();
             // A line that is being written has no end yet.
             let lines = all
                 .split_inclusive('\n')
                 .filter(|line| line.ends_with('\n'));
             Ok(lines.map(str::trim_end).nth(number - 1).map(str::to_owned))
         });
-        let wish = wish.context("nobody wishes anything")?;
-        let words: Vec<&str> = wish.split(' ').collect();
+        let command = command.context("no command arrived")?;
+        let words: Vec<&str> = command.split(' ').collect();
         if words != ["end"] {
-            act(&words).with_context(|| wish.clone())?;
+            act(&words).with_context(|| command.clone())?;
         }
-        println!("{wish}, wish {number}: ok");
+        println!("{command}, command {number}: ok");
         if words == ["end"] {
             return Ok(());
         }

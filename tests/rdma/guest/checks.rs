@@ -11,10 +11,10 @@ pub fn check(address: Option<&str>) -> Result<()> {
         let check::Finding {
             about,
             verdict,
-            told,
+            text,
             hint,
         } = finding;
-        println!("{verdict:?} {about}: {told} [{hint}]");
+        println!("{verdict:?} {about}: {text} [{hint}]");
     }
     println!("usable: {}", checked.usable);
     Ok(())

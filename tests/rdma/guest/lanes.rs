@@ -43,7 +43,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Rounds of requests of which two in turn are to allocate nothing.
 const ROUNDS_MAX: usize = 8;
 
-/// The papers of two nodes.
+/// The credentials of two nodes.
 fn identities() -> Result<[Identity; 2]> {
     let key = rcgen::KeyPair::generate()?;
     let mut params = rcgen::CertificateParams::new(Vec::new())?;

@@ -147,11 +147,11 @@ pub fn chains() -> Result<()> {
             let into = to.region().segment(range(id)).context("within")?;
             receives.push(id, &[into])?;
             let part = from.region().segment(range(id)).context("within")?;
-            let manner = SendFlags {
+            let flags = SendFlags {
                 signalled: id + 1 == MESSAGES,
                 fenced: false,
             };
-            chain.push(id, Work::Send, Payload::Segments(&[part]), manner)?;
+            chain.push(id, Work::Send, Payload::Segments(&[part]), flags)?;
         }
         two.pair.post_receives(&mut receives)?;
         one.pair.post(&mut chain)?;

@@ -71,7 +71,7 @@ fn rdma_cluster_survives_link_and_node_loss_and_copies_nothing() -> Result<()> {
 struct Part {
     machine: Machine,
     name: &'static str,
-    wishes: u32,
+    commands: u32,
 }
 
 impl Part {
@@ -81,24 +81,24 @@ impl Part {
         let part = Part {
             machine,
             name,
-            wishes: 0,
+            commands: 0,
         };
         Ok((part, text))
     }
 
     /// Has it do something, and returns all that it has printed.
-    fn ask(&mut self, wish: &str) -> Result<String> {
-        self.wishes += 1;
-        let script = format!("echo '{wish}' >> /run/wishes");
+    fn ask(&mut self, command: &str) -> Result<String> {
+        self.commands += 1;
+        let script = format!("echo '{command}' >> /run/commands");
         self.machine.vm().sh(&script)?;
-        let line = format!("{wish}, wish {}: ok", self.wishes);
+        let line = format!("{command}, command {}: ok", self.commands);
         let text = self.machine.wait_for_line(self.name, &line, PART_LIMIT);
-        text.with_context(|| format!("{}: {wish}", self.name))
+        text.with_context(|| format!("{}: {command}", self.name))
     }
 
     /// The last number that it printed after this word, once it was asked for it.
-    fn number(&mut self, wish: &str, word: &str) -> Result<f64> {
-        let text = self.ask(wish)?;
+    fn number(&mut self, command: &str, word: &str) -> Result<f64> {
+        let text = self.ask(command)?;
         let found = text
             .lines()
             .rev()
@@ -130,8 +130,8 @@ impl Apart {
     }
 
     /// Has the host do something; an error has the logs of those that store.
-    fn ask(&mut self, wish: &str) -> Result<String> {
-        self.host.ask(wish).or_else(|error| {
+    fn ask(&mut self, command: &str) -> Result<String> {
+        self.host.ask(command).or_else(|error| {
             let logs = self.storage.ask("logs")?;
             Err(error.context(logs))
         })

@@ -188,7 +188,7 @@ struct Volume {
     /// No flush has ended well since the last loss of power: one may fail.
     may_fail: bool,
     /// When a flush last failed: those under way then may fail, too.
-    told: Stamp,
+    reported: Stamp,
 }
 
 /// Histories of all volumes. See the module.
@@ -379,11 +379,11 @@ impl Checker {
     pub fn fail_flush(&mut self, volume: usize, begun: Begun) -> bool {
         let now = self.tick();
         let of = &mut self.volumes[volume];
-        let explained = of.may_fail || begun.start < of.told;
+        let explained = of.may_fail || begun.start < of.reported;
         if of.may_fail {
             of.may_fail = false;
             of.owed = None;
-            of.told = now;
+            of.reported = now;
         }
         explained
     }
@@ -534,9 +534,9 @@ impl Register {
     }
 
     fn extend(&mut self, at: usize, start: Stamp, end: Stamp) -> Result<(), String> {
-        let settles = self.clusters[at].is_left_over();
+        let was_left_over = self.clusters[at].is_left_over();
         self.clusters[at] = self.extended(at, start, end)?;
-        if settles {
+        if was_left_over {
             // It is the one that was left behind, so the others were not, unless somebody is still writing
             // them.
             self.clusters.retain(|c| !c.is_left_over());

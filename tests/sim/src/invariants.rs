@@ -138,8 +138,8 @@ impl Sim {
             let pg = change.pg;
             self.fail(format!("{pg} is in sync on two devices of node {node}"));
         }
-        if change.resettled {
-            self.note_resettled(change);
+        if change.has_new_authority {
+            self.note_authority(change);
             return;
         }
         if to == ReplicaState::InSync {
@@ -155,7 +155,7 @@ impl Sim {
     }
 
     /// A group has a new authority. If it lost power since it was in sync, then also what was not flushed.
-    fn note_resettled(&mut self, change: &Change) {
+    fn note_authority(&mut self, change: &Change) {
         let node = &self.nodes[change.at.node];
         let [from, to] = [change.from, change.to].map(|(_, of)| (of, change.at.device));
         if !node.lost_power_between(change.from.1, change.to.1) {

@@ -112,7 +112,7 @@ struct Totals {
     runs: u64,
     requests: u64,
     sectors: u64,
-    settled: u64,
+    recovered: u64,
     moved: u64,
     /// Runs with blocks that nobody could read.
     lost: u64,
@@ -123,7 +123,7 @@ impl Totals {
         self.runs += 1;
         self.requests += outcome.ops.0;
         self.sectors += outcome.sectors_read;
-        self.settled += outcome.settled_blocks;
+        self.recovered += outcome.recovered_blocks;
         self.moved += outcome.moved;
         self.lost += u64::from(outcome.lost_blocks);
     }
@@ -133,10 +133,9 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} guest requests, {} sectors compared, {} blocks settled, {} groups moved between devices of a \
-             node, \
-             {} with blocks that nobody could read",
-            self.requests, self.sectors, self.settled, self.moved, self.lost
+            "{} guest requests, {} sectors compared, {} blocks recovered, {} groups moved between devices of \
+             a node, {} with blocks that nobody could read",
+            self.requests, self.sectors, self.recovered, self.moved, self.lost
         )
     }
 }

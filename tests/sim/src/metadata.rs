@@ -226,7 +226,7 @@ impl Metadata {
 
     /// Whether a group has all the replicas that it should have, where they should be.
     pub fn is_whole(&self, group: &Group) -> bool {
-        let in_sync = |m: &Member| m.standing == ReplicaState::InSync;
+        let in_sync = |m: &Member| m.state == ReplicaState::InSync;
         let stays = |place: &Place| !place.leaving;
         group.all.iter().all(stays)
             && group.members.len() == self.replicas
@@ -353,7 +353,7 @@ impl Metadata {
         let group = self.group_id(asked.pg);
         let is_compared = |m: &meta::Member| {
             m.incarnation.0 == asked.incarnation.0
-                && m.standing == meta::ReplicaState::Syncing
+                && m.state == meta::ReplicaState::Syncing
                 && m.since.0 == asked.since.0
         };
         Some(Command::Promote {
@@ -380,7 +380,7 @@ impl Metadata {
     pub fn is_draining(&self, node: usize) -> bool {
         let map = self.machine.map();
         map.node(node_id(node))
-            .is_some_and(|node| node.duty == AdminState::Draining)
+            .is_some_and(|node| node.admin_state == AdminState::Draining)
     }
 
     /// The operator wants a device empty, or has it back.
@@ -391,10 +391,10 @@ impl Metadata {
     }
 
     /// The operator, or in the end the planner, wants a node empty or has it back.
-    pub fn duty(&self, node: usize, duty: AdminState, now: At) -> Command {
-        Command::SetNodeDuty {
+    pub fn set_admin_state(&self, node: usize, state: AdminState, now: At) -> Command {
+        Command::SetNodeAdminState {
             node: node_id(node),
-            duty,
+            admin_state: state,
             at: wall(now),
         }
     }

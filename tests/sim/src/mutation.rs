@@ -26,7 +26,7 @@ pub enum Mutation {
     /// Of the source's blocks only those are compared that were written since the replica left.
     DeltaLogFromDeparture,
     /// A new lease leaves what its predecessor had in flight as it is.
-    NoSettlement,
+    NoLeaseRecovery,
     /// Clients are not told that all replicas had lost power.
     KeepQuietOfLoss,
     /// A device that a group is coming to is not sent the writes meanwhile, and is said to have them.

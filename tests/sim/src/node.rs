@@ -85,7 +85,7 @@ pub struct Outputs {
     /// See [`GivenUp`].
     pub given_up: Vec<GivenUp>,
     /// What became of blocks that it could not read.
-    pub told: Vec<(BadBlock, Outcome)>,
+    pub repair_outcomes: Vec<(BadBlock, Outcome)>,
     /// Blocks whose loss it takes over, since no replica in sync could read them.
     pub lost: Vec<BadBlock>,
 }
@@ -298,17 +298,17 @@ impl Node {
         peer: PeerId,
         thread: usize,
         parcel: Parcel,
-        wishes: &mut Outputs,
+        outputs: &mut Outputs,
     ) {
         let Some(process) = &mut self.process else {
             return;
         };
-        process.on_request(peer, thread, parcel, wishes);
-        self.pump(wishes);
+        process.on_request(peer, thread, parcel, outputs);
+        self.pump(outputs);
     }
 
     /// A disk request of a device is due.
-    pub fn on_disk(&mut self, device: usize, key: IoKey, wishes: &mut Outputs) {
+    pub fn on_disk(&mut self, device: usize, key: IoKey, outputs: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -317,12 +317,12 @@ impl Node {
         };
         let store = &mut process.port.stores[device];
         store.core.on_device(key.id, result);
-        self.pump(wishes);
+        self.pump(outputs);
     }
 
     /// What a data thread does a few times a second while it has nothing else to do. Some starts of the
     /// process hear only here which layers exist (see [`on_map`](Self::on_map)).
-    pub fn on_idle(&mut self, wishes: &mut Outputs) {
+    pub fn on_idle(&mut self, outputs: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -334,11 +334,11 @@ impl Node {
                 store.core.on_idle();
             }
         }
-        self.pump(wishes);
+        self.pump(outputs);
     }
 
     /// Takes the process as far as it goes now.
-    fn pump(&mut self, wishes: &mut Outputs) {
+    fn pump(&mut self, outputs: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -349,12 +349,12 @@ impl Node {
             for (index, (store, device)) in stores.enumerate() {
                 while let Some((key, kind)) = store.begin_next(&mut device.disk) {
                     moved = true;
-                    wishes.disk.push((index, key, kind));
+                    outputs.disk.push((index, key, kind));
                 }
             }
-            moved |= process.collect(wishes);
+            moved |= process.collect(outputs);
             moved |= process.port.take_went_on();
-            moved |= process.work_rounds(wishes);
+            moved |= process.work_rounds(outputs);
             if !moved {
                 return;
             }
@@ -387,7 +387,7 @@ impl Node {
 }
 
 impl Process {
-    fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, wishes: &mut Outputs) {
+    fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, outputs: &mut Outputs) {
         if fabric::checksum::crc32c(&parcel.data) != parcel.crc {
             // The guest has changed its buffer meanwhile: what arrived is nobody's data.
             let reply = Reply {
@@ -395,7 +395,7 @@ impl Process {
                 incarnation: self.incarnation,
                 result: Err(Refusal::Mismatch),
             };
-            wishes.answers.push(Answer::new(peer, reply, None));
+            outputs.answers.push(Answer::new(peer, reply, None));
             return;
         }
         let thread = thread % self.replicas.len();
@@ -413,23 +413,23 @@ impl Process {
             Handled::Replied(reply) => {
                 let data = self.port.take_at_once();
                 let data = data.filter(|_| reply.result.is_ok());
-                wishes.answers.push(Answer::new(peer, reply, data));
+                outputs.answers.push(Answer::new(peer, reply, data));
             }
             Handled::Full => panic!("hosts have fewer requests in flight than replicas have slots"),
         }
     }
 
     /// Hands on what the store finished.
-    fn collect(&mut self, wishes: &mut Outputs) -> bool {
+    fn collect(&mut self, outputs: &mut Outputs) -> bool {
         let mut any = false;
         while let Some(finished) = self.port.next_finished() {
             any = true;
-            match finished.whom {
+            match finished.purpose {
                 Purpose::Replica(thread, key) => {
                     let replica = &mut self.replicas[thread];
                     if let Some((peer, reply)) = replica.on_store(key, finished.result) {
                         let data = finished.data().filter(|_| reply.result.is_ok());
-                        wishes.answers.push(Answer::new(peer, reply, data));
+                        outputs.answers.push(Answer::new(peer, reply, data));
                     }
                 }
                 Purpose::Round(token) => {

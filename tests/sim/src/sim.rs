@@ -116,7 +116,7 @@ pub(crate) enum Event {
     /// A guest that waits for the lease looks after it.
     AskLease(usize),
     /// A takeover looks at what waits for a moment.
-    SettleTick { volume: usize, number: u64 },
+    LeaseRecoveryTick { volume: usize, number: u64 },
     /// A map arrives at a node.
     NodeMap { node: usize, map: NodeMap },
     /// See [`Mutation::ForgetIncoming`](crate::mutation::Mutation::ForgetIncoming).
@@ -129,7 +129,7 @@ pub(crate) enum Event {
     CallOver(usize),
     /// A host repeats what it told meta.
     Report(usize),
-    /// Something goes wrong, or is mended.
+    /// Something goes wrong, or is repaired.
     Fault(Fault),
 }
 
@@ -160,7 +160,7 @@ pub struct Outcome {
     /// Sectors that were read and compared.
     pub sectors_read: u64,
     /// Blocks that new leases made agree.
-    pub settled_blocks: u64,
+    pub recovered_blocks: u64,
     /// Whether there were blocks that no replica in sync could read, so that one came back without them.
     pub lost_blocks: bool,
     /// How often a group has moved from one device of a node to another.
@@ -222,9 +222,9 @@ pub struct Sim {
     /// Blocks that were repaired after a read: node, chunk, block.
     pub repaired: Vec<(usize, ChunkKey, u32)>,
     /// What became of blocks that nodes have found bad themselves: node, block.
-    pub mended: Vec<(usize, u32, fabric::core::repair::queue::Outcome)>,
+    pub repair_outcomes: Vec<(usize, u32, fabric::core::repair::queue::Outcome)>,
     /// Blocks that takeovers made agree.
-    pub settled_blocks: u64,
+    pub recovered_blocks: u64,
     ops: (u64, u64),
     /// Devices that are or were members of groups.
     been_members: BTreeSet<(PgId, DeviceAt)>,
@@ -269,8 +269,8 @@ pub fn group_of(volume: usize, chunk: u32, groups: usize) -> PgId {
     placement::pg_of(chunk, groups as u32)
 }
 
-/// Whether a seed's clients have windows of the sizes of simulated requests. None of the seeds that once found
-/// something is among them: what they run is the same as then.
+/// Whether a seed's clients have windows of the sizes of simulated requests. None of the seeds that once
+/// found something is among them: what they run is the same as then.
 fn has_narrow_windows(seed: u64) -> bool {
     seed % 8 == 5
 }
@@ -372,8 +372,8 @@ impl Sim {
             takeovers: BTreeMap::new(),
             orphans: BTreeMap::new(),
             repaired: Vec::new(),
-            mended: Vec::new(),
-            settled_blocks: 0,
+            repair_outcomes: Vec::new(),
+            recovered_blocks: 0,
             ops: (0, 0),
             been_members: BTreeSet::new(),
             moved: 0,
@@ -522,7 +522,9 @@ impl Sim {
                 epoch,
             } => self.on_granted(asker, generation, epoch),
             Event::AskLease(guest) => self.on_ask_lease(guest),
-            Event::SettleTick { volume, number } => self.on_settle_tick(volume, number),
+            Event::LeaseRecoveryTick { volume, number } => {
+                self.on_lease_recovery_tick(volume, number)
+            }
             Event::NodeMap { node, map } => self.on_node_map(node, map),
             Event::Forgotten { conn, reply } => self.on_forgotten(conn, &reply),
             Event::Tick { host, life, lane } => self.on_tick(host, life, lane),
@@ -532,7 +534,7 @@ impl Sim {
             }
             Event::Report(host) => self.on_report(host),
             // Once there is peace, what was to come does not.
-            Event::Fault(fault) if !self.peace || fault.mends() => self.on_fault(fault),
+            Event::Fault(fault) if !self.peace || fault.is_repair() => self.on_fault(fault),
             Event::Fault(_) => {}
         }
     }
@@ -549,7 +551,7 @@ impl Sim {
                 events: self.trace.events(),
                 ops: self.ops,
                 sectors_read: self.checker.sectors_read,
-                settled_blocks: self.settled_blocks,
+                recovered_blocks: self.recovered_blocks,
                 lost_blocks: self.has_lost(),
                 moved: self.moved,
                 time: self.now,

@@ -15,7 +15,7 @@ const WRITE: Op = Op::Write { fua: false };
 /// first.
 fn repaired(sim: &Sim) -> Vec<(usize, u32)> {
     let by_nodes = sim
-        .mended
+        .repair_outcomes
         .iter()
         .filter_map(|(node, block, outcome)| match outcome {
             Outcome::Repaired { .. } => Some((*node, *block)),
@@ -114,7 +114,7 @@ fn replica_returns_though_no_device_gives_a_block() {
     let errors = sim.errors();
     sim.read_blocks(0, 8);
     assert_eq!(sim.errors(), errors + 1);
-    sim.mend_disk(0);
+    sim.repair_disk(0);
     assert_eq!(sim.scrub(2), 1);
     sim.pass(Span::seconds(30));
     assert!(sim.can_read(2, 5), "it was written again from node 0");
@@ -171,7 +171,7 @@ fn flipped_bit_found_by_scrub_is_repaired_from_another_replica() {
         sim.flip_bit(node, 5);
         assert_eq!(sim.scrub(node), 1);
         sim.pass(Span::millis(200));
-        let (at, block, outcome) = sim.mended[node];
+        let (at, block, outcome) = sim.repair_outcomes[node];
         assert_eq!((at, block), (node, 5));
         assert!(matches!(outcome, Outcome::Repaired { .. }), "{outcome:?}");
         assert!(sim.can_read(node, 5));
@@ -193,15 +193,15 @@ fn block_that_no_replica_has_stays_bad_until_it_is_written() {
     (0..3).for_each(|node| sim.flip_bit(node, 5));
     (0..3).for_each(|node| assert_eq!(sim.scrub(node), 1));
     sim.pass(Span::seconds(20));
-    sim.mended.sort_by_key(|(node, ..)| *node);
+    sim.repair_outcomes.sort_by_key(|(node, ..)| *node);
     let stuck = [0, 1, 2].map(|node| (node, 5, Outcome::Stuck));
-    assert_eq!(sim.mended, stuck);
+    assert_eq!(sim.repair_outcomes, stuck);
     sim.write_blocks(5, 1);
     sim.pass(Span::seconds(30));
-    sim.mended.drain(..3);
-    sim.mended.sort_by_key(|(node, ..)| *node);
+    sim.repair_outcomes.drain(..3);
+    sim.repair_outcomes.sort_by_key(|(node, ..)| *node);
     let readable = [0, 1, 2].map(|node| (node, 5, Outcome::Readable));
-    assert_eq!(sim.mended, readable);
+    assert_eq!(sim.repair_outcomes, readable);
     sim.read_blocks(0, 8);
     sim.end();
 }
@@ -220,13 +220,13 @@ fn scrub_repairs_when_enough_replicas_are_in_sync() {
     sim.flip_bit(0, 5);
     assert_eq!(sim.scrub(0), 1);
     sim.pass(Span::seconds(2));
-    assert!(sim.mended.is_empty(), "{:?}", sim.mended);
+    assert!(sim.repair_outcomes.is_empty(), "{:?}", sim.repair_outcomes);
     assert!(!sim.can_read(0, 5));
     sim.start_node(1);
     sim.wait_for(waits);
     sim.pass(Span::seconds(2));
     let from = fabric::proto::NodeId(1);
-    assert_eq!(sim.mended, [(0, 5, Outcome::Repaired { from })]);
+    assert_eq!(sim.repair_outcomes, [(0, 5, Outcome::Repaired { from })]);
     sim.start_node(2);
     sim.wait_until(2, ReplicaState::InSync);
     sim.read_blocks(0, 8);
@@ -251,7 +251,7 @@ fn scrub_meets_unresolved_write() {
     }
     assert_eq!((sim.tag_at(2, 0), sim.tag_at(0, 0)), (new, old));
     for node in [0, 1] {
-        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+        sim.on_fault(Fault::Reconnect(End::Host(0), End::Node(node)));
     }
     sim.wait_for(write);
     sim.read_blocks(0, 8);
@@ -277,24 +277,24 @@ fn scrub_repairs_beside_an_unresolved_write() {
     sim.flip_bit(2, 6);
     assert_eq!((sim.scrub(0), sim.scrub(1), sim.scrub(2)), (1, 0, 2));
     sim.pass(Span::millis(50));
-    sim.mended.sort_by_key(|(node, ..)| *node);
+    sim.repair_outcomes.sort_by_key(|(node, ..)| *node);
     let from = fabric::proto::NodeId(1);
     let places = |told: &[(usize, u32, Outcome)]| -> Vec<(usize, u32)> {
         told.iter()
             .map(|(node, block, _)| (*node, *block))
             .collect()
     };
-    assert_eq!(places(&sim.mended), [(0, 1), (2, 6)]);
-    assert_eq!(sim.mended[0].2, Outcome::Repaired { from });
+    assert_eq!(places(&sim.repair_outcomes), [(0, 1), (2, 6)]);
+    assert_eq!(sim.repair_outcomes[0].2, Outcome::Repaired { from });
     assert_eq!(sim.tag_at(0, 8), old);
     assert!(!sim.can_read(2, 1), "nobody else has it");
     assert!(!sim.is_done(write));
     for node in [0, 1] {
-        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+        sim.on_fault(Fault::Reconnect(End::Host(0), End::Node(node)));
     }
     sim.wait_for(write);
     sim.pass(Span::seconds(3));
-    assert_eq!(places(&sim.mended[2..]), [(2, 1)]);
+    assert_eq!(places(&sim.repair_outcomes[2..]), [(2, 1)]);
     assert_eq!(sim.tag_at(2, 8), new);
     sim.read_blocks(0, 8);
     sim.end();

@@ -20,7 +20,7 @@ fn drbd_145_bitmap_cleared_both_sides_say_clean() {
     sim.crash_node(2, CrashKind::Process);
     sim.write_blocks(0, 16);
     assert_eq!(
-        sim.standing(2),
+        sim.state(2),
         ReplicaState::Out,
         "before the write was acknowledged"
     );
@@ -50,7 +50,7 @@ fn mayastor_1713_two_nodes_return() {
     // The one that missed most returns first.
     sim.start_node(1);
     sim.wait_for(waits);
-    assert_eq!(sim.standing(1), ReplicaState::InSync);
+    assert_eq!(sim.state(1), ReplicaState::InSync);
     sim.start_node(2);
     sim.wait_until(2, ReplicaState::InSync);
     sim.read_blocks(0, 8);
@@ -118,9 +118,9 @@ fn meta_leader_lost_during_shrink() {
     let waits = sim.ask(WRITE, 0, 8);
     sim.pass(Span::seconds(2));
     assert!(!sim.is_done(waits), "nobody could commit the smaller set");
-    assert_eq!(sim.standing(2), ReplicaState::InSync);
+    assert_eq!(sim.state(2), ReplicaState::InSync);
     sim.wait_for(waits);
-    assert_eq!(sim.standing(2), ReplicaState::Out);
+    assert_eq!(sim.state(2), ReplicaState::Out);
     sim.read_blocks(0, 1);
     sim.start_node(2);
     sim.end();
@@ -151,7 +151,7 @@ fn one_slow_replica() {
     let start = sim.now;
     sim.write_blocks(0, 8);
     assert_eq!(
-        sim.standing(2),
+        sim.state(2),
         ReplicaState::Out,
         "a write does not wait for it for ever"
     );
@@ -177,7 +177,7 @@ fn lease_moves_while_writes_in_flight() {
     assert_ne!(left_behind, before, "node 2 has it, and nobody else");
     sim.wrest(0, 1);
     sim.wait_for_lease();
-    assert_eq!(sim.settled_blocks, 2);
+    assert_eq!(sim.recovered_blocks, 2);
     for node in 0..3 {
         assert_eq!(sim.tag_at(node, 0), left_behind, "node {node}");
     }
@@ -185,7 +185,7 @@ fn lease_moves_while_writes_in_flight() {
     sim.write_blocks(0, 1);
     let newest = sim.tag_at(0, 0);
     for node in [0, 1] {
-        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+        sim.on_fault(Fault::Reconnect(End::Host(0), End::Node(node)));
     }
     sim.pass(Span::millis(20));
     for node in 0..3 {
@@ -214,7 +214,7 @@ fn lease_moves_and_what_is_newest_cannot_be_read() {
     sim.wrest(0, 1);
     sim.wait_for_lease();
     assert_eq!(
-        sim.standing(2),
+        sim.state(2),
         ReplicaState::InSync,
         "one bad block is no reason"
     );
@@ -242,7 +242,7 @@ fn lease_moves_and_no_device_gives_a_block() {
     sim.wrest(0, 1);
     sim.wait_for_lease();
     for node in [0, 1] {
-        sim.on_fault(Fault::Mend(End::Host(0), End::Node(node)));
+        sim.on_fault(Fault::Reconnect(End::Host(0), End::Node(node)));
     }
     let errors = sim.errors();
     sim.read_blocks(0, 8);
@@ -365,7 +365,7 @@ fn replica_disk_fills_up() {
     for block in (0..2048).step_by(64) {
         sim.write_blocks(block, 64);
     }
-    assert_ne!(sim.standing(2), ReplicaState::InSync, "8 MiB on 6");
+    assert_ne!(sim.state(2), ReplicaState::InSync, "8 MiB on 6");
     sim.read_blocks(0, 64);
     let discard = sim.ask(Op::Discard, 4096, 12288);
     sim.wait_for(discard);

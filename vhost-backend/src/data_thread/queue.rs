@@ -345,7 +345,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     pub(crate) fn publish(&mut self) {
         self.ring.publish();
         if let Some(record) = &mut self.inflight {
-            record.settled(&self.answered, self.ring.next_used());
+            record.completed(&self.answered, self.ring.next_used());
             self.answered.clear();
         }
     }

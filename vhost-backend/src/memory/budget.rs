@@ -278,8 +278,8 @@ impl MemoryPolicy {
 
 /// What one connection has mapped and pinned. All is given back when it is dropped.
 ///
-/// Whoever changes something reserves what it will take, makes the change, and settles, whether or not that
-/// went well.
+/// A caller reserves the bytes that a change needs, makes the change, and then calls
+/// [`set_in_use`](Self::set_in_use), whether or not the change succeeded.
 #[derive(Debug)]
 pub struct MemoryAccount {
     policy: MemoryPolicy,
@@ -320,7 +320,7 @@ impl MemoryAccount {
     }
 
     /// Gives back all but what is in use.
-    pub fn settle(&mut self, in_use: InUse) {
+    pub fn set_in_use(&mut self, in_use: InUse) {
         self.in_use = in_use;
         self.mapped
             .shrink_to(in_use.table_bytes.saturating_add(in_use.log_bytes));
@@ -397,10 +397,10 @@ mod tests {
         let mut account = policy.account();
         account.reserve_table(80).unwrap();
         account.reserve_table(90).unwrap();
-        account.settle(table(90));
+        account.set_in_use(table(90));
         account.reserve_table(10).unwrap();
         assert_eq!(budget.mapped_bytes(), 90);
-        account.settle(table(10));
+        account.set_in_use(table(10));
         assert_eq!(budget.mapped_bytes(), 10);
     }
 
@@ -409,10 +409,10 @@ mod tests {
         let budget = budget(100, 100);
         let mut account = MemoryPolicy::new(Registrar::none(), budget.clone()).account();
         account.reserve_table(80).unwrap();
-        account.settle(table(80));
+        account.set_in_use(table(80));
         assert!(account.reserve_log(21).is_err());
         account.reserve_log(20).unwrap();
-        account.settle(InUse {
+        account.set_in_use(InUse {
             log_bytes: 20,
             ..table(80)
         });

@@ -399,8 +399,8 @@ impl Ring for SplitRing {
     fn interrupt_due(&mut self) -> bool {
         let moved = self.unsignalled();
         self.signalled = self.published;
-        // The index must be visible before the guest's wish is read: the guest writes its wish, then reads
-        // the index.
+        // The index must be visible before the guest's request is read: the guest writes its request, then
+        // reads the index.
         fence(Ordering::SeqCst);
         if self.config.event_idx {
             self.published
@@ -418,8 +418,8 @@ impl Ring for SplitRing {
         } else {
             self.set_used_flags(0);
         }
-        // The wish must be visible before the index is read again: the guest writes its index, then reads the
-        // wish.
+        // The request must be visible before the index is read again: the guest writes its index, then reads
+        // the request.
         fence(Ordering::SeqCst);
         Ok(self.look()? != 0)
     }

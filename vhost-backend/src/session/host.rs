@@ -192,7 +192,7 @@ impl<E: Engine> BlkHost<E> {
         if let Ok(log) = &mapped {
             self.log = Some(Arc::clone(log));
         }
-        self.settle_account();
+        self.update_account();
         mapped?;
         Ok(Effect::Done)
     }
@@ -215,7 +215,7 @@ impl<E: Engine> BlkHost<E> {
         if let Ok(memory) = &changed {
             self.memory = Arc::clone(memory);
         }
-        self.settle_account();
+        self.update_account();
         changed?;
         Ok(Effect::Done)
     }
@@ -256,8 +256,8 @@ impl<E: Engine> BlkHost<E> {
     }
 
     /// Counts what is in use now: after each change, and after one that failed.
-    fn settle_account(&mut self) {
-        self.account.settle(InUse {
+    fn update_account(&mut self) {
+        self.account.set_in_use(InUse {
             table_bytes: self.memory.mapped_bytes(),
             log_bytes: self.log.as_ref().map_or(0, |log| log.mapped_bytes()),
             pinned_bytes: self.memory.pinned_bytes(),

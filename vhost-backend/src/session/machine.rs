@@ -7,7 +7,7 @@
 //! and a start: a drained ring goes on where it stood, and there is one way of doing everything.
 //!
 //! The machine asks for actions in an order in which a failure leaves the session as it was: what can be
-//! refused comes first, and the machine's own state changes only in [`Machine::settle`], once an action was
+//! refused comes first, and the machine's own state changes only in [`Machine::on_done`], once an action was
 //! carried out.
 
 mod rings;
@@ -88,7 +88,7 @@ pub enum Action {
     AddMemory(Region, OwnedFd),
     /// Let go of one region.
     RemoveMemory(Region),
-    /// Stop the ring and drain it. Settled with its next index.
+    /// Stop the ring and drain it. Reported done with its next index.
     StopRing(u16),
     /// Start the ring as [`Machine::ring`] describes it.
     StartRing(u16),
@@ -256,15 +256,15 @@ impl Machine {
     }
 
     /// Learns that an action was carried out; `base` is the answer to [`Action::StopRing`].
-    pub fn settle(&mut self, done: Settled) {
+    pub fn on_done(&mut self, done: ActionDone) {
         match done {
-            Settled::Started(index) => self.rings[usize::from(index)].running = true,
-            Settled::Stopped(index, base) => {
+            ActionDone::Started(index) => self.rings[usize::from(index)].running = true,
+            ActionDone::Stopped(index, base) => {
                 let ring = &mut self.rings[usize::from(index)];
                 ring.running = false;
                 ring.base = base;
             }
-            Settled::Note(note) => self.note(note),
+            ActionDone::Note(note) => self.note(note),
         }
     }
 
@@ -418,7 +418,7 @@ impl Machine {
 
 /// What the shell has carried out.
 #[derive(Debug)]
-pub enum Settled {
+pub enum ActionDone {
     /// [`Action::StartRing`].
     Started(u16),
     /// [`Action::StopRing`], with the next index in the available ring.

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::codec::{self, DecodeError, Frame};
-use super::machine::{Action, Machine, Offer, Refusal, Settled};
+use super::machine::{Action, ActionDone, Machine, Offer, Refusal};
 use super::message::{ConfigHead, InflightArea, code, name, protocol};
 
 /// Refused messages of one connection that are logged as warnings; later ones are logged for debugging only,
@@ -185,7 +185,7 @@ impl<H: Host> Session<H> {
                 Ok(Some(reply(request, state.as_bytes())))
             }
             Action::Note(note) => {
-                self.machine.settle(Settled::Note(note));
+                self.machine.on_done(ActionDone::Note(note));
                 Ok(None)
             }
             Action::BackendChannel(fd) => {
@@ -195,7 +195,7 @@ impl<H: Host> Session<H> {
             Action::StartRing(index) => self.start(request, index).map(|()| None),
             Action::StopRing(index) => {
                 if let Effect::Stopped(base) = self.perform(request, action)? {
-                    self.machine.settle(Settled::Stopped(index, base));
+                    self.machine.on_done(ActionDone::Stopped(index, base));
                 }
                 Ok(None)
             }
@@ -224,7 +224,7 @@ impl<H: Host> Session<H> {
             return Err(MessageError::InflightTooSmall { name, index });
         }
         self.perform(request, Action::StartRing(index))?;
-        self.machine.settle(Settled::Started(index));
+        self.machine.on_done(ActionDone::Started(index));
         Ok(())
     }
 

@@ -52,7 +52,7 @@ impl SocketOptions {
     }
 }
 
-/// Why a socket could not be made or used. Each names the culprit and the mend.
+/// Why a socket could not be made or used. Each names the culprit and gives a hint.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// A live process listens there.

@@ -62,7 +62,7 @@ impl Client {
             },
         );
         if mutates && idle {
-            volume.watermark.settle(self.lane, None);
+            volume.watermark.set_oldest(self.lane, None);
         }
         let done = reply.is_some_and(|r| r.result.is_ok() && r.incarnation == member.incarnation);
         if done {

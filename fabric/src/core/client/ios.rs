@@ -86,7 +86,8 @@ pub(super) struct LocalVolume {
     pub(super) newest: u32,
     /// What it holds of what all volumes of the thread share.
     pub(super) held: Holdings,
-    /// Requests that wait for others that overlap them, oldest first; at most [`super::waiting::WAITING_MAX`].
+    /// Requests that wait for others that overlap them, oldest first; at most
+    /// [`super::waiting::WAITING_MAX`].
     pub(super) waiting: VecDeque<Waiting>,
     /// Requests of which pieces wait for the window, oldest first. One that failed meanwhile has none.
     pub(super) unsent: VecDeque<Key>,
@@ -219,7 +220,7 @@ impl Client {
         self.local(state.volume).state.count(self.lane, finished);
     }
 
-    /// Ends a guest request: frees its slot and settles its version.
+    /// Ends a guest request: frees its slot and resolves its version.
     #[inline]
     pub(super) fn close_io(&mut self, io: u32) -> IoResult {
         self.leave(io);
@@ -237,7 +238,7 @@ impl Client {
                 NONE => {
                     local.oldest = state.newer;
                     let oldest = (state.newer != NONE).then(|| self.ios[state.newer].version);
-                    local.state.watermark.settle(self.lane, oldest);
+                    local.state.watermark.set_oldest(self.lane, oldest);
                 }
                 older => self.ios[older].newer = state.newer,
             }

@@ -36,21 +36,21 @@ impl Repair {
         let mut restored = false;
         if std::mem::replace(&mut self.has_begun, true) {
             match self.machine.on_answer(result) {
-                Next::Ask(whom, command) => return (Some((self.node(whom), command)), false),
+                Next::Ask(peer, command) => return (Some((self.node(peer), command)), false),
                 Next::Over(End::Unfetched(_) | End::Failed(_)) => return (None, false),
                 Next::Over(end) => restored = end == End::Restored,
             }
             self.block += 1;
         }
         let next = (self.block < self.end).then(|| {
-            let (whom, command) = self.machine.begin(self.block);
-            (self.node(whom), command)
+            let (peer, command) = self.machine.begin(self.block);
+            (self.node(peer), command)
         });
         (next, restored)
     }
 
-    fn node(&self, whom: RepairPeer) -> NodeId {
-        match whom {
+    fn node(&self, peer: RepairPeer) -> NodeId {
+        match peer {
             RepairPeer::Bad => self.bad,
             RepairPeer::Good => self.good,
         }
@@ -120,8 +120,8 @@ impl Client {
             }
             let asked = next.and_then(|(node, command)| {
                 let member = self.groups[group].set.index_of(node)?;
-                let standing = self.groups[group].set.members()[member].standing;
-                (standing == ReplicaState::InSync).then_some((member, command))
+                let state = self.groups[group].set.members()[member].state;
+                (state == ReplicaState::InSync).then_some((member, command))
             });
             let Some((member, command)) = asked else {
                 self.end_repair(piece);

@@ -55,11 +55,11 @@ pub(super) struct Bench {
     pub(super) done: BTreeMap<u64, IoResult>,
 }
 
-pub(super) fn set(epoch: u64, min_in_sync: usize, standings: &[ReplicaState]) -> ReplicaSet {
-    let members = standings.iter().zip(1..).map(|(&standing, node)| Member {
+pub(super) fn set(epoch: u64, min_in_sync: usize, states: &[ReplicaState]) -> ReplicaSet {
+    let members = states.iter().zip(1..).map(|(&state, node)| Member {
         node: NodeId(node),
         incarnation: Incarnation(7),
-        standing,
+        state,
         since: Epoch(1),
     });
     ReplicaSet::new(PgId(0), Epoch(epoch), min_in_sync, members.collect())

@@ -14,7 +14,7 @@ pub(super) const SMALL_BYTES: u64 = 16 << 10;
 /// Somebody's small requests are heeded for so many requests of the thread after the last.
 const HEEDED_REQUESTS: u64 = 1024;
 /// A piece of a long request that takes longer makes the shared window shrink, in microseconds.
-const DELAY_TARGET_US: u64 = 400;
+const DELAY_TARGET_US: u64 = 300;
 
 /// How much data a thread has in flight. A volume that is alone on its thread has half of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +36,10 @@ impl Default for WindowSizes {
     fn default() -> Self {
         Self {
             window_bytes: 8 << 20,
-            shared_window_bytes: 128 << 10,
+            shared_window_bytes: 64 << 10,
             small_window_bytes: 4 << 20,
             piece_bytes: 1 << 20,
-            shared_piece_bytes: 64 << 10,
+            shared_piece_bytes: 32 << 10,
         }
     }
 }

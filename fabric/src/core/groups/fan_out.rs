@@ -48,7 +48,7 @@ impl Groups {
         let groups = self.groups.read().expect("no panic under this lock");
         let mut there = groups.iter().filter(|(_, group)| group.device() == device);
         there.any(|(pg, group)| {
-            let may_count = match group.standing() {
+            let may_count = match group.state() {
                 ReplicaState::InSync => true,
                 ReplicaState::Syncing => group.is_all_compared(),
                 ReplicaState::Out => false,
@@ -61,7 +61,7 @@ impl Groups {
     pub(super) fn note_receiving(&self) {
         let groups = self.groups.read().expect("no panic under this lock");
         let receiving = groups.values().filter(|group| {
-            let is_out = group.standing() == ReplicaState::Out;
+            let is_out = group.state() == ReplicaState::Out;
             !is_out && group.device() < FAN_OUT_DEVICES_MAX
         });
         let devices = receiving.fold(0, |all, group| all | 1 << group.device());
@@ -115,9 +115,9 @@ mod tests {
             (3, 2, ReplicaState::Out),
             (4, 3, ReplicaState::Syncing),
         ];
-        for (pg, device, standing) in on {
+        for (pg, device, state) in on {
             groups.place(PgId(pg), device, 4, Epoch(4));
-            groups.set(PgId(pg), standing, Epoch(4));
+            groups.set(PgId(pg), state, Epoch(4));
         }
         groups.applied(Epoch(6));
         groups

@@ -75,10 +75,10 @@ fn page(leaf: u32) -> LeafKey {
     leaf_of(CHUNK, leaf * LEAF_BLOCKS)
 }
 
-/// A node that is a member with this standing since map 4, and knows map 6.
-fn groups(standing: ReplicaState) -> Groups {
+/// A node that is a member with this state since map 4, and knows map 6.
+fn groups(state: ReplicaState) -> Groups {
     let groups = Groups::default();
-    groups.set(PG, standing, Epoch(4));
+    groups.set(PG, state, Epoch(4));
     groups.applied(Epoch(6));
     // It is known who may write: what is tested is something else.
     groups.get(PG).unwrap().fenced(CHUNK.layer);
@@ -111,8 +111,8 @@ fn lease_fence_is_admitted_under_any_map_and_group() {
 
 #[test]
 fn no_trust_on_return_a_replica_is_read_only_when_it_is_in_sync() {
-    let taken = |standing: ReplicaState| {
-        let groups = groups(standing);
+    let taken = |state: ReplicaState| {
+        let groups = groups(state);
         let all = [
             read(),
             list(),
@@ -157,7 +157,7 @@ fn nothing_is_kept_for_a_comparison_after_it() {
 }
 
 #[test]
-fn what_was_sent_before_a_stay_does_not_count_in_it() {
+fn what_was_sent_before_a_period_does_not_count_in_it() {
     let groups = groups(ReplicaState::Syncing);
     let group = groups.get(PG).unwrap();
     let first = request(4, write(0, 2 * BLOCK));
@@ -167,7 +167,7 @@ fn what_was_sent_before_a_stay_does_not_count_in_it() {
     assert!(touched.is_noted(1) && touched.is_stored(1) && !touched.is_noted(2));
     group.compared(page(0));
     groups.set(PG, ReplicaState::Syncing, Epoch(4));
-    assert_eq!(group.touched(page(0)), touched, "the same stay");
+    assert_eq!(group.touched(page(0)), touched, "the same receiving period");
     groups.set(PG, ReplicaState::Syncing, Epoch(3));
     assert_eq!(group.touched(page(0)), touched, "a map that came late");
     groups.set(PG, ReplicaState::Syncing, Epoch(6));
@@ -185,8 +185,8 @@ fn what_was_sent_before_a_stay_does_not_count_in_it() {
 
 #[test]
 fn nothing_is_noted_of_a_replica_that_is_not_being_compared() {
-    for standing in [ReplicaState::InSync, ReplicaState::Out] {
-        let groups = groups(standing);
+    for state in [ReplicaState::InSync, ReplicaState::Out] {
+        let groups = groups(state);
         assert_eq!(groups.note(&request(6, write(0, BLOCK))), None);
     }
     let groups = groups(ReplicaState::Syncing);
@@ -301,7 +301,7 @@ fn incoming_replica_is_separate_until_it_replaces_the_old_one() {
     assert!(groups.note(&noted).is_some());
     // A returning replica of another node counts on the old one, and so on whatever takes its place.
     groups.join(PG, Epoch(7));
-    // The old device is gone before the new one has everything: its stay goes on.
+    // The old device is gone before the new one has everything: its receiving period goes on.
     groups.place(PG, new, 8, Epoch(8));
     groups.set(PG, ReplicaState::Syncing, Epoch(6));
     groups.keep(&[PG]);

@@ -39,7 +39,7 @@ impl List {
     }
 
     /// What it tells, up to its end.
-    pub(super) fn told(&self) -> impl Iterator<Item = UnresolvedEntry> {
+    pub(super) fn reported(&self) -> impl Iterator<Item = UnresolvedEntry> {
         // Read as bytes: what a peer wrote is any bytes.
         let bytes = self.entries.as_bytes();
         let entries = bytes.chunks_exact(size_of::<UnresolvedEntry>());

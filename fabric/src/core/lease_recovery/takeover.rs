@@ -146,10 +146,10 @@ impl Takeover {
     }
 
     /// Blocks that were made to agree.
-    pub fn settled_blocks(&self) -> u64 {
+    pub fn recovered_blocks(&self) -> u64 {
         self.machine
             .as_ref()
-            .map_or(0, LeaseRecovery::settled_blocks)
+            .map_or(0, LeaseRecovery::recovered_blocks)
     }
 
     /// Whether it has ended, well or not.

@@ -2,7 +2,7 @@
 //! that is in sync, with no guest reading it.
 //!
 //! Events in: [`Repairs::on_found`], [`Repairs::on_map`], [`Repairs::on_time`] and [`Repairs::on_answer`].
-//! What is wished: [`Repairs::poll`]. [`Rounds`] hands its commands on beside its own: to this node's store
+//! Its actions: [`Repairs::poll`]. [`Rounds`] hands its commands on beside its own: to this node's store
 //! past the replica machine with a last look at their turn, and to peers under the newest map that this node
 //! knows.
 //!
@@ -28,7 +28,7 @@ const PAUSE_MIN_US: u64 = 1_000_000;
 /// See [`PAUSE_MIN_US`].
 const PAUSE_MAX_US: u64 = 3600 * 1_000_000;
 /// How often in vain before it is told.
-const TRIES_TOLD: u32 = 5;
+const TRIES_REPORTED: u32 = 5;
 
 /// A block that one of this node's devices cannot give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,7 +110,7 @@ pub struct Repairs {
     next_call: u32,
     /// The last that was told.
     now_us: u64,
-    wishes: VecDeque<RepairAction>,
+    actions: VecDeque<RepairAction>,
 }
 
 /// The sets of a map, by group, and how many groups each pool has.
@@ -149,7 +149,7 @@ impl Repairs {
             jobs: Vec::new(),
             next_call: 0,
             now_us: 0,
-            wishes: VecDeque::new(),
+            actions: VecDeque::new(),
         }
     }
 
@@ -249,7 +249,7 @@ impl Repairs {
         jobs.for_each(|job| job.is_over = true);
         let is_alone = members.iter().all(|member| member.node.base() == self.me.0);
         if is_mine && is_alone {
-            self.wishes
+            self.actions
                 .push_back(RepairAction::Tell(bad, Outcome::Stuck));
         }
     }
@@ -275,16 +275,16 @@ impl Repairs {
                 machine: BlockRepair::new(bad.chunk),
                 is_over: false,
             };
-            let (whom, command) = job.machine.begin(bad.block);
-            self.go_on(job, whom, command);
+            let (peer, command) = job.machine.begin(bad.block);
+            self.go_on(job, peer, command);
         }
     }
 
-    fn go_on(&mut self, mut job: Job, whom: RepairPeer, command: Command) {
+    fn go_on(&mut self, mut job: Job, peer: RepairPeer, command: Command) {
         self.next_call = self.next_call.wrapping_add(1);
         let call = self.next_call;
         let source = job.sources.last().map(|s| (s.node, s.incarnation));
-        let wish = match (whom, source) {
+        let action = match (peer, source) {
             (RepairPeer::Bad, _) => RepairAction::Local(call, job.pg, command),
             (RepairPeer::Good, Some(source)) => RepairAction::Ask(call, source, job.pg, command),
             (RepairPeer::Good, None) => {
@@ -292,7 +292,7 @@ impl Repairs {
                 return;
             }
         };
-        self.wishes.push_back(wish);
+        self.actions.push_back(action);
         job.call = call;
         self.jobs.push(job);
     }
@@ -309,12 +309,12 @@ impl Repairs {
                 self.end(job.bad, Outcome::Repaired { from });
             }
             _ if job.is_over => {}
-            Next::Ask(whom, command) => self.go_on(job, whom, command),
+            Next::Ask(peer, command) => self.go_on(job, peer, command),
             Next::Over(End::Healthy) => self.end(job.bad, Outcome::Readable),
             Next::Over(End::Differs | End::Unfetched(_)) => {
                 job.sources.pop();
-                let (whom, command) = job.machine.fetch_elsewhere();
-                self.go_on(job, whom, command);
+                let (peer, command) = job.machine.fetch_elsewhere();
+                self.go_on(job, peer, command);
             }
             Next::Over(End::Changed | End::Failed(_)) => self.put_off(job.bad),
         }
@@ -329,8 +329,8 @@ impl Repairs {
         entry.due_us = self.now_us + pause.min(PAUSE_MAX_US);
         entry.tries = entry.tries.saturating_add(1);
         entry.is_taken = false;
-        if entry.tries == TRIES_TOLD {
-            self.wishes
+        if entry.tries == TRIES_REPORTED {
+            self.actions
                 .push_back(RepairAction::Tell(bad, Outcome::Stuck));
         }
     }
@@ -339,19 +339,19 @@ impl Repairs {
         let jobs = self.jobs.iter_mut().filter(|job| job.bad == bad);
         jobs.for_each(|job| job.is_over = true);
         if self.queue.remove(&bad).is_some() {
-            self.wishes.push_back(RepairAction::Tell(bad, outcome));
+            self.actions.push_back(RepairAction::Tell(bad, outcome));
         }
     }
 
     /// Next thing to do.
     pub fn poll(&mut self, now_us: u64) -> Option<RepairAction> {
         self.now_us = now_us;
-        self.wishes.pop_front()
+        self.actions.pop_front()
     }
 
     /// Whether nothing is under way. Blocks may be waiting.
     pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty() && self.wishes.is_empty()
+        self.jobs.is_empty() && self.actions.is_empty()
     }
 
     /// Commands whose answers are due: until they are, memory of this machine is in use.

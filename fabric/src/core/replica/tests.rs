@@ -198,7 +198,7 @@ fn syncing_replica_counts_only_fully_stored_blocks_as_written() {
     groups.set(pg, ReplicaState::Syncing, Epoch(4));
     groups.applied(Epoch(4));
     replica.on_store(last, Ok(()));
-    assert_eq!(touched(), (0, 0), "a new stay");
+    assert_eq!(touched(), (0, 0), "a new receiving period");
 }
 
 #[test]

@@ -21,11 +21,11 @@ pub(super) struct Listing {
     /// There are no more.
     pub(super) ended: bool,
     /// Memory that the answer is written to.
-    page: Box<Page>,
+    page: Box<ListingPage>,
 }
 
 #[derive(Debug)]
-struct Page {
+struct ListingPage {
     entries: [ChunkEntry; LIST_ENTRIES],
     iov: libc::iovec,
 }
@@ -37,7 +37,7 @@ impl Listing {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         };
-        let mut page = Box::new(Page {
+        let mut page = Box::new(ListingPage {
             entries: [ChunkEntry::default(); LIST_ENTRIES],
             iov: empty,
         });

@@ -2,7 +2,8 @@
 //! with it takes over.
 //!
 //! A layer may not have been written since this replica came back, and may have been taken over before: no
-//! request has asked for its fence, and a writer of the lease before would find the door open here alone.
+//! request has asked for its fence, and a writer of the lease before would find that it is not fenced here
+//! alone.
 //!
 //! What the source has, its unresolved writes included, the replica has after the comparison. Should the
 //! source then leave, and the writer die, nobody else could tell a takeover of those writes, and replicas in

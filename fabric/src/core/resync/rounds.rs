@@ -67,7 +67,7 @@ pub enum Action {
         /// What.
         request: Request,
     },
-    /// Ask meta to promote this node's replica, which has been compared in the stay that began at `since`.
+    /// Ask meta to promote this node's replica, which has been compared in the group that began at `since`.
     Promote {
         /// Group.
         pg: PgId,
@@ -133,7 +133,7 @@ pub struct Rounds {
     fences: Arc<Fences>,
     /// What this node's replicas remember of others' unresolved writes.
     unresolved: Arc<Unresolved>,
-    stays: BTreeMap<PgId, SyncingGroup>,
+    syncing: BTreeMap<PgId, SyncingGroup>,
     /// The map that was told last: what goes out goes under it, though the node may know a newer one by then.
     heard: Epoch,
     /// What sources could not read, of groups in which this node's replica has not been compared since.
@@ -192,7 +192,7 @@ impl Rounds {
             groups,
             fences,
             unresolved,
-            stays: BTreeMap::new(),
+            syncing: BTreeMap::new(),
             heard: Epoch(0),
             unread: BTreeMap::new(),
             retired: Vec::new(),
@@ -207,30 +207,32 @@ impl Rounds {
     /// what is over.
     pub fn on_map(&mut self, sets: &[ReplicaSet], now_us: u64) {
         self.heard = self.groups.known();
-        let mut stays = std::mem::take(&mut self.stays);
+        let mut syncing = std::mem::take(&mut self.syncing);
         for set in sets {
             for pg in [set.pg(), set.pg().incoming()] {
                 let Some(member) = self.syncing(set, pg) else {
                     continue;
                 };
-                let mut stay = stays.remove(&pg).unwrap_or_else(|| SyncingGroup {
+                let mut group = syncing.remove(&pg).unwrap_or_else(|| SyncingGroup {
                     set: set.clone(),
                     since: member.since,
                     round: None,
                     failures: 0,
                     begin_us: now_us,
                 });
-                stay.set = set.clone();
-                stay.since = member.since;
-                match stay.round.take() {
-                    Some(round) if stay.may_go_on(&round) => stay.round = Some(round),
+                group.set = set.clone();
+                group.since = member.since;
+                match group.round.take() {
+                    Some(round) if group.may_go_on(&round) => group.round = Some(round),
                     over => self.retire(over),
                 }
-                self.stays.insert(pg, stay);
+                self.syncing.insert(pg, group);
             }
         }
         // Of groups in which this node does not take part any more, or not as one that is to be compared.
-        stays.into_values().for_each(|stay| self.retire(stay.round));
+        syncing
+            .into_values()
+            .for_each(|group| self.retire(group.round));
         self.unread.retain(|pg, _| self.groups.get(*pg).is_some());
         self.repairs.on_map(sets, now_us);
         self.begin(now_us);
@@ -249,7 +251,7 @@ impl Rounds {
     fn syncing(&self, set: &ReplicaSet, pg: PgId) -> Option<Member> {
         let is_syncing = |m: &Member| {
             m.incarnation == self.me.1
-                && m.standing == ReplicaState::Syncing
+                && m.state == ReplicaState::Syncing
                 && self.groups.get(pg).is_some()
         };
         self.own(set, pg).filter(is_syncing)
@@ -263,11 +265,11 @@ impl Rounds {
     /// It is later than it was.
     pub fn on_time(&mut self, now_us: u64) {
         if self.tick_us.take_if(|due| *due <= now_us).is_some() {
-            let rounds = self.stays.values_mut().filter_map(|s| s.round.as_mut());
+            let rounds = self.syncing.values_mut().filter_map(|s| s.round.as_mut());
             rounds.for_each(|round| round.machine.on_tick());
         }
-        for (pg, stay) in &mut self.stays {
-            let Some(round) = &mut stay.round else {
+        for (pg, group) in &mut self.syncing {
+            let Some(round) = &mut group.round else {
                 continue;
             };
             let since = round.machine.since();
@@ -285,29 +287,33 @@ impl Rounds {
 
     /// When [`on_time`](Self::on_time) is to be called, if nothing else happens before.
     pub fn wake_at(&mut self, now_us: u64) -> Option<u64> {
-        let rounds = || self.stays.values().filter_map(|stay| stay.round.as_ref());
+        let rounds = || {
+            self.syncing
+                .values()
+                .filter_map(|group| group.round.as_ref())
+        };
         self.tick_us = match rounds().any(|round| round.machine.needs_tick()) {
             true => Some(self.tick_us.unwrap_or(now_us + TICK_US)),
             false => None,
         };
         let again = rounds().filter_map(|round| Some(round.asked_us? + ASK_AGAIN_US));
         let room = self.retired.len() < RETIRED_MAX;
-        let due = self.stays.values().filter(|stay| room && stay.is_due());
-        let begin = due.map(|stay| stay.begin_us);
+        let due = self.syncing.values().filter(|group| room && group.is_due());
+        let begin = due.map(|group| group.begin_us);
         let repair = self.repairs.wake_at();
         again.chain(begin).chain(self.tick_us).chain(repair).min()
     }
 
     /// Begins what has waited long enough.
     fn begin(&mut self, now_us: u64) {
-        for (pg, stay) in &mut self.stays {
+        for (pg, group) in &mut self.syncing {
             let room = self.retired.len() < RETIRED_MAX;
-            if !room || !stay.is_due() || stay.begin_us > now_us {
+            if !room || !group.is_due() || group.begin_us > now_us {
                 continue;
             }
             // Another one after each failure; at first groups are spread over all.
-            let turn = pg.0 as usize + stay.failures as usize;
-            let sources: Vec<Member> = stay.sources().collect();
+            let turn = pg.0 as usize + group.failures as usize;
+            let sources: Vec<Member> = group.sources().collect();
             let unread = self.unread.get(pg);
             // One that may have what another could not read goes first.
             let in_turn = (0..sources.len()).map(|nth| sources[(turn + nth) % sources.len()]);
@@ -315,7 +321,7 @@ impl Rounds {
                 |source: &Member| unread.is_some_and(|unread| unread.has_failed(source));
             // From one device to another of a node nothing has to cross the network. But that device may be
             // the one that fails.
-            let (me, is_first) = (self.me.0, stay.failures == 0);
+            let (me, is_first) = (self.me.0, group.failures == 0);
             let source =
                 in_turn.min_by_key(|source| (has_failed(source), is_first && source.node != me));
             let source = source.expect("one is due only if somebody is in sync");
@@ -323,9 +329,9 @@ impl Rounds {
                 lost: unread.map_or_else(Lost::new, |unread| unread.lost(&sources)),
                 here: self.repairs.known(*pg),
             };
-            let machine = Resync::new(*pg, stay.since, source.node);
+            let machine = Resync::new(*pg, group.since, source.node);
             self.next += 1;
-            stay.round = Some(Round {
+            group.round = Some(Round {
                 number: self.next,
                 source,
                 machine: machine.knowing(known),
@@ -352,18 +358,18 @@ impl Rounds {
 
     /// What is not to be held back: everything but comparisons and reads of the source.
     pub fn poll_urgent(&mut self, now_us: u64) -> Vec<Action> {
-        let mut wishes = Vec::new();
-        for (pg, stay) in &mut self.stays {
-            let Some(round) = stay.round.as_mut() else {
+        let mut wanted_actions = Vec::new();
+        for (pg, group) in &mut self.syncing {
+            let Some(round) = group.round.as_mut() else {
                 continue;
             };
-            while let Some(wish) = round.machine.poll_urgent(&self.groups) {
-                wishes.push((*pg, wish));
+            while let Some(wanted) = round.machine.poll_urgent(&self.groups) {
+                wanted_actions.push((*pg, wanted));
             }
         }
         let mut actions: Vec<Action> = self.actions.drain(..).collect();
-        for (pg, wish) in wishes {
-            actions.extend(self.heed(pg, wish, now_us));
+        for (pg, wanted) in wanted_actions {
+            actions.extend(self.complete(pg, wanted, now_us));
         }
         actions
     }
@@ -374,27 +380,27 @@ impl Rounds {
             if let Some(action) = self.actions.pop_front() {
                 return Some(action);
             }
-            if let Some(wish) = self.repairs.poll(now_us) {
-                return Some(self.heed_repair(wish));
+            if let Some(wanted) = self.repairs.poll(now_us) {
+                return Some(self.complete_repair(wanted));
             }
-            let next = self.stays.iter_mut().find_map(|(pg, stay)| {
-                let round = stay.round.as_mut()?;
-                let wish = round.machine.poll(&self.groups)?;
-                Some((*pg, wish))
+            let next = self.syncing.iter_mut().find_map(|(pg, group)| {
+                let round = group.round.as_mut()?;
+                let wanted = round.machine.poll(&self.groups)?;
+                Some((*pg, wanted))
             });
-            let (pg, wish) = next?;
-            if let Some(action) = self.heed(pg, wish, now_us) {
+            let (pg, wanted) = next?;
+            if let Some(action) = self.complete(pg, wanted, now_us) {
                 return Some(action);
             }
         }
     }
 
-    /// A round's wish, with what only this machine knows.
-    fn heed(&mut self, pg: PgId, wish: ResyncAction, now_us: u64) -> Option<Action> {
+    /// Completes an action of a round with the data that only this machine has.
+    fn complete(&mut self, pg: PgId, wanted: ResyncAction, now_us: u64) -> Option<Action> {
         // The node may know a newer map, by which the source is another one.
         let heard = self.heard;
-        let stay = self.stays.get_mut(&pg)?;
-        let round = stay.round.as_mut()?;
+        let group = self.syncing.get_mut(&pg)?;
+        let round = group.round.as_mut()?;
         let number = round.number;
         let token = |call: Call| Token {
             number,
@@ -407,12 +413,12 @@ impl Rounds {
             command,
             ..Request::NOTHING
         };
-        match wish {
+        match wanted {
             ResyncAction::Ask(call, command) => {
                 // The source refuses what is older than a join: clients, who go by the group's last change,
                 // are not to be refused for what has happened to other groups since.
                 let epoch = match command {
-                    Command::Join => stay.set.epoch(),
+                    Command::Join => group.set.epoch(),
                     _ => heard,
                 };
                 Some(Action::Ask {
@@ -443,14 +449,14 @@ impl Rounds {
                 round.asked_us = Some(now_us);
                 self.unread.remove(&pg);
                 self.totals.add(round.machine.progress(), true);
-                let (pg, since) = (pg.base(), stay.since);
+                let (pg, since) = (pg.base(), group.since);
                 Some(Action::Promote { pg, since })
             }
             ResyncAction::Failed(why) => self.fail(pg, why, now_us),
         }
     }
 
-    fn heed_repair(&self, wish: RepairAction) -> Action {
+    fn complete_repair(&self, wanted: RepairAction) -> Action {
         let token = |call| Token {
             number: REPAIRS,
             call,
@@ -462,7 +468,7 @@ impl Rounds {
             command,
             ..Request::NOTHING
         };
-        match wish {
+        match wanted {
             RepairAction::Ask(call, source, pg, command) => Action::Ask {
                 token: token(call),
                 source,
@@ -478,9 +484,9 @@ impl Rounds {
 
     fn fail(&mut self, pg: PgId, why: RoundFailure, now_us: u64) -> Option<Action> {
         tracing::debug!(%pg, ?why, "a round of comparison failed");
-        let stay = self.stays.get_mut(&pg)?;
-        stay.pause(now_us);
-        let mut round = stay.round.take()?;
+        let group = self.syncing.get_mut(&pg)?;
+        group.pause(now_us);
+        let mut round = group.round.take()?;
         let unread = round.machine.take_unread();
         match why {
             RoundFailure::Unread => {
@@ -493,7 +499,7 @@ impl Rounds {
         if round.asked_us.is_none() {
             self.totals.add(round.machine.progress(), false);
         }
-        let (set, epoch) = (stay.set.clone(), stay.set.epoch());
+        let (set, epoch) = (group.set.clone(), group.set.epoch());
         self.retire(Some(round));
         let member = self.own(&set, pg)?;
         let pg = pg.base();
@@ -501,7 +507,7 @@ impl Rounds {
     }
 
     fn named(&mut self, token: Token) -> Option<&mut Round> {
-        let rounds = self.stays.values_mut().filter_map(|s| s.round.as_mut());
+        let rounds = self.syncing.values_mut().filter_map(|s| s.round.as_mut());
         let mut all = rounds.chain(&mut self.retired);
         all.find(|round| round.number == token.number)
     }
@@ -537,12 +543,15 @@ impl Rounds {
 
     /// Whether nothing is under way, and nothing is to be begun.
     pub fn is_idle(&self) -> bool {
-        self.stays.is_empty() && self.retired.is_empty() && self.repairs.is_idle()
+        self.syncing.is_empty() && self.retired.is_empty() && self.repairs.is_idle()
     }
 
     /// Calls whose answers are due: until they are, memory of this machine is in use.
     pub fn calls_due(&self) -> usize {
-        let rounds = self.stays.values().filter_map(|stay| stay.round.as_ref());
+        let rounds = self
+            .syncing
+            .values()
+            .filter_map(|group| group.round.as_ref());
         let all = rounds.chain(&self.retired);
         let due: usize = all.map(|round| round.machine.calls_due()).sum();
         due + self.repairs.calls_due()
@@ -555,12 +564,12 @@ impl Rounds {
 
     /// Since when this node's replica of the group is syncing, if it is.
     pub fn since(&self, pg: PgId) -> Option<Epoch> {
-        Some(self.stays.get(&pg)?.since)
+        Some(self.syncing.get(&pg)?.since)
     }
 
     /// With whom the group is being compared.
     pub fn source(&self, pg: PgId) -> Option<(NodeId, Incarnation)> {
-        let round = self.stays.get(&pg)?.round.as_ref()?;
+        let round = self.syncing.get(&pg)?.round.as_ref()?;
         Some((round.source.node, round.source.incarnation))
     }
 }

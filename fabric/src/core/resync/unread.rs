@@ -129,7 +129,7 @@ mod tests {
         let member = |(node, incarnation): &(u64, u64)| Member {
             node: NodeId(*node),
             incarnation: Incarnation(*incarnation),
-            standing: ReplicaState::InSync,
+            state: ReplicaState::InSync,
             since: Epoch(1),
         };
         starts.iter().map(member).collect()

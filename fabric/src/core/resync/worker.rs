@@ -146,7 +146,7 @@ impl Worker {
     }
 
     /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in
-    /// this stay.
+    /// this receiving period.
     pub fn step(
         &mut self,
         result: Result<(), Refusal>,

@@ -33,7 +33,7 @@ fn lanes(count: usize) -> Vec<Arc<Unresolved>> {
 }
 
 /// What a new lease is told: sequence, chunk, first block, blocks.
-fn told(lanes: &[Arc<Unresolved>], room: usize) -> Vec<(u64, u32, u32, u32)> {
+fn reported(lanes: &[Arc<Unresolved>], room: usize) -> Vec<(u64, u32, u32, u32)> {
     let entries = list(lanes, LAYER, NEXT_LEASE, room);
     let of = |e: &UnresolvedEntry| (Version(e.version).sequence(), e.chunk, e.block, e.count);
     entries.iter().map(of).collect()
@@ -44,12 +44,12 @@ fn writes_above_the_watermark_are_tracked_by_block() {
     let lanes = lanes(1);
     lanes[0].note(&zero((2, 10, 10), (0, 0, 4096)));
     lanes[0].note(&zero((2, 11, 10), (1, 512, 4096)));
-    assert_eq!(told(&lanes, 9), [(10, 0, 0, 1), (11, 1, 0, 2)]);
+    assert_eq!(reported(&lanes, 9), [(10, 0, 0, 1), (11, 1, 0, 2)]);
     // The watermark is the oldest that is not resolved.
     lanes[0].note(&zero((2, 12, 11), (0, 8192, 512)));
-    assert_eq!(told(&lanes, 9), [(11, 1, 0, 2), (12, 0, 2, 1)]);
+    assert_eq!(reported(&lanes, 9), [(11, 1, 0, 2), (12, 0, 2, 1)]);
     lanes[0].note(&zero((2, 13, 13), (0, 0, 512)));
-    assert_eq!(told(&lanes, 9), [(13, 0, 0, 1)]);
+    assert_eq!(reported(&lanes, 9), [(13, 0, 0, 1)]);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn pieces_and_repeats_of_a_write_are_one_entry_per_chunk() {
     lanes[0].note(&zero((2, 10, 1), (0, 4096, 4096)));
     lanes[0].note(&zero((2, 10, 1), (1, 0, 4096)));
     lanes[0].note(&zero((2, 10, 1), (0, 16384, 4096)));
-    assert_eq!(told(&lanes, 9), [(10, 0, 1, 4), (10, 1, 0, 1)]);
+    assert_eq!(reported(&lanes, 9), [(10, 0, 1, 4), (10, 1, 0, 1)]);
 }
 
 #[test]
@@ -66,10 +66,10 @@ fn nothing_is_resolved_by_a_lease_that_has_just_begun() {
     let lanes = lanes(1);
     lanes[0].note(&zero((1, 500, 1), (0, 0, 4096)));
     lanes[0].note(&zero((2, 1, 0), (1, 0, 4096)));
-    assert_eq!(told(&lanes, 9), [(500, 0, 0, 1), (1, 1, 0, 1)]);
-    // Its first watermark says that what older leases left has been settled.
+    assert_eq!(reported(&lanes, 9), [(500, 0, 0, 1), (1, 1, 0, 1)]);
+    // Its first watermark says that what older leases left has been recovered.
     lanes[0].note(&zero((2, 2, 1), (2, 0, 4096)));
-    assert_eq!(told(&lanes, 9), [(1, 1, 0, 1), (2, 2, 0, 1)]);
+    assert_eq!(reported(&lanes, 9), [(1, 1, 0, 1), (2, 2, 0, 1)]);
 }
 
 #[test]
@@ -78,11 +78,11 @@ fn new_lease_learns_writes_of_older_leases_from_all_threads() {
     lanes[0].note(&zero((2, 10, 1), (0, 0, 4096)));
     lanes[2].note(&zero((1, 70, 1), (1, 0, 4096)));
     lanes[1].note(&zero((3, 1, 0), (2, 0, 4096)));
-    assert_eq!(told(&lanes, 9), [(70, 1, 0, 1), (10, 0, 0, 1)]);
+    assert_eq!(reported(&lanes, 9), [(70, 1, 0, 1), (10, 0, 0, 1)]);
     let of_another = list(&lanes, LayerId(5), NEXT_LEASE, 9);
     assert!(of_another.is_empty());
     lanes[0].forget(LAYER);
-    assert_eq!(told(&lanes, 9), [(70, 1, 0, 1)]);
+    assert_eq!(reported(&lanes, 9), [(70, 1, 0, 1)]);
     let lens: Vec<usize> = lanes.iter().map(|l| l.len()).collect();
     assert_eq!(lens, [0, 1, 1]);
     assert!(lanes[0].is_empty());
@@ -107,9 +107,9 @@ fn too_many_for_the_list_are_merged_and_nothing_is_left_out() {
         let at = (nth % 2, nth * 8192, 4096);
         lanes[nth as usize % 2].note(&zero((2, 10 + u64::from(nth), 1), at));
     }
-    assert_eq!(told(&lanes, 10).len(), 10);
+    assert_eq!(reported(&lanes, 10).len(), 10);
     // One range for each chunk, under its newest version.
-    assert_eq!(told(&lanes, 9), [(18, 0, 0, 17), (19, 1, 2, 17)]);
+    assert_eq!(reported(&lanes, 9), [(18, 0, 0, 17), (19, 1, 2, 17)]);
     let all = list(&lanes, LAYER, NEXT_LEASE, 1);
     assert_eq!(all, [UnresolvedEntry::EVERYTHING]);
 }
@@ -122,9 +122,9 @@ fn bounded_unresolved_writes_are_merged_by_chunk_at_the_limit() {
         lanes[0].note(&zero((2, 10 + nth, 1), at));
     }
     assert_eq!(lanes[0].len(), 8);
-    let told = told(&lanes, 9);
-    assert_eq!(told.len(), 8);
-    for (chunk, (_, of, first, count)) in told.into_iter().map(|t| (t.1, t)) {
+    let list = reported(&lanes, 9);
+    assert_eq!(list.len(), 8);
+    for (chunk, (_, of, first, count)) in list.into_iter().map(|t| (t.1, t)) {
         assert_eq!((of, first, first + count), (chunk, chunk, 1024 - 7 + chunk));
     }
     // They are resolved when the newest of them is.
@@ -141,9 +141,9 @@ fn adopted_entries_are_reported_until_later_writes_resolve_them() {
     let heard = list(&source, LAYER, Generation::MAX, 9);
     let here = lanes(2);
     here[0].adopt(LAYER, &heard);
-    assert_eq!(told(&here, 9), [(10, 0, 1, 2), (11, 7, 0, 1)]);
+    assert_eq!(reported(&here, 9), [(10, 0, 1, 2), (11, 7, 0, 1)]);
     here[0].note(&zero((2, 12, 12), (1, 0, 4096)));
-    assert_eq!(told(&here, 9), [(12, 1, 0, 1)]);
+    assert_eq!(reported(&here, 9), [(12, 1, 0, 1)]);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn bounded_writes_to_ever_more_chunks_become_everything() {
     assert_eq!(list(&lanes, LAYER, NEXT_LEASE, 9), everything);
     // Until the newest of them is resolved.
     lanes[0].note(&zero((2, 10 + many, 10 + many), (1, 0, 4096)));
-    assert_eq!(told(&lanes, 9), [(10 + many, 1, 0, 1)]);
+    assert_eq!(reported(&lanes, 9), [(10 + many, 1, 0, 1)]);
 }
 
 /// The list ends with an entry without blocks: what comes behind it would be forgotten.
@@ -195,5 +195,5 @@ fn entries_of_a_peer_that_name_no_block_hide_no_others() {
         entry(14, 2, 5, 1),
     ];
     here[0].adopt(LAYER, &beyond);
-    assert_eq!(told(&here, 9), [(13, 0, 1020, 4), (14, 2, 5, 1)]);
+    assert_eq!(reported(&here, 9), [(13, 0, 1020, 4), (14, 2, 5, 1)]);
 }

@@ -21,7 +21,7 @@ proptest! {
                 let nth = usize::from(pick) % open.len();
                 let version = *open.iter().nth(nth).unwrap();
                 open.remove(&version);
-                mark.settle(lane, open.first().copied());
+                mark.set_oldest(lane, open.first().copied());
             }
             mark.refresh();
             let now = mark.resolved();
@@ -32,7 +32,7 @@ proptest! {
             }
         }
         for lane in 0..3 {
-            mark.settle(lane, None);
+            mark.set_oldest(lane, None);
         }
         mark.refresh();
         prop_assert_eq!(mark.resolved().0, mark.next.load(Ordering::Relaxed));
@@ -54,7 +54,7 @@ fn concurrent_lanes_draw_distinct_versions_above_the_watermark() {
                         mark.refresh();
                         assert!(mark.resolved() <= version, "unresolved write passed");
                         seen.push(version);
-                        mark.settle(lane, None);
+                        mark.set_oldest(lane, None);
                     }
                     seen
                 })

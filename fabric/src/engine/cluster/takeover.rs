@@ -90,11 +90,11 @@ impl Takeover {
         tracing::info!(
             layer = volume.layer().0,
             generation = self.machine.generation().0,
-            settled = self.machine.settled_blocks(),
+            recovered = self.machine.recovered_blocks(),
             how,
             "volume"
         );
-        volume.set_settled(true);
+        volume.set_recovered(true);
     }
 
     /// Whether nothing more comes of it, and nobody uses its memory.

@@ -39,13 +39,13 @@ const END_WAIT: Duration = Duration::from_secs(30);
 
 /// What others tell the thread.
 #[derive(Default)]
-struct Inbox {
+struct WorkerInbox {
     taken_over: Vec<Takeover>,
 }
 
 /// The way to the thread, shared.
 struct WorkerHandle {
-    inbox: Mutex<Inbox>,
+    inbox: Mutex<WorkerInbox>,
     eventfd: EventFd,
     stop: AtomicBool,
     totals: Arc<Mutex<Totals>>,
@@ -83,7 +83,7 @@ impl Worker {
         })
     }
 
-    /// Takes a volume over under its new lease; it is settled when that is done.
+    /// Takes a volume over under its new lease; it is served once lease recovery is complete.
     pub fn take_over(&self, volume: &Arc<VolumeState>) {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let mut inbox = self.handle.inbox.lock().expect("no panic under this lock");
@@ -154,7 +154,7 @@ impl State {
             cluster: Arc::clone(cluster),
             reader,
             stores: shared.stores.clone(),
-            rounds: Rounds::new(me, groups, fences, cluster.told_unresolved()),
+            rounds: Rounds::new(me, groups, fences, cluster.reported_unresolved()),
             handle,
             rounds_ways: Requests::new(peer_routes()?),
             home_ways: home_ways.transpose()?,

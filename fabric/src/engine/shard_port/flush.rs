@@ -185,7 +185,7 @@ impl ShardPort {
 
     /// The device has answered. The shards know of a failure already, see [`IoDriver::collect`].
     ///
-    /// [`IoDriver::collect`]: crate::engine::stores::Hands::collect
+    /// [`IoDriver::collect`]: crate::engine::stores::IoDriver::collect
     pub(super) fn flushed(&mut self, device: usize, result: Result<(), i32>) {
         let mut outcome = result.map_err(StoreError::Device);
         if result.is_ok() {

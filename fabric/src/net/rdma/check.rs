@@ -1,4 +1,4 @@
-//! What an operator is told of a machine's RDMA: what is good, what is not, and how to mend it.
+//! Findings about the RDMA of a machine for its operator, with hints.
 
 use std::net::IpAddr;
 
@@ -31,18 +31,18 @@ pub struct Finding {
     /// How it is.
     pub verdict: Verdict,
     /// What was seen.
-    pub told: String,
+    pub text: String,
     /// What to do, if it is not good.
     pub hint: String,
 }
 
 impl Finding {
     /// As it should be.
-    pub fn ok(about: impl Into<String>, told: impl Into<String>) -> Self {
+    pub fn ok(about: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
             about: about.into(),
             verdict: Verdict::Ok,
-            told: told.into(),
+            text: text.into(),
             hint: String::new(),
         }
     }
@@ -50,25 +50,25 @@ impl Finding {
     /// It works, and could be better.
     pub fn warn(
         about: impl Into<String>,
-        told: impl Into<String>,
+        text: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
         Self {
             verdict: Verdict::Warn,
             hint: hint.into(),
-            ..Self::ok(about, told)
+            ..Self::ok(about, text)
         }
     }
 
     /// RDMA does not work because of it.
     pub fn fail(
         about: impl Into<String>,
-        told: impl Into<String>,
+        text: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
         Self {
             verdict: Verdict::Fail,
-            ..Self::warn(about, told, hint)
+            ..Self::warn(about, text, hint)
         }
     }
 }
@@ -114,8 +114,8 @@ pub fn run(address: Option<IpAddr>) -> Checked {
         findings.push(match try_out(&choice) {
             Ok(()) => {
                 usable = true;
-                let told = "a message, a READ through a memory window, and its refusal once that was closed";
-                Finding::ok(about, told)
+                let text = "a message, a READ through a memory window, and its refusal once that was closed";
+                Finding::ok(about, text)
             }
             Err(error) => {
                 let hint = "see the kernel's log; a card may need newer firmware, a process more rights";
@@ -178,14 +178,14 @@ fn judge_device(device: &InventoryDevice, findings: &mut Vec<Finding>) {
             "is software (rdma_rxe): slower than TCP, and a peer can reach what it was not offered",
             "use a card where data matter",
         ),
-        None => Finding::ok(&device.name, told_of(found)),
+        None => Finding::ok(&device.name, describe(found)),
     });
     for port in &found.ports {
         judge_port(&device.name, port, findings);
     }
 }
 
-fn told_of(found: &Found) -> String {
+fn describe(found: &Found) -> String {
     let limits = &found.limits;
     let firmware = match limits.firmware.as_str() {
         "" => String::new(),
@@ -244,10 +244,10 @@ fn judge_mtu(about: &str, interface: &str, port: &InventoryPort) -> Finding {
         return Finding::fail(about, "tells no size of packets", hint);
     };
     let mtu = mtu.bytes();
-    let told = format!("has a link; packets carry {mtu} bytes");
+    let text = format!("has a link; packets carry {mtu} bytes");
     let possible = port.port.mtu_max.map_or(mtu, |mtu| mtu.bytes());
     if mtu >= MTU_GOOD_BYTES.min(possible) {
-        return Finding::ok(about, told);
+        return Finding::ok(about, text);
     }
     let set = port
         .interface_mtu
@@ -256,7 +256,7 @@ fn judge_mtu(about: &str, interface: &str, port: &InventoryPort) -> Finding {
         "set the interface, and the switches, to packets of {INTERFACE_MTU_GOOD} bytes or more (`ip link \
          set {interface} mtu 9000`){set}"
     );
-    Finding::warn(about, told, hint)
+    Finding::warn(about, text, hint)
 }
 
 fn judge_address(inventory: &Inventory, address: IpAddr) -> Finding {
@@ -281,10 +281,10 @@ fn judge_pinning(pinning: Pinning) -> Finding {
     match pinning.bytes() {
         None => Finding::ok(about, "as much as there is, for whoever runs this"),
         Some(bytes) => {
-            let told = format!("whoever runs this may pin {} MiB", bytes >> 20);
+            let text = format!("whoever runs this may pin {} MiB", bytes >> 20);
             let hint = "guests' memory is pinned whole: LimitMEMLOCK=infinity in the service's unit, or \
                         `ulimit -l unlimited`";
-            Finding::warn(about, told, hint)
+            Finding::warn(about, text, hint)
         }
     }
 }
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_names_the_culprit_and_the_mend() {
+    fn whatever_is_wrong_names_the_culprit_and_the_hint() {
         let expect = |change, about: &str, verdict, hint: &str| {
             let wrong = wrong(change);
             let finding = wrong.iter().find(|finding| finding.about == about);
@@ -405,16 +405,16 @@ mod tests {
         assert!(none.hint.contains("rdma_rxe"));
         let mut broken = card();
         broken.found = Err("open mlx5_0: no".to_owned());
-        let told = judge(&inventory(vec![broken]), None);
+        let findings = judge(&inventory(vec![broken]), None);
         assert_eq!(
-            (told[0].verdict, &*told[0].told),
+            (findings[0].verdict, &*findings[0].text),
             (Verdict::Fail, "open mlx5_0: no")
         );
         let mut limited = inventory(vec![card()]);
         limited.pinning.limit_bytes = Some(8 << 20);
-        let told = judge(&limited, None);
-        let last = told.last().unwrap();
+        let findings = judge(&limited, None);
+        let last = findings.last().unwrap();
         assert_eq!(last.verdict, Verdict::Warn);
-        assert!(last.told.contains("8 MiB") && last.hint.contains("LimitMEMLOCK"));
+        assert!(last.text.contains("8 MiB") && last.hint.contains("LimitMEMLOCK"));
     }
 }

@@ -70,7 +70,7 @@ pub enum Pairing {
     },
     /// From the side that is asked: it is over here, too. These of them were not executed and never will be;
     /// the others are answered on the connection.
-    Settled {
+    Reconciled {
         /// Which.
         number: u32,
         /// The numbers that pair replies with requests.
@@ -128,7 +128,7 @@ impl Pairing {
             Self::Refuse { number, .. } => (3, number),
             Self::Broken { number } => (4, number),
             Self::FailedPair { number, .. } => (5, number),
-            Self::Settled { number, .. } => (6, number),
+            Self::Reconciled { number, .. } => (6, number),
         };
         let mut out = vec![code, 0, 0, 0];
         out.extend_from_slice(&number.to_le_bytes());
@@ -143,7 +143,7 @@ impl Pairing {
             Self::FailedPair {
                 unanswered: list, ..
             }
-            | Self::Settled { unknown: list, .. } => {
+            | Self::Reconciled { unknown: list, .. } => {
                 assert!(list.len() <= UNANSWERED_MAX);
                 list.iter()
                     .for_each(|pair| out.extend_from_slice(&pair.to_le_bytes()));
@@ -176,7 +176,7 @@ impl Pairing {
                 number,
                 unanswered: list(rest)?,
             }),
-            6 => Ok(Self::Settled {
+            6 => Ok(Self::Reconciled {
                 number,
                 unknown: list(rest)?,
             }),
@@ -222,7 +222,7 @@ mod tests {
                 number: u32::MAX,
                 unanswered: many,
             },
-            Pairing::Settled {
+            Pairing::Reconciled {
                 number: 4,
                 unknown: Vec::new(),
             },

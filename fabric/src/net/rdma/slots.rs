@@ -57,8 +57,8 @@ pub struct Slots {
     start: NonNull<u8>,
 }
 
-// SAFETY: the memory has no owner of its own: who uses which slot when is settled by the queue pair's
-// protocol, see `head`.
+// SAFETY: the memory has no owner of its own: the queue pair's
+// protocol decides who uses which slot when, see `head`.
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}

@@ -211,7 +211,7 @@ impl Caller {
     ///
     /// # Panics
     /// If there is [no room](Self::has_flight).
-    pub fn send_beside<'a>(
+    pub fn send_on_queue_pair<'a>(
         &mut self,
         request: &Request,
         shape: &Shape,
@@ -224,8 +224,8 @@ impl Caller {
     }
 
     /// A reply came by the queue pair: which request it answers, by its place among the connection's. That is
-    /// done with when it is [finished](Self::finish_beside).
-    pub fn take_beside(
+    /// done with when it is [finished](Self::finish_on_queue_pair).
+    pub fn take_from_queue_pair(
         &mut self,
         head: &Head,
         header: &[u8],
@@ -246,14 +246,14 @@ impl Caller {
         Ok((slot, Destination { list, reply }))
     }
 
-    /// A request is done with whose answer was [taken](Self::take_beside).
-    pub fn finish_beside(&mut self, slot: u32) {
+    /// A request is done with whose answer was [taken](Self::take_from_queue_pair).
+    pub fn finish_on_queue_pair(&mut self, slot: u32) {
         self.flights.give_back(slot);
     }
 
     /// The queue pair is over: requests that went by it and have no answer. From now on they are answered on
     /// the connection, or [forgotten](Self::forget).
-    pub fn leave_beside(&mut self) -> Vec<u64> {
+    pub fn leave_queue_pair(&mut self) -> Vec<u64> {
         let mut unanswered = Vec::new();
         for slot in 0..self.flights.capacity() {
             if self.flights.is_taken(slot) && std::mem::take(&mut self.flights[slot].endpoint) {

@@ -103,7 +103,7 @@ pub struct Connector {
     threads: HashMap<usize, Thread>,
     dials: Vec<Dial>,
     accepts: Vec<Pending>,
-    /// Somebody was there to serve connections. Before that, while the node starts, they wait at the door:
+    /// Somebody was there to serve connections. Before that, while the node starts, they wait:
     /// one that is accepted and closed would be tried anew at once, again and again.
     has_served: bool,
 }
@@ -125,7 +125,7 @@ impl Connector {
     pub fn run(mut self) {
         loop {
             self.control.eventfd.clear();
-            while let Some(command) = self.control.next_wish() {
+            while let Some(command) = self.control.next_command() {
                 match command {
                     ConnectorCommand::Register {
                         lane,

@@ -87,7 +87,7 @@ impl Control {
         self.eventfd.ring();
     }
 
-    pub(super) fn next_wish(&self) -> Option<ConnectorCommand> {
+    pub(super) fn next_command(&self) -> Option<ConnectorCommand> {
         let mut commands = self.commands.lock().expect("no panic under this lock");
         commands.pop_front()
     }
@@ -227,7 +227,7 @@ impl Network {
 
     /// By which ways this node's requests to its peers go.
     pub fn peer_routes(&self) -> Vec<(NodeId, PeerRoute)> {
-        self.control.peer_routes.told()
+        self.control.peer_routes.report()
     }
 
     /// What has gone over the network so far.

@@ -21,14 +21,14 @@ pub enum InboxMessage {
     Accepted(OwnedFd, Box<Established>),
 }
 
-/// A bell that is rung once until it is heard.
+/// An eventfd that is written once until it is read.
 pub struct EventFd {
     fd: OwnedFd,
     rung: AtomicBool,
 }
 
 impl EventFd {
-    /// A silent bell.
+    /// An eventfd that is not readable.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,

@@ -55,14 +55,14 @@ const TICK_MS: i64 = 250;
 /// Times that a connection is read before others have their turn.
 const READS_MAX: usize = 16;
 
-/// Rounds of a poll; with more to do it rings its own bell and returns.
+/// Rounds of a poll; with more to do it notifies itself and returns.
 const ROUNDS_MAX: usize = 16;
 
 /// Events taken from one wait.
 const WAIT_EVENTS: usize = 64;
 
-/// Event data of what is no connection: the mail's bell, the timer, and queue pairs.
-const MAIL: u64 = u64::MAX;
+/// Event data of what is no connection: the inbox's eventfd, the timer, and queue pairs.
+const INBOX: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 const PAIRS: u64 = u64::MAX - 2;
 
@@ -121,7 +121,7 @@ struct Waiting {
 }
 
 struct Peer {
-    road: LinkState,
+    link: LinkState,
     /// Ticks before a queue pair is offered once more, as it was with the last connection.
     pause: u32,
     /// Why there was none with it in the end.
@@ -196,7 +196,7 @@ impl Lane {
         epoll::add(
             &epoll,
             inbox.eventfd.fd(),
-            EventData::new_u64(MAIL),
+            EventData::new_u64(INBOX),
             EventFlags::IN,
         )?;
         epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
@@ -262,12 +262,12 @@ impl Lane {
         let shape = shape_of(request);
         self.sum(request, &shape);
         let peer = self.peers.entry(node).or_insert_with(|| Peer {
-            road: LinkState::None,
+            link: LinkState::None,
             pause: requester::PAUSE_TICKS_MIN,
             why_not: None,
             waiting: VecDeque::new(),
         });
-        match peer.road {
+        match peer.link {
             LinkState::Down => return Some(unreachable(request)),
             LinkState::Up(index) if peer.waiting.is_empty() => {
                 let link = self.links[index].as_deref_mut().expect("up means linked");
@@ -281,7 +281,7 @@ impl Lane {
             LinkState::Up(_) | LinkState::Dialing => {}
             LinkState::None if !self.control.knows(node) => return Some(unreachable(request)),
             LinkState::None => {
-                peer.road = LinkState::Dialing;
+                peer.link = LinkState::Dialing;
                 self.control.command(ConnectorCommand::Dial {
                     lane: self.index,
                     node,
@@ -378,7 +378,7 @@ impl Lane {
             answer.crcs = &crcs;
         }
         let reply = Reply { id, ..*reply };
-        if !self.reply_beside(index, slot, &reply, &answer)
+        if !self.reply_on_queue_pair(index, slot, &reply, &answer)
             && let Some(Link {
                 end: End::Responder(responder),
                 ..
@@ -500,7 +500,7 @@ impl Lane {
         let mut ticked = false;
         for event in &ready {
             match event.data.u64() {
-                MAIL => {
+                INBOX => {
                     self.drain_inbox();
                     self.look_at_members();
                 }

@@ -39,7 +39,7 @@ impl PeerRoutes {
     }
 
     /// All nodes that are reached, and those that were if there can be no queue pairs.
-    pub fn told(&self) -> Vec<(NodeId, PeerRoute)> {
+    pub fn report(&self) -> Vec<(NodeId, PeerRoute)> {
         let peer_routes = self.0.lock().expect("no panic under this lock");
         let mut nodes: BTreeMap<NodeId, PeerRoute> = BTreeMap::new();
         for ((node, _), way) in peer_routes.iter() {
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(peer_routes.set(0, NodeId(3), Ok(())), None);
         let before = peer_routes.set(1, NodeId(2), Err("torn".to_owned()));
         assert_eq!(before, Some(Ok(())));
-        let told = peer_routes.told();
+        let told = peer_routes.report();
         let two = PeerRoute {
             rdma: 1,
             tcp: 1,

@@ -97,12 +97,12 @@ impl<T> Responder<T> {
     }
 
     /// A request came by the queue pair: signs of life are due as for any other.
-    pub fn begun_beside(&mut self) {
+    pub fn begun_on_queue_pair(&mut self) {
         self.open += 1;
     }
 
     /// It was answered there.
-    pub fn answered_beside(&mut self) {
+    pub fn answered_on_queue_pair(&mut self) {
         self.open -= 1;
     }
 

@@ -166,7 +166,7 @@ impl Servings {
     ///
     /// # Panics
     /// If there is [no room](Self::has_room), or no place for a payload.
-    pub fn begin_beside(
+    pub fn begin_on_queue_pair(
         &mut self,
         link: Key,
         (head, header): (&Head, &[u8]),
@@ -221,7 +221,7 @@ impl Servings {
     }
 
     /// Memory for a payload of so many bytes, to be [given back](Self::give_back) or to
-    /// [begin](Self::begin_beside) a serving with.
+    /// [begin](Self::begin_on_queue_pair) a serving with.
     pub fn buffer(&mut self, bytes: usize) -> Option<Buffer> {
         self.pool.take(bytes)
     }

@@ -2,7 +2,8 @@
 //! them, and makes room for that by emptying thinly used regions.
 //!
 //! A *move* is an ordinary log write of a block with the version and the checksum it has. It changes neither,
-//! so that replay, replicas and readers see nothing of it; `haul` says how. This file decides what is moved.
+//! so that replay, replicas and readers see nothing of it; `relocate.rs` says how. This file decides what is
+//! moved.
 //!
 //! The cleaner goes over the leaves in *sweeps*, a leaf a step. Each leaf has three bits: its data *changed*
 //! since it was looked at; they changed since the last sweep, so that it is still *hot* and left alone; it
@@ -72,7 +73,7 @@ const ANY: u16 = 0xf0f;
 /// What is being done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Settled,
+    Idle,
     /// Going over the leaves; all of them if there are victims.
     Sweep {
         evacuate: bool,
@@ -137,7 +138,7 @@ pub(super) struct Job {
 
 /// How a leaf's blocks lie.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Shape {
+struct LeafShape {
     /// Mapped blocks that are not known to be bad, and of those the ones in victims.
     movable: u32,
     in_victims: u32,
@@ -152,7 +153,7 @@ impl Clean {
             activity: vec![NEWS; records as usize],
             changed: records * CHUNK_LEAVES as u32,
             waiting: 0,
-            state: State::Settled,
+            state: State::Idle,
             rec: 0,
             leaf: 0,
             busy: false,
@@ -229,7 +230,7 @@ impl Clean {
     }
 }
 
-impl Shape {
+impl LeafShape {
     fn of(entries: &[MapEntry], bad: &VecDeque<MapEntry>, is_victim: impl Fn(u32) -> bool) -> Self {
         let mut shape = Self::default();
         let mut last = 0;
@@ -270,13 +271,13 @@ impl ShardCore {
         if clean.busy {
             return CleanStep::Busy;
         }
-        let hopeless = self.failed.is_some() || self.is_squeezed() || self.log.hold;
+        let hopeless = self.failed.is_some() || self.is_under_space_pressure() || self.log.hold;
         if hopeless || self.ckpt.is_closing() || !self.is_roomy() {
-            self.settle_cleaner();
-            return CleanStep::Settled;
+            self.stop_cleaning();
+            return CleanStep::Idle;
         }
         match clean.state {
-            State::Settled => self.begin_sweep(),
+            State::Idle => self.begin_sweep(),
             State::Sweep { evacuate } => self.sweep(evacuate),
             State::Release {
                 checkpoint,
@@ -292,9 +293,9 @@ impl ShardCore {
             && free >= u64::from(self.alloc.total_units() / FREE_SHARE_MIN)
     }
 
-    fn settle_cleaner(&mut self) {
-        if self.clean.state != State::Settled {
-            self.clean.state = State::Settled;
+    fn stop_cleaning(&mut self) {
+        if self.clean.state != State::Idle {
+            self.clean.state = State::Idle;
             self.alloc.forget_victims();
         }
         self.clean.job = Job::default();
@@ -309,8 +310,8 @@ impl ShardCore {
         let clean = &self.clean;
         let now = (clean.changes, self.alloc.free_units(), clean.waiting);
         if clean.changed == 0 && clean.looked_at == Some(now) {
-            self.settle_cleaner();
-            return CleanStep::Settled;
+            self.stop_cleaning();
+            return CleanStep::Idle;
         }
         let space = self.alloc.free_space();
         self.clean.looked_at = Some(now);
@@ -328,8 +329,8 @@ impl ShardCore {
         let evacuate =
             (wants_room || self.is_scattered(space)) && self.choose_victims(space, wants_room);
         if !evacuate && self.clean.changed == 0 && !(place && self.clean.waiting > 0) {
-            self.settle_cleaner();
-            return CleanStep::Settled;
+            self.stop_cleaning();
+            return CleanStep::Idle;
         }
         self.clean.state = State::Sweep { evacuate };
         CleanStep::Working
@@ -419,7 +420,13 @@ impl ShardCore {
             self.clean.busy = true;
             self.counters.cleaned_leaves += 1;
             // Without a record the part waits for no write in flight: it looks at what is mapped now.
-            self.start_part(NONE, PartKind::Survey, (layer, chunk, NONE), range, 0);
+            self.start_part(
+                NONE,
+                PartKind::LocateVictims,
+                (layer, chunk, NONE),
+                range,
+                0,
+            );
             return CleanStep::Working;
         }
         CleanStep::Working
@@ -450,11 +457,11 @@ impl ShardCore {
         if evacuate || (moved && self.clean.waiting > 0) {
             return self.await_checkpoint(evacuate);
         }
-        self.clean.state = State::Settled;
+        self.clean.state = State::Idle;
         if moved {
             CleanStep::Working
         } else {
-            CleanStep::Settled
+            CleanStep::Idle
         }
     }
 
@@ -485,7 +492,7 @@ impl ShardCore {
         }
         self.clean.looked_at = None;
         self.clean.released = true;
-        self.clean.state = State::Settled;
+        self.clean.state = State::Idle;
         CleanStep::Working
     }
 
@@ -493,7 +500,7 @@ impl ShardCore {
     pub(super) fn choose_moves(&mut self, slot: u32) -> bool {
         let alloc = &self.alloc;
         let entries = self.leaves.entries(slot);
-        let shape = Shape::of(entries, &self.clean.bad, |unit| alloc.is_victim(unit));
+        let shape = LeafShape::of(entries, &self.clean.bad, |unit| alloc.is_victim(unit));
         let job = &mut self.clean.job;
         job.entries.clear();
         job.entries.extend_from_slice(entries);

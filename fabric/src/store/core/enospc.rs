@@ -38,17 +38,17 @@ pub(super) fn is_no_space(errno: i32) -> bool {
 impl ShardCore {
     /// Device requests that nobody executes now.
     pub(super) fn put_off_count(&self) -> usize {
-        self.squeeze.put_off.len()
+        self.enospc.put_off.len()
     }
 
-    pub(super) fn is_squeezed(&self) -> bool {
-        self.squeeze.retrying > 0 || !self.squeeze.put_off.is_empty()
+    pub(super) fn is_under_space_pressure(&self) -> bool {
+        self.enospc.retrying > 0 || !self.enospc.put_off.is_empty()
     }
 
     /// Takes a failed device request back to be made again, if it is one of those.
     pub(super) fn put_off(&mut self, io: u32, kind: IoKind, result: Result<(), i32>) -> bool {
         let retried = std::mem::take(&mut self.ios[io].retried);
-        self.squeeze.retrying -= u32::from(retried);
+        self.enospc.retrying -= u32::from(retried);
         let no_space = result.is_err_and(is_no_space);
         let must_succeed = match kind {
             IoKind::Pages { .. } | IoKind::Superblock { .. } => true,
@@ -61,25 +61,25 @@ impl ShardCore {
         if let IoKind::Log { batch } = kind {
             self.end_parts(batch, Some(StoreError::NoSpace));
         }
-        if !self.is_squeezed() {
+        if !self.is_under_space_pressure() {
             tracing::warn!(
                 shard = self.geo.shard,
                 "no room for the device file: writes are refused until its file system has some"
             );
         }
         self.ios[io].kind = kind;
-        self.squeeze.put_off.push(io);
-        self.squeeze.refuse |= retried;
+        self.enospc.put_off.push(io);
+        self.enospc.refuse |= retried;
         true
     }
 
-    /// While squeezed: tries again for whoever waits for the log or a checkpoint, and refuses them if that
-    /// was in vain.
+    /// Under space pressure: tries again for whoever waits for the log or a checkpoint, and refuses them if
+    /// that was in vain.
     pub(super) fn ride_out(&mut self) {
-        if self.squeeze.retrying > 0 {
+        if self.enospc.retrying > 0 {
             return;
         }
-        let refuse = std::mem::take(&mut self.squeeze.refuse);
+        let refuse = std::mem::take(&mut self.enospc.refuse);
         let asked = !self.ready.is_empty() || self.ckpt.is_asked_for();
         match (asked, refuse) {
             (true, false) => self.retry_put_off(),
@@ -95,13 +95,13 @@ impl ShardCore {
 
     /// Makes the requests again that were put off.
     pub(super) fn retry_put_off(&mut self) {
-        if self.squeeze.retrying > 0 {
+        if self.enospc.retrying > 0 {
             return;
         }
-        for io in std::mem::take(&mut self.squeeze.put_off) {
+        for io in std::mem::take(&mut self.enospc.put_off) {
             let slot = &mut self.ios[io];
             slot.retried = true;
-            self.squeeze.retrying += 1;
+            self.enospc.retrying += 1;
             let iovecs = IoVecs {
                 ptr: slot.iovs.as_ptr(),
                 len: slot.iovs.len() as u32,

@@ -40,7 +40,7 @@ impl ShardCore {
             PartKind::Zero | PartKind::Drop => self.fill_zeroes(filling, part),
             PartKind::Fence | PartKind::FenceDrop => self.fill_fence(filling, part),
             PartKind::Move => self.fill_moves(filling, part),
-            PartKind::Read | PartKind::Scrub | PartKind::Inspect | PartKind::Survey => {
+            PartKind::Read | PartKind::Scrub | PartKind::Inspect | PartKind::LocateVictims => {
                 unreachable!("reads are not logged")
             }
         };

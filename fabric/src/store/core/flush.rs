@@ -75,7 +75,7 @@ impl ShardCore {
     /// Whether all batches up to `lsn` are done. One that is put off because the device file's file system is
     /// full may stay for ever, and nobody waits for it.
     pub(super) fn is_in_order(&self, lsn: u64) -> bool {
-        self.completed_lsn() >= lsn || self.is_squeezed()
+        self.completed_lsn() >= lsn || self.is_under_space_pressure()
     }
 
     pub(super) fn mark(&self) -> FlushMark {
@@ -109,7 +109,7 @@ impl ShardCore {
     /// the operations whose record is there.
     pub(super) fn record_flush(&mut self) {
         // What is durable stays so, though a shard that writes no more cannot say it.
-        let cannot = self.failed.is_some() || self.is_squeezed();
+        let cannot = self.failed.is_some() || self.is_under_space_pressure();
         let mut wanted = 0;
         let mut at = 0;
         while let Some(&(op, upto)) = self.flushes.recording.get(at) {
@@ -130,7 +130,11 @@ impl ShardCore {
     /// Says how far the log is durable when nobody asked, so that recovery need not prove it.
     pub(super) fn write_idle_watermark(&mut self) {
         let quiet = self.batches.in_use() == 0 && self.ready.is_empty() && !self.ckpt.is_running();
-        if quiet && !self.is_flush_recorded() && !self.is_squeezed() && self.failed.is_none() {
+        if quiet
+            && !self.is_flush_recorded()
+            && !self.is_under_space_pressure()
+            && self.failed.is_none()
+        {
             self.write_watermark();
         }
     }

@@ -7,7 +7,7 @@ use super::super::table::NONE;
 use super::{FINDINGS_MAX, IoKind, IoOutcome, KNOWN_BAD_MAX, PartKind, ShardCore};
 use crate::checksum::crc32c;
 
-/// What became of a wish for a leaf.
+/// Outcome of a leaf lookup.
 pub(super) enum LeafLookup {
     /// In this cache slot.
     Ready(u32),
@@ -21,7 +21,7 @@ pub(super) enum LeafLookup {
 
 impl ShardCore {
     /// Finds the leaf of a record, or begins to read it and lets `part` wait for it.
-    pub(super) fn wish_leaf(&mut self, part: u32, rec: u32, leaf: u8) -> LeafLookup {
+    pub(super) fn look_up_leaf(&mut self, part: u32, rec: u32, leaf: u8) -> LeafLookup {
         let slot = self.table.runtime(rec).leaf_slots[usize::from(leaf)];
         if slot != NONE {
             let meta = self.leaves.meta_mut(slot);
@@ -197,7 +197,7 @@ impl ShardCore {
     /// Ends a part that nothing of it is in flight of.
     pub(super) fn fail_part(&mut self, part: u32, error: StoreError) {
         self.parts[part].error.get_or_insert(error);
-        if let PartKind::Scrub | PartKind::Survey | PartKind::Move = self.parts[part].kind
+        if let PartKind::Scrub | PartKind::LocateVictims | PartKind::Move = self.parts[part].kind
             && let Some(finding) = error.finding()
         {
             self.report(finding);

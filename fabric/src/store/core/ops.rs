@@ -280,7 +280,7 @@ impl ShardCore {
             | PartKind::Inspect
             | PartKind::Restore
             | PartKind::Move => PartState::Acquire,
-            PartKind::Survey => PartState::Survey,
+            PartKind::LocateVictims => PartState::LocateVictims,
             PartKind::Fence | PartKind::FenceDrop => PartState::Logging,
         };
         if part.state == PartState::Resolve {
@@ -399,7 +399,7 @@ impl ShardCore {
         self.parts.give_back(slot);
         match kind {
             PartKind::Scrub => self.scrub.busy = false,
-            PartKind::Survey | PartKind::Move => self.end_cleaning(),
+            PartKind::LocateVictims | PartKind::Move => self.end_cleaning(),
             PartKind::Drop | PartKind::FenceDrop if self.ops[op].kind == OpKind::Drop => {
                 self.on_drop_part(op, error);
             }

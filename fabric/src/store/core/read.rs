@@ -45,7 +45,7 @@ impl ShardCore {
                 self.ops[op].layers[at]
             };
             if let Some(rec) = self.table.find(LayerId(layer), p.chunk) {
-                match self.wish_leaf(part, rec, leaf) {
+                match self.look_up_leaf(part, rec, leaf) {
                     LeafLookup::Ready(slot) => self.resolve_from(part, slot),
                     LeafLookup::Absent => {}
                     LeafLookup::Loading => return true,
@@ -251,7 +251,7 @@ impl ShardCore {
         (first, count): (u16, u16),
         buffer: Option<u32>,
         second: bool,
-        told: IoOutcome<'_>,
+        outcome: IoOutcome<'_>,
     ) {
         let mut cursor = IovCursor::default();
         for i in 0..count {
@@ -263,12 +263,12 @@ impl ShardCore {
                 // differ.
                 None => unsafe { cursor.crc(&self.ios[io].iovs, UNIT_BYTES) },
             };
-            if told.proves(i, found.crc, compute) {
+            if outcome.proves(i, found.crc, compute) {
                 if let Some(buffer) = buffer {
                     self.copy_out(part, index, buffer + u32::from(i));
                 }
             } else if second {
-                self.accuse(part, index, told.result);
+                self.accuse(part, index, outcome.result);
             } else {
                 // A guest that writes into its own buffer meanwhile is no damage: read once more, in private.
                 self.counters.checksum_retries += 1;
@@ -427,13 +427,13 @@ impl ShardCore {
         part: u32,
         which: u8,
         second: bool,
-        told: IoOutcome<'_>,
+        outcome: IoOutcome<'_>,
     ) {
         let (index, buffer) =
             self.parts[part].old[usize::from(which)].expect("fetched into a buffer");
         let found = self.parts[part].map[usize::from(index)];
         let compute = || crc32c(self.arena.buf().blocks(buffer, 1));
-        let good = told.proves(0, found.crc, compute);
+        let good = outcome.proves(0, found.crc, compute);
         if !good && !second {
             self.counters.checksum_retries += 1;
             self.emit_read(
@@ -448,7 +448,7 @@ impl ShardCore {
             return;
         }
         if !good {
-            self.accuse(part, index, told.result);
+            self.accuse(part, index, outcome.result);
         }
         self.ios.give_back(io);
         self.parts[part].ios -= 1;

@@ -26,15 +26,15 @@ const ALL_QUEUED: u32 = RETRIES + 1;
 
 impl ShardCore {
     /// Looks at a leaf, once it is in the cache, and begins to read what is to be moved.
-    pub(super) fn step_survey(&mut self, part: u32) -> bool {
+    pub(super) fn step_locate_victims(&mut self, part: u32) -> bool {
         let p = &self.parts[part];
         let (leaf, range) = (p.leaf, (LayerId(p.layer), p.chunk));
         let Some(rec) = self.table.find(range.0, range.1) else {
             self.finish_part(part);
             return true;
         };
-        let wish = self.wish_leaf(part, rec, leaf);
-        let slot = match wish {
+        let lookup = self.look_up_leaf(part, rec, leaf);
+        let slot = match lookup {
             LeafLookup::Ready(slot) => slot,
             LeafLookup::Loading => {
                 self.clean.job.loaded = true;
@@ -59,14 +59,14 @@ impl ShardCore {
         self.clean.job.retry.clear();
         let p = &mut self.parts[part];
         p.cursor = 0;
-        p.state = PartState::Haul;
+        p.state = PartState::Relocate;
         p.tag = Some(self.generation);
         self.readers[usize::from(self.generation)] += 1;
         self.advance(part)
     }
 
     /// Queues the device reads of the chosen blocks; `false` when requests ran out, to go on later.
-    pub(super) fn issue_hauls(&mut self, part: u32) -> bool {
+    pub(super) fn issue_relocations(&mut self, part: u32) -> bool {
         loop {
             let Some((first, count)) = self.clean.job.next_run(self.parts[part].cursor) else {
                 self.parts[part].cursor = RETRIES;
@@ -96,7 +96,11 @@ impl ShardCore {
         };
         let job = &self.clean.job;
         let unit = job.entries[usize::from(first)].unit;
-        let base = job.buffer.as_ref().expect("made by the survey").as_ptr();
+        let base = job
+            .buffer
+            .as_ref()
+            .expect("made when victims were located")
+            .as_ptr();
         let iovs = &mut self.ios[io].iovs;
         iovs.clear();
         iovs.push(libc::iovec {
@@ -104,7 +108,7 @@ impl ShardCore {
             iov_len: usize::from(count) * UNIT_BYTES,
         });
         self.parts[part].ios += 1;
-        let kind = IoKind::Haul {
+        let kind = IoKind::Relocate {
             part,
             first,
             count,
@@ -121,7 +125,7 @@ impl ShardCore {
         part: u32,
         (first, count): (u16, u16),
         second: bool,
-        told: IoOutcome<'_>,
+        outcome: IoOutcome<'_>,
     ) {
         self.ios.give_back(io);
         self.parts[part].ios -= 1;
@@ -129,11 +133,11 @@ impl ShardCore {
             let index = first + i;
             let job = &self.clean.job;
             let entry = job.entries[usize::from(index)];
-            if told.proves(i, entry.crc, || crc32c(job.block(index))) {
+            if outcome.proves(i, entry.crc, || crc32c(job.block(index))) {
                 continue;
             }
             if second {
-                self.leave_behind(part, index, told.result);
+                self.leave_behind(part, index, outcome.result);
             } else {
                 self.counters.checksum_retries += 1;
                 self.clean.job.retry.push(index);
@@ -278,7 +282,10 @@ impl ShardCore {
 impl Job {
     /// Content of a block of the leaf.
     fn block(&self, index: u16) -> &[u8] {
-        let buffer = self.buffer.as_ref().expect("made by the survey");
+        let buffer = self
+            .buffer
+            .as_ref()
+            .expect("made when victims were located");
         buffer.blocks(u32::from(index), 1)
     }
 

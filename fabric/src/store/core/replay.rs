@@ -15,7 +15,7 @@ use super::super::log::ReadEntry;
 use super::super::table::NONE;
 use super::{ShardCore, leaf_slots};
 
-/// What replay found: units to be settled at its end, and counts.
+/// What replay found: units to claim at its end, and counts.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Replay {
     /// Units that the log used or replaced.
@@ -163,7 +163,7 @@ impl ShardCore {
     }
 
     /// Ends replay: whatever the log used and the map does not refer to comes back with the next checkpoint.
-    pub(in crate::store) fn settle(&mut self, mut replay: Replay) {
+    pub(in crate::store) fn finish_replay(&mut self, mut replay: Replay) {
         replay.touched.sort_unstable();
         replay.touched.dedup();
         for unit in replay.touched {

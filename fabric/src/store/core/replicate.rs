@@ -81,12 +81,12 @@ impl ShardCore {
     /// Looks the blocks up and tells what they are.
     pub(super) fn step_inspect(&mut self, part: u32) -> bool {
         let (rec, leaf) = (self.parts[part].rec, self.parts[part].leaf);
-        let wish = match rec {
+        let lookup = match rec {
             NONE => LeafLookup::Absent,
-            rec => self.wish_leaf(part, rec, leaf),
+            rec => self.look_up_leaf(part, rec, leaf),
         };
         let (first, count) = (self.parts[part].first, self.parts[part].count);
-        match wish {
+        match lookup {
             LeafLookup::Loading => return true,
             LeafLookup::Stalled => return self.fail_if_hopeless(part),
             LeafLookup::Ready(slot) => {

@@ -115,7 +115,7 @@ impl ShardCore {
         // A few blocks more would be filled again at once.
         let enough = 2 * u64::from(self.reserve_units());
         let has_filled = |free| self.free_soon() <= free + enough;
-        self.is_squeezed() || self.no_room_at.is_some_and(has_filled)
+        self.is_under_space_pressure() || self.no_room_at.is_some_and(has_filled)
     }
 
     /// A write has found room. Where it was not the shard's own that had run out, that says more than what is

@@ -49,7 +49,7 @@ pub(super) enum PartKind {
     Inspect,
     Restore,
     /// Looks at a leaf, and reads what the cleaner will move.
-    Survey,
+    LocateVictims,
     /// Logs it in its new place.
     Move,
 }
@@ -68,9 +68,9 @@ pub(super) enum PartState {
     /// The old content of partly covered blocks is being fetched.
     Fetch,
     /// The leaf to be looked at is wanted.
-    Survey,
+    LocateVictims,
     /// What is to be moved is being read.
-    Haul,
+    Relocate,
     /// The leaf to be changed is wanted.
     Acquire,
     /// In the queue for a log batch, or in one.
@@ -215,7 +215,7 @@ pub(super) enum IoKind {
         slot: u32,
     },
     /// Blocks of a leaf into the cleaner's buffer.
-    Haul {
+    Relocate {
         part: u32,
         first: u16,
         count: u16,

@@ -78,7 +78,7 @@ impl ShardCore {
             self.fail_part(part, StoreError::ReadOnly(errno));
             return true;
         }
-        let slot = match self.wish_leaf(part, rec, leaf) {
+        let slot = match self.look_up_leaf(part, rec, leaf) {
             LeafLookup::Ready(slot) => slot,
             LeafLookup::Loading => return true,
             LeafLookup::Stalled => return false,
@@ -171,7 +171,7 @@ impl ShardCore {
             }
             return;
         }
-        if self.is_squeezed() {
+        if self.is_under_space_pressure() {
             self.ride_out();
             return;
         }
@@ -191,7 +191,7 @@ impl ShardCore {
     }
 
     /// What the next batch would hold if there were room for it.
-    fn batch_wish(&self, inline: bool) -> Room {
+    fn batch_demand(&self, inline: bool) -> Room {
         let mut want = Room {
             blocks: 0,
             parts: 0,
@@ -233,7 +233,7 @@ impl ShardCore {
         }
         let moves = self.parts[self.ready[0]].kind == PartKind::Move;
         let inline = !moves && self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
-        let want = self.batch_wish(inline);
+        let want = self.batch_demand(inline);
         let before = self.ready.len();
         let Some(room) = self.room_for(want) else {
             return self.ready.len() < before;

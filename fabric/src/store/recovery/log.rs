@@ -103,7 +103,7 @@ impl Opening<'_> {
         Ok(scan)
     }
 
-    /// Settles which data blocks are there.
+    /// Determines which data blocks are there.
     fn prove(&mut self, scan: &mut Scan) -> Result<(), OpenError> {
         let watermark = scan.watermark;
         let (mut wanted, mut places) = (Vec::new(), Vec::new());
@@ -158,7 +158,7 @@ impl Opening<'_> {
             }
         }
         self.report.blocks += replay.blocks;
-        core.settle(replay);
+        core.finish_replay(replay);
         Ok(())
     }
 }

@@ -72,8 +72,8 @@ pub struct Memory {
 impl Memory {
     fn new(len: usize, filling: u8, aligned: bool) -> Self {
         let mut bytes = vec![STALE; len + 2 * PAGE + 2 * MARGIN].into_boxed_slice();
-        let beside = if aligned { 0 } else { 16 };
-        let start = bytes[MARGIN..].as_ptr().align_offset(PAGE) + MARGIN + beside;
+        let skew = if aligned { 0 } else { 16 };
+        let start = bytes[MARGIN..].as_ptr().align_offset(PAGE) + MARGIN + skew;
         bytes[start..start + len].fill(filling);
         let list = Box::new(libc::iovec {
             iov_base: bytes[start..].as_mut_ptr().cast(),
@@ -302,11 +302,11 @@ impl Node {
     }
 
     /// A newer map says this of a group.
-    pub fn change_map(&mut self, pg: PgId, standing: ReplicaState, is_open: bool) {
+    pub fn change_map(&mut self, pg: PgId, state: ReplicaState, is_open: bool) {
         self.epoch += 1;
         let epoch = Epoch(self.epoch);
         self.process.groups.place(pg, 0, 4, epoch);
-        self.process.groups.set(pg, standing, epoch);
+        self.process.groups.set(pg, state, epoch);
         self.process.groups.applied(epoch);
         let Some(group) = self.process.groups.get(pg).filter(|_| is_open) else {
             return;
@@ -471,7 +471,7 @@ impl Node {
     }
 
     /// Everything that was asked is answered.
-    fn settle(&mut self) {
+    fn drain(&mut self) {
         for _ in 0..TURNS_MAX {
             self.run(16);
             if self.asked.is_empty() && self.disk.in_flight() == 0 {
@@ -486,7 +486,7 @@ impl Node {
     /// The process dies, or the machine; the next one opens what is on the disk.
     pub fn restart(&mut self, how: u8) {
         if how & 1 != 0 {
-            self.settle();
+            self.drain();
         }
         let kind = match how & 2 {
             0 => CrashKind::Process,
@@ -504,7 +504,7 @@ impl Node {
     /// Everything is answered. In some runs what was stored is opened once more, which takes longer than all
     /// else.
     pub fn end(&mut self) {
-        self.settle();
+        self.drain();
         if self.reopens {
             self.restart(1);
         }

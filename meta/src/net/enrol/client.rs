@@ -43,7 +43,7 @@ pub enum EnrolmentError {
     /// The cluster refused.
     #[error("the cluster refuses: {reason}")]
     Refused {
-        /// Why, and the mend.
+        /// The reason, with a hint.
         reason: String,
     },
     /// The token may be used up by now.
@@ -56,7 +56,7 @@ pub enum EnrolmentError {
     },
 }
 
-/// Asks to be let in, at one door after the other.
+/// Asks to be let in, at one endpoint after the other.
 ///
 /// # Errors
 /// See [`EnrolmentError`].
@@ -71,9 +71,9 @@ pub async fn enrol(
         question,
     };
     let (mut tried, mut stranger) = (Vec::new(), None);
-    for door in &invitation.doors {
-        let address = door.address.to_string();
-        match timeout(GREET_WAIT_MAX, connect(invitation, door)).await {
+    for endpoint in &invitation.endpoints {
+        let address = endpoint.address.to_string();
+        match timeout(GREET_WAIT_MAX, connect(invitation, endpoint)).await {
             Ok(Ok(stream)) => return ask(stream, address, &question).await,
             // TLS tells what is wrong with a certificate so.
             Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
@@ -90,7 +90,7 @@ pub async fn enrol(
 
 async fn connect(
     invitation: &Invitation,
-    door: &EnrolmentEndpoint,
+    endpoint: &EnrolmentEndpoint,
 ) -> io::Result<TlsStream<TcpStream>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Arc::new(KnownAuthority {
@@ -104,9 +104,9 @@ async fn connect(
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     config.alpn_protocols = vec![ALPN.to_vec()];
-    let name = node_name(invitation.cluster, door.node);
+    let name = node_name(invitation.cluster, endpoint.node);
     let name = ServerName::try_from(name).expect("digits, letters, hyphens and dots");
-    let stream = TcpStream::connect(door.address).await?;
+    let stream = TcpStream::connect(endpoint.address).await?;
     TlsConnector::from(Arc::new(config))
         .connect(name, stream)
         .await

@@ -10,8 +10,8 @@ use crate::pki::JoinToken;
 
 /// How its text begins. The number is that of the form.
 const PREFIX: &str = "penstock-join-1-";
-/// Most doors in one; the rest are left out.
-const DOORS_MAX: usize = 8;
+/// Most endpoints in one; the rest are left out.
+const ENDPOINTS_MAX: usize = 8;
 
 /// Where a node lets others join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Invitation {
     /// The secret.
     pub token: JoinToken,
     /// Where to join, in order of preference.
-    pub doors: Vec<EnrolmentEndpoint>,
+    pub endpoints: Vec<EnrolmentEndpoint>,
 }
 
 /// A text is no invitation.
@@ -50,11 +50,11 @@ impl fmt::Display for Invitation {
         bytes.extend_from_slice(self.cluster.as_bytes());
         bytes.extend_from_slice(&self.authority);
         bytes.extend_from_slice(&self.token.bits());
-        let doors = &self.doors[..self.doors.len().min(DOORS_MAX)];
-        for door in doors {
-            bytes.extend_from_slice(&door.node.0.to_be_bytes());
-            bytes.extend_from_slice(&door.address.port().to_be_bytes());
-            match door.address.ip() {
+        let endpoints = &self.endpoints[..self.endpoints.len().min(ENDPOINTS_MAX)];
+        for endpoint in endpoints {
+            bytes.extend_from_slice(&endpoint.node.0.to_be_bytes());
+            bytes.extend_from_slice(&endpoint.address.port().to_be_bytes());
+            match endpoint.address.ip() {
                 IpAddr::V4(ip) => {
                     bytes.push(4);
                     bytes.extend_from_slice(&ip.octets());
@@ -114,7 +114,7 @@ fn parse(text: &str) -> Option<Invitation> {
     let cluster = Uuid::from_bytes(bytes.take()?);
     let authority = bytes.take()?;
     let token = JoinToken::from_bits(bytes.take()?);
-    let mut doors = Vec::new();
+    let mut endpoints = Vec::new();
     while !bytes.0.is_empty() {
         let node = NodeId(u64::from_be_bytes(bytes.take()?));
         let port = u16::from_be_bytes(bytes.take()?);
@@ -124,15 +124,15 @@ fn parse(text: &str) -> Option<Invitation> {
             _ => return None,
         };
         let address = SocketAddr::new(ip, port);
-        doors.push(EnrolmentEndpoint { node, address });
+        endpoints.push(EnrolmentEndpoint { node, address });
     }
-    (1..=DOORS_MAX)
-        .contains(&doors.len())
+    (1..=ENDPOINTS_MAX)
+        .contains(&endpoints.len())
         .then_some(Invitation {
             cluster,
             authority,
             token,
-            doors,
+            endpoints,
         })
 }
 
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn invitation() -> Invitation {
-        let door = |node, address: &str| EnrolmentEndpoint {
+        let endpoint = |node, address: &str| EnrolmentEndpoint {
             node: NodeId(node),
             address: address.parse().unwrap(),
         };
@@ -149,7 +149,7 @@ mod tests {
             cluster: Uuid::from_u128(5),
             authority: [9; 32],
             token: JoinToken::draw(),
-            doors: vec![door(1, "10.0.0.1:7472"), door(2, "[fd00::2]:7472")],
+            endpoints: vec![endpoint(1, "10.0.0.1:7472"), endpoint(2, "[fd00::2]:7472")],
         }
     }
 
@@ -170,11 +170,11 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_doors_are_named() {
+    fn only_so_many_endpoints_are_named() {
         let mut invitation = invitation();
-        let door = invitation.doors[0];
-        invitation.doors.resize(50, door);
+        let endpoint = invitation.endpoints[0];
+        invitation.endpoints.resize(50, endpoint);
         let read: Invitation = invitation.to_string().parse().unwrap();
-        assert_eq!(read.doors.len(), DOORS_MAX);
+        assert_eq!(read.endpoints.len(), ENDPOINTS_MAX);
     }
 }

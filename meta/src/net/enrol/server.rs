@@ -62,26 +62,26 @@ impl EnrolmentServer {
     /// Listens for nodes that want to join.
     ///
     /// # Errors
-    /// The papers are no good, or the address cannot be listened on.
+    /// The credentials are no good, or the address cannot be listened on.
     pub async fn start(
         address: &str,
-        papers: EnrolmentCredentials,
+        credentials: EnrolmentCredentials,
         meta: Meta,
     ) -> Result<Self, TlsError> {
-        let config = config(&papers)?;
+        let config = config(&credentials)?;
         let failed = |source| TlsError::Listen {
             address: address.to_owned(),
             source,
         };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let desk = Arc::new(EnrolmentHandler {
-            papers,
+        let handler = Arc::new(EnrolmentHandler {
+            credentials,
             asked: meta.within(LEADER_WAIT_MAX),
             meta,
             config: Arc::new(config),
         });
-        let accepting = tokio::spawn(accept(listener, desk));
+        let accepting = tokio::spawn(accept(listener, handler));
         Ok(Self { address, accepting })
     }
 
@@ -93,7 +93,7 @@ impl EnrolmentServer {
 }
 
 struct EnrolmentHandler {
-    papers: EnrolmentCredentials,
+    credentials: EnrolmentCredentials,
     meta: Meta,
     /// The same, as long as nothing is done that would have to be undone.
     asked: Meta,
@@ -101,7 +101,7 @@ struct EnrolmentHandler {
 }
 
 /// The node's certificate, and the authority's behind it: who joins knows only the hash of that.
-fn config(papers: &EnrolmentCredentials) -> Result<ServerConfig, TlsError> {
+fn config(credentials: &EnrolmentCredentials) -> Result<ServerConfig, TlsError> {
     let bad = |what| {
         move |error: rustls::pki_types::pem::Error| TlsError::BadPem {
             what,
@@ -111,10 +111,10 @@ fn config(papers: &EnrolmentCredentials) -> Result<ServerConfig, TlsError> {
     let certificate =
         |pem: &str, what| CertificateDer::from_pem_slice(pem.as_bytes()).map_err(bad(what));
     let chain = vec![
-        certificate(&papers.certificate, "the node's certificate")?,
-        certificate(&papers.ca_certificate, "the cluster's certificate")?,
+        certificate(&credentials.certificate, "the node's certificate")?,
+        certificate(&credentials.ca_certificate, "the cluster's certificate")?,
     ];
-    let key = PrivateKeyDer::from_pem_slice(papers.key.as_bytes())
+    let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes())
         .map_err(bad("the node's private key"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -126,20 +126,20 @@ fn config(papers: &EnrolmentCredentials) -> Result<ServerConfig, TlsError> {
     Ok(config)
 }
 
-async fn accept(listener: TcpListener, desk: Arc<EnrolmentHandler>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+async fn accept(listener: TcpListener, handler: Arc<EnrolmentHandler>) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     // Connections end with this task.
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&slots).acquire_owned().await else {
             return;
         };
         match listener.accept().await {
             Ok((stream, from)) => {
-                let desk = Arc::clone(&desk);
+                let handler = Arc::clone(&handler);
                 connections.spawn(async move {
-                    if let Err(error) = serve(stream, from, &desk).await {
+                    if let Err(error) = serve(stream, from, &handler).await {
                         tracing::info!(%from, %error, "somebody who wanted to join did not");
                     }
                     drop(permit);
@@ -153,12 +153,12 @@ async fn accept(listener: TcpListener, desk: Arc<EnrolmentHandler>) {
     }
 }
 
-async fn serve(stream: TcpStream, from: SocketAddr, desk: &EnrolmentHandler) -> io::Result<()> {
+async fn serve(stream: TcpStream, from: SocketAddr, handler: &EnrolmentHandler) -> io::Result<()> {
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-    let (mut stream, question) = timeout(GREET_WAIT_MAX, greet(stream, desk))
+    let (mut stream, question) = timeout(GREET_WAIT_MAX, greet(stream, handler))
         .await
         .map_err(late)??;
-    let answer = timeout(ANSWER_WAIT_MAX, desk.answer(question)).await;
+    let answer = timeout(ANSWER_WAIT_MAX, handler.answer(question)).await;
     let answer: Answer = answer.unwrap_or_else(|_| Err("it took too long: try again".to_owned()));
     match &answer {
         Ok(admitted) => tracing::info!(%from, node = admitted.node.0, "a node joined"),
@@ -173,9 +173,9 @@ async fn serve(stream: TcpStream, from: SocketAddr, desk: &EnrolmentHandler) -> 
 
 async fn greet(
     stream: TcpStream,
-    desk: &EnrolmentHandler,
+    handler: &EnrolmentHandler,
 ) -> io::Result<(TlsStream<TcpStream>, Question)> {
-    let acceptor = TlsAcceptor::from(Arc::clone(&desk.config));
+    let acceptor = TlsAcceptor::from(Arc::clone(&handler.config));
     let mut stream = acceptor.accept(stream).await?;
     let (_, question) = frame::receive(&mut stream, QUESTION_BYTES_MAX).await?;
     Ok((stream, question))
@@ -206,7 +206,7 @@ impl EnrolmentHandler {
         }
         let key = &question.public_key;
         // Before the token is used up: what would be refused afterwards.
-        self.papers
+        self.credentials
             .ca
             .issue(cluster_probe(), key)
             .map_err(|error| told(&error))?;
@@ -257,7 +257,7 @@ impl EnrolmentHandler {
             ),
             error => told(&error),
         })?;
-        let issued = self.papers.ca.issue(node, &question.public_key);
+        let issued = self.credentials.ca.issue(node, &question.public_key);
         let certificate = issued.map_err(|error| told(&error))?;
         // The key makes nodes: it goes to those alone whose token says so.
         let keeps_key = granted.contains(&Role::Meta) && question.roles.contains(&Role::Meta);
@@ -293,9 +293,9 @@ impl EnrolmentHandler {
         })?;
         Ok(EnrolmentReply {
             node,
-            ca: self.papers.ca_certificate.clone(),
+            ca: self.credentials.ca_certificate.clone(),
             certificate,
-            ca_key: keeps_key.then(|| self.papers.ca.key_pem().to_owned()),
+            ca_key: keeps_key.then(|| self.credentials.ca.key_pem().to_owned()),
         })
     }
 }

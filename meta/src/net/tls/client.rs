@@ -29,7 +29,7 @@ const QUEUE_LENGTH: usize = 64;
 /// Calls peers over TLS.
 pub struct TlsTransport {
     identity: TlsIdentity,
-    peers: Mutex<BTreeMap<NodeId, Arc<Slot>>>,
+    peers: Mutex<BTreeMap<NodeId, Arc<ConnectionSlot>>>,
 }
 
 /// Why there is no connection.
@@ -43,13 +43,13 @@ enum Failed {
 
 /// The way to one peer. One caller at a time makes the connection.
 #[derive(Default)]
-struct Slot {
+struct ConnectionSlot {
     state: tokio::sync::Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    link: Option<Link>,
+    link: Option<ClientLink>,
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -57,7 +57,7 @@ struct State {
 type Waiting = Arc<Mutex<Option<BTreeMap<u64, oneshot::Sender<PeerReply>>>>>;
 
 /// A connection that lives.
-struct Link {
+struct ClientLink {
     address: String,
     next: u64,
     queue: mpsc::Sender<Vec<u8>>,
@@ -66,7 +66,7 @@ struct Link {
     tasks: [JoinHandle<()>; 2],
 }
 
-impl Drop for Link {
+impl Drop for ClientLink {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
@@ -87,7 +87,7 @@ impl TlsTransport {
         }
     }
 
-    fn slot(&self, target: NodeId) -> Arc<Slot> {
+    fn slot(&self, target: NodeId) -> Arc<ConnectionSlot> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(peers.entry(target).or_default())
     }
@@ -122,7 +122,7 @@ impl TlsTransport {
         let unreachable = |detail: String| TransportError::Unreachable { target, detail };
         let slot = self.slot(target);
         let mut state = slot.state.lock().await;
-        let alive = |link: &Link| link.address == address && lock(&link.waiting).is_some();
+        let alive = |link: &ClientLink| link.address == address && lock(&link.waiting).is_some();
         if !state.link.as_ref().is_some_and(alive) {
             state.link = None;
             let now = Instant::now();
@@ -147,7 +147,7 @@ impl TlsTransport {
                 })?;
             state.failures = 0;
             state.not_before = None;
-            state.link = Some(Link::new(address.to_owned(), stream));
+            state.link = Some(ClientLink::new(address.to_owned(), stream));
         }
         let link = state.link.as_mut().expect("it was just made");
         let number = link.next;
@@ -172,7 +172,7 @@ impl TlsTransport {
     }
 }
 
-impl Link {
+impl ClientLink {
     fn new(address: String, stream: TlsStream<TcpStream>) -> Self {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let (queue, mut queued) = mpsc::channel::<Vec<u8>>(QUEUE_LENGTH);

@@ -26,8 +26,8 @@ use crate::node::Peer;
 const CONNECTIONS_MAX: usize = 2048;
 /// Requests of one connection that are worked on at a time; then no more are read.
 const REQUESTS_MAX: usize = 128;
-/// A request must be complete so long after it began and there is room for it; then the connection ends, so
-/// that nobody holds room by saying nothing.
+/// A request must be complete so long after it began and its memory is reserved; then the connection ends, so
+/// that a silent client holds no memory.
 const FRAME_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause after the kernel gave no connection, for want of file descriptors mostly.
 pub(in crate::net) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -130,7 +130,7 @@ impl Server {
 }
 
 async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let server = Arc::new(Server {
         identity,
         peer,
@@ -142,7 +142,7 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&slots).acquire_owned().await else {
             return;
         };
         match listener.accept().await {
@@ -227,7 +227,7 @@ where
 {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let (replies, mut replied) = mpsc::channel::<(Vec<u8>, Held)>(REQUESTS_MAX);
-    let room = Arc::new(Semaphore::new(REQUESTS_MAX));
+    let slots = Arc::new(Semaphore::new(REQUESTS_MAX));
     // They end with this connection.
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -244,7 +244,7 @@ where
     });
     loop {
         while tasks.try_join_next().is_some() {}
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&slots).acquire_owned().await else {
             return Ok(());
         };
         let Some((number, request, held)) = receive(&mut reader, &budget).await? else {

@@ -46,7 +46,7 @@ fn node(id: u64) -> Node {
         roles: Role::all(),
         incarnation: Incarnation::default(),
         state: NodeState::Up,
-        duty: crate::model::AdminState::Active,
+        admin_state: crate::model::AdminState::Active,
         labels: Labels::default(),
         control_address: String::new(),
         data_address: String::new(),

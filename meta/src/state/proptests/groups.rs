@@ -1,4 +1,4 @@
-//! The standing of members under any commands in any order.
+//! The state of members under any commands in any order.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ enum Op {
     },
     AdminState {
         node: u64,
-        duty: AdminState,
+        admin_state: AdminState,
     },
     RemoveNode {
         node: u64,
@@ -60,7 +60,7 @@ enum Op {
         member: usize,
         heard: u8,
     },
-    Resettle {
+    ChooseAuthority {
         group: usize,
         member: usize,
         after_grace: bool,
@@ -83,7 +83,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let node = || 1..6_u64;
     let (group, member) = (|| 0..4_usize, || 0..4_usize);
-    let duty = prop_oneof![
+    let admin_state = prop_oneof![
         Just(AdminState::Active),
         Just(AdminState::Absent),
         Just(AdminState::Draining)
@@ -97,7 +97,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (node(), prop::bool::weighted(0.8))
             .prop_map(|(node, with_devices)| Op::Restart { node, with_devices }),
         4 => (node(), any::<bool>()).prop_map(|(node, up)| Op::State { node, up }),
-        1 => (node(), duty).prop_map(|(node, duty)| Op::AdminState { node, duty }),
+        1 => (node(), admin_state).prop_map(|(node, admin_state)| Op::AdminState { node, admin_state }),
         1 => (node(), any::<bool>()).prop_map(|(node, is_lost)| Op::RemoveNode { node, is_lost }),
         1 => node().prop_map(|node| Op::AddDevice { node }),
         1 => (0..8_usize, state).prop_map(|(device, state)| Op::DeviceState { device, state }),
@@ -108,7 +108,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (group(), member(), any::<u8>())
             .prop_map(|(group, member, heard)| Op::Demote { group, member, heard }),
         4 => (group(), member(), any::<bool>())
-            .prop_map(|(group, member, after_grace)| Op::Resettle { group, member, after_grace }),
+            .prop_map(|(group, member, after_grace)| Op::ChooseAuthority { group, member, after_grace }),
         10 => (group(), member(), prop::bool::weighted(0.1))
             .prop_map(|(group, member, old)| Op::StartSync { group, member, old }),
         10 => (group(), member(), prop::bool::weighted(0.1))
@@ -261,9 +261,9 @@ impl Cluster {
                 state: if up { NodeState::Up } else { NodeState::Down },
                 at: AT,
             }),
-            Op::AdminState { node, duty } => Some(Command::SetNodeDuty {
+            Op::AdminState { node, admin_state } => Some(Command::SetNodeAdminState {
                 node: NodeId(node),
-                duty,
+                admin_state,
                 at: AT,
             }),
             Op::RemoveNode { node, is_lost } => Some(match is_lost {
@@ -345,13 +345,13 @@ impl Cluster {
                 };
                 self.regroup(change, heard)
             }
-            Op::Resettle {
+            Op::ChooseAuthority {
                 group,
                 member,
                 after_grace,
             } => {
                 let (group, member) = self.member(group, member)?;
-                let change = Change::Resettle {
+                let change = Change::ChooseAuthority {
                     group,
                     device: member.device,
                     incarnation: self.serving(member.device),
@@ -466,11 +466,11 @@ fn check_in_sync(before: &World, old: &PlacementGroup, member: &Member, command:
     match was {
         Some(was) if was.is_in_sync() && (was.node, was.incarnation) == start => {}
         Some(was) if was.is_in_sync() => {
-            let resettles = matches!(
+            let chooses = matches!(
                 command,
                 Command::Regroup { .. } | Command::RegisterDevice { .. }
             );
-            assert!(resettles, "{command:?} trusted another start");
+            assert!(chooses, "{command:?} trusted another start");
             for other in old.in_sync() {
                 let presence = presence(&before.records, other).unwrap();
                 assert_ne!(presence, Presence::Valid, "{other:?} needed no replacement");
@@ -478,7 +478,7 @@ fn check_in_sync(before: &World, old: &PlacementGroup, member: &Member, command:
         }
         Some(was) => {
             assert_eq!(
-                was.standing,
+                was.state,
                 ReplicaState::Syncing,
                 "{command:?} let {was:?} in"
             );

@@ -55,9 +55,9 @@ fn nobody_takes_a_share() -> (World, PoolId, u64) {
     world.is_told(spare, NodeState::Down);
     world.is_told(gone, NodeState::Down);
     world
-        .run(&Command::SetNodeDuty {
+        .run(&Command::SetNodeAdminState {
             node: NodeId(gone),
-            duty: AdminState::Absent,
+            admin_state: AdminState::Absent,
             at: AT,
         })
         .unwrap();

@@ -1,7 +1,7 @@
-//! Members of placement groups: taken out, settled, synced, promoted, moved.
+//! Members of placement groups: taken out, made the authority, synced, promoted, moved.
 
+mod authority;
 mod loss;
-mod settle;
 mod within;
 
 use super::*;
@@ -51,12 +51,12 @@ impl World {
         self.group(id).member(DeviceId(device)).unwrap().clone()
     }
 
-    fn standings(&self, id: GroupId) -> Vec<(u64, ReplicaState)> {
+    fn states(&self, id: GroupId) -> Vec<(u64, ReplicaState)> {
         let group = self.group(id);
         let mut found: Vec<_> = group
             .members
             .iter()
-            .map(|member| (member.device.0, member.standing))
+            .map(|member| (member.device.0, member.state))
             .collect();
         found.sort_by_key(|(device, _)| *device);
         found
@@ -215,7 +215,7 @@ fn a_reported_member_goes_out_only_if_another_was_heard_of() {
         "its own word is none"
     );
     world.report(id, 1, &[2]).unwrap();
-    assert_eq!(world.standings(id), [(1, Out), (2, InSync), (3, InSync)]);
+    assert_eq!(world.states(id), [(1, Out), (2, InSync), (3, InSync)]);
     assert!(world.group(id).epoch > before);
     let again = world.group(id);
     assert_eq!(world.report(id, 1, &[]), Ok(Outcome::Group(again)));
@@ -237,7 +237,7 @@ fn a_report_about_another_start_or_an_earlier_stay_is_refused() {
     let now = world.group(id).epoch;
     let other = world.report_as(id, 1, Incarnation(7), now, &[2]);
     assert!(matches!(refused(other), GroupRefusal::OtherStart { .. }));
-    assert_eq!(world.on(id, 1).standing, Syncing);
+    assert_eq!(world.on(id, 1).state, Syncing);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn restarted_member_is_promoted_only_in_its_own_sync_round() {
     ));
     world.restart(3, 33);
     assert_eq!(
-        world.standings(id),
+        world.states(id),
         [(1, InSync), (2, InSync), (3, InSync)],
         "a registration changes nothing by itself"
     );
@@ -272,7 +272,7 @@ fn restarted_member_is_promoted_only_in_its_own_sync_round() {
     ));
     world.report(id, 3, &[]).unwrap();
     assert_eq!(
-        world.on(id, 3).standing,
+        world.on(id, 3).state,
         Out,
         "who is syncing needs no witness"
     );
@@ -286,7 +286,7 @@ fn restarted_member_is_promoted_only_in_its_own_sync_round() {
     });
     assert!(matches!(refused(late), GroupRefusal::NotSyncing { .. }));
     world.promote(id, 3).unwrap();
-    assert_eq!(world.on(id, 3).standing, InSync);
+    assert_eq!(world.on(id, 3).state, InSync);
     let epoch = world.group(id).epoch;
     world.promote(id, 3).unwrap();
     assert_eq!(
@@ -329,9 +329,9 @@ fn who_has_no_valid_source_does_not_begin_to_sync() {
 #[test]
 fn a_drained_node_is_left_only_when_the_others_hold_everything() {
     let (mut world, id) = three();
-    let drain = |duty| Command::SetNodeDuty {
+    let drain = |admin_state| Command::SetNodeAdminState {
         node: NodeId(2),
-        duty,
+        admin_state,
         at: AT,
     };
     let refused = world.run(&drain(AdminState::Draining)).unwrap_err();
@@ -345,7 +345,7 @@ fn a_drained_node_is_left_only_when_the_others_hold_everything() {
     let leaving = |world: &World| world.on(id, 2).leaving;
     assert!(leaving(&world));
     assert_eq!(
-        world.standings(id),
+        world.states(id),
         [(1, InSync), (2, InSync), (3, InSync), (4, Out)]
     );
     let remove = Command::RemoveNode {
@@ -362,7 +362,7 @@ fn a_drained_node_is_left_only_when_the_others_hold_everything() {
     world.sync(id, 4, 0).unwrap();
     assert!(leaving(&world));
     world.promote(id, 4).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (3, InSync), (4, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (3, InSync), (4, InSync)]);
     world.run(&remove).unwrap();
     assert_eq!(tables::DEVICES.all(&world.records).unwrap().len(), 3);
 }
@@ -372,11 +372,11 @@ fn a_drain_that_is_called_off_keeps_what_was_there() {
     let (mut world, id) = three();
     world.node(4);
     world.device(4);
-    for duty in [AdminState::Draining, AdminState::Active] {
+    for admin_state in [AdminState::Draining, AdminState::Active] {
         world
-            .run(&Command::SetNodeDuty {
+            .run(&Command::SetNodeAdminState {
                 node: NodeId(2),
-                duty,
+                admin_state,
                 at: AT,
             })
             .unwrap();
@@ -398,7 +398,7 @@ fn dead_node_is_removed_unless_it_holds_a_last_copy() {
     assert!(world.run(&remove(3)).is_err(), "it is up and holds data");
     world.down(3);
     world.run(&remove(3)).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, InSync)]);
     world.report(id, 1, &[2]).unwrap();
     world.down(2);
     assert!(matches!(

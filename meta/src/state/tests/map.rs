@@ -91,7 +91,7 @@ fn a_replica_that_joins_a_group_with_data_is_not_in_sync() {
         let found: Vec<_> = group
             .members
             .iter()
-            .map(|member| (member.device, member.standing))
+            .map(|member| (member.device, member.state))
             .collect();
         assert_eq!(
             found,

@@ -123,8 +123,12 @@ fn a_node_that_has_yet_to_start_is_not_told_as_down() {
     // Let in; nobody hears of it for long; then it starts, dies and starts again.
     run(register(0, 0));
     run(down(0));
-    let duty = AdminState::Absent;
-    run(Command::SetNodeDuty { node, duty, at: AT });
+    let admin_state = AdminState::Absent;
+    run(Command::SetNodeAdminState {
+        node,
+        admin_state,
+        at: AT,
+    });
     run(register(7, 0));
     run(down(7));
     run(register(8, 7));

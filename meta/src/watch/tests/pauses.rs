@@ -15,7 +15,7 @@ fn a_sync_that_fails_pauses_longer_each_time() {
         let syncing = first
             .members
             .iter()
-            .find(|one| one.standing == ReplicaState::Syncing);
+            .find(|one| one.state == ReplicaState::Syncing);
         if let Some(member) = syncing {
             failures += 1;
             world.report(first.id(), member, Vec::new());

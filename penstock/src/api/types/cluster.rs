@@ -18,7 +18,8 @@ pub struct ClusterNode {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Moment>,
     /// Whether it may hold data.
-    pub duty: NodeDuty,
+    #[serde(rename = "duty")]
+    pub admin_state: NodeAdminState,
     /// Milliseconds since it was heard of last; absent while nobody leads, or if it was not heard of under
     /// this leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,7 +71,7 @@ pub enum NodeState {
 /// Whether a [`ClusterNode`] may hold data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum NodeDuty {
+pub enum NodeAdminState {
     /// It holds its share.
     Active,
     /// It was away too long: others take its share until it returns.
@@ -115,7 +116,7 @@ pub struct Device {
     pub class: String,
     /// State word.
     pub state: DeviceState,
-    /// Why its node goes on without it, and the mend; only of this node's devices.
+    /// Why its node runs without it, with a hint; only of this node's devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Placement groups that have a replica on it, those that are leaving it included.
@@ -235,7 +236,8 @@ pub struct Pool {
     /// What is free on them.
     pub free_bytes: u64,
     /// Devices among them whose use is not known, because their nodes do not tell.
-    pub devices_untold: usize,
+    #[serde(rename = "devices_untold")]
+    pub devices_unreported: usize,
 }
 
 /// What copies in a [`Pool`] must not share.

@@ -12,13 +12,13 @@
 //!
 //! **Why nothing goes on under the next lease.** [`renew_lease`](fabric::engine::Fabric::renew_lease) repeats
 //! what waits under the newer lease, and may: the older one was this node's until then, so nobody wrote or
-//! settled blocks in between. Here somebody did. Blocks that the holder in between left unresolved must be
-//! settled before anything is sent, which an opening does and a renewal does not. And a write that waits may
-//! have been found on one replica by the other's takeover, been made part of the volume, been read, and been
-//! overwritten since: repeated under a newer number it would undo what came after. Nobody was told that it is
-//! done, so it may fail: the guest hears of it, and that what it believes of its disk may be outdated. So the
-//! volume is opened anew, as a start does it: a new grant, older leases fenced out, blocks settled, then the
-//! first request.
+//! recovered blocks in between. Here somebody did. Blocks that the holder in between left unresolved must be
+//! recovered before anything is sent, which an opening does and a renewal does not. And a write that waits
+//! may have been found on one replica by the other's takeover, been made part of the volume, been read, and
+//! been overwritten since: repeated under a newer number it would undo what came after. Nobody was told that
+//! it is done, so it may fail: the guest hears of it, and that what it believes of its disk may be outdated.
+//! So the volume is opened anew, as a start does it: a new grant, older leases fenced out, lease recovery,
+//! then the first request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ pub struct Loss {
 
 impl Loss {
     /// What a person is told: why it is not served, and what becomes of it.
-    pub fn told(&self, socket: &str) -> (String, String) {
+    pub fn describe(&self, socket: &str) -> (String, String) {
         let doing = format!(
             "it is served again as soon as that node lets the volume go; if it is not to be, `penstock \
              detach {socket}` ends it"
@@ -59,7 +59,7 @@ impl Loss {
 }
 
 /// What is to be done about an attachment.
-enum Verdict {
+enum LossVerdict {
     /// It is not this node's any more.
     Forget,
     /// It waits for its lease.
@@ -96,16 +96,16 @@ impl Node {
     async fn look_for_losses(self: &Arc<Self>) -> Result<()> {
         for (id, verdict) in self.verdicts().await? {
             match verdict {
-                Verdict::Forget => self.end_lost(id, true).await,
-                Verdict::Close => self.end_lost(id, false).await,
-                Verdict::ServeAgain(record) => self.serve_again(&record).await?,
+                LossVerdict::Forget => self.end_lost(id, true).await,
+                LossVerdict::Close => self.end_lost(id, false).await,
+                LossVerdict::ServeAgain(record) => self.serve_again(&record).await?,
             }
         }
         Ok(())
     }
 
     /// Asks the leader only if there is reason to.
-    async fn verdicts(&self) -> Result<Vec<(AttachmentId, Verdict)>> {
+    async fn verdicts(&self) -> Result<Vec<(AttachmentId, LossVerdict)>> {
         let own = self.meta.node_id();
         let (mut ids, mut is_suspect) = (Vec::new(), false);
         let lost = {
@@ -131,9 +131,9 @@ impl Node {
         let verdict = |(id, volume, waits)| {
             let record = records.iter().find(|record| record.id == id);
             let verdict = match record {
-                None => Verdict::Forget,
-                Some(record) if waits => Verdict::ServeAgain(Box::new(record.clone())),
-                Some(_) if lost.contains(&volume) => Verdict::Close,
+                None => LossVerdict::Forget,
+                Some(record) if waits => LossVerdict::ServeAgain(Box::new(record.clone())),
+                Some(_) if lost.contains(&volume) => LossVerdict::Close,
                 Some(_) => return None,
             };
             Some((id, verdict))

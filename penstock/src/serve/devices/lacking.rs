@@ -53,18 +53,18 @@ impl LeftOut {
     }
 
     /// What a person is told: what is wrong, and what becomes of it.
-    pub fn told(&self) -> (String, String) {
+    pub fn describe(&self) -> (String, String) {
         let (shown, failure) = (self.path.display(), &self.failure);
         match self.origin {
             Origin::Added => (
                 format!("device {shown} was added and cannot be used: {failure}"),
                 format!(
-                    "mend that and restart the daemon, or take it back with `penstock device remove {shown}`"
+                    "fix that and restart the daemon, or take it back with `penstock device remove {shown}`"
                 ),
             ),
             Origin::Named => (
                 format!("device {shown} is not used: {failure}"),
-                "mend that and restart the daemon".to_owned(),
+                "fix that and restart the daemon".to_owned(),
             ),
             Origin::Known(id) => (
                 format!(
@@ -120,8 +120,8 @@ pub(super) fn go_without(
     let (stores, blank) = named.drain(..).partition(is_store);
     *named = stores;
     let blank: Vec<Named> = blank;
-    let untold = blank.into_iter().filter(|one| !is_told(&one.path));
-    left_out.extend(untold.map(|one| LeftOut {
+    let unreported = blank.into_iter().filter(|one| !is_told(&one.path));
+    left_out.extend(unreported.map(|one| LeftOut {
         failure: not_made(&missing[0].path),
         path: one.path,
         origin: Origin::Named,
@@ -233,7 +233,7 @@ mod tests {
         );
         let kept: Vec<_> = all.iter().map(|one| one.path.to_str().unwrap()).collect();
         assert_eq!(kept, ["/no/other", "/no/well"]);
-        let (what, doing) = left_out[2].told();
+        let (what, doing) = left_out[2].describe();
         assert!(what.contains("/no/bad (number 3)"), "{what}");
         assert!(what.contains("input/output error"), "{what}");
         assert!(doing.contains("penstock device remove 3"), "{doing}");

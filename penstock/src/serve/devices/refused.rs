@@ -47,7 +47,7 @@ fn first_part(e: &DeviceError) -> String {
     }
 }
 
-/// Kind, reason and mend of what the operating system says.
+/// Kind, reason and hint for what the operating system says.
 fn hint_of(path: &Path, source: &std::io::Error) -> Option<(Kind, String, String)> {
     let plain = plain_io(source);
     let told = match Errno::from_io_error(source)? {
@@ -90,7 +90,7 @@ fn denied(path: &Path, source: &std::io::Error, plain: String) -> (Kind, String,
          {user}"
     );
     // Whoever named the wrong disk need not give the right to open it first.
-    let number = Number::of(found.rdev());
+    let number = DeviceNumber::of(found.rdev());
     if let Some(place) = place_of(number).filter(|_| is_block) {
         why.push_str(&format!("; besides, the filesystem at {place} is on it"));
     }
@@ -154,7 +154,7 @@ fn user_of(found: &Metadata) -> Option<(String, String)> {
     if !found.file_type().is_block_device() {
         return None;
     }
-    let number = Number::of(found.rdev());
+    let number = DeviceNumber::of(found.rdev());
     if let Some(place) = place_of(number) {
         return Some((
             format!("by the filesystem mounted at {place}"),
@@ -163,7 +163,7 @@ fn user_of(found: &Metadata) -> Option<(String, String)> {
     }
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let is_swap = |path: &str| {
-        fs::metadata(path).is_ok_and(|swap| number.is_or_holds(Number::of(swap.rdev())))
+        fs::metadata(path).is_ok_and(|swap| number.is_or_holds(DeviceNumber::of(swap.rdev())))
     };
     if let Some(path) = swaps
         .lines()
@@ -183,17 +183,17 @@ fn user_of(found: &Metadata) -> Option<(String, String)> {
 }
 
 /// Where a filesystem on a device, or on a partition of it, is mounted.
-fn place_of(number: Number) -> Option<String> {
+fn place_of(number: DeviceNumber) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     mounted(&mounts, |other| number.is_or_holds(other))
 }
 
 /// Where a filesystem is mounted whose device `is_meant`, as `/proc/self/mountinfo` tells.
-fn mounted(mountinfo: &str, is_meant: impl Fn(Number) -> bool) -> Option<String> {
+fn mounted(mountinfo: &str, is_meant: impl Fn(DeviceNumber) -> bool) -> Option<String> {
     mountinfo.lines().find_map(|line| {
         // 36 35 98:0 /root /mnt rw,noatime master:1 - ext4 /dev/sdb rw
         let mut fields = line.split(' ');
-        let number = Number::parse(fields.nth(2)?)?;
+        let number = DeviceNumber::parse(fields.nth(2)?)?;
         let place = fields.nth(1)?;
         // Spaces in it are written in octal.
         is_meant(number).then(|| place.replace("\\040", " "))
@@ -202,14 +202,14 @@ fn mounted(mountinfo: &str, is_meant: impl Fn(Number) -> bool) -> Option<String>
 
 /// Of a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Number {
+struct DeviceNumber {
     major: u32,
     minor: u32,
 }
 
-impl Number {
+impl DeviceNumber {
     fn of(rdev: u64) -> Self {
-        Number {
+        DeviceNumber {
             major: libc::major(rdev),
             minor: libc::minor(rdev),
         }
@@ -217,7 +217,7 @@ impl Number {
 
     fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.trim().split_once(':')?;
-        Some(Number {
+        Some(DeviceNumber {
             major: major.parse().ok()?,
             minor: minor.parse().ok()?,
         })
@@ -228,10 +228,10 @@ impl Number {
     }
 
     /// Whether `other` is this device or one of its partitions.
-    fn is_or_holds(self, other: Number) -> bool {
+    fn is_or_holds(self, other: DeviceNumber) -> bool {
         let whole = || {
             let partition = fs::canonicalize(other.dir()).ok()?;
-            Number::parse(&fs::read_to_string(partition.parent()?.join("dev")).ok()?)
+            DeviceNumber::parse(&fs::read_to_string(partition.parent()?.join("dev")).ok()?)
         };
         other == self || whole() == Some(self)
     }
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_mend() {
+    fn each_reason_has_its_hint() {
         let path = PathBuf::from("/dev/sdx");
         for (errno, part) in [
             (Errno::ROFS, "make it writable"),
@@ -321,7 +321,7 @@ mod tests {
         let mountinfo = "22 27 0:21 / /proc rw - proc proc rw\n\
                          31 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n\
                          40 31 8:16 / /srv/my\\040disk rw - xfs /dev/sdb rw\n";
-        let at = |major, minor| mounted(mountinfo, |other| other == Number { major, minor });
+        let at = |major, minor| mounted(mountinfo, |other| other == DeviceNumber { major, minor });
         assert_eq!(at(254, 1).as_deref(), Some("/"));
         assert_eq!(at(8, 16).as_deref(), Some("/srv/my disk"));
         assert_eq!(at(8, 0), None);

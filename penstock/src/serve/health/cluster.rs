@@ -18,7 +18,7 @@ mod capacity;
 mod tests;
 
 /// A sync that failed so often in a row is told: once or twice is what a restart looks like.
-const FAILURES_TOLD: u32 = 3;
+const FAILURES_REPORTED: u32 = 3;
 
 /// How long work will take, in seconds, where that is known.
 pub type Etas<'a> = &'a dyn Fn(Work) -> Option<u64>;
@@ -75,7 +75,7 @@ fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
         0 => format!("node {name} is down"),
         n => format!("node {name} is down, and with it the {n} attachments that it serves"),
     };
-    let (doing, eta_s) = match node.duty {
+    let (doing, eta_s) = match node.admin_state {
         AdminState::Absent | AdminState::Draining => {
             let left = view.held_by(node.id).left;
             let doing = match left {
@@ -242,7 +242,7 @@ fn missed(view: &View, pool: &Pool) -> String {
                 None if is_full(member.device) => {
                     full.insert(member.device);
                 }
-                None => queued += usize::from(member.standing != ReplicaState::Syncing),
+                None => queued += usize::from(member.state != ReplicaState::Syncing),
             }
         }
     }
@@ -279,7 +279,7 @@ fn missed(view: &View, pool: &Pool) -> String {
 fn failing(view: &View) -> Vec<Found> {
     let mut by_device: BTreeMap<DeviceId, (usize, u32, u64)> = BTreeMap::new();
     let failing = view.report.failing.iter();
-    for one in failing.filter(|one| one.failures >= FAILURES_TOLD) {
+    for one in failing.filter(|one| one.failures >= FAILURES_REPORTED) {
         let told = by_device.entry(one.device).or_default();
         told.0 += 1;
         told.1 = told.1.max(one.failures);
@@ -329,7 +329,7 @@ fn words(view: &View, here: NodeId) -> Vec<Found> {
 fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     let up = view.map.nodes().filter(|node| node.state == NodeState::Up);
-    for node in up.filter(|node| node.duty == AdminState::Draining) {
+    for node in up.filter(|node| node.admin_state == AdminState::Draining) {
         let since =
             view.last(|w| matches!(w, EventKind::NodeDraining { node: id } if *id == node.id));
         let left = view.held_by(node.id).left;

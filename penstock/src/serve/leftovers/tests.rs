@@ -10,7 +10,7 @@ use crate::serve::node::Purpose;
 const SIZE_BYTES: u64 = 64 << 20;
 
 fn configured(data: &Path) -> Config {
-    config::settle(config::File {
+    config::resolve(config::File {
         data: Some(data.into()),
         device_size: Some("512M".parse().unwrap()),
         device_preallocation: Some(Preallocation::Off),

@@ -53,7 +53,7 @@ const CAPABILITIES: [&str; 41] = [
 
 /// What one thread may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Thread {
+struct ThreadReport {
     uid: u32,
     /// Permitted, which it could put into effect.
     capabilities: u64,
@@ -71,7 +71,7 @@ pub fn in_force(config: &Config) -> Privileges {
         .user
         .as_ref()
         .filter(|user| user.uid == uid);
-    let is_in_all = |has: fn(&Thread) -> bool| !all.is_empty() && all.iter().all(has);
+    let is_in_all = |has: fn(&ThreadReport) -> bool| !all.is_empty() && all.iter().all(has);
     Privileges {
         user: match (user, uid) {
             (Some(user), _) => user.name.clone(),
@@ -87,7 +87,7 @@ pub fn in_force(config: &Config) -> Privileges {
 }
 
 /// The threads of a process. One that ends meanwhile is left out.
-fn threads(tasks: &Path) -> Vec<Thread> {
+fn threads(tasks: &Path) -> Vec<ThreadReport> {
     let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
     let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).ok();
     tasks
@@ -96,13 +96,13 @@ fn threads(tasks: &Path) -> Vec<Thread> {
         .collect()
 }
 
-fn parse(status: &str) -> Option<Thread> {
+fn parse(status: &str) -> Option<ThreadReport> {
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         Some(line?.split_whitespace().collect::<Vec<_>>())
     };
     let word = |name: &str, index: usize| Some(field(name)?.get(index)?.to_string());
-    Some(Thread {
+    Some(ThreadReport {
         // Real, effective, saved, and that for files.
         uid: word("Uid:", 1)?.parse().ok()?,
         capabilities: u64::from_str_radix(&word("CapPrm:", 0)?, 16).ok()?,

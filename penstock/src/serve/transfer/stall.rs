@@ -1,6 +1,6 @@
 //! Writes wait while too few replicas of their group are in sync, for as long as that takes: a guest goes on
 //! when it is over. An import has somebody who waits for its end and can begin it again, so it gives up: soon
-//! where devices are full, which only people can mend, and else after a while.
+//! where devices are full, which only people can fix, and else after a while.
 
 use std::time::{Duration, Instant};
 
@@ -102,7 +102,7 @@ impl<'a> Filling<'a> {
     /// Full devices for which writes to the pool wait.
     async fn full_devices(&self) -> Result<Vec<String>> {
         let view = self.node.applied(self.node.leader_report().await)?;
-        let words = self.node.space_told(&view);
+        let words = self.node.reported_space(&view);
         let is_full = |device: DeviceId| words.get(&device).is_some_and(|word| word.is_full);
         let full = view.waits_for_room(self.pool, &is_full);
         Ok(full.into_iter().map(|id| view.device_name(id)).collect())

@@ -176,7 +176,7 @@ fn a_node_without_a_certificate_of_its_own_says_so() {
 }
 
 #[test]
-fn a_node_with_papers_of_another_authority_is_not_let_in() {
+fn credentials_of_another_authority_are_refused() {
     let ours = Cluster::found("1");
     assert!(ours.join(2, &ours.token()).status.success());
     let own = ours.data(2).join("cluster");

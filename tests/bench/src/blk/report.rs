@@ -88,8 +88,8 @@ pub(super) fn print(measured: &Measured) {
         "runs discarded because the cores' distance flipped: {}",
         measured.discarded_runs
     );
-    for settled in &measured.settled {
-        println!("{settled}");
+    for compaction in &measured.compactions {
+        println!("{compaction}");
     }
     for counted in &measured.allocations {
         println!(

@@ -10,16 +10,16 @@ use serde::Serialize;
 use crate::backend::Kind;
 use crate::usage::written_bytes;
 
-/// A back end that wrote nothing for so long has settled.
+/// A back end that wrote nothing for so long has completed its compaction.
 const QUIET: Duration = Duration::from_secs(4);
 /// Time after which it is measured as it is.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How a back end settled.
+/// How long a back end compacted.
 #[derive(Debug, Serialize)]
-pub(super) struct Settled {
+pub(super) struct Compaction {
     kind: Kind,
     seconds: f64,
     written_bytes: u64,
@@ -27,7 +27,7 @@ pub(super) struct Settled {
 }
 
 /// Waits until the process writes nothing any more.
-pub(super) fn wait(pid: u32, kind: Kind) -> Result<Settled> {
+pub(super) fn wait(pid: u32, kind: Kind) -> Result<Compaction> {
     let (start, first) = (Instant::now(), written_bytes(pid)?);
     let (mut last, mut since) = (first, start);
     while since.elapsed() < QUIET && start.elapsed() < WAIT_MAX {
@@ -37,7 +37,7 @@ pub(super) fn wait(pid: u32, kind: Kind) -> Result<Settled> {
             (last, since) = (now, Instant::now());
         }
     }
-    Ok(Settled {
+    Ok(Compaction {
         kind,
         seconds: (since - start).as_secs_f64(),
         written_bytes: last - first,
@@ -45,19 +45,19 @@ pub(super) fn wait(pid: u32, kind: Kind) -> Result<Settled> {
     })
 }
 
-impl fmt::Display for Settled {
+impl fmt::Display for Compaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, mib) = (self.kind.name(), self.written_bytes >> 20);
         if self.gave_up {
             return write!(
                 f,
-                "{name}: not settled after {:.0} s, {mib} MiB written",
+                "{name}: not compacted after {:.0} s, {mib} MiB written",
                 self.seconds
             );
         }
         write!(
             f,
-            "{name}: settled after {:.1} s, {mib} MiB written",
+            "{name}: compacted after {:.1} s, {mib} MiB written",
             self.seconds
         )
     }

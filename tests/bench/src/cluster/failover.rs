@@ -144,11 +144,11 @@ fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event) -> Result<Pause> {
 /// The node that an event happens to: never the guest's own. If that one leads the metadata and must not, it
 /// is stopped until another one does: a leader that is back before the others have missed it goes on leading.
 fn victim(cluster: &mut Cluster, event: Event) -> Result<u8> {
-    let mut leader = leader_told_by(cluster, HOST)?;
+    let mut leader = leader_known_to(cluster, HOST)?;
     if leader == HOST && event.is_about_leader() {
         cluster.node_mut(HOST)?.stop()?;
         leader = wait_until(LEADER_LIMIT, || {
-            let other = leader_told_by(cluster, HOST + 1)?;
+            let other = leader_known_to(cluster, HOST + 1)?;
             Ok((other != HOST).then_some(other))
         })
         .context("nobody takes the lead over")?;
@@ -162,7 +162,7 @@ fn victim(cluster: &mut Cluster, event: Event) -> Result<u8> {
     }
 }
 
-fn leader_told_by(cluster: &Cluster, node: u8) -> Result<u8> {
+fn leader_known_to(cluster: &Cluster, node: u8) -> Result<u8> {
     wait_until(LEADER_LIMIT, || {
         // Nobody answers while there is none.
         let Ok(nodes) = cluster.node(node)?.daemon().json(&["node", "list"]) else {

@@ -41,12 +41,12 @@ impl Group {
     pub(super) fn read(map: &ClusterMap, group: &PlacementGroup) -> Self {
         let members = group.members.iter();
         let all: Vec<Place> = members.filter_map(|m| place(map, m)).collect();
-        let mut told = told(&all);
-        told.extend(coming(&all, &told));
+        let mut published = published(&all);
+        published.extend(coming(&all, &published));
         Self {
             epoch: Epoch(group.epoch.0),
-            members: told.iter().map(|place| place.member).collect(),
-            devices: told.iter().map(|place| place.at).collect(),
+            members: published.iter().map(|place| place.member).collect(),
+            devices: published.iter().map(|place| place.at).collect(),
             all,
             power_lost: Epoch(group.power_lost.0),
         }
@@ -55,12 +55,12 @@ impl Group {
     /// The members that the data path is told are in sync, with their devices.
     pub fn in_sync(&self) -> impl Iterator<Item = (&Member, DeviceAt)> {
         let members = self.members.iter().zip(self.devices.iter().copied());
-        members.filter(|(member, _)| member.standing == ReplicaState::InSync)
+        members.filter(|(member, _)| member.state == ReplicaState::InSync)
     }
 
     /// A node of which two devices are in sync.
     pub fn is_twice_on(&self) -> Option<usize> {
-        let in_sync = |place: &&Place| place.member.standing == ReplicaState::InSync;
+        let in_sync = |place: &&Place| place.member.state == ReplicaState::InSync;
         let nodes = self.all.iter().filter(in_sync).map(|place| place.at.node);
         let mut seen = BTreeSet::new();
         nodes.into_iter().find(|node| !seen.insert(*node))
@@ -86,7 +86,7 @@ pub struct Change {
     /// Is.
     pub to: (ReplicaState, Incarnation),
     /// No member was left that could be trusted, and this one was made the authority.
-    pub resettled: bool,
+    pub has_new_authority: bool,
     /// It has taken the place of this device of its node, as which process had it.
     pub moved_from: Option<(Incarnation, usize)>,
 }
@@ -119,7 +119,7 @@ fn data_node(node: meta::NodeId) -> NodeId {
 
 /// A member as the data path knows it.
 fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
-    let standing = match member.standing {
+    let state = match member.state {
         meta::ReplicaState::InSync => ReplicaState::InSync,
         meta::ReplicaState::Syncing => ReplicaState::Syncing,
         meta::ReplicaState::Out => ReplicaState::Out,
@@ -129,7 +129,7 @@ fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
         member: Member {
             node: data_node(member.node),
             incarnation: Incarnation(member.incarnation.0),
-            standing,
+            state,
             since: Epoch(member.since.0),
         },
         leaving: member.leaving,
@@ -139,8 +139,8 @@ fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
 /// Of the members of a group those that the data path is told of: of each node the one that counts most. The
 /// daemon puts those in sync first; here they stay in the map's order, so that hosts prefer now one that has
 /// always been there, now one that has not.
-fn told(all: &[Place]) -> Vec<Place> {
-    let rank = |place: &Place| match place.member.standing {
+fn published(all: &[Place]) -> Vec<Place> {
+    let rank = |place: &Place| match place.member.state {
         ReplicaState::InSync => 0,
         ReplicaState::Syncing => 1,
         ReplicaState::Out => 2,
@@ -151,19 +151,21 @@ fn told(all: &[Place]) -> Vec<Place> {
         let best = of_node.min_by_key(|(_, other)| rank(other));
         best.is_some_and(|(best, _)| best == *nth)
     };
-    let told = all.iter().enumerate().filter(counts);
-    told.map(|(_, place)| *place).collect()
+    let published = all.iter().enumerate().filter(counts);
+    published.map(|(_, place)| *place).collect()
 }
 
 /// Those that the group is coming to, beside these: they are syncing on nodes where another device is in
 /// sync.
-fn coming(all: &[Place], told: &[Place]) -> Vec<Place> {
-    let is_beside = |place: &&Place| {
-        let first = told.iter().find(|t| t.member.node == place.member.node);
-        first.is_some_and(|t| t.at != place.at && t.member.standing == ReplicaState::InSync)
+fn coming(all: &[Place], published: &[Place]) -> Vec<Place> {
+    let shares_node = |place: &&Place| {
+        let first = published
+            .iter()
+            .find(|t| t.member.node == place.member.node);
+        first.is_some_and(|t| t.at != place.at && t.member.state == ReplicaState::InSync)
     };
-    let syncing = |place: &&Place| place.member.standing == ReplicaState::Syncing;
-    let coming = all.iter().filter(syncing).filter(is_beside);
+    let syncing = |place: &&Place| place.member.state == ReplicaState::Syncing;
+    let coming = all.iter().filter(syncing).filter(shares_node);
     let named = coming.map(|place| {
         let mut place = *place;
         place.member.node = place.member.node.incoming();
@@ -190,7 +192,7 @@ pub(super) fn device_of(
 pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Change>) {
     let state = |group: &Group, at: DeviceAt| {
         let place = group.all.iter().find(|place| place.at == at);
-        place.map(|place| (place.member.standing, place.member.incarnation))
+        place.map(|place| (place.member.state, place.member.incarnation))
     };
     let both = old.all.iter().chain(&new.all);
     let mut devices: Vec<DeviceAt> = both.map(|place| place.at).collect();
@@ -201,9 +203,9 @@ pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Ch
         let from = state(old, at).unwrap_or(nobody);
         let to = state(new, at).unwrap_or(nobody);
         if from != to {
-            let resettled = from.0 == ReplicaState::InSync && to.0 == ReplicaState::InSync;
+            let has_new_authority = from.0 == ReplicaState::InSync && to.0 == ReplicaState::InSync;
             let is_old = |place: &&Place| {
-                let in_sync = place.member.standing == ReplicaState::InSync;
+                let in_sync = place.member.state == ReplicaState::InSync;
                 in_sync && place.at.node == at.node && place.at != at
             };
             let replaced = old.all.iter().find(is_old);
@@ -214,7 +216,7 @@ pub(super) fn note_changes(pg: PgId, old: &Group, new: &Group, into: &mut Vec<Ch
                 at,
                 from,
                 to,
-                resettled,
+                has_new_authority,
                 moved_from,
             });
         }

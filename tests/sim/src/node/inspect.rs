@@ -54,12 +54,12 @@ impl Node {
     }
 
     /// The scrubber reads every block once; how many it finds bad. Those are to be repaired.
-    pub fn scrub(&mut self, wishes: &mut Outputs) -> usize {
+    pub fn scrub(&mut self, outputs: &mut Outputs) -> usize {
         let bad = self.find_bad();
         if let Some(process) = &mut self.process {
-            process.on_bad_blocks(&bad, wishes.now_us);
+            process.on_bad_blocks(&bad, outputs.now_us);
         }
-        self.pump(wishes);
+        self.pump(outputs);
         bad.len()
     }
 }

@@ -50,7 +50,7 @@ fn list_of(iovecs: &IoVecs) -> &[libc::iovec] {
 /// Alignment that a device may ask for.
 const PAGE: usize = 4096;
 /// What lies beside it is a multiple of this, as versions of blocks need.
-const BESIDE: usize = 16;
+const SKEW_BYTES: usize = 16;
 
 /// Memory that lies at a page's begin or beside it, as the caller says. A store reads from its device
 /// straight into memory that is aligned: were that left to the allocator, a run would depend on those before
@@ -63,9 +63,9 @@ pub struct Buffer {
 impl Buffer {
     /// So many bytes, each `fill`.
     pub fn new(len: usize, fill: u8, aligned: bool) -> Self {
-        let memory = vec![fill; len + PAGE + BESIDE].into_boxed_slice();
-        let beside = if aligned { 0 } else { BESIDE };
-        let first = memory.as_ptr().align_offset(PAGE) + beside;
+        let memory = vec![fill; len + PAGE + SKEW_BYTES].into_boxed_slice();
+        let skew = if aligned { 0 } else { SKEW_BYTES };
+        let first = memory.as_ptr().align_offset(PAGE) + skew;
         let range = first..first + len;
         Self { memory, range }
     }

@@ -41,7 +41,7 @@ struct Memory {
 
 /// A request in the store's hands.
 struct Held {
-    whom: Purpose,
+    purpose: Purpose,
     request: Request,
     memory: Memory,
     /// The lease that the shard had persisted when it took the request.
@@ -54,7 +54,7 @@ struct Held {
 
 /// A finished store operation. Its memory is that of the request, which the replica machine may still fill.
 pub struct Finished {
-    pub whom: Purpose,
+    pub purpose: Purpose,
     pub result: Result<(), StoreFailure>,
     memory: Option<Memory>,
 }
@@ -179,7 +179,7 @@ impl Port {
     /// Executes a command of a round of comparison, past all fences. `Some`: done at once.
     pub fn submit_local(
         &mut self,
-        whom: Purpose,
+        purpose: Purpose,
         parcel: Parcel,
     ) -> Option<Result<Arc<[u8]>, StoreFailure>> {
         let (request, memory) = self.with_memory(parcel);
@@ -193,7 +193,7 @@ impl Port {
             self.list(device, request.pg, cursor, &buffers);
             return Some(Ok(memory.buffer.bytes().into()));
         }
-        self.hold(whom, request, memory, device);
+        self.hold(purpose, request, memory, device);
         None
     }
 
@@ -222,11 +222,11 @@ impl Port {
         (request, memory)
     }
 
-    fn hold(&mut self, whom: Purpose, request: Request, memory: Memory, device: usize) {
+    fn hold(&mut self, purpose: Purpose, request: Request, memory: Memory, device: usize) {
         let number = self.next;
         self.next += 1;
         let held = Held {
-            whom,
+            purpose,
             request,
             memory,
             fence: Generation(0),
@@ -327,7 +327,7 @@ impl Port {
         if let Some((number, failure)) = self.refused.pop_front() {
             let held = self.held.remove(&number).expect("it waited");
             return Some(Finished {
-                whom: held.whom,
+                purpose: held.purpose,
                 result: Err(failure),
                 memory: None,
             });
@@ -365,7 +365,7 @@ impl Port {
         }
         let fills = matches!(usage(&held.request.command), Use::Destination(_));
         Some(Finished {
-            whom: held.whom,
+            purpose: held.purpose,
             result: result.map_err(|error| failure(error, &held.request)),
             memory: fills.then_some(held.memory),
         })

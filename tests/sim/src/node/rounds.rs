@@ -78,7 +78,7 @@ impl Shell {
 
 impl Node {
     /// A map arrived.
-    pub fn on_map(&mut self, map: &NodeMap, wishes: &mut Outputs) {
+    pub fn on_map(&mut self, map: &NodeMap, outputs: &mut Outputs) {
         let Some(process) = &mut self.process else {
             return;
         };
@@ -107,17 +107,17 @@ impl Node {
         }
         process.rounds.sets = map.sets.clone();
         let Shell { machine, sets, .. } = &mut process.rounds;
-        machine.on_map(sets, wishes.now_us);
-        self.pump(wishes);
+        machine.on_map(sets, outputs.now_us);
+        self.pump(outputs);
     }
 
     /// Time has passed for rounds of comparison.
-    pub fn on_tick(&mut self, wishes: &mut Outputs) {
+    pub fn on_tick(&mut self, outputs: &mut Outputs) {
         if let Some(process) = &mut self.process {
             process.rounds.wake_us = None;
-            process.rounds.machine.on_time(wishes.now_us);
+            process.rounds.machine.on_time(outputs.now_us);
         }
-        self.pump(wishes);
+        self.pump(outputs);
     }
 
     /// When [`on_tick`](Self::on_tick) is to be called, if that has not been said yet.
@@ -137,12 +137,12 @@ impl Node {
         token: Token,
         result: Result<(), Refusal>,
         data: Option<&[u8]>,
-        wishes: &mut Outputs,
+        outputs: &mut Outputs,
     ) {
         if let Some(process) = &mut self.process {
             process.end_ask(token, result, data.filter(|_| result.is_ok()));
         }
-        self.pump(wishes);
+        self.pump(outputs);
     }
 }
 
@@ -204,11 +204,11 @@ impl Process {
     }
 
     /// Takes the rounds of comparison as far as they go now.
-    pub(super) fn work_rounds(&mut self, wishes: &mut Outputs) -> bool {
-        self.note_damage(wishes.now_us);
-        wishes.lost.append(&mut self.port.lost);
+    pub(super) fn work_rounds(&mut self, outputs: &mut Outputs) -> bool {
+        self.note_damage(outputs.now_us);
+        outputs.lost.append(&mut self.port.lost);
         let mut any = false;
-        while let Some(action) = self.rounds.machine.poll(wishes.now_us) {
+        while let Some(action) = self.rounds.machine.poll(outputs.now_us) {
             any = true;
             let action = match self.mutation {
                 Some(Mutation::ResyncFromReturning) => self.turned_round(action),
@@ -219,17 +219,17 @@ impl Process {
                     token,
                     source,
                     request,
-                } => self.ask(token, source, request, wishes),
+                } => self.ask(token, source, request, outputs),
                 Action::Local { token, request } => self.begin_local(token, request),
-                Action::Promote { pg, since } => wishes.promotions.push(self.promotion(pg, since)),
+                Action::Promote { pg, since } => outputs.promotions.push(self.promotion(pg, since)),
                 Action::ReportFailed { pg, member, epoch } => {
-                    wishes.given_up.push((pg, member, epoch));
+                    outputs.given_up.push((pg, member, epoch));
                 }
                 Action::Tell { bad, outcome } => {
                     if outcome != Outcome::Stuck {
                         self.rounds.bad.remove(&bad);
                     }
-                    wishes.told.push((bad, outcome));
+                    outputs.repair_outcomes.push((bad, outcome));
                 }
             }
         }
@@ -249,18 +249,18 @@ impl Process {
         token: Token,
         source: (NodeId, Incarnation),
         request: Request,
-        wishes: &mut Outputs,
+        outputs: &mut Outputs,
     ) {
         if self.mutation == Some(Mutation::TrustCleanFlag) {
             // Nothing is compared, and this replica is as good as the others at once.
             if let Some(since) = self.rounds.machine.since(request.pg) {
-                wishes.promotions.push(self.promotion(request.pg, since));
+                outputs.promotions.push(self.promotion(request.pg, since));
             }
             let nobody = Err(Refusal::Unreachable);
             return self.rounds.machine.on_reply(token, nobody);
         }
         self.rounds.open.insert(token, request.command);
-        wishes.asks.push(Ask {
+        outputs.asks.push(Ask {
             token,
             source,
             request,

@@ -115,8 +115,8 @@ impl Sim {
             return;
         }
         let peer = PeerId(CALLS_FROM + u32::try_from(number).expect("few calls"));
-        self.with_node(to, |node, wishes| {
-            node.on_request(peer, number, parcel, wishes);
+        self.with_node(to, |node, outputs| {
+            node.on_request(peer, number, parcel, outputs);
         });
     }
 
@@ -157,8 +157,8 @@ impl Sim {
                     format!("node {node}: {token:?} hears {result:?}")
                 });
                 if self.nodes[node].runs(incarnation) {
-                    self.with_node(node, |node, wishes| {
-                        node.on_round(token, result, data, wishes);
+                    self.with_node(node, |node, outputs| {
+                        node.on_round(token, result, data, outputs);
                     });
                 }
             }
@@ -174,7 +174,7 @@ impl Sim {
                     format!("host {host}: takeover of volume {volume} hears {call:?} {result:?}")
                 });
                 if self.hosts[host].life == life {
-                    self.on_settle_reply((volume, takeover), call, result, data);
+                    self.on_lease_recovery_reply((volume, takeover), call, result, data);
                 }
             }
         }

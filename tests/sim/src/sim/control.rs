@@ -167,9 +167,9 @@ impl Sim {
     fn note_changes(&mut self) {
         self.note_members();
         for change in std::mem::take(&mut self.meta.changes) {
-            let standing = change.to.0 as u64;
+            let state = change.to.0 as u64;
             let member = change.at.node as u64 | (change.at.device as u64) << 32;
-            let numbers = [11, change.pg.0, member, standing, change.to.1.0];
+            let numbers = [11, change.pg.0, member, state, change.to.1.0];
             let epoch = self.meta.epoch();
             self.trace.note(self.now, &numbers, || {
                 let ((from, _), (to, incarnation)) = (change.from, change.to);

@@ -1,5 +1,5 @@
 //! Disks that go bad and run full, as the seed says: when, where, what guests may then hear, and what is
-//! mended in the end.
+//! repaired in the end.
 //!
 //! **Rot.** A bit of a stored block turns over. Whatever copy of the block the disk has at rest is hit, so
 //! that the node cannot read it until it is written again. The plan leaves another replica in sync that can.
@@ -171,7 +171,7 @@ impl Sim {
         let mut any = false;
         for Device { disk, .. } in &mut self.nodes[node].devices {
             for place in disk.spoilt() {
-                disk.mend(place);
+                disk.repair(place);
                 disk.flip_bit(place, BIT);
                 any = true;
             }
@@ -364,8 +364,8 @@ impl Sim {
             let nodes = in_sync(set);
             blocks_in(set).any(|block| nodes.iter().any(|&node| of_kind(node, block)))
         };
-        let is_told_right = err == IoError::NoSpace || known.clone().any(is_met);
-        is_told_right && known.any(is_hit)
+        let is_right_error = err == IoError::NoSpace || known.clone().any(is_met);
+        is_right_error && known.any(is_hit)
     }
 
     /// Whether blocks were damaged. One that nobody in sync can read keeps whoever lacks it from coming back.
@@ -375,7 +375,7 @@ impl Sim {
 
     /// What is still bad on replicas in sync is found by scrubbing, and repaired by being read; what nobody
     /// can read any more is written again. False: nothing was bad.
-    pub(super) fn mend_rot(&mut self) -> bool {
+    pub(super) fn repair_rot(&mut self) -> bool {
         let mut any = false;
         for node in 0..self.nodes.len() {
             self.run_until(PATIENCE, |sim| sim.nodes[node].is_idle());

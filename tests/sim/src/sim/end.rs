@@ -1,4 +1,4 @@
-//! The end of a run: everything is mended, and then everything must come to rest.
+//! The end of a run: everything is repaired, and then everything must come to rest.
 
 use fabric::core::membership::Member;
 use fabric::proto::PgId;
@@ -10,17 +10,17 @@ use crate::node::DeviceAt;
 use crate::queue::Span;
 use crate::workload::CHUNK_SECTORS;
 
-/// Within this time after all is mended, all is well.
+/// Within this time after all is repaired, all is well.
 const PATIENCE: Span = Span::seconds(300);
-/// Within this time the cluster mends itself, unless something was lost.
+/// Within this time the cluster repairs itself, unless something was lost.
 const LOOK: Span = Span::seconds(40);
 /// How often what is bad is looked for and read.
-const MENDS_MAX: usize = 5;
+const REPAIRS_MAX: usize = 5;
 /// Then nobody asks for anything for so long.
 const REST: Span = Span::seconds(2);
 
 impl Sim {
-    /// Mends everything and waits until every request of every guest is answered.
+    /// Repairs everything and waits until every request of every guest is answered.
     pub fn heal(&mut self) {
         if self.failure.is_some() {
             return;
@@ -38,7 +38,7 @@ impl Sim {
             let takeovers: Vec<usize> = self.takeovers.keys().copied().collect();
             let groups = self.meta.groups();
             self.fail(format!(
-                "all is mended, and guests still wait for {waiting:?} requests, {orphans} of guests that \
+                "all is repaired, and guests still wait for {waiting:?} requests, {orphans} of guests that \
                  left have not ended, \
                  volumes {takeovers:?} are being taken over; map: {groups:?}"
             ));
@@ -62,12 +62,12 @@ impl Sim {
             groups.all(|g| sim.meta.is_whole(g) && (!rotten || g.members.iter().all(runs)))
         };
         if rotten && !self.run_until(LOOK, all_in_sync) {
-            self.mend_rot();
+            self.repair_rot();
         }
         if !self.run_until(PATIENCE, all_in_sync) && self.failure.is_none() {
             let groups = self.meta.groups();
             self.fail(format!(
-                "all is mended, and a group stays degraded: {groups:?}"
+                "all is repaired, and a group stays degraded: {groups:?}"
             ));
         }
         let quiet = self.run_until(PATIENCE, |sim| {
@@ -77,12 +77,12 @@ impl Sim {
             let busy = self.nodes.iter().filter(|node| !node.is_idle());
             let what: String = busy.map(crate::node::Node::unrest).collect();
             self.fail(format!(
-                "all is mended, and a store does not come to rest: {what}"
+                "all is repaired, and a store does not come to rest: {what}"
             ));
         }
         // Somebody may not know the newest map yet, and leave it to another to answer.
-        for _ in 0..MENDS_MAX {
-            if !rotten || !self.mend_rot() {
+        for _ in 0..REPAIRS_MAX {
+            if !rotten || !self.repair_rot() {
                 break;
             }
             self.run_until(REST, |_| false);
@@ -90,7 +90,7 @@ impl Sim {
         }
         // Stores fold in what is new, and free what is not needed any more, once they are idle for a while. A
         // report of before may take somebody out meanwhile.
-        for _ in 0..MENDS_MAX {
+        for _ in 0..REPAIRS_MAX {
             self.run_until(REST, |_| false);
             if all_in_sync(self) {
                 break;

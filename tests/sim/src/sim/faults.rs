@@ -1,4 +1,4 @@
-//! What goes wrong, and when it is mended.
+//! What goes wrong, and when it is repaired.
 
 use fabric::testing::sim_disk::{CrashKind, IoKind};
 use meta::AdminState;
@@ -9,7 +9,7 @@ use super::{End, Event, Sim};
 use crate::node::DeviceAt;
 use crate::queue::{At, Span};
 
-/// Something that goes wrong, or is mended.
+/// Something that goes wrong, or is repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A process, or its machine, dies.
@@ -20,8 +20,8 @@ pub enum Fault {
     Pause(usize, Span),
     /// A link is cut in one direction.
     Cut(End, End),
-    /// It is mended.
-    Mend(End, End),
+    /// It is repaired.
+    Reconnect(End, End),
     /// A disk is so many times slower.
     Slow(DeviceAt, u64),
     /// A disk request of this kind fails with this errno.
@@ -54,18 +54,18 @@ pub enum Fault {
     HostCrash(usize),
     /// It starts again.
     HostStart(usize),
-    /// All is mended; see [`Sim::heal`].
+    /// All is repaired; see [`Sim::heal`].
     Peace,
 }
 
 impl Fault {
     /// Whether it ends something that is wrong.
-    pub fn mends(self) -> bool {
+    pub fn is_repair(self) -> bool {
         matches!(
             self,
             Self::Start(_)
                 | Self::HostStart(_)
-                | Self::Mend(..)
+                | Self::Reconnect(..)
                 | Self::Slow(_, 1)
                 | Self::Room(_)
                 | Self::DrainDevice(_, false)
@@ -108,8 +108,8 @@ impl Sim {
             let (node, factor) = (self.any_node(), self.rng.random_range(2..200));
             let device = self.any_device(node);
             let at = self.schedule(Fault::Slow(device, factor));
-            let mended = at + self.some(Span::seconds(1));
-            self.at(mended, Event::Fault(Fault::Slow(device, 1)));
+            let end = at + self.some(Span::seconds(1));
+            self.at(end, Event::Fault(Fault::Slow(device, 1)));
         }
         for _ in 0..plan.disk_errors {
             let kinds = [IoKind::Read, IoKind::Write, IoKind::Flush];
@@ -217,13 +217,13 @@ impl Sim {
         }
         let directions = self.rng.random_range(1..4);
         let at = self.now + self.some(ACTIVE);
-        let mended = at + self.some(Span::seconds(2));
+        let end = at + self.some(Span::seconds(2));
         for other in others {
             let ways = [(node, other), (other, node)];
             for (bit, (from, to)) in ways.into_iter().enumerate() {
                 if directions & (1 << bit) != 0 {
                     self.at(at, Event::Fault(Fault::Cut(from, to)));
-                    self.at(mended, Event::Fault(Fault::Mend(from, to)));
+                    self.at(end, Event::Fault(Fault::Reconnect(from, to)));
                 }
             }
         }
@@ -238,7 +238,7 @@ impl Sim {
             Fault::Start(node) => self.start_node(node),
             Fault::Pause(node, span) => self.pause_node(node, span),
             Fault::Cut(from, to) => self.cut(from, to),
-            Fault::Mend(from, to) => self.mend(from, to),
+            Fault::Reconnect(from, to) => self.reconnect(from, to),
             Fault::Slow(at, factor) => self.device(at).slowness = factor,
             Fault::DiskError(at, kind, errno) => {
                 self.nodes[at.node].suspect = true;
@@ -269,17 +269,17 @@ impl Sim {
             }
             Fault::HostCrash(host) => self.crash_host(host),
             Fault::HostStart(host) => self.start_host(host),
-            Fault::Peace => self.mend_all(),
+            Fault::Peace => self.repair_all(),
         }
     }
 
     /// From now on nothing is wrong any more.
-    pub(super) fn mend_all(&mut self) {
+    pub(super) fn repair_all(&mut self) {
         self.peace = true;
         let cut: Vec<_> = self.cuts.keys().copied().collect();
         for (from, to) in cut {
             while self.cuts.contains_key(&(from, to)) {
-                self.mend(from, to);
+                self.reconnect(from, to);
             }
         }
         self.leaderless_until = self.now;

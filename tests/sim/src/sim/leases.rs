@@ -243,7 +243,7 @@ impl Sim {
         }
     }
 
-    pub(super) fn on_settle_tick(&mut self, volume: usize, number: u64) {
+    pub(super) fn on_lease_recovery_tick(&mut self, volume: usize, number: u64) {
         if let Some(takeover) = self.takeovers.get_mut(&volume) {
             if takeover.number == number {
                 takeover.ticking = false;
@@ -254,7 +254,7 @@ impl Sim {
     }
 
     /// A replica answered a takeover, or is lost.
-    pub(super) fn on_settle_reply(
+    pub(super) fn on_lease_recovery_reply(
         &mut self,
         (volume, number): (usize, u64),
         call: Call,
@@ -268,7 +268,7 @@ impl Sim {
             return;
         }
         let command = takeover.open.remove(&call);
-        let forgets = self.plan.mutation == Some(Mutation::NoSettlement);
+        let forgets = self.plan.mutation == Some(Mutation::NoLeaseRecovery);
         let command = command.filter(|c| !(forgets && matches!(c, Command::Fence { .. })));
         if let (Some(command), Some(data), Ok(())) = (command, data, result) {
             memory::put_down(command, data);
@@ -284,7 +284,7 @@ impl Sim {
             let Some(action) = takeover.machine.poll() else {
                 if takeover.machine.needs_tick() && !std::mem::replace(&mut takeover.ticking, true)
                 {
-                    self.after(TICK, Event::SettleTick { volume, number });
+                    self.after(TICK, Event::LeaseRecoveryTick { volume, number });
                 }
                 return;
             };
@@ -319,11 +319,11 @@ impl Sim {
             return;
         };
         let (host, generation) = (takeover.host, takeover.machine.generation());
-        let blocks = takeover.machine.settled_blocks();
-        self.settled_blocks += blocks;
+        let blocks = takeover.machine.recovered_blocks();
+        self.recovered_blocks += blocks;
         let numbers = [33, volume as u64, host as u64, generation.0, blocks];
         self.trace.note(self.now, &numbers, || {
-            format!("host {host} has taken volume {volume} over as {generation}, {blocks} blocks settled")
+            format!("host {host} has taken volume {volume} over as {generation}, {blocks} blocks recovered")
         });
         self.checker.seal(volume);
         self.open_volume(host, volume, generation, epoch);

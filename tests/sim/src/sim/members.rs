@@ -15,8 +15,8 @@ const REPLACE_EVERY: Span = Span::seconds(2);
 
 impl Sim {
     /// The operator's word about a node; it may be refused.
-    pub fn set_admin_state(&mut self, node: usize, duty: AdminState) {
-        let command = self.meta.duty(node, duty, self.now);
+    pub fn set_admin_state(&mut self, node: usize, state: AdminState) {
+        let command = self.meta.set_admin_state(node, state, self.now);
         self.on_word(MetaMessage::Propose(Box::new(command)));
     }
 
@@ -53,7 +53,7 @@ impl Sim {
             let in_sync = group
                 .members
                 .iter()
-                .filter(|m| m.standing == ReplicaState::InSync);
+                .filter(|m| m.state == ReplicaState::InSync);
             let nodes: Vec<usize> = in_sync.map(|m| m.node.0 as usize).collect();
             if nodes.iter().all(|&node| self.nodes[node].lost) {
                 for node in nodes {

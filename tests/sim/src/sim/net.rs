@@ -47,8 +47,8 @@ impl Sim {
         *self.cuts.entry((from, to)).or_insert(0) += 1;
     }
 
-    /// Mends a link in one direction; what waited goes on.
-    pub fn mend(&mut self, from: End, to: End) {
+    /// Restores a link in one direction; what waited goes on.
+    pub fn reconnect(&mut self, from: End, to: End) {
         let Some(cuts) = self.cuts.get_mut(&(from, to)) else {
             return;
         };
@@ -296,8 +296,8 @@ impl Sim {
             return;
         }
         let peer = PeerId(u32::try_from(conn).expect("few connections"));
-        self.with_node(node, |node, wishes| {
-            node.on_request(peer, thread, parcel, wishes);
+        self.with_node(node, |node, outputs| {
+            node.on_request(peer, thread, parcel, outputs);
         });
     }
 

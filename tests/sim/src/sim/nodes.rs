@@ -17,11 +17,11 @@ const RESTART_PAUSE: Span = Span::millis(50);
 impl Sim {
     /// Lets something happen to a node and does what it then wants.
     pub(super) fn with_node(&mut self, node: usize, act: impl FnOnce(&mut Node, &mut Outputs)) {
-        let mut wishes = Outputs {
+        let mut outputs = Outputs {
             now_us: self.now.0,
             ..Outputs::default()
         };
-        act(&mut self.nodes[node], &mut wishes);
+        act(&mut self.nodes[node], &mut outputs);
         let Some(process) = &mut self.nodes[node].process else {
             return;
         };
@@ -31,7 +31,7 @@ impl Sim {
             *newest = stored.version.max(*newest);
             self.check_stored(node, incarnation, &stored);
         }
-        for (device, key, kind) in wishes.disk {
+        for (device, key, kind) in outputs.disk {
             let at = DeviceAt { node, device };
             let span = self.disk_time(at, kind);
             let event = Event::Disk {
@@ -41,25 +41,25 @@ impl Sim {
             };
             self.after(span, event);
         }
-        for answer in wishes.answers {
+        for answer in outputs.answers {
             if answer.peer.0 >= CALLS_FROM {
                 self.send_call_answer(answer);
             } else {
                 self.send_answer(answer);
             }
         }
-        for ask in wishes.asks {
+        for ask in outputs.asks {
             self.ask_source(node, incarnation, ask);
         }
-        for (bad, outcome) in wishes.told {
-            self.note_mended(node, bad, outcome);
+        for (bad, outcome) in outputs.repair_outcomes {
+            self.note_repair_outcome(node, bad, outcome);
         }
-        for bad in wishes.lost {
+        for bad in outputs.lost {
             self.note_lost(node, bad);
         }
-        let words = wishes.promotions.into_iter();
+        let words = outputs.promotions.into_iter();
         let words = words.map(|promotion| MetaMessage::Promote(node, promotion));
-        let given_up = wishes.given_up.into_iter();
+        let given_up = outputs.given_up.into_iter();
         let given_up = given_up.map(|(pg, member, epoch)| MetaMessage::Report(pg, member, epoch));
         for word in words.chain(given_up) {
             self.send_control(End::Node(node), End::Meta, Event::MetaMessage(word));
@@ -70,13 +70,13 @@ impl Sim {
     }
 
     /// A node tells what became of a block that it could not read.
-    fn note_mended(&mut self, node: usize, bad: BadBlock, outcome: Outcome) {
+    fn note_repair_outcome(&mut self, node: usize, bad: BadBlock, outcome: Outcome) {
         let BadBlock { chunk, block, .. } = bad;
         let numbers = [38, node as u64, chunk.layer.0, u64::from(block)];
         self.trace.note(self.now, &numbers, || {
             format!("node {node}: {chunk:?} block {block}, which was bad: {outcome:?}")
         });
-        self.mended.push((node, block, outcome));
+        self.repair_outcomes.push((node, block, outcome));
     }
 
     /// A map arrives at a node.
@@ -86,7 +86,7 @@ impl Sim {
             self.at(self.nodes[node].paused_until, event);
             return;
         }
-        self.with_node(node, |node, wishes| node.on_map(&map, wishes));
+        self.with_node(node, |node, outputs| node.on_map(&map, outputs));
     }
 
     /// A device.
@@ -121,7 +121,7 @@ impl Sim {
         self.trace.note(self.now, &[6, node as u64, number], || {
             format!("{at}: disk request {} ends", key.id.0)
         });
-        self.with_node(node, |node, wishes| node.on_disk(device, key, wishes));
+        self.with_node(node, |node, outputs| node.on_disk(device, key, outputs));
     }
 
     pub(super) fn on_idle(&mut self, node: usize) {

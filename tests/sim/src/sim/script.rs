@@ -129,10 +129,10 @@ impl Sim {
     }
 
     /// The disks of a node give all again.
-    pub fn mend_disk(&mut self, node: usize) {
+    pub fn repair_disk(&mut self, node: usize) {
         for Device { disk, .. } in &mut self.nodes[node].devices {
             for place in disk.spoilt() {
-                disk.mend(place);
+                disk.repair(place);
             }
         }
     }
@@ -176,7 +176,7 @@ impl Sim {
     /// Lets a node's scrubber read everything once; how many blocks it finds bad. It then has them repaired.
     pub fn scrub(&mut self, node: usize) -> usize {
         let mut found = 0;
-        self.with_node(node, |node, wishes| found = node.scrub(wishes));
+        self.with_node(node, |node, outputs| found = node.scrub(outputs));
         found
     }
 
@@ -220,17 +220,17 @@ impl Sim {
         assert!(self.failure.is_none(), "{:?}", self.failure);
     }
 
-    /// The standing of a node in the only group.
-    pub fn standing(&self, node: usize) -> ReplicaState {
+    /// The state of a node in the only group.
+    pub fn state(&self, node: usize) -> ReplicaState {
         let members = &self.meta.groups()[0].members;
         let member = members.iter().find(|m| m.node.0 as usize == node);
-        member.map_or(ReplicaState::Out, |m| m.standing)
+        member.map_or(ReplicaState::Out, |m| m.state)
     }
 
-    /// Waits until a node has this standing.
-    pub fn wait_until(&mut self, node: usize, standing: ReplicaState) {
-        let reached = self.run_until(Span::seconds(30), |sim| sim.standing(node) == standing);
-        assert!(reached, "node {node} is {:?}", self.standing(node));
+    /// Waits until a node has this state.
+    pub fn wait_until(&mut self, node: usize, state: ReplicaState) {
+        let reached = self.run_until(Span::seconds(30), |sim| sim.state(node) == state);
+        assert!(reached, "node {node} is {:?}", self.state(node));
     }
 
     /// What the node itself holds in a sector: the write that made it.
@@ -265,7 +265,7 @@ impl Sim {
         assert!(has, "no lease: {:?}", self.failure);
     }
 
-    /// Mends everything; then all replicas are in sync and hold the same.
+    /// Repairs everything; then all replicas are in sync and hold the same.
     pub fn end(mut self) {
         for guest in &mut self.guests {
             // Everywhere that scenarios write.

@@ -1,10 +1,10 @@
 use super::*;
 
 fn set_of(pg: u64, epoch: u64, members: &[(u64, ReplicaState)]) -> ReplicaSet {
-    let members = members.iter().map(|&(node, standing)| Member {
+    let members = members.iter().map(|&(node, state)| Member {
         node: NodeId(node),
         incarnation: Incarnation(7),
-        standing,
+        state,
         since: Epoch(1),
     });
     ReplicaSet::new(PgId(pg), Epoch(epoch), 1, members.collect())

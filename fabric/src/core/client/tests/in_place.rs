@@ -45,8 +45,8 @@ const DONE: Submit = Submit::Done(Ok(()));
 
 #[test]
 fn every_kind_of_request_is_done_on_return() {
-    for standings in [&[IN][..], &[IN, IN]] {
-        let mut bench = Bench::new(set(1, 1, standings));
+    for states in [&[IN][..], &[IN, IN]] {
+        let mut bench = Bench::new(set(1, 1, states));
         let mut transport = AtOnce::default();
         for op in [
             Op::Read,
@@ -70,7 +70,7 @@ fn every_kind_of_request_is_done_on_return() {
 }
 
 #[test]
-fn writes_are_numbered_in_order_and_settled() {
+fn writes_are_numbered_in_order_and_resolved() {
     let mut bench = Bench::new(set(1, 1, &[IN]));
     let mut transport = AtOnce::default();
     for _ in 0..200 {

@@ -10,7 +10,7 @@ fn moving(epoch: u64) -> ReplicaSet {
     let mut members = before.members().to_vec();
     members.push(Member {
         node: COMING,
-        standing: SYNCING,
+        state: SYNCING,
         since: Epoch(epoch),
         ..members[1]
     });
@@ -18,8 +18,8 @@ fn moving(epoch: u64) -> ReplicaSet {
 }
 
 /// It has come, as a replica that is sent everything since `since`.
-fn moved(epoch: u64, since: u64, standing: ReplicaState) -> ReplicaSet {
-    let mut members = set(epoch, 2, &[IN, standing]).members().to_vec();
+fn moved(epoch: u64, since: u64, state: ReplicaState) -> ReplicaSet {
+    let mut members = set(epoch, 2, &[IN, state]).members().to_vec();
     members[1].since = Epoch(since);
     ReplicaSet::new(PgId(0), Epoch(epoch), 1, members)
 }

@@ -80,8 +80,8 @@ fn an_older_map_is_no_error_when_there_are_several_replicas() {
 
 #[test]
 fn what_a_replica_answered_before_it_began_anew_does_not_count() {
-    let anew = |epoch: u64, standings: &[ReplicaState]| {
-        let mut members = set(epoch, 1, standings).members().to_vec();
+    let anew = |epoch: u64, states: &[ReplicaState]| {
+        let mut members = set(epoch, 1, states).members().to_vec();
         members[1].since = Epoch(epoch);
         ReplicaSet::new(PgId(0), Epoch(epoch), 1, members)
     };

@@ -8,7 +8,7 @@ fn set_of(pg: u64, epoch: u64, nodes: &[u64]) -> ReplicaSet {
     let members = nodes.iter().map(|&node| Member {
         node: NodeId(node),
         incarnation: Incarnation(7),
-        standing: IN,
+        state: IN,
         since: Epoch(1),
     });
     ReplicaSet::new(PgId(pg), Epoch(epoch), 1, members.collect())

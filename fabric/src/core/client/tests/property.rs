@@ -20,7 +20,7 @@ enum Step {
     Discard { chunk: u8, chunks: u8 },
     Answer { pick: u16, refusal: u8 },
     Lose { node: u8 },
-    Map { standings: [u8; 3] },
+    Map { states: [u8; 3] },
     Renew,
 }
 
@@ -32,7 +32,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..50u8, 1..50u8).prop_map(|(chunk, chunks)| Step::Discard { chunk, chunks }),
         16 => (any::<u16>(), 0..20u8).prop_map(|(pick, refusal)| Step::Answer { pick, refusal }),
         1 => (1..4u8).prop_map(|node| Step::Lose { node }),
-        1 => any::<[u8; 3]>().prop_map(|standings| Step::Map { standings }),
+        1 => any::<[u8; 3]>().prop_map(|states| Step::Map { states }),
         1 => Just(Step::Renew),
     ]
 }
@@ -58,7 +58,7 @@ struct World {
     has: BTreeSet<(u64, Version, u32, u32)>,
     /// Who uses a version.
     numbered: BTreeMap<Version, u64>,
-    standings: [ReplicaState; 3],
+    states: [ReplicaState; 3],
     seen: usize,
     epoch: u64,
     submitted: u64,
@@ -126,10 +126,10 @@ impl World {
             .iter()
             .any(|(t, r)| !before.contains(t) && r.is_ok());
         if acknowledged {
-            for (standing, member) in self.standings.iter().zip(1..) {
+            for (state, member) in self.states.iter().zip(1..) {
                 let has = self.has.contains(&(member, piece.0, piece.1, piece.2));
                 assert!(
-                    *standing != IN || has,
+                    *state != IN || has,
                     "node {member} is in sync and lacks the write"
                 );
             }
@@ -142,10 +142,10 @@ impl World {
         self.bench.lose(node);
     }
 
-    fn map(&mut self, standings: [ReplicaState; 3]) {
+    fn map(&mut self, states: [ReplicaState; 3]) {
         self.epoch += 1;
-        self.standings = standings;
-        self.bench.map(set(self.epoch, 1, &standings));
+        self.states = states;
+        self.bench.map(set(self.epoch, 1, &states));
     }
 
     fn run(&mut self, step: &Step) {
@@ -166,8 +166,8 @@ impl World {
                 let next = Generation(self.bench.volume.generation().0 + 1);
                 assert!(self.bench.volume.renew_lease(next));
             }
-            Step::Map { standings } => {
-                self.map(standings.map(|s| [IN, IN, SYNCING, OUT][usize::from(s % 4)]));
+            Step::Map { states } => {
+                self.map(states.map(|s| [IN, IN, SYNCING, OUT][usize::from(s % 4)]));
             }
         }
         self.notice_sent();
@@ -210,7 +210,7 @@ proptest! {
             open: BTreeSet::new(),
             has: BTreeSet::new(),
             numbered: BTreeMap::new(),
-            standings: [IN; 3],
+            states: [IN; 3],
             seen: 0,
             epoch: 1,
             submitted: 0,

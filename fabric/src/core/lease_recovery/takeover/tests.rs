@@ -7,11 +7,11 @@ use zerocopy::IntoBytes;
 
 const LAYER: LayerId = LayerId(5);
 
-fn member(node: u64, incarnation: u64, standing: ReplicaState, since: u64) -> Member {
+fn member(node: u64, incarnation: u64, state: ReplicaState, since: u64) -> Member {
     Member {
         node: NodeId(node),
         incarnation: Incarnation(incarnation),
-        standing,
+        state,
         since: Epoch(since),
     }
 }
@@ -145,7 +145,7 @@ fn a_fence_is_for_the_newest_start_of_a_node_that_takes_writes() {
 /// The replica that told of an unresolved write leaves before all have answered. Another one may have been
 /// compared with it meanwhile: it has the write, and never noted it.
 #[test]
-fn what_a_replica_told_before_it_left_is_settled() {
+fn what_a_replica_told_before_it_left_is_recovered() {
     let mut takeover = takeover();
     takeover.on_map(Epoch(5), &[in_sync(5, &[1, 2, 3])], 1 << 20);
     let first = asked(&mut takeover);
@@ -189,7 +189,7 @@ fn a_newer_lease_ends_it() {
 
 /// Replicas refuse requests for that chunk, and a takeover that sent them would have no end.
 #[test]
-fn the_number_that_is_no_chunk_is_not_settled() {
+fn the_number_that_is_no_chunk_is_not_recovered() {
     let mut takeover = takeover();
     takeover.on_map(Epoch(5), &[in_sync(5, &[1])], 1 << 20);
     let first = asked(&mut takeover);

@@ -34,23 +34,23 @@ fn stamp() -> BlockStamp {
 }
 
 /// Nodes 1, 2, …, the first of which is this one.
-fn set(epoch: u64, standings: &[ReplicaState]) -> ReplicaSet {
-    let member = |(nth, standing): (u64, &ReplicaState)| Member {
+fn set(epoch: u64, states: &[ReplicaState]) -> ReplicaSet {
+    let member = |(nth, state): (u64, &ReplicaState)| Member {
         node: NodeId(nth),
         incarnation: Incarnation(nth * 10),
-        standing: *standing,
+        state: *state,
         since: Epoch(1),
     };
-    let members = (1..).zip(standings).map(member).collect();
+    let members = (1..).zip(states).map(member).collect();
     ReplicaSet::new(PG, Epoch(epoch), 1, members)
 }
 
 /// The same while the group is coming to another device of this node.
-fn coming(epoch: u64, standings: &[ReplicaState]) -> Vec<ReplicaSet> {
-    let mut members = set(epoch, standings).members().to_vec();
+fn coming(epoch: u64, states: &[ReplicaState]) -> Vec<ReplicaSet> {
+    let mut members = set(epoch, states).members().to_vec();
     members.push(Member {
         node: ME.0.incoming(),
-        standing: SYNCING,
+        state: SYNCING,
         ..members[0]
     });
     Vec::from([ReplicaSet::new(PG, Epoch(epoch), 1, members)])
@@ -64,7 +64,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(standings: &[ReplicaState]) -> Self {
+    fn new(states: &[ReplicaState]) -> Self {
         let groups = Arc::new(Groups::default());
         let mut bench = Self {
             repairs: Repairs::new(ME, Arc::clone(&groups)),
@@ -72,13 +72,13 @@ impl Bench {
             sets: Vec::new(),
             now_us: 5,
         };
-        bench.map(1, standings);
+        bench.map(1, states);
         bench
     }
 
-    fn map(&mut self, epoch: u64, standings: &[ReplicaState]) {
-        self.groups.set(PG, standings[0], Epoch(epoch));
-        self.sets = vec![set(epoch, standings)];
+    fn map(&mut self, epoch: u64, states: &[ReplicaState]) {
+        self.groups.set(PG, states[0], Epoch(epoch));
+        self.sets = vec![set(epoch, states)];
         self.repairs.on_map(&self.sets, self.now_us);
     }
 
@@ -138,7 +138,7 @@ impl Bench {
         node
     }
 
-    fn told(&mut self) -> Outcome {
+    fn outcome(&mut self) -> Outcome {
         match self.poll() {
             Some(RepairAction::Tell(BAD, outcome)) => outcome,
             other => panic!("{other:?}"),
@@ -178,7 +178,7 @@ fn a_bad_block_is_written_again_with_what_another_replica_has() {
         assert_eq!((block, stamps), (7, [stamp(); 2]));
         assert!(!bench.repairs.is_idle());
         bench.answer(call, Ok(()));
-        assert_eq!(bench.told(), Outcome::Repaired { from: NodeId(2) });
+        assert_eq!(bench.outcome(), Outcome::Repaired { from: NodeId(2) });
         assert_eq!(bench.repairs.waiting(), 0);
         bench.assert_idle();
         assert_eq!(bench.repairs.wake_at(), None);
@@ -207,7 +207,7 @@ fn a_replica_that_cannot_give_it_is_followed_by_the_next() {
         assert!(matches!(restore, Command::Restore { .. }));
         bench.answer(call, Ok(()));
         let from = NodeId(second);
-        assert_eq!(bench.told(), Outcome::Repaired { from });
+        assert_eq!(bench.outcome(), Outcome::Repaired { from });
         bench.assert_idle();
     }
 }
@@ -222,7 +222,7 @@ fn unrepairable_block_is_retried_with_backoff_and_reported_once() {
         bench.fetch(&[0x77; 4096]);
         let told = bench.poll();
         let stuck = matches!(told, Some(RepairAction::Tell(BAD, Outcome::Stuck)));
-        assert_eq!(stuck, pauses.len() as u32 + 1 == TRIES_TOLD, "{told:?}");
+        assert_eq!(stuck, pauses.len() as u32 + 1 == TRIES_REPORTED, "{told:?}");
         bench.assert_idle();
         let before = bench.now_us;
         bench.pass();
@@ -243,7 +243,7 @@ fn unrepairable_block_is_retried_with_backoff_and_reported_once() {
     let (call, _) = bench.here();
     // Somebody has written it by now.
     bench.answer(call, Ok(()));
-    assert_eq!(bench.told(), Outcome::Readable);
+    assert_eq!(bench.outcome(), Outcome::Readable);
     bench.assert_idle();
 }
 
@@ -266,7 +266,7 @@ fn what_is_written_meanwhile_is_left_alone() {
     };
     fill(&inspect, nothing.as_bytes());
     bench.answer(call, Ok(()));
-    assert_eq!(bench.told(), Outcome::Readable, "it was discarded");
+    assert_eq!(bench.outcome(), Outcome::Readable, "it was discarded");
     bench.assert_idle();
 }
 
@@ -299,9 +299,9 @@ fn a_repair_ends_with_its_map_and_begins_anew() {
     // A map that says the same changes nothing.
     bench.repairs.on_map(&bench.sets, bench.now_us);
     assert!(bench.poll().is_none());
-    let mut standings = [IN, IN, IN];
-    standings[first as usize - 1] = OUT;
-    bench.map(2, &standings);
+    let mut states = [IN, IN, IN];
+    states[first as usize - 1] = OUT;
+    bench.map(2, &states);
     let (call, probe) = bench.here();
     assert!(matches!(probe, Command::Read { .. }));
     // Its memory stayed in use until now.
@@ -338,7 +338,7 @@ fn a_block_whose_group_moved_away_is_forgotten() {
     bench.groups.forget(PG);
     bench.sets = Vec::from([ReplicaSet::single(PG, Epoch(7), NodeId(9), Incarnation(90))]);
     bench.repairs.on_map(&bench.sets, bench.now_us);
-    assert_eq!(bench.told(), Outcome::Left);
+    assert_eq!(bench.outcome(), Outcome::Left);
     assert!(!bench.repairs.is_idle());
     bench.answer(call, Ok(()));
     bench.assert_idle();
@@ -346,7 +346,7 @@ fn a_block_whose_group_moved_away_is_forgotten() {
     let mut bench = Bench::new(&[IN, IN]);
     bench.groups.place(PG, 1, 1, Epoch(1));
     bench.find(BAD);
-    assert_eq!(bench.told(), Outcome::Left);
+    assert_eq!(bench.outcome(), Outcome::Left);
     bench.assert_idle();
 }
 
@@ -386,7 +386,7 @@ fn a_block_of_the_only_copy_is_told_while_that_moves_too() {
     let mut bench = Bench::new(&[IN]);
     bench.sets = coming(2, &[IN]);
     bench.find(BAD);
-    assert_eq!(bench.told(), Outcome::Stuck);
+    assert_eq!(bench.outcome(), Outcome::Stuck);
     bench.assert_idle();
 }
 
@@ -403,7 +403,7 @@ fn a_block_that_is_found_before_the_first_map_waits_for_it() {
 fn a_block_of_a_group_with_one_replica_is_told_at_once() {
     let mut bench = Bench::new(&[IN]);
     bench.find(BAD);
-    assert_eq!(bench.told(), Outcome::Stuck);
+    assert_eq!(bench.outcome(), Outcome::Stuck);
     bench.assert_idle();
 }
 
@@ -419,11 +419,11 @@ fn few_blocks_are_repaired_at_a_time_and_not_any_number_waits() {
     assert_eq!(bench.repairs.wake_at(), None, "those under way come first");
     while let Some(call) = calls.pop_front() {
         bench.answer(call, Ok(()));
-        while let Some(wish) = bench.poll() {
-            match wish {
+        while let Some(action) = bench.poll() {
+            match action {
                 RepairAction::Local(call, ..) => calls.push_back(call),
                 RepairAction::Tell(_, outcome) => assert_eq!(outcome, Outcome::Readable),
-                RepairAction::Ask(..) => panic!("{wish:?}"),
+                RepairAction::Ask(..) => panic!("{action:?}"),
             }
         }
     }

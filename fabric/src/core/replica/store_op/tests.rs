@@ -95,7 +95,7 @@ fn queued_restore_of_a_block_written_meanwhile_is_refused() {
     assert!(groups.note(&request(4, 1, discard)).is_some());
     assert_eq!(look(300, ROUND.0), Err(Refusal::Changed));
     assert_eq!(look(301, ROUND.0), Ok(()));
-    assert_eq!(look(300, 1), Ok(()), "a new lease that settles");
+    assert_eq!(look(300, 1), Ok(()), "a new lease that recovers");
 }
 
 #[test]

@@ -19,7 +19,7 @@ const CHUNK: ChunkKey = ChunkKey {
 };
 const ME: (NodeId, Incarnation) = (NodeId(0), Incarnation(7));
 
-fn member(node: u64, standing: ReplicaState, since: u64) -> Member {
+fn member(node: u64, state: ReplicaState, since: u64) -> Member {
     Member {
         node: NodeId(node),
         incarnation: if node == ME.0.0 {
@@ -27,7 +27,7 @@ fn member(node: u64, standing: ReplicaState, since: u64) -> Member {
         } else {
             Incarnation(node)
         },
-        standing,
+        state,
         since: Epoch(since),
     }
 }
@@ -262,7 +262,7 @@ fn nothing_is_left_of_a_group_that_is_gone() {
     assert_eq!(world.rounds.wake_at(world.now_us), None);
 }
 
-/// A round that fails has wishes that nobody has heard of: no answer to them is due.
+/// A round that fails has actions that were never sent: no answer to them is due.
 #[test]
 fn failed_round_ends_when_its_pending_requests_are_answered() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! What the library refuses: which operation on which object, errno, and the mend where it is known.
+//! What the library refuses: which operation on which object, errno, and a hint where one is known.
 
 use std::io;
 

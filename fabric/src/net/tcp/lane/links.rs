@@ -69,12 +69,12 @@ impl Lane {
             return;
         };
         let requester = Requester::new(&established, self.control.pairs(), peer.pause);
-        if let LinkState::Up(_) = peer.road {
+        if let LinkState::Up(_) = peer.link {
             return;
         }
         match self.link(fd, established, End::Caller(node, caller)) {
             Some(index) => {
-                self.peers.get_mut(&node).expect("looked up above").road = LinkState::Up(index);
+                self.peers.get_mut(&node).expect("looked up above").link = LinkState::Up(index);
                 let link = self.links[index].as_deref_mut().expect("linked just now");
                 let reason = match requester {
                     Ok(requester) => {
@@ -94,12 +94,12 @@ impl Lane {
         }
     }
 
-    pub(super) fn unreachable(&mut self, node: NodeId, road: LinkState) {
+    pub(super) fn unreachable(&mut self, node: NodeId, state: LinkState) {
         if let Some(peer) = self.peers.get_mut(&node) {
-            if let LinkState::Up(_) = peer.road {
+            if let LinkState::Up(_) = peer.link {
                 return;
             }
-            peer.road = road;
+            peer.link = state;
             if !peer.waiting.is_empty() {
                 peer.waiting.clear();
                 self.events.push_back(Event::Lost(node));
@@ -196,11 +196,11 @@ impl Lane {
                 drop(caller);
                 if idle {
                     tracing::debug!(%node, %error, "connection closed");
-                    peer.road = LinkState::None;
+                    peer.link = LinkState::None;
                     return;
                 }
                 tracing::warn!(%node, %error, "connection lost with requests in flight");
-                peer.road = LinkState::Down;
+                peer.link = LinkState::Down;
                 peer.waiting.clear();
                 self.events.push_back(Event::Lost(node));
                 // Found while sending, it would else be told only with the next thing that comes.

@@ -118,7 +118,7 @@ impl Lane {
         match told {
             Pairing::Offer { number, end } => self.accept_pair(index, number, &end),
             Pairing::FailedPair { number, unanswered } => {
-                self.settle_pair(index, number, &unanswered)
+                self.reconcile_pair(index, number, &unanswered)
             }
             _ => Err(LinkError::Protocol("the word of the side that is asked")),
         }
@@ -209,7 +209,7 @@ impl Lane {
             match *one {
                 Done::Received { slot, len, .. } => {
                     // From now on, though it may wait for room: signs of life are due.
-                    responder.begun_beside();
+                    responder.begun_on_queue_pair();
                     pair_responder.arrived.push_back((slot, len));
                 }
                 Done::Read(serving) => self.payload_read(index, serving)?,
@@ -265,14 +265,16 @@ impl Lane {
         let never_begun = never_begun + usize::from(pair_responder.waits.take().is_some());
         let unread = pair_responder.forget_incoming();
         pair_responder.bytes = 0;
-        (0..never_begun).for_each(|_| responder.answered_beside());
+        (0..never_begun).for_each(|_| responder.answered_on_queue_pair());
         let unacknowledged = pair_responder.leaving.iter_mut().filter_map(Option::take);
         pair_responder.torn = Some(FailedPair {
             number,
             unacknowledged: unacknowledged.collect(),
         });
         let unsent = std::mem::take(&mut pair_responder.unsent);
-        unread.iter().for_each(|_| responder.answered_beside());
+        unread
+            .iter()
+            .for_each(|_| responder.answered_on_queue_pair());
         if tell {
             responder.tell(&Pairing::Broken { number });
         }
@@ -288,7 +290,7 @@ impl Lane {
     }
 
     /// The peer's end is over, and this is what it has no answer to.
-    fn settle_pair(
+    fn reconcile_pair(
         &mut self,
         index: u32,
         number: u32,
@@ -316,7 +318,7 @@ impl Lane {
             match unanswered.contains(&pair) {
                 true => {
                     if let Some((responder, _)) = self.pair_responder(index) {
-                        responder.begun_beside();
+                        responder.begun_on_queue_pair();
                     }
                     self.answer(leaving.serving, &leaving.reply);
                 }
@@ -326,12 +328,12 @@ impl Lane {
         }
         let unknown = unanswered.iter().copied();
         let unknown = unknown.filter(|pair| !known.contains(pair));
-        let settled = Pairing::Settled {
+        let reconciled = Pairing::Reconciled {
             number,
             unknown: unknown.collect(),
         };
         if let Some((responder, _)) = self.pair_responder(index) {
-            responder.tell(&settled);
+            responder.tell(&reconciled);
             self.mark(index);
         }
         Ok(())

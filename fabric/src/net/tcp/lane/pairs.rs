@@ -3,7 +3,7 @@
 use super::*;
 use crate::net::rdma::endpoint::QueuePairEndpoint;
 
-fn beside_of(link: &mut Link) -> Option<&mut QueuePairEndpoint> {
+fn endpoint_of(link: &mut Link) -> Option<&mut QueuePairEndpoint> {
     match (&mut link.requester, &mut link.pair_responder) {
         (Some(requester), _) => requester.endpoint(),
         (_, Some(pair_responder)) => pair_responder.endpoint(),
@@ -13,13 +13,13 @@ fn beside_of(link: &mut Link) -> Option<&mut QueuePairEndpoint> {
 
 impl Lane {
     fn endpoint(&mut self, index: u32) -> Option<&mut QueuePairEndpoint> {
-        self.links[index].as_deref_mut().and_then(beside_of)
+        self.links[index].as_deref_mut().and_then(endpoint_of)
     }
 
     /// A queue pair is there: it is looked at in each turn, and wakes the thread.
     pub(super) fn watch_pair(&mut self, index: u32) {
         self.paired.push(index);
-        let Some(endpoint) = self.links[index].as_deref_mut().and_then(beside_of) else {
+        let Some(endpoint) = self.links[index].as_deref_mut().and_then(endpoint_of) else {
             return;
         };
         let data = EventData::new_u64(PAIRS);

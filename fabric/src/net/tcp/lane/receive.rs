@@ -86,7 +86,7 @@ impl Lane {
         let Some(peer) = self.peers.get_mut(&node) else {
             return;
         };
-        let LinkState::Up(index) = peer.road else {
+        let LinkState::Up(index) = peer.link else {
             return;
         };
         let Some(link) = self.links[index].as_deref_mut() else {

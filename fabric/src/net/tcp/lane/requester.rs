@@ -34,7 +34,7 @@ enum Stage {
     /// Requests go by it.
     Up(Connected),
     /// It is over, and the peer has yet to say which of these requests it has.
-    Settling { number: u32, unanswered: Vec<u64> },
+    Reconciling { number: u32, unanswered: Vec<u64> },
 }
 
 struct Connected {
@@ -110,12 +110,12 @@ impl Requester {
         match &mut self.stage {
             Stage::Offered(endpoint) => Some(endpoint),
             Stage::Probing(up) | Stage::Up(up) => Some(&mut up.endpoint),
-            Stage::Pause(_) | Stage::Settling { .. } => None,
+            Stage::Pause(_) | Stage::Reconciling { .. } => None,
         }
     }
 
     /// The queue pair is over at both ends: the requests that the peer does not know.
-    fn settled(&mut self, caller: &mut Caller, unknown: &[u64]) -> Vec<Waiting> {
+    fn reconciled(&mut self, caller: &mut Caller, unknown: &[u64]) -> Vec<Waiting> {
         // One that is not there was answered on the connection before the peer heard of the question.
         let slots = unknown.iter().filter_map(|pair| caller.forget(*pair));
         let again = slots.filter_map(|slot| self.sent[slot as usize].waiting());
@@ -212,7 +212,7 @@ impl Lane {
             Stage::Offered(_) | Stage::Probing(_) if requester.ticks > PROOF_TICKS_MAX => {
                 self.tear(index, "the peer does not answer by it");
             }
-            Stage::Up(_) | Stage::Offered(_) | Stage::Probing(_) | Stage::Settling { .. } => {}
+            Stage::Up(_) | Stage::Offered(_) | Stage::Probing(_) | Stage::Reconciling { .. } => {}
         }
     }
 
@@ -251,11 +251,11 @@ impl Lane {
             // It has failed here before the peer answered.
             (
                 Pairing::Accept { number, .. } | Pairing::Refuse { number, .. },
-                Stage::Settling { number: of, .. },
+                Stage::Reconciling { number: of, .. },
             ) if number == *of => {}
             (
-                Pairing::Settled { number, unknown },
-                Stage::Settling {
+                Pairing::Reconciled { number, unknown },
+                Stage::Reconciling {
                     number: of,
                     unanswered,
                 },
@@ -263,7 +263,7 @@ impl Lane {
                 if unknown.iter().any(|pair| !unanswered.contains(pair)) {
                     return Err(LinkError::Protocol("a request that was not asked about"));
                 }
-                let again = requester.settled(caller, &unknown);
+                let again = requester.reconciled(caller, &unknown);
                 self.send_again(node, again);
             }
             _ => return Err(LinkError::Protocol("a queue pair that was not offered")),
@@ -339,9 +339,9 @@ impl Lane {
         let (End::Caller(_, caller), Some(requester)) = (&mut link.end, &mut link.requester) else {
             return Ok(());
         };
-        let unanswered = caller.leave_beside();
+        let unanswered = caller.leave_queue_pair();
         // Here it is destroyed: from now on no device touches memory for it.
-        requester.begin(Stage::Settling {
+        requester.begin(Stage::Reconciling {
             number,
             unanswered: unanswered.clone(),
         });

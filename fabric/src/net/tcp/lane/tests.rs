@@ -108,7 +108,7 @@ fn starting_node_accepts_connections_once_a_lane_serves_them() {
     while start.elapsed() < Duration::from_millis(300) {
         asking.poll();
         assert!(asking.next_event().is_none(), "it is told of a loss");
-        assert!(matches!(asking.peers[&PEER].road, LinkState::Dialing));
+        assert!(matches!(asking.peers[&PEER].link, LinkState::Dialing));
         std::thread::sleep(Duration::from_millis(3));
     }
     let mut serving = Lane::new(Arc::clone(theirs.control()), 0, true).unwrap();

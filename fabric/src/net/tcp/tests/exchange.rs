@@ -304,9 +304,9 @@ fn tcp_reply_to_an_open_queue_pair_request_ends_the_connection() {
     for is_over in [false, true] {
         let mut caller = Caller::new(&agreed());
         let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let sent = caller.send_beside(&request, &shape_of(&request), &crcs, &mut room);
+        let sent = caller.send_on_queue_pair(&request, &shape_of(&request), &crcs, &mut room);
         if is_over {
-            assert_eq!(caller.leave_beside(), [sent.pair]);
+            assert_eq!(caller.leave_queue_pair(), [sent.pair]);
         }
         fill(caller.reader(), &reply);
         match (caller.poll(), is_over) {

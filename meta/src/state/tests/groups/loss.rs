@@ -71,12 +71,12 @@ fn only_the_first_has_all() -> (World, GroupId) {
     for (boot, node) in ["a", "b", "c"].into_iter().zip(1..) {
         world.restart_in(boot, node, node * 10);
     }
-    let out = world.standings(id).into_iter().filter(|(_, s)| *s == Out);
+    let out = world.states(id).into_iter().filter(|(_, s)| *s == Out);
     for (node, _) in out.collect::<Vec<_>>() {
         world.sync(id, node, node * 10).unwrap();
         world.promote(id, node).unwrap();
     }
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync), (3, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, InSync), (3, InSync)]);
     world.goes_out(id, 2, 1);
     world.goes_out(id, 3, 1);
     world.restart_in("b", 2, 21);
@@ -122,7 +122,7 @@ fn offline_device_is_not_trusted_and_gets_no_new_data() {
     // The disk is back.
     world.restart(3, 34);
     assert_eq!(told(&world, EventKind::DeviceOnline { device, node }), 1);
-    assert_eq!(world.on(id, 3).standing, Out, "it is to be compared");
+    assert_eq!(world.on(id, 3).state, Out, "it is to be compared");
     world.sync(id, 3, 34).unwrap();
     world.promote(id, 3).unwrap();
 }
@@ -135,7 +135,7 @@ fn dead_device_is_removed_even_with_no_room_for_its_share() {
     world.lose(3, 33).unwrap();
     world.report(id, 3, &[1]).unwrap();
     world.drain(3).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, InSync)]);
     world.forget_device(3).unwrap();
     assert!(
         tables::DEVICES
@@ -163,7 +163,7 @@ fn a_dead_device_that_alone_has_something_is_not_removed() {
     }
     // Both were in sync; the second one longer.
     world.give_up_device(3).unwrap();
-    assert_eq!(world.standings(id), [(1, Out), (2, InSync)]);
+    assert_eq!(world.states(id), [(1, Out), (2, InSync)]);
     let group = world.group(id);
     assert_eq!(group.power_lost, group.epoch);
     let given_up = EventKind::DataGivenUp {
@@ -190,7 +190,7 @@ fn served_device_or_running_node_is_never_given_up() {
         world.give_up(3),
         Err(Refusal::Map(MapRefusal::NodeInUse { .. }))
     ));
-    assert_eq!(world.standings(id), [(1, Out), (2, Out), (3, InSync)]);
+    assert_eq!(world.states(id), [(1, Out), (2, Out), (3, InSync)]);
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn removing_a_lost_node_loses_nothing_if_another_is_in_sync() {
     world.down(3);
     let before = world.group(id).power_lost;
     world.give_up(3).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (2, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, InSync)]);
     assert_eq!(world.group(id).power_lost, before);
     let given_up = |what: &EventKind| matches!(what, EventKind::DataGivenUp { .. });
     assert!(!world.events().iter().any(given_up));
@@ -217,7 +217,7 @@ fn in_sync_member_that_may_return_is_not_given_up_with_another() {
     ));
     world.give_up(1).unwrap();
     assert_eq!(
-        world.standings(id),
+        world.states(id),
         [(2, InSync), (3, Out)],
         "who lacks nothing is waited for"
     );
@@ -226,7 +226,7 @@ fn in_sync_member_that_may_return_is_not_given_up_with_another() {
         LossRefusal::WouldLose { groups: 1, .. }
     ));
     world.give_up(2).unwrap();
-    assert_eq!(world.standings(id), [(3, InSync)]);
+    assert_eq!(world.states(id), [(3, InSync)]);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn who_was_in_sync_last_takes_over_under_its_present_start() {
     assert!(told.starts_with("only node 'one' has"), "{told}");
     assert!(!told.contains("all that these held"), "{told}");
     world.give_up(1).unwrap();
-    assert_eq!(world.standings(id), [(2, Out), (3, InSync)]);
+    assert_eq!(world.states(id), [(2, Out), (3, InSync)]);
     let (group, heir) = (world.group(id), world.on(id, 3));
     assert_eq!(
         (heir.incarnation, heir.since),
@@ -259,7 +259,7 @@ fn how_far_a_member_was_synced_does_not_count() {
     assert!(world.on(id, 2).since > world.on(id, 3).since);
     world.down(1);
     world.give_up(1).unwrap();
-    assert_eq!(world.standings(id), [(2, Out), (3, InSync)]);
+    assert_eq!(world.states(id), [(2, Out), (3, InSync)]);
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn of_members_out_together_one_that_kept_power_takes_over() {
         // As if one change of the map had taken both out.
         let mut group = world.group(id);
         for member in &mut group.members {
-            if member.standing == Out {
+            if member.state == Out {
                 member.in_sync_until = Epoch(7);
             }
         }
@@ -281,7 +281,7 @@ fn of_members_out_together_one_that_kept_power_takes_over() {
         world.restart_in(boots[0], 2, 22);
         world.restart_in(boots[1], 3, 32);
         world.give_up(1).unwrap();
-        assert_eq!(world.on(id, heir).standing, InSync, "{boots:?}");
+        assert_eq!(world.on(id, heir).state, InSync, "{boots:?}");
     }
 }
 
@@ -303,7 +303,7 @@ fn absent_member_in_sync_longer_must_be_given_up_first() {
     assert!(refused.to_string().contains("of node 'node3'"), "{refused}");
     world.give_up(3).unwrap();
     world.give_up(1).unwrap();
-    assert_eq!(world.standings(id), [(2, InSync)]);
+    assert_eq!(world.states(id), [(2, InSync)]);
 }
 
 #[test]
@@ -314,9 +314,9 @@ fn never_in_sync_replica_takes_over_only_if_there_is_no_other() {
     world.node(4);
     world.device(4);
     world
-        .run(&Command::SetNodeDuty {
+        .run(&Command::SetNodeAdminState {
             node: NodeId(3),
-            duty: AdminState::Absent,
+            admin_state: AdminState::Absent,
             at: AT,
         })
         .unwrap();
@@ -332,13 +332,13 @@ fn never_in_sync_replica_takes_over_only_if_there_is_no_other() {
     let mut with_second = world.clone();
     with_second.restart(2, 22);
     with_second.give_up(1).unwrap();
-    assert_eq!(with_second.on(id, 2).standing, InSync);
+    assert_eq!(with_second.on(id, 2).state, InSync);
 
     world.give_up(2).unwrap();
     let told = loss(world.remove(1)).to_string();
     assert!(told.contains("all that these held is lost"), "{told}");
     world.give_up(1).unwrap();
-    assert_eq!(world.on(id, 4).standing, InSync);
+    assert_eq!(world.on(id, 4).state, InSync);
     let lost = |what: &EventKind| matches!(what, EventKind::DataGivenUp { lost: 1, .. });
     assert!(world.events().iter().any(lost));
 }
@@ -363,6 +363,6 @@ fn group_without_other_members_restarts_empty_on_a_free_device() {
     for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
         assert_eq!(group.members.len(), 1);
         let member = &group.members[0];
-        assert_eq!((member.device, member.standing), (DeviceId(2), InSync));
+        assert_eq!((member.device, member.state), (DeviceId(2), InSync));
     }
 }

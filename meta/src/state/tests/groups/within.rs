@@ -10,7 +10,7 @@ fn four() -> (World, GroupId) {
     empty(&mut world, 3, true);
     assert!(world.on(id, 3).leaving);
     assert_eq!(
-        world.standings(id),
+        world.states(id),
         [(1, InSync), (2, InSync), (3, InSync), (4, Out)]
     );
     (world, id)
@@ -43,11 +43,11 @@ fn new_device_replaces_the_old_one_once_it_has_everything() {
     world.report(id, 2, &[1]).unwrap();
     world.sync(id, 4, 0).unwrap();
     assert_eq!(
-        world.standings(id),
+        world.states(id),
         [(1, InSync), (2, Out), (3, InSync), (4, Syncing)]
     );
     world.promote(id, 4).unwrap();
-    assert_eq!(world.standings(id), [(1, InSync), (2, Out), (4, InSync)]);
+    assert_eq!(world.states(id), [(1, InSync), (2, Out), (4, InSync)]);
 }
 
 #[test]
@@ -55,15 +55,12 @@ fn either_device_carries_on_when_the_other_one_fails() {
     let (mut world, id) = four();
     world.sync(id, 4, 0).unwrap();
     world.report(id, 4, &[]).unwrap();
-    assert_eq!(world.on(id, 3).standing, InSync);
+    assert_eq!(world.on(id, 3).state, InSync);
     world.sync(id, 4, 0).unwrap();
     let since = world.on(id, 4).since;
     world.report(id, 3, &[1]).unwrap();
-    assert_eq!(
-        world.standings(id),
-        [(1, InSync), (2, InSync), (4, Syncing)]
-    );
-    assert_eq!(world.on(id, 4).since, since, "its stay goes on");
+    assert_eq!(world.states(id), [(1, InSync), (2, InSync), (4, Syncing)]);
+    assert_eq!(world.on(id, 4).since, since, "its receiving period goes on");
     world.promote(id, 4).unwrap();
 }
 
@@ -75,7 +72,7 @@ fn a_node_syncs_no_second_device_but_for_one_that_leaves() {
     world.sync(id, 4, 0).unwrap();
     let mut group = world.group(id);
     let mut third = world.on(id, 4);
-    (third.device, third.standing) = (DeviceId(5), Out);
+    (third.device, third.state) = (DeviceId(5), Out);
     group.members.push(third);
     let mut txn = Txn::over(&world.records);
     tables::PLACEMENT_GROUPS.put(&mut txn, &(id.pool, id.index), &group);
@@ -106,7 +103,7 @@ fn resync_to_a_second_device_restarts_when_the_level_rises() {
     };
     world.run(&raise).unwrap();
     assert_eq!(
-        world.standings(id),
+        world.states(id),
         [(1, InSync), (2, Syncing), (3, InSync), (4, Out)],
         "nobody was told of device 4"
     );
@@ -124,7 +121,7 @@ fn before_that_both_stay_until_all_others_are_in_sync() {
     world.sync(id, 4, 0).unwrap();
     world.promote(id, 4).unwrap();
     assert_eq!(
-        world.standings(id),
+        world.states(id),
         [(1, InSync), (2, Out), (3, InSync), (4, InSync)],
         "as programs before it decide, so that all decide alike"
     );

@@ -27,7 +27,7 @@ fn leaving(view: &View) -> usize {
     let nodes = view
         .map
         .nodes()
-        .filter(|node| node.duty == AdminState::Draining);
+        .filter(|node| node.admin_state == AdminState::Draining);
     let devices = view.map.devices().filter(|device| device.draining);
     nodes.count() + devices.count()
 }

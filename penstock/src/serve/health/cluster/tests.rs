@@ -88,7 +88,7 @@ impl World {
         });
     }
 
-    fn told(&mut self) -> (Vec<Found>, Vec<Found>) {
+    fn findings(&mut self) -> (Vec<Found>, Vec<Found>) {
         self.view.map = self.machine.map();
         self.view.events = self.machine.events();
         problems(&self.view, HERE, Moment::from(self.now()), &|_| Some(90))
@@ -108,7 +108,7 @@ fn at(ms: u64) -> Option<Moment> {
 
 #[test]
 fn nothing_is_told_of_a_cluster_that_is_well() {
-    assert_eq!(World::new(3).told(), (vec![], vec![]));
+    assert_eq!(World::new(3).findings(), (vec![], vec![]));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     world.at += 1000;
     world.down(4);
     world.at += 60_000;
-    let (wrong, under_way) = world.told();
+    let (wrong, under_way) = world.findings();
     assert_eq!(under_way, []);
     let node = &wrong[0].problem;
     assert_eq!(node.what, "node n4 is down");
@@ -135,9 +135,13 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     assert!(pool.doing.contains("waits for node n4"), "{pool:?}");
     assert_eq!(wrong.len(), 2, "{wrong:#?}");
 
-    let (node, at, duty) = (NodeId(4), world.now(), AdminState::Absent);
-    world.apply(Command::SetNodeDuty { node, duty, at });
-    let (wrong, _) = world.told();
+    let (node, at, admin_state) = (NodeId(4), world.now(), AdminState::Absent);
+    world.apply(Command::SetNodeAdminState {
+        node,
+        admin_state,
+        at,
+    });
+    let (wrong, _) = world.findings();
     let node = &wrong[0].problem;
     assert!(
         node.doing.contains("its share is given to others"),
@@ -151,7 +155,7 @@ fn stalled_writes_are_reported_and_losing_half_moves_no_data() {
     let mut world = World::new(3);
     world.down(2);
     world.down(3);
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     let told: Vec<&str> = wrong.iter().map(|one| one.problem.what.as_str()).collect();
     assert_eq!(
         told,
@@ -170,13 +174,13 @@ fn stalled_writes_are_reported_and_losing_half_moves_no_data() {
 fn a_drain_is_under_way_and_not_wrong() {
     let mut world = World::new(4);
     world.at += 5000;
-    let (node, at_, duty) = (NodeId(4), world.now(), AdminState::Draining);
-    world.apply(Command::SetNodeDuty {
+    let (node, at_, admin_state) = (NodeId(4), world.now(), AdminState::Draining);
+    world.apply(Command::SetNodeAdminState {
         node,
-        duty,
+        admin_state,
         at: at_,
     });
-    let (wrong, under_way) = world.told();
+    let (wrong, under_way) = world.findings();
     assert_eq!(wrong, []);
     let drain = &under_way[0].problem;
     assert!(
@@ -187,7 +191,7 @@ fn a_drain_is_under_way_and_not_wrong() {
     assert!(under_way[1].problem.what.contains("move to other devices"));
     // Without volumes nothing has to move.
     world.view.volumes.clear();
-    let (_, under_way) = world.told();
+    let (_, under_way) = world.findings();
     assert_eq!(under_way.len(), 1);
     assert_eq!(under_way[0].problem.what, "node n4 is empty");
     assert_eq!(under_way[0].problem.eta_s, None);
@@ -203,7 +207,7 @@ fn devices_that_failed_or_are_not_served_are_told() {
         state,
         at: at_,
     });
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     assert_eq!(wrong[0].problem.what, "device /dev/sd2 of node n2 failed");
     assert_eq!(wrong[0].problem.since, at(START + 7000));
     assert!(wrong[0].problem.doing.contains("penstock device remove 2"));
@@ -219,7 +223,7 @@ fn devices_that_failed_or_are_not_served_are_told() {
         replaces,
         at: at_,
     });
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     assert_eq!(
         wrong[0].problem.what,
         "device /dev/sd3 is not served by node n3, which is up"
@@ -234,7 +238,7 @@ fn devices_that_failed_or_are_not_served_are_told() {
         at: at_,
     });
     world.at += 60_000;
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     let lost = &wrong[0].problem;
     assert_eq!(
         lost.what,
@@ -250,7 +254,7 @@ fn devices_that_failed_or_are_not_served_are_told() {
 
 #[test]
 fn a_pool_without_room_for_its_replicas_says_what_it_needs() {
-    let (wrong, _) = World::new(2).told();
+    let (wrong, _) = World::new(2).findings();
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     assert_eq!(
         wrong[0].problem.doing,
@@ -272,7 +276,7 @@ fn a_pool_without_volumes_tells_that_it_lacks_nodes() {
             let node = NodeId(id);
             world.apply(Command::RemoveNode { node, at });
         }
-        world.told().0
+        world.findings().0
     };
     assert_eq!(told(3), []);
     let wrong = told(2);
@@ -312,7 +316,7 @@ fn missing_device_is_reported_but_not_an_unneeded_default_pool() {
         pool: Some(Box::new(default)),
         at,
     });
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     let what = &wrong[0].problem.what;
     assert!(
@@ -333,10 +337,10 @@ fn missing_device_is_reported_but_not_an_unneeded_default_pool() {
         incarnation,
         at,
     });
-    assert_eq!(world.told().0.len(), 1);
+    assert_eq!(world.findings().0.len(), 1);
     let pool = PoolSpec::new("single", 1);
     world.apply(Command::CreatePool { pool, at });
-    assert_eq!(world.told().0, []);
+    assert_eq!(world.findings().0, []);
 }
 
 #[test]
@@ -357,7 +361,7 @@ fn joined_node_that_was_never_started_is_not_reported_as_down() {
         state,
         at: at_,
     });
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     let problem = &wrong[0].problem;
     assert_eq!(problem.what, "node n4 has joined and was not started yet");
@@ -395,7 +399,7 @@ fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
         failing: vec![failing(0, 3), failing(1, 5), failing(2, 1)],
         levels: Vec::new(),
     };
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     let told: Vec<&str> = wrong.iter().map(|one| one.problem.what.as_str()).collect();
     assert_eq!(
         told,
@@ -419,7 +423,7 @@ fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
     });
     world.view.report.levels = levels[..2].to_vec();
     let told = |world: &mut World| {
-        let (wrong, under_way) = world.told();
+        let (wrong, under_way) = world.findings();
         assert_eq!(wrong, []);
         let told = under_way.into_iter().map(|one| one.problem.doing);
         told.collect::<Vec<_>>().join("; ")
@@ -451,7 +455,7 @@ fn move_to_a_second_device_is_reported_unless_standalone() {
         at,
     });
     let told = |world: &mut World| {
-        let (wrong, under_way) = world.told();
+        let (wrong, under_way) = world.findings();
         assert_eq!(wrong, []);
         under_way.into_iter().map(|one| one.problem.what).next()
     };
@@ -502,7 +506,7 @@ fn writes_that_wait_for_room_are_told_with_the_full_devices() {
             problems: Vec::new(),
         },
     };
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     let waiting = &wrong[0].problem;
     assert!(
         waiting.what.contains("8 of 8 placement groups wait"),
@@ -521,7 +525,7 @@ fn writes_that_wait_for_room_are_told_with_the_full_devices() {
     assert!(waits(3).is_empty(), "it is in sync");
 
     world.view.report.words = vec![word(1, true), word(2, false), word(3, true)];
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     let doing = &wrong[0].problem.doing;
     assert!(
         doing.starts_with("device /dev/sd1 of node n1 is full: delete volumes"),
@@ -535,7 +539,7 @@ fn recurring_problem_does_not_reuse_its_old_start_time() {
     let mut world = World::new(3);
     world.at += 1000;
     lose(&mut world, 3);
-    let (wrong, _) = world.told();
+    let (wrong, _) = world.findings();
     assert_eq!(wrong[0].problem.since, at(START + 1000));
     let mut over = world.view.events.last().expect("it is degraded").clone();
     let degraded = |what: &EventKind| matches!(what, EventKind::PoolDegraded { .. });

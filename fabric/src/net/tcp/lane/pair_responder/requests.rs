@@ -70,7 +70,7 @@ impl Lane {
         match self.pair_responder(index) {
             Some((responder, pair_responder)) if !pair_responder.is_used => {
                 // It was taken up, and is never answered.
-                responder.answered_beside();
+                responder.answered_on_queue_pair();
                 Ok(Some(format!("the first message: {error}")))
             }
             _ => Err(error),
@@ -135,7 +135,7 @@ impl Lane {
         let Some((responder, pair_responder)) = self.pair_responder(index) else {
             return;
         };
-        responder.answered_beside();
+        responder.answered_on_queue_pair();
         if let Some(endpoint) = pair_responder.endpoint() {
             // Before the answer, as with replies.
             endpoint.receive(slot);
@@ -177,7 +177,7 @@ impl Lane {
         };
         let serving = self
             .servings
-            .begin_beside(key, (&head, header), way, place)?;
+            .begin_on_queue_pair(key, (&head, header), way, place)?;
         pair_responder.incoming[usize::from(received.slot.0)] = Some(Incoming {
             received,
             serving,
@@ -247,7 +247,7 @@ impl Lane {
 
     /// Answers a request that came by a queue pair there, if that still works; false if not. The answer's
     /// payload lies in the slot that was taken for it, or in the serving's buffer.
-    pub(in super::super) fn reply_beside(
+    pub(in super::super) fn reply_on_queue_pair(
         &mut self,
         index: u32,
         serving: u32,
@@ -314,7 +314,7 @@ impl Lane {
         endpoint.receive(received);
         endpoint.send_reply(slot, &message, load, closes);
         pair_responder.leaving[usize::from(slot.0)] = Some(leaving);
-        responder.answered_beside();
+        responder.answered_on_queue_pair();
         let counters = &self.counters;
         counters.add(Count::MessagesOut, 1);
         counters.add(Count::RdmaBytesOut, u64::from(answer.payload_len));

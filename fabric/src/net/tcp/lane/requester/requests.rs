@@ -153,7 +153,7 @@ impl Requester {
             return PairSend::Exhausted;
         };
         let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let message = caller.send_beside(request, shape, crcs, &mut room);
+        let message = caller.send_on_queue_pair(request, shape, crcs, &mut room);
         let at = Key(message.pair).index();
         let (load, bounce, has_windows) = match plan {
             Plan::Message(load) => (load, None, false),
@@ -235,7 +235,8 @@ impl Requester {
         let received = endpoint.read_message(slot, len)?;
         // SAFETY: it is posted again below.
         let header = unsafe { received.header(endpoint.slots()) };
-        let (at, Destination { list, mut reply }) = caller.take_beside(&received.head, header)?;
+        let (at, Destination { list, mut reply }) =
+            caller.take_from_queue_pair(&received.head, header)?;
         let sent = &mut self.sent[at as usize];
         *used -= 1;
         *bytes_left += sent.what.as_ref().map_or(0, |(_, shape)| shape.cost());
@@ -262,12 +263,12 @@ impl Requester {
             sent.is_closing = !all;
         }
         sent.answer = Some(reply);
-        Ok(self.settle(caller, at, bounces))
+        Ok(self.take_answer(caller, at, bounces))
     }
 
     /// The answer of a request, if it is there and the device is done with the request's data. That is then
     /// done with.
-    fn settle(&mut self, caller: &mut Caller, at: u32, bounces: &mut Pool) -> Option<Reply> {
+    fn take_answer(&mut self, caller: &mut Caller, at: u32, bounces: &mut Pool) -> Option<Reply> {
         let sent = self.sent.get_mut(at as usize)?;
         if sent.is_sending || sent.is_closing {
             return None;
@@ -282,7 +283,7 @@ impl Requester {
         self.endpoint()?.sent(slot);
         let at = self.gathered[usize::from(slot.0)].take()?;
         self.sent[at as usize].is_sending = false;
-        self.settle(caller, at, bounces)
+        self.take_answer(caller, at, bounces)
     }
 
     /// A request is done with.
@@ -293,13 +294,13 @@ impl Requester {
             .take()
             .into_iter()
             .for_each(|buffer| bounces.give_back(buffer));
-        caller.finish_beside(at);
+        caller.finish_on_queue_pair(at);
     }
 
     /// What was opened for a request is closed: the answer that waited for it.
     fn closed(&mut self, caller: &mut Caller, at: u32, bounces: &mut Pool) -> Option<Reply> {
         self.sent.get_mut(at as usize)?.is_closing = false;
-        self.settle(caller, at, bounces)
+        self.take_answer(caller, at, bounces)
     }
 
     /// The queue pair is destroyed, and so the device is done with everything: the answers that waited for
@@ -309,7 +310,7 @@ impl Requester {
             (sent.is_sending, sent.is_closing) = (false, false);
         }
         let all = 0..self.sent.len() as u32;
-        let answers = all.filter_map(|at| self.settle(caller, at, bounces));
+        let answers = all.filter_map(|at| self.take_answer(caller, at, bounces));
         let answers = answers.collect();
         self.let_go(bounces);
         answers

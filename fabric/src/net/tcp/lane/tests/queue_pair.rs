@@ -349,7 +349,7 @@ fn requests_use_the_queue_pair_and_copy_no_registered_data() {
     let lens = world.asked.iter().map(|asked| asked.bytes.len() as u64);
     let by_tcp = asked(Count::TcpBytesOut) + asked(Count::TcpBytesIn);
     assert_eq!(all + by_tcp, lens.sum::<u64>());
-    let peer_routes = world.asking.control.peer_routes.told();
+    let peer_routes = world.asking.control.peer_routes.report();
     assert_eq!((peer_routes[0].0, peer_routes[0].1.rdma), (PEER, 1));
 }
 
@@ -366,15 +366,15 @@ fn request_runs_and_is_answered_once_however_queue_pairs_end() {
 }
 
 /// The connection to the peer.
-fn road(world: &World) -> u32 {
-    match world.asking.peers[&PEER].road {
+fn link_index(world: &World) -> u32 {
+    match world.asking.peers[&PEER].link {
         LinkState::Up(index) => index,
         _ => panic!("it is connected"),
     }
 }
 
 fn pause(world: &World) -> u32 {
-    let link = world.asking.links[road(world)].as_deref().unwrap();
+    let link = world.asking.links[link_index(world)].as_deref().unwrap();
     link.requester.as_ref().unwrap().pause()
 }
 
@@ -383,7 +383,7 @@ fn until_by_rdma(world: &mut World) {
         .asking
         .control
         .peer_routes
-        .told()
+        .report()
         .iter()
         .all(|way| way.1.rdma == 0)
     {
@@ -399,7 +399,7 @@ fn goes_on_without(fault: Fault) -> World {
     world.card.set_fault(fault);
     world.run(false);
     world.check();
-    let first = road(&world);
+    let first = link_index(&world);
     for _ in 0..60 {
         world.tick();
         (0..9).for_each(|_| world.turn());
@@ -410,8 +410,12 @@ fn goes_on_without(fault: Fault) -> World {
         (asked(Count::MessagesOut), asked(Count::FailedPair)),
         (0, 0)
     );
-    assert_eq!(road(&world), first, "{fault:?} has cost the connection");
-    let peer_routes = world.asking.control.peer_routes.told();
+    assert_eq!(
+        link_index(&world),
+        first,
+        "{fault:?} has cost the connection"
+    );
+    let peer_routes = world.asking.control.peer_routes.report();
     assert_eq!(
         (peer_routes[0].1.rdma, peer_routes[0].1.tcp),
         (0, 1),
@@ -445,9 +449,9 @@ fn no_request_waits_for_a_queue_pair_that_does_not_work() {
 #[test]
 fn the_next_connection_waits_as_long_as_the_last_has_learned() {
     let mut world = goes_on_without(Fault::Silent);
-    let index = road(&world);
+    let index = link_index(&world);
     world.asking.lose(index, &LinkError::Closed);
-    assert!(world.asking.control.peer_routes.told().is_empty());
+    assert!(world.asking.control.peer_routes.report().is_empty());
     let failed = world.asking.peers[&PEER].why_not.clone();
     assert!(failed.is_some());
     world.turn();
@@ -457,7 +461,10 @@ fn the_next_connection_waits_as_long_as_the_last_has_learned() {
     world.card.set_fault(Fault::None);
     world.ask();
     world.connect();
-    assert_eq!(world.asking.control.peer_routes.told()[0].1.why_not, failed);
+    assert_eq!(
+        world.asking.control.peer_routes.report()[0].1.why_not,
+        failed
+    );
     for _ in 0..learned {
         (0..9).for_each(|_| world.turn());
         assert_eq!((world.card.pairs(), pause(&world)), (0, learned));
@@ -517,7 +524,7 @@ fn with_the_connection_the_queue_pair_is_lost() {
             world.held.push(request);
         }
     }
-    let LinkState::Up(index) = world.asking.peers[&PEER].road else {
+    let LinkState::Up(index) = world.asking.peers[&PEER].link else {
         panic!("it is connected")
     };
     world.asking.lose(index, &LinkError::Closed);

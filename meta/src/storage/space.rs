@@ -1,8 +1,8 @@
-//! Room in the file system under the database.
+//! Free space in the file system under the database.
 //!
-//! A write that finds no room is made again until there is some, and to Raft that is a slow disk: were it
+//! A write that finds no space is made again until there is some, and to Raft that is a slow disk: were it
 //! told of an error, it would end. RocksDB refuses every write after the first one that failed, until its own
-//! watch sees room again: it looks every five seconds, and wants as much as a family's write buffer.
+//! watch sees space again: it looks every five seconds, and wants as much as a family's write buffer.
 //! Meanwhile what was acknowledged can be read, and requests that would change something are refused
 //! (`node/core.rs`).
 
@@ -13,14 +13,14 @@ use rocksdb::ErrorKind;
 
 use super::{Db, DbError};
 
-/// Pause between two tries of a write that found no room.
+/// Pause between two tries of a write that found no space.
 const PAUSE: Duration = Duration::from_millis(500);
 /// With less free space than this nothing new is made: the rest is for giving something back.
 pub(crate) const FREE_BYTES_MIN: u64 = 1 << 20;
 
 /// Whether writes get through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum SpaceState {
     Enough,
     /// One waits.
     Full,
@@ -29,8 +29,8 @@ pub(super) enum Room {
 }
 
 impl DbError {
-    /// Whether trying again once there is room makes sense.
-    fn is_for_want_of_room(&self) -> bool {
+    /// Whether trying again once there is space makes sense.
+    fn is_out_of_space(&self) -> bool {
         match self {
             // RocksDB tells its sub-code in text only.
             Self::Rocks(error) => {
@@ -49,55 +49,55 @@ impl Db {
         &self.dir
     }
 
-    /// Whether a write waits for room now.
+    /// Whether a write waits for space now.
     pub(crate) fn is_full(&self) -> bool {
-        *self.room.borrow() == Room::Full
+        *self.space.borrow() == SpaceState::Full
     }
 
-    /// Returns when a write has begun to wait for room.
+    /// Returns when a write has begun to wait for space.
     pub(crate) async fn full(&self) {
-        let mut room = self.room.subscribe();
+        let mut space = self.space.subscribe();
         // The sender lives in `self`, so it cannot be gone.
-        let _ = room.wait_for(|room| *room == Room::Full).await;
+        let _ = space.wait_for(|space| *space == SpaceState::Full).await;
     }
 
-    /// Whether there is so little room that nothing new should be made.
+    /// Whether there is so little space that nothing new should be made.
     pub(crate) fn is_nearly_full(&self) -> bool {
         // Where it cannot be told, writes tell.
         rustix::fs::statvfs(&self.dir)
             .is_ok_and(|stat| stat.f_bavail.saturating_mul(stat.f_frsize) < FREE_BYTES_MIN)
     }
 
-    /// From here on no write waits for room.
+    /// From here on no write waits for space.
     pub(crate) fn give_up_waiting(&self) {
-        self.room.send_replace(Room::Closing);
+        self.space.send_replace(SpaceState::Closing);
     }
 
     /// Called with the error of a write: true, after a pause, if it is to be made again.
     pub(super) async fn may_try_again(&self, error: &DbError) -> bool {
-        if !error.is_for_want_of_room() {
+        if !error.is_out_of_space() {
             return false;
         }
-        self.room.send_if_modified(|room| {
-            let news = *room == Room::Enough;
+        self.space.send_if_modified(|space| {
+            let news = *space == SpaceState::Enough;
             if news {
-                tracing::error!(dir = %self.dir.display(), %error, "the metadata wait for room");
-                *room = Room::Full;
+                tracing::error!(dir = %self.dir.display(), %error, "the metadata wait for space");
+                *space = SpaceState::Full;
             }
             news
         });
-        let mut room = self.room.subscribe();
-        let closing = room.wait_for(|room| *room == Room::Closing);
+        let mut space = self.space.subscribe();
+        let closing = space.wait_for(|space| *space == SpaceState::Closing);
         tokio::time::timeout(PAUSE, closing).await.is_err()
     }
 
     /// A write that had waited got through.
-    pub(super) fn room_was_found(&self) {
-        self.room.send_if_modified(|room| {
-            let news = *room == Room::Full;
+    pub(super) fn space_was_found(&self) {
+        self.space.send_if_modified(|space| {
+            let news = *space == SpaceState::Full;
             if news {
-                tracing::info!(dir = %self.dir.display(), "the metadata have room again");
-                *room = Room::Enough;
+                tracing::info!(dir = %self.dir.display(), "the metadata have space again");
+                *space = SpaceState::Enough;
             }
             news
         });
