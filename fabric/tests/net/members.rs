@@ -60,16 +60,69 @@ fn read_or_report(guest: &mut Guest, mut meanwhile: impl FnMut(Duration)) -> boo
     is_reported
 }
 
+/// Established connections to the address that a node listens on, or from it, as the kernel counts them.
+fn connections_at(end: End, node: &Node) -> usize {
+    const ESTABLISHED: &str = "01";
+    let port = format!(":{:04X}", node.address().port());
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let sockets = table.lines().skip(1).map(|line| {
+        // Number, local address, remote address, state, ...
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (
+            fields[1].to_owned(),
+            fields[2].to_owned(),
+            fields[3].to_owned(),
+        )
+    });
+    sockets
+        .filter(|(local, remote, state)| {
+            let address = match end {
+                End::Answers => local,
+                End::Asks => remote,
+            };
+            state == ESTABLISHED && address.ends_with(&port)
+        })
+        .count()
+}
+
+/// A side of a connection.
+#[derive(Clone, Copy)]
+enum End {
+    /// That of the node at whose address it is.
+    Answers,
+    /// That of the node that connected.
+    Asks,
+}
+
 #[test]
 fn a_node_that_leaves_the_map_is_cut_off() {
     for wire in both_wires() {
         let (nodes, mut guest) = two(wire);
         guest.write(0, &pattern(1, 4096)).unwrap();
         assert!(!read_or_report(&mut guest, |_| ()), "it has a connection");
+        assert_ne!(connections_at(End::Answers, &nodes[1]), 0);
         tell_two(&nodes, [member(2)]);
         guest.set_map(set_of(&[1, 2], &[1], 2));
+        // Though nothing is asked on it: requests are refused in any case, for nothing is open to strangers.
+        guest.until(|_, _| connections_at(End::Answers, &nodes[1]) == 0);
         // Whatever is asked on the connection that stood, and on new ones.
         assert!(read_or_report(&mut guest, |_| ()), "it is heard still");
+        guest.until(|_, _| connections_at(End::Answers, &nodes[1]) == 0);
+    }
+}
+
+#[test]
+fn a_connection_to_a_node_that_leaves_the_map_ends() {
+    for wire in both_wires() {
+        let (nodes, mut guest) = two(wire);
+        guest.write(0, &pattern(1, 4096)).unwrap();
+        assert_ne!(connections_at(End::Asks, &nodes[1]), 0);
+        // Node 2 knows nothing of its removal yet: whoever has the newer map hangs up.
+        let world = nodes[0].world();
+        let members = [member(1)].into_iter().collect();
+        world.lock().unwrap().members.insert(1, members);
+        guest.set_map(set_of(&[1, 2], &[1], 2));
+        guest.until(|_, _| connections_at(End::Asks, &nodes[1]) == 0);
     }
 }
 

@@ -505,6 +505,7 @@ async fn host_neither_administers_the_cluster_nor_takes_part_in_raft() {
     let (_dir, node, server) = alone(&authority).await;
     let meta = node.meta();
     meta.register_node(spec(2, &[Role::Host])).await.unwrap();
+    meta.register_device(device(1)).await.unwrap();
     meta.create_volume(VolumeSpec::new("disk", GIB))
         .await
         .unwrap();
@@ -540,15 +541,20 @@ async fn host_neither_administers_the_cluster_nor_takes_part_in_raft() {
     };
     assert!(propose(lease(1)).await.is_err());
     assert!(propose(lease(2)).await.is_ok(), "its own");
-    let renewal = |node| PeerRequest::RenewLease {
-        volume: VolumeId(1),
-        node: NodeId(node),
-        generation: Generation(1),
-    };
-    for (of, is_its_own) in [(2, true), (1, false)] {
-        let answer = ask(renewal(of)).await;
+    // One that is held and could be renewed, but is not the host's.
+    let other = meta.create_volume(VolumeSpec::new("other", GIB));
+    let other = other.await.unwrap().id;
+    let held = meta.grant_lease("other", NodeId(1)).await.unwrap();
+    let own = (VolumeId(1), NodeId(2), Generation(1));
+    for (volume, node, generation) in [own, (other, NodeId(1), held.generation)] {
+        let renewal = PeerRequest::RenewLease {
+            volume,
+            node,
+            generation,
+        };
+        let answer = ask(renewal).await;
         let renewed = matches!(answer, Ok(PeerReply::Propose(Ok(Ok(_)))));
-        assert_eq!(renewed, is_its_own, "{answer:?}");
+        assert_eq!(renewed, volume == own.0, "{answer:?}");
     }
 
     let term = meta.raft_status().term;

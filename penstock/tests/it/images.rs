@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 
 use crate::harness::{Daemon, eventually, one_error, temp, text};
 
@@ -448,15 +448,44 @@ fn an_export_is_for_its_owner_alone() {
     }
 }
 
-/// A program `qemu-img` that does something before the real one begins. Returns its directory.
-fn meddling(dir: &Path, what: &str) -> String {
-    let programs = dir.join("programs");
+/// Imports an image while somebody does something to it, after it was checked and before it is converted.
+///
+/// It is done here, and not by the program that stands in for qemu-img: that one runs within the rules under
+/// test, which would keep it from meddling.
+fn import_while(daemon: &Daemon, dir: &Path, image: &Path, meddle: impl FnOnce()) -> Output {
+    let (programs, done) = (dir.join("programs"), dir.join("done"));
     fs::create_dir(&programs).unwrap();
     let program = programs.join("qemu-img");
-    let script = format!("#!/bin/sh\n{what}\nexec /usr/bin/qemu-img \"$@\"\n");
+    let waits = format!("while [ ! -e {} ]; do sleep 0.02; done", text(&done));
+    let script =
+        format!("#!/bin/sh\n[ \"$1\" = convert ] && {waits}\nexec /usr/bin/qemu-img \"$@\"\n");
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    format!("{}:{}", text(&programs), std::env::var("PATH").unwrap())
+    let path = format!("{}:{}", text(&programs), std::env::var("PATH").unwrap());
+    let import = daemon
+        .command(&["volume", "import", "a", text(image)])
+        .env("PATH", path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually(|| runs(&[text(&program), "convert"]));
+    meddle();
+    fs::write(&done, b"").unwrap();
+    import.wait_with_output().unwrap()
+}
+
+/// Whether there is a process of a script that was started with these words.
+fn runs(words: &[&str]) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|process| fs::read(process.path().join("cmdline")).ok())
+        .any(|line| {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            // Behind its interpreter.
+            let said: Vec<&str> = line.split('\0').skip(1).take(words.len()).collect();
+            said == words
+        })
 }
 
 #[test]
@@ -479,19 +508,9 @@ fn an_image_that_is_swapped_under_the_import_is_not_read() {
         ]);
     }
     let (image, secret) = (path("in.qcow2"), path("secret.qcow2"));
-    let path_env = meddling(
-        dir.path(),
-        &format!(
-            "[ \"$1\" = convert ] && mv {} {}",
-            text(&secret),
-            text(&image)
-        ),
-    );
-    let imported = daemon
-        .command(&["volume", "import", "a", text(&image)])
-        .env("PATH", path_env)
-        .output()
-        .unwrap();
+    let imported = import_while(&daemon, dir.path(), &image, || {
+        fs::rename(&secret, &image).unwrap();
+    });
     assert!(imported.status.success(), "{imported:?}");
     assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
 }
@@ -504,16 +523,10 @@ fn a_backing_file_named_under_the_import_is_not_read() {
     fs::write(path("secret"), [9; 1 << 20]).unwrap();
     let image = path("in.qcow2");
     qemu_img(&["create", "-f", "qcow2", text(&image), "1M"]);
-    let rebase = format!(
-        "[ \"$1\" = convert ] && /usr/bin/qemu-img rebase -u -f qcow2 -F raw -b {} {}",
-        text(&path("secret")),
-        text(&image)
-    );
-    let imported = daemon
-        .command(&["volume", "import", "a", text(&image)])
-        .env("PATH", meddling(dir.path(), &rebase))
-        .output()
-        .unwrap();
+    let imported = import_while(&daemon, dir.path(), &image, || {
+        let rebase = ["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b"];
+        qemu_img(&[&rebase[..], &[text(&path("secret")), text(&image)]].concat());
+    });
     assert!(imported.status.success(), "{imported:?}");
     let content = daemon.run(&["volume", "export", "a", "-"]).stdout;
     assert!(content.iter().all(|byte| *byte == 0), "the secret was read");

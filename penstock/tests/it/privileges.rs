@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -43,8 +43,32 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
     line.unwrap().trim()
 }
 
-/// Checks every thread of a daemon.
+/// The binary as root that has more than the machine's own root may have: groups besides its own, and a
+/// capability that is inherited. All of that is to be given up.
+fn penstock_with_more() -> Command {
+    let plain = penstock();
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--groups", "4,27", "--inh-caps", "+net_raw", "--"])
+        .arg(plain.get_program())
+        .stdin(Stdio::null());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+/// Checks every thread of a daemon with all limits.
 fn check_given_up(daemon: &Daemon) {
+    // Filters.
+    check_given_up_but("2", daemon);
+}
+
+/// Checks every thread of a daemon whose system calls are limited in this way.
+fn check_given_up_but(seccomp: &str, daemon: &Daemon) {
     let all = threads(daemon.pid());
     assert!(all.len() > 4, "threads of control and data: {}", all.len());
     let ids = vec![UID.to_string(); 4].join("\t");
@@ -59,8 +83,7 @@ fn check_given_up(daemon: &Daemon) {
             ("CapBnd:", "0000000000000000"),
             ("CapAmb:", "0000000000000000"),
             ("NoNewPrivs:", "1"),
-            // Filters.
-            ("Seccomp:", "2"),
+            ("Seccomp:", seccomp),
         ] {
             assert_eq!(field(status, name), kept, "{name} of {status}");
         }
@@ -70,7 +93,7 @@ fn check_given_up(daemon: &Daemon) {
 #[test]
 fn a_daemon_of_another_user_serves_guests_and_keeps_ipc_lock() {
     let (_dir, data) = place();
-    let daemon = Daemon::start_with(&data, &["--user", USER]);
+    let daemon = Daemon::start_by(penstock_with_more(), &data, &["--user", USER]);
     check_given_up(&daemon);
     let found = fs::metadata(&data).unwrap();
     assert_eq!((found.uid(), found.mode() & 0o7777), (UID, 0o700));
@@ -293,6 +316,16 @@ fn what_the_sandbox_keeps_out_is_told_with_the_hint() {
         told.contains(text(&other)) && told.contains("socket_dirs"),
         "{told}"
     );
+    // It is the kernel that keeps it out: another directory in the place of an allowed one is not allowed.
+    fs::rename(&made, dir.path().join("moved")).unwrap();
+    fs::create_dir(&made).unwrap();
+    std::os::unix::fs::chown(&made, Some(UID), Some(UID)).unwrap();
+    let name = text(&made.join("c.sock")).to_owned();
+    let told = daemon.refused(&["attach", "volume", "c", "--socket", &name]);
+    assert!(told.contains("ermission denied"), "{told}");
+    assert_eq!(fs::read_dir(&made).unwrap().count(), 0);
+    fs::remove_dir(&made).unwrap();
+    fs::rename(dir.path().join("moved"), &made).unwrap();
     let device = format!("{}:1G", text(&other.join("more.img")));
     let told = daemon.refused(&["device", "add", &device]);
     assert!(
@@ -303,6 +336,8 @@ fn what_the_sandbox_keeps_out_is_told_with_the_hint() {
 
     // An attachment that was made while it was not limited is told, and stops nobody else.
     let daemon = Daemon::start_with(&data, &["--config", text(&config), "--sandbox", "off"]);
+    // Landlock and seccomp would have set no_new_privs, too: without them it is the daemon's own doing.
+    check_given_up_but("0", &daemon);
     daemon.ok(&["attach", "volume", "c", "--socket", &socket(&other)]);
     // Owners and modes count without a sandbox, too.
     daemon.ok(&["volume", "create", "d", "64M"]);

@@ -228,6 +228,10 @@ fn a_token_grants_roles_and_no_others() {
     let joined = cluster.join(3, &cluster.token());
     assert!(joined.status.success(), "{joined:?}");
     assert!(cluster.data(3).join("cluster/ca.key").exists());
+    // To whom takes the role.
+    let joined = cluster.join_with(4, &cluster.token(), &["--roles", "storage,host"]);
+    assert!(joined.status.success(), "{joined:?}");
+    assert!(!cluster.data(4).join("cluster/ca.key").exists());
 }
 
 #[test]

@@ -240,7 +240,7 @@ fn through(fd: &OwnedFd) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
 
@@ -285,12 +285,18 @@ mod tests {
         let inode = place.open_made().unwrap();
         fs::rename(&path, &away).unwrap();
         symlink(&victim, &path).unwrap();
+        let us = geteuid().as_raw();
+        // Only root gives a socket away.
+        let owner = if us == 0 { 65_000 } else { us };
         let options = SocketOptions {
             mode: 0o666,
+            owner: (Some(owner), None),
             ..SocketOptions::new(&path)
         };
         place.grant(&inode, &options).unwrap();
         assert_eq!((mode(&victim), mode(&away)), (0o600, 0o666));
+        let uid = |path: &Path| fs::symlink_metadata(path).unwrap().uid();
+        assert_eq!((uid(&victim), uid(&away)), (us, owner));
     }
 
     #[test]

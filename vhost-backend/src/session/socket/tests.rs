@@ -29,14 +29,23 @@ fn socket_has_the_requested_mode_and_is_removed_with_its_lock() {
     assert_eq!(mode(&options.path), 0o660);
 }
 
+/// A user that is not the one of this test, whether it is there or not.
+const OTHER: u32 = 65_000;
+
 #[test]
 fn the_owner_is_set() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = options(&dir);
-    let us = rustix::process::getuid().as_raw();
-    options.owner = (Some(us), None);
+    let us = rustix::process::geteuid();
+    // Only root gives a socket away; for anybody else this says no more than that nothing fails.
+    let owner = match us.is_root() {
+        true => (OTHER, OTHER + 1),
+        false => (us.as_raw(), rustix::process::getegid().as_raw()),
+    };
+    options.owner = (Some(owner.0), Some(owner.1));
     let _listener = Listener::bind(&options).unwrap();
-    assert_eq!(fs::symlink_metadata(&options.path).unwrap().uid(), us);
+    let found = fs::symlink_metadata(&options.path).unwrap();
+    assert_eq!((found.uid(), found.gid()), owner);
 }
 
 #[test]
@@ -208,13 +217,16 @@ fn a_lock_file_that_is_no_file_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let options = options(&dir);
     let lock = dir.path().join("disk.sock.lock");
-    let plants: [fn(&Path); 4] = [
+    // What a link that is followed would have made.
+    let elsewhere = dir.path().join("elsewhere");
+    let plants: [fn(&Path); 5] = [
         |lock| {
             let mode = Mode::RUSR | Mode::WUSR;
             rustix::fs::mknodat(rustix::fs::CWD, lock, FileType::Fifo, mode, 0).unwrap();
         },
         |lock| drop(UnixListener::bind(lock).unwrap()),
         |lock| symlink("/dev/null", lock).unwrap(),
+        |lock| symlink("elsewhere", lock).unwrap(),
         |lock| fs::create_dir(lock).unwrap(),
     ];
     for plant in plants {
@@ -230,6 +242,7 @@ fn a_lock_file_that_is_no_file_is_refused_at_once() {
             "{error}"
         );
         assert!(lock.symlink_metadata().is_ok(), "it is not ours to remove");
+        assert!(!elsewhere.exists(), "the link was followed");
         let _ = fs::remove_file(&lock).or_else(|_| fs::remove_dir(&lock));
     }
 }
