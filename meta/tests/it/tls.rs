@@ -12,7 +12,7 @@ use meta::net::{
 };
 use meta::pki::{ClusterCa, JoinToken, NodeKey, node_name};
 use meta::{
-    AccessRefusal, Command, Generation, Incarnation, MetaConfig, MetaNode, NodeId, NodeSpec,
+    AccessRefusal, Command, Generation, Incarnation, Level, MetaConfig, MetaNode, NodeId, NodeSpec,
     RaftTuning, Refusal, Role, Start, UnixMillis, VolumeId, VolumeSpec,
 };
 use openraft::BasicNode;
@@ -203,6 +203,14 @@ impl Cluster {
         }
         let voters = [1, 2, 3].map(NodeId).into();
         members[0].node().set_voters(voters).await.unwrap();
+        // All nodes register by their heartbeats, and ask for nothing before.
+        let one = members[0].node().meta();
+        until(async || {
+            let nodes = one.list_nodes().await.unwrap();
+            let registered = nodes.iter().filter(|node| node.incarnation.0 != 0);
+            (registered.count() == 3).then_some(())
+        })
+        .await;
         Self { dir, members }
     }
 
@@ -240,13 +248,6 @@ async fn three_voters_go_on_when_their_leader_is_killed() {
         let spec = VolumeSpec::new(format!("disk{number}"), GIB);
         member.node().meta().create_volume(spec).await.unwrap();
     }
-    // All nodes register by their heartbeats.
-    let one = cluster.members[0].node().meta();
-    let nodes = until(async || {
-        let nodes = one.list_nodes().await.unwrap();
-        (nodes.len() == 3).then_some(nodes)
-    });
-    assert!(nodes.await.iter().all(|node| node.incarnation.0 != 0));
     let leader = cluster.leader().await;
     cluster.members[leader].kill().await;
     let other = &cluster.members[(leader + 1) % 3];
@@ -555,6 +556,17 @@ async fn host_neither_administers_the_cluster_nor_takes_part_in_raft() {
         let answer = ask(renewal).await;
         let renewed = matches!(answer, Ok(PeerReply::Propose(Ok(Ok(_)))));
         assert_eq!(renewed, volume == own.0, "{answer:?}");
+    }
+    meta.register_node(spec(3, &[Role::Host])).await.unwrap();
+    for id in [2, 3] {
+        let heartbeat = PeerRequest::Heartbeat {
+            node: NodeId(id),
+            incarnation: Incarnation::default(),
+            level: Level(u32::MAX),
+        };
+        let answer = ask(heartbeat).await;
+        let heard = matches!(answer, Ok(PeerReply::Heartbeat(Ok(_))));
+        assert_eq!(heard, id == 2, "{answer:?}");
     }
 
     let term = meta.raft_status().term;
