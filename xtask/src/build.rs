@@ -23,11 +23,21 @@ pub fn target_directory() -> Result<PathBuf> {
 }
 
 /// A call of Cargo in the workspace.
+///
+/// Cargo tells xtask which package it is of, in its environment. A build script that asks for such variables
+/// (that of `ring` does) would run again for every change between `cargo xtask` and Cargo by hand, and nearly
+/// everything would be compiled again: it is not passed on.
 pub fn cargo() -> Result<Command> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
         .current_dir(workspace())
         .env("CARGO_TARGET_DIR", target_directory()?);
+    for (name, _) in std::env::vars_os() {
+        let is_ours = |prefix: &str| name.as_encoded_bytes().starts_with(prefix.as_bytes());
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].into_iter().any(is_ours) {
+            command.env_remove(&name);
+        }
+    }
     Ok(command)
 }
 

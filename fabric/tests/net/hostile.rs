@@ -420,6 +420,10 @@ fn send_as_node_3(ca: &Authority, node: &Node, request: &Request) -> Vec<u8> {
 fn requests_with_impossible_fields_end_their_connection() {
     let ca = Authority::new();
     let nodes = cluster(&ca, 2, Wire::Crc);
+    // The sender is a node of the cluster.
+    let known = [1, 2, 3].map(member).into_iter().collect();
+    let world = nodes[1].world();
+    world.lock().unwrap().members.insert(2, known);
     let mut guest = Guest::new(&nodes[0], set_of(&[1, 2], &[1], 1));
     guest.write(0, &pattern(1, 4096)).unwrap();
     let mut block = vec![7u8; 4096];

@@ -246,7 +246,7 @@ fn a_host_serves_volumes_and_does_not_administer_the_cluster() {
         &["token", "create"][..],
         &["pool", "create", "mine", "--replicas", "1"],
         &["pool", "delete", "default", "--yes"],
-        &["node", "drain", "node1"],
+        &["node", "drain", "node1", "--yes"],
         &["node", "remove", "node1", "--yes"],
     ] {
         let told = host.refused(command);
