@@ -275,7 +275,9 @@ impl Client {
         if !self.has_share(volume, request, pieces_of(request, piece_bytes)) {
             return Submit::Busy;
         }
-        self.window.note(volume.slot(), request.len);
+        if let Op::Read | Op::Write { .. } = request.op {
+            self.window.note(volume.slot(), request.len);
+        }
         let Some(io) = self.open_io(volume, request) else {
             volume.count(self.lane, Finished::Error);
             return Submit::Done(Err(IoError::Fenced));
@@ -398,6 +400,9 @@ impl Client {
     fn start<T: Transport>(&mut self, piece: u32, io: u32, transport: &mut T) {
         self.ios[io].open += 1;
         self.pieces[piece].begun = true;
+        if !self.ios[io].entered {
+            self.number_by_turn(piece);
+        }
         self.refresh_fences(piece);
         if let Some(result) = self.drive(piece, transport) {
             self.end_piece(piece, result);

@@ -24,9 +24,10 @@ const COUNTERS: usize = 1 << 14;
 /// times.
 const WRITER: u32 = 1 << 16;
 const READERS: u32 = WRITER - 1;
-/// A write of more blocks waits for everything else, as a discard does. Up to here no two blocks of a request
-/// share a counter, so that it does not wait for itself. Guests write 1 to 4 MiB at most.
-const GRANULES_MAX: u64 = 4096;
+/// A read or write of more blocks waits for everything else, as a discard does: it costs next to nothing to
+/// try. Up to here no two blocks of a request share a counter, so that it does not wait for itself. Guests
+/// read and write 1 to 4 MiB at most.
+pub const GRANULES_MAX: u64 = 4096;
 
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +45,7 @@ impl Access {
     fn of(self, bytes: &Range<u64>) -> Self {
         let granules = bytes.end.div_ceil(GRANULE_BYTES) - bytes.start / GRANULE_BYTES;
         match self {
-            Self::Write if granules > GRANULES_MAX => Self::Zero,
+            Self::Read | Self::Write if granules > GRANULES_MAX => Self::Zero,
             access => access,
         }
     }

@@ -127,7 +127,24 @@ pub enum NoRoom {
 
 /// How many arrays of each class somebody holds. Nobody gets more of a class than are left for all others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ArraysHeld([u16; CLASSES.len()]);
+pub struct ArraysHeld {
+    arrays: [u16; CLASSES.len()],
+    /// When the last request began.
+    before: [u16; CLASSES.len()],
+}
+
+impl ArraysHeld {
+    /// The lists of a request are about to be copied.
+    #[inline]
+    pub fn begin_request(&mut self) {
+        self.before = self.arrays;
+    }
+
+    /// Nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.arrays.iter().all(|count| *count == 0)
+    }
+}
 
 /// The pools of one data thread.
 pub struct SegmentPool {
@@ -212,12 +229,17 @@ impl SegmentPool {
             return Err(NoRoom::Malformed);
         }
         for (at, class) in self.classes.iter_mut().enumerate() {
-            let mine = &mut held.0[at];
-            if count > class.each || !may_take(usize::from(*mine), 1, class.free.len()) {
+            let before = usize::from(held.before[at]);
+            let mine = match before {
+                // One request of somebody who held none gets what it needs.
+                0 => 0,
+                _ => usize::from(held.arrays[at]),
+            };
+            if count > class.each || !may_take(mine, 1, class.free.len()) {
                 continue;
             }
             if let Some(array) = class.free.pop() {
-                *mine += 1;
+                held.arrays[at] += 1;
                 return Ok((at, array));
             }
         }
@@ -229,7 +251,7 @@ impl SegmentPool {
     pub fn clear(&mut self, list: &mut Segments, held: &mut ArraysHeld) {
         list.len = 0;
         if let Some(lease) = list.lease.take() {
-            held.0[usize::from(lease.class)] -= 1;
+            held.arrays[usize::from(lease.class)] -= 1;
             self.classes[usize::from(lease.class)]
                 .free
                 .push(lease.array);

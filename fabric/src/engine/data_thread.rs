@@ -17,6 +17,10 @@ use crate::core::client::Client;
 use crate::core::client::ClientAction;
 use crate::io::{Engine, IoResult, Request, Submit, Tag};
 
+/// Answers taken in by one call of `reap`. If there are more it reports one at least, so that the caller does
+/// not go to sleep.
+const ANSWERS_MAX: u32 = 256;
+
 /// The engine of one data thread.
 pub struct FabricEngine {
     client: Client,
@@ -182,9 +186,20 @@ impl Engine for FabricEngine {
             self.client.on_tick(&mut self.transport, &mut count);
             self.transport.kick();
         }
+        let mut answers = 0;
         loop {
             let mut answered = false;
-            while let Some(told) = self.transport.next(&mut answered) {
+            // What an answer makes the client send may be answered in place, and so on: of a long read of
+            // blocks that hold nothing, say. Other queues have their turn meanwhile.
+            if answers >= ANSWERS_MAX {
+                reported.set(reported.get().max(1));
+                break;
+            }
+            while answers < ANSWERS_MAX {
+                let Some(told) = self.transport.next(&mut answered) else {
+                    break;
+                };
+                answers += 1;
                 match told {
                     TransportEvent::Reply(node, reply) => {
                         self.client
@@ -204,8 +219,7 @@ impl Engine for FabricEngine {
                 continue;
             }
             // An answer may have made the client send the next piece of a range, and nobody else kicks for
-            // that one. What is answered in place is looked at here, too: no descriptor would tell of it. The
-            // turns end with the ranges in flight.
+            // that one. What is answered in place is looked at here, too: no descriptor would tell of it.
             self.transport.kick();
         }
         self.ask();

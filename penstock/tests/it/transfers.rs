@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::front::Front;
 use crate::harness::{Daemon, eventually, temp, text};
@@ -127,13 +128,13 @@ fn import_ending_during_an_export_is_refused_and_harms_nothing() {
     daemon.ok(&["volume", "delete", "a", "--yes"]);
 }
 
-/// Forwards one connection to a daemon. Before an import it makes the volume, and returns true.
-fn forward(listener: &UnixListener, daemon: &Daemon) -> bool {
+/// Forwards one connection to a daemon. Before an import it makes the volume. True if no more is to come.
+fn forward(listener: &UnixListener, daemon: &Daemon, has_ended: &AtomicBool) -> bool {
     let (mut client, _) = listener.accept().unwrap();
     let mut beginning = [0; 4];
     if client.read_exact(&mut beginning).is_err() {
-        // The import ended without one.
-        return true;
+        // The command looks whether somebody listens, first. At its end the test hangs up.
+        return has_ended.load(Ordering::SeqCst);
     }
     let is_import = beginning == *b"PUT ";
     if is_import {
@@ -164,12 +165,14 @@ fn import_replaces_a_volume_created_meanwhile_only_if_allowed() {
         let proxy = dir.path().join("proxy.sock");
         let listener = UnixListener::bind(&proxy).unwrap();
         let args = [&["volume", "import", "a", text(&sevens)], options].concat();
+        let has_ended = AtomicBool::new(false);
         let import = std::thread::scope(|scope| {
             scope.spawn(|| {
                 // What asks and looks before, then the import itself.
-                while !forward(&listener, &daemon) {}
+                while !forward(&listener, &daemon, &has_ended) {}
             });
             let import = daemon.command(&args).args(["--api", text(&proxy)]).output();
+            has_ended.store(true, Ordering::SeqCst);
             drop(UnixStream::connect(&proxy));
             import.unwrap()
         });

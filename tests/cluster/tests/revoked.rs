@@ -192,7 +192,7 @@ fn a_removed_host_and_its_stolen_credentials_get_nothing() -> Result<()> {
     for command in [
         &["token", "create"][..],
         &["pool", "create", "mine", "--replicas", "1"],
-        &["node", "drain", "node2"],
+        &["node", "drain", "node2", "--yes"],
         &["node", "remove", "node2", "--yes"],
     ] {
         is_refused(&cluster, host, command)?;

@@ -8,7 +8,7 @@ use crate::core::segments::{Cutter, NoRoom};
 use crate::core::volume::VolumeState;
 use crate::io::{self, IoResult, Op, Tag};
 use crate::proto::Command;
-use crate::proto::ids::{CHUNK_BYTES, ChunkKey};
+use crate::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
 use crate::store::device::IoVecs;
 
 /// What became of the turn of a volume.
@@ -47,6 +47,7 @@ impl Client {
         let mut cutter = Cutter::new(request.buffers);
         let (mut at, end) = (request.offset, request.offset + request.len);
         let mut last = NONE;
+        self.local_mut(volume.slot()).held.arrays.begin_request();
         while at < end {
             // A chunk is a multiple of a piece: none lies in two of them.
             let len = (end - at).min(piece_bytes - at % piece_bytes);
@@ -135,6 +136,25 @@ impl Client {
     fn send_piece<T: Transport>(&mut self, io: u32, piece: u32, transport: &mut T) {
         self.ios[io].unsent = self.pieces[piece].next;
         self.start(piece, io, transport);
+    }
+
+    /// A single replica keeps overlapping requests in the order in which they come, and nobody waits for
+    /// them. What was sent before this piece, and is newer by its number, would make this one pass for
+    /// overwritten: it is numbered as it is sent. Pieces of a write share no block.
+    #[inline]
+    pub(super) fn number_by_turn(&mut self, piece: u32) {
+        let slot = &self.pieces[piece];
+        let request = &slot.request;
+        let version = Version::of(request.generation, request.sequence);
+        let volume = &self.local(self.ios[slot.io].volume).state;
+        if !request.command.mutates() || volume.watermark.is_newest(version) {
+            return;
+        }
+        // A lease without a number left is about to be renewed, and with it all is numbered anew.
+        if let Some(version) = volume.watermark.draw(self.lane, false) {
+            let request = &mut self.pieces[piece].request;
+            (request.generation, request.sequence) = version.parts();
+        }
     }
 
     /// Some data were answered, or wait for a map: sends what waits for the window, a piece of each volume at

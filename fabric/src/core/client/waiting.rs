@@ -15,6 +15,9 @@ pub(super) const PARKED_TICKS: u32 = 100;
 /// stands still until one has begun.
 pub(super) const WAITING_MAX: usize = 64;
 
+/// Bytes of requests that tried to begin in vain, after which the others wait for the next answer or tick.
+const TRIED_BYTES_MAX: u64 = 16 << 20;
+
 /// A request that has not begun. Pieces that it was cut into are [unsent](GuestIo::unsent).
 pub(super) struct Waiting {
     io: u32,
@@ -94,14 +97,22 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
+        let mut tried_bytes = 0;
         // Those that cannot begin are put back in order.
         for _ in 0..self.local(volume).waiting.len() {
+            // A guest can have each of them meet another conflict at its end.
+            if tried_bytes > TRIED_BYTES_MAX {
+                return;
+            }
             let Some(mut waiting) = self.local_mut(volume).waiting.pop_front() else {
                 return;
             };
             match self.try_begin(&waiting) {
                 Ok(()) => {}
                 Err(met) => {
+                    if met != waiting.met {
+                        tried_bytes += self.ios[waiting.io].len;
+                    }
                     waiting.met = met;
                     self.local_mut(volume).waiting.push_back(waiting);
                     continue;

@@ -223,3 +223,47 @@ fn waiting_requests_of_a_volume_are_bounded_and_begin_in_order() {
     }
     bench.assert_idle();
 }
+
+/// A single replica executes what comes first first. A part of a block that is written meanwhile is under a
+/// newer version than what waits: without a newer one yet, that would pass for overwritten.
+#[test]
+fn a_piece_that_waited_is_newer_than_what_overtook_it() {
+    let mut bench = Bench::new(set(1, 1, &[IN]));
+    assert_eq!(bench.submit(1, WRITE, 0, 8 << 20), Submit::Pending);
+    let begun = bench.script.sent.len();
+    assert_eq!(
+        bench.submit(2, WRITE, (8 << 20) - 512, 512),
+        Submit::Pending
+    );
+    let overtook = bench.script.sent[begun].1;
+    assert_eq!(bench.script.sent.len(), begun + 1);
+    let mut nth = 0;
+    while nth < bench.script.sent.len() {
+        bench.answer(nth, Ok(()));
+        nth += 1;
+    }
+    let later: Vec<_> = bench.script.sent[begun + 1..].iter().collect();
+    assert!(!later.is_empty());
+    assert!(
+        later
+            .iter()
+            .all(|(_, request)| request.sequence > overtook.sequence)
+    );
+    assert_eq!(bench.done.len(), 2);
+    bench.assert_idle();
+}
+
+#[test]
+fn a_long_discard_is_newer_than_what_overtook_it() {
+    let mut bench = Bench::new(set(1, 1, &[IN]));
+    assert_eq!(
+        bench.submit(1, Op::Discard, 0, 100 * CHUNK),
+        Submit::Pending
+    );
+    let begun = bench.script.sent.len();
+    assert_eq!(bench.submit(2, WRITE, 99 * CHUNK, 512), Submit::Pending);
+    let overtook = bench.script.sent[begun].1;
+    bench.answer(0, Ok(()));
+    let later = bench.script.sent[begun + 1].1;
+    assert!(later.sequence > overtook.sequence);
+}
