@@ -27,8 +27,6 @@ mod quiet;
 const DISK_MIB: u64 = 512;
 /// Size of each node's device.
 const DEVICE_BYTES: u64 = 4 << 30;
-/// Seconds that a flood may take to end.
-const REST_MAX: usize = 20;
 /// The nodes know within this time that one is gone, on a busy machine.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -132,8 +130,15 @@ pub fn run(options: &Options) -> Result<()> {
             };
             let name = flood.name();
             eprintln!("bench: {name}, {copies} copies");
-            measure(options, flood, copies, daemons_cpu, &mut rounds)
-                .with_context(|| format!("measure {name}"))?;
+            for _ in 0..options
+                .rounds
+                .unwrap_or(if options.quick { 1 } else { 5 })
+                .max(1)
+            {
+                let round = measure(options, flood, copies, daemons_cpu)
+                    .with_context(|| format!("measure {name}"))?;
+                rounds.push(round);
+            }
         }
     }
     let rows = summarize(&rounds);
@@ -190,13 +195,9 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn measure(
-    options: &Options,
-    kind: FloodKind,
-    copies: u8,
-    cpu: usize,
-    rounds: &mut Vec<Round>,
-) -> Result<()> {
+/// Measures the quiet guest alone and then beside a flood, on nodes of their own: what a flood leaves behind
+/// is answered for seconds after its end.
+fn measure(options: &Options, kind: FloodKind, copies: u8, cpu: usize) -> Result<Round> {
     let base = options.directory.clone().unwrap_or_else(std::env::temp_dir);
     let scratch = tempfile::Builder::new()
         .prefix("penstock-bench-")
@@ -236,32 +237,20 @@ fn measure(
     let time = Duration::from_secs_f64(seconds);
     let mut quiet = Quiet::connect(&quiet_socket, clock)?;
     quiet.run(time / 2, || Ok(()))?;
-    let mut rested = None;
-    for _ in 0..options.rounds.unwrap_or(if quick { 1 } else { 5 }).max(1) {
-        let alone = quiet.run(time, || Ok(()))?;
-        let rested = *rested.get_or_insert(alone * 1.25);
-        let mut flood = Flood::connect(&flood_socket, kind)?;
-        flood.fill()?;
-        quiet.run(time / 4, || flood.turn())?;
-        let before = flood.bytes();
-        let beside = quiet.run(time, || flood.turn())?;
-        let mb = (flood.bytes() - before) as f64 / 1e6;
-        drop(flood);
-        rounds.push(Round {
-            flood: kind,
-            copies,
-            alone_p99_us: alone,
-            beside_p99_us: beside,
-            flood_mb_s: mb / time.as_secs_f64(),
-        });
-        // What the flood left must be answered before the quiet guest is alone again.
-        for _ in 0..REST_MAX {
-            if quiet.run(Duration::from_secs(1), || Ok(()))? < rested {
-                break;
-            }
-        }
-    }
-    Ok(())
+    let alone = quiet.run(time, || Ok(()))?;
+    let mut flood = Flood::connect(&flood_socket, kind)?;
+    flood.fill()?;
+    quiet.run(time / 4, || flood.turn())?;
+    let before = flood.bytes();
+    let beside = quiet.run(time, || flood.turn())?;
+    let mb = (flood.bytes() - before) as f64 / 1e6;
+    Ok(Round {
+        flood: kind,
+        copies,
+        alone_p99_us: alone,
+        beside_p99_us: beside,
+        flood_mb_s: mb / time.as_secs_f64(),
+    })
 }
 
 /// Creates a pool and a disk in it, attached to node 1.

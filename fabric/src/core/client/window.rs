@@ -14,7 +14,7 @@ pub(super) const SMALL_BYTES: u64 = 16 << 10;
 /// Somebody's small requests are heeded for so many requests of the thread after the last.
 const HEEDED_REQUESTS: u64 = 1024;
 /// A piece of a long request that takes longer makes the shared window shrink, in microseconds.
-const DELAY_TARGET_US: u64 = 300;
+const DELAY_TARGET_US: u64 = 200;
 
 /// How much data a thread has in flight. A volume that is alone on its thread has half of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
