@@ -62,7 +62,7 @@ pub use model::{
     Member, Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, ReplicaState, Role, Token,
     VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
-pub use node::{MetaConfig, MetaNode, Peer, Start};
+pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;
 pub use reach::Reach;
 pub use refusal::{AccessRefusal, GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind};

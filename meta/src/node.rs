@@ -36,6 +36,7 @@ use crate::storage::{Db, DbError, Identity};
 
 pub(crate) use core::Core;
 pub(crate) use leader_request::Wait;
+pub use members::voters_wanted;
 
 /// A shutdown waits this long for the last task to let go of the database, and fails then.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);

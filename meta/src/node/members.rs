@@ -102,10 +102,27 @@ fn choose_voters(map: &ClusterMap, group: &VoterGroup) -> BTreeSet<NodeId> {
         .filter_map(|node| Some((rank(node)?, node.id)))
         .collect();
     ranked.sort_unstable();
-    let most = ranked.len().min(VOTERS_MAX);
-    // Of two that vote neither may be lost: one alone is no worse, and fails half as often.
-    let odd = most.saturating_sub(1) / 2 * 2 + usize::from(most > 0);
-    ranked.into_iter().take(odd).map(|(_, id)| id).collect()
+    let voters = voters_among(ranked.len());
+    ranked.into_iter().take(voters).map(|(_, id)| id).collect()
+}
+
+/// How many of so many candidates vote. Of two that vote neither may be lost: one alone is no worse, and
+/// fails half as often.
+fn voters_among(candidates: usize) -> usize {
+    let most = candidates.min(VOTERS_MAX);
+    most.saturating_sub(1) / 2 * 2 + usize::from(most > 0)
+}
+
+/// How many nodes will vote once those that run have caught up. While fewer do, the cluster does not survive
+/// the losses that so many nodes promise.
+#[must_use]
+pub fn voters_wanted(map: &ClusterMap) -> usize {
+    let is_candidate = |node: &&Node| {
+        node.roles.contains(&Role::Meta)
+            && node.state == NodeState::Up
+            && node.admin_state == AdminState::Active
+    };
+    voters_among(map.nodes().filter(is_candidate).count())
 }
 
 impl Core {
@@ -274,6 +291,7 @@ mod tests {
     fn an_odd_number_votes_and_all_have_the_metadata() {
         for (nodes, voters) in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (9, 5)] {
             let (machine, mut group) = (cluster(nodes), founded());
+            assert_eq!(voters_wanted(&machine.map()), voters, "of {nodes}");
             run_plan(&machine, &mut group);
             assert_eq!(group.voters.len(), voters, "of {nodes}");
             assert_eq!(group.nodes.len() as u64, nodes);

@@ -34,6 +34,8 @@ pub struct View {
     pub events: Vec<Event>,
     /// What the leader has heard; empty while none answers.
     pub report: LeaderReport,
+    /// How Raft stands, as far as this node knows.
+    pub raft: RaftStatus,
     /// The node has no network, and its data path no groups: each of its volumes lies on one device as a
     /// whole.
     pub is_alone: bool,
@@ -69,6 +71,7 @@ impl Node {
             attachments: applied.attachments().map_err(meta_failure)?,
             events: Vec::new(),
             report,
+            raft: self.meta.raft_status(),
             is_alone: self.membership.is_none(),
         })
     }

@@ -104,7 +104,7 @@ impl Node {
         if silent < LEADER_MISSED_AFTER {
             return None;
         }
-        let raft = self.meta.raft_status();
+        let raft = &view.raft;
         let here = self.meta.node_id();
         let name = |id: &meta::NodeId| match *id == here {
             true => format!("{} (this node)", view.node_name(*id)),
@@ -120,9 +120,8 @@ impl Node {
                 voters.len(),
                 voters.join(", ")
             ),
-            "nothing in the cluster can be changed, and guests' I/O goes on until their leases run out and \
-             waits then; start \
-             the nodes that are down, or hint the network; what is told of other nodes here is as it was",
+            "nothing in the cluster can be changed; guests' I/O goes on until their leases run out, then it \
+             waits; start the nodes that are down, or repair the network; other nodes are shown as last known",
         );
         let since = now.to_millis().0.saturating_sub(silent.as_millis() as u64);
         Some(found.since(Some(meta::UnixMillis(since).into())))

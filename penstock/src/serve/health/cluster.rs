@@ -37,6 +37,7 @@ pub fn problems(
             false => not_started(view, node),
         });
     }
+    wrong.extend(voters_lacking(view));
     wrong.extend(devices(view, now));
     let in_use = view.pools_in_use();
     let pools: Vec<&Pool> = view
@@ -52,6 +53,31 @@ pub fn problems(
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
     (wrong, under_way(view, &pools, etas))
+}
+
+/// Nodes that keep the metadata and do not vote yet: until they do, the loss of a node that votes may stop
+/// the cluster.
+fn voters_lacking(view: &View) -> Option<Found> {
+    let (voters, wanted) = (view.raft.voters.len(), meta::voters_wanted(&view.map));
+    let is_whole = voters >= wanted && !view.raft.is_changing;
+    if view.is_alone || wanted < 3 || is_whole {
+        return None;
+    }
+    let votes = |node: &&Node| view.raft.voters.contains(&node.id);
+    let names = view.map.nodes().filter(votes);
+    let names: Vec<&str> = names.map(|node| node.name.as_str()).collect();
+    let what = match view.raft.is_changing {
+        true => format!(
+            "the metadata voters are being changed to node {}",
+            names.join(", ")
+        ),
+        false => format!(
+            "the metadata has {voters} of {wanted} voters: node {}",
+            names.join(", ")
+        ),
+    };
+    let doing = "do not stop these nodes yet: others begin to vote by themselves, seconds after they started";
+    Some(Found::new("voters", what, doing))
 }
 
 /// A node that was let in and has not been heard of yet.

@@ -67,6 +67,7 @@ impl World {
             panic!("{made:?}");
         };
         world.view.volumes = vec![volume];
+        world.view.raft.voters = (1..=nodes).map(NodeId).collect();
         world
     }
 
@@ -109,6 +110,30 @@ fn at(ms: u64) -> Option<Moment> {
 #[test]
 fn nothing_is_told_of_a_cluster_that_is_well() {
     assert_eq!(World::new(3).findings(), (vec![], vec![]));
+}
+
+#[test]
+fn metadata_that_rests_on_too_few_voters_is_reported() {
+    let mut world = World::new(3);
+    world.view.raft.voters = [NodeId(1)].into();
+    let (wrong, _) = world.findings();
+    let [found] = wrong.as_slice() else {
+        panic!("{wrong:?}");
+    };
+    assert_eq!(
+        found.problem.what,
+        "the metadata has 1 of 3 voters: node n1"
+    );
+    world.view.raft.voters = (1..=3).map(NodeId).collect();
+    world.view.raft.is_changing = true;
+    assert_eq!(world.findings().0.len(), 1, "the old voters are needed, too");
+    world.view.raft.is_changing = false;
+    assert_eq!(world.findings(), (vec![], vec![]));
+    // Of two nodes one votes, whichever is lost.
+    let mut two = World::new(2);
+    two.view.raft.voters = [NodeId(1)].into();
+    let (wrong, _) = two.findings();
+    assert!(wrong.iter().all(|found| found.key != "voters"), "{wrong:?}");
 }
 
 #[test]
