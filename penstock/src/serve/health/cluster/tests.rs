@@ -126,7 +126,11 @@ fn metadata_that_rests_on_too_few_voters_is_reported() {
     );
     world.view.raft.voters = (1..=3).map(NodeId).collect();
     world.view.raft.is_changing = true;
-    assert_eq!(world.findings().0.len(), 1, "the old voters are needed, too");
+    assert_eq!(
+        world.findings().0.len(),
+        1,
+        "the old voters are needed, too"
+    );
     world.view.raft.is_changing = false;
     assert_eq!(world.findings(), (vec![], vec![]));
     // Of two nodes one votes, whichever is lost.
