@@ -477,8 +477,7 @@ fn start_network(config: &FabricConfig) -> Result<Option<Network>, FabricError> 
         return Ok(None);
     };
     let network = Network::start(net, config.cluster, config.node, config.incarnation);
-    let network = network.map_err(FabricError::os("listen for other nodes"))?;
-    // Nobody is let in before the first map.
-    network.set_members(HashMap::new());
-    Ok(Some(network))
+    network
+        .map(Some)
+        .map_err(FabricError::os("listen for other nodes"))
 }

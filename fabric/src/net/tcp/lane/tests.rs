@@ -11,6 +11,7 @@ use crate::net::rdma::pair::Offered;
 use crate::net::tcp::control::{NetConfig, Network};
 use crate::net::tcp::fuzzing::{agreed, request};
 use crate::net::tcp::hello::Wire;
+use crate::net::tcp::members::{MemberView, Reach};
 
 const PEER: NodeId = NodeId(2);
 
@@ -21,7 +22,20 @@ fn network(authority: &Authority, node: u64) -> Network {
         wire: Wire::Crc,
         pairs: Offered::No("this is about connections".to_owned()),
     };
-    Network::start(&config, CLUSTER, NodeId(node), Incarnation(10)).unwrap()
+    let network = Network::start(&config, CLUSTER, NodeId(node), Incarnation(10)).unwrap();
+    network.set_members(members());
+    network
+}
+
+/// The peer of [`agreed`] connections.
+fn members() -> HashMap<NodeId, MemberView> {
+    let agreed = agreed();
+    let peer = MemberView {
+        incarnation: agreed.incarnation,
+        former: Vec::new(),
+        reach: Reach::All,
+    };
+    HashMap::from([(agreed.peer, peer)])
 }
 
 /// A lane, and the network that knows `PEER` somewhere that nobody listens.
