@@ -136,7 +136,7 @@ impl Peer {
                 PeerReply::Heartbeat(Err(ProposeError::Failed { detail }))
             }
             PeerRequest::Tell { node, .. } if node != from => {
-                let detail = format!("node {from} spoke for node {node}");
+                let detail = format!("node {from} sent a report of node {node}");
                 PeerReply::Tell(Err(ProposeError::Failed { detail }))
             }
             request => self.handle(request).await,

@@ -188,9 +188,9 @@ impl Cluster {
 
     /// A volume was revoked: clients end what waits of it.
     pub fn volume_revoked(&self) {
-        // Before the eventfds: whoever hears one finds the newer count.
+        // Before the eventfds: a thread that one wakes sees the newer count.
         self.revocations.fetch_add(1, Ordering::AcqRel);
-        self.ring();
+        self.signal();
     }
 
     /// How often that was said.
@@ -198,12 +198,12 @@ impl Cluster {
         self.revocations.load(Ordering::Acquire)
     }
 
-    fn ring(&self) {
+    fn signal(&self) {
         let eventfds = self.eventfds.lock().expect("no panic under this lock");
         eventfds
             .iter()
             .filter_map(Weak::upgrade)
-            .for_each(|eventfd| eventfd.ring());
+            .for_each(|eventfd| eventfd.signal());
     }
 
     /// An eventfd that becomes readable for every newer map and when a volume is revoked.
@@ -291,7 +291,7 @@ impl Cluster {
         self.epoch.store(view.epoch.0, Ordering::Release);
         drop(map);
         self.changed.notify_all();
-        self.ring();
+        self.signal();
     }
 }
 
@@ -329,13 +329,13 @@ impl MapReader {
         &self.cluster
     }
 
-    /// Rung for every newer map, and when a volume was revoked.
+    /// Signalled for every newer map, and when a volume was revoked.
     pub fn eventfd(&self) -> &EventFd {
         &self.eventfd
     }
 
     /// True if [`news`](Self::news) is to be asked: there is a newer map, or the eventfd is still to be
-    /// silenced.
+    /// cleared.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.cluster.epoch() != self.seen || self.eventfd.is_signalled()

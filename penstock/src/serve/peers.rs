@@ -68,7 +68,7 @@ fn pairs(settings: &Settings) -> Result<Offered> {
         }
         Err(reason) if must => Err(Failure::new(
             Kind::Invalid,
-            format!("transport is rdma, and data cannot go so: {reason}"),
+            format!("transport is rdma, but RDMA cannot be used: {reason}"),
             hint,
         )),
         Err(reason) => {
@@ -97,8 +97,8 @@ impl Control {
             if config.peers.is_told() {
                 return Err(Failure::invalid(
                     format!(
-                        "{} holds no node of a cluster, and listen, name, labels, roles, wire or a port are \
-                         told",
+                        "{} holds no node of a cluster, but listen, name, labels, roles, wire or a port is \
+                         set",
                         config.data.display()
                     ),
                     "make a cluster with `penstock init` or join one with `penstock join` first, or leave \

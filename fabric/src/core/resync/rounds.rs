@@ -67,7 +67,8 @@ pub enum Action {
         /// What.
         request: Request,
     },
-    /// Ask meta to promote this node's replica, which has been compared in the group that began at `since`.
+    /// Ask meta to promote this node's replica, which has been compared in the receiving period that began at
+    /// `since`.
     Promote {
         /// Group.
         pg: PgId,

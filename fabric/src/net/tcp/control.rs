@@ -84,7 +84,7 @@ impl Control {
         let mut commands = self.commands.lock().expect("no panic under this lock");
         commands.push_back(command);
         drop(commands);
-        self.eventfd.ring();
+        self.eventfd.signal();
     }
 
     pub(super) fn next_command(&self) -> Option<ConnectorCommand> {

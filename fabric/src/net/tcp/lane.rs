@@ -421,7 +421,7 @@ impl Lane {
         }
         let waits = !self.stalled.is_empty() || self.pairs_wait;
         if self.servings.has_freed() && waits {
-            self.inbox.eventfd.ring();
+            self.inbox.eventfd.signal();
         }
     }
 
@@ -470,7 +470,7 @@ impl Lane {
     pub fn poll(&mut self) {
         if !self.events.is_empty() {
             // What is readable meanwhile has told of itself already, and is not to be slept on.
-            self.inbox.eventfd.ring();
+            self.inbox.eventfd.signal();
             return;
         }
         for _ in 0..ROUNDS_MAX {
@@ -478,7 +478,7 @@ impl Lane {
                 return;
             }
         }
-        self.inbox.eventfd.ring();
+        self.inbox.eventfd.signal();
     }
 
     /// One round; false if there was nothing.

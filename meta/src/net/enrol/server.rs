@@ -139,7 +139,7 @@ async fn accept(listener: TcpListener, handler: Arc<EnrolmentHandler>) {
                 let handler = Arc::clone(&handler);
                 connections.spawn(async move {
                     if let Err(error) = serve(stream, from, &handler).await {
-                        tracing::info!(%from, %error, "somebody who wanted to join did not");
+                        tracing::info!(%from, %error, "a join failed");
                     }
                     drop(permit);
                 });

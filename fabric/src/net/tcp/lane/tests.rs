@@ -1,4 +1,4 @@
-//! A lane and its letters, without the thread that makes connections.
+//! A lane and its inbox, without the connector.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn members() -> HashMap<NodeId, MemberView> {
 fn lane() -> (Network, Lane) {
     let network = network(&Authority::new(), 1);
     network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));
-    // Not registered: letters are the test's.
+    // Not registered: its messages are the test's.
     let lane = Lane::new(Arc::clone(network.control()), 0, true).unwrap();
     network
         .control()

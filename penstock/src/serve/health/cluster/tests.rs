@@ -153,7 +153,7 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     assert_eq!(node.since, at(START + 1000));
     assert_eq!(
         node.doing,
-        "start it: in 9 min its share is given to others"
+        "start it: in 9 min its data are rebuilt elsewhere"
     );
     // Six of eight groups, or as many as placement gave it, lack a replica meanwhile.
     let pool = &wrong[1].problem;
@@ -173,7 +173,7 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     let (wrong, _) = world.findings();
     let node = &wrong[0].problem;
     assert!(
-        node.doing.contains("its share is given to others"),
+        node.doing.contains("its data are being rebuilt on other nodes"),
         "{node:?}"
     );
     assert_eq!(node.eta_s, Some(90));
@@ -276,7 +276,7 @@ fn devices_that_failed_or_are_not_served_are_told() {
     assert_eq!(lost.since, at(START + 60_000));
     assert_eq!(
         lost.doing,
-        "bring it back and restart that node; in 9 min its share is given to others; `penstock device remove \
+        "bring it back and restart that node; in 9 min its data are rebuilt elsewhere; `penstock device remove \
          3` gives it up at once"
     );
 }
@@ -312,9 +312,8 @@ fn a_pool_without_volumes_tells_that_it_lacks_nodes() {
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     assert_eq!(
         wrong[0].problem.what,
-        "pool safe: a volume made now would lack replicas, for it wants 3 replicas on devices of different \
-         nodes, 2 at least, \
-         and there is place for 2"
+        "pool safe: a volume made now would lack replicas: it needs 3 replicas on devices of different \
+         nodes, 2 at least, and only 2 can be placed"
     );
     let doing = &wrong[0].problem.doing;
     for hint in ["penstock token create", "penstock join", "--replicas 2"] {
@@ -349,7 +348,7 @@ fn missing_device_is_reported_but_not_an_unneeded_default_pool() {
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     let what = &wrong[0].problem.what;
     assert!(
-        what.contains("place for 0; no device for it is on node n1"),
+        what.contains("only 0 can be placed; no suitable device on node n1"),
         "{what}"
     );
     assert!(!wrong[0].problem.doing.contains("--replicas"), "{wrong:#?}");
@@ -433,11 +432,11 @@ fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
     assert_eq!(
         told,
         [
-            "2 placement groups fail to be synced to device /dev/sd3 of node n3, up to 5 times in a row",
+            "2 placement groups cannot be synced to device /dev/sd3 of node n3: up to 5 attempts failed",
             "node n2: device /dev/sdx is full",
         ]
     );
-    assert!(wrong[0].problem.doing.contains("the last in 2 s"));
+    assert!(wrong[0].problem.doing.contains("within 2 s"));
     assert_eq!(wrong[1].problem.since, at(START));
 }
 
