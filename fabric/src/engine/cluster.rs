@@ -90,7 +90,7 @@ pub enum MetaRequest {
     },
 }
 
-type RequestSource = Box<dyn Fn(MetaRequest) + Send + Sync>;
+type MetaSender = Box<dyn Fn(MetaRequest) + Send + Sync>;
 
 /// A version of the map, as replica sets.
 #[derive(Debug, Clone)]
@@ -119,7 +119,7 @@ pub struct Cluster {
     /// How often volumes were revoked.
     revocations: AtomicU64,
     eventfds: Mutex<Vec<Weak<EventFd>>>,
-    asker: OnceLock<RequestSource>,
+    meta_sender: OnceLock<MetaSender>,
     /// What all clients count their time from.
     start: Instant,
 }
@@ -141,7 +141,7 @@ impl Cluster {
             epoch: AtomicU64::new(0),
             revocations: AtomicU64::new(0),
             eventfds: Mutex::default(),
-            asker: OnceLock::new(),
+            meta_sender: OnceLock::new(),
             start: Instant::now(),
         }
     }
@@ -224,18 +224,18 @@ impl Cluster {
         map.epoch >= epoch
     }
 
-    /// Who takes what is asked of meta; the first one stays. It is called by data threads: it must neither
-    /// block nor call back.
-    pub fn set_asker(&self, asker: RequestSource) {
-        if self.asker.set(asker).is_err() {
-            tracing::error!("the fabric has somebody to ask already");
+    /// Sets what sends requests to meta; the first one stays. Data threads call it: it must neither block nor
+    /// call back.
+    pub fn set_meta_sender(&self, meta_sender: MetaSender) {
+        if self.meta_sender.set(meta_sender).is_err() {
+            tracing::error!("the fabric has a sender of requests to meta already");
         }
     }
 
-    /// Asks meta. Without an asker nobody hears it.
+    /// Sends a request to meta. Without a sender it is dropped.
     pub fn ask(&self, ask: MetaRequest) {
-        if let Some(asker) = self.asker.get() {
-            asker(ask);
+        if let Some(meta_sender) = self.meta_sender.get() {
+            meta_sender(ask);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use crate::common::{GIB, PATIENCE, device, until};
+use crate::common::{GIB, WAIT_MAX, device, until};
 use meta::net::{
     BoxFuture, PeerReply, PeerRequest, TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport,
     Transport, TransportError,
@@ -297,7 +297,7 @@ async fn ask(identity: TlsIdentity, server: SocketAddr) -> Result<PeerReply, Tra
     let transport = TlsTransport::new(identity);
     let address = BasicNode::new(server.to_string());
     let call = transport.call(NodeId(1), &address, PeerRequest::ReadIndex);
-    tokio::time::timeout(PATIENCE, call)
+    tokio::time::timeout(WAIT_MAX, call)
         .await
         .expect("no answer")
 }
@@ -403,7 +403,7 @@ async fn say(mut stream: impl tokio::io::AsyncRead + AsyncWriteExt + Unpin, byte
     let mut answer = Vec::new();
     let end = stream.read_to_end(&mut answer);
     // An abrupt end is an end, too.
-    let _ = tokio::time::timeout(PATIENCE, end)
+    let _ = tokio::time::timeout(WAIT_MAX, end)
         .await
         .expect("the connection stays open");
 }
@@ -493,7 +493,7 @@ async fn a_removed_node_is_turned_away_and_its_connection_ends() {
 
     meta.remove_node(NodeId(2)).await.unwrap();
     let mut rest = Vec::new();
-    let end = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest));
+    let end = tokio::time::timeout(WAIT_MAX, silent.read_to_end(&mut rest));
     // An abrupt end is an end, too.
     let _ = end.await.expect("the connection stands");
     // What is asked on a connection that stood may be lost; then there is none.
@@ -531,7 +531,7 @@ async fn a_former_start_is_turned_away_by_metadata() {
 
     register(11).await;
     let mut rest = Vec::new();
-    let end = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest));
+    let end = tokio::time::timeout(WAIT_MAX, silent.read_to_end(&mut rest));
     // An abrupt end is an end, too.
     let _ = end.await.expect("the connection stands");
     let detail = is_unreachable(ask_as(10).await);

@@ -32,7 +32,7 @@ pub fn failure(e: &DeviceError) -> Failure {
             }
             None => Failure::plain(Kind::Failed, e),
         },
-        DeviceError::NoRoom { .. } => Failure::plain(Kind::NoSpace, e),
+        DeviceError::NoSpace { .. } => Failure::plain(Kind::NoSpace, e),
         DeviceError::Exists(_) | DeviceError::NoDirectIo(_) | DeviceError::SectorSize { .. } => {
             Failure::plain(Kind::Failed, e)
         }

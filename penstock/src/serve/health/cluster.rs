@@ -52,7 +52,7 @@ pub fn problems(
     wrong.extend(capacity::lacking(view));
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
-    (wrong, under_way(view, &pools, etas))
+    (wrong, background_jobs(view, &pools, etas))
 }
 
 /// Nodes that keep the metadata and do not vote yet: until they do, the loss of a node that votes may stop
@@ -352,7 +352,7 @@ fn words(view: &View, here: NodeId) -> Vec<Found> {
     told.collect()
 }
 
-fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
+fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     let up = view.map.nodes().filter(|node| node.state == NodeState::Up);
     for node in up.filter(|node| node.admin_state == AdminState::Draining) {

@@ -146,8 +146,8 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     world.at += 1000;
     world.down(4);
     world.at += 60_000;
-    let (wrong, under_way) = world.findings();
-    assert_eq!(under_way, []);
+    let (wrong, background_jobs) = world.findings();
+    assert_eq!(background_jobs, []);
     let node = &wrong[0].problem;
     assert_eq!(node.what, "node n4 is down");
     assert_eq!(node.since, at(START + 1000));
@@ -209,21 +209,21 @@ fn a_drain_is_under_way_and_not_wrong() {
         admin_state,
         at: at_,
     });
-    let (wrong, under_way) = world.findings();
+    let (wrong, background_jobs) = world.findings();
     assert_eq!(wrong, []);
-    let drain = &under_way[0].problem;
+    let drain = &background_jobs[0].problem;
     assert!(
         drain.what.starts_with("node n4 is being emptied, "),
         "{drain:?}"
     );
     assert_eq!((drain.since, drain.eta_s), (at(START + 5000), Some(90)));
-    assert!(under_way[1].problem.what.contains("move to other devices"));
+    assert!(background_jobs[1].problem.what.contains("move to other devices"));
     // Without volumes nothing has to move.
     world.view.volumes.clear();
-    let (_, under_way) = world.findings();
-    assert_eq!(under_way.len(), 1);
-    assert_eq!(under_way[0].problem.what, "node n4 is empty");
-    assert_eq!(under_way[0].problem.eta_s, None);
+    let (_, background_jobs) = world.findings();
+    assert_eq!(background_jobs.len(), 1);
+    assert_eq!(background_jobs[0].problem.what, "node n4 is empty");
+    assert_eq!(background_jobs[0].problem.eta_s, None);
 }
 
 #[test]
@@ -451,9 +451,9 @@ fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
     });
     world.view.report.levels = levels[..2].to_vec();
     let told = |world: &mut World| {
-        let (wrong, under_way) = world.findings();
+        let (wrong, background_jobs) = world.findings();
         assert_eq!(wrong, []);
-        let told = under_way.into_iter().map(|one| one.problem.doing);
+        let told = background_jobs.into_iter().map(|one| one.problem.doing);
         told.collect::<Vec<_>>().join("; ")
     };
     let not_heard = told(&mut world);
@@ -483,9 +483,9 @@ fn move_to_a_second_device_is_reported_unless_standalone() {
         at,
     });
     let told = |world: &mut World| {
-        let (wrong, under_way) = world.findings();
+        let (wrong, background_jobs) = world.findings();
         assert_eq!(wrong, []);
-        under_way.into_iter().map(|one| one.problem.what).next()
+        background_jobs.into_iter().map(|one| one.problem.what).next()
     };
     let what = told(&mut world).unwrap();
     assert!(what.contains("move to other devices"), "{what}");
