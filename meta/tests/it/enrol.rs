@@ -1,14 +1,17 @@
 //! Nodes that want to join, over real sockets on loopback.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::common::until;
 use meta::net::enrol::{
     EnrolmentCredentials, EnrolmentEndpoint, EnrolmentError, EnrolmentReply, EnrolmentRequest,
     EnrolmentServer, Invitation, enrol,
 };
 use meta::pki::{ClusterCa, JoinToken, NodeKey, fingerprint};
 use meta::{Labels, Level, MetaNode, NodeId, NodeSpec, Role};
+use tokio::net::TcpStream;
 
 /// Where node 2 of the cluster is.
 const TAKEN: &str = "192.0.2.2:7470";
@@ -129,6 +132,26 @@ async fn who_has_no_good_token_learns_nothing_of_the_cluster() {
     let good = host.token().await;
     let told = refusal(host.join(&good, question("taken")).await);
     assert!(told.contains("\"taken\" is taken by node 2"), "{told}");
+    host.node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_strangers_that_say_nothing_are_cut_off() {
+    let host = Host::start().await;
+    let mut silent = Vec::new();
+    for _ in 0..16 {
+        let stranger = TcpStream::connect(host.server.address()).await.unwrap();
+        silent.push(stranger);
+    }
+    let token = host.token().await;
+    // It may give up before they are cut off, and its token is good still.
+    until(async || host.join(&token, question("node3")).await.ok()).await;
+    // It got in when one of those had been cut off, and not before.
+    let is_over = |stranger: &TcpStream| {
+        let read = stranger.try_read(&mut [0]);
+        !matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
+    };
+    assert!(silent.iter().any(is_over));
     host.node.shutdown().await.unwrap();
 }
 
