@@ -448,6 +448,25 @@ async fn malformed_bytes_close_only_the_connection_that_sent_them() {
     node.shutdown().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_connection_of_a_node_ends_the_first() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let greet = async || {
+        let mut stream = raw(&authority, server.address()).await;
+        stream.write_all(&greeting()).await.unwrap();
+        stream.read_exact(&mut [0; 12]).await.unwrap();
+        stream
+    };
+    let mut first = greet().await;
+    let _second = greet().await;
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(WAIT_MAX, first.read_to_end(&mut rest));
+    // An abrupt end is an end, too.
+    let _ = end.await.expect("the connection stands");
+    node.shutdown().await.unwrap();
+}
+
 #[tokio::test]
 async fn credentials_that_do_not_match_are_refused_by_name() {
     let authority = Authority::new(CLUSTER);

@@ -91,7 +91,10 @@ impl PairResponder {
     pub(super) fn end(mut self) -> impl Iterator<Item = u32> {
         self.endpoint = None;
         let unread = self.forget_incoming();
-        let failed = self.failed.into_iter().flat_map(|failed| failed.unacknowledged);
+        let failed = self
+            .failed
+            .into_iter()
+            .flat_map(|failed| failed.unacknowledged);
         let leaving = self.leaving.into_iter().flatten();
         let held = leaving.chain(self.unsent).chain(failed);
         unread
@@ -310,7 +313,9 @@ impl Lane {
             return Ok(());
         };
         // One that was refused here is not known, and has nothing unanswered.
-        let failed = pair_responder.failed.take_if(|failed| failed.number == number);
+        let failed = pair_responder
+            .failed
+            .take_if(|failed| failed.number == number);
         let known: Vec<u64> = self.servings.endpoint(key, number).collect();
         let unacknowledged = failed.map_or_else(Vec::new, |failed| failed.unacknowledged);
         for leaving in unacknowledged {
