@@ -9,35 +9,28 @@ mod nodes;
 
 pub use applied::{Applied, OpenLayers};
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::command::{
-    AttachmentKey, AttachmentSpec, Command, DeviceSpec, Lost, NodeSpec, Outcome, PoolSpec,
-    VolumeSpec,
-};
+use crate::command::{AttachmentKey, AttachmentSpec, Command, Outcome, PoolSpec, VolumeSpec};
 use crate::error::MetaError;
 use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
 };
 use crate::layers::Layers;
-use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{
-    AdminState, Attachment, Cluster, Device, DeviceState, Event, GroupId, Lease, Node,
-    PlacementGroup, Pool, PoolHealth, Role, Token, Volume, VolumeState,
+    Attachment, Cluster, Device, Event, GroupId, Lease, Node, PlacementGroup, Pool, PoolHealth,
+    Volume, VolumeState,
 };
 use crate::node::Core;
-use crate::pki::JoinToken;
-use crate::refusal::{JoinRefusal, MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
+use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
 use crate::report::{LeaderReport, NodeReport, RaftStatus};
 use crate::state::tables::{
-    ATTACHMENTS, CLUSTER, DEVICES, EVENTS, LEASES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS,
-    TOKENS, VOLUMES,
+    ATTACHMENTS, CLUSTER, EVENTS, LEASES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUMES,
 };
 
 /// A client of the metadata service. Cheap to clone.

@@ -267,9 +267,6 @@ fn fmt_given_up(
     )?;
     match lost {
         0 => Ok(()),
-        lost => write!(
-            f,
-            "; {lost} of the groups have no complete replica"
-        ),
+        lost => write!(f, "; {lost} of the groups have no complete replica"),
     }
 }

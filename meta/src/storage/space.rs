@@ -81,7 +81,7 @@ impl Db {
         self.space.send_if_modified(|space| {
             let news = *space == SpaceState::Enough;
             if news {
-                tracing::error!(dir = %self.dir.display(), %error, "file system full: metadata writes wait for space");
+                tracing::error!(dir = %self.dir.display(), %error, "metadata writes wait for space");
                 *space = SpaceState::Full;
             }
             news
@@ -96,7 +96,7 @@ impl Db {
         self.space.send_if_modified(|space| {
             let news = *space == SpaceState::Full;
             if news {
-                tracing::info!(dir = %self.dir.display(), "file system has space again: metadata writes go on");
+                tracing::info!(dir = %self.dir.display(), "metadata writes have space again");
                 *space = SpaceState::Enough;
             }
             news

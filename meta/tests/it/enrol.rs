@@ -52,8 +52,8 @@ impl Host {
     }
 
     async fn token(&self) -> JoinToken {
-        let lifetime = Duration::from_secs(3600);
-        let token = self.node.meta().create_join_token(lifetime, &Role::all());
+        let (meta, roles) = (self.node.meta(), Role::all());
+        let token = meta.create_join_token(Duration::from_secs(3600), &roles);
         token.await.unwrap()
     }
 

@@ -60,8 +60,8 @@ pub struct Status {
     pub health: Health,
 }
 
-/// Privileges of a daemon on its machine, as the kernel reports them. If its threads differ, those of the most
-/// privileged one.
+/// Privileges of a daemon on its machine, as the kernel reports them. If its threads differ, those of the
+/// most privileged one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Privileges {
     /// User that it runs as.

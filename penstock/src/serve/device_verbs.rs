@@ -115,10 +115,7 @@ impl Node {
         if !map.node(self.meta.node_id()).is_none_or(stores_data) {
             return Err(Failure::new(
                 Kind::Conflict,
-                format!(
-                    "node '{}' does not have the role storage",
-                    self.name()
-                ),
+                format!("node '{}' does not have the role storage", self.name()),
                 "add storage to its roles and restart its daemon first, or add the device to another node",
             ));
         }

@@ -186,37 +186,36 @@ pub fn select(
     } else if let Some(device) = missing.first() {
         return Err(missing_failure(&named, device));
     }
-    let (devices, stores) = to_open(config, named)?;
-    Ok(DeviceSelection {
-        devices,
-        stores,
+    let mut selection = DeviceSelection {
+        devices: Vec::new(),
+        stores: Vec::new(),
         left_out,
-    })
+    };
+    for named in named {
+        selection.open(named, config)?;
+    }
+    Ok(selection)
 }
 
-/// What the fabric opens or makes at each place, and the stores that are there already.
-fn to_open(
-    config: &Config,
-    named: Vec<Named>,
-) -> Result<(Vec<DeviceConfig>, Vec<(PathBuf, Uuid)>)> {
-    let (mut devices, mut stores) = (Vec::new(), Vec::new());
-    for Named {
-        path,
-        size,
-        content,
-    } in named
-    {
+impl DeviceSelection {
+    /// Opens what is at a place, or makes a device there.
+    fn open(&mut self, named: Named, config: &Config) -> Result<()> {
+        let Named {
+            path,
+            size,
+            content,
+        } = named;
         let missing = match content {
             Content::Store(id) => {
-                stores.push((path.clone(), id));
+                self.stores.push((path.clone(), id));
                 Missing::Refuse
             }
             Content::Unlabelled => Missing::FormatBlank,
             Content::Absent => create(&path, size, config.device_preallocation)?,
         };
-        devices.push(DeviceConfig { path, missing });
+        self.devices.push(DeviceConfig { path, missing });
+        Ok(())
     }
-    Ok((devices, stores))
 }
 
 fn leave_alone(path: &Path) {

@@ -45,7 +45,11 @@ impl Node {
                 false => HealthState::Degraded,
             },
             problems,
-            background_jobs: wrong.background_jobs.into_iter().map(|f| f.problem).collect(),
+            background_jobs: wrong
+                .background_jobs
+                .into_iter()
+                .map(|f| f.problem)
+                .collect(),
         })
     }
 
@@ -61,12 +65,16 @@ impl Node {
         local.extend(self.leases.problems());
         let now = Moment::now();
         let etas = |work| self.monitor.eta_s(work);
-        let (mut cluster, mut background_jobs) = cluster::problems(view, self.meta.node_id(), now, &etas);
+        let (mut cluster, mut background_jobs) =
+            cluster::problems(view, self.meta.node_id(), now, &etas);
         // Of a service that has stopped the reason is told.
         if meta.is_none() {
             cluster.splice(0..0, self.leader_missed(view, now));
         }
-        let all = local.iter_mut().chain(&mut cluster).chain(&mut background_jobs);
+        let all = local
+            .iter_mut()
+            .chain(&mut cluster)
+            .chain(&mut background_jobs);
         self.monitor.stamp(all, now);
         Problems {
             local,
@@ -121,7 +129,8 @@ impl Node {
                 voters.join(", ")
             ),
             "nothing in the cluster can be changed; guests' I/O goes on until their leases run out, then it \
-             waits; start the nodes that are down, or repair the network; other nodes are shown as last known",
+             waits; start the nodes that are down, or repair the network; other nodes are shown as last \
+             known",
         );
         let since = now.to_millis().0.saturating_sub(silent.as_millis() as u64);
         Some(found.since(Some(meta::UnixMillis(since).into())))

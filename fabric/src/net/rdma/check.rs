@@ -175,7 +175,7 @@ fn judge_device(device: &InventoryDevice, findings: &mut Vec<Finding>) {
         ),
         None if found.limits.vendor == VENDOR_RXE => Finding::warn(
             &device.name,
-            "is software RDMA (rdma_rxe): slower than TCP, and a peer can access memory that it was not offered",
+            "is software RDMA (rdma_rxe): slower than TCP, and peers can access memory that is not offered",
             "use a card where data matter",
         ),
         None => Finding::ok(&device.name, describe(found)),

@@ -85,9 +85,8 @@ pub enum MissingFeature {
 impl fmt::Display for MissingFeature {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Windows => formatter.write_str(
-                "has no memory windows of type 2, which open guest memory to peers",
-            ),
+            Self::Windows => formatter
+                .write_str("has no memory windows of type 2, which open guest memory to peers"),
             Self::Entries(has) => write!(
                 formatter,
                 "takes {has} work requests in a queue, {QUEUE_ENTRIES_MIN} are needed"

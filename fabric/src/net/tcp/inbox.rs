@@ -85,7 +85,8 @@ impl Inbox {
         })
     }
 
-    /// Adds a message and wakes the data thread. Bounded by the peers dialed for the thread, and by how many connections it serves.
+    /// Adds a message and wakes the data thread. Bounded by the peers dialed for the thread, and by how many
+    /// connections it serves.
     pub fn post(&self, message: InboxMessage) {
         let mut messages = self.messages.lock().expect("no panic under this lock");
         messages.push(message);

@@ -39,8 +39,8 @@ impl ShardCore {
         p.rec != NONE && !self.leaves.meta(self.leaf_slot(part)).dirty
     }
 
-    /// How much of what is wanted fits, the part at the head before the others; `None` when it has to wait for
-    /// a checkpoint, or was refused.
+    /// How much of what is wanted fits, the part at the head before the others; `None` when it has to wait
+    /// for a checkpoint, or was refused.
     pub(super) fn space_for(&mut self, want: SpaceDemand) -> Option<SpaceDemand> {
         let head = self.ready[0];
         if self.parts[head].kind == PartKind::Move {
@@ -79,8 +79,8 @@ impl ShardCore {
         None
     }
 
-    /// As [`space_for`](Self::space_for) for what the cleaner moves, which has its place already: only a header
-    /// is wanted. It never waits.
+    /// As [`space_for`](Self::space_for) for what the cleaner moves, which has its place already: only a
+    /// header is wanted. It never waits.
     fn space_for_move(&mut self, want: SpaceDemand) -> Option<SpaceDemand> {
         let dirty = self.leaves.dirty() + self.pending_leaves + 1;
         let least = self.reserve_units() + 2 + self.checkpoint_units(dirty);

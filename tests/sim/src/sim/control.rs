@@ -102,7 +102,9 @@ impl Sim {
             }
             MetaMessage::Lease(seeker) => {
                 let current = self.leases[seeker.volume].generation;
-                let command = self.meta.grant(seeker.volume, seeker.host, current, self.now);
+                let command = self
+                    .meta
+                    .grant(seeker.volume, seeker.host, current, self.now);
                 let commit = self.some(COMMIT);
                 let command = Box::new(command);
                 self.after(commit, Event::Commit(command, Some(seeker)));

@@ -144,10 +144,15 @@ fn queues_take_turns_for_the_only_place_in_the_engine() {
     const EACH: u64 = 16;
     /// Where the requests of the second queue are.
     const SECOND: u64 = 1 << 20;
-    let mut rig = Rig::new(Setup {
+    let setup = Setup {
         in_flight_max: 1,
         ..Setup::default()
-    });
+    };
+    let blk = BlkOptions {
+        queues: 2,
+        ..BlkOptions::default()
+    };
+    let mut rig = Rig::with(setup, blk, QueueOptions::default());
     let guest = rig.guest();
     let mut second = FakeQueue::new(&guest, QueueOptions::default());
     let config = second.config(1);

@@ -207,23 +207,26 @@ fn writes_that_cannot_commit_leave_the_window_and_most_slots() {
 
 #[test]
 fn no_chunk_of_a_long_write_is_one_that_cannot_commit() {
-    // All chunks are in one of two groups, of which the second is below its least number.
+    // Of eight groups the second is below its least number.
+    const GROUPS: u32 = 8;
     let group = |index| {
         let layer = volume_params().layer;
-        placement::group_of(ChunkKey { layer, index }, 2)
+        placement::group_of(ChunkKey { layer, index }, GROUPS)
     };
-    let find = |wanted: [u32; 2]| {
+    // Two chunks in a row, by whether they can commit.
+    let find = |wanted: [bool; 2]| {
         let mut all = 0..volume_params().size_bytes / CHUNK - 1;
-        let found = all.find(|at| [0, 1].map(|next| group(*at as u32 + next)) == wanted);
+        let found = all.find(|at| [0, 1].map(|next| group(*at as u32 + next) != 1) == wanted);
         found.expect("an even spread") * CHUNK
     };
     let mut bench = Bench::new(set(1, 1, &[IN]));
-    let sets = [(0, 1), (1, 2)].map(|(pg, min_in_sync)| {
+    let sets = (0..GROUPS).map(|pg| {
         let members = set(1, 1, &[IN, OUT]).members().to_vec();
-        ReplicaSet::new(PgId(pg), Epoch(1), min_in_sync, members)
+        let min_in_sync = if pg == 1 { 2 } else { 1 };
+        ReplicaSet::new(PgId(pg.into()), Epoch(1), min_in_sync, members)
     });
-    bench.client = Client::new(0, sets.to_vec());
-    let (stuck, mut tag) = (find([1, 1]), 0);
+    bench.client = Client::new(0, sets.collect());
+    let (stuck, mut tag) = (find([false, true]), 0);
     for volume in 0..4 {
         bench.volume = Arc::new(VolumeState::new(
             volume + 1,
@@ -239,10 +242,10 @@ fn no_chunk_of_a_long_write_is_one_that_cannot_commit() {
     assert_eq!(tag as usize, IDLE_PIECES_MAX);
     bench.volume = Arc::new(VolumeState::new(9, 9, &volume_params()));
     let end = CHUNK - 4096;
-    let later = find([0, 1]) + end;
+    let later = find([true, false]) + end;
     assert_eq!(bench.submit(9000, WRITE, later, 8192), Submit::Busy);
     assert_eq!(bench.submit(9001, Op::Discard, 0, 90 * CHUNK), Submit::Busy);
-    let sound = find([0, 0]) + end;
+    let sound = find([true, true]) + end;
     assert_eq!(bench.submit(9002, WRITE, sound, 8192), Submit::Pending);
 }
 

@@ -80,8 +80,7 @@ impl CardPair {
         let port = card.context.port(card.choice.port)?;
         let limits = card.context.limits()?;
         let mtu = port.mtu;
-        let mtu =
-            mtu.ok_or_else(|| CardError::Other("the port reports no MTU".to_owned()))?;
+        let mtu = mtu.ok_or_else(|| CardError::Other("the port reports no MTU".to_owned()))?;
         let channel = Arc::new(CompletionChannel::new(&card.context)?);
         let entries = u32::from(RECEIVES) + POSTED_MAX as u32;
         let queue = CompletionQueue::new(&card.context, entries, Some(&channel), 0)?;

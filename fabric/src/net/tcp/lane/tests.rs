@@ -27,15 +27,23 @@ fn network(authority: &Authority, node: u64) -> Network {
     network
 }
 
-/// The peer of [`agreed`] connections.
+/// Node 1 as [`network`] starts it, and the peer of [`agreed`] connections.
 fn members() -> HashMap<NodeId, MemberView> {
     let agreed = agreed();
-    let peer = MemberView {
-        incarnation: agreed.incarnation,
-        former: Vec::new(),
-        reach: Reach::All,
+    let member = |(node, incarnation)| {
+        let view = MemberView {
+            incarnation,
+            former: Vec::new(),
+            reach: Reach::All,
+        };
+        (node, view)
     };
-    HashMap::from([(agreed.peer, peer)])
+    [
+        (NodeId(1), Incarnation(10)),
+        (agreed.peer, agreed.incarnation),
+    ]
+    .map(member)
+    .into()
 }
 
 /// A lane, and the network that knows `PEER` somewhere that nobody listens.

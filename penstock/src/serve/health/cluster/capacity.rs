@@ -60,10 +60,7 @@ fn tell(view: &View, pool: &Pool) -> Found {
     );
     let bare = bare(view, pool);
     if !bare.is_empty() {
-        what.push_str(&format!(
-            "; no suitable device on node {}",
-            bare.join(", ")
-        ));
+        what.push_str(&format!("; no suitable device on node {}", bare.join(", ")));
     }
     let more = match pool.failure_domain {
         FailureDomain::Device => "add devices with `penstock device add`",

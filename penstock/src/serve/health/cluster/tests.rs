@@ -173,7 +173,8 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     let (wrong, _) = world.findings();
     let node = &wrong[0].problem;
     assert!(
-        node.doing.contains("its data are being rebuilt on other nodes"),
+        node.doing
+            .contains("its data are being rebuilt on other nodes"),
         "{node:?}"
     );
     assert_eq!(node.eta_s, Some(90));
@@ -217,7 +218,12 @@ fn a_drain_is_under_way_and_not_wrong() {
         "{drain:?}"
     );
     assert_eq!((drain.since, drain.eta_s), (at(START + 5000), Some(90)));
-    assert!(background_jobs[1].problem.what.contains("move to other devices"));
+    assert!(
+        background_jobs[1]
+            .problem
+            .what
+            .contains("move to other devices")
+    );
     // Without volumes nothing has to move.
     world.view.volumes.clear();
     let (_, background_jobs) = world.findings();
@@ -276,8 +282,8 @@ fn devices_that_failed_or_are_not_served_are_told() {
     assert_eq!(lost.since, at(START + 60_000));
     assert_eq!(
         lost.doing,
-        "bring it back and restart that node; in 9 min its data are rebuilt elsewhere; `penstock device remove \
-         3` gives it up at once"
+        "bring it back and restart that node; in 9 min its data are rebuilt elsewhere; `penstock device \
+         remove 3` gives it up at once"
     );
 }
 
@@ -485,7 +491,10 @@ fn move_to_a_second_device_is_reported_unless_standalone() {
     let told = |world: &mut World| {
         let (wrong, background_jobs) = world.findings();
         assert_eq!(wrong, []);
-        background_jobs.into_iter().map(|one| one.problem.what).next()
+        background_jobs
+            .into_iter()
+            .map(|one| one.problem.what)
+            .next()
     };
     let what = told(&mut world).unwrap();
     assert!(what.contains("move to other devices"), "{what}");

@@ -27,7 +27,7 @@ fn lane_of(node: u64, card: &FakeCard) -> (Network, Lane) {
         pairs: Offered::Port(Arc::new(card.clone())),
     };
     let network = Network::start(&config, CLUSTER, NodeId(node), Incarnation(10)).unwrap();
-    network.set_members(super::members());
+    network.set_members(members());
     network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));
     let lane = Lane::new(Arc::clone(network.control()), 0, true).unwrap();
     network
