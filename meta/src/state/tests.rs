@@ -6,6 +6,7 @@ mod groups;
 mod leases;
 mod levels;
 mod map;
+mod migration;
 mod promotion;
 mod tokens;
 
@@ -21,8 +22,9 @@ use crate::command::{
 use crate::ids::{
     DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
 };
+use crate::level::Level;
 use crate::model::{
-    Attachment, AttachmentOptions, DEFAULT_POOL, DeviceState, FailureDomain, Lease, ReplicaState,
+    Attachment, AttachmentOptions, AttachmentTarget, DEFAULT_POOL, DeviceState, FailureDomain, Lease, ReplicaState,
     Volume, VolumeState,
 };
 use crate::refusal::{
