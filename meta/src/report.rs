@@ -131,7 +131,7 @@ pub struct FailingSync {
 }
 
 /// How Raft stands, as far as a node knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RaftStatus {
     /// Who leads.
     pub leader: Option<NodeId>,
