@@ -193,7 +193,9 @@ fn calls_off(node: &Node, key: &AttachmentKey, records: &dyn Read) -> Result<boo
     };
     let AttachmentTarget::Volume { id: volume, .. } = incoming.target;
     let all = volume::attachments(records, volume)?;
-    Ok(all.iter().any(|other| other.node == node.id && other.options.incoming.is_none()))
+    Ok(all
+        .iter()
+        .any(|other| other.node == node.id && other.options.incoming.is_none()))
 }
 
 /// A node gives itself no roles that its join token did not grant.

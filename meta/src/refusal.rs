@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Generation, NodeId, PoolId, VolumeId};
+use crate::ids::{AttachmentId, Generation, NodeId, PoolId, VolumeId};
 use crate::model::{Name, NameError, SizeError};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.

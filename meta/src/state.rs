@@ -22,7 +22,7 @@ pub(crate) mod placement;
 mod pool;
 pub(crate) mod tables;
 mod token;
-mod volume;
+pub(crate) mod volume;
 pub(crate) mod within;
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ fn attachment_command() -> impl Strategy<Value = Command> {
         1 => (0..8_u64, any::<bool>()).prop_map(|(id, on)| {
             Command::SetWriteThrough { attachment: AttachmentId(id), on }
         }),
-        1 => (0..8_u64, proptest::option::of(generation())).prop_map(|(id, expired)| {
+        1 => (0..8_u64, proptest::option::of((0..4_u64).prop_map(Generation))).prop_map(|(id, expired)| {
             Command::TakeOverAttachment { attachment: AttachmentId(id), expired, at: AT }
         }),
         1 => (0..8_u64, 0..4_u64, 0..4_u8).prop_map(move |(id, to, number)| {

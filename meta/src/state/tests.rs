@@ -20,12 +20,12 @@ use crate::command::{
     VolumeSpec,
 };
 use crate::ids::{
-    DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
+    AttachmentId, DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
 };
 use crate::level::Level;
 use crate::model::{
-    Attachment, AttachmentOptions, AttachmentTarget, DEFAULT_POOL, DeviceState, FailureDomain, Lease, ReplicaState,
-    Volume, VolumeState,
+    Attachment, AttachmentOptions, AttachmentTarget, DEFAULT_POOL, DeviceState, FailureDomain,
+    Lease, ReplicaState, Volume, VolumeState,
 };
 use crate::refusal::{
     AttachmentRefusal, LeaseRefusal, MapRefusal, PoolRefusal, Refusal, RefusalKind, VolumeRefusal,

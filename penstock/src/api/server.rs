@@ -14,8 +14,8 @@ use axum::{Json, Router};
 
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
-    Attach, Attachment, DetachQuery, Detached, ExportQuery, Health, ImportQuery, Move, Moved, Status, Volume,
-    VolumeCreate, VolumeResize,
+    Attach, Attachment, DetachQuery, Detached, ExportQuery, Health, ImportQuery, Move, Moved,
+    Status, Volume, VolumeCreate, VolumeResize,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};

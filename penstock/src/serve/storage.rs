@@ -421,11 +421,7 @@ impl Storage {
     }
 }
 
-fn params(
-    volume: &meta::Volume,
-    generation: meta::Generation,
-    epoch: meta::Epoch,
-) -> VolumeParams {
+fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoch) -> VolumeParams {
     VolumeParams {
         layer: LayerId(volume.top_layer().0),
         size_bytes: volume.size_bytes,

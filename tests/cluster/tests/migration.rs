@@ -51,8 +51,7 @@ impl Rig {
         let (cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
         let mut vm = Vm::boot(&image, &config(socket))?;
         // What fio writes it reads back and compares, over and over.
-        vm.sh(
-            "( runs=0
+        vm.sh("( runs=0
                while [ ! -e /run/stop ]; do
                    fio --name=verify --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=8 \
                        --rw=randwrite --bsrange=512-16k --blockalign=512 --size=8M --fsync=64 \
@@ -60,8 +59,7 @@ impl Rig {
                        > /run/fio.log 2>&1 || { echo failed > /run/result; exit; }
                    runs=$((runs + 1))
                done
-               echo $runs > /run/result ) > /dev/null 2>&1 &",
-        )?;
+               echo $runs > /run/result ) > /dev/null 2>&1 &")?;
         Ok(Self {
             cluster,
             image,
@@ -95,9 +93,10 @@ impl Rig {
         let from = self.at;
         self.at = to;
         self.goes_on("a migration")?;
-        self.cluster.wait("the source has nothing", SOON, |cluster| {
-            Ok(attachment(cluster, from)?.is_none().then_some(()))
-        })?;
+        self.cluster
+            .wait("the source has nothing", SOON, |cluster| {
+                Ok(attachment(cluster, from)?.is_none().then_some(()))
+            })?;
         let there = attachment(&self.cluster, to)?.context("nothing at the destination")?;
         ensure!(
             there["state"] == "connected" && there["incoming"] == false,
@@ -165,7 +164,10 @@ fn migration_is_called_off_retried_and_survives_its_faults() -> Result<()> {
     ensure!(matches!(ended, MigrationState::Failed(_)), "{ended:?}");
     drop(destination);
     rig.goes_on("a migration that was called off")?;
-    rig.cluster.node(2)?.daemon().cli(&["detach", "disk", "--yes"])?;
+    rig.cluster
+        .node(2)?
+        .daemon()
+        .cli(&["detach", "disk", "--yes"])?;
     rig.goes_on("the end of the destination")?;
 
     // It is tried again, and both daemons are killed and started in the middle.
@@ -192,13 +194,17 @@ fn migration_is_called_off_retried_and_survives_its_faults() -> Result<()> {
     rig.vm.begin_migration(&destination, ALWAYS)?;
     let ended = rig.vm.wait_migration()?;
     rig.cluster.node_mut(2)?.kill()?;
-    ensure!(matches!(ended, MigrationState::Completed { .. }), "{ended:?}");
+    ensure!(
+        matches!(ended, MigrationState::Completed { .. }),
+        "{ended:?}"
+    );
     rig.vm.continue_at(destination)?;
     rig.goes_on("the death of the source")?;
     rig.cluster.node_mut(2)?.start()?;
-    rig.cluster.wait("the source has nothing", SOON, |cluster| {
-        Ok(attachment(cluster, 2)?.is_none().then_some(()))
-    })?;
+    rig.cluster
+        .wait("the source has nothing", SOON, |cluster| {
+            Ok(attachment(cluster, 2)?.is_none().then_some(()))
+        })?;
     rig.finish()
 }
 
@@ -215,13 +221,17 @@ fn requests_of_a_destination_wait_while_the_source_writes() -> Result<()> {
     cluster.wait("node 2 reports that a guest waits", SOON, |cluster| {
         let told = cluster.node(2)?.daemon().cli(&["health"]);
         let told = told.err().map(|error| format!("{error:#}"));
-        Ok(told.is_some_and(|told| told.contains("waits for the lease")).then_some(()))
+        Ok(told
+            .is_some_and(|told| told.contains("waits for the lease"))
+            .then_some(()))
     })?;
     goes_on(&cluster, &load, "the second guest")?;
     ensure!(!intruder.is_finished(), "two guests wrote");
     let mut ledger = load.stop()?;
     // The first guest has gone: the second one's request is answered, and the first one's socket is removed.
-    let answered = intruder.join().map_err(|_| anyhow!("the second guest panicked"))?;
+    let answered = intruder
+        .join()
+        .map_err(|_| anyhow!("the second guest panicked"))?;
     answered.with_context(|| format!("the second guest\n{}", cluster.report()))?;
     cluster.wait("the source has nothing", SOON, |cluster| {
         Ok((attachment(cluster, 1)?.is_none() && !old.exists()).then_some(()))
@@ -237,7 +247,15 @@ fn attachment_without_a_guest_moves_to_another_node() -> Result<()> {
     let one = cluster.node(1)?.daemon();
     let new = cluster.node(2)?.daemon().data().join("moved.sock");
     let path = new.to_str().context("the path is not UTF-8")?;
-    let to_two = ["attachment", "move", "disk", "--to", "node2", "--socket", path];
+    let to_two = [
+        "attachment",
+        "move",
+        "disk",
+        "--to",
+        "node2",
+        "--socket",
+        path,
+    ];
     let refused = |args: &[&str], why: &str| -> Result<()> {
         let error = format!("{:#}", one.cli(args).expect_err(why));
         ensure!(error.contains(why), "{error}");
@@ -245,11 +263,20 @@ fn attachment_without_a_guest_moves_to_another_node() -> Result<()> {
     };
     refused(&to_two, "a guest uses")?;
     let ledger = load.stop()?;
-    refused(&["attachment", "move", "disk", "--to", "node9"], "there is no node")?;
+    refused(
+        &["attachment", "move", "disk", "--to", "node9"],
+        "there is no node",
+    )?;
     refused(&["attachment", "move", "disk", "--to", "node1"], "already")?;
-    refused(&["attachment", "move", "nothing", "--to", "node2"], "nothing is attached")?;
+    refused(
+        &["attachment", "move", "nothing", "--to", "node2"],
+        "nothing is attached",
+    )?;
     // A directory that the other node has no sockets in.
-    refused(&["attachment", "move", "disk", "--to", "node2"], "did not take")?;
+    refused(
+        &["attachment", "move", "disk", "--to", "node2"],
+        "did not take",
+    )?;
     let load = Load::start(&old, ledger);
     goes_on(&cluster, &load, "a move that was refused")?;
     let ledger = load.stop()?;

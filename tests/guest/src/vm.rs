@@ -164,7 +164,10 @@ impl Vm {
         command: impl FnOnce(Accel, &Path) -> Command,
     ) -> Result<Self> {
         let accel = Accel::probe(image)?;
-        let (agent, qmp) = (listen(scratch.path(), "agent")?, listen(scratch.path(), "qmp")?);
+        let (agent, qmp) = (
+            listen(scratch.path(), "agent")?,
+            listen(scratch.path(), "qmp")?,
+        );
         let log =
             std::fs::File::create(scratch.path().join("qemu.log")).context("create QEMU's log")?;
         let mut command = command(accel, scratch.path());

@@ -49,13 +49,19 @@ fn incoming_attachment_takes_over_when_the_lease_is_free() {
         .unwrap();
     let target = world.attach(incoming(2)).unwrap();
     let held = take_over(&mut world, target.id, None);
-    assert!(matches!(held, Err(Refusal::Lease(LeaseRefusal::Held { .. }))), "{held:?}");
+    assert!(
+        matches!(held, Err(Refusal::Lease(LeaseRefusal::Held { .. }))),
+        "{held:?}"
+    );
     assert_eq!(attachments(&world).len(), 2, "nothing has changed");
 
     let AttachmentTarget::Volume { id: volume, .. } = source.target;
     world.release(volume, 1, 1).unwrap();
     let lease = take_over(&mut world, target.id, None).unwrap();
-    assert_eq!((lease.holder, lease.generation), (Some(NodeId(2)), Generation(2)));
+    assert_eq!(
+        (lease.holder, lease.generation),
+        (Some(NodeId(2)), Generation(2))
+    );
     let left = attachments(&world);
     let [left] = left.as_slice() else {
         panic!("{left:?}");
@@ -71,8 +77,14 @@ fn incoming_attachment_takes_over_when_the_lease_is_free() {
 fn lease_of_a_dead_source_is_taken_once_it_has_run_out() {
     let (mut world, _) = world();
     let target = world.attach(incoming(2)).unwrap();
-    assert!(take_over(&mut world, target.id, Some(7)).is_err(), "another lease");
-    assert_eq!(take_over(&mut world, target.id, Some(1)).unwrap().holder, Some(NodeId(2)));
+    assert!(
+        take_over(&mut world, target.id, Some(7)).is_err(),
+        "another lease"
+    );
+    assert_eq!(
+        take_over(&mut world, target.id, Some(1)).unwrap().holder,
+        Some(NodeId(2))
+    );
 }
 
 #[test]
@@ -96,7 +108,9 @@ fn incoming_attachment_needs_one_source_on_another_node() {
     };
     assert!(matches!(
         world.attach(nothing),
-        Err(Refusal::Attachment(AttachmentRefusal::NothingIncoming { .. }))
+        Err(Refusal::Attachment(
+            AttachmentRefusal::NothingIncoming { .. }
+        ))
     ));
 }
 

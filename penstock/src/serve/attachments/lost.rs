@@ -163,7 +163,10 @@ impl Node {
         };
         // Unless others use the volume here.
         let is_last = live.volumes.get(&volume).is_some_and(|one| one.users == 1);
-        let has_moved = live.volumes.get(&volume).is_some_and(|one| one.waits_for_lease);
+        let has_moved = live
+            .volumes
+            .get(&volume)
+            .is_some_and(|one| one.waits_for_lease);
         if is_forgotten && is_last && !has_moved {
             self.leases
                 .give_up(volume, "its attachment here was forgotten by an operator");

@@ -65,7 +65,8 @@ impl Waiting {
 
     /// Whether it has waited for so long that a person should know.
     pub fn is_overdue(&self) -> bool {
-        self.since.is_some_and(|since| since.elapsed() >= WAIT_REPORTED_AFTER)
+        self.since
+            .is_some_and(|since| since.elapsed() >= WAIT_REPORTED_AFTER)
     }
 }
 
@@ -173,7 +174,8 @@ impl Node {
             }
         }
         let mut served = live.attachments.keys();
-        let has_left = served.any(|id| records.iter().all(|one| one.id != *id) && waits(&live, *id));
+        let has_left =
+            served.any(|id| records.iter().all(|one| one.id != *id) && waits(&live, *id));
         drop(live);
         if has_left {
             self.look_for_losses().await?;
@@ -230,7 +232,7 @@ impl Node {
     async fn carry_out(self: Arc<Self>, step: Step, record: Attachment) {
         let done = match step {
             Step::TakeOver => self.take_over(&record).await,
-            Step::TakeBack => self.take_back(&record).await,
+            Step::TakeBack => self.take_lease_back(&record).await,
             Step::GiveBack => self.give_back(&record).await,
         };
         if let Err(failure) = done {
@@ -255,7 +257,7 @@ impl Node {
     }
 
     /// Asks for the lease again, unless another node took over.
-    async fn take_back(&self, record: &Attachment) -> Result<()> {
+    async fn take_lease_back(&self, record: &Attachment) -> Result<()> {
         let asked = Instant::now();
         let granted = self.meta.grant_lease(record.target.name(), record.node);
         match granted.await {
@@ -282,11 +284,15 @@ impl Node {
         } = &mut *live;
         let (Some(now), Some(open), Some(served)) = (
             now,
-            volumes.get_mut(&volume.id).filter(|open| open.waits_for_lease),
+            volumes
+                .get_mut(&volume.id)
+                .filter(|open| open.waits_for_lease),
             attachments.get_mut(&record.id),
         ) else {
             drop(live);
-            let released = self.meta.release_lease(volume.id, record.node, lease.generation);
+            let released = self
+                .meta
+                .release_lease(volume.id, record.node, lease.generation);
             return released.await.map(drop).map_err(meta_failure);
         };
         let State::Up {
@@ -307,7 +313,8 @@ impl Node {
         session.notify_resize();
         let (since, handle) = (served.waiting.since.take(), open.handle.clone());
         drop(live);
-        self.note_pause(record, since.unwrap_or(asked), &handle).await;
+        self.note_pause(record, since.unwrap_or(asked), &handle)
+            .await;
         Ok(())
     }
 
@@ -407,7 +414,9 @@ impl Node {
             }
             Err(failure) => {
                 tracing::error!(%failure, socket = record.socket, "serve an attachment that moves here");
-                let refused = self.meta.delete_attachment(AttachmentKey::Incoming(record.id));
+                let refused = self
+                    .meta
+                    .delete_attachment(AttachmentKey::Incoming(record.id));
                 if let Err(error) = refused.await {
                     tracing::warn!(%error, socket = record.socket, "refuse an attachment");
                 }
@@ -420,17 +429,26 @@ impl Node {
     fn check_moved(&self, live: &Live, record: &Attachment) -> Result<()> {
         let dir = Path::new(&record.socket).parent();
         let config = self.config();
-        let configured = config.privileges.socket_dirs.iter().map(|dir| dir.as_path());
+        let configured = config
+            .privileges
+            .socket_dirs
+            .iter()
+            .map(|dir| dir.as_path());
         let mut served = live.attachments.values();
         let is_known = dir.is_some_and(|dir| {
-            configured.chain([config.data.as_path()]).any(|known| known == dir)
+            configured
+                .chain([config.data.as_path()])
+                .any(|known| known == dir)
                 || served.any(|one| Path::new(&one.socket).parent() == Some(dir))
         });
         match is_known {
             true => Ok(()),
             false => Err(Failure::new(
                 Kind::Denied,
-                format!("{} is in no directory for sockets of this node", record.socket),
+                format!(
+                    "{} is in no directory for sockets of this node",
+                    record.socket
+                ),
                 "add its directory to socket_dirs in the configuration, or name another one with --socket",
             )),
         }
@@ -464,7 +482,9 @@ impl Node {
             false => Err(Failure::new(
                 Kind::Failed,
                 format!("node '{name}' did not take {socket} over: nothing has moved"),
-                format!("see the log of node '{name}', and whether its directory for the socket is there"),
+                format!(
+                    "see the log of node '{name}', and whether its directory for the socket is there"
+                ),
             )),
         }
     }
@@ -475,7 +495,10 @@ impl Node {
         if to == source.node {
             return Err(Failure::new(
                 Kind::Conflict,
-                format!("'{}' is attached on node '{name}' already", source.target.name()),
+                format!(
+                    "'{}' is attached on node '{name}' already",
+                    source.target.name()
+                ),
                 "name another node with --to",
             ));
         }
@@ -514,7 +537,9 @@ impl Node {
                     tokio::time::sleep(MOVE_POLL).await;
                 }
                 (true, true) => {
-                    let called_off = self.asked.delete_attachment(AttachmentKey::Incoming(offered.id));
+                    let called_off = self
+                        .asked
+                        .delete_attachment(AttachmentKey::Incoming(offered.id));
                     // If it is refused, the other node was faster, or refused it: the records tell.
                     match called_off.await {
                         Ok(_) | Err(MetaError::Refused(_)) => {}
@@ -530,7 +555,9 @@ impl Node {
         match self.membership {
             Some(_) => Ok(()),
             None => Err(Failure::invalid(
-                format!("this node is a cluster of its own: there is no other node to {verb} attachments"),
+                format!(
+                    "this node is a cluster of its own: there is no other node to {verb} attachments"
+                ),
                 "make a cluster with `penstock init` and `penstock join`",
             )),
         }
@@ -539,7 +566,10 @@ impl Node {
 
 /// Whether the volume of an attachment waits for its lease here.
 fn waits(live: &Live, id: AttachmentId) -> bool {
-    let volume = live.attachments.get(&id).map(|served: &Served| served.volume);
+    let volume = live
+        .attachments
+        .get(&id)
+        .map(|served: &Served| served.volume);
     let open = volume.and_then(|volume| live.volumes.get(&volume));
     open.is_some_and(|open| open.waits_for_lease)
 }
@@ -622,6 +652,10 @@ mod tests {
             incoming: Some(Incoming::Move),
             ..incoming
         };
-        assert_eq!(step(moved), Some(Step::TakeOver), "nobody waits for a guest");
+        assert_eq!(
+            step(moved),
+            Some(Step::TakeOver),
+            "nobody waits for a guest"
+        );
     }
 }

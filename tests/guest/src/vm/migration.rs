@@ -56,7 +56,10 @@ impl Destination {
         );
         let scratch = scratch()?;
         let accel = Accel::probe(image)?;
-        let (agent, qmp) = (listen(scratch.path(), "agent")?, listen(scratch.path(), "qmp")?);
+        let (agent, qmp) = (
+            listen(scratch.path(), "agent")?,
+            listen(scratch.path(), "qmp")?,
+        );
         let log = std::fs::File::create(scratch.path().join("qemu.log"))?;
         let mut command = qemu_command(image, &image.initramfs(), config, accel, scratch.path());
         command
@@ -149,7 +152,10 @@ impl Vm {
             Ok((told["status"] == "running").then_some(()))
         });
         running.with_context(|| {
-            format!("the guest runs at no end\n{}", log_tail(&to.scratch.path().join("qemu.log")))
+            format!(
+                "the guest runs at no end\n{}",
+                log_tail(&to.scratch.path().join("qemu.log"))
+            )
         })?;
         self.agent.replace(to.agent);
         self.qemu = to.qemu;
