@@ -199,11 +199,10 @@ impl Fabric {
         }
     }
 
-    /// Who takes what is to be asked of meta; once. It is called by data threads: it must neither block nor
-    /// call back.
-    pub fn set_asker(&self, asker: Box<dyn Fn(MetaRequest) + Send + Sync>) {
+    /// Sets what sends requests to meta; once. Data threads call it: it must neither block nor call back.
+    pub fn set_meta_sender(&self, sender: Box<dyn Fn(MetaRequest) + Send + Sync>) {
         if let Some(cluster) = &self.shared.cluster {
-            cluster.set_asker(asker);
+            cluster.set_meta_sender(sender);
         }
     }
 
@@ -549,8 +548,7 @@ fn start_network(config: &FabricConfig) -> Result<Option<Network>, FabricError> 
         return Ok(None);
     };
     let network = Network::start(net, config.cluster, config.node, config.incarnation);
-    let network = network.map_err(FabricError::os("listen for other nodes"))?;
-    // Nobody is let in before the first map.
-    network.set_members(HashMap::new());
-    Ok(Some(network))
+    network
+        .map(Some)
+        .map_err(FabricError::os("listen for other nodes"))
 }

@@ -12,17 +12,22 @@
 //! | leases and attachments | the node that they are of; `meta` |
 //! | attachments of a node that is down: forgotten | every node of the cluster |
 //! | incoming attachments: called off | the node that they are of; the one that they take over from; `meta` |
+//! | what a shrink cut off is discarded | the node that holds the volume's lease; `meta` |
 //! | volumes, reports of failed replicas | every node of the cluster |
+//!
+//! Any node may say that the data of a volume are dropped that is being deleted: the volume was any node's to
+//! delete. Nothing of it can be read again, as the numbers of layers are never given twice, and each storage
+//! node drops by itself layers that no volume has.
 
 use std::collections::BTreeSet;
 
 use crate::command::{AttachmentKey, Command, Lost, NodeSpec};
-use crate::ids::{AttachmentId, DeviceId, NodeId};
+use crate::ids::{AttachmentId, DeviceId, NodeId, VolumeId};
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{AttachmentTarget, Node, NodeState, Role};
 use crate::refusal::{AccessRefusal, MapRefusal, Refusal};
-use crate::state::tables::ATTACHMENTS;
+use crate::state::tables::{ATTACHMENTS, LEASES, VOLUME_NAMES};
 use crate::state::{Read, ReadError, volume};
 
 /// Nodes that a refusal names as places to run the command; others are left out.
@@ -41,6 +46,8 @@ enum Needs<'a> {
     StorageNode(NodeId),
     /// The node with the role `storage` that has this device.
     OwnerOf(DeviceId),
+    /// The node that holds the lease of this volume.
+    Holds(VolumeId),
     /// The node that serves this attachment.
     Serves(AttachmentId),
     /// The same, or any node if that one is down.
@@ -104,7 +111,10 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
-        Command::VolumeTailDropped { .. } => (Member, "resize volumes"),
+        Command::VolumeTailDropped { volume } => (
+            Needs::Holds(*volume),
+            "end the shrinking of volumes whose lease it does not hold",
+        ),
         Command::DeleteVolume { .. } => (Member, "delete volumes"),
         Command::VolumeDataDropped { .. } => (Member, "delete volumes"),
         Command::PromoteVolume { .. } => (Member, "rename volumes"),
@@ -159,6 +169,11 @@ pub(crate) fn check(
         Needs::Serves(id) => {
             let attachment = ATTACHMENTS.get(records, &id)?;
             attachment.is_none_or(|attachment| attachment.node == node.id)
+        }
+        // Of what is not there the state machine says so.
+        Needs::Holds(id) => {
+            let holder = LEASES.get(records, &id)?.and_then(|lease| lease.holder);
+            holder == Some(node.id) || VOLUME_NAMES.get(records, &id)?.is_none()
         }
         Needs::Forgets(key) => {
             let serves = match key {

@@ -48,9 +48,9 @@ pub enum MetaError {
     },
     /// The file system under the metadata is full. The service waits, and goes on by itself.
     #[error(
-        "the file system under {} is full, and the metadata service waits for room; {}", .dir.display(),
-        if *.begun { "the request may be done once there is some: make room, look, then repeat" }
-        else { "nothing was changed: make room, then repeat" }
+        "the file system under {} is full and metadata cannot be written; {}", .dir.display(),
+        if *.begun { "the request may be carried out later: free some space, check, then repeat" }
+        else { "nothing was changed: free some space, then repeat" }
     )]
     NoSpace {
         /// Where the metadata lie.

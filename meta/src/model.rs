@@ -203,6 +203,15 @@ impl Node {
         self.starts.contains(&incarnation)
     }
 
+    /// Whether a newer start of its process has registered than this one. Known of starts since its machine's
+    /// last boot.
+    #[must_use]
+    pub fn is_former_start(&self, incarnation: Incarnation) -> bool {
+        incarnation.has_begun()
+            && incarnation != self.incarnation
+            && self.starts.contains(&incarnation)
+    }
+
     /// Whether it may have a role, now or at a later start.
     #[must_use]
     pub fn may_have(&self, role: Role) -> bool {

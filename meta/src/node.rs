@@ -136,7 +136,7 @@ impl Peer {
                 PeerReply::Heartbeat(Err(ProposeError::Failed { detail }))
             }
             PeerRequest::Tell { node, .. } if node != from => {
-                let detail = format!("node {from} spoke for node {node}");
+                let detail = format!("node {from} sent a report of node {node}");
                 PeerReply::Tell(Err(ProposeError::Failed { detail }))
             }
             request => self.handle(request).await,
@@ -170,6 +170,16 @@ impl Peer {
     /// Returns when that is so.
     pub(crate) async fn until_removed(&self, node: NodeId) {
         self.core.until_removed(node).await;
+    }
+
+    /// Whether a newer start of a node has registered than this one, as far as is known here.
+    pub(crate) fn is_former_start(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.core.is_former_start(node, incarnation)
+    }
+
+    /// Returns when that is so.
+    pub(crate) async fn until_replaced(&self, node: NodeId, incarnation: Incarnation) {
+        self.core.until_replaced(node, incarnation).await;
     }
 }
 

@@ -240,8 +240,7 @@ pub enum VolumeRefusal {
     /// A smaller size without the word that data may be lost.
     #[error(
         "volume {name:?} has {size_bytes} bytes, and shrinking it to {asked_bytes} loses the data beyond: \
-         shrink what \
-         is inside first, then repeat with --force"
+         shrink the file system on it first, then repeat with --yes"
     )]
     WouldShrink {
         /// The volume.
@@ -350,9 +349,7 @@ pub enum AttachmentRefusal {
     },
     /// Two guests would write to one volume.
     #[error(
-        "volume {volume:?} is attached at {socket:?} on node {node} already: detach it there first (several \
-         read-only \
-         attachments may share a volume, writable ones only if all are marked shared)"
+        "volume {volume:?} is attached at {socket:?} on node {node} already: detach it there first"
     )]
     VolumeInUse {
         /// The volume.
@@ -417,7 +414,7 @@ pub enum AttachmentRefusal {
     )]
     LevelTooLow,
     /// No attachment has the key.
-    #[error("there is no attachment {what}: see `penstock attachments list`")]
+    #[error("there is no attachment {what}: see `penstock attachment list`")]
     Unknown {
         /// How it was named.
         what: String,

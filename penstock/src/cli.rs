@@ -256,7 +256,7 @@ pub enum VolumeCommand {
         /// Pool to create it in
         #[arg(long, value_name = "POOL")]
         pool: Option<String>,
-        /// Format of the image [default: qemu-img detects it]
+        /// Format of the image [default: detected from its content]
         #[arg(long)]
         format: Option<ImageFormat>,
         /// Do not ask before replacing the content of an existing volume

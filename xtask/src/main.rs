@@ -46,7 +46,7 @@ enum Command {
         args: Vec<OsString>,
     },
     /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `cluster` replicated ones
-    /// beside Ceph
+    /// beside Ceph, `neighbours` a quiet guest beside a greedy one
     Bench {
         /// Benchmark and its options; `bench cluster --help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

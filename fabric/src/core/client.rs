@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::membership::{Members, REPLICAS_MAX, ReplicaSet};
-use super::segments::{NoRoom, SegmentPool, Segments};
+use super::segments::{ListRefusal, SegmentPool, Segments};
 use super::share::may_take;
 use super::slab::{Key, Slab};
 use super::volume::{Finished, VolumeState};
@@ -285,8 +285,8 @@ impl Client {
         if let Op::Read | Op::Write { .. } = request.op {
             match self.cut(io, volume, request, piece_bytes) {
                 Ok(()) => {}
-                Err(NoRoom::Busy) => return self.refuse(io),
-                Err(NoRoom::Malformed) => self.ios[io].error = Some(IoError::OutOfRange),
+                Err(ListRefusal::Busy) => return self.refuse(io),
+                Err(ListRefusal::Malformed) => self.ios[io].error = Some(IoError::OutOfRange),
             }
         }
         if self.ios[io].error.is_none() {

@@ -86,7 +86,7 @@ impl Members {
     }
 }
 
-/// Standing of a replica.
+/// State of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaState {
     /// Holds every acknowledged write.

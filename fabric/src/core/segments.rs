@@ -118,7 +118,7 @@ impl<'a> Cutter<'a> {
 
 /// Why a list was not copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoRoom {
+pub enum ListRefusal {
     /// The pool is used up for now.
     Busy,
     /// The list is shorter than the bytes asked for, or longer than [`SEGMENTS_MAX`].
@@ -183,7 +183,7 @@ impl SegmentPool {
         from: &mut Cutter<'_>,
         bytes: usize,
         held: &mut ArraysHeld,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), ListRefusal> {
         debug_assert!(to.lease.is_none());
         if let [one] = from.rest {
             if from.skip == 0 && one.iov_len == bytes {
@@ -202,8 +202,8 @@ impl SegmentPool {
         from: &mut Cutter<'_>,
         bytes: usize,
         held: &mut ArraysHeld,
-    ) -> Result<(), NoRoom> {
-        let count = from.count(bytes).ok_or(NoRoom::Malformed)?;
+    ) -> Result<(), ListRefusal> {
+        let count = from.count(bytes).ok_or(ListRefusal::Malformed)?;
         if count <= INLINE {
             from.cut(bytes, &mut to.inline[..count]);
         } else {
@@ -223,10 +223,10 @@ impl SegmentPool {
     }
 
     /// An array of at least `count` elements, from the smallest class that fits and has one for this user.
-    fn lease(&mut self, count: usize, held: &mut ArraysHeld) -> Result<(usize, u16), NoRoom> {
+    fn lease(&mut self, count: usize, held: &mut ArraysHeld) -> Result<(usize, u16), ListRefusal> {
         let last = self.classes.last().expect("the table is not empty");
         if count > last.each {
-            return Err(NoRoom::Malformed);
+            return Err(ListRefusal::Malformed);
         }
         for (at, class) in self.classes.iter_mut().enumerate() {
             let before = usize::from(held.before[at]);
@@ -243,7 +243,7 @@ impl SegmentPool {
                 return Ok((at, array));
             }
         }
-        Err(NoRoom::Busy)
+        Err(ListRefusal::Busy)
     }
 
     /// Empties `list`, which was filled on the account of `held`, and takes its array back.

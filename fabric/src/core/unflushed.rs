@@ -208,7 +208,7 @@ mod tests {
         let third = of.begin(LOSS);
         assert!(
             !of.end(second, LOSS),
-            "it began before anybody was reported"
+            "it began before the loss was reported"
         );
         assert!(of.end(third, LOSS));
     }

@@ -90,7 +90,7 @@ pub enum MetaRequest {
     },
 }
 
-type RequestSource = Box<dyn Fn(MetaRequest) + Send + Sync>;
+type MetaSender = Box<dyn Fn(MetaRequest) + Send + Sync>;
 
 /// A version of the map, as replica sets.
 #[derive(Debug, Clone)]
@@ -119,7 +119,7 @@ pub struct Cluster {
     /// How often volumes were revoked.
     revocations: AtomicU64,
     eventfds: Mutex<Vec<Weak<EventFd>>>,
-    asker: OnceLock<RequestSource>,
+    meta_sender: OnceLock<MetaSender>,
     /// What all clients count their time from.
     start: Instant,
 }
@@ -141,7 +141,7 @@ impl Cluster {
             epoch: AtomicU64::new(0),
             revocations: AtomicU64::new(0),
             eventfds: Mutex::default(),
-            asker: OnceLock::new(),
+            meta_sender: OnceLock::new(),
             start: Instant::now(),
         }
     }
@@ -188,9 +188,9 @@ impl Cluster {
 
     /// A volume was revoked: clients end what waits of it.
     pub fn volume_revoked(&self) {
-        // Before the eventfds: whoever hears one finds the newer count.
+        // Before the eventfds: a thread that one wakes sees the newer count.
         self.revocations.fetch_add(1, Ordering::AcqRel);
-        self.ring();
+        self.signal();
     }
 
     /// How often that was said.
@@ -198,12 +198,12 @@ impl Cluster {
         self.revocations.load(Ordering::Acquire)
     }
 
-    fn ring(&self) {
+    fn signal(&self) {
         let eventfds = self.eventfds.lock().expect("no panic under this lock");
         eventfds
             .iter()
             .filter_map(Weak::upgrade)
-            .for_each(|eventfd| eventfd.ring());
+            .for_each(|eventfd| eventfd.signal());
     }
 
     /// An eventfd that becomes readable for every newer map and when a volume is revoked.
@@ -224,18 +224,18 @@ impl Cluster {
         map.epoch >= epoch
     }
 
-    /// Who takes what is asked of meta; the first one stays. It is called by data threads: it must neither
-    /// block nor call back.
-    pub fn set_asker(&self, asker: RequestSource) {
-        if self.asker.set(asker).is_err() {
-            tracing::error!("the fabric has somebody to ask already");
+    /// Sets what sends requests to meta; the first one stays. Data threads call it: it must neither block nor
+    /// call back.
+    pub fn set_meta_sender(&self, meta_sender: MetaSender) {
+        if self.meta_sender.set(meta_sender).is_err() {
+            tracing::error!("the fabric has a sender of requests to meta already");
         }
     }
 
-    /// Asks meta. Without an asker nobody hears it.
+    /// Sends a request to meta. Without a sender it is dropped.
     pub fn ask(&self, ask: MetaRequest) {
-        if let Some(asker) = self.asker.get() {
-            asker(ask);
+        if let Some(meta_sender) = self.meta_sender.get() {
+            meta_sender(ask);
         }
     }
 
@@ -291,7 +291,7 @@ impl Cluster {
         self.epoch.store(view.epoch.0, Ordering::Release);
         drop(map);
         self.changed.notify_all();
-        self.ring();
+        self.signal();
     }
 }
 
@@ -329,13 +329,13 @@ impl MapReader {
         &self.cluster
     }
 
-    /// Rung for every newer map, and when a volume was revoked.
+    /// Signalled for every newer map, and when a volume was revoked.
     pub fn eventfd(&self) -> &EventFd {
         &self.eventfd
     }
 
     /// True if [`news`](Self::news) is to be asked: there is a newer map, or the eventfd is still to be
-    /// silenced.
+    /// cleared.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.cluster.epoch() != self.seen || self.eventfd.is_signalled()

@@ -153,7 +153,7 @@ impl Control {
                 sent.map_err(|_| FabricError::Closed)?;
             }
             drop(reply);
-            self.stores.mailbox(MAINTENANCE_LANE).ring();
+            self.stores.mailbox(MAINTENANCE_LANE).signal();
             for _ in strays {
                 let outcome = outcomes.recv().map_err(|_| FabricError::Closed)?;
                 outcome.map_err(|source| FabricError::Operation {
@@ -190,7 +190,7 @@ impl Control {
         if let Some(thread) = thread {
             // Both fail only if the thread has ended already.
             let _ = self.commands.send(Command::Stop);
-            self.stores.mailbox(MAINTENANCE_LANE).ring();
+            self.stores.mailbox(MAINTENANCE_LANE).signal();
             if thread.join().is_err() {
                 tracing::error!("the maintenance thread panicked");
             }
@@ -212,7 +212,7 @@ impl Control {
     ) -> Result<(), FabricError> {
         let (reply, outcome) = sync_channel(1);
         let sent = self.commands.send(command(reply));
-        self.stores.mailbox(MAINTENANCE_LANE).ring();
+        self.stores.mailbox(MAINTENANCE_LANE).signal();
         sent.map_err(|_| FabricError::Closed)?;
         match outcome.recv() {
             Ok(result) => result.map_err(|source| FabricError::Operation { verb, source }),

@@ -31,14 +31,14 @@ impl Mailbox {
         })
     }
 
-    /// Puts an outcome in. The owner is woken by [`ring`](Self::ring).
+    /// Puts an outcome in. The owner is woken by [`signal`](Self::signal).
     pub fn push(&self, op: OpId, result: StoreResult) {
         let mut completions = self.completions.lock().expect("no panic under this lock");
         completions.push((op, result));
     }
 
     /// Wakes the owner, once until it looks.
-    pub fn ring(&self) {
+    pub fn signal(&self) {
         if !self.full.swap(true, Ordering::AcqRel) {
             // Fails only if the counter is full, and then it is readable, too.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());

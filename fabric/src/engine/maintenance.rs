@@ -275,7 +275,7 @@ impl Maintenance {
             };
             if job.left == 0 {
                 let (_, job) = self.jobs.swap_remove(at);
-                // Nobody waits any more if the asker gave up; the work is done all the same.
+                // The work is done also if the caller gave up.
                 let _ = job.reply.try_send(job.result);
             }
         }

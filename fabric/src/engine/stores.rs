@@ -528,7 +528,7 @@ impl IoDriver {
         while self.wake != 0 {
             let lane = self.wake.trailing_zeros() as usize;
             self.wake &= self.wake - 1;
-            stores.mailbox(lane).ring();
+            stores.mailbox(lane).signal();
         }
     }
 

@@ -65,7 +65,7 @@ impl PgId {
 }
 
 impl RequestId {
-    /// The name that the asker gave.
+    /// The id that the requester gave.
     #[inline]
     #[must_use]
     pub fn base(self) -> Self {

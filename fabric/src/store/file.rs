@@ -94,9 +94,9 @@ pub enum DeviceError {
     #[error("the file system of {} cannot preallocate; use a sparse store, or ext4, xfs or \
         btrfs", .0.display())]
     NoPreallocation(PathBuf),
-    /// The file system has no room.
-    #[error("no room for {size_bytes} bytes at {}; free space or make the store smaller", .path.display())]
-    NoRoom {
+    /// The file system is full.
+    #[error("no space for {size_bytes} bytes at {}; free some or make the store smaller", .path.display())]
+    NoSpace {
         /// Where.
         path: PathBuf,
         /// Wanted.
@@ -376,7 +376,7 @@ fn make_room(
     };
     let synced = result.and_then(|()| file.sync_all());
     synced.map_err(|source| match Errno::from_io_error(&source) {
-        Some(Errno::NOSPC | Errno::FBIG | Errno::DQUOT) => DeviceError::NoRoom {
+        Some(Errno::NOSPC | Errno::FBIG | Errno::DQUOT) => DeviceError::NoSpace {
             path: path.to_owned(),
             size_bytes,
         },

@@ -12,7 +12,7 @@ use super::rig::{Guest, MIB, Rig};
 const BLOCKS: u64 = 16 * MIB / BLOCK_BYTES as u64;
 const STRIDE: u64 = 1237;
 /// Time within which a few MiB are in order, however slow the machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn sum(fabric: &Fabric, figure: fn(&StoreMetrics) -> u64) -> u64 {
     let devices = fabric.devices();
@@ -50,7 +50,7 @@ fn scattered_data_are_put_in_order_behind_the_guest() {
     scatter(&mut guest);
     let start = Instant::now();
     while sum(&fabric, |m| m.leaves_to_clean) > 0 {
-        assert!(start.elapsed() < PATIENCE, "{:?}", fabric.devices());
+        assert!(start.elapsed() < WAIT_MAX, "{:?}", fabric.devices());
         std::thread::sleep(Duration::from_millis(50));
     }
     // Not all, if it began while the guest was writing: what came last lay in order then.

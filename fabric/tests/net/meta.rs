@@ -24,7 +24,7 @@ use super::rig::{Authority, MIB, config, wait};
 /// Groups of the only pool, which has number 1.
 pub const GROUPS: u64 = 16;
 /// After which a test hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Volumes that tests use are numbered below this.
 const VOLUMES_MAX: u64 = 100;
@@ -164,7 +164,7 @@ impl Cluster {
         let state = Arc::downgrade(&self.state);
         let asks = Arc::new(Mutex::new(Vec::new()));
         let asked = Arc::clone(&asks);
-        fabric.set_asker(Box::new(move |ask| asked.lock().unwrap().push(ask)));
+        fabric.set_meta_sender(Box::new(move |ask| asked.lock().unwrap().push(ask)));
         let mut engine = fabric.engine().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -235,7 +235,7 @@ impl Cluster {
             if content(&groups) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "not {what}: {groups:?}");
+            assert!(start.elapsed() < WAIT_MAX, "not {what}: {groups:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -28,7 +28,7 @@ pub const CLUSTER: [u8; 16] = [7; 16];
 pub const MIB: u64 = 1 << 20;
 pub const LAYER: LayerId = LayerId(5);
 /// After which a test hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 pub const PG: PgId = PgId(0);
 
 /// A certificate authority.
@@ -181,7 +181,7 @@ impl Node {
         fabric.set_layers([LAYER]);
         let asked = Arc::new(Mutex::new(Vec::new()));
         let asks = Arc::clone(&asked);
-        fabric.set_asker(Box::new(move |ask| asks.lock().unwrap().push(ask)));
+        fabric.set_meta_sender(Box::new(move |ask| asks.lock().unwrap().push(ask)));
         let world = World {
             fabrics: vec![(id, fabric.clone())],
             ..World::default()
@@ -324,7 +324,7 @@ impl Guest {
         let volume = node.fabric.open_volume(&params).unwrap();
         let start = Instant::now();
         while !volume.is_recovered() {
-            assert!(start.elapsed() < PATIENCE, "not taken over");
+            assert!(start.elapsed() < WAIT_MAX, "not taken over");
             std::thread::sleep(Duration::from_millis(1));
         }
         node.asked.lock().unwrap().clear();
@@ -372,7 +372,7 @@ impl Guest {
     pub fn until(&mut self, mut until: impl FnMut(&mut Self, &[(u64, IoResult)]) -> bool) {
         let mut finished = std::mem::take(&mut self.ended);
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < WAIT_MAX {
             self.engine
                 .reap(&mut |tag, result| finished.push((tag.0, result)));
             self.actions.append(&mut self.asked.lock().unwrap());
@@ -381,7 +381,7 @@ impl Guest {
             }
             wait(&self.engine, 10);
         }
-        panic!("not within {PATIENCE:?}");
+        panic!("not within {WAIT_MAX:?}");
     }
 
     pub fn run(&mut self, op: Op, offset: u64, buffer: &mut [u8]) -> IoResult {

@@ -11,7 +11,7 @@ use fabric::store::device::BLOCK_BYTES;
 use super::rig::*;
 
 /// After which a test hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Three nodes, whose scrubbers never rest if they are to work at all.
 fn nodes(wire: Wire, scrub: bool) -> Vec<Node> {
@@ -57,7 +57,7 @@ fn wait_for(node: &Node, content: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus 
         if content(&status) {
             return status;
         }
-        assert!(start.elapsed() < PATIENCE, "{status:?}");
+        assert!(start.elapsed() < WAIT_MAX, "{status:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -38,7 +38,7 @@ fn register(node: NodeSpec) -> Command {
 }
 
 /// A cluster of the three, with the devices 1 and 2 of the first two and the attachments 1 and 2 of the first
-/// and the third.
+/// and the third, which holds the lease of volume 2.
 fn cluster() -> (Machine, BTreeMap<Vec<u8>, Vec<u8>>) {
     let bootstrap = Command::Bootstrap {
         cluster: Uuid::from_u128(1),
@@ -67,6 +67,12 @@ fn cluster() -> (Machine, BTreeMap<Vec<u8>, Vec<u8>>) {
         });
         commands.push(attach(node, &name));
     }
+    commands.push(Command::GrantLease {
+        volume: "disk1".to_owned(),
+        node: HOST,
+        expired: None,
+        at: AT,
+    });
     let (mut machine, mut records) = (Machine::default(), BTreeMap::new());
     for command in commands {
         machine.apply(&command).unwrap();
@@ -266,6 +272,30 @@ fn a_host_serves_its_guests_and_keeps_its_volumes() {
         at: AT,
     };
     assert_eq!(asked(STORAGE, &drain), Ok(()));
+}
+
+#[test]
+fn only_who_holds_the_lease_says_that_a_tail_is_dropped() {
+    let dropped = |volume| Command::VolumeTailDropped {
+        volume: VolumeId(volume),
+    };
+    assert_eq!(asked(HOST, &dropped(2)), Ok(()));
+    let refused = asked(STORAGE, &dropped(2)).unwrap_err();
+    assert_eq!(refused.kind(), crate::RefusalKind::Denied);
+    assert!(asked(HOST, &dropped(1)).is_err(), "nobody holds it");
+    for volume in [1, 2] {
+        assert_eq!(asked(META, &dropped(volume)), Ok(()));
+    }
+    assert_eq!(asked(HOST, &dropped(9)), Ok(()), "it is not there");
+}
+
+#[test]
+fn a_host_says_data_are_dropped_only_of_what_is_deleted() {
+    let volume = VolumeId(1);
+    let dropped = Command::VolumeDataDropped { volume };
+    assert_eq!(asked(HOST, &dropped), Ok(()));
+    let (mut machine, _) = cluster();
+    assert!(machine.apply(&dropped).is_err(), "disk0 is in use");
 }
 
 #[test]

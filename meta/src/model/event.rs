@@ -255,21 +255,21 @@ fn fmt_given_up(
     groups: u32,
     lost: u32,
 ) -> fmt::Result {
-    write!(f, "pool {pool}: an operator gave up what only ")?;
+    write!(f, "pool {pool}: an operator gave up data that only ")?;
     match device {
         Some(device) => write!(f, "device {device} on node {node}")?,
         None => write!(f, "node {node}")?,
     }
     write!(
         f,
-        " had of {groups} placement groups, which go on with what others have; acknowledged writes may be \
-         gone"
+        " had, in {groups} placement groups; they continue from other replicas, and acknowledged writes may \
+         be lost"
     )?;
     match lost {
         0 => Ok(()),
         lost => write!(
             f,
-            ", and of {lost} groups nobody had anything that was complete"
+            "; {lost} of the groups have no complete replica"
         ),
     }
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uuid::Uuid;
 
-use crate::ids::NodeId;
+use crate::ids::{Incarnation, NodeId};
 
 /// Largest body; a larger one ends the connection. A piece of a snapshot (1 MiB) is at most 4 MiB of JSON.
 pub(super) const FRAME_BYTES_MAX: u32 = 16 << 20;
@@ -35,6 +35,9 @@ pub(super) struct Hello {
     protocols: (u16, u16),
     pub(super) cluster: Uuid,
     pub(super) node: NodeId,
+    /// The start of its process. Older programs do not say it.
+    #[serde(default, skip_serializing_if = "not_said")]
+    pub(super) incarnation: Incarnation,
     /// Why the connection ends here, from who accepts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
@@ -44,13 +47,18 @@ pub(super) struct Hello {
     pub(super) removed: bool,
 }
 
+fn not_said(incarnation: &Incarnation) -> bool {
+    !incarnation.has_begun()
+}
+
 impl Hello {
-    pub(super) fn new(cluster: Uuid, node: NodeId) -> Self {
+    pub(super) fn new(cluster: Uuid, node: NodeId, incarnation: Incarnation) -> Self {
         Self {
             magic: MAGIC.to_owned(),
             protocols: (*PROTOCOLS.start(), *PROTOCOLS.end()),
             cluster,
             node,
+            incarnation,
             refused: None,
             removed: false,
         }
@@ -167,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_frame_arrives_as_it_was_sent_and_no_longer_one_is_taken() {
-        let hello = Hello::new(Uuid::from_u128(1), NodeId(2));
+        let hello = Hello::new(Uuid::from_u128(1), NodeId(2), Incarnation(3));
         let frame = encode(7, &hello).unwrap();
         let (number, found): (u64, Hello) =
             receive(&mut &frame[..], HELLO_BYTES_MAX).await.unwrap();
@@ -191,7 +199,7 @@ mod tests {
     #[test]
     fn peers_agree_on_the_newest_version_that_both_speak() {
         let (ours, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let mut hello = Hello::new(ours, NodeId(2));
+        let mut hello = Hello::new(ours, NodeId(2), Incarnation::default());
         assert_eq!(hello.agree(ours), Ok(1));
         assert!(hello.agree(other).unwrap_err().contains("cluster"));
         hello.protocols = (1, 9);

@@ -21,7 +21,8 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use uuid::Uuid;
 
-use crate::ids::NodeId;
+use super::frame::Hello;
+use crate::ids::{Incarnation, NodeId};
 use crate::pki::node_name;
 
 pub use client::TlsTransport;
@@ -77,6 +78,7 @@ pub enum TlsError {
 pub struct TlsIdentity {
     cluster: Uuid,
     node: NodeId,
+    incarnation: Incarnation,
     /// Its certificate, and what a verifier wants beside it.
     chain: Vec<CertificateDer<'static>>,
     /// Who knows the cluster's certificates.
@@ -86,7 +88,8 @@ pub struct TlsIdentity {
 }
 
 impl TlsIdentity {
-    /// From PEM: the authority's certificate, the node's certificate and its key.
+    /// From PEM: the authority's certificate, the node's certificate and its key. It speaks for no particular
+    /// start of the node; see [`Self::of_start`].
     ///
     /// # Errors
     /// They cannot be read, or do not fit together.
@@ -131,11 +134,26 @@ impl TlsIdentity {
         Ok(Self {
             cluster,
             node,
+            incarnation: Incarnation::default(),
             chain,
             servers,
             client: Arc::new(client),
             server: Arc::new(server),
         })
+    }
+
+    /// Speaks for this start of the node's process. Peers turn it away once a newer one has registered.
+    #[must_use]
+    pub fn of_start(self, incarnation: Incarnation) -> Self {
+        Self {
+            incarnation,
+            ..self
+        }
+    }
+
+    /// What it says first on a connection.
+    fn hello(&self) -> Hello {
+        Hello::new(self.cluster, self.node, self.incarnation)
     }
 
     /// Looks at the node's own certificate as its peers will. Whether it is good now is not asked: a clock

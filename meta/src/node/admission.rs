@@ -2,13 +2,15 @@
 //! has applied.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::authority::{self, RaftSender, Sender};
 use crate::command::Command;
-use crate::ids::NodeId;
+use crate::ids::{Incarnation, NodeId};
 use crate::level::Level;
+use crate::map::ClusterMap;
 use crate::net::ProposeError;
 use crate::node::leader_request::COMMIT_WAIT_MAX;
 use crate::refusal::{MapRefusal, Refusal};
@@ -52,6 +54,27 @@ impl Core {
                 // The node is being closed, and its connections with it.
                 std::future::pending::<()>().await;
             }
+        }
+    }
+
+    /// Whether a newer start of a node has registered than this one. A start that the map does not have may
+    /// be the next to register.
+    pub(super) fn is_former_start(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        let map = self.map.borrow();
+        let known = map.node(node);
+        known.is_some_and(|known| known.is_former_start(incarnation))
+    }
+
+    /// Returns when a newer start of a node has registered than this one.
+    pub(super) async fn until_replaced(&self, node: NodeId, incarnation: Incarnation) {
+        let mut map = self.map.clone();
+        let is_former = |map: &Arc<ClusterMap>| {
+            let known = map.node(node);
+            known.is_some_and(|known| known.is_former_start(incarnation))
+        };
+        if map.wait_for(is_former).await.is_err() {
+            // The node is being closed, and its connections with it.
+            std::future::pending::<()>().await;
         }
     }
 

@@ -132,14 +132,13 @@ impl Core {
         if db.is_full() {
             return Some(format!(
                 "the metadata service waits: the file system under {dir} is full, so volumes and attachments \
-                 cannot be \
-                 changed; make room, and it goes on by itself"
+                 cannot be changed; free some space"
             ));
         }
         db.is_nearly_full().then(|| {
             format!(
-                "the file system under {dir} is nearly full, so no volumes and attachments are made; make \
-                 room"
+                "the file system under {dir} is nearly full, so no volume or attachment can be created; \
+                 free some space"
             )
         })
     }

@@ -40,7 +40,7 @@ mod tests {
     use crate::node::{MetaConfig, MetaNode};
 
     /// Far beyond what it takes.
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const WAIT_MAX: Duration = Duration::from_secs(60);
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn raft_panic_is_reported_and_ends_the_service() {
@@ -59,7 +59,7 @@ mod tests {
             .await;
         let died: Result<(), _> = died;
         assert!(died.is_err());
-        let why = tokio::time::timeout(PATIENCE, meta.ended()).await.unwrap();
+        let why = tokio::time::timeout(WAIT_MAX, meta.ended()).await.unwrap();
         assert!(why.to_string().contains("panicked"), "{why}");
         let problem = meta.problem().unwrap();
         assert!(problem.contains("panicked"), "{problem}");

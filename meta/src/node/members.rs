@@ -274,7 +274,7 @@ mod tests {
         steps
     }
 
-    fn founded() -> VoterGroup {
+    fn bootstrapped() -> VoterGroup {
         VoterGroup {
             leader: NodeId(1),
             voters: [NodeId(1)].into(),
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn an_odd_number_votes_and_all_have_the_metadata() {
         for (nodes, voters) in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (9, 5)] {
-            let (machine, mut group) = (cluster(nodes), founded());
+            let (machine, mut group) = (cluster(nodes), bootstrapped());
             assert_eq!(voters_wanted(&machine.map()), voters, "of {nodes}");
             run_plan(&machine, &mut group);
             assert_eq!(group.voters.len(), voters, "of {nodes}");
@@ -308,11 +308,11 @@ mod tests {
         };
         register(&mut machine, storage);
         register(&mut machine, spec(5));
-        let mut group = founded();
+        let mut group = bootstrapped();
         run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 2, 3]));
         // One that has not got all yet waits.
-        let mut group = founded();
+        let mut group = bootstrapped();
         for id in 2..=5 {
             group.nodes.insert(NodeId(id), format!("10.0.0.{id}:7470"));
         }
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_removed_node_goes_and_one_long_away_makes_room() {
-        let (mut machine, mut group) = (cluster(4), founded());
+        let (mut machine, mut group) = (cluster(4), bootstrapped());
         run_plan(&machine, &mut group);
         assert_eq!(group.voters, ids(&[1, 2, 3]));
         let node = NodeId(2);
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_being_emptied_gives_its_vote_to_another() {
-        let (mut machine, mut group) = (cluster(4), founded());
+        let (mut machine, mut group) = (cluster(4), bootstrapped());
         run_plan(&machine, &mut group);
         let mut drain = |node: u64, admin_state: AdminState| {
             let (node, at) = (NodeId(node), AT);
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn moved_node_is_followed_and_addressless_node_is_left_alone() {
-        let (mut machine, mut group) = (cluster(3), founded());
+        let (mut machine, mut group) = (cluster(3), bootstrapped());
         run_plan(&machine, &mut group);
         let elsewhere = NodeSpec {
             control_address: "10.9.9.9:7470".to_owned(),

@@ -43,9 +43,8 @@ pub enum GroupRefusal {
     },
     /// The member was taken in again since.
     #[error(
-        "device {device} was taken into placement group {group} at epoch {since}, after the map of epoch \
-         {epoch} that is \
-         complained from: read the map anew"
+        "device {device} joined placement group {group} at epoch {since}, and the report is based on the \
+         older map of epoch {epoch}: read the map again"
     )]
     StaleReport {
         /// The group.

@@ -59,9 +59,8 @@ pub enum MapRefusal {
         node: NodeId,
     },
     /// Another start of the node's process has registered.
-    #[error("node {node} runs as start {known:x}, not {claimed:x}: this is an older process's word, or a \
-        newer one that \
-         must register", known = .known.0, claimed = .claimed.0)]
+    #[error("node {node} runs as start {known:x}, not {claimed:x}: an older process sent this, or a \
+         newer one has not registered yet", known = .known.0, claimed = .claimed.0)]
     OtherStart {
         /// The node.
         node: NodeId,

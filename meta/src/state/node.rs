@@ -61,17 +61,7 @@ pub(super) fn register(
         return Ok(Outcome::Node(node));
     }
     NODES.put(txn, &node.id, &node);
-    let what = match &old {
-        None => Some(EventKind::NodeJoined { node: node.id }),
-        Some(old) if !old.incarnation.has_begun() && node.incarnation.has_begun() => {
-            Some(EventKind::NodeUp { node: node.id })
-        }
-        Some(old) if old.incarnation != node.incarnation => {
-            Some(EventKind::NodeRestarted { node: node.id })
-        }
-        Some(_) => None,
-    };
-    if let Some(what) = what {
+    if let Some(what) = event_of(old.as_ref(), &node) {
         event::push(txn, at, what)?;
     }
     let is_back = old.as_ref().is_some_and(|old| old.state == NodeState::Down);
@@ -85,6 +75,19 @@ pub(super) fn register(
         next_epoch(txn)?;
     }
     Ok(Outcome::Node(node))
+}
+
+/// What a registration tells of the node.
+fn event_of(old: Option<&Node>, node: &Node) -> Option<EventKind> {
+    let (id, start) = (node.id, node.incarnation);
+    match old {
+        None => Some(EventKind::NodeJoined { node: id }),
+        Some(old) if !old.incarnation.has_begun() && start.has_begun() => {
+            Some(EventKind::NodeUp { node: id })
+        }
+        Some(old) if old.incarnation != start => Some(EventKind::NodeRestarted { node: id }),
+        Some(_) => None,
+    }
 }
 
 /// The roles that the node may have: kept as they were when it was let in. Of a node that was let in before

@@ -81,7 +81,7 @@ impl Db {
         self.space.send_if_modified(|space| {
             let news = *space == SpaceState::Enough;
             if news {
-                tracing::error!(dir = %self.dir.display(), %error, "the metadata wait for space");
+                tracing::error!(dir = %self.dir.display(), %error, "file system full: metadata writes wait for space");
                 *space = SpaceState::Full;
             }
             news
@@ -96,7 +96,7 @@ impl Db {
         self.space.send_if_modified(|space| {
             let news = *space == SpaceState::Full;
             if news {
-                tracing::info!(dir = %self.dir.display(), "the metadata have space again");
+                tracing::info!(dir = %self.dir.display(), "file system has space again: metadata writes go on");
                 *space = SpaceState::Enough;
             }
             news

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::common::{GIB, PATIENCE, copy_tree, device, until, until_three_vote};
+use crate::common::{GIB, WAIT_MAX, copy_tree, device, until, until_three_vote};
 use meta::command::AttachmentKey;
 use meta::net::{MemNetwork, PeerReply, PeerRequest};
 use meta::{
@@ -480,7 +480,7 @@ async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
 
     cluster.network.set_cut_off(away.id(), true);
     let mut map = stays.watch_map();
-    let shrunk = tokio::time::timeout(PATIENCE, map.wait_for(|map| in_sync(map, pool, 2)));
+    let shrunk = tokio::time::timeout(WAIT_MAX, map.wait_for(|map| in_sync(map, pool, 2)));
     let shrunk = shrunk.await.expect("it stays").unwrap().clone();
     assert_eq!(shrunk.node(away.id()).unwrap().state, NodeState::Down);
     let until = away.meta().heartbeat_valid_until().unwrap();
@@ -501,7 +501,7 @@ async fn a_node_that_is_cut_off_learns_it_and_is_taken_out() {
             map.changed().await.unwrap();
         }
     };
-    let healed = tokio::time::timeout(PATIENCE, heal).await;
+    let healed = tokio::time::timeout(WAIT_MAX, heal).await;
     let healed = healed.expect("it is never taken in");
     assert_eq!(healed.node(away.id()).unwrap().state, NodeState::Up);
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use meta::{AttachmentOptions, AttachmentSpec, DeviceSpec, MetaConfig, MetaNode, NodeId};
 
 /// Bounds how long a test waits for what must happen; far beyond what it takes.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// 2^30 bytes.
 pub const GIB: u64 = 1 << 30;
@@ -81,7 +81,7 @@ pub async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait)
+    tokio::time::timeout(WAIT_MAX, wait)
         .await
         .expect("it never happened")
 }

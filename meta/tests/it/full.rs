@@ -104,7 +104,7 @@ fn a_full_file_system_refuses_what_is_new_and_harms_nothing() {
             Err(MetaError::NoSpace { begun: false, .. })
         ));
         let told = refused.unwrap_err().to_string();
-        assert!(told.contains("make room") && told.contains(data.to_str().unwrap()));
+        assert!(told.contains("free some space") && told.contains(data.to_str().unwrap()));
         assert!(meta.problem().unwrap().contains("nearly full"));
         // What gives something back still goes.
         meta.delete_volume("a").await.unwrap();
@@ -126,7 +126,7 @@ fn the_service_goes_on_by_itself_when_there_is_room_again() {
         exhaust(&meta).await;
         let problem = meta.problem().unwrap();
         assert!(
-            problem.contains("waits") && problem.contains("make room"),
+            problem.contains("waits") && problem.contains("free some space"),
             "{problem}"
         );
         let volumes = meta.list_volumes().await.unwrap();

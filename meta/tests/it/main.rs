@@ -5,6 +5,7 @@
 mod cluster;
 mod common;
 mod damage;
+mod enrol;
 mod full;
 mod majority;
 mod restart;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::cluster::Cluster;
-use crate::common::{GIB, PATIENCE, until};
+use crate::common::{GIB, WAIT_MAX, until};
 use meta::net::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use meta::refusal::MapRefusal;
 use meta::{Level, MetaError, NodeId, Refusal, VolumeSpec};
@@ -99,7 +99,7 @@ async fn somebody_who_waits_is_told_who_is_missing() {
         }
         let patient = cluster.nodes[0].meta();
         assert_eq!(patient.list_volumes().await.unwrap(), []);
-        patient.within(PATIENCE).create_volume(spec).await.unwrap();
+        patient.within(WAIT_MAX).create_volume(spec).await.unwrap();
         cluster.end().await;
     }
 }
@@ -137,7 +137,7 @@ async fn somebody_who_waits_does_not_notice_that_the_leader_changes() {
     cluster.stop(1).await;
     for node in &cluster.nodes {
         let name = format!("disk{}", node.id());
-        let meta = node.meta().within(PATIENCE);
+        let meta = node.meta().within(WAIT_MAX);
         meta.create_volume(VolumeSpec::new(name, GIB))
             .await
             .unwrap();
@@ -166,7 +166,7 @@ async fn node_removed_while_away_learns_of_it_from_any_other_node() {
     cluster.stop(1).await;
     cluster.join(away, Level::KNOWN).await;
     let removed = cluster.nodes.last().unwrap().meta();
-    let why = tokio::time::timeout(PATIENCE, removed.ended()).await;
+    let why = tokio::time::timeout(WAIT_MAX, removed.ended()).await;
     let why = why.expect("it never learned of it");
     assert!(
         matches!(&why, MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node })) if node.0 == away),

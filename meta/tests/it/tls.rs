@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use crate::common::{GIB, PATIENCE, device, until};
+use crate::common::{GIB, WAIT_MAX, device, until};
 use meta::net::{
     BoxFuture, PeerReply, PeerRequest, TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport,
     Transport, TransportError,
@@ -152,13 +152,14 @@ struct Cluster {
 
 impl Cluster {
     async fn member(dir: &std::path::Path, authority: &Authority, id: u64, start: Start) -> Member {
-        let identity = authority.node(id);
+        let incarnation = Incarnation::draw();
+        let identity = authority.node(id).of_start(incarnation);
         let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
         let relay = Relay::to(listener.address()).await;
         let is_cut = Arc::new(AtomicBool::new(false));
         let config = MetaConfig {
             node: NodeSpec {
-                incarnation: Incarnation::draw(),
+                incarnation,
                 ..NodeSpec::new(NodeId(id), format!("node{id}"))
             },
             address: relay.address.to_string(),
@@ -296,7 +297,7 @@ async fn ask(identity: TlsIdentity, server: SocketAddr) -> Result<PeerReply, Tra
     let transport = TlsTransport::new(identity);
     let address = BasicNode::new(server.to_string());
     let call = transport.call(NodeId(1), &address, PeerRequest::ReadIndex);
-    tokio::time::timeout(PATIENCE, call)
+    tokio::time::timeout(WAIT_MAX, call)
         .await
         .expect("no answer")
 }
@@ -378,10 +379,16 @@ async fn raw(authority: &Authority, at: SocketAddr) -> tokio_rustls::client::Tls
     connector.connect(name, stream).await.unwrap()
 }
 
-/// A good hello of node 2.
+/// A good hello of node 2, as an older program says it.
 fn greeting() -> Vec<u8> {
-    let hello =
-        format!(r#"{{"magic":"penstock-meta","protocols":[1,1],"cluster":"{CLUSTER}","node":2}}"#);
+    greeting_of("")
+}
+
+/// A hello of node 2 with more fields.
+fn greeting_of(more: &str) -> Vec<u8> {
+    let hello = format!(
+        r#"{{"magic":"penstock-meta","protocols":[1,1],"cluster":"{CLUSTER}","node":2{more}}}"#
+    );
     let mut greeting = u32::try_from(hello.len()).unwrap().to_be_bytes().to_vec();
     greeting.extend([0; 8]);
     greeting.extend(hello.as_bytes());
@@ -396,7 +403,7 @@ async fn say(mut stream: impl tokio::io::AsyncRead + AsyncWriteExt + Unpin, byte
     let mut answer = Vec::new();
     let end = stream.read_to_end(&mut answer);
     // An abrupt end is an end, too.
-    let _ = tokio::time::timeout(PATIENCE, end)
+    let _ = tokio::time::timeout(WAIT_MAX, end)
         .await
         .expect("the connection stays open");
 }
@@ -438,6 +445,25 @@ async fn malformed_bytes_close_only_the_connection_that_sent_them() {
     say(raw(&authority, at).await, &nonsense).await;
 
     assert!(works().await, "on the connection that it had all the time");
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_connection_of_a_node_ends_the_first() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let greet = async || {
+        let mut stream = raw(&authority, server.address()).await;
+        stream.write_all(&greeting()).await.unwrap();
+        stream.read_exact(&mut [0; 12]).await.unwrap();
+        stream
+    };
+    let mut first = greet().await;
+    let _second = greet().await;
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(WAIT_MAX, first.read_to_end(&mut rest));
+    // An abrupt end is an end, too.
+    let _ = end.await.expect("the connection stands");
     node.shutdown().await.unwrap();
 }
 
@@ -486,7 +512,7 @@ async fn a_removed_node_is_turned_away_and_its_connection_ends() {
 
     meta.remove_node(NodeId(2)).await.unwrap();
     let mut rest = Vec::new();
-    let end = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest));
+    let end = tokio::time::timeout(WAIT_MAX, silent.read_to_end(&mut rest));
     // An abrupt end is an end, too.
     let _ = end.await.expect("the connection stands");
     // What is asked on a connection that stood may be lost; then there is none.
@@ -497,6 +523,51 @@ async fn a_removed_node_is_turned_away_and_its_connection_ends() {
     });
     assert_eq!(refused.await, NodeId(1));
     assert!(ask(&stays).await.is_ok());
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_former_start_is_turned_away_by_metadata() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let (meta, at) = (node.meta(), server.address());
+    let register = async |start| {
+        let spec = NodeSpec {
+            incarnation: Incarnation(start),
+            boot: "the same".to_owned(),
+            ..spec(2, &[Role::Host])
+        };
+        meta.register_node(spec).await.unwrap();
+    };
+    let ask_as = async |start| ask(authority.node(2).of_start(Incarnation(start)), at).await;
+    register(10).await;
+    assert!(ask_as(10).await.is_ok(), "it is the present one");
+    // One that says nothing after its greeting.
+    let mut silent = raw(&authority, at).await;
+    let hello = greeting_of(r#","incarnation":10"#);
+    silent.write_all(&hello).await.unwrap();
+    silent.read_exact(&mut [0; 12]).await.unwrap();
+
+    register(11).await;
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(WAIT_MAX, silent.read_to_end(&mut rest));
+    // An abrupt end is an end, too.
+    let _ = end.await.expect("the connection stands");
+    let detail = is_unreachable(ask_as(10).await);
+    assert!(detail.contains("a newer start of node 2"), "{detail}");
+    for start in [11, 12] {
+        let answer = ask_as(start).await;
+        assert!(answer.is_ok(), "12 has yet to register: {answer:?}");
+    }
+    // A program of a version that does not say which start it is.
+    let mut older = raw(&authority, at).await;
+    older.write_all(&greeting()).await.unwrap();
+    let mut head = [0; 12];
+    older.read_exact(&mut head).await.unwrap();
+    let mut answer = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
+    older.read_exact(&mut answer).await.unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(!answer.contains("refused"), "{answer}");
     node.shutdown().await.unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! Nodes of different versions in one cluster, as while it is upgraded.
 
 use crate::common::cluster::Cluster;
-use crate::common::{GIB, PATIENCE, until};
+use crate::common::{GIB, WAIT_MAX, until};
 use meta::refusal::MapRefusal;
 use meta::{Level, MetaError, NodeId, Refusal, VolumeSpec};
 
@@ -54,7 +54,7 @@ async fn a_program_that_is_too_old_for_the_cluster_is_turned_away() {
         "{why:?}"
     );
     let old = cluster.nodes.last().unwrap().meta();
-    let ended = tokio::time::timeout(PATIENCE, old.ended()).await;
+    let ended = tokio::time::timeout(WAIT_MAX, old.ended()).await;
     let ended = ended.expect("it never learned of it").to_string();
     assert!(ended.contains("install a newer version"), "{ended}");
     cluster.end().await;

@@ -60,8 +60,8 @@ pub struct Status {
     pub health: Health,
 }
 
-/// What a daemon may do on its machine, as the kernel tells; of threads that differ, the one that may do most
-/// is told.
+/// Privileges of a daemon on its machine, as the kernel reports them. If its threads differ, those of the most
+/// privileged one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Privileges {
     /// User that it runs as.

@@ -12,7 +12,7 @@ pub fn confirm(what: &str, yes: bool) -> Result<()> {
     }
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         return Err(Failure::invalid(
-            format!("will not {what} without being told"),
+            format!("cannot {what} without confirmation, and there is no terminal to ask on"),
             "add --yes",
         ));
     }

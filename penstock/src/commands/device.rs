@@ -87,9 +87,8 @@ async fn add(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
         return print_json(&device);
     }
     eprintln!(
-        "penstock: device {} is added to node {} and holds data from the next start of its daemon on; \
-         restart it when it \
-         suits, guests see a pause and no error",
+        "penstock: device {} is added to node {}; restart that node's daemon to use it (guests see a \
+         pause, no error)",
         device.path, device.node
     );
     Ok(())
@@ -133,9 +132,8 @@ async fn remove(
     match device.state {
         DeviceState::Removed => eprintln!("penstock: device {} is removed", device.path),
         DeviceState::Draining => eprintln!(
-            "penstock: device {} is being emptied, {} placement groups are left, and is forgotten then; \
-             `penstock device \
-             list` shows it until that is done",
+            "penstock: device {} is being emptied, {} placement groups are left; it is removed once it is \
+             empty, see `penstock device list`",
             device.path,
             device.groups_left.unwrap_or(device.groups)
         ),

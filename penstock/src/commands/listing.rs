@@ -30,7 +30,7 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         for problem in &status.health.problems {
             writeln!(out, "problem      {}", problem_line(problem, now))?;
         }
-        for work in &status.health.under_way {
+        for work in &status.health.background_jobs {
             writeln!(out, "under way    {}", problem_line(work, now))?;
         }
         writeln!(
@@ -129,7 +129,7 @@ pub async fn health(client: &Client, json: bool) -> Result<ExitCode> {
 }
 
 fn health_line(health: &Health, now: Moment) -> String {
-    let all = health.problems.iter().chain(&health.under_way);
+    let all = health.problems.iter().chain(&health.background_jobs);
     let told: Vec<String> = all.map(|problem| problem_line(problem, now)).collect();
     let word = health_word(health);
     match told.is_empty() {

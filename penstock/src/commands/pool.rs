@@ -114,7 +114,7 @@ fn show(pool: &Pool, json: bool) -> Result<()> {
     let groups = &pool.groups;
     let unreported = match pool.devices_unreported {
         0 => String::new(),
-        n => format!("; {n} do not tell"),
+        n => format!("; {n} do not report"),
     };
     print(|out| {
         writeln!(out, "name       {}", pool.name)?;

@@ -24,7 +24,6 @@ struct CheckReport<'a> {
 struct FindingReport<'a> {
     about: &'a str,
     state: &'static str,
-    #[serde(rename = "told")]
     text: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     hint: &'a str,

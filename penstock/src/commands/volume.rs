@@ -84,7 +84,7 @@ async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: boo
         NewSize::By(size) => now.checked_add(size.0).ok_or_else(|| {
             Failure::invalid(
                 format!("volume '{name}' cannot grow by {size}"),
-                "the sum leaves 64 bits",
+                "choose a size below 2^64 bytes",
             )
         })?,
     };

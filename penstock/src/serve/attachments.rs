@@ -303,7 +303,7 @@ impl Node {
             return Err(Failure::new(
                 Kind::Conflict,
                 format!("a guest uses {socket}"),
-                "detach the disk from the guest first, or force it",
+                "detach the disk from the guest first, or repeat with --yes",
             ));
         }
         match std::mem::replace(&mut served.state, State::Detaching) {
@@ -344,7 +344,7 @@ impl Node {
                     }
                     None => format!("nothing is attached as '{target}'"),
                 },
-                "see `penstock attachments list`",
+                "see `penstock attachment list`",
             )),
             (0, 1) if query.forget && view.is_down(elsewhere[0].node) => Ok(elsewhere.remove(0)),
             (0, n) if n > 1 && query.forget => {

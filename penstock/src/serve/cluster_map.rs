@@ -31,7 +31,7 @@ pub fn view(map: &ClusterMap, own: meta::NodeId) -> ClusterView {
 /// Who a node is to others.
 fn member(node: &meta::Node) -> MemberView {
     let starts = node.starts.iter().copied();
-    let former = starts.filter(|start| *start != node.incarnation);
+    let former = starts.filter(|start| node.is_former_start(*start));
     MemberView {
         incarnation: Incarnation(node.incarnation.0),
         former: former.map(|start| Incarnation(start.0)).collect(),

@@ -116,7 +116,7 @@ impl Node {
             return Err(Failure::new(
                 Kind::Conflict,
                 format!(
-                    "node '{}' has not the role storage, and owns no devices",
+                    "node '{}' does not have the role storage",
                     self.name()
                 ),
                 "add storage to its roles and restart its daemon first, or add the device to another node",

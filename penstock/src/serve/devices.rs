@@ -186,6 +186,19 @@ pub fn select(
     } else if let Some(device) = missing.first() {
         return Err(missing_failure(&named, device));
     }
+    let (devices, stores) = to_open(config, named)?;
+    Ok(DeviceSelection {
+        devices,
+        stores,
+        left_out,
+    })
+}
+
+/// What the fabric opens or makes at each place, and the stores that are there already.
+fn to_open(
+    config: &Config,
+    named: Vec<Named>,
+) -> Result<(Vec<DeviceConfig>, Vec<(PathBuf, Uuid)>)> {
     let (mut devices, mut stores) = (Vec::new(), Vec::new());
     for Named {
         path,
@@ -203,11 +216,7 @@ pub fn select(
         };
         devices.push(DeviceConfig { path, missing });
     }
-    Ok(DeviceSelection {
-        devices,
-        stores,
-        left_out,
-    })
+    Ok((devices, stores))
 }
 
 fn leave_alone(path: &Path) {

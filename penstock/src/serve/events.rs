@@ -16,7 +16,7 @@ impl Node {
     pub async fn events(&self, query: &EventsQuery) -> Result<Vec<Event>> {
         if query.limit == 0 || query.limit > LIMIT_MAX {
             return Err(Failure::invalid(
-                format!("cannot tell {} events", query.limit),
+                format!("cannot list {} events", query.limit),
                 format!("ask for 1 to {LIMIT_MAX}"),
             ));
         }

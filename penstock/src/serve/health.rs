@@ -29,7 +29,7 @@ pub struct Problems {
     /// In the cluster, and on other nodes.
     pub cluster: Vec<Found>,
     /// What goes on and is not wrong.
-    pub under_way: Vec<Found>,
+    pub background_jobs: Vec<Found>,
 }
 
 impl Node {
@@ -45,7 +45,7 @@ impl Node {
                 false => HealthState::Degraded,
             },
             problems,
-            under_way: wrong.under_way.into_iter().map(|f| f.problem).collect(),
+            background_jobs: wrong.background_jobs.into_iter().map(|f| f.problem).collect(),
         })
     }
 
@@ -61,17 +61,17 @@ impl Node {
         local.extend(self.leases.problems());
         let now = Moment::now();
         let etas = |work| self.monitor.eta_s(work);
-        let (mut cluster, mut under_way) = cluster::problems(view, self.meta.node_id(), now, &etas);
+        let (mut cluster, mut background_jobs) = cluster::problems(view, self.meta.node_id(), now, &etas);
         // Of a service that has stopped the reason is told.
         if meta.is_none() {
             cluster.splice(0..0, self.leader_missed(view, now));
         }
-        let all = local.iter_mut().chain(&mut cluster).chain(&mut under_way);
+        let all = local.iter_mut().chain(&mut cluster).chain(&mut background_jobs);
         self.monitor.stamp(all, now);
         Problems {
             local,
             cluster,
-            under_way,
+            background_jobs,
         }
     }
 

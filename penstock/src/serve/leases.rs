@@ -150,7 +150,7 @@ impl Leases {
             Some(Found::new(
                 format!("lease {}", kept.volume),
                 format!("requests to volume '{}' fail here: {why}", kept.volume),
-                "this node closes it, and serves what is still attached here again once nobody else uses it",
+                "this node closes it, and serves its attachments here again once no other node uses it",
             ))
         });
         lost.collect()

@@ -61,7 +61,7 @@ impl Node {
 
 fn put_health(page: &mut Page, health: &Health) {
     page.put(&families::PROBLEMS, &[], health.problems.len() as u64);
-    page.put(&families::UNDER_WAY, &[], health.under_way.len() as u64);
+    page.put(&families::UNDER_WAY, &[], health.background_jobs.len() as u64);
 }
 
 /// A value of an attachment.

@@ -68,7 +68,7 @@ fn pairs(settings: &Settings) -> Result<Offered> {
         }
         Err(reason) if must => Err(Failure::new(
             Kind::Invalid,
-            format!("transport is rdma, and data cannot go so: {reason}"),
+            format!("transport is rdma, but RDMA cannot be used: {reason}"),
             hint,
         )),
         Err(reason) => {
@@ -97,8 +97,8 @@ impl Control {
             if config.peers.is_told() {
                 return Err(Failure::invalid(
                     format!(
-                        "{} holds no node of a cluster, and listen, name, labels, roles, wire or a port are \
-                         told",
+                        "{} holds no node of a cluster, but listen, name, labels, roles, wire or a port is \
+                         set",
                         config.data.display()
                     ),
                     "make a cluster with `penstock init` or join one with `penstock join` first, or leave \
@@ -129,6 +129,8 @@ impl Control {
         let unfit = |e: String| invalid_credentials(data_dir, &e);
         let credentials = credentials.map_err(|e| unfit(e.to_string()))?;
         credentials.check().map_err(|e| unfit(e.to_string()))?;
+        let incarnation = Incarnation::draw();
+        let credentials = credentials.of_start(incarnation);
         let data = NetConfig {
             listen: settings.data(),
             identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
@@ -141,7 +143,7 @@ impl Control {
         };
         let listener = TlsListener::bind(&settings.control().to_string()).await;
         let listener = listener.map_err(listen_failure)?;
-        let config = meta_config(&identity, &settings, &credentials);
+        let config = meta_config(&identity, &settings, incarnation, &credentials);
         let node = MetaNode::open(meta_dir, config).await.map_err(failed)?;
         // Before anybody hears of this node, and so may count on it.
         if let Err(failure) = identity::note_begun(data_dir) {
@@ -224,7 +226,12 @@ fn boot_id() -> String {
     }
 }
 
-fn meta_config(identity: &Identity, settings: &Settings, credentials: &TlsIdentity) -> MetaConfig {
+fn meta_config(
+    identity: &Identity,
+    settings: &Settings,
+    incarnation: Incarnation,
+    credentials: &TlsIdentity,
+) -> MetaConfig {
     let record = &identity.record;
     let cluster = record.cluster;
     MetaConfig {
@@ -233,7 +240,7 @@ fn meta_config(identity: &Identity, settings: &Settings, credentials: &TlsIdenti
             name: settings.name.clone(),
             roles: settings.roles.clone(),
             granted: BTreeSet::new(),
-            incarnation: Incarnation::draw(),
+            incarnation,
             labels: settings.labels.clone(),
             control_address: settings.control().to_string(),
             data_address: settings.data().to_string(),

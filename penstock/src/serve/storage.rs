@@ -208,8 +208,9 @@ impl Storage {
     /// Makes the data path go by the cluster's map, and ask meta, for as long as the result lives.
     pub fn join(&self, meta: &Meta) -> Background {
         let asks = Arc::<MetaRequests>::default();
-        let asker = Arc::clone(&asks);
-        self.fabric.set_asker(Box::new(move |ask| asker.put(ask)));
+        let requests = Arc::clone(&asks);
+        self.fabric
+            .set_meta_sender(Box::new(move |request| requests.put(request)));
         Background(vec![
             tokio::spawn(meta_requests::serve(asks, meta.clone())),
             tokio::spawn(cluster_map::follow(self.fabric.clone(), meta.clone())),

@@ -147,15 +147,15 @@ impl Node {
             ..volume.clone()
         };
         let handle = self.open_in(live, &larger).await?;
-        let dropped = self.storage.resize_volume(&handle, volume.size_bytes).await;
+        let mut dropped = self.storage.resize_volume(&handle, volume.size_bytes).await;
         drop(handle);
+        if dropped.is_ok() {
+            // While the lease is held: of a host nobody else's word counts.
+            let told = self.meta.volume_tail_dropped(volume.id).await;
+            dropped = told.map(drop).map_err(meta_failure);
+        }
         self.close_in(live, volume.id).await;
-        dropped?;
-        self.meta
-            .volume_tail_dropped(volume.id)
-            .await
-            .map(drop)
-            .map_err(meta_failure)
+        dropped
     }
 
     /// Opens a volume for one more user, with a new lease if it is the first.

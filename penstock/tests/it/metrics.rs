@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
@@ -107,6 +107,28 @@ fn what_is_documented_is_told_and_what_is_told_is_documented() {
     let (head, page) = ask(admin, "GET /metrics");
     assert!(head.contains(" 200 "), "{head}");
     assert_eq!(families(&page), documented());
+}
+
+#[test]
+fn eight_connections_are_served_until_they_are_cut_off() {
+    let dir = temp();
+    let (data, config) = (dir.path().join("data"), dir.path().join("p.toml"));
+    fs::write(&config, "metrics_listen = \"127.0.0.1:0\"").unwrap();
+    let daemon = Daemon::start_with(&data, &["--config", text(&config)]);
+    let ready = daemon.said.last().unwrap();
+    let (_, address) = ready.split_once("http://").unwrap();
+    let (address, _) = address.split_once('/').unwrap();
+    let connect = || TcpStream::connect(address).unwrap();
+    let mut silent: Vec<TcpStream> = (0..8).map(|_| connect()).collect();
+    let (head, _) = ask(connect(), "GET /metrics");
+    assert!(head.contains(" 200 "), "{head}");
+    // It was served when one of those had been cut off, and not before.
+    let mut is_over = |stream: &mut TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        let read = stream.read(&mut [0]);
+        !matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
+    };
+    assert!(silent.iter_mut().any(&mut is_over));
 }
 
 #[test]

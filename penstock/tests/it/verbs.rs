@@ -123,7 +123,7 @@ fn the_only_node_is_shown_and_stays() {
     let socket = dir.path().join("a.sock");
     let node = daemon.json(&["node", "list"])[0].clone();
     assert_eq!(
-        (&node["id"], &node["state"], &node["duty"]),
+        (&node["id"], &node["state"], &node["admin_state"]),
         (&json!(1), &json!("up"), &json!("active"))
     );
     assert_eq!(node["meta"], "leader");
@@ -163,7 +163,7 @@ fn the_only_node_is_shown_and_stays() {
     daemon.ok(&["volume", "delete", "a", "--yes"]);
     let drained = daemon.json(&["node", "drain", name, "--yes"]);
     assert_eq!(
-        (&drained["duty"], &drained["groups_left"]),
+        (&drained["admin_state"], &drained["groups_left"]),
         (&json!("draining"), &json!(0))
     );
     let health = daemon.ok(&["health"]);

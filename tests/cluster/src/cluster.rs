@@ -275,7 +275,7 @@ impl Cluster {
     }
 
     /// Runs `init` or `join` with what a node of this cluster is told, on a machine of it.
-    pub fn found_or_join(&self, number: u8, verb: &str, args: &[&str]) -> Result<String> {
+    pub fn init_or_join(&self, number: u8, verb: &str, args: &[&str]) -> Result<String> {
         let address = self.address(number);
         let name = format!("node{number}");
         let mut all = vec![verb];
@@ -289,7 +289,7 @@ impl Cluster {
 
     fn add(&mut self, verb: &str, args: &[&str]) -> Result<u8> {
         let number = self.add_machine()?;
-        self.found_or_join(number, verb, args)?;
+        self.init_or_join(number, verb, args)?;
         self.node_mut(number)?.start()?;
         Ok(number)
     }

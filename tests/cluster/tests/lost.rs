@@ -170,7 +170,7 @@ fn only_last_copies_of_a_lost_node_are_given_up_on_demand() -> Result<()> {
     ensure!(unasked.is_err(), "nobody was asked");
     daemon.cli(&["node", "remove", "node3", "--accept-data-loss", "--yes"])?;
     let events = daemon.cli(&["events"])?;
-    ensure!(events.contains("gave up what only node 3 had"), "{events}");
+    ensure!(events.contains("gave up data that only node 3 had"), "{events}");
     cluster.wait_ready()?;
     load::check(&socket, &mut ledger, Promise::Flushed)
         .with_context(|| format!("read all back\n{}", cluster.report()))

@@ -27,20 +27,20 @@ fn strangers_stay_out() -> Result<()> {
 
     let token = cluster.token()?;
     let third = cluster.add_machine()?;
-    cluster.found_or_join(third, "join", &[&token])?;
+    cluster.init_or_join(third, "join", &[&token])?;
     cluster.node_mut(third)?.start()?;
     ensure!(nodes(&cluster)? == 3, "the token let nobody in");
     let late = cluster.add_machine()?;
-    let refused = cluster.found_or_join(late, "join", &[&token]);
+    let refused = cluster.init_or_join(late, "join", &[&token]);
     ensure!(refused.is_err(), "a token was used twice");
     ensure!(nodes(&cluster)? == 3);
 
     // A node of a cluster of its own, on the same network, that takes itself for node 3 of this one.
-    cluster.found_or_join(late, "init", &["--replicas", "1"])?;
+    cluster.init_or_join(late, "init", &["--replicas", "1"])?;
     cluster.node_mut(late)?.start()?;
     let foreign = cluster.node(late)?.daemon().cli(&["token", "create"])?;
     let other = cluster.add_machine()?;
-    cluster.found_or_join(other, "join", &[foreign.trim()])?;
+    cluster.init_or_join(other, "join", &[foreign.trim()])?;
     ensure!(
         nodes(&cluster)? == 3,
         "a token of another cluster let a node in"

@@ -162,10 +162,10 @@ fn join_host(cluster: &mut Cluster) -> Result<u8> {
     let create = ["token", "create", "--roles", "host"];
     let token = cluster.node(1)?.daemon().cli(&create)?;
     let host = cluster.add_machine()?;
-    let refused = cluster.found_or_join(host, "join", &[token.trim()]);
+    let refused = cluster.init_or_join(host, "join", &[token.trim()]);
     let told = format!("{:#}", refused.err().context("it got all roles")?);
     ensure!(told.contains("grants the roles host"), "{told}");
-    cluster.found_or_join(host, "join", &[token.trim(), "--roles", "host"])?;
+    cluster.init_or_join(host, "join", &[token.trim(), "--roles", "host"])?;
     let key = cluster.node(host)?.daemon().data().join("cluster/ca.key");
     ensure!(!key.exists(), "a host got the authority's key");
     cluster.node_mut(host)?.start()?;

@@ -16,6 +16,7 @@ use fabric::net::tcp::counts::Count;
 use fabric::net::tcp::hello::Wire;
 use fabric::net::tcp::identity::{Identity, node_name};
 use fabric::net::tcp::lane::{Event, Lane};
+use fabric::net::tcp::members::{MemberView, Reach};
 use fabric::proto::ids::{ChunkKey, LayerId};
 use fabric::proto::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Reply, Request, RequestId, Sequence,
@@ -140,6 +141,15 @@ impl World {
             network(2, two, address, serving(open(address)?))?,
         ];
         networks[0].set_peers(HashMap::from([(PEER, networks[1].address())]));
+        let member = |node: u64| MemberView {
+            incarnation: Incarnation(10 * node),
+            former: Vec::new(),
+            reach: Reach::All,
+        };
+        for network in &networks {
+            let members = [1, 2].map(|node| (NodeId(node), member(node)));
+            network.set_members(members.into());
+        }
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(1),
             asking: Lane::new(Arc::clone(networks[0].control()), 0, false)?,

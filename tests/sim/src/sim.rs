@@ -109,7 +109,7 @@ pub(crate) enum Event {
     },
     /// A host hears that it has a lease.
     Granted {
-        asker: LeaseSeeker,
+        seeker: LeaseSeeker,
         generation: Generation,
         epoch: Epoch,
     },
@@ -506,7 +506,7 @@ impl Sim {
             Event::HeartbeatReply(node) => self.on_beat(node),
             Event::Plan => self.on_plan(),
             Event::MetaMessage(word) => self.on_word(word),
-            Event::Commit(command, asker) => self.on_commit(&command, asker),
+            Event::Commit(command, seeker) => self.on_commit(&command, seeker),
             Event::JudgeReports => self.judge_reports(),
             Event::Replace(node) => self.on_replace(node),
             Event::Map {
@@ -517,10 +517,10 @@ impl Sim {
                 leases,
             } => self.on_map((host, life), epoch, sets, &leases),
             Event::Granted {
-                asker,
+                seeker,
                 generation,
                 epoch,
-            } => self.on_granted(asker, generation, epoch),
+            } => self.on_granted(seeker, generation, epoch),
             Event::AskLease(guest) => self.on_ask_lease(guest),
             Event::LeaseRecoveryTick { volume, number } => {
                 self.on_lease_recovery_tick(volume, number)

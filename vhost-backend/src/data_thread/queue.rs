@@ -189,7 +189,7 @@ fn recover(
         tracing::info!(
             queue = index,
             requests = replay.len(),
-            "doing requests in flight again"
+            "resubmitting requests that were in flight"
         );
     }
     replay.reverse();
@@ -399,7 +399,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     /// The guest broke the ring: this queue takes no more requests. What is in flight is still answered.
     #[cold]
     fn fail(&mut self, error: RingError) {
-        tracing::warn!(queue = self.index, %error, "guest broke its ring; the queue is served no more");
+        tracing::warn!(queue = self.index, %error, "guest broke its ring; the queue is stopped");
         self.broken = true;
         self.replay.clear();
         for at in 0..self.slots.len() {

@@ -71,8 +71,8 @@ impl fmt::Display for Use {
 pub enum OverLimit {
     /// The attachment has too much.
     #[error(
-        "{wanted_bytes} bytes of guest memory are to be {of}, and an attachment may have {max_bytes}; \
-         raise {}_per_attachment",
+        "an attachment may have {max_bytes} bytes of guest memory {of}, and this one asks for \
+         {wanted_bytes}; raise {}_per_attachment",
         .of.key()
     )]
     Attachment {
@@ -85,8 +85,8 @@ pub enum OverLimit {
     },
     /// All attachments together have too much.
     #[error(
-        "{wanted_bytes} bytes of guest memory are to be {of}, {others_bytes} of other attachments are, and \
-         all may have {max_bytes}; raise {} or detach a guest",
+        "all attachments may have {max_bytes} bytes of guest memory {of}: others have {others_bytes}, and \
+         this one asks for {wanted_bytes}; raise {} or detach a guest",
         .of.key()
     )]
     Total {

@@ -399,8 +399,8 @@ impl Ring for SplitRing {
     fn interrupt_due(&mut self) -> bool {
         let moved = self.unsignalled();
         self.signalled = self.published;
-        // The index must be visible before the guest's request is read: the guest writes its request, then
-        // reads the index.
+        // Orders the store of the used index before the load of used_event or the flags. The driver stores
+        // used_event first and then loads the used index, so that at least one side sees the other's store.
         fence(Ordering::SeqCst);
         if self.config.event_idx {
             self.published
@@ -418,8 +418,8 @@ impl Ring for SplitRing {
         } else {
             self.set_used_flags(0);
         }
-        // The request must be visible before the index is read again: the guest writes its index, then reads
-        // the request.
+        // Orders the store of avail_event or the flags before the load of the avail index. The driver stores
+        // the avail index first and then loads avail_event, so that at least one side sees the other's store.
         fence(Ordering::SeqCst);
         Ok(self.look()? != 0)
     }

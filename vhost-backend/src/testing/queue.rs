@@ -13,7 +13,7 @@ use crate::data_thread::QueueConfig;
 use crate::memory::GuestAddr;
 
 /// How long a test waits for an answer before it fails.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(20);
 /// Status byte before the device has written it.
 pub const STATUS_UNSET: u8 = 0xee;
 
@@ -270,7 +270,7 @@ impl FakeQueue {
 
     /// Waits for the next answer and frees its descriptors.
     pub fn wait_used(&mut self) -> (u16, u32) {
-        let until = Instant::now() + ANSWER_PATIENCE;
+        let until = Instant::now() + ANSWER_WAIT_MAX;
         loop {
             if let Some((head, len)) = self.next_used() {
                 self.recycle(head);
@@ -298,7 +298,7 @@ impl FakeQueue {
 
     /// Waits until an eventfd was written.
     pub fn wait_event(fd: &OwnedFd) -> u64 {
-        let until = Instant::now() + ANSWER_PATIENCE;
+        let until = Instant::now() + ANSWER_WAIT_MAX;
         loop {
             match Self::events(fd) {
                 0 => assert!(Instant::now() < until, "no event from the device"),

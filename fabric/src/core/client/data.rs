@@ -4,7 +4,7 @@
 use super::ios::{GuestIo, NONE};
 use super::window::SMALL_BYTES;
 use super::{Client, Transport};
-use crate::core::segments::{Cutter, NoRoom};
+use crate::core::segments::{Cutter, ListRefusal};
 use crate::core::volume::VolumeState;
 use crate::io::{self, IoResult, Op, Tag};
 use crate::proto::Command;
@@ -43,7 +43,7 @@ impl Client {
         volume: &VolumeState,
         request: &io::Request<'_>,
         piece_bytes: u64,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), ListRefusal> {
         let mut cutter = Cutter::new(request.buffers);
         let (mut at, end) = (request.offset, request.offset + request.len);
         let mut last = NONE;
@@ -54,9 +54,9 @@ impl Client {
             let outcome = self.cut_piece(io, volume, at, len, &mut cutter);
             let piece = match outcome {
                 Ok(piece) => piece,
-                Err(no_room) => {
+                Err(refusal) => {
                     self.drop_unsent(io);
-                    return Err(no_room);
+                    return Err(refusal);
                 }
             };
             match last {
@@ -77,19 +77,19 @@ impl Client {
         at: u64,
         len: u64,
         cutter: &mut Cutter<'_>,
-    ) -> Result<u32, NoRoom> {
-        let piece = self.take_piece(io).ok_or(NoRoom::Busy)?;
+    ) -> Result<u32, ListRefusal> {
+        let piece = self.take_piece(io).ok_or(ListRefusal::Busy)?;
         let list = &mut self.pieces[piece].segments;
         let held = &mut self.volumes[volume.slot() as usize]
             .as_mut()
             .expect("attached by the caller")
             .held;
-        if let Err(no_room) = self
+        if let Err(refusal) = self
             .segments
             .fill(list, cutter, len as usize, &mut held.arrays)
         {
             self.free_piece(piece);
-            return Err(no_room);
+            return Err(refusal);
         }
         let buffers = self.pieces[piece].segments.as_iovecs();
         let chunk = volume.chunk_at(at).expect("check() bounds the offset");

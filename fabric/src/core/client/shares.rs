@@ -8,6 +8,7 @@ use crate::core::segments::ArraysHeld;
 use crate::core::share::may_take;
 use crate::core::volume::VolumeState;
 use crate::io::{self, Op};
+use crate::proto::ids::CHUNK_BYTES;
 
 /// Pieces of writes that have begun and wait for a map, all volumes together, at which no more writes are
 /// taken for groups that cannot commit: the rest of the tables is for those that can.
@@ -74,17 +75,25 @@ impl Client {
         }
     }
 
-    /// Whether what the request changes can be committed under the present map: enough replicas are in sync.
-    /// Of a long one its first chunk is looked at.
+    /// Whether what the request changes can be committed under the present map: enough replicas of each of
+    /// its chunks are in sync. A request of as many chunks as the pool has groups counts as one for all of
+    /// them: no more than those are looked at.
     fn can_commit(&self, volume: &VolumeState, request: &io::Request<'_>) -> bool {
         if request.op == Op::Flush || !changes_data(request.op) {
             return true;
         }
-        let chunk = volume.chunk_at(request.offset);
-        chunk.is_none_or(|chunk| {
-            let set = &self.groups[usize::from(self.group_of(chunk))].set;
+        let commits = |group: usize| {
+            let set = &self.groups[group].set;
             set.in_sync().len() >= set.min_in_sync()
-        })
+        };
+        let (offset, end) = (request.offset, request.offset + request.len);
+        let chunks = offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
+        let mut groups = self.places.groups_of(volume.layer());
+        if chunks.end - chunks.start >= groups.len() as u64 {
+            return groups.all(commits);
+        }
+        let mut chunks = chunks.filter_map(|index| volume.chunk_at(index * CHUNK_BYTES));
+        chunks.all(|chunk| commits(usize::from(self.group_of(chunk))))
     }
 
     /// Takes a piece for a request; the caller saw a free one.

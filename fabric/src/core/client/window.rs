@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_long_request_beside_a_quiet_volume_goes_in_small_pieces() {
+    fn the_first_long_request_beside_a_quiet_volume_is_cut_small() {
         let mut window = Window::default();
         let sizes = WindowSizes::default();
         assert_eq!(window.piece_bytes(STREAM), sizes.piece_bytes);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_come_late_shrink_the_window_and_soon_ones_widen_it() {
+    fn late_answers_shrink_the_window_and_early_ones_widen_it() {
         let mut window = Window::default();
         let sizes = WindowSizes::default();
         window.note(QUIET, 4096);

@@ -8,6 +8,8 @@
 //! out: [`Rounds::poll`]. Time is told, in microseconds from whatever beginning; [`Rounds::wake_at`] says
 //! when to tell it next.
 
+mod syncing;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -22,6 +24,8 @@ use crate::core::replica::{StoreFailure, outcome};
 use crate::core::unresolved::Unresolved;
 use crate::proto::{Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Request};
 use crate::store::device::IoVecs;
+
+use syncing::{Round, SyncingGroup};
 
 /// Pause before a round that failed begins anew; doubled with each failure up to the maximum.
 const PAUSE_MIN_US: u64 = 40_000;
@@ -67,7 +71,8 @@ pub enum Action {
         /// What.
         request: Request,
     },
-    /// Ask meta to promote this node's replica, which has been compared in the group that began at `since`.
+    /// Ask meta to promote this node's replica, which has been compared in the receiving period that began at
+    /// `since`.
     Promote {
         /// Group.
         pg: PgId,
@@ -103,28 +108,6 @@ pub struct Totals {
     pub progress: Progress,
 }
 
-/// A round under way.
-#[derive(Debug)]
-struct Round {
-    number: u64,
-    source: Member,
-    machine: Resync,
-    /// It has ended well: when meta was asked.
-    asked_us: Option<u64>,
-}
-
-/// A group in which a replica of this node is syncing; one that the group is coming to has a [name of its
-/// own](crate::proto::incoming).
-#[derive(Debug)]
-struct SyncingGroup {
-    set: ReplicaSet,
-    since: Epoch,
-    round: Option<Round>,
-    failures: u32,
-    /// No round begins before.
-    begin_us: u64,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Rounds {
@@ -146,36 +129,6 @@ pub struct Rounds {
     tick_us: Option<u64>,
     actions: VecDeque<Action>,
     totals: Totals,
-}
-
-impl SyncingGroup {
-    /// The in-sync replicas that it can be compared with.
-    fn sources(&self) -> impl Iterator<Item = Member> {
-        let members = self.set.members();
-        self.set.in_sync().iter().map(|i| members[i])
-    }
-
-    /// Whether the round goes on by the map: whoever it is compared with is still what it was. Once meta has
-    /// been asked that does not matter any more.
-    fn may_go_on(&self, round: &Round) -> bool {
-        let source = round.source;
-        let same = |m: Member| {
-            (m.node, m.incarnation, m.since) == (source.node, source.incarnation, source.since)
-        };
-        round.machine.since() == self.since
-            && (round.asked_us.is_some() || self.sources().any(same))
-    }
-
-    /// Whether a round is to begin, now or later.
-    fn is_due(&self) -> bool {
-        self.round.is_none() && !self.set.in_sync().is_empty()
-    }
-
-    fn pause(&mut self, now_us: u64) {
-        let pause = PAUSE_MIN_US << self.failures.min(8);
-        self.begin_us = now_us + pause.min(PAUSE_MAX_US);
-        self.failures = self.failures.saturating_add(1);
-    }
 }
 
 impl Rounds {

@@ -57,10 +57,10 @@ fn a_list_shorter_than_announced_is_malformed() {
     let (mut pool, mut held) = (SegmentPool::new(), ArraysHeld::default());
     let mut to = Segments::new();
     let result = pool.fill(&mut to, &mut Cutter::new(&iovecs), 1025, &mut held);
-    assert_eq!(result, Err(NoRoom::Malformed));
+    assert_eq!(result, Err(ListRefusal::Malformed));
     let one = list(&[512]);
     let result = pool.fill(&mut to, &mut Cutter::new(&one), 1024, &mut held);
-    assert_eq!(result, Err(NoRoom::Malformed));
+    assert_eq!(result, Err(ListRefusal::Malformed));
 }
 
 /// Takes arrays of 1,000 elements for one user until there is none for it.
@@ -73,7 +73,7 @@ fn take_all(pool: &mut SegmentPool, held: &mut ArraysHeld) -> Vec<Segments> {
         match pool.fill(&mut to, &mut Cutter::new(&iovecs), 512_000, held) {
             Ok(()) => taken.push(to),
             Err(error) => {
-                assert_eq!(error, NoRoom::Busy);
+                assert_eq!(error, ListRefusal::Busy);
                 return taken;
             }
         }
@@ -106,7 +106,7 @@ fn pools_run_dry_and_refill() {
         SEGMENTS_MAX + 2,
         &mut held,
     );
-    assert_eq!(result, Err(NoRoom::Malformed));
+    assert_eq!(result, Err(ListRefusal::Malformed));
 }
 
 #[test]

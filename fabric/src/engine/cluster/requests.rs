@@ -16,7 +16,7 @@ struct Open<T> {
     token: T,
 }
 
-/// Requests under way, with what the asker knows them by.
+/// Requests in flight, each with its caller's token.
 pub struct Requests<T> {
     /// The ways that they go.
     pub transport: NodeTransport,

@@ -89,7 +89,7 @@ impl Worker {
         let mut inbox = self.handle.inbox.lock().expect("no panic under this lock");
         inbox.taken_over.push(Takeover::new(number, volume));
         drop(inbox);
-        self.handle.eventfd.ring();
+        self.handle.eventfd.signal();
     }
 
     /// What rounds have done since the start.
@@ -102,7 +102,7 @@ impl Worker {
         let thread = self.thread.lock().expect("no panic under this lock").take();
         if let Some(thread) = thread {
             self.handle.stop.store(true, Ordering::Release);
-            self.handle.eventfd.ring();
+            self.handle.eventfd.signal();
             if thread.join().is_err() {
                 tracing::error!("the thread for takeovers and resync panicked");
             }

@@ -175,7 +175,7 @@ fn judge_device(device: &InventoryDevice, findings: &mut Vec<Finding>) {
         ),
         None if found.limits.vendor == VENDOR_RXE => Finding::warn(
             &device.name,
-            "is software (rdma_rxe): slower than TCP, and a peer can reach what it was not offered",
+            "is software RDMA (rdma_rxe): slower than TCP, and a peer can access memory that it was not offered",
             "use a card where data matter",
         ),
         None => Finding::ok(&device.name, describe(found)),
@@ -241,7 +241,7 @@ fn judge_port(device: &str, port: &InventoryPort, findings: &mut Vec<Finding>) {
 fn judge_mtu(about: &str, interface: &str, port: &InventoryPort) -> Finding {
     let Some(mtu) = port.port.mtu else {
         let hint = "update the driver";
-        return Finding::fail(about, "tells no size of packets", hint);
+        return Finding::fail(about, "reports no MTU", hint);
     };
     let mtu = mtu.bytes();
     let text = format!("has a link; packets carry {mtu} bytes");
@@ -279,9 +279,9 @@ fn judge_address(inventory: &Inventory, address: IpAddr) -> Finding {
 fn judge_pinning(pinning: Pinning) -> Finding {
     let about = "pinned memory";
     match pinning.bytes() {
-        None => Finding::ok(about, "as much as there is, for whoever runs this"),
+        None => Finding::ok(about, "no limit for this user"),
         Some(bytes) => {
-            let text = format!("whoever runs this may pin {} MiB", bytes >> 20);
+            let text = format!("this user may pin {} MiB", bytes >> 20);
             let hint = "guests' memory is pinned whole: LimitMEMLOCK=infinity in the service's unit, or \
                         `ulimit -l unlimited`";
             Finding::warn(about, text, hint)

@@ -86,7 +86,7 @@ impl fmt::Display for MissingFeature {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Windows => formatter.write_str(
-                "has no memory windows of type 2, by which alone memory of guests is opened to peers",
+                "has no memory windows of type 2, which open guest memory to peers",
             ),
             Self::Entries(has) => write!(
                 formatter,

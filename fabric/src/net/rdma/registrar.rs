@@ -41,8 +41,8 @@ impl Registrar {
                 tracing::warn!(
                     reason,
                     bytes,
-                    "a guest's memory is not open to the card, and its data are copied; `penstock rdma \
-                     check` tells of limits"
+                    "cannot register guest memory with the card: its data are copied; `penstock rdma \
+                     check` shows the limits"
                 );
                 None
             }

@@ -1,5 +1,5 @@
 //! A port tried out: two queue pairs of this process, connected with each other by the port's own address, do
-//! once what a replicated write and a refused one do. What a survey says can be had and what works are two
+//! once what a replicated write and a refused one do. What a probe says can be had and what works are two
 //! things: firmware, the driver and the process's rights are in between.
 
 use std::ptr::NonNull;

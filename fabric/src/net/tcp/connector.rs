@@ -143,7 +143,7 @@ impl Connector {
                     ConnectorCommand::LookAtMembers => {
                         self.threads
                             .values()
-                            .for_each(|thread| thread.inbox.eventfd.ring());
+                            .for_each(|thread| thread.inbox.eventfd.signal());
                     }
                     ConnectorCommand::Stop => return,
                 }

@@ -72,8 +72,8 @@ pub struct Control {
     pub(super) counters: AllCounters,
     pub(super) peer_routes: PeerRoutes,
     peers: RwLock<HashMap<NodeId, SocketAddr>>,
-    /// Whom this node lets in; everybody of the cluster until it is told.
-    members: RwLock<Option<Members>>,
+    /// Whom this node lets in; nobody until it is told.
+    members: RwLock<Members>,
     /// Counts the changes of `members`.
     members_version: AtomicU64,
 }
@@ -84,7 +84,7 @@ impl Control {
         let mut commands = self.commands.lock().expect("no panic under this lock");
         commands.push_back(command);
         drop(commands);
-        self.eventfd.ring();
+        self.eventfd.signal();
     }
 
     pub(super) fn next_command(&self) -> Option<ConnectorCommand> {
@@ -105,21 +105,19 @@ impl Control {
     /// Whether this start of a node is let in.
     pub(super) fn admit(&self, node: NodeId, incarnation: Incarnation) -> Admission {
         let members = self.members.read().expect("no panic under this lock");
-        let admit = |members: &Members| members.admit(node, incarnation);
-        members.as_ref().map_or(Admission::Welcome, admit)
+        members.admit(node, incarnation)
     }
 
     /// Whether a node is one of the cluster.
     pub(super) fn has_member(&self, node: NodeId) -> bool {
         let members = self.members.read().expect("no panic under this lock");
-        members.as_ref().is_none_or(|members| members.has(node))
+        members.has(node)
     }
 
     /// What a node may reach.
     pub(super) fn access(&self, node: NodeId) -> Access {
         let members = self.members.read().expect("no panic under this lock");
-        let access = |members: &Members| members.access(node);
-        members.as_ref().map_or(Access::All, access)
+        members.access(node)
     }
 
     /// Another number once the answers to these questions are others.
@@ -130,7 +128,7 @@ impl Control {
 
     fn change_members(&self, change: impl FnOnce(&mut Members)) {
         let mut members = self.members.write().expect("no panic under this lock");
-        change(members.get_or_insert_default());
+        change(&mut members);
         drop(members);
         // Behind the change: whoever sees the number finds it.
         self.members_version.fetch_add(1, Ordering::AcqRel);
@@ -172,7 +170,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Listens, and starts the thread that makes connections.
+    /// Listens, and starts the thread that makes connections. Nobody is let in before
+    /// [`set_members`](Self::set_members).
     pub fn start(
         config: &NetConfig,
         cluster: [u8; 16],

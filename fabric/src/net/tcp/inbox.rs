@@ -1,4 +1,4 @@
-//! What the connecting thread tells a data thread, and what it is asked.
+//! Messages from the connector to a data thread, and the eventfd that wakes it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
@@ -24,7 +24,7 @@ pub enum InboxMessage {
 /// An eventfd that is written once until it is read.
 pub struct EventFd {
     fd: OwnedFd,
-    rung: AtomicBool,
+    signalled: AtomicBool,
 }
 
 impl EventFd {
@@ -32,51 +32,51 @@ impl EventFd {
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            rung: AtomicBool::new(false),
+            signalled: AtomicBool::new(false),
         })
     }
 
     /// Makes the descriptor readable.
-    pub fn ring(&self) {
-        if !self.rung.swap(true, Ordering::AcqRel) {
+    pub fn signal(&self) {
+        if !self.signalled.swap(true, Ordering::AcqRel) {
             // Fails only if the counter is full, and then it is readable, too.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// True if it was rung since it was last heard.
+    /// True if it was signalled since it was last cleared.
     #[inline]
     pub fn is_signalled(&self) -> bool {
-        self.rung.load(Ordering::Acquire)
+        self.signalled.load(Ordering::Acquire)
     }
 
-    /// Silences it, before what it was rung for is looked at.
+    /// Clears it. To be called before the data that it announces are read.
     pub fn clear(&self) {
         let mut count = [0u8; 8];
-        // Not while the ring of the one who set the flag is yet to come: it would stay readable with nothing
-        // to say.
+        // If the read fails, the write of whoever set the flag is still to come: the flag stays set, so that
+        // the descriptor is cleared then.
         if rustix::io::read(&self.fd, &mut count).is_ok() {
-            self.rung.store(false, Ordering::Release);
+            self.signalled.store(false, Ordering::Release);
         }
     }
 
-    /// Readable while rung.
+    /// Readable while it is signalled.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// A data thread's letters.
+/// Messages of the connector that a data thread has yet to take.
 pub struct Inbox {
     messages: Mutex<Vec<InboxMessage>>,
-    /// Rung for letters, and by the data thread for itself when it has more to do.
+    /// Signalled for messages, and by the data thread for itself when it has more to do.
     pub eventfd: EventFd,
     /// Connections that it serves, or that are on their way to it.
     pub served: AtomicU32,
 }
 
 impl Inbox {
-    /// No letters.
+    /// An empty inbox.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             messages: Mutex::new(Vec::new()),
@@ -85,15 +85,15 @@ impl Inbox {
         })
     }
 
-    /// Posts a letter. Bounded by the peers dialed for the thread, and by how many connections it serves.
+    /// Adds a message and wakes the data thread. Bounded by the peers dialed for the thread, and by how many connections it serves.
     pub fn post(&self, message: InboxMessage) {
         let mut messages = self.messages.lock().expect("no panic under this lock");
         messages.push(message);
         drop(messages);
-        self.eventfd.ring();
+        self.eventfd.signal();
     }
 
-    /// Takes all letters.
+    /// Takes all messages.
     pub fn open(&self) -> Vec<InboxMessage> {
         self.eventfd.clear();
         std::mem::take(&mut *self.messages.lock().expect("no panic under this lock"))

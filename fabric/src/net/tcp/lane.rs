@@ -34,12 +34,14 @@ use crate::proto::{Incarnation, NodeId, Refusal, Reply, Request};
 
 use pair_responder::PairResponder;
 use requester::{PairSend, Requester};
+use sums::Summed;
 
 mod links;
 mod pair_responder;
 mod pairs;
 mod receive;
 mod requester;
+mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -128,29 +130,6 @@ struct Peer {
     why_not: Option<String>,
     /// Bounded by what a client has in flight.
     waiting: VecDeque<Waiting>,
-}
-
-/// Where the CRCs of a request were taken last: for all replicas of a write they are taken once.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Summed {
-    id: u64,
-    list: usize,
-    memory: usize,
-}
-
-impl Summed {
-    /// `None` if there is nothing to send.
-    fn of(request: &Request, shape: &Shape) -> Option<Self> {
-        let list = shape.payload.filter(|_| shape.payload_len > 0)?;
-        // SAFETY: the list has an element, for the payload has bytes; it is valid until the answer.
-        let memory = unsafe { (*list.ptr).iov_base }.addr();
-        Some(Self {
-            // Both replicas of a node are sent the same.
-            id: request.id.base().0,
-            list: list.ptr.addr(),
-            memory,
-        })
-    }
 }
 
 /// See the module.
@@ -301,40 +280,6 @@ impl Lane {
         None
     }
 
-    /// Takes the CRCs of a write of which this node's own replica was given a copy, if its others have none
-    /// yet; false if the copy is not what they were sent.
-    pub fn matches(&mut self, request: &Request, copy: &Request) -> bool {
-        let (shape, copied) = (shape_of(request), shape_of(copy));
-        let Some((now, list)) = Summed::of(request, &shape).zip(copied.payload) else {
-            return true;
-        };
-        let mut crcs = Vec::new();
-        let to = match self.summed == Some(now) {
-            true => &mut crcs,
-            false => &mut self.crcs,
-        };
-        // SAFETY: the copy is valid until its answer.
-        unsafe { shape::sums(&list, copied.skip, copied.payload_len, to) };
-        let same = self.summed != Some(now) || crcs == self.crcs;
-        self.summed = Some(now);
-        same
-    }
-
-    /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest
-    /// may change its buffer meanwhile, and all replicas are to take the same bytes or none.
-    fn sum(&mut self, request: &Request, shape: &Shape) {
-        let Some((now, list)) = Summed::of(request, shape).zip(shape.payload) else {
-            self.crcs.clear();
-            self.summed = None;
-            return;
-        };
-        if self.summed != Some(now) {
-            // SAFETY: the list and the memory are valid until the answer.
-            unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut self.crcs) };
-            self.summed = Some(now);
-        }
-    }
-
     /// Answers a request that an event told of.
     pub fn reply(&mut self, reply: &Reply) {
         let Some(slot) = self.servings.find(Key(reply.id.0)) else {
@@ -421,7 +366,7 @@ impl Lane {
         }
         let waits = !self.stalled.is_empty() || self.pairs_wait;
         if self.servings.has_freed() && waits {
-            self.inbox.eventfd.ring();
+            self.inbox.eventfd.signal();
         }
     }
 
@@ -470,7 +415,7 @@ impl Lane {
     pub fn poll(&mut self) {
         if !self.events.is_empty() {
             // What is readable meanwhile has told of itself already, and is not to be slept on.
-            self.inbox.eventfd.ring();
+            self.inbox.eventfd.signal();
             return;
         }
         for _ in 0..ROUNDS_MAX {
@@ -478,7 +423,7 @@ impl Lane {
                 return;
             }
         }
-        self.inbox.eventfd.ring();
+        self.inbox.eventfd.signal();
     }
 
     /// One round; false if there was nothing.

@@ -13,7 +13,7 @@ use crate::store::device::IoVecs;
 use crate::store::iov::copy_from;
 
 /// Memory kept for copies. Beyond it they come from the heap, bounded by what a client has in flight.
-const SHIELD_BYTES: usize = 16 << 20;
+const STABLE_BYTES: usize = 16 << 20;
 
 /// Copies at once: each write may go to two devices of this node, see [`incoming`](crate::proto::incoming).
 const COPIES_MAX: u32 = 2 * PIECES_MAX;
@@ -56,7 +56,7 @@ impl StableBuffers {
         };
         Self {
             copies: Slab::new(COPIES_MAX, empty),
-            pool: Pool::new(SHIELD_BYTES),
+            pool: Pool::new(STABLE_BYTES),
         }
     }
 

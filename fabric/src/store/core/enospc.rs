@@ -64,7 +64,7 @@ impl ShardCore {
         if !self.is_under_space_pressure() {
             tracing::warn!(
                 shard = self.geo.shard,
-                "no room for the device file: writes are refused until its file system has some"
+                "file system of the device file is full: writes are refused until it has space"
             );
         }
         self.ios[io].kind = kind;

@@ -10,9 +10,9 @@ const SPARE_SHARE: u32 = 64;
 /// Who refuses with more than one in so many units free lacks something else than those.
 const PLENTY_SHARE: u32 = 8;
 
-/// What a batch may use.
+/// What a batch needs, or may use.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct SpaceDemand {
     /// Data blocks.
     pub(super) blocks: u32,
     /// Parts, each of which may make a map page dirty.
@@ -39,12 +39,12 @@ impl ShardCore {
         p.rec != NONE && !self.leaves.meta(self.leaf_slot(part)).dirty
     }
 
-    /// How much of what is wanted there is room for, the part at the head before the others; `None` when it
-    /// has to wait for a checkpoint, or was refused.
-    pub(super) fn room_for(&mut self, want: Room) -> Option<Room> {
+    /// How much of what is wanted fits, the part at the head before the others; `None` when it has to wait for
+    /// a checkpoint, or was refused.
+    pub(super) fn space_for(&mut self, want: SpaceDemand) -> Option<SpaceDemand> {
         let head = self.ready[0];
         if self.parts[head].kind == PartKind::Move {
-            return self.room_for_move(want);
+            return self.space_for_move(want);
         }
         // Discards may use most of the reserve: they are the way out of a full store.
         let spare = match self.parts[head].kind {
@@ -61,7 +61,7 @@ impl ShardCore {
         let blocks = self.blocks_left(head);
         match left(1) {
             Some(left) if left > 0 || blocks == 0 => {
-                return Some(Room {
+                return Some(SpaceDemand {
                     blocks: blocks.min(left).min(want.blocks),
                     parts: 1,
                 });
@@ -69,7 +69,7 @@ impl ShardCore {
             _ => {}
         }
         if self.yield_room() {
-            return self.room_for(want);
+            return self.space_for(want);
         }
         if self.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
             self.ckpt.want();
@@ -79,9 +79,9 @@ impl ShardCore {
         None
     }
 
-    /// As [`room_for`](Self::room_for) for what the cleaner moves, which has its place already: only a header
+    /// As [`space_for`](Self::space_for) for what the cleaner moves, which has its place already: only a header
     /// is wanted. It never waits.
-    fn room_for_move(&mut self, want: Room) -> Option<Room> {
+    fn space_for_move(&mut self, want: SpaceDemand) -> Option<SpaceDemand> {
         let dirty = self.leaves.dirty() + self.pending_leaves + 1;
         let least = self.reserve_units() + 2 + self.checkpoint_units(dirty);
         if self.alloc.free_units() >= least {

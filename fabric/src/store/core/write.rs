@@ -11,7 +11,7 @@ use super::super::table::NONE;
 use super::applied::{is_drop, zero_target};
 use super::fill::Filling;
 use super::leaves::LeafLookup;
-use super::reserve::Room;
+use super::reserve::SpaceDemand;
 use super::{BATCHES_MAX, IoKind, PartKind, PartState, ShardCore};
 
 /// Data blocks of one batch.
@@ -191,8 +191,8 @@ impl ShardCore {
     }
 
     /// What the next batch would hold if there were room for it.
-    fn batch_demand(&self, inline: bool) -> Room {
-        let mut want = Room {
+    fn batch_demand(&self, inline: bool) -> SpaceDemand {
+        let mut want = SpaceDemand {
             blocks: 0,
             parts: 0,
         };
@@ -235,7 +235,7 @@ impl ShardCore {
         let inline = !moves && self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
         let want = self.batch_demand(inline);
         let before = self.ready.len();
-        let Some(room) = self.room_for(want) else {
+        let Some(room) = self.space_for(want) else {
             return self.ready.len() < before;
         };
         let Some((buffer, blocks)) = self.arena.take_up_to(1 + room.blocks) else {

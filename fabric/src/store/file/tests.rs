@@ -56,7 +56,7 @@ fn wrong_paths_are_named_and_nothing_is_left_behind() {
         Err(DeviceError::Kind(_))
     ));
     let huge = DeviceFile::create(&path, 1 << 60, Allocation::Preallocated);
-    assert!(matches!(huge, Err(DeviceError::NoRoom { .. })), "{huge:?}");
+    assert!(matches!(huge, Err(DeviceError::NoSpace { .. })), "{huge:?}");
     assert!(!path.exists());
     std::fs::write(&path, "precious").unwrap();
     let exists = DeviceFile::create(&path, 1 << 20, Allocation::Sparse);

@@ -56,7 +56,7 @@ pub enum EnrolmentError {
     },
 }
 
-/// Asks to be let in, at one endpoint after the other.
+/// Enrols this node, trying one endpoint after the other.
 ///
 /// # Errors
 /// See [`EnrolmentError`].

@@ -1,6 +1,5 @@
 //! The side that lets nodes in.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,9 +25,9 @@ use crate::client::Meta;
 use crate::command::{Command, NodeSpec};
 use crate::error::MetaError;
 use crate::ids::{Incarnation, UnixMillis};
-use crate::model::Role;
+use crate::model::{Role, Token};
 use crate::pki::{ClusterCa, JoinToken};
-use crate::refusal::MapRefusal;
+use crate::refusal::{JoinRefusal, MapRefusal};
 
 /// Connections at a time; more wait in the kernel's queue, so a flood of them makes joining slow and nothing
 /// else.
@@ -140,7 +139,7 @@ async fn accept(listener: TcpListener, handler: Arc<EnrolmentHandler>) {
                 let handler = Arc::clone(&handler);
                 connections.spawn(async move {
                     if let Err(error) = serve(stream, from, &handler).await {
-                        tracing::info!(%from, %error, "somebody who wanted to join did not");
+                        tracing::info!(%from, %error, "a join failed");
                     }
                     drop(permit);
                 });
@@ -182,8 +181,20 @@ async fn greet(
 }
 
 impl EnrolmentHandler {
+    /// Lets a node in, or says why not. Who shows no good token is told nothing else: neither what the
+    /// cluster runs nor whom it knows.
     async fn answer(&self, asked: Question) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
+        let secret = JoinToken::from_text(&asked.secret);
+        let found = self.asked.get_join_token(&secret).await;
+        let token = found.map_err(|error| {
+            tracing::warn!(%error, "cannot check a join token");
+            "it cannot check join tokens now: try again".to_owned()
+        })?;
+        let token = token.ok_or_else(|| told(&JoinRefusal::UnknownToken))?;
+        if token.expires_at <= UnixMillis::now() {
+            return Err(told(&JoinRefusal::ExpiredToken));
+        }
         if asked.protocol != PROTOCOL {
             return Err(format!(
                 "it speaks version {} of joining, and this node {PROTOCOL}: install the same version of \
@@ -230,27 +241,14 @@ impl EnrolmentHandler {
                 other.id, other.name
             ));
         }
-        let token = JoinToken::from_text(&asked.secret);
-        let known = self.asked.get_join_token(&token).await;
-        let granted = match known.map_err(|error| told(&error))? {
-            Some(known) => {
-                known.check(&question.roles).map_err(|error| told(&error))?;
-                known.roles
-            }
-            // Redeeming it says why not.
-            None => BTreeSet::new(),
-        };
-        self.admit(&token, question, granted).await
+        token.check(&question.roles).map_err(|error| told(&error))?;
+        self.admit(&secret, question, token).await
     }
 
-    async fn admit(
-        &self,
-        token: &JoinToken,
-        question: EnrolmentRequest,
-        granted: BTreeSet<Role>,
-    ) -> Answer {
+    async fn admit(&self, secret: &JoinToken, question: EnrolmentRequest, token: Token) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
-        let redeemed = self.asked.redeem_join_token(token, &question.roles).await;
+        let granted = token.roles;
+        let redeemed = self.asked.redeem_join_token(secret, &question.roles).await;
         let node = redeemed.map_err(|error| match error {
             MetaError::Interrupted { .. } => format!(
                 "{error}; if the token is refused then, make a new one with `penstock token create`"

@@ -98,7 +98,7 @@ impl TlsTransport {
         let connector = TlsConnector::from(Arc::clone(&self.identity.client));
         let name = self.identity.name_of(target);
         let mut stream = connector.connect(name, stream).await?;
-        let hello = Hello::new(self.identity.cluster, self.identity.node);
+        let hello = self.identity.hello();
         frame::send(&mut stream, 0, &hello).await?;
         let (_, answer): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
         if answer.removed {

@@ -19,7 +19,7 @@ use super::super::frame::{self, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello};
 use super::super::{BoxFuture, PeerReply, PeerRequest};
 use super::budget::{self, Budget, Held};
 use super::{CONNECT_WAIT_MAX, TlsError, TlsIdentity, prepare};
-use crate::ids::NodeId;
+use crate::ids::{Incarnation, NodeId};
 use crate::node::Peer;
 
 /// Connections at a time; more wait in the kernel's queue.
@@ -166,7 +166,8 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
 async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     prepare(&stream)?;
     let greeted = timeout(CONNECT_WAIT_MAX, greet(stream, server)).await;
-    let (stream, node) = greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let (stream, node, incarnation) =
+        greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     let check = |request: &PeerRequest| server.peer.check_request(node, request);
     let peer = server.peer.clone();
     let handle = move |request: PeerRequest| -> BoxFuture<'static, PeerReply> {
@@ -177,7 +178,8 @@ async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     let (number, replaced) = server.take_place(node);
     let ended = tokio::select! {
         ended = answer(stream, budget, (check, handle)) => ended,
-        () = server.peer.until_removed(node) => Err(removed(node)),
+        () = server.peer.until_removed(node) => Err(denied(removed(node))),
+        () = server.peer.until_replaced(node, incarnation) => Err(denied(former(node))),
         // The sender is dropped, never used.
         _ = replaced => Ok(()),
     };
@@ -185,8 +187,15 @@ async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     ended
 }
 
-fn removed(node: NodeId) -> io::Error {
-    let detail = format!("node {node} was removed from the cluster");
+fn removed(node: NodeId) -> String {
+    format!("node {node} was removed from the cluster")
+}
+
+fn former(node: NodeId) -> String {
+    format!("a newer start of node {node} has registered")
+}
+
+fn denied(detail: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, detail)
 }
 
@@ -194,27 +203,29 @@ fn removed(node: NodeId) -> io::Error {
 async fn greet(
     stream: TcpStream,
     Server { identity, peer, .. }: &Server,
-) -> io::Result<(TlsStream<TcpStream>, NodeId)> {
+) -> io::Result<(TlsStream<TcpStream>, NodeId, Incarnation)> {
     let acceptor = TlsAcceptor::from(Arc::clone(&identity.server));
     let mut stream = acceptor.accept(stream).await?;
     let (_, hello): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
     let certificate = stream.get_ref().1.peer_certificates();
     let is_its_own = identity.is_for(certificate.and_then(<[_]>::first), hello.node);
     let mut agreed = hello.agree(identity.cluster);
-    let mut ours = Hello::new(identity.cluster, identity.node);
+    let mut ours = identity.hello();
     if !is_its_own {
         agreed = Err(format!("its certificate is not for node {}", hello.node));
     } else if agreed.is_ok() && peer.is_removed(hello.node) {
-        agreed = Err(removed(hello.node).to_string());
+        agreed = Err(removed(hello.node));
         ours.removed = true;
+    } else if agreed.is_ok() && peer.is_former_start(hello.node, hello.incarnation) {
+        agreed = Err(former(hello.node));
     }
     ours.refused = agreed.clone().err();
     frame::send(&mut stream, 0, &ours).await?;
     if let Err(detail) = agreed {
         stream.shutdown().await?;
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, detail));
+        return Err(denied(detail));
     }
-    Ok((stream, hello.node))
+    Ok((stream, hello.node, hello.incarnation))
 }
 
 /// Answers requests that pass the check, each in a task of its own, until the peer goes or says something
@@ -250,7 +261,7 @@ where
         let Some((number, request, held)) = receive(&mut reader, &budget).await? else {
             return Ok(());
         };
-        check(&request).map_err(|why| io::Error::new(io::ErrorKind::PermissionDenied, why))?;
+        check(&request).map_err(denied)?;
         if replies.is_closed() {
             return Ok(());
         }

@@ -18,7 +18,7 @@ pub struct ClusterNode {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Moment>,
     /// Whether it may hold data.
-    #[serde(rename = "duty")]
+    #[serde(alias = "duty")]
     pub admin_state: NodeAdminState,
     /// Milliseconds since it was heard of last; absent while nobody leads, or if it was not heard of under
     /// this leader.
@@ -235,8 +235,8 @@ pub struct Pool {
     pub used_bytes: u64,
     /// What is free on them.
     pub free_bytes: u64,
-    /// Devices among them whose use is not known, because their nodes do not tell.
-    #[serde(rename = "devices_untold")]
+    /// Devices among them whose use is not known, because their nodes do not report it.
+    #[serde(alias = "devices_untold")]
     pub devices_unreported: usize,
 }
 

@@ -14,8 +14,8 @@ pub struct Health {
     pub problems: Vec<Problem>,
     /// What goes on without anything being wrong: nodes and devices being emptied, data moving to new
     /// devices.
-    #[serde(default)]
-    pub under_way: Vec<Problem>,
+    #[serde(default, alias = "under_way")]
+    pub background_jobs: Vec<Problem>,
 }
 
 /// State word of [`Health`].

@@ -175,11 +175,11 @@ impl Node {
             true if has_moved => tracing::info!(socket, "the attachment is another node's now"),
             true => tracing::error!(
                 socket,
-                "this attachment was forgotten while this node was not heard of: it ends"
+                "an operator removed this attachment while this node was unreachable: it is closed"
             ),
             false => tracing::error!(
                 socket,
-                "the volume is another node's for now: what waited has failed"
+                "another node has taken the lease of this volume: waiting requests have failed"
             ),
         }
         let node = Arc::clone(self);
@@ -193,7 +193,7 @@ impl Node {
                 served.state = State::Lost(Loss {
                     failure: Failure::plain(
                         Kind::Conflict,
-                        "another node was granted the lease of its volume while this one was not heard of",
+                        "another node was granted the lease of its volume while this one was unreachable",
                     ),
                     asked: None,
                 });

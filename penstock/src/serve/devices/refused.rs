@@ -32,7 +32,7 @@ pub fn failure(e: &DeviceError) -> Failure {
             }
             None => Failure::plain(Kind::Failed, e),
         },
-        DeviceError::NoRoom { .. } => Failure::plain(Kind::NoSpace, e),
+        DeviceError::NoSpace { .. } => Failure::plain(Kind::NoSpace, e),
         DeviceError::Exists(_) | DeviceError::NoDirectIo(_) | DeviceError::SectorSize { .. } => {
             Failure::plain(Kind::Failed, e)
         }
@@ -97,8 +97,8 @@ fn denied(path: &Path, source: &std::io::Error, plain: String) -> (Kind, String,
     let hint = match (Errno::from_io_error(source), is_block) {
         // Owners and modes are answered with the other one.
         (Some(Errno::PERM), true) => {
-            "the kernel forbids it, whoever's it is: let this daemon's container, or systemd by \
-             DeviceAllow=, use the device"
+            "the kernel denies the device whoever owns it: allow it in the daemon's container, or with \
+             DeviceAllow= in its systemd unit"
         }
         (_, true) => {
             "give that user read and write access, by a udev rule for example, or add it to that group and \

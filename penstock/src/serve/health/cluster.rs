@@ -52,7 +52,7 @@ pub fn problems(
     wrong.extend(capacity::lacking(view));
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
-    (wrong, under_way(view, &pools, etas))
+    (wrong, background_jobs(view, &pools, etas))
 }
 
 /// Nodes that keep the metadata and do not vote yet: until they do, the loss of a node that votes may stop
@@ -106,11 +106,11 @@ fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
             let left = view.held_by(node.id).left;
             let doing = match left {
                 0 => format!(
-                    "its data are elsewhere; start it, or forget it with `penstock node remove {name}`"
+                    "it holds no data any more; start it, or remove it with `penstock node remove {name}`"
                 ),
                 _ => format!(
-                    "its share is given to others, {left} placement groups are left; start it, or let that \
-                     end"
+                    "its data are being rebuilt on other nodes, {left} placement groups are left; start it, \
+                     or wait"
                 ),
             };
             (doing, etas(Work::Node(node.id)).filter(|_| left > 0))
@@ -132,7 +132,7 @@ fn away(view: &View, since: Option<Moment>, now: Moment) -> (String, Option<u64>
     let up = storage().filter(|node| node.state == NodeState::Up).count();
     if storage().count() - up >= up {
         let told =
-            "start it: with half of the storage nodes away their share is not given to others";
+            "start it: with half of the storage nodes away, their data are not rebuilt elsewhere";
         return (told.to_owned(), None);
     }
     (format!("start it: {}", share_goes(since, now)), None)
@@ -143,8 +143,8 @@ fn share_goes(since: Option<Moment>, now: Moment) -> String {
     let after = NODE_REPLACE_AFTER.as_secs();
     let left = since.map(|since| after.saturating_sub(since.seconds_until(now)));
     match left {
-        Some(left @ 1..) => format!("in {} its share is given to others", duration(left)),
-        _ => "its share is about to be given to others".to_owned(),
+        Some(left @ 1..) => format!("in {} its data are rebuilt elsewhere", duration(left)),
+        _ => "its data are about to be rebuilt elsewhere".to_owned(),
     }
 }
 
@@ -152,7 +152,7 @@ fn share_goes(since: Option<Moment>, now: Moment) -> String {
 fn gone_without(view: &View, device: DeviceId, since: Option<Moment>, now: Moment) -> String {
     let (served, missing) = count_devices(&view.map);
     let share = match missing >= served {
-        true => "with half of the devices missing their share is not given to others".to_owned(),
+        true => "with half of the devices missing, their data are not rebuilt elsewhere".to_owned(),
         false => share_goes(since, now),
     };
     format!(
@@ -320,11 +320,11 @@ fn failing(view: &View) -> Vec<Found> {
         Found::new(
             format!("device {device} sync"),
             format!(
-                "{groups} placement groups fail to be synced to device {name}, up to {failures} times in a \
-                 row"
+                "{groups} placement groups cannot be synced to device {name}: up to {failures} attempts \
+                 failed"
             ),
             format!(
-                "each is tried again, the last in {} s; the log of node {} says why it fails",
+                "each is retried within {} s; see the log of node {} for the cause",
                 again_in_ms.div_ceil(1000),
                 node.unwrap_or_default()
             ),
@@ -352,7 +352,7 @@ fn words(view: &View, here: NodeId) -> Vec<Found> {
     told.collect()
 }
 
-fn under_way(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
+fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     let up = view.map.nodes().filter(|node| node.state == NodeState::Up);
     for node in up.filter(|node| node.admin_state == AdminState::Draining) {
@@ -428,7 +428,7 @@ fn upgrade(view: &View) -> Option<Found> {
             "the cluster is being upgraded: it keeps feature level {level} until all nodes know {newest}"
         );
         let doing = format!(
-            "upgrade and start, or remove, node {}; nothing waits for that but what is new in {newest}",
+            "upgrade or remove node {}; only the features of level {newest} wait for that",
             older.join(", ")
         );
         Found::new("upgrade", what, doing)

@@ -84,7 +84,7 @@ fn node_without_the_storage_role_serves_volumes_of_other_nodes() {
     let nodes = devices.as_array().unwrap().iter().map(|one| &one["node"]);
     assert_eq!(nodes.collect::<Vec<_>>(), ["node1"]);
     let told = two.refused(&["device", "add", &spec]);
-    assert!(told.contains("has not the role storage"), "{told}");
+    assert!(told.contains("does not have the role storage"), "{told}");
 
     let socket = cluster.dir.path().join("disk.sock");
     two.ok(&["volume", "create", "disk", "64M"]);

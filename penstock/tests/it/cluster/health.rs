@@ -34,7 +34,7 @@ fn every_node_tells_how_all_are_and_what_is_wrong() {
         let problem = problems(&cluster, node).into_iter().find(down).unwrap();
         assert!(problem["since"].is_string(), "{problem}");
         let doing = problem["doing"].as_str().unwrap();
-        assert!(doing.contains("its share is given to others"), "{doing}");
+        assert!(doing.contains("its data are rebuilt elsewhere"), "{doing}");
         let shown = cluster.node(node).json(&["node", "show", "node3"]);
         assert_eq!(
             (&shown["state"], &shown["since"]),

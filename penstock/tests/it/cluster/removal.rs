@@ -59,9 +59,9 @@ fn node_with_last_copies_is_removed_only_if_loss_is_accepted() {
     let nodes = cluster.node(1).json(&["node", "list"]);
     assert_eq!(nodes.as_array().unwrap().len(), 1);
     let events = cluster.node(1).ok(&["events"]);
-    assert!(events.contains("gave up what only node 2 had"), "{events}");
+    assert!(events.contains("gave up data that only node 2 had"), "{events}");
     assert!(
-        events.contains("nobody had anything that was complete"),
+        events.contains("have no complete replica"),
         "{events}"
     );
     // The volume is there, with a hole where that was.

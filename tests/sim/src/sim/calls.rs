@@ -13,7 +13,7 @@ use crate::queue::Span;
 /// Peers from this number on are calls, those below connections.
 pub(super) const CALLS_FROM: u32 = 1 << 31;
 /// A call without an answer is given up after this time.
-const PATIENCE: Span = Span::millis(500);
+const CALL_TIMEOUT: Span = Span::millis(500);
 
 /// Who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Sim {
         let parcel = Parcel { request, data, crc };
         let (from, to) = (caller.end(), End::Node(to));
         self.send_control(from, to, Event::Call { number, parcel });
-        self.after(PATIENCE, Event::CallOver(number));
+        self.after(CALL_TIMEOUT, Event::CallOver(number));
     }
 
     /// A call arrives.

@@ -100,12 +100,12 @@ impl Sim {
                 let command = self.meta.promotion(node, &promotion, self.now);
                 self.propose(command);
             }
-            MetaMessage::Lease(asker) => {
-                let current = self.leases[asker.volume].generation;
-                let command = self.meta.grant(asker.volume, asker.host, current, self.now);
+            MetaMessage::Lease(seeker) => {
+                let current = self.leases[seeker.volume].generation;
+                let command = self.meta.grant(seeker.volume, seeker.host, current, self.now);
                 let commit = self.some(COMMIT);
                 let command = Box::new(command);
-                self.after(commit, Event::Commit(command, Some(asker)));
+                self.after(commit, Event::Commit(command, Some(seeker)));
             }
             MetaMessage::Propose(command) => self.propose([*command]),
         }
@@ -125,7 +125,7 @@ impl Sim {
         }
     }
 
-    pub(super) fn on_commit(&mut self, command: &meta::Command, asker: Option<LeaseSeeker>) {
+    pub(super) fn on_commit(&mut self, command: &meta::Command, seeker: Option<LeaseSeeker>) {
         // A proposal of a leader that was lost meanwhile may have made it, or not.
         if self.leaderless_until > self.now && self.rng.random() {
             return;
@@ -133,8 +133,8 @@ impl Sim {
         let before = self.meta.epoch();
         let outcome = self.meta.apply(command);
         self.note_changes();
-        if let (Some(Outcome::Lease(lease)), Some(asker)) = (outcome, asker) {
-            self.granted(asker, Generation(lease.generation.0), Epoch(lease.epoch.0));
+        if let (Some(Outcome::Lease(lease)), Some(seeker)) = (outcome, seeker) {
+            self.granted(seeker, Generation(lease.generation.0), Epoch(lease.epoch.0));
         }
         if self.meta.epoch() != before {
             self.publish();

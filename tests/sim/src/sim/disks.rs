@@ -35,7 +35,7 @@ const BLOCK_SECTORS: u64 = 8;
 const BIT: u8 = 3;
 const CHUNK_BLOCKS: u64 = CHUNK_SECTORS / BLOCK_SECTORS;
 /// Within this time after it was asked for a block is read and repaired.
-const PATIENCE: Span = Span::seconds(60);
+const WAIT_MAX: Span = Span::seconds(60);
 
 /// A block: its device, its volume, its number there.
 type BlockAt = (DeviceAt, usize, u64);
@@ -85,7 +85,7 @@ impl Sim {
             let device = self.any_device(node);
             self.at(at, Event::Fault(Fault::Full(device, blocks)));
             let again = at + Span(self.disk_rng.random_range(0..2_000_000));
-            self.at(again, Event::Fault(Fault::Room(device)));
+            self.at(again, Event::Fault(Fault::FreeSpace(device)));
         }
     }
 
@@ -378,7 +378,7 @@ impl Sim {
     pub(super) fn repair_rot(&mut self) -> bool {
         let mut any = false;
         for node in 0..self.nodes.len() {
-            self.run_until(PATIENCE, |sim| sim.nodes[node].is_idle());
+            self.run_until(WAIT_MAX, |sim| sim.nodes[node].is_idle());
             let bad = self.scrubbed(node);
             if bad.is_empty() || self.failure.is_some() {
                 continue;
@@ -481,7 +481,7 @@ impl Sim {
         if self.submit(guest, asked).is_none() {
             return self.fail("a client without requests is busy");
         }
-        let done = self.run_until(PATIENCE, |sim| {
+        let done = self.run_until(WAIT_MAX, |sim| {
             let lanes = sim.hosts.iter().flat_map(|host| &host.lanes);
             let mut left = lanes.map(|lane| lane.client.left_over());
             sim.guests[guest].in_flight.is_empty() && left.all(|left| left == 0)

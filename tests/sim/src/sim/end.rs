@@ -11,7 +11,7 @@ use crate::queue::Span;
 use crate::workload::CHUNK_SECTORS;
 
 /// Within this time after all is repaired, all is well.
-const PATIENCE: Span = Span::seconds(300);
+const WAIT_MAX: Span = Span::seconds(300);
 /// Within this time the cluster repairs itself, unless something was lost.
 const LOOK: Span = Span::seconds(40);
 /// How often what is bad is looked for and read.
@@ -31,7 +31,7 @@ impl Sim {
             guests.all(|g| g.left == 0 && g.in_flight.is_empty() && !g.suspended)
                 && sim.orphans.is_empty()
         };
-        let done = self.run_until(PATIENCE, all_done);
+        let done = self.run_until(WAIT_MAX, all_done);
         if !done && self.failure.is_none() {
             let waiting: Vec<usize> = self.guests.iter().map(|g| g.in_flight.len()).collect();
             let orphans = self.orphans.len();
@@ -64,13 +64,13 @@ impl Sim {
         if rotten && !self.run_until(LOOK, all_in_sync) {
             self.repair_rot();
         }
-        if !self.run_until(PATIENCE, all_in_sync) && self.failure.is_none() {
+        if !self.run_until(WAIT_MAX, all_in_sync) && self.failure.is_none() {
             let groups = self.meta.groups();
             self.fail(format!(
                 "all is repaired, and a group stays degraded: {groups:?}"
             ));
         }
-        let quiet = self.run_until(PATIENCE, |sim| {
+        let quiet = self.run_until(WAIT_MAX, |sim| {
             sim.nodes.iter().all(crate::node::Node::is_idle)
         });
         if !quiet && self.failure.is_none() {
@@ -86,7 +86,7 @@ impl Sim {
                 break;
             }
             self.run_until(REST, |_| false);
-            self.run_until(PATIENCE, all_in_sync);
+            self.run_until(WAIT_MAX, all_in_sync);
         }
         // Stores fold in what is new, and free what is not needed any more, once they are idle for a while. A
         // report of before may take somebody out meanwhile.
@@ -95,7 +95,7 @@ impl Sim {
             if all_in_sync(self) {
                 break;
             }
-            self.run_until(PATIENCE, all_in_sync);
+            self.run_until(WAIT_MAX, all_in_sync);
         }
         self.nothing_is_left_over();
         self.nothing_is_rotten();

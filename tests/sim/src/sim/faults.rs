@@ -33,7 +33,7 @@ pub enum Fault {
     /// A disk has room for so many blocks more that were never written.
     Full(DeviceAt, u64),
     /// It has room again.
-    Room(DeviceAt),
+    FreeSpace(DeviceAt),
     /// Nobody answers at meta for a while.
     Leaderless(Span),
     /// A connection to a victim breaks, the nth of those that are open.
@@ -67,7 +67,7 @@ impl Fault {
                 | Self::HostStart(_)
                 | Self::Reconnect(..)
                 | Self::Slow(_, 1)
-                | Self::Room(_)
+                | Self::FreeSpace(_)
                 | Self::DrainDevice(_, false)
                 | Self::Peace
         )
@@ -247,7 +247,7 @@ impl Sim {
             Fault::Rot => self.rot(),
             Fault::Spoil => self.spoil(),
             Fault::Full(at, blocks) => self.set_room(at, Some(blocks)),
-            Fault::Room(at) => self.set_room(at, None),
+            Fault::FreeSpace(at) => self.set_room(at, None),
             Fault::Leaderless(span) => {
                 self.leaderless_until = self.leaderless_until.max(self.now + span);
             }

@@ -161,15 +161,15 @@ impl Sim {
     }
 
     /// Meta has granted a lease.
-    pub(super) fn granted(&mut self, asker: LeaseSeeker, generation: Generation, epoch: Epoch) {
-        let LeaseSeeker { volume, host, .. } = asker;
+    pub(super) fn granted(&mut self, seeker: LeaseSeeker, generation: Generation, epoch: Epoch) {
+        let LeaseSeeker { volume, host, .. } = seeker;
         self.leases[volume] = Lease { generation, host };
         let numbers = [32, volume as u64, host as u64, generation.0, epoch.0];
         self.trace.note(self.now, &numbers, || {
             format!("meta: host {host} has the lease of volume {volume}, {generation} by {epoch}")
         });
         let granted = Event::Granted {
-            asker,
+            seeker,
             generation,
             epoch,
         };
@@ -177,8 +177,8 @@ impl Sim {
     }
 
     /// The host hears that it has the lease.
-    pub(super) fn on_granted(&mut self, asker: LeaseSeeker, generation: Generation, epoch: Epoch) {
-        let LeaseSeeker { volume, host, life } = asker;
+    pub(super) fn on_granted(&mut self, seeker: LeaseSeeker, generation: Generation, epoch: Epoch) {
+        let LeaseSeeker { volume, host, life } = seeker;
         let current = self.hosts[host].life == life && self.guests[volume].host == host;
         let newer = self
             .takeovers

@@ -137,6 +137,49 @@ fn answers_before_a_stall_are_signalled_during_the_stall() {
     }
 }
 
+/// Each turn of the thread has room for one request. Were the same queue first every time, the other would
+/// have its turn when that one has nothing left.
+#[test]
+fn queues_take_turns_for_the_only_place_in_the_engine() {
+    const EACH: u64 = 16;
+    /// Where the requests of the second queue are.
+    const SECOND: u64 = 1 << 20;
+    let mut rig = Rig::new(Setup {
+        in_flight_max: 1,
+        ..Setup::default()
+    });
+    let guest = rig.guest();
+    let mut second = FakeQueue::new(&guest, QueueOptions::default());
+    let config = second.config(1);
+    let handle = rig.threads.start_queue(&rig.device, config).unwrap();
+    let data = guest.place(&[7; 512]);
+    rig.disk().hold();
+    let (chain, _) = rig.queue.blk(OUT, 0, &[(data, 512, false)]);
+    rig.queue.add(&chain);
+    rig.queue.submit();
+    wait_for_script(&rig, 1);
+    for nth in 1..=EACH {
+        let (chain, _) = rig.queue.blk(OUT, nth, &[(data, 512, false)]);
+        rig.queue.add(&chain);
+        let (chain, _) = second.blk(OUT, SECOND / 512 + nth, &[(data, 512, false)]);
+        second.add(&chain);
+    }
+    rig.queue.submit();
+    second.submit();
+    some_turns(&rig);
+    rig.disk().release();
+    for _ in 0..EACH {
+        rig.queue.wait_used();
+        second.wait_used();
+    }
+    rig.queue.wait_used();
+    let early = &rig.script()[1..=EACH as usize];
+    let of_second = early.iter().filter(|(_, offset, _)| *offset >= SECOND);
+    let share = of_second.count() as u64;
+    assert!((1..EACH).contains(&share), "{share} of the first {EACH}");
+    handle.stop().unwrap();
+}
+
 #[test]
 fn answers_given_before_the_guest_broke_its_ring_are_announced() {
     let mut rig = Rig::with(

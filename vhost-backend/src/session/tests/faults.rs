@@ -8,8 +8,11 @@ use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
 use zerocopy::IntoBytes;
 
+use super::memory::logged;
 use super::support::*;
-use crate::session::message::{Header, MAX_FDS, MAX_PAYLOAD_BYTES, code};
+use crate::session::codec::Frame;
+use crate::session::fuzzing::model_session;
+use crate::session::message::{FLAG_VERSION, Header, MAX_FDS, MAX_PAYLOAD_BYTES, code};
 use crate::testing::FakeQueue;
 
 fn null() -> OwnedFd {
@@ -39,6 +42,27 @@ fn malformed_streams_end_only_their_connection() {
         assert!(bench.attachment.state().last_error.is_some());
     }
     bench.assert_serves();
+}
+
+#[test]
+fn sixteen_refusals_of_a_connection_are_logged() {
+    let mut session = model_session(1);
+    let said = logged(|| {
+        for code in 200..300 {
+            let frame = Frame {
+                header: Header {
+                    code,
+                    flags: FLAG_VERSION,
+                    size: 0,
+                },
+                payload: Vec::new(),
+                fds: Vec::new(),
+            };
+            assert!(session.handle(frame).unwrap().is_none());
+        }
+    });
+    let lines = said.matches("vhost-user message refused").count();
+    assert_eq!(lines, 16, "{said}");
 }
 
 #[test]

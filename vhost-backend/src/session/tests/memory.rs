@@ -172,7 +172,7 @@ fn a_dirty_log_counts_with_the_memory() {
 }
 
 /// What is logged on this thread while `act` runs.
-fn logged(act: impl FnOnce()) -> String {
+pub(super) fn logged(act: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
     impl Write for Lines {

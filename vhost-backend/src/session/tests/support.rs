@@ -31,7 +31,7 @@ use crate::session::{Attachment, AttachmentState};
 use crate::testing::{FakeGuest, FakeQueue, GUEST_BASE, MemoryPort, QueueOptions, USER_BASE};
 
 /// Longest wait for something that must happen; only a failing test waits so long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(20);
 
 pub const DISK_BYTES: u64 = 1 << 20;
 pub const GUEST_BYTES: u64 = 1 << 20;
@@ -39,7 +39,7 @@ pub const RINGS: u16 = 2;
 
 /// Waits until something has happened.
 pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + WAIT_MAX;
     while !happened() {
         assert!(Instant::now() < until, "still not: {what}");
         std::thread::sleep(Duration::from_millis(1));
@@ -330,7 +330,7 @@ pub fn receive_raw(socket: &mut UnixStream) -> (Header, Vec<u8>) {
 
 /// Whether the other side has hung up, after it said whatever it had to say.
 pub fn assert_hung_up(socket: &mut UnixStream) {
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(WAIT_MAX)).unwrap();
     let mut rest = Vec::new();
     match socket.read_to_end(&mut rest) {
         Ok(_) => {}

@@ -4,7 +4,9 @@ use super::*;
 use crate::core::client::tests::{Bench, CHUNK, IN, OUT, set, volume_params};
 use crate::core::client::waiting::WAITING_MAX;
 use crate::core::client::{PIECES_MAX, Submit, VolumeState};
-use crate::proto::{Command, Refusal};
+use crate::core::membership::ReplicaSet;
+use crate::proto::ids::{ChunkKey, PgId};
+use crate::proto::{Command, Epoch, Refusal, placement};
 use std::sync::Arc;
 
 /// A second volume on the same thread.
@@ -201,6 +203,47 @@ fn writes_that_cannot_commit_leave_the_window_and_most_slots() {
     assert_eq!(bench.done.len(), tag as usize + 1);
     assert_eq!(bench.client.idle_pieces, 0);
     bench.assert_idle();
+}
+
+#[test]
+fn no_chunk_of_a_long_write_is_one_that_cannot_commit() {
+    // All chunks are in one of two groups, of which the second is below its least number.
+    let group = |index| {
+        let layer = volume_params().layer;
+        placement::group_of(ChunkKey { layer, index }, 2)
+    };
+    let find = |wanted: [u32; 2]| {
+        let mut all = 0..volume_params().size_bytes / CHUNK - 1;
+        let found = all.find(|at| [0, 1].map(|next| group(*at as u32 + next)) == wanted);
+        found.expect("an even spread") * CHUNK
+    };
+    let mut bench = Bench::new(set(1, 1, &[IN]));
+    let sets = [(0, 1), (1, 2)].map(|(pg, min_in_sync)| {
+        let members = set(1, 1, &[IN, OUT]).members().to_vec();
+        ReplicaSet::new(PgId(pg), Epoch(1), min_in_sync, members)
+    });
+    bench.client = Client::new(0, sets.to_vec());
+    let (stuck, mut tag) = (find([1, 1]), 0);
+    for volume in 0..4 {
+        bench.volume = Arc::new(VolumeState::new(
+            volume + 1,
+            volume as u32,
+            &volume_params(),
+        ));
+        for nth in 0..1024 {
+            if bench.submit(tag, WRITE, stuck + nth * 4096, 4096) == Submit::Pending {
+                tag += 1;
+            }
+        }
+    }
+    assert_eq!(tag as usize, IDLE_PIECES_MAX);
+    bench.volume = Arc::new(VolumeState::new(9, 9, &volume_params()));
+    let end = CHUNK - 4096;
+    let later = find([0, 1]) + end;
+    assert_eq!(bench.submit(9000, WRITE, later, 8192), Submit::Busy);
+    assert_eq!(bench.submit(9001, Op::Discard, 0, 90 * CHUNK), Submit::Busy);
+    let sound = find([0, 0]) + end;
+    assert_eq!(bench.submit(9002, WRITE, sound, 8192), Submit::Pending);
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl CardPair {
         let limits = card.context.limits()?;
         let mtu = port.mtu;
         let mtu =
-            mtu.ok_or_else(|| CardError::Other("the port tells no size of packets".to_owned()))?;
+            mtu.ok_or_else(|| CardError::Other("the port reports no MTU".to_owned()))?;
         let channel = Arc::new(CompletionChannel::new(&card.context)?);
         let entries = u32::from(RECEIVES) + POSTED_MAX as u32;
         let queue = CompletionQueue::new(&card.context, entries, Some(&channel), 0)?;

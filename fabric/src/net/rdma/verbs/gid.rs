@@ -67,7 +67,7 @@ impl fmt::Debug for Gid {
 
 /// Text that is no GID.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no GID: eight groups of hexadecimal digits between colons are")]
+#[error("{0:?} is not a GID: expected eight groups of hexadecimal digits between colons")]
 pub struct NotAGid(String);
 
 /// Reads what sysfs and `rdma` show, and every other way to write an IPv6 address.

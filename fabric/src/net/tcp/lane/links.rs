@@ -204,7 +204,7 @@ impl Lane {
                 peer.waiting.clear();
                 self.events.push_back(Event::Lost(node));
                 // Found while sending, it would else be told only with the next thing that comes.
-                self.inbox.eventfd.ring();
+                self.inbox.eventfd.signal();
                 self.control.command(ConnectorCommand::Dial {
                     lane: self.index,
                     node,

@@ -49,7 +49,7 @@ pub(super) struct PairResponder {
     waits: Option<Received>,
     /// Replies that wait for a slot.
     unsent: VecDeque<Leaving>,
-    torn: Option<FailedPair>,
+    failed: Option<FailedPair>,
 }
 
 impl PairResponder {
@@ -74,7 +74,7 @@ impl PairResponder {
             arrived: VecDeque::new(),
             waits: None,
             unsent: VecDeque::new(),
-            torn: None,
+            failed: None,
         })
     }
 
@@ -91,9 +91,12 @@ impl PairResponder {
     pub(super) fn end(mut self) -> impl Iterator<Item = u32> {
         self.endpoint = None;
         let unread = self.forget_incoming();
-        let torn = self.torn.into_iter().flat_map(|torn| torn.unacknowledged);
+        let failed = self
+            .failed
+            .into_iter()
+            .flat_map(|failed| failed.unacknowledged);
         let leaving = self.leaving.into_iter().flatten();
-        let held = leaving.chain(self.unsent).chain(torn);
+        let held = leaving.chain(self.unsent).chain(failed);
         unread
             .into_iter()
             .chain(held.map(|leaving| leaving.serving))
@@ -135,7 +138,7 @@ impl Lane {
         };
         // By its number a request is known to be of this one: no other ever had it.
         if pair_responder.endpoint.is_some()
-            || pair_responder.torn.is_some()
+            || pair_responder.failed.is_some()
             || number <= pair_responder.last
         {
             return Err(LinkError::Protocol("a second queue pair"));
@@ -267,7 +270,7 @@ impl Lane {
         pair_responder.bytes = 0;
         (0..never_begun).for_each(|_| responder.answered_on_queue_pair());
         let unacknowledged = pair_responder.leaving.iter_mut().filter_map(Option::take);
-        pair_responder.torn = Some(FailedPair {
+        pair_responder.failed = Some(FailedPair {
             number,
             unacknowledged: unacknowledged.collect(),
         });
@@ -310,9 +313,11 @@ impl Lane {
             return Ok(());
         };
         // One that was refused here is not known, and has nothing unanswered.
-        let torn = pair_responder.torn.take_if(|torn| torn.number == number);
+        let failed = pair_responder
+            .failed
+            .take_if(|failed| failed.number == number);
         let known: Vec<u64> = self.servings.endpoint(key, number).collect();
-        let unacknowledged = torn.map_or_else(Vec::new, |torn| torn.unacknowledged);
+        let unacknowledged = failed.map_or_else(Vec::new, |failed| failed.unacknowledged);
         for leaving in unacknowledged {
             let pair = self.servings[leaving.serving].pair;
             match unanswered.contains(&pair) {

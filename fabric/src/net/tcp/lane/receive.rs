@@ -40,7 +40,7 @@ impl Lane {
         }
         self.take_frames(index)?;
         // Under TLS what was read from the socket tells of itself no more.
-        self.inbox.eventfd.ring();
+        self.inbox.eventfd.signal();
         self.again(index);
         Ok(())
     }

@@ -349,7 +349,7 @@ impl Lane {
         let answers = requester.all_closed(caller, &mut self.bounces);
         if !answers.is_empty() {
             // Found while sending, they would else be told only with the next thing that comes.
-            self.inbox.eventfd.ring();
+            self.inbox.eventfd.signal();
         }
         let answers = answers.into_iter();
         self.events

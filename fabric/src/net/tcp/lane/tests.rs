@@ -1,4 +1,4 @@
-//! A lane and its letters, without the thread that makes connections.
+//! A lane and its inbox, without the connector.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use crate::net::rdma::pair::Offered;
 use crate::net::tcp::control::{NetConfig, Network};
 use crate::net::tcp::fuzzing::{agreed, request};
 use crate::net::tcp::hello::Wire;
+use crate::net::tcp::members::{MemberView, Reach};
 
 const PEER: NodeId = NodeId(2);
 
@@ -21,14 +22,27 @@ fn network(authority: &Authority, node: u64) -> Network {
         wire: Wire::Crc,
         pairs: Offered::No("this is about connections".to_owned()),
     };
-    Network::start(&config, CLUSTER, NodeId(node), Incarnation(10)).unwrap()
+    let network = Network::start(&config, CLUSTER, NodeId(node), Incarnation(10)).unwrap();
+    network.set_members(members());
+    network
+}
+
+/// The peer of [`agreed`] connections.
+fn members() -> HashMap<NodeId, MemberView> {
+    let agreed = agreed();
+    let peer = MemberView {
+        incarnation: agreed.incarnation,
+        former: Vec::new(),
+        reach: Reach::All,
+    };
+    HashMap::from([(agreed.peer, peer)])
 }
 
 /// A lane, and the network that knows `PEER` somewhere that nobody listens.
 fn lane() -> (Network, Lane) {
     let network = network(&Authority::new(), 1);
     network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));
-    // Not registered: letters are the test's.
+    // Not registered: its messages are the test's.
     let lane = Lane::new(Arc::clone(network.control()), 0, true).unwrap();
     network
         .control()

@@ -55,13 +55,13 @@ fn tell(view: &View, pool: &Pool) -> Found {
         domain => format!("devices{class} of different {domain}s"),
     };
     let mut what = format!(
-        "pool {name}: {effect}, for it wants {replicas} replicas on {apart}, {least} at least, and there is \
-         place for {room}"
+        "pool {name}: {effect}: it needs {replicas} replicas on {apart}, {least} at least, and only {room} \
+         can be placed"
     );
     let bare = bare(view, pool);
     if !bare.is_empty() {
         what.push_str(&format!(
-            "; no device for it is on node {}",
+            "; no suitable device on node {}",
             bare.join(", ")
         ));
     }

@@ -146,14 +146,14 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     world.at += 1000;
     world.down(4);
     world.at += 60_000;
-    let (wrong, under_way) = world.findings();
-    assert_eq!(under_way, []);
+    let (wrong, background_jobs) = world.findings();
+    assert_eq!(background_jobs, []);
     let node = &wrong[0].problem;
     assert_eq!(node.what, "node n4 is down");
     assert_eq!(node.since, at(START + 1000));
     assert_eq!(
         node.doing,
-        "start it: in 9 min its share is given to others"
+        "start it: in 9 min its data are rebuilt elsewhere"
     );
     // Six of eight groups, or as many as placement gave it, lack a replica meanwhile.
     let pool = &wrong[1].problem;
@@ -173,7 +173,7 @@ fn down_node_is_reported_with_its_effects_and_a_deadline() {
     let (wrong, _) = world.findings();
     let node = &wrong[0].problem;
     assert!(
-        node.doing.contains("its share is given to others"),
+        node.doing.contains("its data are being rebuilt on other nodes"),
         "{node:?}"
     );
     assert_eq!(node.eta_s, Some(90));
@@ -209,21 +209,21 @@ fn a_drain_is_under_way_and_not_wrong() {
         admin_state,
         at: at_,
     });
-    let (wrong, under_way) = world.findings();
+    let (wrong, background_jobs) = world.findings();
     assert_eq!(wrong, []);
-    let drain = &under_way[0].problem;
+    let drain = &background_jobs[0].problem;
     assert!(
         drain.what.starts_with("node n4 is being emptied, "),
         "{drain:?}"
     );
     assert_eq!((drain.since, drain.eta_s), (at(START + 5000), Some(90)));
-    assert!(under_way[1].problem.what.contains("move to other devices"));
+    assert!(background_jobs[1].problem.what.contains("move to other devices"));
     // Without volumes nothing has to move.
     world.view.volumes.clear();
-    let (_, under_way) = world.findings();
-    assert_eq!(under_way.len(), 1);
-    assert_eq!(under_way[0].problem.what, "node n4 is empty");
-    assert_eq!(under_way[0].problem.eta_s, None);
+    let (_, background_jobs) = world.findings();
+    assert_eq!(background_jobs.len(), 1);
+    assert_eq!(background_jobs[0].problem.what, "node n4 is empty");
+    assert_eq!(background_jobs[0].problem.eta_s, None);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn devices_that_failed_or_are_not_served_are_told() {
     assert_eq!(lost.since, at(START + 60_000));
     assert_eq!(
         lost.doing,
-        "bring it back and restart that node; in 9 min its share is given to others; `penstock device remove \
+        "bring it back and restart that node; in 9 min its data are rebuilt elsewhere; `penstock device remove \
          3` gives it up at once"
     );
 }
@@ -312,9 +312,8 @@ fn a_pool_without_volumes_tells_that_it_lacks_nodes() {
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     assert_eq!(
         wrong[0].problem.what,
-        "pool safe: a volume made now would lack replicas, for it wants 3 replicas on devices of different \
-         nodes, 2 at least, \
-         and there is place for 2"
+        "pool safe: a volume made now would lack replicas: it needs 3 replicas on devices of different \
+         nodes, 2 at least, and only 2 can be placed"
     );
     let doing = &wrong[0].problem.doing;
     for hint in ["penstock token create", "penstock join", "--replicas 2"] {
@@ -349,7 +348,7 @@ fn missing_device_is_reported_but_not_an_unneeded_default_pool() {
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
     let what = &wrong[0].problem.what;
     assert!(
-        what.contains("place for 0; no device for it is on node n1"),
+        what.contains("only 0 can be placed; no suitable device on node n1"),
         "{what}"
     );
     assert!(!wrong[0].problem.doing.contains("--replicas"), "{wrong:#?}");
@@ -433,11 +432,11 @@ fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
     assert_eq!(
         told,
         [
-            "2 placement groups fail to be synced to device /dev/sd3 of node n3, up to 5 times in a row",
+            "2 placement groups cannot be synced to device /dev/sd3 of node n3: up to 5 attempts failed",
             "node n2: device /dev/sdx is full",
         ]
     );
-    assert!(wrong[0].problem.doing.contains("the last in 2 s"));
+    assert!(wrong[0].problem.doing.contains("within 2 s"));
     assert_eq!(wrong[1].problem.since, at(START));
 }
 
@@ -452,9 +451,9 @@ fn an_upgrade_that_is_not_complete_is_told_with_who_is_missing() {
     });
     world.view.report.levels = levels[..2].to_vec();
     let told = |world: &mut World| {
-        let (wrong, under_way) = world.findings();
+        let (wrong, background_jobs) = world.findings();
         assert_eq!(wrong, []);
-        let told = under_way.into_iter().map(|one| one.problem.doing);
+        let told = background_jobs.into_iter().map(|one| one.problem.doing);
         told.collect::<Vec<_>>().join("; ")
     };
     let not_heard = told(&mut world);
@@ -484,9 +483,9 @@ fn move_to_a_second_device_is_reported_unless_standalone() {
         at,
     });
     let told = |world: &mut World| {
-        let (wrong, under_way) = world.findings();
+        let (wrong, background_jobs) = world.findings();
         assert_eq!(wrong, []);
-        under_way.into_iter().map(|one| one.problem.what).next()
+        background_jobs.into_iter().map(|one| one.problem.what).next()
     };
     let what = told(&mut world).unwrap();
     assert!(what.contains("move to other devices"), "{what}");

@@ -33,6 +33,32 @@ impl PairResponder {
     }
 }
 
+/// Writes the payload of an answer to the memory that its request opened, if it did: where the payload is for
+/// the message, and by how many WRITEs it goes.
+///
+/// # Safety
+/// The request's slot is not posted yet. The payload stays until the reply is told as sent, or the queue pair
+/// is destroyed.
+unsafe fn push_payload(
+    endpoint: &mut QueuePairEndpoint,
+    request: &Received,
+    answer: &Answer<'_>,
+    is_open: bool,
+) -> (Load, usize) {
+    match (answer.payload_len, answer.payload.filter(|_| is_open)) {
+        (0, _) => (Load::Elsewhere, 0),
+        (_, None) => (Load::Page, 0),
+        (len, Some(list)) => {
+            // SAFETY: the caller's promise; the list has an element, for the payload has bytes.
+            let writes = unsafe {
+                let start = NonNull::new((*list.ptr).iov_base.cast::<u8>());
+                endpoint.write(start.expect("a buffer"), len, request)
+            };
+            (Load::Elsewhere, writes)
+        }
+    }
+}
+
 /// What has arrived.
 enum Next {
     /// What proves the queue pair, in this slot.
@@ -295,21 +321,9 @@ impl Lane {
             .map(|window| window.key);
         let header = ReplyHeader::encode(reply, answer.payload_len, answer.crcs.len() as u32);
         let message = answer.message(header.as_bytes());
-        let pushed = answer.payload.filter(|_| closes.is_some());
-        let mut writes = 0;
-        let load = match (answer.payload_len, pushed) {
-            (0, _) => Load::Elsewhere,
-            (_, None) => Load::Page,
-            (len, Some(list)) => {
-                // SAFETY: the serving has the buffer until the reply is told as sent, or the queue pair is
-                // destroyed.
-                unsafe {
-                    let start = NonNull::new((*list.ptr).iov_base.cast::<u8>());
-                    writes = endpoint.write(start.expect("a buffer"), len, &request);
-                }
-                Load::Elsewhere
-            }
-        };
+        // SAFETY: its slot is posted again below, and the serving has the buffer until the reply is told as
+        // sent, or the queue pair is destroyed.
+        let (load, writes) = unsafe { push_payload(endpoint, &request, answer, closes.is_some()) };
         // Before the reply, which tells the peer that there is room for another request.
         endpoint.receive(received);
         endpoint.send_reply(slot, &message, load, closes);

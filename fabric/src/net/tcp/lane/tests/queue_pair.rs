@@ -1,4 +1,4 @@
-//! Two lanes with queue pairs beside their connection, which are torn at any moment: each request is executed
+//! Two lanes with queue pairs beside their connection, which fail at any moment: each request is executed
 //! once, and answered once.
 
 use std::ptr::NonNull;
@@ -27,6 +27,7 @@ fn lane_of(node: u64, card: &FakeCard) -> (Network, Lane) {
         pairs: Offered::Port(Arc::new(card.clone())),
     };
     let network = Network::start(&config, CLUSTER, NodeId(node), Incarnation(10)).unwrap();
+    network.set_members(super::members());
     network.set_peers(HashMap::from([(PEER, ([127, 0, 0, 1], 1).into())]));
     let lane = Lane::new(Arc::clone(network.control()), 0, true).unwrap();
     network
@@ -355,14 +356,14 @@ fn requests_use_the_queue_pair_and_copy_no_registered_data() {
 
 #[test]
 fn request_runs_and_is_answered_once_however_queue_pairs_end() {
-    let mut torn = 0;
+    let mut failed = 0;
     for seed in 0..60 {
         let mut world = World::new(seed);
         world.run(true);
         world.check();
-        torn += world.asking.counters.get(Count::FailedPair);
+        failed += world.asking.counters.get(Count::FailedPair);
     }
-    assert!(torn > 60, "{torn}");
+    assert!(failed > 60, "{failed}");
 }
 
 /// The connection to the peer.

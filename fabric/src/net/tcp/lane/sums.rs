@@ -1,0 +1,62 @@
+//! The CRCs of what requests send: taken once for all replicas of a write.
+
+use super::*;
+
+/// Where the CRCs of a request were taken last: for all replicas of a write they are taken once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Summed {
+    id: u64,
+    list: usize,
+    memory: usize,
+}
+
+impl Summed {
+    /// `None` if there is nothing to send.
+    fn of(request: &Request, shape: &Shape) -> Option<Self> {
+        let list = shape.payload.filter(|_| shape.payload_len > 0)?;
+        // SAFETY: the list has an element, for the payload has bytes; it is valid until the answer.
+        let memory = unsafe { (*list.ptr).iov_base }.addr();
+        Some(Self {
+            // Both replicas of a node are sent the same.
+            id: request.id.base().0,
+            list: list.ptr.addr(),
+            memory,
+        })
+    }
+}
+
+impl Lane {
+    /// Takes the CRCs of a write of which this node's own replica was given a copy, if its others have none
+    /// yet; false if the copy is not what they were sent.
+    pub fn matches(&mut self, request: &Request, copy: &Request) -> bool {
+        let (shape, copied) = (shape_of(request), shape_of(copy));
+        let Some((now, list)) = Summed::of(request, &shape).zip(copied.payload) else {
+            return true;
+        };
+        let mut crcs = Vec::new();
+        let to = match self.summed == Some(now) {
+            true => &mut crcs,
+            false => &mut self.crcs,
+        };
+        // SAFETY: the copy is valid until its answer.
+        unsafe { shape::sums(&list, copied.skip, copied.payload_len, to) };
+        let same = self.summed != Some(now) || crcs == self.crcs;
+        self.summed = Some(now);
+        same
+    }
+
+    /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest
+    /// may change its buffer meanwhile, and all replicas are to take the same bytes or none.
+    pub(super) fn sum(&mut self, request: &Request, shape: &Shape) {
+        let Some((now, list)) = Summed::of(request, shape).zip(shape.payload) else {
+            self.crcs.clear();
+            self.summed = None;
+            return;
+        };
+        if self.summed != Some(now) {
+            // SAFETY: the list and the memory are valid until the answer.
+            unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut self.crcs) };
+            self.summed = Some(now);
+        }
+    }
+}
