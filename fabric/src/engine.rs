@@ -240,19 +240,75 @@ impl Fabric {
             control.admit(params)?;
             self.raise_fence(params.layer, params.generation, params.epoch)?;
         }
+        let volume = self.handle(slot, params);
+        if let Some(worker) = &self.worker {
+            volume.state.begin_recovery(params.generation);
+            worker.take_over(&volume.state);
+        }
+        Ok(volume)
+    }
+
+    /// Opens a volume of which this node has no lease yet: its requests wait until
+    /// [`take_over`](Self::take_over). `params.generation` is ignored.
+    ///
+    /// # Errors
+    /// The node is a cluster of its own, where nobody else can have the lease.
+    pub fn open_without_lease(&self, params: &VolumeParams) -> Result<VolumeHandle, FabricError> {
+        let params = VolumeParams {
+            generation: Generation(0),
+            ..*params
+        };
+        self.shared.check_volume(&params)?;
+        if self.worker.is_none() {
+            return Err(FabricError::Alone);
+        }
+        let slot = self.shared.take_volume_slot()?;
+        let volume = self.handle(slot, &params);
+        volume.state.suspend();
+        Ok(volume)
+    }
+
+    /// Goes on with a volume that has no lease, or had none for a while, under a new one. It returns at once,
+    /// and requests wait until the older holder is fenced out and replicas agree on what it left behind.
+    ///
+    /// # Errors
+    /// The lease is not newer than the last one here.
+    pub fn take_over(
+        &self,
+        volume: &VolumeHandle,
+        generation: Generation,
+        epoch: Epoch,
+    ) -> Result<(), FabricError> {
+        if generation >= ROUND {
+            return Err(FabricError::Generation(generation.0));
+        }
+        let Some(worker) = &self.worker else {
+            return Err(FabricError::Alone);
+        };
+        let state = &volume.state;
+        state.suspend();
+        state.set_epoch(epoch);
+        if !state.renew_lease(generation) {
+            return Err(FabricError::StaleLease {
+                layer: state.layer(),
+                given: generation,
+                persisted: state.generation(),
+            });
+        }
+        state.begin_recovery(generation);
+        worker.take_over(state);
+        Ok(())
+    }
+
+    fn handle(&self, slot: shared::VolumeSlot, params: &VolumeParams) -> VolumeHandle {
         // Distinct for the life of the process, so that a data thread tells a slot's users apart.
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let state = Arc::new(VolumeState::new(id, slot.index(), params));
-        if let Some(worker) = &self.worker {
-            state.set_recovered(false);
-            worker.take_over(&state);
-        }
-        Ok(VolumeHandle {
-            state,
+        VolumeHandle {
+            state: Arc::new(VolumeState::new(id, slot.index(), params)),
             _slot: Arc::new(slot),
             cluster: self.shared.cluster.clone(),
-        })
+        }
     }
 
     /// Goes on under a newer lease without a pause: requests under the old one are repeated under the new.
@@ -438,7 +494,23 @@ impl VolumeHandle {
         self.state.is_revoked()
     }
 
-    /// Whether requests are served: lease recovery is complete.
+    /// The lease is about to be given back: requests wait from now on, until
+    /// [`Fabric::take_over`] or [`unsuspend`](Self::unsuspend). Those that have begun are not waited for.
+    pub fn suspend(&self) {
+        self.state.suspend();
+    }
+
+    /// The lease was not given back after all.
+    pub fn unsuspend(&self) {
+        self.state.unsuspend();
+    }
+
+    /// Changes the size that requests are checked against, as another holder of the lease did.
+    pub fn set_size_bytes(&self, size_bytes: u64) {
+        self.state.set_size_bytes(size_bytes);
+    }
+
+    /// Whether requests are served: there is a lease, and lease recovery is complete.
     pub fn is_recovered(&self) -> bool {
         self.state.is_recovered()
     }

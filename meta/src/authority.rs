@@ -11,6 +11,7 @@
 //! | devices: registered, failed, drained, removed, promoted replicas | their node, with `storage`; `meta` |
 //! | leases and attachments | the node that they are of; `meta` |
 //! | attachments of a node that is down: forgotten | every node of the cluster |
+//! | incoming attachments: called off | the node that they are of; the one that they take over from; `meta` |
 //! | what a shrink cut off is discarded | the node that holds the volume's lease; `meta` |
 //! | volumes, reports of failed replicas | every node of the cluster |
 //!
@@ -24,10 +25,10 @@ use crate::command::{AttachmentKey, Command, Lost, NodeSpec};
 use crate::ids::{AttachmentId, DeviceId, NodeId, VolumeId};
 use crate::level::Level;
 use crate::map::ClusterMap;
-use crate::model::{Node, NodeState, Role};
+use crate::model::{AttachmentTarget, Node, NodeState, Role};
 use crate::refusal::{AccessRefusal, MapRefusal, Refusal};
 use crate::state::tables::{ATTACHMENTS, LEASES, VOLUME_NAMES};
-use crate::state::{Read, ReadError};
+use crate::state::{Read, ReadError, volume};
 
 /// Nodes that a refusal names as places to run the command; others are left out.
 const NAMED_MAX: usize = 5;
@@ -101,6 +102,12 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::SetWriteThrough { attachment, .. } => {
             (Serves(*attachment), "set write caches of other nodes")
         }
+        Command::TakeOverAttachment { attachment, .. } => {
+            (Serves(*attachment), "take over attachments of other nodes")
+        }
+        Command::MoveAttachment { attachment, .. } => {
+            (Serves(*attachment), "move attachments of other nodes")
+        }
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
@@ -170,11 +177,14 @@ pub(crate) fn check(
         }
         Needs::Forgets(key) => {
             let serves = match key {
-                AttachmentKey::Id(id) => ATTACHMENTS.get(records, id)?.map(|found| found.node),
+                AttachmentKey::Id(id) | AttachmentKey::Incoming(id) => {
+                    ATTACHMENTS.get(records, id)?.map(|found| found.node)
+                }
                 AttachmentKey::Socket { node, .. } => Some(*node),
             };
             let is_up = |id| map.node(id).is_some_and(|node| node.state == NodeState::Up);
-            serves.is_none_or(|serves| serves == node.id || !is_up(serves))
+            let is_own_or_dead = serves.is_none_or(|serves| serves == node.id || !is_up(serves));
+            is_own_or_dead || calls_off(node, key, records)?
         }
         Needs::Registered(spec) if spec.id == node.id => {
             return Ok(check_roles(node, spec).map_err(Into::into));
@@ -185,6 +195,22 @@ pub(crate) fn check(
         true => Ok(()),
         false => Err(refusal(node, action, map).into()),
     })
+}
+
+/// Whether an attachment is to take the place of one that the node serves, which may call that off.
+fn calls_off(node: &Node, key: &AttachmentKey, records: &dyn Read) -> Result<bool, ReadError> {
+    let AttachmentKey::Incoming(id) = key else {
+        return Ok(false);
+    };
+    // Of what is not there the state machine says so.
+    let Some(incoming) = ATTACHMENTS.get(records, id)? else {
+        return Ok(true);
+    };
+    let AttachmentTarget::Volume { id: volume, .. } = incoming.target;
+    let all = volume::attachments(records, volume)?;
+    Ok(all
+        .iter()
+        .any(|other| other.node == node.id && other.options.incoming.is_none()))
 }
 
 /// A node gives itself no roles that its join token did not grant.

@@ -5,6 +5,7 @@
 
 mod applied;
 mod deadline;
+mod migration;
 mod nodes;
 
 pub use applied::{Applied, OpenLayers};
@@ -424,6 +425,9 @@ impl Meta {
         &self,
         attachment: AttachmentSpec,
     ) -> Result<Attachment, MetaError> {
+        if attachment.options.incoming.is_some() {
+            self.require_migration()?;
+        }
         an_attachment(
             self.propose(Command::CreateAttachment {
                 attachment,

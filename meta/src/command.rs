@@ -53,6 +53,8 @@ pub enum AttachmentKey {
         /// The path.
         socket: String,
     },
+    /// By its number, if it is incoming. From [`crate::Level::MIGRATION`] on.
+    Incoming(AttachmentId),
 }
 
 /// An entry of the Raft log.
@@ -323,6 +325,28 @@ pub enum Command {
         /// Whether it is off.
         on: bool,
     },
+    /// An incoming attachment takes the place of the one on another node: its node is granted the lease, if
+    /// nobody else has it, and the other attachment is forgotten. From [`crate::Level::MIGRATION`] on.
+    TakeOverAttachment {
+        /// The incoming attachment.
+        attachment: AttachmentId,
+        /// The generation of another holder's lease that the leader found to have run out.
+        expired: Option<Generation>,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Makes an attachment on another node that is to take the place of this one, without a guest. From
+    /// [`crate::Level::MIGRATION`] on.
+    MoveAttachment {
+        /// The attachment that is to go.
+        attachment: AttachmentId,
+        /// The node that is to serve it.
+        to: NodeId,
+        /// Absolute path of the socket there.
+        socket: String,
+        /// Now.
+        at: UnixMillis,
+    },
     /// Forgets an attachment.
     DeleteAttachment {
         /// Which.
@@ -339,6 +363,7 @@ impl Command {
                 | Self::CreateVolume { .. }
                 | Self::ResizeVolume { .. }
                 | Self::CreateAttachment { .. }
+                | Self::MoveAttachment { .. }
         )
     }
 
@@ -365,7 +390,9 @@ impl Command {
             | Self::CreatePool { at, .. }
             | Self::CreateVolume { at, .. }
             | Self::GrantLease { at, .. }
-            | Self::CreateAttachment { at, .. } => *at,
+            | Self::CreateAttachment { at, .. }
+            | Self::TakeOverAttachment { at, .. }
+            | Self::MoveAttachment { at, .. } => *at,
             _ => UnixMillis::default(),
         }
     }

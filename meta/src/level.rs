@@ -19,6 +19,7 @@
 //! | 2 | the level itself: [`Command::RaiseLevel`], [`Cluster::level`] and its event |
 //! | 3 | groups move between devices of one node while it serves: [`Level::WITHIN_NODES`] |
 //! | 4 | join tokens grant roles, and commands are checked against the sender's: [`Level::ROLES`] |
+//! | 5 | attachments move between nodes: [`Level::MIGRATION`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -36,13 +37,16 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::ROLES;
+    pub const KNOWN: Self = Self::MIGRATION;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
     /// From this one on a join token grants roles, a node has no others, and the leader refuses commands that
     /// the sender's roles do not allow (`authority.rs`).
     pub const ROLES: Self = Self(4);
+    /// From this one on an attachment may be incoming ([`crate::Incoming`]), and take the place of one on
+    /// another node.
+    pub const MIGRATION: Self = Self(5);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

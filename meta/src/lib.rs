@@ -58,9 +58,9 @@ pub use level::Level;
 pub use map::ClusterMap;
 pub use model::{
     AdminState, Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device,
-    DeviceState, Durability, EVENTS_MAX, Event, EventKind, FailureDomain, GroupId, Labels, Lease,
-    Member, Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, ReplicaState, Role, Token,
-    VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
+    DeviceState, Durability, EVENTS_MAX, Event, EventKind, FailureDomain, GroupId, Incoming,
+    Labels, Lease, Member, Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, ReplicaState,
+    Role, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;

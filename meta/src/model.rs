@@ -413,6 +413,16 @@ impl AttachmentTarget {
     }
 }
 
+/// An attachment that is to take the place of the one on another node, and waits for the lease of its volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Incoming {
+    /// The guest is migrated live: it takes over when the guest runs here.
+    Guest,
+    /// No guest is connected: it takes over at once.
+    Move,
+}
+
 /// Details of an attachment that most leave at their default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -431,6 +441,10 @@ pub struct AttachmentOptions {
     pub socket_gid: Option<u32>,
     /// Further options, for the daemon to interpret.
     pub extra: BTreeMap<String, String>,
+    /// It waits to take the place of the attachment on another node. Never set before
+    /// [`crate::Level::MIGRATION`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub incoming: Option<Incoming>,
 }
 
 /// A vhost-user socket that serves one volume or filesystem to one guest.

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Generation, NodeId, PoolId, VolumeId};
+use crate::ids::{AttachmentId, Generation, NodeId, PoolId, VolumeId};
 use crate::model::{Name, NameError, SizeError};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.
@@ -359,6 +359,60 @@ pub enum AttachmentRefusal {
         /// Its node.
         node: NodeId,
     },
+    /// The volume has no attachment whose place could be taken.
+    #[error(
+        "volume {volume:?} is not attached on another node, so nothing can come in from there: attach it \
+         without --incoming"
+    )]
+    NothingIncoming {
+        /// The volume.
+        volume: String,
+    },
+    /// Another attachment is to take the same place.
+    #[error(
+        "volume {volume:?} is coming in at {socket:?} on node {node} already: detach that first"
+    )]
+    OtherIncoming {
+        /// The volume.
+        volume: String,
+        /// Socket of the other one.
+        socket: String,
+        /// Its node.
+        node: NodeId,
+    },
+    /// The attachment whose place is to be taken is on the same node.
+    #[error(
+        "volume {volume:?} is attached on this node already, at {socket:?}: an attachment comes in from \
+         another node"
+    )]
+    SameNode {
+        /// The volume.
+        volume: String,
+        /// Socket of the attachment.
+        socket: String,
+    },
+    /// Several guests share the volume on the node that it would come from.
+    #[error(
+        "volume {volume:?} has {attachments} attachments: it moves with its only one; detach the others first"
+    )]
+    SharedSource {
+        /// The volume.
+        volume: String,
+        /// How many it has.
+        attachments: usize,
+    },
+    /// It does not wait for anything.
+    #[error("attachment {id} is not incoming")]
+    NotIncoming {
+        /// Its number.
+        id: AttachmentId,
+    },
+    /// Some node does not know of incoming attachments.
+    #[error(
+        "attachments move between nodes once all nodes of the cluster run this version: `penstock status` \
+         says which do not"
+    )]
+    LevelTooLow,
     /// No attachment has the key.
     #[error("there is no attachment {what}: see `penstock attachment list`")]
     Unknown {
@@ -425,7 +479,14 @@ impl AttachmentRefusal {
                 RefusalKind::Invalid
             }
             Self::Unknown { .. } => RefusalKind::NotFound,
-            Self::SocketTaken { .. } | Self::VolumeInUse { .. } => RefusalKind::Conflict,
+            Self::SocketTaken { .. }
+            | Self::VolumeInUse { .. }
+            | Self::NothingIncoming { .. }
+            | Self::OtherIncoming { .. }
+            | Self::SameNode { .. }
+            | Self::SharedSource { .. }
+            | Self::NotIncoming { .. }
+            | Self::LevelTooLow => RefusalKind::Conflict,
         }
     }
 }

@@ -16,12 +16,13 @@ mod kv;
 mod lease;
 mod loss;
 mod map;
+mod migration;
 mod node;
 pub(crate) mod placement;
 mod pool;
 pub(crate) mod tables;
 mod token;
-mod volume;
+pub(crate) mod volume;
 pub(crate) mod within;
 
 #[cfg(test)]
@@ -174,6 +175,17 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::SetWriteThrough { attachment, on } => {
             attachment::set_write_through(txn, *attachment, *on)
         }
+        Command::TakeOverAttachment {
+            attachment,
+            expired,
+            at,
+        } => migration::take_over(txn, *attachment, *expired, *at),
+        Command::MoveAttachment {
+            attachment,
+            to,
+            socket,
+            at,
+        } => migration::offer(txn, *attachment, *to, socket, *at),
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
     }
 }

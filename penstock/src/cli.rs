@@ -299,6 +299,18 @@ pub enum AttachmentCommand {
     Create(AttachCommand),
     /// List attachments
     List,
+    /// Move an attachment that no guest uses to another node
+    Move {
+        /// Socket of the attachment, or name of its volume
+        #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
+        target: String,
+        /// Name or number of the node that is to serve it
+        #[arg(long, value_name = "NODE")]
+        to: String,
+        /// Socket to listen on there [default: the same path as here]
+        #[arg(long, value_name = "PATH")]
+        socket: Option<PathBuf>,
+    },
     /// End an attachment
     Delete(DetachArgs),
 }
@@ -329,6 +341,10 @@ pub enum AttachCommand {
         /// swapped and overcommitted
         #[arg(long)]
         no_pin: bool,
+        /// Destination of a live migration: the volume is attached on another node, and goes on here when the
+        /// guest does. Until then the socket is there, and requests wait
+        #[arg(long)]
+        incoming: bool,
     },
 }
 

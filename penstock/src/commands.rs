@@ -60,6 +60,9 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Attachment(verb) => match verb {
             AttachmentCommand::Create(verb) => attach::attach(verb, &client, json).await?,
             AttachmentCommand::List => listing::attachments(&client, json).await?,
+            AttachmentCommand::Move { target, to, socket } => {
+                attach::move_to(&target, to, socket.as_deref(), &client, json).await?;
+            }
             AttachmentCommand::Delete(args) => attach::detach(&args, &client, json).await?,
         },
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,

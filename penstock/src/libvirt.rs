@@ -63,6 +63,8 @@ mod tests {
             queues_running: 0,
             last_error: None,
             pin_memory: true,
+            incoming: false,
+            takeover_pause_ms: None,
             write_through: false,
             counters: Counters::default(),
         };

@@ -263,6 +263,7 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     let node = Arc::new(Node::start(config, purpose).await?);
     leases::keep(&node);
     attachments::lost::keep(&node);
+    attachments::migration::keep(&node);
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);
     monitor::keep(&node);

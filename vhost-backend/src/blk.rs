@@ -235,6 +235,11 @@ impl<V: Volume> BlkDevice<V> {
         kept.map_err(BlkError::ModeNotKept)
     }
 
+    /// Goes on in the write cache mode that the guest chose elsewhere, where it is kept, too.
+    pub fn adopt_writeback(&self, writeback: bool) {
+        self.writeback.store(writeback, Ordering::Relaxed);
+    }
+
     /// Puts what the guest can change back to its defaults when its driver begins anew.
     pub fn reset(&self) {
         if let Err(error) = self.switch(true) {

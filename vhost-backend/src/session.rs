@@ -28,7 +28,7 @@ pub mod wire;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use fabric::io::Engine;
@@ -55,6 +55,9 @@ pub struct AttachmentState {
     pub connections: u64,
     /// Rings that run now.
     pub rings: u16,
+    /// Counts begins and ends of the front end's messages: odd while one is carried out. Only a message
+    /// starts a ring.
+    pub messages: u64,
     /// How the last connection ended, if not by the front end's hanging up.
     pub last_error: Option<String>,
 }
@@ -67,6 +70,16 @@ struct Shared {
     stop: AtomicBool,
     config_changed: AtomicBool,
     state: Mutex<AttachmentState>,
+    observer: OnceLock<Observer>,
+}
+
+/// Who is told that rings were started or stopped, or a front end came or went.
+struct Observer(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 impl Shared {
@@ -84,7 +97,14 @@ impl Shared {
     }
 
     fn update(&self, change: impl FnOnce(&mut AttachmentState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = (state.connected, state.rings);
+        change(&mut state);
+        let has_changed = before != (state.connected, state.rings);
+        drop(state);
+        if let (true, Some(Observer(observer))) = (has_changed, self.observer.get()) {
+            observer();
+        }
     }
 }
 
@@ -125,6 +145,7 @@ impl Attachment {
             stop: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
             state: Mutex::default(),
+            observer: OnceLock::new(),
         });
         let server = Server::new(offer, make_host, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
@@ -142,6 +163,12 @@ impl Attachment {
     pub fn notify_resize(&self) {
         self.shared.config_changed.store(true, Ordering::Release);
         self.shared.wake();
+    }
+
+    /// Has `observer` called whenever rings were started or stopped, or a front end came or went. It is
+    /// called by the session's thread, and must not wait. Only the first one is taken.
+    pub fn observe(&self, observer: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.observer.set(Observer(Box::new(observer)));
     }
 
     /// What the attachment is doing.

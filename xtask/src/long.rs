@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 7] = [
+const TESTS: [TwoForms; 8] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -47,6 +47,12 @@ const TESTS: [TwoForms; 7] = [
         test: "guest_verifies_every_byte_while_the_daemon_is_killed",
         short: "8 kills",
         long: "100 kills",
+    },
+    TwoForms {
+        package: "cluster-tests",
+        test: "guest_under_load_migrates_there_and_back",
+        short: "2 migrations",
+        long: "10 migrations, and the table of their pauses",
     },
     TwoForms {
         package: "rdma-tests",

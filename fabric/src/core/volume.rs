@@ -83,6 +83,11 @@ pub enum Finished {
     Error,
 }
 
+/// Nothing is to be recovered: requests are served. No lease has this generation.
+const RECOVERED: u64 = 0;
+/// There is no lease. No lease has this generation.
+const NO_LEASE: u64 = u64::MAX;
+
 /// An open volume.
 #[derive(Debug)]
 pub struct VolumeState {
@@ -94,7 +99,8 @@ pub struct VolumeState {
     size_bytes: AtomicU64,
     epoch: AtomicU64,
     lease_until_us: AtomicU64,
-    recovered: AtomicBool,
+    /// Why requests wait: [`RECOVERED`], [`NO_LEASE`], or the generation whose lease recovery is not done.
+    recovering: AtomicU64,
     read_only: AtomicBool,
     durable_writes: AtomicBool,
     /// The lease is another's by now.
@@ -118,7 +124,7 @@ impl VolumeState {
             size_bytes: AtomicU64::new(params.size_bytes),
             epoch: AtomicU64::new(params.epoch.0),
             lease_until_us: AtomicU64::new(u64::MAX),
-            recovered: AtomicBool::new(true),
+            recovering: AtomicU64::new(RECOVERED),
             read_only: AtomicBool::new(params.read_only),
             durable_writes: AtomicBool::new(params.durability == Durability::Write),
             revoked: AtomicBool::new(false),
@@ -180,15 +186,39 @@ impl VolumeState {
         self.watermark.renew(generation)
     }
 
-    /// Whether replicas agree on what earlier leases left behind. Requests wait until they do.
+    /// Whether there is a lease, and replicas agree on what earlier ones left behind. Requests wait until
+    /// then.
     #[inline]
     pub fn is_recovered(&self) -> bool {
-        self.recovered.load(Ordering::Acquire)
+        self.recovering.load(Ordering::Acquire) == RECOVERED
     }
 
-    /// Says whether they do.
-    pub fn set_recovered(&self, recovered: bool) {
-        self.recovered.store(recovered, Ordering::Release);
+    /// The lease of this generation is to be recovered: requests wait from now on.
+    pub fn begin_recovery(&self, generation: Generation) {
+        self.recovering.store(generation.0, Ordering::SeqCst);
+    }
+
+    /// The lease recovery of this generation is done. It changes nothing if the lease was given up meanwhile,
+    /// or a later one is being recovered.
+    pub fn end_recovery(&self, generation: Generation) {
+        let order = (Ordering::SeqCst, Ordering::Relaxed);
+        let _ = self
+            .recovering
+            .compare_exchange(generation.0, RECOVERED, order.0, order.1);
+    }
+
+    /// There is no lease from now on: requests wait until the next one is recovered. Those that have begun
+    /// are not waited for.
+    pub fn suspend(&self) {
+        self.recovering.store(NO_LEASE, Ordering::SeqCst);
+    }
+
+    /// Undoes [`suspend`](Self::suspend), if the lease was not given back meanwhile.
+    pub fn unsuspend(&self) {
+        let order = (Ordering::SeqCst, Ordering::Relaxed);
+        let _ = self
+            .recovering
+            .compare_exchange(NO_LEASE, RECOVERED, order.0, order.1);
     }
 
     /// When the lease ends by the clock that clients are told; `u64::MAX` if it does not.

@@ -189,6 +189,9 @@ pub enum FabricError {
     /// A lease generation does not fit a version.
     #[error("lease generation {0} is above the largest possible; copy the volume to a new one")]
     Generation(u64),
+    /// A volume without a lease was to be opened on a node that is a cluster of its own.
+    #[error("this node is a cluster of its own: no other node can have the lease")]
+    Alone,
     /// A volume was opened with a lease that is not newer than the last one. Its writes would be taken for
     /// old ones.
     #[error(

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Meta;
 use crate::error::MetaError;
 use crate::ids::{LayerId, NodeId, VolumeId};
-use crate::model::{Attachment, AttachmentTarget, Event, Volume};
+use crate::model::{Attachment, AttachmentTarget, Event, Lease, Volume};
 use crate::state::tables::{ATTACHMENTS, EVENTS, LEASES, VOLUMES};
 
 /// The layers that are open to each node.
@@ -65,6 +65,11 @@ impl Applied<'_> {
             }
             Ok(layers)
         })
+    }
+
+    /// The lease of a volume, if it was ever granted.
+    pub fn lease(&self, volume: VolumeId) -> Result<Option<Lease>, MetaError> {
+        self.meta.core.view(|view| LEASES.get(view, &volume))
     }
 
     /// All attachments of all nodes, oldest first.

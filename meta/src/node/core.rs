@@ -14,6 +14,7 @@ use crate::layers::Layers;
 use crate::leases::LeaseWatch;
 use crate::level::Level;
 use crate::map::ClusterMap;
+use crate::model::AttachmentTarget;
 use crate::net::{BoxFuture, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport};
 use crate::node::failure_detector::FailureDetector;
 use crate::node::leader_request::{COMMIT_WAIT_MAX, LeaderRequest, Wait, unfit};
@@ -21,7 +22,7 @@ use crate::node::succession::LeaderLiveness;
 use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::Reach;
 use crate::refusal::MapRefusal;
-use crate::state::tables::{LEASES, VOLUMES};
+use crate::state::tables::{ATTACHMENTS, LEASES, VOLUMES};
 use crate::state::{ReadError, check_lease_holder};
 use crate::storage::{Db, DbError, View};
 
@@ -324,36 +325,39 @@ impl Core {
 
     /// Adds to a request for a lease what only the leader's clock knows: whether the present holder's has run
     /// out.
-    fn judge_lease(&self, command: Command) -> Result<Command, ProposeError> {
-        let Command::GrantLease {
-            volume: name,
-            node,
-            at,
-            ..
-        } = command
-        else {
-            return Ok(command);
+    fn judge_lease(&self, mut command: Command) -> Result<Command, ProposeError> {
+        let held = match &command {
+            Command::GrantLease { volume, node, .. } => self
+                .view(|view| match VOLUMES.get(view, volume)? {
+                    Some(volume) => LEASES.get(view, &volume.id),
+                    None => Ok(None),
+                })
+                .map(|lease| (lease, *node)),
+            Command::TakeOverAttachment { attachment, .. } => self.view(|view| {
+                let Some(incoming) = ATTACHMENTS.get(view, attachment)? else {
+                    return Ok((None, self.id));
+                };
+                let AttachmentTarget::Volume { id, .. } = incoming.target;
+                Ok((LEASES.get(view, &id)?, incoming.node))
+            }),
+            _ => return Ok(command),
         };
-        let held = self.view(|view| match VOLUMES.get(view, &name)? {
-            Some(volume) => LEASES.get(view, &volume.id),
-            None => Ok(None),
-        });
-        let held = held.map_err(|error| ProposeError::Failed {
+        let (held, node) = held.map_err(|error| ProposeError::Failed {
             detail: error.to_string(),
         })?;
-        let expired = held
+        let found = held
             .filter(|lease| lease.holder.is_some_and(|holder| holder != node))
             .and_then(|lease| {
                 let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
                 let over = leases.has_run_out(lease.volume, lease.generation, Instant::now());
                 over.then_some(lease.generation)
             });
-        Ok(Command::GrantLease {
-            volume: name,
-            node,
-            expired,
-            at,
-        })
+        if let Command::GrantLease { expired, .. } | Command::TakeOverAttachment { expired, .. } =
+            &mut command
+        {
+            *expired = found;
+        }
+        Ok(command)
     }
 
     async fn renew_here(

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::map::{cluster, require_node, take_number};
 use super::tables::{ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME};
-use super::{Read, Stop, Txn, volume};
+use super::{Read, Stop, Txn, migration, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, UnixMillis};
 use crate::model::{Attachment, AttachmentTarget, Volume};
@@ -37,7 +37,10 @@ pub(super) fn create(
     }
     // A read-only volume is served read-only, whatever is asked for.
     let read_only = spec.read_only || volume.read_only;
-    check_sharing(txn, spec, read_only, &volume)?;
+    match spec.options.incoming {
+        Some(_) => migration::check(txn, spec, &volume)?,
+        None => check_sharing(txn, spec, read_only, &volume)?,
+    }
     let attachment = Attachment {
         id: take_number(txn, |counters| &mut counters.attachment)?,
         node: spec.node,
@@ -81,7 +84,8 @@ fn check(spec: &AttachmentSpec) -> Result<(), AttachmentRefusal> {
     Ok(())
 }
 
-/// Many may read a volume; whoever writes is alone, unless all say that they coordinate.
+/// Many may read a volume; whoever writes is alone, unless all say that they coordinate. While an attachment
+/// moves nobody comes to it.
 fn check_sharing(
     view: &dyn Read,
     spec: &AttachmentSpec,
@@ -92,7 +96,8 @@ fn check_sharing(
     let in_the_way = others.into_iter().find(|other| {
         let all_read = read_only && other.read_only;
         let all_shared = spec.options.shared && other.options.shared;
-        !all_read && !all_shared
+        let is_coming_in = other.options.incoming.is_some();
+        is_coming_in || !all_read && !all_shared
     });
     match in_the_way {
         Some(other) => {
@@ -113,15 +118,20 @@ pub(super) fn set_write_through(
     id: AttachmentId,
     on: bool,
 ) -> Result<Outcome, Stop> {
-    let found = ATTACHMENTS.get(txn, &id)?;
-    let mut attachment = found.ok_or_else(|| AttachmentRefusal::Unknown {
-        what: format!("number {id}"),
-    })?;
+    let mut attachment = find(txn, id)?;
     if attachment.options.write_through != on {
         attachment.options.write_through = on;
         ATTACHMENTS.put(txn, &id, &attachment);
     }
     Ok(Outcome::Attachment(attachment))
+}
+
+/// Its record as it was, if there is one.
+pub(super) fn find(view: &dyn Read, id: AttachmentId) -> Result<Attachment, Stop> {
+    let found = ATTACHMENTS.get(view, &id)?;
+    Ok(found.ok_or_else(|| AttachmentRefusal::Unknown {
+        what: format!("number {id}"),
+    })?)
 }
 
 pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, Stop> {
@@ -131,12 +141,16 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
             let id = ATTACHMENTS_BY_SOCKET.get(txn, &(*node, socket.clone()))?;
             (id, format!("at {socket:?} on node {node}"))
         }
+        AttachmentKey::Incoming(id) => (Some(*id), format!("number {id}")),
     };
     let found = match id {
         Some(id) => ATTACHMENTS.get(txn, &id)?,
         None => None,
     };
     let attachment = found.ok_or(AttachmentRefusal::Unknown { what })?;
+    if matches!(key, AttachmentKey::Incoming(_)) && attachment.options.incoming.is_none() {
+        return Err(AttachmentRefusal::NotIncoming { id: attachment.id }.into());
+    }
     ATTACHMENTS.delete(txn, &attachment.id);
     ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));
     match attachment.target {

@@ -14,7 +14,9 @@ use crate::command::{
     AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, PoolSpec, VolumeSpec,
 };
 use crate::ids::{AttachmentId, DeviceId, Generation, Incarnation, NodeId, UnixMillis, VolumeId};
-use crate::model::{AttachmentOptions, DeviceState, Durability, FailureDomain, VolumeState};
+use crate::model::{
+    Attachment, AttachmentOptions, DeviceState, Durability, FailureDomain, Incoming, VolumeState,
+};
 
 const AT: UnixMillis = UnixMillis(1);
 const STEP: u64 = 4096;
@@ -83,7 +85,9 @@ fn attachment_command() -> impl Strategy<Value = Command> {
     let socket = |number: u8| format!("/run/{number}");
     prop_oneof![
         2 => spec.prop_map(move |(volume, node, number, read_only, shared)| {
-            let options = AttachmentOptions { shared, ..AttachmentOptions::default() };
+            // A guest that is migrated is one that nobody shares a disk with.
+            let incoming = (read_only != shared && number == 3).then_some(Incoming::Guest);
+            let options = AttachmentOptions { shared, incoming, ..AttachmentOptions::default() };
             let node = NodeId(node);
             let socket = socket(number);
             let attachment = AttachmentSpec { volume, node, socket, queues: 1, read_only, options };
@@ -95,6 +99,13 @@ fn attachment_command() -> impl Strategy<Value = Command> {
         }),
         1 => (0..8_u64, any::<bool>()).prop_map(|(id, on)| {
             Command::SetWriteThrough { attachment: AttachmentId(id), on }
+        }),
+        1 => (0..8_u64, proptest::option::of((0..4_u64).prop_map(Generation))).prop_map(|(id, expired)| {
+            Command::TakeOverAttachment { attachment: AttachmentId(id), expired, at: AT }
+        }),
+        1 => (0..8_u64, 0..4_u64, 0..4_u8).prop_map(move |(id, to, number)| {
+            let (attachment, to) = (AttachmentId(id), NodeId(to));
+            Command::MoveAttachment { attachment, to, socket: socket(number), at: AT }
         }),
         1 => (0..8_u64).prop_map(|id| Command::DeleteAttachment {
             attachment: AttachmentKey::Id(AttachmentId(id)),
@@ -261,9 +272,15 @@ fn check_attachments(world: &World) {
             .iter()
             .filter(|other| other.id != one.id && other.target == one.target)
         {
-            assert!(
-                (one.read_only && other.read_only) || (one.options.shared && other.options.shared)
-            );
+            let comes_in = |one: &Attachment| one.options.incoming.is_some();
+            match (comes_in(one), comes_in(other)) {
+                (false, false) => assert!(
+                    (one.read_only && other.read_only)
+                        || (one.options.shared && other.options.shared)
+                ),
+                (true, true) => panic!("two wait for one volume"),
+                _ => assert_ne!(one.node, other.node),
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ mod groups;
 mod leases;
 mod levels;
 mod map;
+mod migration;
 mod promotion;
 mod tokens;
 
@@ -19,11 +20,12 @@ use crate::command::{
     VolumeSpec,
 };
 use crate::ids::{
-    DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
+    AttachmentId, DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
 };
+use crate::level::Level;
 use crate::model::{
-    Attachment, AttachmentOptions, DEFAULT_POOL, DeviceState, FailureDomain, Lease, ReplicaState,
-    Volume, VolumeState,
+    Attachment, AttachmentOptions, AttachmentTarget, DEFAULT_POOL, DeviceState, FailureDomain,
+    Lease, ReplicaState, Volume, VolumeState,
 };
 use crate::refusal::{
     AttachmentRefusal, LeaseRefusal, MapRefusal, PoolRefusal, Refusal, RefusalKind, VolumeRefusal,

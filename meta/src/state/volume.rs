@@ -189,7 +189,7 @@ fn by_id(view: &dyn Read, id: VolumeId) -> Result<Option<Volume>, ReadError> {
 }
 
 /// The attachments of a volume.
-pub(super) fn attachments(view: &dyn Read, volume: VolumeId) -> Result<Vec<Attachment>, ReadError> {
+pub(crate) fn attachments(view: &dyn Read, volume: VolumeId) -> Result<Vec<Attachment>, ReadError> {
     let ids = ATTACHMENTS_BY_VOLUME.all_below(view, &volume)?;
     let mut found = Vec::with_capacity(ids.len());
     for id in ids {

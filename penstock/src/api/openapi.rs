@@ -38,6 +38,7 @@ use super::{join, server};
         server::attachments,
         server::attach,
         server::detach,
+        server::attachment_move,
     )
 )]
 struct Document;

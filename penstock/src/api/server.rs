@@ -14,8 +14,8 @@ use axum::{Json, Router};
 
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
-    Attach, Attachment, DetachQuery, Detached, ExportQuery, Health, ImportQuery, Status, Volume,
-    VolumeCreate, VolumeResize,
+    Attach, Attachment, DetachQuery, Detached, ExportQuery, Health, ImportQuery, Move, Moved,
+    Status, Volume, VolumeCreate, VolumeResize,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
@@ -45,6 +45,7 @@ pub fn router(node: Arc<Node>) -> Router {
             "/v1/attachments",
             get(attachments).post(attach).delete(detach),
         )
+        .route("/v1/attachments/move", post(attachment_move))
         .fallback(no_route)
         .with_state(node)
 }
@@ -237,4 +238,16 @@ pub async fn detach(
     let query = query_of(query)?;
     let detached = whole(async move { node.detach(&query).await }).await;
     detached.map(Json)
+}
+
+/// Moves an attachment that no guest uses to another node.
+#[utoipa::path(post, path = "/v1/attachments/move", request_body = Move,
+    responses((status = 200, body = Moved), (status = "default", body = Failure)))]
+pub async fn attachment_move(
+    State(node): State<Arc<Node>>,
+    body: Result<Json<Move>, JsonRejection>,
+) -> Result<Json<Moved>> {
+    let body = body_of(body)?;
+    let moved = whole(async move { node.attachment_move(body).await }).await;
+    moved.map(Json)
 }

@@ -174,6 +174,13 @@ pub struct Attachment {
     pub pin_memory: bool,
     /// Whether the guest switched the write cache off: no write is acknowledged before it is durable.
     pub write_through: bool,
+    /// Whether it waits to take the place of the attachment on another node.
+    #[serde(default)]
+    pub incoming: bool,
+    /// For how long the guest waited for the lease of the volume when it came here, in milliseconds; absent
+    /// if it did not come from another node since the daemon started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takeover_pause_ms: Option<u64>,
     /// State word.
     pub state: AttachmentState,
     /// Virtqueues that a guest has started.
@@ -236,6 +243,34 @@ pub struct Attach {
     /// ballooning and overcommit.
     #[serde(default = "pin_memory_default")]
     pub pin_memory: bool,
+    /// Take the place of the attachment on another node when its guest runs here: the destination of a live
+    /// migration. Until then requests wait.
+    #[serde(default)]
+    pub incoming: bool,
+}
+
+/// Moves an attachment that no guest uses to another node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Move {
+    /// Socket of the attachment, or the name of its volume.
+    pub target: String,
+    /// Name or number of the node that is to serve it.
+    pub to: String,
+    /// Absolute path of the socket there; the same as here if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
+}
+
+/// An attachment that has moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Moved {
+    /// Name of the volume.
+    pub volume: String,
+    /// The vhost-user socket.
+    pub socket: String,
+    /// Name of the node that serves it now.
+    pub node: String,
 }
 
 /// Whether a guest's memory is pinned when nothing is said.

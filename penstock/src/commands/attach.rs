@@ -1,9 +1,11 @@
 //! Attaching and detaching.
 
+use std::path::Path;
+
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Attach, Attachment, AttachmentState, Detached};
+use crate::api::types::{Attach, Attachment, AttachmentState, Detached, Move, Moved};
 use crate::cli::{AttachCommand, DetachArgs};
 use crate::failure::{Failure, Kind, Result};
 use crate::libvirt;
@@ -18,6 +20,7 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
         queues,
         read_only,
         no_pin,
+        incoming,
     } = verb;
     let socket = absolute("socket", &socket)?;
     let request = Attach {
@@ -26,6 +29,7 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
         queues,
         read_only,
         pin_memory: !no_pin,
+        incoming,
     };
     let attachment: Attachment = client
         .call(Method::POST, "/v1/attachments", &request)
@@ -33,9 +37,41 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
     if json {
         return print_json(&attachment);
     }
+    let (volume, socket) = (&attachment.volume, &attachment.socket);
+    match attachment.incoming {
+        true => eprintln!(
+            "penstock: volume {volume} comes in on {socket}: its guest goes on here once it is migrated"
+        ),
+        false => eprintln!("penstock: volume {volume} is served on {socket}"),
+    }
+    Ok(())
+}
+
+/// `penstock attachment move`.
+pub async fn move_to(
+    target: &str,
+    to: String,
+    socket: Option<&Path>,
+    client: &Client,
+    json: bool,
+) -> Result<()> {
+    let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
+    let sockets = attachments.iter().map(|a| a.socket.as_str());
+    let is_name = attachments.iter().any(|a| a.volume == target);
+    let request = Move {
+        target: path_or_name("socket", target, is_name, sockets)?,
+        to,
+        socket: socket.map(|path| absolute("socket", path)).transpose()?,
+    };
+    let moved: Moved = client
+        .call(Method::POST, "/v1/attachments/move", &request)
+        .await?;
+    if json {
+        return print_json(&moved);
+    }
     eprintln!(
-        "penstock: volume {} is served on {}",
-        attachment.volume, attachment.socket
+        "penstock: volume {} is served on {} of node {}",
+        moved.volume, moved.socket, moved.node
     );
     Ok(())
 }

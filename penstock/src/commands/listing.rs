@@ -213,6 +213,7 @@ pub async fn attachments(client: &Client, json: bool) -> Result<()> {
     ]);
     for a in attachments {
         let state = match a.state {
+            AttachmentState::Listening | AttachmentState::Connected if a.incoming => "incoming",
             AttachmentState::Listening => "listening",
             AttachmentState::Connected => "connected",
             AttachmentState::Detaching => "detaching",

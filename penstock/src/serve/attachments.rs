@@ -1,6 +1,7 @@
 //! Attachments: meta remembers them, sessions serve them.
 
 pub mod lost;
+pub mod migration;
 mod write_cache;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use crate::config::Config;
 use crate::failure::{Failure, Kind, Result};
 
 use lost::Loss;
+use migration::Waiting;
 use write_cache::WriteCacheKeeper;
 
 use super::cluster::View;
@@ -32,6 +34,7 @@ pub struct Served {
     pub volume: VolumeId,
     socket: String,
     state: State,
+    waiting: Waiting,
 }
 
 enum State {
@@ -68,6 +71,11 @@ impl Served {
             State::Up { session, .. } if session.is_finished() => (
                 "its session ended".to_owned(),
                 "detach and attach it again".to_owned(),
+            ),
+            State::Up { .. } if self.waiting.is_overdue() => (
+                "its guest waits for the lease of the volume, which another node has".to_owned(),
+                "stop the guest that uses the volume there; a lease of a node that is down ends by itself"
+                    .to_owned(),
             ),
             State::Up { .. } | State::Detaching => return None,
         };
@@ -109,6 +117,10 @@ impl Node {
         if volume.stale_tail_end_bytes.is_some() && !live.volumes.contains_key(&volume.id) {
             self.drop_stale_tail(&mut live, &volume).await?;
         }
+        let incoming = request.incoming.then_some(meta::Incoming::Guest);
+        if request.incoming {
+            self.require_cluster("take over")?;
+        }
         let spec = AttachmentSpec {
             volume: request.volume,
             node: self.meta.node_id(),
@@ -119,6 +131,7 @@ impl Node {
             options: AttachmentOptions {
                 shared: request.read_only,
                 extra: pinning(request.pin_memory),
+                incoming,
                 ..AttachmentOptions::default()
             },
         };
@@ -127,7 +140,11 @@ impl Node {
             .create_attachment(spec)
             .await
             .map_err(meta_failure)?;
-        let served = match self.outwait_lease(&volume).await {
+        let free = match incoming {
+            Some(_) => Ok(()),
+            None => self.outwait_lease(&volume).await,
+        };
+        let served = match free {
             Ok(()) => self.serve(&mut live, &volume, &attachment).await,
             Err(failure) => Err(failure),
         };
@@ -152,7 +169,11 @@ impl Node {
         volume: &meta::Volume,
         attachment: &meta::Attachment,
     ) -> Result<Served> {
-        let handle = self.open_in(live, volume).await?;
+        let incoming = attachment.options.incoming;
+        let handle = match incoming.is_some() || self.leaves(volume.id)? {
+            true => self.open_without_lease(live, volume).await?,
+            false => self.open_in(live, volume).await?,
+        };
         let socket = attachment.socket.clone();
         let writeback = !attachment.options.write_through;
         let keeper = WriteCacheKeeper::new(self.meta.clone(), attachment.id, writeback);
@@ -177,6 +198,7 @@ impl Node {
                 volume: volume.id,
                 socket,
                 state,
+                waiting: Waiting::default(),
             }),
             Err(failure) => {
                 self.close_in(live, volume.id).await;
@@ -212,8 +234,11 @@ impl Node {
             false => Registrar::none(),
         };
         let memory = MemoryPolicy::new(registrar, self.memory_budget.clone());
-        Session::start(endpoint, device, self.threads.clone(), memory)
-            .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))
+        let session = Session::start(endpoint, device, self.threads.clone(), memory)
+            .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))?;
+        let changed = Arc::clone(&self.rings_changed);
+        session.observe(move || changed.notify_one());
+        Ok(session)
     }
 
     /// Ends an attachment. Waits for its requests in flight, and nothing else waits with it. Until they are
@@ -360,6 +385,7 @@ impl Node {
                         volume: *id,
                         socket: attachment.socket.clone(),
                         state: self.closed(*id, failure).await,
+                        waiting: Waiting::default(),
                     }
                 }
             };
@@ -480,12 +506,17 @@ fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
         read_only: attachment.read_only,
         pin_memory: is_pinned(&attachment.options),
         write_through: attachment.options.write_through,
+        incoming: attachment.options.incoming.is_some(),
+        takeover_pause_ms: None,
         state: AttachmentState::Failed,
         queues_running: 0,
         last_error: None,
         counters: Counters::default(),
     };
-    match live.attachments.get(&attachment.id).map(|s| &s.state) {
+    let served = live.attachments.get(&attachment.id);
+    let pause = served.and_then(|served| served.waiting.pause());
+    shown.takeover_pause_ms = pause.map(|pause| pause.as_millis() as u64);
+    match served.map(|served| &served.state) {
         Some(State::Up {
             session, device, ..
         }) => {

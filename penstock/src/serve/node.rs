@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use meta::refusal::MapRefusal;
 use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use vhost_backend::memory::budget::MemoryBudget;
 
 use crate::config::{Config, StoreKind};
@@ -50,6 +50,8 @@ pub struct Node {
     /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta
     /// and what is served never disagree.
     pub(super) live: Mutex<Live>,
+    /// Rings of an attachment were started or stopped.
+    pub(super) rings_changed: Arc<Notify>,
     pub(super) leftovers: Leftovers,
     pub(super) leases: Leases,
     /// What joins data path and cluster; ended before either is.
@@ -78,6 +80,8 @@ pub struct Live {
     pub attachments: BTreeMap<AttachmentId, Served>,
     /// Volumes that an import is going to replace.
     pub replaced: BTreeSet<VolumeId>,
+    /// Attachments about whose move something is being done.
+    pub migrating: BTreeSet<AttachmentId>,
 }
 
 impl Node {
@@ -124,6 +128,7 @@ impl Node {
             storage,
             threads,
             live: Mutex::default(),
+            rings_changed: Arc::default(),
             leftovers: Leftovers::default(),
             leases: Leases::default(),
             background,

@@ -262,19 +262,44 @@ impl Storage {
 
     /// Opens a volume under a lease.
     pub async fn open_volume(&self, volume: &meta::Volume, lease: &meta::Lease) -> Result<Handle> {
-        let params = VolumeParams {
-            layer: LayerId(volume.top_layer().0),
-            size_bytes: volume.size_bytes,
-            generation: Generation(lease.generation.0),
-            epoch: Epoch(lease.epoch.0),
-            read_only: volume.read_only,
-            durability: match volume.durability {
-                meta::Durability::Flush => Durability::Flush,
-                meta::Durability::Write => Durability::Write,
-            },
-        };
+        let params = params(volume, lease.generation, lease.epoch);
         let fabric = self.fabric.clone();
         blocking(move || fabric.open_volume(&params).map_err(fabric_failure)).await
+    }
+
+    /// Opens a volume whose lease is another node's: its requests wait until [`take_over`](Self::take_over).
+    pub async fn open_without_lease(
+        &self,
+        volume: &meta::Volume,
+        epoch: meta::Epoch,
+    ) -> Result<Handle> {
+        let params = params(volume, meta::Generation(0), epoch);
+        let fabric = self.fabric.clone();
+        blocking(move || fabric.open_without_lease(&params).map_err(fabric_failure)).await
+    }
+
+    /// Goes on with a volume whose lease was another node's, or nobody's, under a new one.
+    pub async fn take_over(&self, handle: &Handle, lease: &meta::Lease) -> Result<()> {
+        let (fabric, handle) = (self.fabric.clone(), handle.clone());
+        let (generation, epoch) = (Generation(lease.generation.0), Epoch(lease.epoch.0));
+        blocking(move || {
+            let taken = fabric.take_over(&handle, generation, epoch);
+            taken.map_err(fabric_failure)
+        })
+        .await
+    }
+
+    /// Makes all that was written to a volume durable. Waits as long as that takes.
+    pub async fn flush(&self, handle: &Handle) -> Result<()> {
+        let (fabric, handle) = (self.fabric.clone(), handle.clone());
+        blocking(move || {
+            let mut io = fabric.volume_io(&handle).map_err(fabric_failure)?;
+            io.flush().map_err(|source| {
+                let verb = "flush";
+                fabric_failure(FabricError::Request { verb, source })
+            })
+        })
+        .await
     }
 
     /// Changes an open volume's size. What is cut off is given back.
@@ -394,6 +419,20 @@ impl Storage {
     /// Makes everything durable and marks the devices as closed. The data threads have ended before.
     pub fn close(&self) -> Result<()> {
         self.fabric.close().map_err(fabric_failure)
+    }
+}
+
+fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoch) -> VolumeParams {
+    VolumeParams {
+        layer: LayerId(volume.top_layer().0),
+        size_bytes: volume.size_bytes,
+        generation: Generation(generation.0),
+        epoch: Epoch(epoch.0),
+        read_only: volume.read_only,
+        durability: match volume.durability {
+            meta::Durability::Flush => Durability::Flush,
+            meta::Durability::Write => Durability::Write,
+        },
     }
 }
 

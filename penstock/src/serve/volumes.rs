@@ -32,6 +32,8 @@ pub struct OpenVolume {
     pub handle: Handle,
     /// Attachments and copies that use it.
     pub users: usize,
+    /// The lease is another node's, for the volume's attachment moves: requests wait.
+    pub waits_for_lease: bool,
 }
 
 impl Node {
@@ -175,6 +177,9 @@ impl Node {
                     "repeat this in a moment",
                 ));
             }
+            if open.waits_for_lease {
+                return Err(migrating(&volume.name));
+            }
             open.users += 1;
             return Ok(open.handle.clone());
         }
@@ -182,6 +187,29 @@ impl Node {
         let open = OpenVolume {
             handle: handle.clone(),
             users: 1,
+            waits_for_lease: false,
+        };
+        live.volumes.insert(volume.id, open);
+        Ok(handle)
+    }
+
+    /// Opens a volume whose lease is another node's, for an attachment that waits for it.
+    pub(super) async fn open_without_lease(
+        &self,
+        live: &mut Live,
+        volume: &meta::Volume,
+    ) -> Result<Handle> {
+        if live.volumes.contains_key(&volume.id) {
+            return Err(migrating(&volume.name));
+        }
+        let handle = {
+            let epoch = self.meta.map().epoch();
+            self.storage.open_without_lease(volume, epoch).await?
+        };
+        let open = OpenVolume {
+            handle: handle.clone(),
+            users: 1,
+            waits_for_lease: true,
         };
         live.volumes.insert(volume.id, open);
         Ok(handle)
@@ -250,6 +278,15 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
 /// Whether people see the volume: it is neither being deleted nor an import under way.
 pub fn is_listed(volume: &meta::Volume) -> bool {
     volume.state == VolumeState::Ready && !volume.name.starts_with(IMPORT_PREFIX)
+}
+
+/// Why nothing else is done with a volume whose attachment moves.
+fn migrating(name: &str) -> Failure {
+    Failure::new(
+        Kind::Conflict,
+        format!("volume '{name}' is being migrated between nodes"),
+        "wait until the migration is done, or was called off",
+    )
 }
 
 /// Why a volume that is open without being attached must be left alone.

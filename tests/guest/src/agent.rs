@@ -39,6 +39,11 @@ impl Agent {
         Ok(agent)
     }
 
+    /// Goes on over another channel to the same guest, which was migrated.
+    pub fn replace(&mut self, stream: UnixStream) {
+        self.stream = stream;
+    }
+
     /// Runs `script` with `sh` in the guest and waits at most `limit` for its end. After a timeout the
     /// channel is no longer usable: the guest may still answer.
     pub fn run(&mut self, script: &str, limit: Duration) -> Result<Output> {

@@ -232,6 +232,18 @@ impl Daemon {
         Ok(socket)
     }
 
+    /// Makes the destination of a live migration for a volume that is attached on another node; returns its
+    /// socket.
+    pub fn attach_incoming(&self, name: &str) -> Result<PathBuf> {
+        let socket = self.data.join(format!("{name}.sock"));
+        let path = socket.to_str().context("the data directory is not UTF-8")?;
+        let attach = ["attach", "volume", name, "--socket", path, "--queues", "1"];
+        let mut incoming = attach.to_vec();
+        incoming.push("--incoming");
+        self.cli(&incoming)?;
+        Ok(socket)
+    }
+
     /// The sum of a metric over its labels, as the daemon tells Prometheus on its admin socket. With labels
     /// in its name, as they stand there: of that series.
     pub fn metric(&self, name: &str) -> Result<f64> {

@@ -24,4 +24,4 @@ pub use image::{GuestImage, Recipe};
 pub use initramfs::GuestFile;
 pub use network::{Nic, Switch};
 pub use storage_daemon::StorageDaemon;
-pub use vm::{Boot, Disk, Vm, VmConfig};
+pub use vm::{Boot, Destination, Disk, MigrationState, Vm, VmConfig};

@@ -1,5 +1,7 @@
 //! A guest in QEMU on vhost-user disks.
 
+mod migration;
+
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,6 +17,8 @@ use crate::initramfs::{self, GuestFile};
 use crate::network::Nic;
 use crate::process::{Guarded, log_tail, wait_until};
 use crate::qmp::Qmp;
+
+pub use migration::{Destination, MigrationState};
 
 /// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are
 /// not idle.
@@ -160,10 +164,10 @@ impl Vm {
         command: impl FnOnce(Accel, &Path) -> Command,
     ) -> Result<Self> {
         let accel = Accel::probe(image)?;
-        let listen = |name: &str| {
-            UnixListener::bind(scratch.path().join(name)).with_context(|| format!("bind {name}"))
-        };
-        let (agent, qmp) = (listen("agent")?, listen("qmp")?);
+        let (agent, qmp) = (
+            listen(scratch.path(), "agent")?,
+            listen(scratch.path(), "qmp")?,
+        );
         let log =
             std::fs::File::create(scratch.path().join("qemu.log")).context("create QEMU's log")?;
         let mut command = command(accel, scratch.path());
@@ -273,6 +277,10 @@ impl Vm {
         wait_until(SCRIPT_LIMIT, || self.qemu.ended()).context("the guest does not power off")?;
         Ok(())
     }
+}
+
+fn listen(scratch: &Path, name: &str) -> Result<UnixListener> {
+    UnixListener::bind(scratch.join(name)).with_context(|| format!("bind {name}"))
 }
 
 fn scratch() -> Result<TempDir> {

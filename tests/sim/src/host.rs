@@ -125,6 +125,9 @@ pub struct Host {
     pub lanes: Vec<Lane>,
     /// Volumes that it has the lease of.
     pub volumes: BTreeMap<usize, Arc<VolumeState>>,
+    /// Volumes whose guests went elsewhere in good order: they stay open without a lease, as the source of a
+    /// live migration keeps them, and go on under the next one.
+    pub suspended: BTreeMap<usize, Arc<VolumeState>>,
     /// Replicas that its clients gave up, and the map by which they did: told to meta until a newer map
     /// comes.
     pub reports: BTreeMap<(PgId, NodeId), (Epoch, Member)>,

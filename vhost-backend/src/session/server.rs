@@ -115,8 +115,12 @@ impl<H: Host> Visit<'_, H> {
 
     fn exchange(&mut self, connection: BorrowedFd<'_>) -> Result<(), End<H::Error>> {
         let frame = wire::receive(connection, self)?;
-        let answer = self.session.handle(frame)?;
+        // Before the message is carried out: who sees an even count and no ring knows that none runs, nor
+        // is being started.
+        self.shared.update(|state| state.messages += 1);
+        let answer = self.session.handle(frame);
         self.publish();
+        let answer = answer?;
         if let Some(answer) = answer {
             wire::send(connection, &answer.bytes, answer.fd.as_ref(), self)?;
         }
@@ -133,6 +137,7 @@ impl<H: Host> Visit<'_, H> {
                 self.shared.config_changed.store(true, Ordering::Release);
             }
             state.rings = rings;
+            state.messages += 1;
         });
     }
 }

@@ -94,7 +94,7 @@ impl Takeover {
             how,
             "volume"
         );
-        volume.set_recovered(true);
+        volume.end_recovery(self.machine.generation());
     }
 
     /// Whether nothing more comes of it, and nobody uses its memory.

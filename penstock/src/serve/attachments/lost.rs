@@ -93,7 +93,7 @@ pub fn keep(node: &Arc<Node>) {
 }
 
 impl Node {
-    async fn look_for_losses(self: &Arc<Self>) -> Result<()> {
+    pub(super) async fn look_for_losses(self: &Arc<Self>) -> Result<()> {
         for (id, verdict) in self.verdicts().await? {
             match verdict {
                 LossVerdict::Forget => self.end_lost(id, true).await,
@@ -163,11 +163,16 @@ impl Node {
         };
         // Unless others use the volume here.
         let is_last = live.volumes.get(&volume).is_some_and(|one| one.users == 1);
-        if is_forgotten && is_last {
+        let has_moved = live
+            .volumes
+            .get(&volume)
+            .is_some_and(|one| one.waits_for_lease);
+        if is_forgotten && is_last && !has_moved {
             self.leases
                 .give_up(volume, "its attachment here was forgotten by an operator");
         }
         match is_forgotten {
+            true if has_moved => tracing::info!(socket, "the attachment is another node's now"),
             true => tracing::error!(
                 socket,
                 "an operator removed this attachment while this node was unreachable: it is closed"

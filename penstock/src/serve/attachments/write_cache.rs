@@ -165,6 +165,13 @@ impl WriteCacheKeeper {
     }
 }
 
+impl WriteCacheKeeper {
+    /// Goes on from a mode that was recorded elsewhere.
+    pub(super) async fn adopt(&self, writeback: bool) {
+        self.0.shared.state.lock().await.record = ModeRecord::new(writeback, Instant::now());
+    }
+}
+
 /// Records what waits of these, all at once and for a while. Nothing is chosen any more.
 pub(super) async fn close_all(keepers: Vec<WriteCacheKeeper>) {
     let mut closing = tokio::task::JoinSet::new();

@@ -49,6 +49,7 @@ async fn prepared(data: &Path) {
         queues: 1,
         read_only: false,
         pin_memory: true,
+        incoming: false,
     };
     node.attach(attach).await.unwrap();
     node.meta

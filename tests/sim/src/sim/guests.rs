@@ -31,6 +31,7 @@ impl Sim {
         self.hosts.push(Host {
             lanes: Vec::new(),
             volumes: BTreeMap::new(),
+            suspended: BTreeMap::new(),
             reports: BTreeMap::new(),
             life: 1,
             up: false,
@@ -81,8 +82,18 @@ impl Sim {
         };
         self.next_name += 1;
         self.next_slot += 1;
-        let state = VolumeState::new(self.next_name, self.next_slot, &params);
-        self.hosts[host].volumes.insert(volume, Arc::new(state));
+        let kept = self.hosts[host].suspended.remove(&volume);
+        // Taken over is what it is called for here, and lease recovery is over.
+        let kept = kept.filter(|state| state.renew_lease(generation));
+        let state = match kept {
+            Some(state) => {
+                state.set_epoch(epoch);
+                state.unsuspend();
+                state
+            }
+            None => Arc::new(VolumeState::new(self.next_name, self.next_slot, &params)),
+        };
+        self.hosts[host].volumes.insert(volume, state);
         self.checker.open(volume);
     }
 

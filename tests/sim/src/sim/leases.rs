@@ -69,7 +69,8 @@ impl Sim {
         let (host, volume) = (state.host, state.volume);
         // It knows: nothing of it is under way any more.
         if let Some(state) = self.hosts[host].volumes.remove(&volume) {
-            state.revoke();
+            state.suspend();
+            self.hosts[host].suspended.insert(volume, state);
         }
         let to = self.any_host();
         self.move_guest(guest, to);
@@ -103,6 +104,7 @@ impl Sim {
         self.hosts[host].life += 1;
         self.hosts[host].lanes.clear();
         self.hosts[host].volumes.clear();
+        self.hosts[host].suspended.clear();
         self.hosts[host].reports.clear();
         self.close_conns_of(host);
         self.orphans.retain(|_, (of, _)| *of != host);

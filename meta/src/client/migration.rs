@@ -1,0 +1,53 @@
+//! Attachments that move between nodes.
+
+use super::{Meta, a_lease, an_attachment};
+use crate::command::Command;
+use crate::error::MetaError;
+use crate::ids::{AttachmentId, NodeId, UnixMillis};
+use crate::level::Level;
+use crate::model::{Attachment, Lease};
+use crate::refusal::AttachmentRefusal;
+
+impl Meta {
+    /// Makes an incoming attachment on another node, which takes the place of this one as soon as the lease
+    /// is given back. No guest may use it.
+    pub async fn move_attachment(
+        &self,
+        attachment: AttachmentId,
+        to: NodeId,
+        socket: &str,
+    ) -> Result<Attachment, MetaError> {
+        self.require_migration()?;
+        let (socket, at) = (socket.to_owned(), UnixMillis::now());
+        let command = Command::MoveAttachment {
+            attachment,
+            to,
+            socket,
+            at,
+        };
+        an_attachment(self.propose(command).await?)
+    }
+
+    /// Has an incoming attachment of this node take the place of the one on another node: this node is granted
+    /// the lease of the volume, for [`crate::LEASE_DURATION`] from before this call, and the other attachment
+    /// is forgotten.
+    ///
+    /// # Errors
+    /// Refused while the other node has the lease.
+    pub async fn take_over_attachment(&self, attachment: AttachmentId) -> Result<Lease, MetaError> {
+        let command = Command::TakeOverAttachment {
+            attachment,
+            expired: None,
+            at: UnixMillis::now(),
+        };
+        a_lease(self.propose(command).await?)
+    }
+
+    /// Older programs would not understand what is proposed.
+    pub(super) fn require_migration(&self) -> Result<(), MetaError> {
+        match self.map().level() < Level::MIGRATION {
+            true => Err(MetaError::Refused(AttachmentRefusal::LevelTooLow.into())),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,661 @@
+//! Attachments that move between nodes: with their guest, which is migrated live, or without one.
+//!
+//! The destination's attachment is *incoming*: its socket is there, and its requests wait, for the lease of
+//! the volume is the source's. The source gives the lease back while no ring of its attachment runs: the
+//! front end has stopped and drained them, and everything is flushed. The destination takes over once its own
+//! rings run ([`meta::Incoming::Guest`]) or at once ([`meta::Incoming::Move`]). With that the source's record
+//! is gone, and its session ends.
+//!
+//! **Why no two guests write.** The lease decides, as ever: the destination is granted it when the source has
+//! given it back or its time is over, and fences the older generation out on all replicas before its first
+//! request. If the front end of the source starts its rings again, because the migration was called off, the
+//! source asks for a new lease; it is granted only if the destination did not take over.
+//!
+//! **Why it is done by looking, not by messages.** Each side looks at the records and at its own rings, and
+//! does what fits. So a restart of either daemon, a lost answer or a new leader changes nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meta::{
+    Attachment, AttachmentId, AttachmentKey, AttachmentTarget, Incoming, Lease, MetaError, NodeId,
+    Refusal, VolumeId,
+};
+
+use crate::api::types::{DetachQuery, Move, Moved};
+use crate::failure::{Failure, Kind, Result};
+use crate::serve::cluster::View;
+use crate::serve::node::{Live, Node, meta_failure};
+use crate::serve::storage::Handle;
+
+use super::{Served, State};
+
+/// Pause between two looks if nothing happens.
+const PAUSE: Duration = Duration::from_secs(3);
+/// The same while something is to be done that could not be done yet, and time between two tries of it.
+const RETRY: Duration = Duration::from_millis(20);
+/// A lease that another node holds is asked for this often: only so is found out that it has run out. Each
+/// time costs an entry in the log of metadata.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// A guest that waits for its lease for longer is reported as a problem.
+const WAIT_REPORTED_AFTER: Duration = Duration::from_secs(3);
+/// The other node takes an attachment over within this time, or it stays where it is. Covers a node that is
+/// slow to hear of it.
+const MOVE_WAIT_MAX: Duration = Duration::from_secs(15);
+/// Pause between two looks whether it has.
+const MOVE_POLL: Duration = Duration::from_millis(50);
+
+/// How an attachment of this node waits for the lease of its volume.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    /// Since when the guest waits: when its rings were first seen to run.
+    since: Option<Instant>,
+    /// When the lease was asked for last.
+    asked: Option<Instant>,
+    /// For how long the last guest waited, from its rings' start to the end of lease recovery.
+    pause: Option<Duration>,
+}
+
+impl Waiting {
+    /// For how long the guest waited when it came here.
+    pub fn pause(&self) -> Option<Duration> {
+        self.pause
+    }
+
+    /// Whether it has waited for so long that a person should know.
+    pub fn is_overdue(&self) -> bool {
+        self.since
+            .is_some_and(|since| since.elapsed() >= WAIT_REPORTED_AFTER)
+    }
+}
+
+/// What is to be done about an attachment of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// To take the place of the one on another node.
+    TakeOver,
+    /// To give the lease back, for another node is to take over.
+    GiveBack,
+    /// To take the lease again: nobody takes over, or the guest goes on here.
+    TakeBack,
+}
+
+/// What decides about an attachment of this node.
+#[derive(Debug, Clone, Copy)]
+struct Facts {
+    incoming: Option<Incoming>,
+    /// Another node has an incoming attachment of the volume.
+    leaves: bool,
+    /// The volume is open without a lease.
+    waits_for_lease: bool,
+    /// Rings run.
+    is_running: bool,
+    /// Something else on this node uses the volume.
+    is_shared: bool,
+}
+
+fn step(facts: Facts) -> Option<Step> {
+    let Facts {
+        incoming,
+        leaves,
+        waits_for_lease,
+        is_running,
+        is_shared,
+    } = facts;
+    match incoming {
+        Some(Incoming::Guest) if !is_running => None,
+        // Else it has taken over, and the record is older.
+        Some(_) => waits_for_lease.then_some(Step::TakeOver),
+        None if waits_for_lease && (is_running || !leaves) => Some(Step::TakeBack),
+        None if !waits_for_lease && leaves && !is_running && !is_shared => Some(Step::GiveBack),
+        None => None,
+    }
+}
+
+/// Looks for as long as the node lives. A node that is alone has nobody to move anything to.
+pub fn keep(node: &Arc<Node>) {
+    if node.membership.is_none() {
+        return;
+    }
+    let (weak, changed) = (Arc::downgrade(node), Arc::clone(&node.rings_changed));
+    let mut openings = node.meta.watch_openings();
+    tokio::spawn(async move {
+        loop {
+            openings.mark_unchanged();
+            let pause = match weak.upgrade() {
+                Some(node) => match node.follow_migrations().await {
+                    Ok(true) => RETRY,
+                    Ok(false) => PAUSE,
+                    Err(failure) => {
+                        tracing::warn!(%failure, "look for attachments that move");
+                        PAUSE
+                    }
+                },
+                None => return,
+            };
+            tokio::select! {
+                () = changed.notified() => {}
+                opened = openings.changed() => if opened.is_err() { return },
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    });
+}
+
+impl Node {
+    /// Whether another node has an incoming attachment of the volume, as far as this one knows.
+    pub(super) fn leaves(&self, volume: VolumeId) -> Result<bool> {
+        let records = self.meta.applied().attachments().map_err(meta_failure)?;
+        Ok(is_leaving(&records, volume, self.meta.node_id()))
+    }
+
+    /// Begins what is to be done; true if something is.
+    async fn follow_migrations(self: &Arc<Self>) -> Result<bool> {
+        let mut live = self.live.lock().await;
+        // Read under the lock: what is not there is not there any more, or is not served yet.
+        let records = self.meta.applied().attachments().map_err(meta_failure)?;
+        let own = self.meta.node_id();
+        let is_concerned = records.iter().any(|one| one.options.incoming.is_some())
+            || live.volumes.values().any(|open| open.waits_for_lease);
+        if !is_concerned {
+            return Ok(false);
+        }
+        let mut is_busy = false;
+        for record in records.iter().filter(|one| one.node == own) {
+            if self.serve_moved(&mut live, record).await {
+                continue;
+            }
+            if let Some(step) = self.due(&mut live, &records, record)? {
+                is_busy = true;
+                let (node, record) = (Arc::clone(self), record.clone());
+                live.migrating.insert(record.id);
+                tokio::spawn(async move { node.carry_out(step, record).await });
+            }
+        }
+        let mut served = live.attachments.keys();
+        let has_left =
+            served.any(|id| records.iter().all(|one| one.id != *id) && waits(&live, *id));
+        drop(live);
+        if has_left {
+            self.look_for_losses().await?;
+        }
+        Ok(is_busy)
+    }
+
+    /// What is to be done about one attachment, if nothing is being done.
+    fn due(
+        &self,
+        live: &mut Live,
+        records: &[Attachment],
+        record: &Attachment,
+    ) -> Result<Option<Step>> {
+        let AttachmentTarget::Volume { id: volume, .. } = record.target;
+        if live.migrating.contains(&record.id) {
+            return Ok(None);
+        }
+        let (Some(served), Some(open)) = (
+            live.attachments.get_mut(&record.id),
+            live.volumes.get(&volume),
+        ) else {
+            return Ok(None);
+        };
+        let State::Up { session, .. } = &served.state else {
+            return Ok(None);
+        };
+        let facts = Facts {
+            incoming: record.options.incoming,
+            leaves: is_leaving(records, volume, record.node),
+            waits_for_lease: open.waits_for_lease,
+            is_running: session.state().rings > 0,
+            is_shared: open.users > 1,
+        };
+        let waiting = &mut served.waiting;
+        match facts.is_running && facts.waits_for_lease {
+            true => waiting.since = waiting.since.or_else(|| Some(Instant::now())),
+            false => waiting.since = None,
+        }
+        let step = step(facts);
+        if let Some(Step::TakeOver | Step::TakeBack) = step {
+            let lease = self.meta.applied().lease(volume).map_err(meta_failure)?;
+            let holder = lease.and_then(|lease| lease.holder);
+            let is_free = holder.is_none_or(|holder| holder == record.node);
+            let pause = if is_free { RETRY } else { ASK_EVERY };
+            if waiting.asked.is_some_and(|asked| asked.elapsed() < pause) {
+                return Ok(None);
+            }
+            waiting.asked = Some(Instant::now());
+        }
+        Ok(step)
+    }
+
+    async fn carry_out(self: Arc<Self>, step: Step, record: Attachment) {
+        let done = match step {
+            Step::TakeOver => self.take_over(&record).await,
+            Step::TakeBack => self.take_lease_back(&record).await,
+            Step::GiveBack => self.give_back(&record).await,
+        };
+        if let Err(failure) = done {
+            tracing::warn!(%failure, socket = record.socket, ?step, "migrate an attachment");
+        }
+        self.live.lock().await.migrating.remove(&record.id);
+        if step != Step::GiveBack {
+            // The lease may have become free meanwhile.
+            self.rings_changed.notify_one();
+        }
+    }
+
+    /// Takes the place of the attachment on another node, unless that has the lease.
+    async fn take_over(&self, record: &Attachment) -> Result<()> {
+        let asked = Instant::now();
+        match self.meta.take_over_attachment(record.id).await {
+            Ok(lease) => self.go_on(record, &lease, asked).await,
+            // An answer that was lost: then the record tells, and the lease is asked for as any other.
+            Err(MetaError::Refused(Refusal::Lease(_) | Refusal::Attachment(_))) => Ok(()),
+            Err(error) => Err(meta_failure(error)),
+        }
+    }
+
+    /// Asks for the lease again, unless another node took over.
+    async fn take_lease_back(&self, record: &Attachment) -> Result<()> {
+        let asked = Instant::now();
+        let granted = self.meta.grant_lease(record.target.name(), record.node);
+        match granted.await {
+            Ok(lease) => self.go_on(record, &lease, asked).await,
+            Err(MetaError::Refused(Refusal::Lease(_))) => Ok(()),
+            Err(error) => Err(meta_failure(error)),
+        }
+    }
+
+    /// Has the requests of an attachment go on under a lease, or gives that back if it is not served any
+    /// more.
+    async fn go_on(&self, record: &Attachment, lease: &Lease, asked: Instant) -> Result<()> {
+        // It may have been resized, and its write cache switched, where it was.
+        let name = record.target.name();
+        let volume = self.meta.get_volume(name).await.map_err(meta_failure)?;
+        let records = self.meta.list_attachments_of(record.node).await;
+        let records = records.map_err(meta_failure)?;
+        let now = records.into_iter().find(|one| one.id == record.id);
+        let mut live = self.live.lock().await;
+        let Live {
+            volumes,
+            attachments,
+            ..
+        } = &mut *live;
+        let (Some(now), Some(open), Some(served)) = (
+            now,
+            volumes
+                .get_mut(&volume.id)
+                .filter(|open| open.waits_for_lease),
+            attachments.get_mut(&record.id),
+        ) else {
+            drop(live);
+            let released = self
+                .meta
+                .release_lease(volume.id, record.node, lease.generation);
+            return released.await.map(drop).map_err(meta_failure);
+        };
+        let State::Up {
+            session,
+            device,
+            keeper,
+        } = &served.state
+        else {
+            return Ok(());
+        };
+        let writeback = !now.options.write_through;
+        device.adopt_writeback(writeback);
+        keeper.adopt(writeback).await;
+        open.handle.set_size_bytes(volume.size_bytes);
+        self.storage.take_over(&open.handle, lease).await?;
+        open.waits_for_lease = false;
+        self.leases.begin(&volume, lease, &open.handle, asked);
+        session.notify_resize();
+        let (since, handle) = (served.waiting.since.take(), open.handle.clone());
+        drop(live);
+        self.note_pause(record, since.unwrap_or(asked), &handle)
+            .await;
+        Ok(())
+    }
+
+    /// Waits for the lease recovery and remembers for how long the guest waited.
+    async fn note_pause(&self, record: &Attachment, since: Instant, handle: &Handle) {
+        while !handle.is_recovered() && !handle.is_revoked() && since.elapsed() < MOVE_WAIT_MAX {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let pause = since.elapsed();
+        tracing::info!(
+            socket = record.socket,
+            volume = %record.target.name(),
+            pause_ms = pause.as_millis(),
+            "the attachment goes on here"
+        );
+        if let Some(served) = self.live.lock().await.attachments.get_mut(&record.id) {
+            served.waiting.pause = Some(pause);
+        }
+    }
+
+    /// Gives the lease back while no ring runs. Everything is flushed before: the next holder knows of no
+    /// write that a loss of power may take.
+    async fn give_back(&self, record: &Attachment) -> Result<()> {
+        let AttachmentTarget::Volume { id: volume, .. } = record.target;
+        let idle = self.idle(&*self.live.lock().await, record.id, volume);
+        // What is being recovered is looked at again.
+        let Some((handle, messages)) = idle.filter(|(handle, _)| handle.is_recovered()) else {
+            return Ok(());
+        };
+        self.storage.flush(&handle).await?;
+        let generation = {
+            let mut live = self.live.lock().await;
+            handle.suspend();
+            // A ring that starts from here on finds the volume suspended. One that ran meanwhile was started
+            // by a message.
+            let still = self.idle(&live, record.id, volume);
+            let is_idle = still.is_some_and(|(_, now)| now == messages);
+            let open = live.volumes.get_mut(&volume);
+            match open.filter(|_| is_idle && self.leaves(volume).unwrap_or(false)) {
+                Some(open) => {
+                    open.waits_for_lease = true;
+                    self.leases.end(volume)
+                }
+                None => {
+                    handle.unsuspend();
+                    return Ok(());
+                }
+            }
+        };
+        let Some(generation) = generation else {
+            return Ok(());
+        };
+        let released = self.meta.release_lease(volume, record.node, generation);
+        released.await.map(drop).map_err(meta_failure)?;
+        tracing::info!(
+            socket = record.socket,
+            volume = %record.target.name(),
+            "gave the lease back: the attachment is about to move to another node"
+        );
+        Ok(())
+    }
+
+    /// The handle of a volume that is leased here, and whose one attachment has no ring that runs or is being
+    /// started; and how many messages its session has seen.
+    fn idle(&self, live: &Live, id: AttachmentId, volume: VolumeId) -> Option<(Handle, u64)> {
+        let State::Up { session, .. } = &live.attachments.get(&id)?.state else {
+            return None;
+        };
+        let state = session.state();
+        let open = live.volumes.get(&volume)?;
+        let is_leased = !open.waits_for_lease && !self.leases.lost().contains(&volume);
+        let is_idle = state.rings == 0 && state.messages % 2 == 0;
+        (is_leased && open.users == 1 && is_idle).then(|| (open.handle.clone(), state.messages))
+    }
+}
+
+/// Attachments that other nodes have moved here, and commands.
+impl Node {
+    /// Serves an attachment that another node moves here; true if it was not served before.
+    async fn serve_moved(&self, live: &mut Live, record: &Attachment) -> bool {
+        let is_new = record.options.incoming == Some(Incoming::Move)
+            && !live.attachments.contains_key(&record.id);
+        if !is_new {
+            return false;
+        }
+        let served = match self.check_moved(live, record) {
+            Ok(()) => match self.meta.get_volume(record.target.name()).await {
+                Ok(volume) => self.serve(live, &volume, record).await,
+                Err(error) => Err(meta_failure(error)),
+            },
+            Err(failure) => Err(failure),
+        };
+        match served {
+            Ok(served) => {
+                live.attachments.insert(record.id, served);
+                self.rings_changed.notify_one();
+            }
+            Err(failure) => {
+                tracing::error!(%failure, socket = record.socket, "serve an attachment that moves here");
+                let refused = self
+                    .meta
+                    .delete_attachment(AttachmentKey::Incoming(record.id));
+                if let Err(error) = refused.await {
+                    tracing::warn!(%error, socket = record.socket, "refuse an attachment");
+                }
+            }
+        }
+        true
+    }
+
+    /// Another node names the socket's path: it must be where this node has sockets.
+    fn check_moved(&self, live: &Live, record: &Attachment) -> Result<()> {
+        let dir = Path::new(&record.socket).parent();
+        let config = self.config();
+        let configured = config
+            .privileges
+            .socket_dirs
+            .iter()
+            .map(|dir| dir.as_path());
+        let mut served = live.attachments.values();
+        let is_known = dir.is_some_and(|dir| {
+            configured
+                .chain([config.data.as_path()])
+                .any(|known| known == dir)
+                || served.any(|one| Path::new(&one.socket).parent() == Some(dir))
+        });
+        match is_known {
+            true => Ok(()),
+            false => Err(Failure::new(
+                Kind::Denied,
+                format!(
+                    "{} is in no directory for sockets of this node",
+                    record.socket
+                ),
+                "add its directory to socket_dirs in the configuration, or name another one with --socket",
+            )),
+        }
+    }
+
+    /// Moves an attachment that no guest uses to another node. Returns where it is then.
+    pub async fn attachment_move(&self, request: Move) -> Result<Moved> {
+        self.require_cluster("move")?;
+        let view = self.view().await?;
+        let query = DetachQuery {
+            target: request.target,
+            force: false,
+            forget: false,
+            node: None,
+        };
+        let source = self.find(&view, &query)?;
+        let node = view.node(&request.to)?;
+        let (name, id) = (node.name.to_string(), node.id);
+        self.check_move(&view, &source, id).await?;
+        let socket = request.socket.unwrap_or_else(|| source.socket.clone());
+        let offered = self.asked.move_attachment(source.id, id, &socket);
+        let offered = offered.await.map_err(meta_failure)?;
+        self.rings_changed.notify_one();
+        let moved = self.wait_moved(&source, &offered).await?;
+        match moved {
+            true => Ok(Moved {
+                volume: source.target.name().to_string(),
+                socket,
+                node: name,
+            }),
+            false => Err(Failure::new(
+                Kind::Failed,
+                format!("node '{name}' did not take {socket} over: nothing has moved"),
+                format!(
+                    "see the log of node '{name}', and whether its directory for the socket is there"
+                ),
+            )),
+        }
+    }
+
+    /// What is moved, and where to, must be possible.
+    async fn check_move(&self, view: &View, source: &Attachment, to: NodeId) -> Result<()> {
+        let name = view.node_name(to);
+        if to == source.node {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!(
+                    "'{}' is attached on node '{name}' already",
+                    source.target.name()
+                ),
+                "name another node with --to",
+            ));
+        }
+        if view.is_down(to) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("node '{name}' is down"),
+                "start it, or name another node with --to",
+            ));
+        }
+        let live = self.live.lock().await;
+        match live.attachments.get(&source.id) {
+            Some(served) if served.connected() => Err(Failure::new(
+                Kind::Conflict,
+                format!("a guest uses {}", source.socket),
+                format!(
+                    "shut the guest down first, or migrate it live: `penstock attach volume {} --socket PATH \
+                     --incoming` on node '{name}', then migrate",
+                    source.target.name()
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the other node took over or refused; false if the source is as it was.
+    async fn wait_moved(&self, source: &Attachment, offered: &Attachment) -> Result<bool> {
+        let begin = Instant::now();
+        loop {
+            let records = self.asked.list_attachments().await.map_err(meta_failure)?;
+            let is_there = |id| records.iter().any(|one| one.id == id);
+            match (is_there(source.id), is_there(offered.id)) {
+                (false, _) => return Ok(true),
+                (true, false) => return Ok(false),
+                (true, true) if begin.elapsed() < MOVE_WAIT_MAX => {
+                    tokio::time::sleep(MOVE_POLL).await;
+                }
+                (true, true) => {
+                    let called_off = self
+                        .asked
+                        .delete_attachment(AttachmentKey::Incoming(offered.id));
+                    // If it is refused, the other node was faster, or refused it: the records tell.
+                    match called_off.await {
+                        Ok(_) | Err(MetaError::Refused(_)) => {}
+                        Err(error) => return Err(meta_failure(error)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// A node of its own has nobody to move attachments to or from.
+    pub(super) fn require_cluster(&self, verb: &str) -> Result<()> {
+        match self.membership {
+            Some(_) => Ok(()),
+            None => Err(Failure::invalid(
+                format!(
+                    "this node is a cluster of its own: there is no other node to {verb} attachments"
+                ),
+                "make a cluster with `penstock init` and `penstock join`",
+            )),
+        }
+    }
+}
+
+/// Whether the volume of an attachment waits for its lease here.
+fn waits(live: &Live, id: AttachmentId) -> bool {
+    let volume = live
+        .attachments
+        .get(&id)
+        .map(|served: &Served| served.volume);
+    let open = volume.and_then(|volume| live.volumes.get(&volume));
+    open.is_some_and(|open| open.waits_for_lease)
+}
+
+fn is_leaving(records: &[Attachment], volume: VolumeId, own: NodeId) -> bool {
+    records.iter().any(|one| {
+        let AttachmentTarget::Volume { id, .. } = one.target;
+        id == volume && one.node != own && one.options.incoming.is_some()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STILL: Facts = Facts {
+        incoming: None,
+        leaves: false,
+        waits_for_lease: false,
+        is_running: false,
+        is_shared: false,
+    };
+
+    #[test]
+    fn lease_is_given_back_only_while_no_ring_runs() {
+        let leaving = Facts {
+            leaves: true,
+            ..STILL
+        };
+        assert_eq!(step(leaving), Some(Step::GiveBack));
+        for busy in [
+            Facts {
+                is_running: true,
+                ..leaving
+            },
+            Facts {
+                is_shared: true,
+                ..leaving
+            },
+            STILL,
+        ] {
+            assert_eq!(step(busy), None, "{busy:?}");
+        }
+    }
+
+    #[test]
+    fn source_goes_on_if_its_guest_does_or_nobody_takes_over() {
+        let given = Facts {
+            leaves: true,
+            waits_for_lease: true,
+            ..STILL
+        };
+        assert_eq!(step(given), None, "the guest is on its way");
+        let resumed = Facts {
+            is_running: true,
+            ..given
+        };
+        assert_eq!(step(resumed), Some(Step::TakeBack));
+        let called_off = Facts {
+            leaves: false,
+            ..given
+        };
+        assert_eq!(step(called_off), Some(Step::TakeBack));
+    }
+
+    #[test]
+    fn incoming_guest_takes_over_when_it_runs() {
+        let incoming = Facts {
+            incoming: Some(Incoming::Guest),
+            waits_for_lease: true,
+            ..STILL
+        };
+        assert_eq!(step(incoming), None);
+        let running = Facts {
+            is_running: true,
+            ..incoming
+        };
+        assert_eq!(step(running), Some(Step::TakeOver));
+        let moved = Facts {
+            incoming: Some(Incoming::Move),
+            ..incoming
+        };
+        assert_eq!(
+            step(moved),
+            Some(Step::TakeOver),
+            "nobody waits for a guest"
+        );
+    }
+}
