@@ -10,6 +10,7 @@ mod locate;
 mod node;
 mod pool;
 mod rdma;
+mod stats;
 mod volume;
 
 use std::io::Write;
@@ -60,6 +61,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Attachment(verb) => match verb {
             AttachmentCommand::Create(verb) => attach::attach(verb, &client, json).await?,
             AttachmentCommand::List => listing::attachments(&client, json).await?,
+            AttachmentCommand::Stats(args) => stats::run(&args, &client, json).await?,
             AttachmentCommand::Delete(args) => attach::detach(&args, &client, json).await?,
         },
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,

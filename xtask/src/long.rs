@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 7] = [
+const TESTS: [TwoForms; 9] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -47,6 +47,18 @@ const TESTS: [TwoForms; 7] = [
         test: "guest_verifies_every_byte_while_the_daemon_is_killed",
         short: "8 kills",
         long: "100 kills",
+    },
+    TwoForms {
+        package: "guest-tests",
+        test: "many_disks_on_one_guest_keep_their_own_data",
+        short: "8 disks, all plugged again once",
+        long: "28 disks, all plugged again three times",
+    },
+    TwoForms {
+        package: "guest-tests",
+        test: "unplug_under_load_leaves_the_neighbour_alone",
+        short: "2 unplugs",
+        long: "10 unplugs",
     },
     TwoForms {
         package: "rdma-tests",

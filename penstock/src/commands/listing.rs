@@ -190,6 +190,12 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
     print(|out| {
         writeln!(out, "name        {}", volume.name)?;
         writeln!(out, "id          {}", volume.id)?;
+        if let Some(serial) = &volume.serial {
+            writeln!(
+                out,
+                "serial      {serial} (in the guest /dev/disk/by-id/virtio-{serial})"
+            )?;
+        }
         writeln!(
             out,
             "size        {} ({} bytes)",
@@ -202,6 +208,16 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
     })
 }
 
+/// The word for a state.
+pub fn state_word(state: AttachmentState) -> &'static str {
+    match state {
+        AttachmentState::Listening => "listening",
+        AttachmentState::Connected => "connected",
+        AttachmentState::Detaching => "detaching",
+        AttachmentState::Failed => "failed",
+    }
+}
+
 /// `penstock attachments list`.
 pub async fn attachments(client: &Client, json: bool) -> Result<()> {
     let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
@@ -212,16 +228,10 @@ pub async fn attachments(client: &Client, json: bool) -> Result<()> {
         "VOLUME", "SOCKET", "STATE", "QUEUES", "MODE", ">READS", ">WRITES", ">ERRORS",
     ]);
     for a in attachments {
-        let state = match a.state {
-            AttachmentState::Listening => "listening",
-            AttachmentState::Connected => "connected",
-            AttachmentState::Detaching => "detaching",
-            AttachmentState::Failed => "failed",
-        };
         table.row([
             a.volume,
             a.socket,
-            state.to_owned(),
+            state_word(a.state).to_owned(),
             format!("{}/{}", a.queues_running, a.queues),
             if a.read_only { "ro" } else { "rw" }.to_owned(),
             a.counters.reads.to_string(),
