@@ -75,9 +75,17 @@ impl Vm {
             Ok((!self.is_plugged(&device)?).then_some(()))
         })
         .with_context(|| format!("the guest keeps the disk in port {port}"))?;
-        self.qmp()
-            .execute("chardev-remove", json!({ "id": chardev }))?;
-        Ok(())
+        // QEMU frees the device a moment after its name, and only then its end of the connection.
+        let chardev = json!({ "id": chardev });
+        wait_until(UNPLUG_LIMIT, || {
+            let removed = self.qmp().execute("chardev-remove", chardev.clone());
+            match removed {
+                Ok(_) => Ok(Some(())),
+                Err(error) if error.to_string().contains("is busy") => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+        .with_context(|| format!("QEMU keeps the connection of port {port}"))
     }
 
     fn is_plugged(&mut self, device: &str) -> Result<bool> {
