@@ -4,6 +4,7 @@ mod cluster;
 mod join;
 mod privileges;
 mod rdma;
+mod stats;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
+pub use stats::StatsArgs;
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
 #[derive(Debug, Parser)]
@@ -119,7 +121,7 @@ pub enum Command {
     /// Create, list, resize, delete, import and export volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Create, list and delete attachments: sockets that serve volumes to guests
+    /// Create, list, watch and delete attachments: sockets that serve volumes to guests
     #[command(subcommand)]
     Attachment(AttachmentCommand),
     /// Serve a volume on a vhost-user socket; short for `attachment create`
@@ -311,6 +313,8 @@ pub enum AttachmentCommand {
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
     },
+    /// Show what an attachment did and how long its requests took: in all, or in each interval
+    Stats(StatsArgs),
     /// End an attachment
     Delete(DetachArgs),
 }

@@ -10,6 +10,7 @@ mod locate;
 mod node;
 mod pool;
 mod rdma;
+mod stats;
 mod volume;
 
 use std::io::Write;
@@ -63,6 +64,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
             AttachmentCommand::Move { target, to, socket } => {
                 attach::move_to(&target, to, socket.as_deref(), &client, json).await?;
             }
+            AttachmentCommand::Stats(args) => stats::run(&args, &client, json).await?,
             AttachmentCommand::Delete(args) => attach::detach(&args, &client, json).await?,
         },
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,

@@ -3,10 +3,12 @@
 
 mod config;
 mod counters;
+mod latency;
 pub mod request;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use fabric::io::Volume;
 use virtio_bindings::virtio_blk::{
@@ -19,6 +21,8 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 
 pub use config::{CONFIG_BYTES, WRITEBACK_OFFSET};
 pub use counters::{BlkCounters, QueueCounters};
+pub(crate) use latency::QueueLatency;
+pub use latency::{Latencies, LatencyBucket, RequestKind};
 
 /// Most data segments of one request; a guest that read `seg_max` sends no more. The ring itself accepts
 /// chains up to [`crate::ring::MAX_SEGMENTS`].
@@ -103,6 +107,13 @@ impl Default for BlkOptions {
     }
 }
 
+impl BlkOptions {
+    /// Something for each queue.
+    fn queues_of<T>(&self, make: impl Fn() -> T) -> Box<[T]> {
+        (0..self.queues).map(|_| make()).collect()
+    }
+}
+
 /// One virtio-blk device: a volume as one guest sees it. Shared by the session and all data threads.
 #[derive(Debug)]
 pub struct BlkDevice<V> {
@@ -113,6 +124,9 @@ pub struct BlkDevice<V> {
     writeback: AtomicBool,
     /// One per queue, written only by the thread that serves it.
     counters: Box<[QueueCounters]>,
+    /// One per queue, made when the queue first starts: most of many queues never do.
+    latencies: Box<[OnceLock<Arc<QueueLatency>>]>,
+    began: Instant,
 }
 
 impl<V: Volume> BlkDevice<V> {
@@ -127,13 +141,13 @@ impl<V: Volume> BlkDevice<V> {
         }
         let mut serial = [0; SERIAL_BYTES];
         serial[..text.len()].copy_from_slice(text);
-        let counters = (0..options.queues)
-            .map(|_| QueueCounters::default())
-            .collect();
+        let counters = options.queues_of(QueueCounters::default);
         Ok(Arc::new(Self {
             volume,
             serial,
             writeback: AtomicBool::new(options.writeback),
+            latencies: options.queues_of(OnceLock::new),
+            began: Instant::now(),
             options,
             counters,
         }))
@@ -256,6 +270,39 @@ impl<V: Volume> BlkDevice<V> {
             .fold(BlkCounters::default(), |sum, queue| {
                 sum.plus(&queue.snapshot())
             })
+    }
+
+    /// How long ago the device was made: what its counters cover.
+    pub fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Latencies of one kind of requests that succeeded, of all queues together, since the device was made. A
+    /// request's latency begins when a data thread takes it off the ring, and ends when its answer is made
+    /// visible to the guest.
+    pub fn latencies(&self, kind: RequestKind) -> Latencies {
+        let mut sum = Latencies::default();
+        for queue in self.started() {
+            queue.add_to(kind, &mut sum);
+        }
+        sum
+    }
+
+    /// Requests taken off the rings and not answered yet, of all queues together.
+    pub fn in_flight(&self) -> u64 {
+        self.started().map(|queue| queue.in_flight()).sum()
+    }
+
+    fn started(&self) -> impl Iterator<Item = &Arc<QueueLatency>> {
+        self.latencies.iter().filter_map(OnceLock::get)
+    }
+
+    /// Latencies of one queue, for the thread that serves it; none if there is no such queue.
+    pub(crate) fn queue_latency(&self, index: u16) -> Option<Arc<QueueLatency>> {
+        let made = self.latencies.get(usize::from(index))?;
+        Some(Arc::clone(
+            made.get_or_init(|| Arc::new(QueueLatency::new())),
+        ))
     }
 
     /// Counters of one queue.

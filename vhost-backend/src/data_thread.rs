@@ -4,6 +4,7 @@
 //! is finished by the thread that took it off its ring, without a lock, a channel or an allocation. The
 //! control plane reaches a thread through a bounded mailbox, and every command is answered.
 
+mod clock;
 pub(crate) mod handle;
 mod poller;
 pub(crate) mod queue;

@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 8] = [
+const TESTS: [TwoForms; 10] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -53,6 +53,18 @@ const TESTS: [TwoForms; 8] = [
         test: "guest_under_load_migrates_there_and_back",
         short: "2 migrations",
         long: "10 migrations, and the table of their pauses",
+    },
+    TwoForms {
+        package: "guest-tests",
+        test: "many_disks_on_one_guest_keep_their_own_data",
+        short: "8 disks, all plugged again once",
+        long: "28 disks, all plugged again three times",
+    },
+    TwoForms {
+        package: "guest-tests",
+        test: "unplug_under_load_leaves_the_neighbour_alone",
+        short: "2 unplugs",
+        long: "10 unplugs",
     },
     TwoForms {
         package: "rdma-tests",

@@ -19,6 +19,8 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
+    /// Counts by size.
+    Histogram,
 }
 
 /// Values of one meaning.
@@ -46,6 +48,7 @@ impl Kind {
         match self {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
         }
     }
 }
@@ -69,7 +72,40 @@ impl Page {
         self.line(family, labels, format_args!("{value}"));
     }
 
+    /// Adds a histogram. Each of `buckets` is a bound and how many values lie below it, ascending; `count`
+    /// values are in all, and `sum` is theirs.
+    pub fn put_histogram(
+        &mut self,
+        family: &'static Family,
+        labels: &[&str],
+        buckets: &[(f64, u64)],
+        sum: f64,
+        count: u64,
+    ) {
+        for (bound, below) in buckets {
+            let bound = bound.to_string();
+            let value = format_args!("{below}");
+            self.series(family, "_bucket", labels, Some(&bound), value);
+        }
+        let value = format_args!("{count}");
+        self.series(family, "_bucket", labels, Some("+Inf"), value);
+        self.series(family, "_sum", labels, None, format_args!("{sum}"));
+        self.series(family, "_count", labels, None, value);
+    }
+
     fn line(&mut self, family: &'static Family, labels: &[&str], value: std::fmt::Arguments<'_>) {
+        self.series(family, "", labels, None, value);
+    }
+
+    /// A line; `bound` is the label `le`, which every histogram has besides its own.
+    fn series(
+        &mut self,
+        family: &'static Family,
+        suffix: &str,
+        labels: &[&str],
+        bound: Option<&str>,
+        value: std::fmt::Arguments<'_>,
+    ) {
         assert_eq!(
             labels.len(),
             family.labels.len(),
@@ -86,12 +122,14 @@ impl Page {
             // Writing to a string does not fail.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {word}");
         }
-        text.push_str(name);
-        for (index, (label, value)) in family.labels.iter().zip(labels).enumerate() {
+        let _ = write!(text, "{name}{suffix}");
+        let own = family.labels.iter().copied().zip(labels.iter().copied());
+        let all = own.chain(bound.map(|bound| ("le", bound)));
+        for (index, (label, value)) in all.enumerate() {
             text.push(if index == 0 { '{' } else { ',' });
             let _ = write!(text, "{label}=\"{}\"", escaped(value));
         }
-        if !labels.is_empty() {
+        if !labels.is_empty() || bound.is_some() {
             text.push('}');
         }
         let _ = writeln!(text, " {value}");
@@ -143,6 +181,29 @@ mod tests {
         );
         assert_eq!(lines[6], "process_start_time_seconds 1.5");
         assert_eq!(lines.len(), 7);
+    }
+
+    #[test]
+    fn a_histogram_has_buckets_sum_and_count() {
+        let mut page = Page::default();
+        let buckets = [(0.000016, 2), (1.048576, 3)];
+        for operation in ["read", "write"] {
+            let labels = ["a", "/a", operation];
+            page.put_histogram(&families::VOLUME_LATENCY, &labels, &buckets, 70.5, 4);
+        }
+        let text = page.into_text();
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(lines[0], "# TYPE penstock_volume_latency_seconds histogram");
+        let own = r#"volume="a",socket="/a",operation="read""#;
+        let series = |suffix: &str, labels: &str, value: &str| {
+            format!("penstock_volume_latency_seconds{suffix}{{{own}{labels}}} {value}")
+        };
+        assert_eq!(lines[1], series("_bucket", r#",le="0.000016""#, "2"));
+        assert_eq!(lines[2], series("_bucket", r#",le="1.048576""#, "3"));
+        assert_eq!(lines[3], series("_bucket", r#",le="+Inf""#, "4"));
+        assert_eq!(lines[4], series("_sum", "", "70.5"));
+        assert_eq!(lines[5], series("_count", "", "4"));
+        assert_eq!(lines.len(), 1 + 2 * 5);
     }
 
     #[test]

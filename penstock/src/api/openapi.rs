@@ -37,6 +37,7 @@ use super::{join, server};
         server::volume_export,
         server::attachments,
         server::attach,
+        server::attachment_stats,
         server::detach,
         server::attachment_move,
     )

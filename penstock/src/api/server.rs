@@ -14,8 +14,8 @@ use axum::{Json, Router};
 
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
-    Attach, Attachment, DetachQuery, Detached, ExportQuery, Health, ImportQuery, Move, Moved,
-    Status, Volume, VolumeCreate, VolumeResize,
+    Attach, Attachment, AttachmentStats, DetachQuery, Detached, ExportQuery, Health, ImportQuery,
+    Move, Moved, Status, Volume, VolumeCreate, VolumeResize,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
@@ -46,6 +46,7 @@ pub fn router(node: Arc<Node>) -> Router {
             get(attachments).post(attach).delete(detach),
         )
         .route("/v1/attachments/move", post(attachment_move))
+        .route("/v1/attachments/{target}/stats", get(attachment_stats))
         .fallback(no_route)
         .with_state(node)
 }
@@ -214,6 +215,17 @@ pub async fn volume_export(
     responses((status = 200, body = [Attachment]), (status = "default", body = Failure)))]
 pub async fn attachments(State(node): State<Arc<Node>>) -> Result<Json<Vec<Attachment>>> {
     node.attachments().await.map(Json)
+}
+
+/// What an attachment did since it began, and how long its requests took.
+#[utoipa::path(get, path = "/v1/attachments/{target}/stats",
+    params(("target" = String, Path, description = "Socket of the attachment, or the name of its volume")),
+    responses((status = 200, body = AttachmentStats), (status = "default", body = Failure)))]
+pub async fn attachment_stats(
+    State(node): State<Arc<Node>>,
+    Path(target): Path<String>,
+) -> Result<Json<AttachmentStats>> {
+    node.attachment_stats(&target).await.map(Json)
 }
 
 /// Serves a volume on a vhost-user socket, now and after every start of the daemon.

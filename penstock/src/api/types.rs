@@ -3,6 +3,7 @@
 mod cluster;
 mod health;
 mod join;
+mod stats;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 pub use cluster::*;
 pub use health::*;
 pub use join::*;
+pub use stats::*;
 
 /// The node at a glance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -97,8 +99,12 @@ pub struct PeerTransport {
 pub struct Volume {
     /// Name, unique in the cluster.
     pub name: String,
-    /// Identity; the guest sees it as the disk's serial.
+    /// Identity, a UUID.
     pub id: String,
+    /// What the guest sees as the disk's serial: the first 20 digits of the identity. With udev the disk is
+    /// `/dev/disk/by-id/virtio-SERIAL` there. Absent if the daemon is of a version that does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
     /// Size that guests see.
     pub size_bytes: u64,
     /// Pool it lives in.

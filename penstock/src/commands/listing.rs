@@ -190,6 +190,12 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
     print(|out| {
         writeln!(out, "name        {}", volume.name)?;
         writeln!(out, "id          {}", volume.id)?;
+        if let Some(serial) = &volume.serial {
+            writeln!(
+                out,
+                "serial      {serial} (in the guest /dev/disk/by-id/virtio-{serial})"
+            )?;
+        }
         writeln!(
             out,
             "size        {} ({} bytes)",
@@ -200,6 +206,16 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
         writeln!(out, "generation  {}", volume.generation)?;
         writeln!(out, "attached    {}", or_dash(volume.attached.join(" ")))
     })
+}
+
+/// The word for a state.
+pub fn state_word(state: AttachmentState) -> &'static str {
+    match state {
+        AttachmentState::Listening => "listening",
+        AttachmentState::Connected => "connected",
+        AttachmentState::Detaching => "detaching",
+        AttachmentState::Failed => "failed",
+    }
 }
 
 /// `penstock attachments list`.
@@ -214,10 +230,7 @@ pub async fn attachments(client: &Client, json: bool) -> Result<()> {
     for a in attachments {
         let state = match a.state {
             AttachmentState::Listening | AttachmentState::Connected if a.incoming => "incoming",
-            AttachmentState::Listening => "listening",
-            AttachmentState::Connected => "connected",
-            AttachmentState::Detaching => "detaching",
-            AttachmentState::Failed => "failed",
+            state => state_word(state),
         };
         table.row([
             a.volume,

@@ -2,6 +2,7 @@
 
 pub mod lost;
 pub mod migration;
+mod stats;
 mod write_cache;
 
 use std::collections::BTreeMap;
@@ -475,14 +476,19 @@ async fn close(sessions: Vec<Session>) {
 
 /// The disk that a guest sees; what follows from the volume is filled into `options`.
 pub fn device(volume: &meta::Volume, handle: Handle, options: BlkOptions) -> Result<Arc<Device>> {
-    let mut serial = volume.uuid.simple().to_string();
-    serial.truncate(SERIAL_BYTES);
     let options = BlkOptions {
         read_only: options.read_only || volume.read_only,
-        serial,
+        serial: serial(volume),
         ..options
     };
     BlkDevice::new(handle, options).map_err(|e| Failure::plain(Kind::Invalid, e))
+}
+
+/// The serial by which a guest knows the volume: virtio-blk has room for 20 bytes, and a UUID has 32 digits.
+pub fn serial(volume: &meta::Volume) -> String {
+    let mut serial = volume.uuid.simple().to_string();
+    serial.truncate(SERIAL_BYTES);
+    serial
 }
 
 /// The option by which meta remembers that a guest's memory is not pinned. A node of a version without it

@@ -10,7 +10,7 @@ use fabric::store::metrics::StoreMetrics;
 use meta::{AdminState, ClusterMap, DeviceState, LeaderReport, NodeState};
 
 use crate::api::metrics::{Family, Page, families};
-use crate::api::types::{Attachment, AttachmentState, Health};
+use crate::api::types::{Attachment, AttachmentState, AttachmentStats, Health};
 use crate::failure::Result;
 
 use super::cluster::View;
@@ -31,6 +31,7 @@ impl Node {
         process::put(&mut page);
         put_health(&mut page, &health);
         put_attachments(&mut page, &attachments);
+        put_latencies(&mut page, &self.stats_as_applied().await?);
         for volume in view.volumes.iter().filter(|v| is_listed(v)) {
             let labels = [volume.name.as_str(), volume.pool.as_str()];
             page.put(&families::VOLUME_SIZE, &labels, volume.size_bytes);
@@ -90,6 +91,40 @@ fn put_attachments(page: &mut Page, attachments: &[Attachment]) {
             let labels = [attachment.volume.as_str(), attachment.socket.as_str()];
             page.put(family, &labels, value(attachment));
         }
+    }
+}
+
+/// Bounds of a histogram's buckets in nanoseconds: few, as every operation of every attachment has them. Each
+/// is a bound of the finer buckets that a data thread counts in.
+const LATENCY_BOUNDS_NS: [u64; 11] = {
+    let mut bounds = [16_000; 11];
+    let mut at = 1;
+    while at < bounds.len() {
+        bounds[at] = bounds[at - 1] * 4;
+        at += 1;
+    }
+    bounds
+};
+const NS_PER_S: f64 = 1e9;
+
+fn put_latencies(page: &mut Page, all: &[AttachmentStats]) {
+    for stats in all {
+        for (operation, requests) in [
+            ("read", &stats.reads),
+            ("write", &stats.writes),
+            ("flush", &stats.flushes),
+            ("discard", &stats.discards),
+        ] {
+            let labels = [stats.volume.as_str(), stats.socket.as_str(), operation];
+            let buckets = LATENCY_BOUNDS_NS.map(|ns| (ns as f64 / NS_PER_S, requests.below(ns)));
+            let sum = requests.sum_ns as f64 / NS_PER_S;
+            let family = &families::VOLUME_LATENCY;
+            page.put_histogram(family, &labels, &buckets, sum, requests.requests);
+        }
+    }
+    for stats in all {
+        let labels = [stats.volume.as_str(), stats.socket.as_str()];
+        page.put(&families::IN_FLIGHT, &labels, stats.in_flight);
     }
 }
 

@@ -5,6 +5,7 @@ use meta::{Meta, VolumeSpec, VolumeState};
 use crate::api::types::{Volume, VolumeCreate, VolumeResize};
 use crate::failure::{Failure, Kind, Result};
 
+use super::attachments::serial;
 use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
 
@@ -268,6 +269,7 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
     Ok(Volume {
         name: volume.name.to_string(),
         id: volume.uuid.to_string(),
+        serial: Some(serial(&volume)),
         size_bytes: volume.size_bytes,
         pool: volume.pool.to_string(),
         generation: lease.map_or(0, |lease| lease.generation.0),

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vhost_backend::blk::WRITEBACK_OFFSET;
+use vhost_backend::blk::{SERIAL_BYTES, WRITEBACK_OFFSET};
 use vhost_backend::memory::GuestAddr;
 use vhost_backend::session::message::{
     ConfigHead, F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, Header, MemoryHead, Region,
     VringAddr, VringState, code, protocol,
 };
 use vhost_backend::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, USER_BASE};
-use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Memory of the guest in bytes.
@@ -130,6 +130,18 @@ impl Front {
             0
         );
         self.guest.read(to, SECTOR_BYTES)
+    }
+
+    /// The disk's serial, as a driver asks for it.
+    pub fn serial(&mut self) -> String {
+        let to = self.guest.alloc(SERIAL_BYTES as u64, 1);
+        let data = [(to, SERIAL_BYTES as u32, true)];
+        assert_eq!(self.queues[0].request(VIRTIO_BLK_T_GET_ID, 0, &data).0, 0);
+        let bytes = self.guest.read(to, SERIAL_BYTES);
+        String::from_utf8(bytes)
+            .unwrap()
+            .trim_end_matches('\0')
+            .to_owned()
     }
 
     /// Blocks the data thread at its next answer on the first ring, until somebody reads the event

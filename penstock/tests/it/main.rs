@@ -12,5 +12,6 @@ mod images;
 mod lifecycle;
 mod metrics;
 mod privileges;
+mod stats;
 mod transfers;
 mod verbs;

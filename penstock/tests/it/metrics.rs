@@ -33,8 +33,14 @@ fn families(page: &str) -> BTreeMap<String, (String, String)> {
         let labels: Vec<&str> = labels
             .split("\",")
             .filter_map(|label| Some(label.split_once('=')?.0))
+            .filter(|label| *label != "le")
             .collect();
-        found.get_mut(name).unwrap().1 = labels.join(", ");
+        let of_histogram = ["_bucket", "_sum", "_count"]
+            .iter()
+            .filter_map(|suffix| name.strip_suffix(suffix))
+            .find(|family| found.get(*family).is_some_and(|f| f.0 == "histogram"));
+        let family = of_histogram.unwrap_or(name);
+        found.get_mut(family).unwrap().1 = labels.join(", ");
     }
     found
 }

@@ -7,6 +7,7 @@ pub mod accel;
 pub mod agent;
 pub mod daemon;
 pub mod form;
+mod hotplug;
 pub mod image;
 pub mod initramfs;
 pub mod network;

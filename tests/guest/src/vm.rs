@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::accel::Accel;
 use crate::agent::{Agent, Output};
+use crate::hotplug;
 use crate::image::GuestImage;
 use crate::initramfs::{self, GuestFile};
 use crate::network::Nic;
@@ -84,6 +85,8 @@ pub struct VmConfig {
     pub files: Vec<GuestFile>,
     /// Network cards in order.
     pub nics: Vec<Nic>,
+    /// PCI Express ports that disks can be plugged into while the guest runs ([`Vm::plug`]).
+    pub hotplug_ports: u8,
 }
 
 impl VmConfig {
@@ -96,6 +99,7 @@ impl VmConfig {
             boot: Boot::Kernel,
             files: Vec::new(),
             nics: Vec::new(),
+            hotplug_ports: 0,
         }
     }
 
@@ -111,6 +115,12 @@ impl VmConfig {
     /// The same guest with another network card.
     pub fn with_nic(mut self, nic: Nic) -> Self {
         self.nics.push(nic);
+        self
+    }
+
+    /// The same guest with so many ports for disks that come and go.
+    pub fn with_hotplug_ports(mut self, ports: u8) -> Self {
+        self.hotplug_ports = ports;
         self
     }
 
@@ -319,6 +329,7 @@ fn qemu_command(
         command.args(nic.args(index));
     }
     add_disks(&mut command, &config.disks);
+    command.args(hotplug::port_args(config.hotplug_ports));
     command
 }
 

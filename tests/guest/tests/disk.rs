@@ -181,8 +181,11 @@ fn requests_of_every_shape_read_back() -> Result<()> {
             .parse()?;
         ensure!(value >= least, "{attribute} is {value}");
     }
-    let serial = vm.sh("cat /sys/block/vda/serial")?;
-    ensure!(!serial.is_empty(), "the disk has no serial");
+    for (device, volume) in [("vda", "shapes"), ("vdb", "frozen")] {
+        let serial = vm.sh(&format!("cat /sys/block/{device}/serial"))?;
+        let told = rig.node.json(&["volume", "show", volume])?;
+        assert_eq!(told["serial"], serial.as_str());
+    }
 
     let before = completed(&mut vm, "vda")?;
     assert_eq!(vm.sh("rigio segments /dev/vda 1")?, "segments: ok");

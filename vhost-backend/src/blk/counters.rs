@@ -55,7 +55,7 @@ counters! {
 
 /// Adds without a locked instruction: there is one writer.
 #[inline]
-fn add(counter: &AtomicU64, amount: u64) {
+pub(super) fn add(counter: &AtomicU64, amount: u64) {
     counter.store(
         counter.load(Ordering::Relaxed).wrapping_add(amount),
         Ordering::Relaxed,

@@ -1,6 +1,7 @@
 //! One queue on its data thread: takes requests off the ring, runs them on the engine, answers.
 
 mod request;
+mod timing;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,6 +9,9 @@ use std::sync::Arc;
 use fabric::io::{Engine, Op, Volume};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
+use timing::Timing;
+
+use super::clock::Stamp;
 use super::handle::{Change, QueueId, Reply, notify};
 use super::{QueueConfig, QueueError};
 use crate::blk::BlkDevice;
@@ -43,6 +47,7 @@ pub(crate) struct Scratch {
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     status: *mut u8,
+    taken: Stamp,
     op: Op,
     bytes: u64,
     /// Engine requests under way.
@@ -57,6 +62,7 @@ struct Slot {
 
 const FREE: Slot = Slot {
     status: std::ptr::null_mut(),
+    taken: Stamp::NONE,
     op: Op::Flush,
     bytes: 0,
     outstanding: 0,
@@ -89,6 +95,7 @@ pub(crate) struct Queue<V, R = SplitRing> {
     inflight: Option<InflightQueue>,
     /// Answers not yet published, kept for the in-flight record.
     answered: Vec<u16>,
+    timing: Timing,
     log: Option<Arc<DirtyLog>>,
     pub(crate) kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
@@ -119,6 +126,12 @@ impl<V: Volume> Queue<V, SplitRing> {
         config: QueueConfig,
         id: QueueId,
     ) -> Result<Self, QueueError> {
+        let latency = device
+            .queue_latency(config.index)
+            .ok_or(QueueError::Index {
+                index: config.index,
+                queues: device.queues(),
+            })?;
         let mut view = MemoryView::new(config.memory);
         let has = |bit: u32| config.features & 1 << bit != 0;
         let ring_config = SplitRingConfig {
@@ -149,6 +162,7 @@ impl<V: Volume> Queue<V, SplitRing> {
             ranges: Box::default(),
             inflight,
             answered: Vec::with_capacity(usize::from(config.size)),
+            timing: Timing::new(latency, usize::from(config.size)),
             log: config.log,
             kick: config.kick,
             call: config.call,
@@ -267,10 +281,13 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             return Ok(0);
         }
         let count = ready.min(TURN_REQUESTS);
+        self.timing.take();
         self.ring.prefetch(count, &mut self.view);
         let outcome = self.take(count, engine, scratch);
         if self.ring.unpublished() > 0 {
             self.publish();
+        } else {
+            self.timing.set_in_flight(self.in_flight());
         }
         // Who is stalled has no turn that would ask again before the engine has room.
         if self.ring.unsignalled() >= SIGNAL_ANSWERS || self.stalled.is_some() {
@@ -337,6 +354,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             self.publish();
             self.signal();
         }
+        self.timing.set_in_flight(self.in_flight());
         Ok(moved)
     }
 
@@ -348,6 +366,14 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             record.completed(&self.answered, self.ring.next_used());
             self.answered.clear();
         }
+        self.timing.published(self.in_flight());
+    }
+
+    /// Requests between the ring and their answer.
+    #[inline(always)]
+    fn in_flight(&self) -> usize {
+        let waits = |id: u16| !self.slots[usize::from(id)].busy;
+        self.busy_slots + usize::from(self.stalled.is_some_and(waits)) + self.replay.len()
     }
 
     /// Interrupts the guest if it wants to hear of what was published.
@@ -410,6 +436,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             }
         }
         self.stalled = None;
+        self.timing.set_in_flight(self.in_flight());
         if self.ring.unsignalled() > 0 {
             self.signal();
         }

@@ -54,6 +54,11 @@ families! {
         "Completed discard and write-zeroes requests of guests.";
     VOLUME_ERRORS: Counter "penstock_volume_errors_total" ["volume", "socket"] "1"
         "Failed requests of guests.";
+    VOLUME_LATENCY: Histogram "penstock_volume_latency_seconds" ["volume", "socket", "operation"] "seconds"
+        "Time from taking a guest's request to its answer, of requests that succeeded, by operation: read, \
+         write, flush, discard (write-zeroes among them). `penstock attachment stats` has finer buckets.";
+    IN_FLIGHT: Gauge "penstock_attachment_requests_in_flight" ["volume", "socket"] "1"
+        "Requests that were taken from the guest and not answered yet.";
     CONNECTED: Gauge "penstock_attachment_connected" ["volume", "socket"] "1"
         "1 while a guest is connected to the attachment.";
     QUEUES: Gauge "penstock_attachment_queues_running" ["volume", "socket"] "1"
@@ -213,7 +218,8 @@ attachment. Values of nodes, pools, volumes' sizes and the metadata service are 
 cluster, as the asked node knows it; every node tells them. All others are of the node itself.
 
 Each entry names the metric, its type, its unit (1 is a plain number) and its labels. The list is
-made from the code, and a test compares both.
+made from the code, and a test compares both. A histogram has the series NAME_bucket, with a label
+`le` more, NAME_sum and NAME_count.
 ";
 
 /// Longest line of a document.

@@ -5,10 +5,19 @@ use std::sync::Arc;
 use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
-use super::{FREE, Queue, Scratch, Slot};
+use super::{FREE, Queue, Scratch, Slot, Stamp};
+use crate::blk::RequestKind;
 use crate::blk::request::{Action, Limits, Range, Status, parse};
 use crate::memory::MemoryView;
 use crate::ring::{Chain, Ring, RingError, write_bytes};
+
+/// A request that the engine is done with.
+struct Done {
+    status: *mut u8,
+    taken: Stamp,
+    op: Op,
+    bytes: u64,
+}
 
 impl<V: Volume, R: Ring> Queue<V, R> {
     /// Reads one request and does it or hands it to the engine. False if the engine has no room.
@@ -71,10 +80,19 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         // SAFETY: the buffers were translated in the memory that `view` holds, and the queue keeps it until
         // no request is in flight.
         match unsafe { engine.submit(self.device.volume(), &request) } {
-            Submit::Done(result) => self.finish(id, op, len, status, result, &mut scratch.chain),
+            Submit::Done(result) => {
+                let request = Done {
+                    status,
+                    taken: self.timing.taken(),
+                    op,
+                    bytes: len,
+                };
+                self.finish(id, request, result, &mut scratch.chain);
+            }
             Submit::Pending => {
                 self.slots[usize::from(id)] = Slot {
                     status,
+                    taken: self.timing.taken(),
                     op,
                     bytes: len,
                     outstanding: 1,
@@ -94,6 +112,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     fn begin_ranges(&mut self, id: u16, status: *mut u8) {
         self.slots[usize::from(id)] = Slot {
             status,
+            taken: self.timing.taken(),
             op: self.ranges.as_slice()[0].op,
             busy: true,
             submitting: true,
@@ -180,24 +199,29 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         } else {
             Ok(())
         };
-        self.finish(id, slot.op, slot.bytes, slot.status, result, chain);
+        let request = Done {
+            status: slot.status,
+            taken: slot.taken,
+            op: slot.op,
+            bytes: slot.bytes,
+        };
+        self.finish(id, request, result, chain);
     }
 
     #[inline(always)]
-    fn finish(
-        &mut self,
-        id: u16,
-        op: Op,
-        bytes: u64,
-        status: *mut u8,
-        result: IoResult,
-        chain: &mut Chain,
-    ) {
+    fn finish(&mut self, id: u16, request: Done, result: IoResult, chain: &mut Chain) {
+        let Done {
+            status,
+            taken,
+            op,
+            bytes,
+        } = request;
         let outcome = match result {
             Ok(()) => {
                 if let Some(counters) = self.device.queue_counters(self.index) {
                     counters.completed(op, bytes);
                 }
+                self.timing.answered(RequestKind::of(op), taken);
                 Status::Ok
             }
             Err(_) => {

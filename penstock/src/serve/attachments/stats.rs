@@ -1,0 +1,126 @@
+//! What attachments did, and how long it took.
+
+use vhost_backend::blk::RequestKind;
+
+use crate::api::types::{Attachment, AttachmentStats, LatencyBucket, RequestStats};
+use crate::failure::{Failure, Kind, Result};
+
+use super::{State, shown};
+use crate::serve::node::{Live, Node, meta_failure};
+use crate::serve::storage::Device;
+
+impl Node {
+    /// What the attachment of this node did that has this socket or serves the volume of this name.
+    pub async fn attachment_stats(&self, target: &str) -> Result<AttachmentStats> {
+        let live = self.live.lock().await;
+        let applied = self.meta.applied().attachments().map_err(meta_failure)?;
+        let attachment = match self.own(applied, target)? {
+            Some(own) => own,
+            // One that was made just now may not have been applied here.
+            None => {
+                let all = self.asked.list_attachments().await.map_err(meta_failure)?;
+                let own = self.own(all.clone(), target)?;
+                own.ok_or_else(|| self.not_here(&all, target))?
+            }
+        };
+        let socket = attachment.socket.clone();
+        stats(&live, attachment).ok_or_else(|| {
+            Failure::new(
+                Kind::Conflict,
+                format!("attachment {socket} is not served"),
+                "`penstock health` says why",
+            )
+        })
+    }
+
+    /// What each attachment did that this node serves, as far as it has applied what meta knows.
+    pub(in crate::serve) async fn stats_as_applied(&self) -> Result<Vec<AttachmentStats>> {
+        let live = self.live.lock().await;
+        let all = self.meta.applied().attachments().map_err(meta_failure)?;
+        let mine = all.into_iter().filter(|a| a.node == self.meta.node_id());
+        Ok(mine.filter_map(|a| stats(&live, a)).collect())
+    }
+
+    /// The one attachment of this node that is meant.
+    fn own(&self, all: Vec<meta::Attachment>, target: &str) -> Result<Option<meta::Attachment>> {
+        let own = self.meta.node_id();
+        let mut meant: Vec<_> = all
+            .into_iter()
+            .filter(|a| a.node == own && is_meant(a, target))
+            .collect();
+        match meant.len() {
+            0 | 1 => Ok(meant.pop()),
+            n => Err(Failure::new(
+                Kind::Conflict,
+                format!("volume '{target}' has {n} attachments"),
+                "name the socket of the one that is meant",
+            )),
+        }
+    }
+
+    /// Why nothing is told of an attachment.
+    fn not_here(&self, all: &[meta::Attachment], target: &str) -> Failure {
+        match all.iter().find(|a| is_meant(a, target)) {
+            Some(elsewhere) => {
+                let map = self.meta.map();
+                let name = map.node(elsewhere.node).map(|node| node.name.to_string());
+                let name = name.unwrap_or_else(|| elsewhere.node.to_string());
+                Failure::new(
+                    Kind::NotFound,
+                    format!("'{target}' is attached on node '{name}'"),
+                    "ask there, or name the admin socket of that node with --api",
+                )
+            }
+            None => Failure::new(
+                Kind::NotFound,
+                format!("nothing is attached as '{target}'"),
+                "see `penstock attachment list`",
+            ),
+        }
+    }
+}
+
+fn is_meant(attachment: &meta::Attachment, target: &str) -> bool {
+    attachment.socket == target || attachment.target.name().as_str() == target
+}
+
+/// None if it is not served.
+fn stats(live: &Live, attachment: meta::Attachment) -> Option<AttachmentStats> {
+    let served = live.attachments.get(&attachment.id)?;
+    let State::Up { device, .. } = &served.state else {
+        return None;
+    };
+    let Attachment {
+        socket,
+        volume,
+        queues,
+        state,
+        queues_running,
+        counters,
+        ..
+    } = shown(live, attachment);
+    Some(AttachmentStats {
+        volume,
+        socket,
+        state,
+        queues,
+        queues_running,
+        period_ms: u64::try_from(device.age().as_millis()).unwrap_or(u64::MAX),
+        in_flight: device.in_flight(),
+        errors: counters.errors,
+        reads: requests(device, RequestKind::Read, counters.read_bytes),
+        writes: requests(device, RequestKind::Write, counters.write_bytes),
+        flushes: requests(device, RequestKind::Flush, 0),
+        discards: requests(device, RequestKind::Discard, 0),
+    })
+}
+
+fn requests(device: &Device, kind: RequestKind, bytes: u64) -> RequestStats {
+    let latencies = device.latencies(kind);
+    let buckets = latencies.buckets().map(|bucket| LatencyBucket {
+        from_ns: bucket.from_ns,
+        to_ns: bucket.to_ns,
+        count: bucket.count,
+    });
+    RequestStats::new(bytes, latencies.sum_ns, buckets.collect())
+}
