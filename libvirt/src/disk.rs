@@ -83,6 +83,13 @@ impl DiskElement {
     }
 }
 
+/// The first character of a socket's path that libvirt cannot keep. It writes such a path into the domain's XML
+/// as it is (as of version 9.0), and does not read that XML again: the domain would be lost.
+pub fn unkeepable(socket: &str) -> Option<char> {
+    let is_bad = |c: &char| matches!(c, '&' | '<' | '>' | '\'' | '"') || c.is_control();
+    socket.chars().find(is_bad)
+}
+
 /// Whether libvirt takes it as the name of a virtio disk: `vd` and letters.
 pub fn is_target(name: &str) -> bool {
     name.strip_prefix("vd").is_some_and(|letters| {
@@ -145,6 +152,14 @@ mod tests {
             "{text}"
         );
         assert_eq!(read.find_attribute(&["boot"], "order"), Some("1"));
+    }
+
+    #[test]
+    fn a_path_that_libvirt_cannot_keep_is_known() {
+        assert_eq!(unkeepable("/run/penstock/a b-ä_1.sock"), None);
+        for (path, bad) in [("/a&b", '&'), ("/it's", '\''), ("/a\n", '\n')] {
+            assert_eq!(unkeepable(path), Some(bad));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod hook;
 
 use std::process::ExitCode;
 
-use libvirt::disk::DiskElement;
+use libvirt::disk::{DiskElement, unkeepable};
 use libvirt::domain::{DomainError, socket_of};
 use libvirt::virsh::{Scope, Virsh, VirshError};
 
@@ -58,6 +58,7 @@ async fn disk_xml(args: &DiskXmlArgs, global: &Global) -> Result<()> {
             ),
         )
     })?;
+    check_socket(&attachment.socket)?;
     let offered = attachment.queues;
     let queues = args.queues.unwrap_or(offered);
     if queues > offered {
@@ -88,6 +89,17 @@ async fn disk_xml(args: &DiskXmlArgs, global: &Global) -> Result<()> {
             libvirt::disk::SHARED_MEMORY
         )
     })
+}
+
+/// Refuses a socket that libvirt would break a domain with.
+fn check_socket(socket: &str) -> Result<()> {
+    match unkeepable(socket) {
+        None => Ok(()),
+        Some(bad) => Err(Failure::invalid(
+            format!("libvirt does not keep a socket's path that has {bad:?} in it: {socket}"),
+            "attach the volume on a socket with a plain name",
+        )),
+    }
 }
 
 /// Which state of a domain is changed: without options what there is, as virsh's users expect.

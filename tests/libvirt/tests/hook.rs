@@ -61,6 +61,9 @@ fn domain_with_the_hook_starts_and_ends(release: Release) -> Result<()> {
     guest.sh("cp /init /mnt/third && sync")?;
     guest.expect_no_io_errors()?;
 
+    // A disk that came while it ran goes with the domain, too.
+    host.ok("penstock volume create extra 64M && penstock libvirt attach d extra --live")?;
+    assert_eq!(host.attached()?.len(), 3);
     host.ok("virsh destroy d")?;
     ensure!(host.attached()?.is_empty(), "the domain has ended");
 

@@ -10,11 +10,10 @@ fn every_emitted_disk_is_valid_and_taken_by_libvirt() -> Result<()> {
     let mut host = Host::start(Release::Installed)?;
     host.define(&DomainXml::new("d"))?;
     host.ok("penstock volume create a--b 64M && penstock volume create ro 64M")?;
-    let odd = "/run/penstock/it\\'s_\\&_\\<odd\\>.sock";
-    host.ok(&format!(
-        "penstock attach volume a--b --socket {odd} --queues 8 && penstock attach volume ro --socket \
-         /run/penstock/ro.sock --read-only"
-    ))?;
+    host.ok(
+        "penstock attach volume a--b --socket /run/penstock/a_--_b.sock --queues 8 && penstock attach volume ro \
+         --socket /run/penstock/ro.sock --read-only",
+    )?;
     for (target, command) in [
         ("vdb", "disk-xml a--b"),
         ("vdd", "disk-xml a--b --target vdd --queues 1"),
@@ -42,6 +41,17 @@ fn every_emitted_disk_is_valid_and_taken_by_libvirt() -> Result<()> {
             path.display()
         ))?;
     }
+    // libvirt would write such a path into the domain as it is, and not read it again.
+    host.ok(
+        "penstock volume create odd 64M && penstock attach volume odd --socket \"/run/penstock/it's.sock\"",
+    )?;
+    for command in [
+        "disk-xml odd",
+        "attach d odd --socket '/run/penstock/a&b.sock'",
+    ] {
+        let told = host.refused(&format!("penstock libvirt {command}"))?;
+        ensure!(told.contains("plain name"), "{told}");
+    }
     let read_only = host.ok("penstock libvirt disk-xml ro")?;
     ensure!(read_only.contains("read-only"), "{read_only}");
     Ok(())
@@ -53,12 +63,30 @@ fn finding<'a>(report: &'a Value, check: &str) -> Result<&'a Value> {
     found.with_context(|| format!("no {check} in {report}"))
 }
 
+/// What `check` says of a domain that does not work.
+fn failed_check(host: &mut Host, domain: &str) -> Result<Value> {
+    let command = format!("penstock libvirt check {domain} --json");
+    let typed = host.machine().type_in(&command)?;
+    assert_eq!(typed.status, 1, "{command}");
+    let report: Value = serde_json::from_str(&typed.stdout)?;
+    ensure!(report["state"] == "fail", "{report}");
+    Ok(report)
+}
+
 #[test]
 fn check_names_what_is_wrong_and_what_helps() -> Result<()> {
     let mut host = Host::start(Release::Installed)?;
     host.ok("penstock volume create web 64M")?;
+    let mut private = DomainXml::new("private");
+    private.is_shared = false;
+    host.define(&private)?;
+    let report = failed_check(&mut host, "private")?;
+    let memory = finding(&report, "shared memory")?;
+    ensure!(memory["state"] == "fail", "{memory}");
+    let fix = memory["fix"].as_str().unwrap_or_default();
+    ensure!(fix.contains("<access mode='shared'/>"), "{memory}");
+
     let mut domain = DomainXml::new("bad");
-    domain.is_shared = false;
     domain.devices =
         "<disk type='vhostuser' device='disk'><driver name='qemu' type='raw' queues='8'/>\
                       <source type='unix' path='/run/penstock/web.sock'/><target dev='vda' \
@@ -67,14 +95,9 @@ fn check_names_what_is_wrong_and_what_helps() -> Result<()> {
     host.define(&domain)?;
     host.ok("penstock attach volume web --socket /run/penstock/web.sock --queues 2")?;
     host.ok("chmod 600 /run/penstock/web.sock && chown root /run/penstock/web.sock")?;
-    let typed = host
-        .machine()
-        .type_in("penstock libvirt check bad --json")?;
-    assert_eq!(typed.status, 1);
-    let report: Value = serde_json::from_str(&typed.stdout)?;
-    assert_eq!(report["state"], "fail");
+    let report = failed_check(&mut host, "bad")?;
     for (check, state, fix) in [
-        ("shared memory", "fail", "<access mode='shared'/>"),
+        ("shared memory", "ok", ""),
         (
             "reconnect",
             "fail",

@@ -12,7 +12,7 @@ use libvirt::virsh::{Scope, Virsh};
 use serde::Serialize;
 
 use super::attachments::{self, Ready, Source};
-use super::{claims, scope, virsh_failure};
+use super::{check_socket, claims, scope, virsh_failure};
 use crate::api::client::Client;
 use crate::api::types::queues_default;
 use crate::cli::{Global, LibvirtAttachArgs, LibvirtDetachArgs};
@@ -185,6 +185,7 @@ fn needed(args: &LibvirtAttachArgs, domains: &Domains) -> Result<NeededVolume> {
         Some(path) => absolute("socket", path)?,
         None => socket_of(&args.volume),
     };
+    check_socket(&socket)?;
     let mut all = domains.all();
     if let Some(disk) = all.find_map(|(domain, _)| domain.disk_on(&socket)) {
         return Err(Failure::new(
