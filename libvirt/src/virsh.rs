@@ -10,6 +10,10 @@ use crate::xml::{Element, XmlError};
 /// virsh translates what it says, and is understood in English.
 const LANGUAGE: (&str, &str) = ("LC_ALL", "C");
 
+/// The first version that was seen to pass `<reconnect>` on for a disk that is plugged into a running guest.
+/// 9.0 tells QEMU not to connect again, whatever the disk's element says.
+pub const HOTPLUG_RECONNECTS: (u32, u32) = (11, 3);
+
 /// virsh, and the hypervisor that it talks to.
 #[derive(Debug, Clone)]
 pub struct Virsh {
@@ -97,6 +101,12 @@ impl Virsh {
         Ok((Domain::parse(&text)?, text))
     }
 
+    /// Version of the libvirt that answers, like (9, 0); none if virsh does not say.
+    pub fn version(&self) -> Result<Option<(u32, u32)>, VirshError> {
+        let text = self.run(&["version", "--daemon"], None)?;
+        Ok(daemon_version(&text))
+    }
+
     /// What the host and its hypervisor can do.
     pub fn capabilities(&self) -> Result<Element, VirshError> {
         Ok(Element::parse(&self.run(&["capabilities"], None)?)?)
@@ -155,6 +165,13 @@ impl Virsh {
     }
 }
 
+fn daemon_version(text: &str) -> Option<(u32, u32)> {
+    let mut lines = text.lines();
+    let version = lines.find_map(|line| line.strip_prefix("Running against daemon: "))?;
+    let mut numbers = version.trim().split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 /// What virsh's standard error means.
 fn refusal(command: &str, domain: Option<&str>, stderr: &str) -> VirshError {
     let lines = stderr
@@ -205,6 +222,13 @@ mod tests {
             "virsh domstate: Requested operation is not valid: target vdb already exists"
         );
         assert!(told(None, "").contains("said nothing"));
+    }
+
+    #[test]
+    fn the_version_of_the_daemon_is_read() {
+        let text = "Using library: libvirt 9.0.0\nRunning against daemon: 9.0.0\n\n";
+        assert_eq!(daemon_version(text), Some((9, 0)));
+        assert_eq!(daemon_version("Using library: libvirt 9.0.0\n"), None);
     }
 
     #[test]

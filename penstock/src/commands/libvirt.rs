@@ -145,6 +145,11 @@ fn virsh_failure(error: VirshError) -> Failure {
         VirshError::Refused { message, .. } if message.contains("No more available PCI slots") => {
             "add <controller type='pci' model='pcie-root-port'/> with `virsh edit` and start the domain anew"
         }
+        // 9.0 forgets, when it restarts, how the memory of a domain without NUMA cells is made.
+        VirshError::Refused { message, .. } if message.contains("requires shared memory") => {
+            "if the domain's memory is shared, libvirt has forgotten it at a restart: shut the domain down and \
+             start it, or attach with --config"
+        }
         VirshError::Run(_)
         | VirshError::Refused { .. }
         | VirshError::Domain(_)

@@ -2,19 +2,34 @@
 
 use anyhow::{Context, Result, ensure};
 use guest_rig::Form;
-use libvirt_rig::{DomainXml, Host, Release};
+use libvirt_rig::{DomainXml, Guest, Host, Release};
 
 /// What a domain has, running or not.
 fn disks(host: &mut Host, domain: &str, option: &str) -> Result<String> {
     host.ok(&format!("virsh domblklist {domain} {option}"))
 }
 
+/// The daemon dies while the guest writes to a file or disk; nothing of that is lost.
+fn goes_on_after_a_kill(host: &mut Host, guest: &mut Guest, to: &str) -> Result<()> {
+    guest.sh(&format!(
+        "rm -f /run/dd /run/begun; (dd if=/dev/zero bs=64k count=8 2> /dev/null > {to}; touch /run/begun; dd \
+         if=/dev/urandom of={to} bs=64k count=800 conv=fsync 2> /run/dd.log; echo $? > /run/dd) > /dev/null \
+         2>&1 &"
+    ))?;
+    guest.sh_until("test -e /run/begun")?;
+    host.kill_penstock()?;
+    host.start_penstock()?;
+    guest.sh_until("test -s /run/dd")?;
+    let ended = guest.sh("cat /run/dd /run/dd.log")?;
+    ensure!(ended.starts_with('0'), "{ended}");
+    Ok(())
+}
+
 fn guest_uses_a_disk_from_attach_to_detach(release: Release) -> Result<()> {
     let mut host = Host::start(release)?;
     host.define(&DomainXml::new("d"))?;
+    host.ok("penstock volume create web 256M && penstock libvirt attach d web")?;
     let mut guest = host.boot("d")?;
-    host.ok("penstock volume create web 256M")?;
-    host.ok("penstock libvirt attach d web")?;
     for option in ["", "--inactive"] {
         let listed = disks(&mut host, "d", option)?;
         ensure!(
@@ -38,17 +53,7 @@ fn guest_uses_a_disk_from_attach_to_detach(release: Release) -> Result<()> {
     host.ok("penstock volume resize web 512M")?;
     guest.sh_until("test $(blockdev --getsize64 /dev/vda) = $((512 << 20))")?;
 
-    // The daemon dies under the domain while the guest writes.
-    guest.sh(
-        "(dd if=/dev/urandom of=/mnt/big bs=64k count=1600 conv=fsync 2> /run/dd.log; echo $? > /run/dd) \
-         > /dev/null 2>&1 &",
-    )?;
-    guest.sh_until("test -s /mnt/big")?;
-    host.kill_penstock()?;
-    host.start_penstock()?;
-    guest.sh_until("test -s /run/dd")?;
-    let ended = guest.sh("cat /run/dd /run/dd.log")?;
-    ensure!(ended.starts_with('0'), "{ended}");
+    goes_on_after_a_kill(&mut host, &mut guest, "/mnt/big")?;
     guest.sh("echo 3 > /proc/sys/vm/drop_caches && cmp /init /mnt/init")?;
 
     // A check of this domain finds nothing that does not work.
@@ -61,10 +66,16 @@ fn guest_uses_a_disk_from_attach_to_detach(release: Release) -> Result<()> {
     )?;
     ensure!(!disks(&mut host, "d", "")?.contains("next.sock"));
     ensure!(disks(&mut host, "d", "--inactive")?.contains("vdc      /run/penstock/next.sock"));
-    host.ok("penstock volume create now 64M && penstock libvirt attach d now --live --read-only")?;
+    host.ok("penstock volume create now 64M")?;
+    let told = host.ok("penstock libvirt attach d now --live 2>&1")?;
     ensure!(!disks(&mut host, "d", "--inactive")?.contains("now.sock"));
     guest.sh_until("test -b /dev/vdb")?;
-    assert_eq!(guest.sh("blockdev --getro /dev/vdb")?, "1");
+    // libvirt 9.0 tells QEMU not to connect again for a disk that comes while the guest runs.
+    let is_warned = told.contains("libvirt 9.0 does not let");
+    assert_eq!(is_warned, release == Release::Installed, "{told}");
+    if !is_warned {
+        goes_on_after_a_kill(&mut host, &mut guest, "/dev/vdb")?;
+    }
     host.ok("penstock libvirt detach d now")?;
     guest.sh_until("test ! -e /dev/vdb")?;
 

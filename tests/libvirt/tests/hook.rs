@@ -49,21 +49,23 @@ fn domain_with_the_hook_starts_and_ends(release: Release) -> Result<()> {
     assert_eq!(host.attached()?, both);
     guest.sh("cp /init /mnt/again && sync")?;
 
+    // A disk that comes while it runs is the domain's, too.
+    host.ok("penstock volume create extra 64M && penstock libvirt attach d extra --live")?;
+    let all = host.attached()?;
+    assert_eq!(all.len(), 3, "{all:?}");
+
     // libvirt restarts, and finds the guest with its disks; then the daemon does.
     host.stop_libvirt()?;
     host.start_libvirt()?;
     host.machine()
         .until_ok("test $(virsh domstate d | head -1) = running")?;
-    assert_eq!(host.attached()?, both);
+    assert_eq!(host.attached()?, all);
     guest.sh("cmp /init /mnt/again && sync")?;
     host.kill_penstock()?;
     host.start_penstock()?;
     guest.sh("cp /init /mnt/third && sync")?;
     guest.expect_no_io_errors()?;
 
-    // A disk that came while it ran goes with the domain, too.
-    host.ok("penstock volume create extra 64M && penstock libvirt attach d extra --live")?;
-    assert_eq!(host.attached()?.len(), 3);
     host.ok("virsh destroy d")?;
     ensure!(host.attached()?.is_empty(), "the domain has ended");
 

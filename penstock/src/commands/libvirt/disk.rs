@@ -8,7 +8,7 @@ use libvirt::apparmor;
 use libvirt::check::{self, Level};
 use libvirt::disk::{DiskElement, free_target};
 use libvirt::domain::{Domain, NeededVolume, VhostUserDisk, socket_of};
-use libvirt::virsh::{Scope, Virsh};
+use libvirt::virsh::{HOTPLUG_RECONNECTS, Scope, Virsh};
 use serde::Serialize;
 
 use super::attachments::{self, Ready, Source};
@@ -64,7 +64,24 @@ pub async fn attach(args: LibvirtAttachArgs, global: &Global) -> Result<()> {
         live: scope.is_live,
         config: scope.is_config,
     };
-    done.tell(global.json, "is now disk", ", until it ends")
+    done.tell(global.json, "is now disk", ", until it ends")?;
+    if scope.is_live {
+        warn_of_restart(&virsh, &element.target);
+    }
+    Ok(())
+}
+
+/// Warns of a libvirt whose hotplugged disks do not outlive the daemon.
+fn warn_of_restart(virsh: &Virsh, target: &str) {
+    // The disk is there, whatever virsh says now.
+    let version = virsh.version().unwrap_or_default();
+    if let Some((major, minor)) = version.filter(|version| *version < HOTPLUG_RECONNECTS) {
+        eprintln!(
+            "penstock: warning: libvirt {major}.{minor} does not let a disk that is plugged into a running guest \
+             connect again: after a restart of the daemon {target} stands still until the domain has been \
+             shut down and started"
+        );
+    }
 }
 
 /// Makes the attachment and gives the domain its disk: both or neither.
