@@ -68,7 +68,7 @@ impl DomainXml {
         };
         // Places for disks that come while the guest runs.
         let root = "<controller type='pci' index='0' model='pcie-root'/>".to_owned();
-        let ports = root + &"<controller type='pci' model='pcie-root-port'/>".repeat(4);
+        let ports = root + &"<controller type='pci' model='pcie-root-port'/>".repeat(8);
         let mut text = String::new();
         let _ = write!(
             text,

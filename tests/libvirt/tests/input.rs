@@ -112,7 +112,7 @@ fn a_failure_of_virsh_takes_the_attachment_back() -> Result<()> {
     let xml = host.ok("virsh dumpxml full --inactive")?;
     let mut last = String::new();
     // More disks than there are places for.
-    for count in 0..8 {
+    for count in 0..16 {
         let name = format!("v{count}");
         host.ok(&format!("penstock volume create {name} 16M"))?;
         let command = format!("penstock libvirt attach full {name} --live 2>&1");

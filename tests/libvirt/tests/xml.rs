@@ -14,6 +14,7 @@ fn every_emitted_disk_is_valid_and_taken_by_libvirt() -> Result<()> {
         "penstock attach volume a--b --socket /run/penstock/a_--_b.sock --queues 8 && penstock attach volume ro \
          --socket /run/penstock/ro.sock --read-only",
     )?;
+    let before = host.ok("virsh dumpxml d --inactive")?;
     for (target, command) in [
         ("vdb", "disk-xml a--b"),
         ("vdd", "disk-xml a--b --target vdd --queues 1"),
@@ -29,6 +30,17 @@ fn every_emitted_disk_is_valid_and_taken_by_libvirt() -> Result<()> {
         let with_disk = xml.replacen("</emulator>", &format!("</emulator>{disk}"), 1);
         host.validate("with-disk.xml", "domain", &with_disk)
             .with_context(|| command.to_owned())?;
+        if command.contains("--boot-order") {
+            // libvirt takes one order or the other, and completes every domain with the order of <os>.
+            let without = with_disk.replacen("<boot dev='hd'/>", "", 1);
+            let path = host.write("ordered.xml", &without)?;
+            host.ok(&format!("virsh define --validate {}", path.display()))?;
+            let xml = host.ok("virsh dumpxml d --inactive")?;
+            ensure!(xml.contains("<boot order='2'/>"), "{xml}");
+            let path = host.write("plain.xml", &before)?;
+            host.ok(&format!("virsh define {}", path.display()))?;
+            continue;
+        }
         let path = host.write("disk.xml", &disk)?;
         host.ok(&format!(
             "virsh attach-device d {} --config",
