@@ -2,6 +2,7 @@
 
 mod cluster;
 mod join;
+mod libvirt;
 mod privileges;
 mod rdma;
 mod stats;
@@ -18,6 +19,7 @@ use crate::size::{NewSize, Size};
 
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
+pub use libvirt::*;
 pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
 pub use stats::StatsArgs;
@@ -141,7 +143,7 @@ pub enum Command {
     /// Create, list, show and delete pools
     #[command(subcommand)]
     Pool(PoolCommand),
-    /// Print what libvirt needs
+    /// Give libvirt's domains disks: attach, detach, check, and the hook that does it at every start
     #[command(subcommand)]
     Libvirt(LibvirtCommand),
     /// Check this machine's RDMA
@@ -375,20 +377,6 @@ pub struct DetachArgs {
 pub enum AttachmentsCommand {
     /// List attachments
     List,
-}
-
-/// `penstock libvirt …`.
-#[derive(Debug, Subcommand)]
-pub enum LibvirtCommand {
-    /// Print the <disk> element for an attached volume
-    DiskXml {
-        /// Name of the volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-        /// Device name in the guest
-        #[arg(long, value_name = "DEV", default_value = "vdb")]
-        target: String,
-    },
 }
 
 /// `penstock vhost-user-blk`: options as QEMU's docs/interop/vhost-user.rst asks of back-end programs.

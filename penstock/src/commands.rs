@@ -5,6 +5,7 @@ pub mod confirm;
 mod device;
 mod events;
 mod join;
+mod libvirt;
 mod listing;
 mod locate;
 mod node;
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use serde::Serialize;
 
-use crate::cli::{AttachmentCommand, Cli, Command, Global, LibvirtCommand};
+use crate::cli::{AttachmentCommand, Cli, Command, Global};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::serve;
 
@@ -35,6 +36,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         }
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
+        Command::Libvirt(verb) => return runtime()?.block_on(libvirt::run(verb, &global)),
         Command::Completions { shell } => {
             refuse_json(global.json, "a completion script")?;
             completions(shell)?;
@@ -73,15 +75,12 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Node(verb) => node::run(verb, &client, json).await?,
         Command::Device(verb) => device::run(verb, &client, json).await?,
         Command::Pool(verb) => pool::run(verb, &client, json).await?,
-        Command::Libvirt(LibvirtCommand::DiskXml { name, target }) => {
-            refuse_json(json, "libvirt's XML")?;
-            attach::disk_xml(&name, &target, &client).await?;
-        }
         Command::Serve(_)
         | Command::Init(_)
         | Command::Join(_)
         | Command::VhostUserBlk(_)
         | Command::Rdma(_)
+        | Command::Libvirt(_)
         | Command::Completions { .. }
         | Command::Man { .. } => {
             unreachable!("run() handles what needs no daemon")

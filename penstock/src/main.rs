@@ -7,13 +7,14 @@ mod config;
 mod failure;
 mod identity;
 mod image;
-mod libvirt;
 mod moment;
 mod registry;
 mod serve;
 mod size;
 mod table;
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -21,8 +22,12 @@ use clap::error::ErrorKind;
 
 use failure::{Failure, Kind};
 
+/// Called by this name the program is a vhost-user back end: `vhost-user-blk` is its first argument. Tools that
+/// find back ends by their description (QEMU's docs/interop/vhost-user.json) know a file, and no verb.
+const BACKEND_NAME: &str = "vhost-user-blk";
+
 fn main() -> ExitCode {
-    let result = match cli::Cli::try_parse() {
+    let result = match cli::Cli::try_parse_from(arguments(std::env::args_os())) {
         Ok(cli) => commands::run(cli),
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             // A closed pipe behind `penstock --help | head` is no failure.
@@ -41,6 +46,16 @@ fn main() -> ExitCode {
     })
 }
 
+/// The command line, with the verb that the program's name stands for.
+fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut all: Vec<OsString> = given.collect();
+    let name = all.first().map(Path::new).and_then(Path::file_name);
+    if name.is_some_and(|name| name == BACKEND_NAME) {
+        all.insert(1, BACKEND_NAME.into());
+    }
+    all
+}
+
 /// clap explains over several lines; this is its explanation in one.
 fn usage_failure(e: &clap::Error) -> Failure {
     let text = e.to_string();
@@ -52,4 +67,20 @@ fn usage_failure(e: &clap::Error) -> Failure {
         .map(|line| line.strip_prefix("error: ").unwrap_or(line))
         .collect();
     Failure::new(Kind::Invalid, told.join(" "), "see `penstock help`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_a_back_end_by_its_name() {
+        let given = |words: &[&str]| arguments(words.iter().map(OsString::from));
+        assert_eq!(
+            given(&["/a/vhost-user-blk", "--fd", "3"]),
+            ["/a/vhost-user-blk", "vhost-user-blk", "--fd", "3"]
+        );
+        assert_eq!(given(&["penstock", "status"]), ["penstock", "status"]);
+        assert!(given(&[]).is_empty());
+    }
 }

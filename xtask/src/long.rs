@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 10] = [
+const TESTS: [TwoForms; 12] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -77,6 +77,18 @@ const TESTS: [TwoForms; 10] = [
         test: "host_uses_remote_storage_over_rdma_and_goes_on_without_it",
         short: "RDMA lost alone, the host killed",
         long: "also the link lost, a storage node killed, processor time by RDMA and by TCP",
+    },
+    TwoForms {
+        package: "libvirt-tests",
+        test: "a_guest_uses_a_disk_from_attach_to_detach",
+        short: "the libvirt that is installed",
+        long: "also Debian 13's, in a root of its own",
+    },
+    TwoForms {
+        package: "libvirt-tests",
+        test: "a_domain_with_the_hook_gets_its_disks_and_gives_them_back",
+        short: "the libvirt that is installed",
+        long: "also Debian 13's, in a root of its own",
     },
 ];
 

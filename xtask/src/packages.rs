@@ -34,6 +34,13 @@ const PACKAGES: &[(&str, &str)] = &[
     ("util-linux", "pins processes to processors"),
     ("iproute2", "makes networks of namespaces"),
     ("nftables", "cuts nodes off in networks of namespaces"),
+    (
+        "libvirt-daemon-system",
+        "runs the domains that libvirt's tests attach disks to",
+    ),
+    ("libvirt-daemon-driver-qemu", "is its driver for QEMU"),
+    ("libvirt-clients", "has virsh, and checks domains' XML"),
+    ("libxml2-utils", "has xmllint, which that check calls"),
 ];
 
 /// All QEMU packages must be of one version: they share files.
@@ -59,6 +66,9 @@ const PROGRAMS: &[&str] = &[
     "taskset",
     "ip",
     "nft",
+    "libvirtd",
+    "virsh",
+    "xmllint",
 ];
 
 /// What `bench cluster --peer ceph` needs beyond that.

@@ -7,10 +7,9 @@ use hyper::Method;
 use crate::api::client::{Client, encode};
 use crate::api::types::{Attach, Attachment, AttachmentState, Detached, Move, Moved};
 use crate::cli::{AttachCommand, DetachArgs};
-use crate::failure::{Failure, Kind, Result};
-use crate::libvirt;
+use crate::failure::Result;
 
-use super::{absolute, confirm, path_or_name, print, print_json};
+use super::{absolute, confirm, path_or_name, print_json};
 
 /// `penstock attach volume`.
 pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<()> {
@@ -118,21 +117,4 @@ pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()
         false => eprintln!("penstock: detached {target}"),
     }
     Ok(())
-}
-
-/// `penstock libvirt disk-xml`.
-pub async fn disk_xml(name: &str, target: &str, client: &Client) -> Result<()> {
-    let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
-    let attachment = attachments
-        .iter()
-        .find(|a| a.volume == name)
-        .ok_or_else(|| {
-            Failure::new(
-                Kind::NotFound,
-                format!("volume '{name}' is not attached"),
-                format!("run `penstock attach volume {name} --socket PATH` first"),
-            )
-        })?;
-    let xml = libvirt::disk_xml(attachment, target)?;
-    print(|out| out.write_all(xml.as_bytes()))
 }

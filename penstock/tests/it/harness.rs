@@ -252,9 +252,15 @@ impl Drop for Daemon {
 /// Asks a vhost-user socket for its features, as every front end does first. Returns the connection, still
 /// open.
 pub fn greet(socket: &Path) -> (UnixStream, u64) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let features = greet_on(&mut stream);
+    (stream, features)
+}
+
+/// Same, on a connection that is there.
+pub fn greet_on(stream: &mut UnixStream) -> u64 {
     const GET_FEATURES: u32 = 1;
     const VERSION: u32 = 1;
-    let mut stream = UnixStream::connect(socket).unwrap();
     let mut request = Vec::new();
     for word in [GET_FEATURES, VERSION, 0] {
         request.extend_from_slice(&word.to_ne_bytes());
@@ -262,7 +268,7 @@ pub fn greet(socket: &Path) -> (UnixStream, u64) {
     stream.write_all(&request).unwrap();
     let mut answer = [0; 20];
     stream.read_exact(&mut answer).unwrap();
-    (stream, u64::from_ne_bytes(answer[12..].try_into().unwrap()))
+    u64::from_ne_bytes(answer[12..].try_into().unwrap())
 }
 
 /// Path as text, for command lines.

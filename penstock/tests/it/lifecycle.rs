@@ -217,10 +217,13 @@ fn libvirt_gets_the_disk_element_of_an_attached_volume() {
     daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
     let xml = daemon.ok(&["libvirt", "disk-xml", "a"]);
     assert!(
-        xml.contains("<disk type='vhostuser' device='disk'>"),
+        xml.contains("<disk type=\"vhostuser\" device=\"disk\">"),
         "{xml}"
     );
-    assert!(xml.contains(&format!("path='{}'", text(&socket))), "{xml}");
+    assert!(
+        xml.contains(&format!("path=\"{}\"", text(&socket))),
+        "{xml}"
+    );
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod contract;
+mod conventions;
 mod devices;
 mod found;
 mod front;

@@ -4,6 +4,7 @@
 
 mod clock;
 pub mod cluster;
+pub mod document;
 pub mod guest;
 pub mod ledger;
 pub mod load;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cluster_rig::document::{Line, console_lines};
 use cluster_rig::{Machine, Network};
 use guest_rig::paths::penstock_binary;
 use guest_rig::{GuestImage, Vm};
@@ -15,42 +16,6 @@ const TOKEN: &str = "TOKEN";
 const ELLIPSIS: &str = "…";
 /// A guest sees what was changed within this, on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
-
-/// A line of a console block: whose prompt it follows, and the command.
-#[derive(Debug, PartialEq, Eq)]
-struct Line {
-    prompt: String,
-    command: String,
-}
-
-/// The lines of all console blocks between a heading and the next one.
-fn console_lines(text: &str, heading: &str) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let (mut inside, mut block, mut more) = (false, false, false);
-    for line in text.lines() {
-        if !block && line.starts_with('#') {
-            inside = line == heading;
-        } else if line.starts_with("```") {
-            block = !block && line == "```console";
-        } else if inside && block {
-            let (text, goes_on) = match line.strip_suffix('\\') {
-                Some(text) => (text, true),
-                None => (line, false),
-            };
-            if more {
-                let last: &mut Line = lines.last_mut().expect("a line goes on");
-                last.command.push_str(text.trim_start());
-            } else if let Some((prompt, command)) = text.split_once('$') {
-                lines.push(Line {
-                    prompt: prompt.trim().to_owned(),
-                    command: command.trim_start().to_owned(),
-                });
-            }
-            more = goes_on;
-        }
-    }
-    lines
-}
 
 fn readme() -> Result<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
@@ -75,17 +40,6 @@ fn scratch() -> Result<TempDir> {
 
 #[test]
 fn the_readme_has_the_blocks_that_are_typed() -> Result<()> {
-    let line = |prompt: &str, command: &str| Line {
-        prompt: prompt.to_owned(),
-        command: command.to_owned(),
-    };
-    let other = "```console\n$ no\n```\n";
-    let block = "```console\n$ a \\\n    b # c\none$ d\nd's output\n```\n";
-    let text = format!("# A\n{other}# B\n```text\n$ no\n```\n{block}## C\n{other}");
-    assert_eq!(
-        console_lines(&text, "# B"),
-        [line("", "a b # c"), line("one", "d")]
-    );
     let text = readme()?;
     for (heading, least) in [
         ("## First disk", 8),
@@ -114,7 +68,7 @@ fn the_first_disk_of_the_readme_is_served_to_a_guest() -> Result<()> {
             }
             let printed = machine.ok(&command)?;
             if command.contains("libvirt disk-xml") {
-                ensure!(printed.contains("path='/run/web.sock'"), "{printed}");
+                ensure!(printed.contains("path=\"/run/web.sock\""), "{printed}");
             }
             continue;
         }

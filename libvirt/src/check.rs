@@ -1,0 +1,331 @@
+//! What keeps a domain from a disk, or makes the disk worse than it could be. Each finding that is not `ok`
+//! carries what to paste.
+
+use serde::Serialize;
+
+use crate::access::Denied;
+use crate::apparmor;
+use crate::disk::{QUEUE_SIZE_MAX, RECONNECT_S, SHARED_MEMORY};
+use crate::domain::{Domain, MemorySource, VhostUserDisk};
+
+/// Entries below which a queue keeps a fast disk waiting.
+const QUEUE_SIZE_MIN: u16 = 64;
+/// Seconds after which a guest's requests may be given up: half of Linux's limit for a SCSI disk.
+const RECONNECT_S_MAX: u32 = 15;
+/// What gives a PCIe machine a place for one more disk.
+const ROOT_PORT: &str = "<controller type='pci' model='pcie-root-port'/>";
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// It works, and could be better.
+    Warn,
+    /// It does not work, or not once something happens.
+    Fail,
+}
+
+impl Level {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub check: &'static str,
+    /// The disk that it is of; none if it is of the domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// How bad it is.
+    #[serde(rename = "state")]
+    pub level: Level,
+    /// What was found.
+    #[serde(rename = "told")]
+    pub found: String,
+    /// What to put into the domain's XML, a file or a shell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+/// An attachment, as far as it matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Served {
+    /// Its volume.
+    pub volume: String,
+    /// Virtqueues that it offers.
+    pub queues: u16,
+}
+
+impl Finding {
+    fn new(check: &'static str, level: Level, found: impl Into<String>) -> Self {
+        Self {
+            check,
+            disk: None,
+            level,
+            found: found.into(),
+            fix: None,
+        }
+    }
+
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+
+    fn of(mut self, disk: &VhostUserDisk) -> Self {
+        self.disk = Some(disk.target.clone());
+        self
+    }
+}
+
+/// What is to say about the domain as a whole.
+pub fn domain(domain: &Domain) -> Vec<Finding> {
+    let mut findings = vec![shared_memory(domain)];
+    findings.extend(memory_source(domain));
+    findings.push(machine(domain));
+    if domain.disks.is_empty() {
+        let none = Finding::new("disks", Level::Warn, "the domain has no vhostuser disk");
+        let command = format!("penstock libvirt attach {} VOLUME", domain.name);
+        findings.push(none.fix(command));
+    }
+    findings
+}
+
+/// Whether the daemon can map the domain's memory.
+pub fn shared_memory(domain: &Domain) -> Finding {
+    match domain.memory.is_shared {
+        true => Finding::new("shared memory", Level::Ok, "the daemon can map it"),
+        false => Finding::new(
+            "shared memory",
+            Level::Fail,
+            "the domain's memory is private, and the daemon cannot reach its disk requests",
+        )
+        .fix(SHARED_MEMORY),
+    }
+}
+
+fn memory_source(domain: &Domain) -> Option<Finding> {
+    let memory = domain.memory;
+    if !memory.is_shared {
+        return None;
+    }
+    let check = "memory source";
+    Some(match memory.source {
+        MemorySource::HugePages => Finding::new(check, Level::Ok, "huge pages"),
+        MemorySource::Memfd => Finding::new(check, Level::Ok, "memfd"),
+        MemorySource::File | MemorySource::Anonymous => Finding::new(
+            check,
+            Level::Warn,
+            "the guest's memory is in files below memory_backing_dir of qemu.conf, on a disk unless that \
+             is a tmpfs",
+        )
+        .fix(SHARED_MEMORY),
+    })
+}
+
+fn machine(domain: &Domain) -> Finding {
+    let (check, machine) = ("machine", domain.machine.as_str());
+    if machine.contains("microvm") {
+        let found = format!("{machine} has no PCI bus, which a vhostuser disk needs");
+        return Finding::new(check, Level::Fail, found)
+            .fix("<type arch='x86_64' machine='q35'>hvm</type>");
+    }
+    match domain.free_root_ports {
+        Some(0) => Finding::new(
+            check,
+            Level::Warn,
+            format!("{machine} has no free PCIe root port: no disk can be added while it runs"),
+        )
+        .fix(ROOT_PORT),
+        Some(ports) => Finding::new(
+            check,
+            Level::Ok,
+            format!(
+                "{machine}; {ports} free PCIe root ports for disks that are added while it runs"
+            ),
+        ),
+        None => Finding::new(check, Level::Ok, machine),
+    }
+}
+
+/// What is to say about a disk's element. `served` is the attachment on its socket.
+pub fn disk(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> Vec<Finding> {
+    let findings = [
+        reconnect(disk),
+        attachment(domain, disk, served),
+        queues(domain, disk, served),
+        queue_size(disk),
+    ];
+    findings
+        .into_iter()
+        .map(|finding| finding.of(disk))
+        .collect()
+}
+
+fn reconnect(disk: &VhostUserDisk) -> Finding {
+    let check = "reconnect";
+    let fix = format!(
+        "<source type='unix' path='{}'><reconnect enabled='yes' timeout='{RECONNECT_S}'/></source>",
+        disk.socket
+    );
+    match disk.reconnect_s {
+        None => Finding::new(
+            check,
+            Level::Fail,
+            "QEMU does not connect again: once the daemon restarts, the guest has lost the disk",
+        )
+        .fix(fix),
+        Some(0) => Finding::new(check, Level::Fail, "a timeout of 0 means never").fix(fix),
+        Some(seconds) if seconds > RECONNECT_S_MAX => Finding::new(
+            check,
+            Level::Warn,
+            format!("after a restart of the daemon the guest waits up to {seconds} s"),
+        )
+        .fix(fix),
+        Some(seconds) => Finding::new(check, Level::Ok, format!("every {seconds} s")),
+    }
+}
+
+fn attachment(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> Finding {
+    let (check, socket) = ("attachment", &disk.socket);
+    if let Some(served) = served {
+        let found = format!("{socket} serves volume {}", served.volume);
+        return Finding::new(check, Level::Ok, found);
+    }
+    let volume = crate::domain::volume_of(socket);
+    let asked = domain
+        .asked
+        .iter()
+        .find(|asked| asked.target.as_deref() == Some(&disk.target))
+        .map(|asked| asked.volume.as_str());
+    match volume.or(asked) {
+        // The hook, if it is installed, makes the attachment when the domain starts.
+        Some(volume) => Finding::new(
+            check,
+            Level::Warn,
+            format!("nothing is attached on {socket}; without the hook the domain's start would wait for it"),
+        )
+        .fix(format!(
+            "penstock attach volume {volume} --socket {socket} --queues {}",
+            domain.queues(Some(disk))
+        )),
+        None => Finding::new(
+            check,
+            Level::Fail,
+            format!("nothing is attached on {socket}: the domain's start would wait for it"),
+        )
+        .fix(format!("penstock attach volume VOLUME --socket {socket}")),
+    }
+}
+
+fn queues(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> Finding {
+    let check = "queues";
+    let used = domain.queues(Some(disk));
+    let vcpus = domain.vcpus;
+    let driver = |queues: u16| format!("<driver name='qemu' type='raw' queues='{queues}'/>");
+    if let Some(offered) = served.map(|served| served.queues)
+        && used > offered
+    {
+        let why = match disk.queues {
+            Some(_) => "the disk's element asks for",
+            None => "without queues='N' QEMU uses one for each vCPU, which makes",
+        };
+        let found = format!("{why} {used} queues, the attachment offers {offered}: QEMU refuses");
+        return Finding::new(check, Level::Fail, found).fix(driver(offered));
+    }
+    let possible = served.map_or(used, |served| served.queues);
+    let sensible = possible.min(u16::try_from(vcpus).unwrap_or(u16::MAX));
+    if used < sensible {
+        let found = format!("{used} for {vcpus} vCPUs; the attachment offers {possible}");
+        return Finding::new(check, Level::Warn, found).fix(driver(sensible));
+    }
+    Finding::new(check, Level::Ok, format!("{used} for {vcpus} vCPUs"))
+}
+
+fn queue_size(disk: &VhostUserDisk) -> Finding {
+    let check = "queue size";
+    let driver = "<driver name='qemu' type='raw' queue_size='256'/>";
+    let (level, found) = match disk.queue_size {
+        None => (Level::Ok, "QEMU's 128 entries".to_owned()),
+        Some(size) if !size.is_power_of_two() || size > QUEUE_SIZE_MAX => (
+            Level::Fail,
+            format!("{size} entries: QEMU takes powers of two up to {QUEUE_SIZE_MAX}"),
+        ),
+        Some(size) if size < QUEUE_SIZE_MIN => (
+            Level::Warn,
+            format!("{size} entries keep the guest waiting under load"),
+        ),
+        Some(size) => (Level::Ok, format!("{size} entries")),
+    };
+    let finding = Finding::new(check, level, found);
+    match level {
+        Level::Ok => finding,
+        Level::Warn | Level::Fail => finding.fix(driver),
+    }
+}
+
+/// Whether the domain's QEMU may connect to the disk's socket.
+pub fn socket(disk: &VhostUserDisk, may_connect: &Result<(), Denied>) -> Finding {
+    let check = "socket";
+    let finding = match may_connect {
+        Ok(()) => Finding::new(check, Level::Ok, "QEMU may connect"),
+        Err(denied @ Denied::Missing(_)) => Finding::new(check, Level::Warn, denied.to_string()),
+        Err(denied) => {
+            let finding = Finding::new(check, Level::Fail, denied.to_string());
+            match socket_fix(denied) {
+                Some(fix) => finding.fix(fix),
+                None => finding,
+            }
+        }
+    };
+    finding.of(disk)
+}
+
+/// What gives QEMU the right that it lacks.
+pub fn socket_fix(denied: &Denied) -> Option<String> {
+    match denied {
+        Denied::Directory { path, .. } => Some(format!("chmod o+x {}", path.display())),
+        Denied::Socket { group, .. } => Some(format!(
+            "in the daemon's configuration: socket_owner = \":{group}\" and socket_mode = \"0660\"; restart \
+             it"
+        )),
+        Denied::Missing(_) | Denied::NotASocket(_) | Denied::Unknown(..) => None,
+    }
+}
+
+/// Whether AppArmor lets the domain's QEMU connect to the disk's socket; `None` if libvirt does not use
+/// AppArmor.
+pub fn confinement(disk: &VhostUserDisk, allowed: Option<bool>) -> Finding {
+    let check = "apparmor";
+    let finding = match allowed {
+        None => Finding::new(check, Level::Ok, "libvirt does not confine with AppArmor"),
+        Some(true) => Finding::new(check, Level::Ok, "a rule allows the socket"),
+        Some(false) => Finding::new(
+            check,
+            Level::Fail,
+            format!(
+                "no rule allows {}, and libvirt's profiles leave the sockets of vhostuser disks out",
+                disk.socket
+            ),
+        )
+        .fix(format!(
+            "echo '{}' >> {}",
+            apparmor::rule(&disk.socket),
+            apparmor::LOCAL_RULES
+        )),
+    };
+    finding.of(disk)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,369 @@
+//! What a domain's XML says, as far as its disks depend on it.
+
+use std::ops::Range;
+use std::path::Path;
+
+use crate::xml::{Element, XmlError};
+
+/// Namespace of Penstock's elements in a domain's `<metadata>`.
+///
+/// ```xml
+/// <metadata>
+///   <penstock:disks xmlns:penstock='urn:penstock:libvirt:1'>
+///     <penstock:disk volume='web'/>
+///     <penstock:disk volume='logs' target='vdc'/>
+///   </penstock:disks>
+/// </metadata>
+/// ```
+///
+/// A single `<penstock:disk>` may stand alone. Several need the element around them: libvirt keeps one element
+/// of each namespace, and drops the others without a word.
+pub const NAMESPACE: &str = "urn:penstock:libvirt:1";
+/// Where attachments' sockets are unless told otherwise. One called `NAME.sock` serves the volume NAME.
+pub const SOCKET_DIRECTORY: &str = "/run/penstock";
+const SOCKET_SUFFIX: &str = ".sock";
+
+/// The socket that serves a volume unless told otherwise.
+pub fn socket_of(volume: &str) -> String {
+    format!("{SOCKET_DIRECTORY}/{volume}{SOCKET_SUFFIX}")
+}
+
+/// The volume that a socket's path names, if it is one of [`SOCKET_DIRECTORY`].
+pub fn volume_of(socket: &str) -> Option<&str> {
+    let socket = socket.strip_prefix("/var").unwrap_or(socket);
+    let name = socket.strip_prefix(SOCKET_DIRECTORY)?.strip_prefix('/')?;
+    let volume = name.strip_suffix(SOCKET_SUFFIX)?;
+    (!volume.is_empty() && !volume.contains('/')).then_some(volume)
+}
+
+/// A domain.
+#[derive(Debug, Clone)]
+pub struct Domain {
+    /// Its name.
+    pub name: String,
+    /// Its identity, the same on every host.
+    pub uuid: String,
+    /// Virtual processors, those that can still be plugged in included.
+    pub vcpus: u32,
+    /// Type of machine, like `pc-q35-7.2`.
+    pub machine: String,
+    /// Where its memory is.
+    pub memory: Memory,
+    /// Its vhost-user disks.
+    pub disks: Vec<VhostUserDisk>,
+    /// Names of all its disks.
+    pub targets: Vec<String>,
+    /// Volumes that its metadata asks for.
+    pub asked: Vec<AskedVolume>,
+    /// PCIe root ports that nothing is plugged into; none on a machine without PCIe.
+    pub free_root_ports: Option<usize>,
+    /// User and group that its QEMU runs as, if the XML says.
+    pub dac_label: Option<String>,
+}
+
+/// A domain's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Whether another process can map it.
+    pub is_shared: bool,
+    /// What it consists of.
+    pub source: MemorySource,
+}
+
+/// What a domain's memory consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemorySource {
+    /// Anonymous files in memory.
+    Memfd,
+    /// Huge pages.
+    HugePages,
+    /// Files in libvirt's `memory_backing_dir`, on a disk by default.
+    File,
+    /// Anonymous memory. Shared all the same, it becomes files.
+    Anonymous,
+}
+
+/// A disk of type `vhostuser`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VhostUserDisk {
+    /// Its name, like `vdb`.
+    pub target: String,
+    /// Path of the socket.
+    pub socket: String,
+    /// Virtqueues, if said; else QEMU makes one for each virtual processor.
+    pub queues: Option<u16>,
+    /// Entries of each, if said.
+    pub queue_size: Option<u16>,
+    /// Seconds between attempts to reach a back end that went away; none if QEMU makes no attempt.
+    pub reconnect_s: Option<u32>,
+    /// Whether the ring is a packed one.
+    pub is_packed: bool,
+    /// Where its element is in the domain's XML.
+    pub range: Range<usize>,
+}
+
+/// A volume that metadata asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AskedVolume {
+    /// Its name.
+    pub volume: String,
+    /// Name of the disk that it is to serve, if said.
+    pub target: Option<String>,
+    /// Whether it is served read-only.
+    pub is_read_only: bool,
+}
+
+/// A volume that a domain needs attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NeededVolume {
+    /// Its name.
+    pub volume: String,
+    /// The socket that the domain's disk connects to.
+    pub socket: String,
+    /// Virtqueues that the disk uses.
+    pub queues: u16,
+    /// Whether it is served read-only.
+    pub is_read_only: bool,
+}
+
+/// Why a domain is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum DomainError {
+    /// Not XML.
+    #[error("the domain's XML is not read: {0}")]
+    Xml(#[from] XmlError),
+    /// XML of something else.
+    #[error("this is not the XML of a domain but a <{0}>")]
+    NotADomain(String),
+    /// Lacks what every domain has.
+    #[error("the domain's XML has no <{0}>")]
+    Lacks(&'static str),
+    /// Metadata that say nothing.
+    #[error("a <disk> in the metadata {NAMESPACE} names no volume")]
+    NoVolume,
+    /// Metadata that name a disk which is not there.
+    #[error("the metadata ask for volume '{volume}' as {target}, which is no vhostuser disk")]
+    NoSuchDisk {
+        /// The volume.
+        volume: String,
+        /// What was taken for a disk.
+        target: String,
+    },
+}
+
+impl Domain {
+    /// Reads a domain's XML.
+    pub fn parse(text: &str) -> Result<Self, DomainError> {
+        let root = Element::parse(text)?;
+        if root.name != "domain" {
+            return Err(DomainError::NotADomain(root.name));
+        }
+        let text_of = |name: &'static str| {
+            let element = root
+                .find(&[name])
+                .filter(|element| !element.text.is_empty());
+            element
+                .map(|element| element.text.clone())
+                .ok_or(DomainError::Lacks(name))
+        };
+        let mut disks = Vec::new();
+        let mut targets = Vec::new();
+        for disk in devices(&root, "disk") {
+            let target = disk.find_attribute(&["target"], "dev").unwrap_or_default();
+            targets.push(target.to_owned());
+            if disk.attribute("type") == Some("vhostuser") {
+                disks.push(vhost_user_disk(disk, target));
+            }
+        }
+        let machine = root.find_attribute(&["os", "type"], "machine");
+        Ok(Self {
+            name: text_of("name")?,
+            uuid: text_of("uuid")?,
+            vcpus: root
+                .find(&["vcpu"])
+                .and_then(|vcpu| vcpu.text.parse().ok())
+                .unwrap_or(1),
+            machine: machine.unwrap_or_default().to_owned(),
+            memory: memory(&root),
+            disks,
+            targets,
+            asked: asked(&root)?,
+            free_root_ports: free_root_ports(&root),
+            dac_label: dac_label(&root),
+        })
+    }
+
+    /// The vhost-user disk on a socket.
+    pub fn disk_on(&self, socket: &str) -> Option<&VhostUserDisk> {
+        self.disks
+            .iter()
+            .find(|disk| is_same_path(&disk.socket, socket))
+    }
+
+    /// The volumes that it needs attached before it starts: those its metadata ask for, and those that its
+    /// disks' sockets name.
+    pub fn needed(&self) -> Result<Vec<NeededVolume>, DomainError> {
+        let mut needed: Vec<NeededVolume> = Vec::new();
+        for asked in &self.asked {
+            let disk = match &asked.target {
+                Some(target) => {
+                    let disk = self.disks.iter().find(|disk| disk.target == *target);
+                    Some(disk.ok_or_else(|| DomainError::NoSuchDisk {
+                        volume: asked.volume.clone(),
+                        target: target.clone(),
+                    })?)
+                }
+                None => self.disk_on(&socket_of(&asked.volume)),
+            };
+            let socket = disk.map(|disk| disk.socket.clone());
+            needed.push(NeededVolume {
+                volume: asked.volume.clone(),
+                socket: socket.unwrap_or_else(|| socket_of(&asked.volume)),
+                queues: self.queues(disk),
+                is_read_only: asked.is_read_only,
+            });
+        }
+        for disk in &self.disks {
+            let is_known = |one: &NeededVolume| is_same_path(&one.socket, &disk.socket);
+            if let Some(volume) = volume_of(&disk.socket).filter(|_| !needed.iter().any(is_known)) {
+                needed.push(NeededVolume {
+                    volume: volume.to_owned(),
+                    socket: disk.socket.clone(),
+                    queues: self.queues(Some(disk)),
+                    is_read_only: false,
+                });
+            }
+        }
+        Ok(needed)
+    }
+
+    /// Virtqueues that QEMU gives a disk.
+    pub fn queues(&self, disk: Option<&VhostUserDisk>) -> u16 {
+        disk.and_then(|disk| disk.queues)
+            .unwrap_or(u16::try_from(self.vcpus).unwrap_or(u16::MAX))
+    }
+}
+
+/// `/var/run` is `/run`.
+fn is_same_path(one: &str, other: &str) -> bool {
+    let plain = |path: &str| match path.strip_prefix("/var/run/") {
+        Some(rest) => Path::new("/run").join(rest),
+        None => Path::new(path).to_owned(),
+    };
+    plain(one) == plain(other)
+}
+
+fn devices<'a>(root: &'a Element, name: &'a str) -> impl Iterator<Item = &'a Element> {
+    root.children("devices")
+        .flat_map(move |devices| devices.children(name))
+}
+
+fn vhost_user_disk(disk: &Element, target: &str) -> VhostUserDisk {
+    let driver = |name| disk.find_attribute(&["driver"], name);
+    let reconnect = disk.find(&["source", "reconnect"]);
+    let reconnect = reconnect.filter(|one| one.attribute("enabled") == Some("yes"));
+    let seconds = |one: &Element| one.attribute("timeout").and_then(|text| text.parse().ok());
+    VhostUserDisk {
+        target: target.to_owned(),
+        socket: disk
+            .find_attribute(&["source"], "path")
+            .unwrap_or_default()
+            .to_owned(),
+        queues: driver("queues").and_then(|text| text.parse().ok()),
+        queue_size: driver("queue_size").and_then(|text| text.parse().ok()),
+        reconnect_s: reconnect.and_then(seconds),
+        is_packed: driver("packed") == Some("on"),
+        range: disk.range.clone(),
+    }
+}
+
+fn memory(root: &Element) -> Memory {
+    let backing = |path: &[&str], name| {
+        root.find(&["memoryBacking"])
+            .and_then(|backing| backing.find_attribute(path, name))
+    };
+    let overall = backing(&["access"], "mode") == Some("shared");
+    // A cell that says nothing is as the whole.
+    let cells = root.find(&["cpu", "numa"]);
+    let mut cells = cells.iter().flat_map(|numa| numa.children("cell"));
+    let first = cells.next();
+    let is_shared_cell = |cell: &Element| match cell.attribute("memAccess") {
+        Some(mode) => mode == "shared",
+        None => overall,
+    };
+    let is_shared = match first {
+        Some(first) => is_shared_cell(first) && cells.all(is_shared_cell),
+        None => overall,
+    };
+    let source = match backing(&["source"], "type") {
+        _ if root.find(&["memoryBacking", "hugepages"]).is_some() => MemorySource::HugePages,
+        Some("memfd") => MemorySource::Memfd,
+        Some("file") => MemorySource::File,
+        _ => MemorySource::Anonymous,
+    };
+    Memory { is_shared, source }
+}
+
+fn asked(root: &Element) -> Result<Vec<AskedVolume>, DomainError> {
+    let ours = |element: &&Element| element.namespace.as_deref() == Some(NAMESPACE);
+    let metadata = root.find(&["metadata"]);
+    let ours = metadata
+        .iter()
+        .flat_map(|metadata| metadata.children.iter().filter(ours));
+    let mut disks = Vec::new();
+    for element in ours {
+        // What `virsh metadata --set` is given has the namespace at its top alone.
+        element.each(&mut |one| {
+            let is_ours = one.namespace.as_deref().is_none_or(|uri| uri == NAMESPACE);
+            if is_ours && one.name == "disk" {
+                disks.push(one);
+            }
+        });
+    }
+    let said = |disk: &Element| {
+        let volume = disk.attribute("volume").filter(|name| !name.is_empty());
+        Ok(AskedVolume {
+            volume: volume.ok_or(DomainError::NoVolume)?.to_owned(),
+            target: disk.attribute("target").map(str::to_owned),
+            is_read_only: disk.attribute("readonly") == Some("yes"),
+        })
+    };
+    disks.into_iter().map(said).collect()
+}
+
+fn free_root_ports(root: &Element) -> Option<usize> {
+    let is_pci = |one: &&Element| one.attribute("type") == Some("pci");
+    let controllers: Vec<&Element> = devices(root, "controller").filter(is_pci).collect();
+    let model = |one: &Element, name| one.attribute("model") == Some(name);
+    if !controllers.iter().any(|one| model(one, "pcie-root")) {
+        return None;
+    }
+    let mut buses = Vec::new();
+    root.each(&mut |element| {
+        if element.name == "address" && element.attribute("type") == Some("pci") {
+            buses.extend(element.attribute("bus").and_then(number));
+        }
+    });
+    let ports = controllers.iter().filter(|one| {
+        let index = one.attribute("index").and_then(number);
+        model(one, "pcie-root-port") && index.is_some_and(|index| !buses.contains(&index))
+    });
+    Some(ports.count())
+}
+
+fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn dac_label(root: &Element) -> Option<String> {
+    let mut labels = root.children("seclabel");
+    let label = labels.find(|label| label.attribute("model") == Some("dac"))?;
+    let label = label.find(&["label"])?;
+    (!label.text.is_empty()).then(|| label.text.clone())
+}
+
+#[cfg(test)]
+mod tests;

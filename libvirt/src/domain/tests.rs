@@ -1,0 +1,158 @@
+use super::*;
+
+/// A domain with `parts` beside what every one has.
+fn domain(parts: &str, devices: &str) -> Domain {
+    try_domain(parts, devices).unwrap()
+}
+
+fn try_domain(parts: &str, devices: &str) -> Result<Domain, DomainError> {
+    Domain::parse(&format!(
+        "<domain type='qemu'><name>d</name><uuid>u</uuid><vcpu current='1'>3</vcpu>{parts}\
+         <os><type machine='pc-q35-7.2'>hvm</type></os><devices>{devices}</devices></domain>"
+    ))
+}
+
+fn disk(target: &str, socket: &str) -> String {
+    format!(
+        "<disk type='vhostuser' device='disk'><driver name='qemu' queues='2' queue_size='256'/>\
+         <source type='unix' path='{socket}'><reconnect enabled='yes' timeout='1'/></source>\
+         <target dev='{target}' bus='virtio'/></disk>"
+    )
+}
+
+#[test]
+fn disks_are_found_with_what_they_say() {
+    let devices = format!(
+        "<disk type='file'><target dev='vda'/></disk>{}",
+        disk("vdb", "/s")
+    );
+    let read = domain("", &devices);
+    assert_eq!(read.targets, ["vda", "vdb"]);
+    assert_eq!((read.vcpus, read.machine.as_str()), (3, "pc-q35-7.2"));
+    let [one] = read.disks.as_slice() else {
+        panic!("{read:?}");
+    };
+    assert_eq!((one.queues, one.queue_size), (Some(2), Some(256)));
+    assert_eq!((one.reconnect_s, one.is_packed), (Some(1), false));
+    let bare = domain(
+        "",
+        "<disk type='vhostuser'><source path='/s'><reconnect enabled='no'/></source></disk>",
+    );
+    assert_eq!(bare.disks[0].reconnect_s, None);
+    assert_eq!(bare.queues(bare.disks.first()), 3, "as many as processors");
+}
+
+#[test]
+fn memory_is_shared_if_every_part_of_it_is() {
+    let shared = |parts: &str| domain(parts, "").memory.is_shared;
+    let backing = "<memoryBacking><access mode='shared'/></memoryBacking>";
+    let numa = |cells: &str| format!("<cpu><numa>{cells}</numa></cpu>");
+    let (yes, no, none) = (
+        "<cell memAccess='shared'/>",
+        "<cell memAccess='private'/>",
+        "<cell/>",
+    );
+    assert!(!shared(""));
+    assert!(shared(backing));
+    assert!(shared(&numa(&[yes, yes].concat())));
+    assert!(!shared(&numa(&[yes, none].concat())));
+    assert!(shared(&[backing, &numa(&[yes, none].concat())].concat()));
+    assert!(!shared(&[backing, &numa(&[yes, no].concat())].concat()));
+    let source = |inner: &str| {
+        let parts = format!("<memoryBacking>{inner}</memoryBacking>");
+        domain(&parts, "").memory.source
+    };
+    assert_eq!(source("<hugepages/>"), MemorySource::HugePages);
+    assert_eq!(source("<source type='memfd'/>"), MemorySource::Memfd);
+    assert_eq!(source("<source type='file'/>"), MemorySource::File);
+    assert_eq!(source(""), MemorySource::Anonymous);
+}
+
+#[test]
+fn sockets_and_metadata_say_which_volumes_are_needed() {
+    let metadata = format!(
+        "<metadata><p:disks xmlns:p='{NAMESPACE}'><p:disk volume='a'/><disk volume='b' target='vdc' \
+         readonly='yes'/></p:disks><other:disk xmlns:other='urn:other' volume='x'/></metadata>"
+    );
+    let devices = [
+        disk("vdb", "/var/run/penstock/web.sock"),
+        disk("vdc", "/elsewhere/b"),
+        disk("vdd", "/elsewhere/unknown.sock"),
+        disk("vde", "/run/penstock/a.sock"),
+    ];
+    let read = domain(&metadata, &devices.concat());
+    let needed = read.needed().unwrap();
+    let told: Vec<_> = needed
+        .iter()
+        .map(|one| (one.volume.as_str(), one.socket.as_str(), one.is_read_only))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("a", "/run/penstock/a.sock", false),
+            ("b", "/elsewhere/b", true),
+            ("web", "/var/run/penstock/web.sock", false)
+        ]
+    );
+    assert!(needed.iter().all(|one| one.queues == 2));
+}
+
+#[test]
+fn metadata_without_sense_are_an_error() {
+    let asking = |disk: &str| {
+        let parts = format!(
+            "<metadata>{}</metadata>",
+            disk.replace("NS", &format!("xmlns:p='{NAMESPACE}'"))
+        );
+        try_domain(&parts, "")
+    };
+    let error = asking("<p:disk NS/>").unwrap_err().to_string();
+    assert!(error.contains("names no volume"), "{error}");
+    let read = asking("<p:disk NS volume='a' target='vdx'/>").unwrap();
+    let error = read.needed().unwrap_err().to_string();
+    assert!(error.contains("'a' as vdx"), "{error}");
+    let read = asking("<p:disk NS volume='a'/>").unwrap();
+    assert_eq!(read.needed().unwrap()[0].socket, "/run/penstock/a.sock");
+}
+
+#[test]
+fn what_is_no_domain_is_refused() {
+    for (text, told) in [
+        ("<network/>", "a <network>"),
+        ("<domain/>", "no <name>"),
+        ("<domain><name>a</name></domain>", "no <uuid>"),
+        ("nonsense", "not read"),
+    ] {
+        let error = Domain::parse(text).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn free_root_ports_are_counted() {
+    let port = |index| format!("<controller type='pci' index='{index}' model='pcie-root-port'/>");
+    let devices = format!(
+        "<controller type='pci' index='0' model='pcie-root'/>{}{}<memballoon>\
+         <address type='pci' bus='0x0a'/></memballoon>",
+        port(10),
+        port(11)
+    );
+    assert_eq!(domain("", &devices).free_root_ports, Some(1));
+    let pc = "<controller type='pci' index='0' model='pci-root'/>";
+    assert_eq!(domain("", pc).free_root_ports, None);
+}
+
+#[test]
+fn a_socket_names_a_volume_in_its_own_directory_alone() {
+    assert_eq!(volume_of("/run/penstock/a.b.sock"), Some("a.b"));
+    assert_eq!(volume_of("/var/run/penstock/a.sock"), Some("a"));
+    for path in [
+        "/run/penstock/.sock",
+        "/run/penstock/a",
+        "/run/penstock/a/b.sock",
+        "/run/penstocks/a.sock",
+        "/tmp/a.sock",
+    ] {
+        assert_eq!(volume_of(path), None, "{path}");
+    }
+}

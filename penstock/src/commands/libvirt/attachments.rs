@@ -1,0 +1,134 @@
+//! Attachments for domains: made, found, ended.
+
+use std::time::{Duration, Instant};
+
+use hyper::Method;
+
+use libvirt::domain::NeededVolume;
+
+use crate::api::client::{Client, encode};
+use crate::api::types::{Attach, Attachment, AttachmentState, Detached};
+use crate::failure::{Failure, Kind, Result};
+
+/// How long a guest's end of a connection may outlive its disk: QEMU closes it once the disk is gone.
+const CLOSE_MAX: Duration = Duration::from_secs(10);
+/// Between two looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Where a guest's data come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The guest starts here.
+    Fresh,
+    /// The guest runs on another host, which still writes.
+    Incoming,
+}
+
+/// An attachment that a domain's disk can connect to.
+#[derive(Debug)]
+pub struct Ready {
+    /// The attachment.
+    pub attachment: Attachment,
+    /// Whether it was made just now, and not before.
+    pub is_new: bool,
+}
+
+/// All attachments of this node.
+pub async fn list(client: &Client) -> Result<Vec<Attachment>> {
+    client.get("/v1/attachments").await
+}
+
+/// Makes an attachment for a disk, or takes the one that waits on its socket. One with too few queues is made
+/// anew.
+pub async fn ready(client: &Client, needed: &NeededVolume, source: Source) -> Result<Ready> {
+    let all = list(client).await?;
+    if let Some(found) = all.into_iter().find(|one| one.socket == needed.socket) {
+        if let Some(failure) = unfit(&found, needed) {
+            return Err(failure);
+        }
+        if found.queues >= needed.queues {
+            return Ok(Ready {
+                attachment: found,
+                is_new: false,
+            });
+        }
+        end(client, &found.socket).await?;
+    }
+    let attachment = create(client, needed, source).await?;
+    Ok(Ready {
+        attachment,
+        is_new: true,
+    })
+}
+
+/// Why a disk cannot use an attachment that is there.
+fn unfit(found: &Attachment, needed: &NeededVolume) -> Option<Failure> {
+    let (socket, volume) = (&found.socket, &found.volume);
+    if *volume != needed.volume {
+        return Some(Failure::new(
+            Kind::Conflict,
+            format!("{socket} serves volume '{volume}', not '{}'", needed.volume),
+            format!("detach it first: penstock detach {socket}"),
+        ));
+    }
+    if found.state == AttachmentState::Connected {
+        return Some(Failure::new(
+            Kind::Conflict,
+            format!("a guest uses volume '{volume}' on {socket}"),
+            "shut that guest down, or take the disk from it, first",
+        ));
+    }
+    (found.read_only != needed.is_read_only).then(|| {
+        let (is, wanted) = match found.read_only {
+            true => ("read-only", "for writing"),
+            false => ("for writing", "read-only"),
+        };
+        Failure::new(
+            Kind::Conflict,
+            format!("volume '{volume}' is attached {is} on {socket}, and is needed {wanted}"),
+            format!("detach it first: penstock detach {socket}"),
+        )
+    })
+}
+
+/// Makes an attachment.
+pub async fn create(client: &Client, needed: &NeededVolume, source: Source) -> Result<Attachment> {
+    let request = Attach {
+        volume: needed.volume.clone(),
+        socket: needed.socket.clone(),
+        queues: needed.queues,
+        read_only: needed.is_read_only,
+        pin_memory: true,
+    };
+    match source {
+        Source::Fresh => {}
+        Source::Incoming => return Err(no_takeover(&needed.volume)),
+    }
+    client.call(Method::POST, "/v1/attachments", &request).await
+}
+
+/// The daemon serves no volume whose lease another node has.
+fn no_takeover(volume: &str) -> Failure {
+    Failure::new(
+        Kind::Failed,
+        format!(
+            "volume '{volume}' is in use on the other host, and this version takes no running disk over"
+        ),
+        "shut the domain down there and start it here",
+    )
+}
+
+/// Ends an attachment that no guest uses; waits a moment for one that is about to go.
+pub async fn end(client: &Client, socket: &str) -> Result<Detached> {
+    let begin = Instant::now();
+    let path = format!("/v1/attachments?target={}", encode(socket));
+    loop {
+        let ended = client.call(Method::DELETE, &path, &()).await;
+        match ended {
+            Err(failure) if failure.kind == Kind::Conflict && begin.elapsed() < CLOSE_MAX => {
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+            other => return other,
+        }
+    }
+}

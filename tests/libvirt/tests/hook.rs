@@ -1,0 +1,162 @@
+//! The hook: volumes are attached when a domain starts, and detached when it ends.
+
+use anyhow::{Context, Result, ensure};
+use guest_rig::Form;
+use libvirt_rig::{DomainXml, Host, Release};
+
+fn disk(target: &str, socket: &str) -> String {
+    format!(
+        "<disk type='vhostuser' device='disk'><driver name='qemu' type='raw' queues='2'/>\
+         <source type='unix' path='{socket}'><reconnect enabled='yes' timeout='1'/></source>\
+         <target dev='{target}' bus='virtio'/></disk>"
+    )
+}
+
+/// A domain with a disk that its metadata name, and one that its socket names.
+fn two_disks(name: &str) -> DomainXml {
+    let mut domain = DomainXml::new(name);
+    domain.metadata = "<metadata><penstock:disks xmlns:penstock='urn:penstock:libvirt:1'>\
+                       <penstock:disk volume='web' target='vda'/></penstock:disks></metadata>"
+        .to_owned();
+    domain.devices =
+        disk("vda", "/run/penstock/other-name.sock") + &disk("vdb", "/run/penstock/logs.sock");
+    domain
+}
+
+fn domain_with_the_hook_starts_and_ends(release: Release) -> Result<()> {
+    let mut host = Host::bare(release)?;
+    host.start_penstock()?;
+    host.ok("penstock libvirt hook install 2>&1 | grep -q 'restart libvirt'")?;
+    host.start_libvirt()?;
+    host.ok("penstock volume create web 64M && penstock volume create logs 64M")?;
+    host.define(&two_disks("d"))?;
+    host.define(&two_disks("rival"))?;
+    ensure!(host.attached()?.is_empty());
+
+    let mut guest = host.boot("d")?;
+    let both = ["/run/penstock/logs.sock", "/run/penstock/other-name.sock"];
+    assert_eq!(host.attached()?, both);
+    guest.sh_until("test -b /dev/vda -a -b /dev/vdb")?;
+    guest.sh("mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && cp /init /mnt && sync")?;
+
+    // libvirt ends a domain that could not start, hook and all: the other one keeps its disks.
+    let told = host.fails("virsh start rival")?;
+    let line = hook_line(&told)?;
+    ensure!(
+        line.contains("volume 'web' is a disk of domain 'd'"),
+        "{line}"
+    );
+    assert_eq!(host.attached()?, both);
+    guest.sh("cp /init /mnt/again && sync")?;
+
+    // A disk that comes while it runs is the domain's, too.
+    host.ok("penstock volume create extra 64M && penstock libvirt attach d extra --live")?;
+    let all = host.attached()?;
+    assert_eq!(all.len(), 3, "{all:?}");
+
+    // libvirt restarts, and finds the guest with its disks; then the daemon does.
+    host.stop_libvirt()?;
+    host.start_libvirt()?;
+    host.machine()
+        .until_ok("test $(virsh domstate d | head -1) = running")?;
+    assert_eq!(host.attached()?, all);
+    guest.sh("cmp /init /mnt/again && sync")?;
+    host.kill_penstock()?;
+    host.start_penstock()?;
+    guest.sh("cp /init /mnt/third && sync")?;
+    guest.expect_no_io_errors()?;
+
+    host.ok("virsh destroy d")?;
+    ensure!(host.attached()?.is_empty(), "the domain has ended");
+
+    // What a domain saved is what it finds when it is restored.
+    let mut guest = host.boot("d")?;
+    guest.sh_until("mount /dev/vda /mnt && cmp /init /mnt/third")?;
+    host.ok("virsh save d /run/d.save")?;
+    ensure!(host.attached()?.is_empty(), "the domain is saved");
+    let channel = host.channel("d")?;
+    host.ok("virsh restore /run/d.save")?;
+    assert_eq!(host.attached()?, both);
+    drop(channel);
+    host.ok("virsh destroy d")?;
+
+    // A guest that arrives from another host.
+    let told =
+        host.refused("virsh dumpxml d --inactive | penstock libvirt hook run d migrate begin -")?;
+    ensure!(told.contains("shut the domain down there"), "{told}");
+    ensure!(host.attached()?.is_empty());
+
+    // Half of what a domain needs is nothing.
+    host.ok("penstock volume delete logs --yes")?;
+    let _channel = host.channel("d")?;
+    let told = host.fails("virsh start d")?;
+    ensure!(hook_line(&told)?.contains("logs"), "{told}");
+    ensure!(host.attached()?.is_empty(), "the other one was taken back");
+
+    // Without the daemon only domains without its disks start.
+    host.define(&DomainXml::new("plain"))?;
+    host.kill_penstock()?;
+    let told = host.fails("virsh start d")?;
+    ensure!(hook_line(&told)?.contains("no daemon answers"), "{told}");
+    let _plain = host.channel("plain")?;
+    host.ok("virsh start plain && virsh destroy plain")?;
+
+    host.ok("touch /etc/libvirt/hooks/qemu.d/60-other && penstock libvirt hook remove")?;
+    let left = host.ok("ls -A /etc/libvirt/hooks/qemu.d")?;
+    assert_eq!(left.trim(), "60-other");
+    host.ok("echo '#!/bin/sh' > /etc/libvirt/hooks/qemu.d/50-penstock")?;
+    for verb in ["install", "remove"] {
+        let told = host.refused(&format!("penstock libvirt hook {verb}"))?;
+        ensure!(told.contains("was not written by"), "{told}");
+    }
+    Ok(())
+}
+
+/// The one line of the hook's in what virsh says: it stands behind libvirt's own words.
+fn hook_line(told: &str) -> Result<&str> {
+    let mut lines = told.lines().filter(|line| line.contains("penstock: "));
+    let line = lines.next().with_context(|| told.to_owned())?;
+    ensure!(lines.next().is_none(), "more than one line:\n{told}");
+    let begin = line
+        .find("penstock: error: ")
+        .with_context(|| told.to_owned())?;
+    Ok(&line[begin..])
+}
+
+#[test]
+fn a_domain_with_the_hook_gets_its_disks_and_gives_them_back() -> Result<()> {
+    domain_with_the_hook_starts_and_ends(Release::Installed)?;
+    match Form::of_this_run() {
+        Form::Short => Ok(()),
+        Form::Long => {
+            domain_with_the_hook_starts_and_ends(Release::Debian13).context("on Debian 13")
+        }
+    }
+}
+
+#[test]
+fn a_hook_that_is_run_by_hand_says_so_in_one_line() -> Result<()> {
+    let mut host = Host::bare(Release::Installed)?;
+    for (command, told) in [
+        ("run < /dev/null", "four arguments"),
+        ("run a b < /dev/null", "four arguments"),
+        ("run d prepare begin - < /dev/null", "no XML element"),
+        ("run d release end - < /dev/null", "no XML element"),
+        ("run d prepare begin - < /etc/passwd", "not"),
+        ("run d prepare begin - < /dev/urandom", "not read"),
+        ("run d prepare begin - <<< '<network/>'", "<network>"),
+    ] {
+        let typed = host
+            .machine()
+            .type_in(&format!("penstock libvirt hook {command} 2>&1"))?;
+        assert_eq!(typed.status, 1, "{command}: {}", typed.stdout);
+        let line = typed.stdout.trim_end();
+        ensure!(
+            line.starts_with("penstock: error: ") && !line.contains('\n') && line.contains(told),
+            "{command}: {line}"
+        );
+    }
+    // What libvirt says beyond what we know is nothing to fail for.
+    host.ok("penstock libvirt hook run d invented later - < /dev/null")?;
+    Ok(())
+}
