@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 7] = [
+const TESTS: [TwoForms; 8] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -47,6 +47,12 @@ const TESTS: [TwoForms; 7] = [
         test: "guest_verifies_every_byte_while_the_daemon_is_killed",
         short: "8 kills",
         long: "100 kills",
+    },
+    TwoForms {
+        package: "package-tests",
+        test: "package_serves_guests_and_leaves_their_data",
+        short: "Debian 12: installed, killed, removed, purged",
+        long: "Debian 12 and 13: also upgraded under load, hung, rebooted",
     },
     TwoForms {
         package: "rdma-tests",

@@ -12,5 +12,6 @@ mod images;
 mod lifecycle;
 mod metrics;
 mod privileges;
+mod supervision;
 mod transfers;
 mod verbs;

@@ -268,9 +268,15 @@ impl Vm {
     }
 
     /// Syncs and powers the guest off, and waits for QEMU's end.
-    pub fn power_off(mut self) -> Result<()> {
-        self.sh("sync; (sleep 0.2; poweroff -f) > /dev/null 2>&1 &")?;
-        wait_until(SCRIPT_LIMIT, || self.qemu.ended()).context("the guest does not power off")?;
+    pub fn power_off(self) -> Result<()> {
+        let script = "sync; (sleep 0.2; poweroff -f) > /dev/null 2>&1 &";
+        self.end_by(script, SCRIPT_LIMIT)
+    }
+
+    /// Runs a script after which the guest ends, and waits at most `limit` for QEMU's end.
+    pub fn end_by(mut self, script: &str, limit: Duration) -> Result<()> {
+        self.sh(script)?;
+        wait_until(limit, || self.qemu.ended()).context("the guest does not power off")?;
         Ok(())
     }
 }

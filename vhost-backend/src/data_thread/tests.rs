@@ -4,5 +4,6 @@ mod basics;
 mod lifecycle;
 mod notify;
 mod panics;
+mod pings;
 mod stalls;
 mod support;
