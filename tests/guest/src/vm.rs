@@ -18,7 +18,7 @@ use crate::qmp::Qmp;
 
 /// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are
 /// not idle.
-const BOOT_LIMIT: Duration = Duration::from_secs(180);
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// A script with no limit of its own.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
 
