@@ -133,6 +133,8 @@ fn started(machine: &mut Machine, release: Release) -> Result<()> {
     }
     machine.sh("systemctl enable --now penstock 2>&1")?;
     machine.sh("penstock status && penstock health")?;
+    // Nothing that a human would have to act upon, in a start on a fresh machine.
+    machine.sh("! journalctl --unit=penstock --no-pager | grep -E ' (WARN|ERROR) '")?;
     let ids = machine.sh(&format!(
         "awk '/^(Uid|CapEff|NoNewPrivs|Seccomp):/ {{print $2}}' /proc/$({PID})/status; id -u penstock"
     ))?;
