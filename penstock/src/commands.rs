@@ -31,9 +31,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Serve(args) => serve::run(args, global.data_dir())?,
         Command::Init(args) => join::init(args, global.data_dir(), global.json)?,
-        Command::Join(args) => {
-            runtime()?.block_on(join::join(args, global.data_dir(), global.json))?;
-        }
+        Command::Join(args) => join::join(args, global.data_dir(), global.json)?,
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
         Command::Libvirt(verb) => return runtime()?.block_on(libvirt::run(verb, &global)),

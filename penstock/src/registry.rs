@@ -1,8 +1,9 @@
 //! The daemons that run on this machine. Each one keeps a file here while it lives, so that commands find it
 //! without being told its data directory.
 //!
-//! The directory is `/run/penstock` for root and `$XDG_RUNTIME_DIR/penstock` for everybody else;
-//! `PENSTOCK_RUN_DIR` overrides it. A daemon holds a lock (flock) on its file. The kernel drops that lock
+//! The directory is `/run/penstock-daemons` for root and `$XDG_RUNTIME_DIR/penstock` for everybody else;
+//! `PENSTOCK_RUN_DIR` overrides it. It is not `/run/penstock`: that is where the daemon's own user makes
+//! attachment sockets, and this one must be root's. A daemon holds a lock (flock) on its file. The kernel drops that lock
 //! with the process, so a file that `kill -9` leaves behind counts for nothing, and the next daemon that
 //! starts removes it. The directory must belong to whoever reads it: a file that somebody else could write
 //! would name somebody else's socket.
@@ -53,7 +54,7 @@ pub fn directory() -> Option<PathBuf> {
             .filter(|path| path.is_absolute())
     };
     from(RUN_DIR_ENV).or_else(|| match rustix::process::geteuid().is_root() {
-        true => Some(PathBuf::from("/run/penstock")),
+        true => Some(PathBuf::from("/run/penstock-daemons")),
         false => from("XDG_RUNTIME_DIR").map(|dir| dir.join("penstock")),
     })
 }

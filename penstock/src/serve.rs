@@ -27,6 +27,7 @@ mod pools;
 pub mod privileges;
 mod status;
 mod storage;
+mod supervision;
 pub mod transfer;
 mod volumes;
 
@@ -49,6 +50,7 @@ use crate::failure::{Context, Failure, Kind, Result};
 use crate::registry::{self, Registration};
 
 use node::{Node, Purpose};
+use supervision::Supervisor;
 
 /// Threads of the control plane: one that works and one that answers meanwhile.
 const CONTROL_THREADS: usize = 2;
@@ -78,12 +80,13 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
     // While the process still has all its rights.
     let registered = register(&config);
     prepare_process();
+    let supervisor = Supervisor::from_environment();
     privileges::give_up(&mut config)?;
     let _registration = registered.unwrap_or_else(|failure| {
         tracing::warn!(%failure, "commands find this daemon only with --data or --api");
         None
     });
-    runtime()?.block_on(serve(config))
+    runtime()?.block_on(serve(config, supervisor))
 }
 
 /// Puts this daemon on the list of those that run.
@@ -170,8 +173,9 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
         .context(|| "start the control plane".into())
 }
 
-async fn serve(config: Config) -> Result<()> {
+async fn serve(config: Config, supervisor: Supervisor) -> Result<()> {
     let mut stop = Stop::new()?;
+    let starting = supervisor.bridge_start();
     let admin_path = config.admin_socket.clone();
     // A node of several may wait long for the others.
     let node = tokio::select! {
@@ -200,7 +204,10 @@ async fn serve(config: Config) -> Result<()> {
     if let Some(metrics) = &metrics {
         endpoints.push_str(&format!(", metrics http://{}/metrics", metrics.address));
     }
+    drop(starting);
     announce(&node, &endpoints);
+    supervisor.ready(&format!("serves; {endpoints}"));
+    supervisor.keep(&node, admin_path);
     let (drain, drained) = oneshot::channel::<()>();
     let server =
         axum::serve(listener, server::router(node.clone())).with_graceful_shutdown(async {
@@ -211,6 +218,7 @@ async fn serve(config: Config) -> Result<()> {
     let ended = tokio::select! {
         name = stop.wait() => {
             tracing::info!(signal = name, "stopping");
+            supervisor.stopping();
             let _ = drain.send(());
             if tokio::time::timeout(DRAIN_MAX, &mut server).await.is_err() {
                 server.abort();

@@ -24,8 +24,8 @@ use crate::inflight::InflightQueue;
 use crate::memory::{GuestAddr, GuestMemory};
 use crate::ring::RingError;
 
-pub use handle::QueueHandle;
 use handle::{Command, Port};
+pub use handle::{Ping, QueueHandle};
 
 /// Most data threads; more are refused.
 pub const MAX_THREADS: usize = 256;
@@ -227,6 +227,12 @@ impl<E: Engine> Threads<E> {
             .min_by_key(|port| port.load())
             .ok_or(QueueError::ThreadGone)?;
         QueueHandle::start(port, device, config)
+    }
+
+    /// Asks each thread whether its loop still turns. A thread that waits for a device answers; one that hangs
+    /// does not. Never waits itself.
+    pub fn ping(&self) -> Vec<Ping> {
+        self.ports.iter().map(|port| port.ping()).collect()
     }
 
     /// Drains and stops all queues and ends the threads. Queues that were not stopped before are then gone.

@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 12] = [
+const TESTS: [TwoForms; 13] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -65,6 +65,12 @@ const TESTS: [TwoForms; 12] = [
         test: "unplug_under_load_leaves_the_neighbour_alone",
         short: "2 unplugs",
         long: "10 unplugs",
+    },
+    TwoForms {
+        package: "package-tests",
+        test: "package_serves_guests_and_leaves_their_data",
+        short: "Debian 12: installed, killed, removed, purged",
+        long: "Debian 12 and 13: also upgraded under load, hung, rebooted",
     },
     TwoForms {
         package: "rdma-tests",

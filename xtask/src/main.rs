@@ -11,6 +11,7 @@ mod demo;
 #[cfg(test)]
 mod documents;
 mod long;
+mod package;
 mod packages;
 mod previous;
 mod widths;
@@ -63,6 +64,18 @@ enum Command {
     Prepush,
     /// Check that no line of Rust or Markdown is longer than 110 columns
     Widths,
+    /// Build the Debian package, with the optimisations that only it has
+    Package {
+        /// Build to put into it
+        #[arg(
+            long,
+            value_name = "PROFILE",
+            value_enum,
+            default_value = "dist",
+            hide = true
+        )]
+        profile: package::Profile,
+    },
     /// Install the Debian packages that the other commands need
     Packages,
 }
@@ -90,6 +103,10 @@ fn main() -> Result<()> {
             checks::prepush()
         }
         Command::Widths => widths::check(),
+        Command::Package { profile } => {
+            packages::install()?;
+            package::package(profile)
+        }
         Command::Packages => packages::install(),
     }
 }

@@ -13,6 +13,14 @@ const PACKAGES: &[(&str, &str)] = &[
     ("libibverbs-dev", "has the verbs of RDMA devices"),
     ("librdmacm-dev", "is bound to beside them"),
     ("pkgconf", "finds these two"),
+    (
+        "binutils",
+        "leaves debugging information out of the package",
+    ),
+    (
+        "dpkg-dev",
+        "finds the libraries that the package depends on",
+    ),
     ("libc6-dev", "links the guest's helper statically"),
     ("qemu-system-x86", "boots guests"),
     (
@@ -62,6 +70,9 @@ const PROGRAMS: &[&str] = &[
     "mmdebstrap",
     "cpio",
     "grub-mkimage",
+    "dpkg-deb",
+    "dpkg-shlibdeps",
+    "strip",
     "mke2fs",
     "taskset",
     "ip",

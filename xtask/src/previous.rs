@@ -86,15 +86,23 @@ fn build(source: &Path, kept: &Path) -> Result<PathBuf> {
         .args(["build", "-p", "penstock", "--bin", "penstock", "--locked"])
         .arg("--target-dir")
         .arg(&target);
-    if let Some(directory) = compiled_rocksdb(source)? {
-        command
-            .env("ROCKSDB_LIB_DIR", directory)
-            .env("ROCKSDB_STATIC", "1")
-            // Whoever compiles RocksDB also links the library of C++.
-            .args(["--config", "build.rustflags = [\"-Clink-arg=-lstdc++\"]"]);
-    }
+    reuse_rocksdb(&mut command, source)?;
     check(&mut command)?;
     Ok(target.join("debug/penstock"))
+}
+
+/// Makes a build of the sources in `source` link the RocksDB that the tests' build has compiled, and says
+/// whether there is one.
+pub fn reuse_rocksdb(build: &mut Command, source: &Path) -> Result<bool> {
+    let Some(directory) = compiled_rocksdb(source)? else {
+        return Ok(false);
+    };
+    build
+        .env("ROCKSDB_LIB_DIR", directory)
+        .env("ROCKSDB_STATIC", "1")
+        // Whoever compiles RocksDB also links the library of C++.
+        .args(["--config", "build.rustflags = [\"-Clink-arg=-lstdc++\"]"]);
+    Ok(true)
 }
 
 /// Where this version's build has left RocksDB, if it is of the release that the other version binds to.

@@ -16,7 +16,13 @@ use crate::cli::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 use crate::config::{self, Config, RoleName, StoreKind};
 use crate::failure::{Failure, Kind, Result};
 use crate::identity::{self, Bootstrap, Identity, Record, Settings, refuse_node};
+use crate::serve::privileges::become_owner;
 use crate::serve::{self, datadir};
+
+/// Where the Debian package puts its services.
+const UNITS: &str = "/usr/lib/systemd/system";
+/// Data directory of `penstock.service`; that of `penstock@NAME.service` has `-NAME` behind it.
+const SERVICE_DATA: &str = "/var/lib/penstock";
 
 /// What was made.
 #[derive(Serialize)]
@@ -45,6 +51,7 @@ fn read_config(file: Option<&Path>, peers: PeerArgs, data: Option<PathBuf>) -> R
 /// `penstock init`.
 pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     let config = read_config(args.config.as_deref(), args.peers, data)?;
+    become_owner(&config.data)?;
     let settings = Settings::new(&config.peers)?;
     if !settings.roles.contains(&Role::Meta) {
         return Err(Failure::invalid(
@@ -72,11 +79,10 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     identity.store(&config.data)?;
     drop(dir);
     print_joined(&config, &identity.record, json)?;
-    let shown = config.data.display();
+    let (start, named) = how_to_start(&config.data);
     eprintln!(
-        "penstock: start it with `penstock serve --data {shown}`; then `penstock token create --data \
-         {shown}` prints what \
-         another node needs for `penstock join`"
+        "penstock: start it with `{start}`; then `penstock token create{named}` prints what another node \
+         needs for `penstock join`"
     );
     if args.replicas > 1 {
         eprintln!(
@@ -88,9 +94,15 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
 }
 
 /// `penstock join`.
-pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
+pub fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     let config = read_config(args.config.as_deref(), args.peers, data)?;
-    let invitation: Invitation = args.token.parse().map_err(|e| {
+    // Before the runtime may have threads.
+    become_owner(&config.data)?;
+    super::runtime()?.block_on(join_as(&args.token, &config, json))
+}
+
+async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
+    let invitation: Invitation = token.parse().map_err(|e| {
         let told = format!("{e}");
         let (error, hint) = told.split_once(": ").unwrap_or((&told, ""));
         Failure::invalid(error, hint)
@@ -132,12 +144,29 @@ pub async fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<(
         )
     })?;
     drop(dir);
-    print_joined(&config, &identity.record, json)?;
-    eprintln!(
-        "penstock: start it with `penstock serve --data {}`",
-        config.data.display()
-    );
+    print_joined(config, &identity.record, json)?;
+    eprintln!("penstock: start it with `{}`", how_to_start(&config.data).0);
     Ok(())
+}
+
+/// The command that starts the daemon of a data directory, and the option by which other commands then find
+/// it. Where the Debian package is installed, its services own the directories named after them.
+fn how_to_start(data: &Path) -> (String, String) {
+    let installed = |unit: &str| Path::new(UNITS).join(unit).exists();
+    let shown = data.display().to_string();
+    match shown.strip_prefix(SERVICE_DATA) {
+        Some("") if installed("penstock.service") => {
+            ("systemctl enable --now penstock".to_owned(), String::new())
+        }
+        Some(rest) if rest.starts_with('-') && installed("penstock@.service") => (
+            format!("systemctl enable --now penstock@{}", &rest[1..]),
+            format!(" --data {shown}"),
+        ),
+        _ => (
+            format!("penstock serve --data {shown}"),
+            format!(" --data {shown}"),
+        ),
+    }
 }
 
 fn enrol_failure(e: EnrolmentError) -> Failure {

@@ -31,6 +31,7 @@ use super::storage::fabric_failure;
 use paths::Rules;
 
 pub use report::in_force;
+pub use user::become_owner;
 
 /// What a sandbox lets through, to be told.
 #[derive(Debug, Clone, Default)]

@@ -14,5 +14,6 @@ mod lifecycle;
 mod metrics;
 mod privileges;
 mod stats;
+mod supervision;
 mod transfers;
 mod verbs;

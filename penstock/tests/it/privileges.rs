@@ -14,7 +14,7 @@ use seccompiler::{
 use tempfile::TempDir;
 
 use crate::front::Front;
-use crate::harness::{Daemon, one_error, penstock, serve_with, temp, text};
+use crate::harness::{Daemon, one_error, penstock, run, serve_with, temp, text};
 
 /// A user that every Debian has and that owns nothing.
 const USER: &str = "nobody";
@@ -404,4 +404,27 @@ fn block_devices_are_opened_before_the_user_changes() {
         assert!(told.contains("in use"), "{told}");
         daemon.kill();
     }
+}
+
+#[test]
+fn init_as_root_writes_as_the_owner_of_the_directory() {
+    let (_dir, data) = place();
+    fs::create_dir(&data).unwrap();
+    std::os::unix::fs::chown(&data, Some(UID), Some(UID)).unwrap();
+    let made = run(&["init", "--data", text(&data), "--listen", "127.0.0.1"]);
+    assert!(made.status.success(), "{made:?}");
+    let (mut left, mut seen) = (vec![data], 0);
+    while let Some(path) = left.pop() {
+        let found = fs::symlink_metadata(&path).unwrap();
+        assert_eq!(found.uid(), UID, "{}", path.display());
+        seen += 1;
+        if found.is_dir() {
+            left.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+        }
+    }
+    assert!(seen > 4, "keys and certificates: {seen}");
 }

@@ -23,7 +23,7 @@ pub use migration::{Destination, MigrationState};
 
 /// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are
 /// not idle.
-const BOOT_LIMIT: Duration = Duration::from_secs(180);
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// A script with no limit of its own.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
 
@@ -282,9 +282,15 @@ impl Vm {
     }
 
     /// Syncs and powers the guest off, and waits for QEMU's end.
-    pub fn power_off(mut self) -> Result<()> {
-        self.sh("sync; (sleep 0.2; poweroff -f) > /dev/null 2>&1 &")?;
-        wait_until(SCRIPT_LIMIT, || self.qemu.ended()).context("the guest does not power off")?;
+    pub fn power_off(self) -> Result<()> {
+        let script = "sync; (sleep 0.2; poweroff -f) > /dev/null 2>&1 &";
+        self.end_by(script, SCRIPT_LIMIT)
+    }
+
+    /// Runs a script after which the guest ends, and waits at most `limit` for QEMU's end.
+    pub fn end_by(mut self, script: &str, limit: Duration) -> Result<()> {
+        self.sh(script)?;
+        wait_until(limit, || self.qemu.ended()).context("the guest does not power off")?;
         Ok(())
     }
 }

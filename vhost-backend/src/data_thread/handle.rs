@@ -45,6 +45,10 @@ pub(super) enum Command<V> {
         change: Change,
         reply: Reply<()>,
     },
+    /// Answered by the next turn of the thread's loop.
+    Ping {
+        reply: Reply<()>,
+    },
     Shutdown,
 }
 
@@ -83,6 +87,18 @@ impl<V> Port<V> {
         Ok(())
     }
 
+    /// Sends a ping without waiting for room in the mailbox. A full one counts as no answer: the thread has
+    /// not looked at it for long.
+    pub(super) fn ping(&self) -> Ping {
+        let (reply, answer) = sync_channel(1);
+        let sent = self.sender.try_send(Command::Ping { reply }).is_ok();
+        if sent {
+            self.pending.store(true, Ordering::Release);
+            notify(&self.wake);
+        }
+        Ping(sent.then_some(answer))
+    }
+
     /// Whether commands wait.
     #[inline(always)]
     pub(super) fn pending(&self) -> bool {
@@ -106,6 +122,20 @@ impl<V> Port<V> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply))?;
         answer.recv().map_err(|_| QueueError::ThreadGone)?
+    }
+}
+
+/// A question to a data thread whether its loop still turns.
+#[derive(Debug)]
+pub struct Ping(Option<Receiver<Result<(), QueueError>>>);
+
+impl Ping {
+    /// Whether the thread has answered by now. Never waits; an answer is told once.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|answer| answer.try_recv().is_ok())
     }
 }
 

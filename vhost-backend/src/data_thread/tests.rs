@@ -5,5 +5,6 @@ mod latency;
 mod lifecycle;
 mod notify;
 mod panics;
+mod pings;
 mod stalls;
 mod support;

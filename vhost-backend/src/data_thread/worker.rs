@@ -398,6 +398,10 @@ impl<E: Engine> Worker<E> {
                     let outcome = self.change(id, change);
                     let _ = reply.send(outcome);
                 }
+                Command::Ping { reply } => {
+                    // Who asked may not wait any more.
+                    let _ = reply.send(Ok(()));
+                }
                 Command::Shutdown => self.shutting_down = true,
             }
         }

@@ -116,6 +116,24 @@ pub fn become_user(user: &User) -> Result<()> {
     check(user)
 }
 
+/// Root becomes the owner of `dir` for good, if that is there and belongs to somebody else: what is written
+/// there is then that user's, and leads nowhere where that user could not write.
+pub fn become_owner(dir: &Path) -> Result<()> {
+    let Ok(found) = fs::metadata(dir) else {
+        return Ok(());
+    };
+    if !may_change() || found.uid() == 0 {
+        return Ok(());
+    }
+    check_alone()?;
+    become_user(&User {
+        name: found.uid().to_string(),
+        uid: found.uid(),
+        gid: found.gid(),
+        groups: Vec::new(),
+    })
+}
+
 fn change(user: &User) -> rustix::io::Result<()> {
     // The bounding set first: later the right to shrink it is gone.
     for capability in CapabilitySet::all() {

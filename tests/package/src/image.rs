@@ -1,0 +1,138 @@
+//! The root filesystems of Debian releases, each built once into the cache.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use guest_rig::paths::{find_program, guest_cache};
+use guest_rig::process::run;
+use rustix::fs::{FlockOperation, flock};
+
+/// Where packages come from.
+const MIRROR: &str = "http://deb.debian.org/debian";
+/// What a host has that Penstock is installed on: systemd, and the libraries that the package depends on. No
+/// libvirt: the package must do without.
+const PACKAGES: &str = "systemd,systemd-sysv,dbus,udev,passwd,init-system-helpers,libibverbs1,libstdc++6,\
+                        util-linux,procps";
+/// Left out of the image.
+const EXCLUDED: [&str; 3] = [
+    "/usr/share/doc/*",
+    "/usr/share/man/*",
+    "/usr/share/locale/*",
+];
+/// Size of the filesystem; sparse, so it costs what it holds.
+const ROOT_MIB: u32 = 2048;
+/// The rig's channel into the machine.
+const AGENT: &str = include_str!("../machine/agent.sh");
+const AGENT_UNIT: &str = include_str!("../machine/rig-agent.service");
+/// Where the initramfs of the rig goes on.
+const INIT: &str = "#!/bin/sh\nexec /lib/systemd/systemd\n";
+/// Counts changes of how the images are built that the texts above do not show.
+const FORMAT: u32 = 1;
+
+/// A release of Debian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Release {
+    /// Debian 12.
+    Bookworm,
+    /// Debian 13, with the kernel of Debian 12: the rig's guests share one.
+    Trixie,
+}
+
+impl Release {
+    /// Its name in the archive.
+    pub fn suite(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+
+    /// Its root filesystem, from the cache, or built there.
+    pub fn root(self) -> Result<PathBuf> {
+        let cache = guest_cache()?;
+        let mut hasher = DefaultHasher::new();
+        (FORMAT, PACKAGES, AGENT, AGENT_UNIT, INIT, ROOT_MIB, self).hash(&mut hasher);
+        let root = cache.join(format!(
+            "host-{}-{:016x}.raw",
+            self.suite(),
+            hasher.finish()
+        ));
+        if root.is_file() {
+            return Ok(root);
+        }
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "the root filesystem of a machine with systemd has files of several users: build it as root once"
+        );
+        std::fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
+        let lock = std::fs::File::create(cache.join("host-lock")).context("open a lock")?;
+        flock(&lock, FlockOperation::LockExclusive).context("lock the cache of machines")?;
+        if !root.is_file() {
+            eprintln!(
+                "rig: building a machine of Debian {} once into {} (a minute or two)",
+                self.suite(),
+                root.display()
+            );
+            let work = tempfile::tempdir_in(&cache).context("make a directory to build in")?;
+            let built = self.build(work.path()).context("build the machine")?;
+            std::fs::rename(built, &root).context("move the machine into place")?;
+        }
+        Ok(root)
+    }
+
+    fn build(self, work: &Path) -> Result<PathBuf> {
+        let (tarball, tree, image) = (
+            work.join("root.tar"),
+            work.join("root"),
+            work.join("root.raw"),
+        );
+        let without = EXCLUDED.map(|path| format!("--dpkgopt=path-exclude={path}"));
+        run(Command::new("mmdebstrap")
+            .args(["--variant=minbase", &format!("--include={PACKAGES}")])
+            .args(without)
+            .args(["--aptopt=APT::Install-Recommends \"false\"", self.suite()])
+            .arg(&tarball)
+            .arg(MIRROR))?;
+        std::fs::create_dir(&tree)?;
+        run(Command::new("tar")
+            .arg("-C")
+            .arg(&tree)
+            .arg("-xf")
+            .arg(&tarball)
+            .args(["--exclude=./dev/*", "--numeric-owner", "--same-owner"]))?;
+        for (path, content) in [
+            ("sbin/rig-init", INIT),
+            ("usr/sbin/rig-agent", AGENT),
+            ("etc/systemd/system/rig-agent.service", AGENT_UNIT),
+            ("etc/hostname", "rig\n"),
+            // Made anew by the first boot, as on any machine.
+            ("etc/machine-id", ""),
+        ] {
+            install(&tree, path, content)?;
+        }
+        std::fs::create_dir_all(tree.join("etc/systemd/system/sysinit.target.wants"))?;
+        std::os::unix::fs::symlink(
+            "../rig-agent.service",
+            tree.join("etc/systemd/system/sysinit.target.wants/rig-agent.service"),
+        )?;
+        let mke2fs = find_program("mke2fs").context("mke2fs is missing: install e2fsprogs")?;
+        run(Command::new(mke2fs)
+            .args(["-q", "-t", "ext4", "-F", "-d"])
+            .arg(&tree)
+            .arg(&image)
+            .arg(format!("{ROOT_MIB}M")))?;
+        Ok(image)
+    }
+}
+
+fn install(tree: &Path, path: &str, content: &str) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let target = tree.join(path);
+    std::fs::write(&target, content).with_context(|| format!("write {}", target.display()))?;
+    let is_program = path.contains("sbin/");
+    let mode = if is_program { 0o755 } else { 0o644 };
+    std::fs::set_permissions(&target, std::fs::Permissions::from_mode(mode))?;
+    Ok(())
+}

@@ -1,0 +1,289 @@
+//! The package in a Debian machine with systemd: installed, killed, restarted, removed and purged, and in the
+//! long form also upgraded under load, hung and rebooted, on both releases.
+//!
+//! A load stands for a guest: a front end in the machine, with the rights of libvirt's QEMU, that writes and
+//! checks what it wrote ([`ring-load`](../src/bin/ring_load.rs)).
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use guest_rig::Form;
+use guest_rig::paths::penstock_binary;
+use package_rig::{Machine, Payload, Release};
+use packaging::{Compression, Package};
+
+/// For what a loaded machine under TCG does within seconds.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Older and newer, as Debian compares them.
+const VERSIONS: [&str; 2] = ["0.1~before", "0.1"];
+/// Number that Debian reserves for libvirt's QEMU and its group.
+const QEMU: &str = "setpriv --reuid=64055 --regid=64055 --clear-groups";
+const PID: &str = "systemctl show --property=MainPID --value penstock";
+
+/// A package with what libvirt's own scripts do about its user and group, in their order.
+const LIBVIRT: &str = "mkdir -p /opt/libvirt/DEBIAN /opt/libvirt/usr/lib/systemd/system && cd /opt && \
+    echo '[Unit]' > libvirt/usr/lib/systemd/system/libvirt-guests.service && \
+    printf 'Package: libvirt\\nVersion: 1\\nArchitecture: all\\nMaintainer: a <a@b>\\nDescription: a\\n' \
+    > libvirt/DEBIAN/control && \
+    printf '#!/bin/sh\\nset -e\\ngetent passwd libvirt-qemu >/dev/null || \
+    useradd --system --uid 64055 --gid kvm libvirt-qemu\\n\
+    getent group libvirt-qemu >/dev/null || { groupadd --system --gid 64055 libvirt-qemu; \
+    usermod -aG libvirt-qemu libvirt-qemu; }\\n' > libvirt/DEBIAN/postinst && \
+    chmod 755 libvirt/DEBIAN/postinst && dpkg-deb --root-owner-group -Zgzip --build libvirt libvirt.deb";
+
+fn payload() -> Result<Payload> {
+    let load = Path::new(env!("CARGO_BIN_EXE_ring-load"));
+    let payload = Payload::new()?.with(load, "ring-load")?;
+    let packages = tempfile::tempdir()?;
+    let binary = penstock_binary()?;
+    VERSIONS
+        .iter()
+        .enumerate()
+        .try_fold(payload, |payload, (index, version)| {
+            let package = Package {
+                source: &Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+                binary: &binary,
+                version,
+                epoch: 1_700_000_000,
+                compression: Compression::Fast,
+            };
+            payload.with(&package.assemble(packages.path())?, &format!("{index}.deb"))
+        })
+}
+
+fn install(machine: &mut Machine, index: usize) -> Result<String> {
+    machine.sh(&format!("dpkg -i {}/{index}.deb 2>&1", Payload::IN_MACHINE))
+}
+
+#[test]
+fn package_serves_guests_and_leaves_their_data() -> Result<()> {
+    let form = Form::of_this_run();
+    for release in form.pick(
+        &[Release::Bookworm][..],
+        &[Release::Bookworm, Release::Trixie],
+    ) {
+        let mut machine = Machine::boot(*release, payload()?)?;
+        let qemu = |machine: &mut Machine| machine.sh("id -nG libvirt-qemu");
+        // Both orders.
+        if *release == Release::Trixie {
+            machine.sh(&format!("{LIBVIRT} && dpkg -i libvirt.deb"))?;
+            installed(&mut machine)?;
+        } else {
+            installed(&mut machine)?;
+            machine.sh(&format!("{LIBVIRT} && dpkg -i libvirt.deb"))?;
+        }
+        let groups = qemu(&mut machine)?;
+        ensure!(groups.contains("libvirt-qemu"), "QEMU's groups: {groups}");
+        confined(&mut machine, *release)?;
+        started(&mut machine, *release)?;
+        sockets(&mut machine)?;
+        killed(&mut machine, *release, form.pick(3, 10))?;
+        if form == Form::Long {
+            upgraded(&mut machine)?;
+            hung(&mut machine)?;
+            machine = rebooted(machine)?;
+        }
+        removed(&mut machine)?;
+        purged(&mut machine)?;
+    }
+    Ok(())
+}
+
+/// Nothing runs after the installation, and all is there for `init`.
+fn installed(machine: &mut Machine) -> Result<()> {
+    let told = install(machine, 0)?;
+    ensure!(told.contains("systemctl enable --now penstock"), "{told}");
+    machine.refused("systemctl is-active penstock")?;
+    machine.refused("systemctl is-enabled penstock")?;
+    let groups = machine.sh("id -nG penstock")?;
+    ensure!(groups == "penstock libvirt-qemu", "groups {groups}");
+    let dirs = machine.sh("stat -c '%U %G %a' /var/lib/penstock /run/penstock")?;
+    ensure!(
+        dirs == "penstock penstock 700\npenstock penstock 711",
+        "{dirs}"
+    );
+    let left = machine.sh("ls -A /var/lib/penstock")?;
+    ensure!(left.is_empty(), "made at the installation: {left}");
+    Ok(())
+}
+
+/// systemd finds no fault with the services, and rates them as safe.
+fn confined(machine: &mut Machine, release: Release) -> Result<()> {
+    for unit in ["penstock.service", "penstock@.service"] {
+        let told = machine.sh(&format!(
+            "systemd-analyze verify --man=no /usr/lib/systemd/system/{unit} 2>&1"
+        ))?;
+        ensure!(!told.contains("penstock"), "{unit}: {told}");
+    }
+    let rating =
+        machine.sh("systemd-analyze security --no-pager --threshold=40 penstock.service")?;
+    let line = rating.lines().last().unwrap_or_default();
+    println!("Debian {}: {line}", release.suite());
+    Ok(())
+}
+
+/// A node of a cluster on the one release, a node of its own on the other.
+fn started(machine: &mut Machine, release: Release) -> Result<()> {
+    if release == Release::Bookworm {
+        let told = machine.sh("penstock init --listen 127.0.0.1 --replicas 1 2>&1")?;
+        ensure!(told.contains("systemctl enable --now penstock"), "{told}");
+        let foreign = machine.sh("find /var/lib/penstock ! -user penstock")?;
+        ensure!(foreign.is_empty(), "not the daemon's: {foreign}");
+    }
+    machine.sh("systemctl enable --now penstock 2>&1")?;
+    machine.sh("penstock status && penstock health")?;
+    // Nothing that a human would have to act upon, in a start on a fresh machine.
+    machine.sh("! journalctl --unit=penstock --no-pager | grep -E ' (WARN|ERROR) '")?;
+    let ids = machine.sh(&format!(
+        "awk '/^(Uid|CapEff|NoNewPrivs|Seccomp):/ {{print $2}}' /proc/$({PID})/status; id -u penstock"
+    ))?;
+    let words: Vec<&str> = ids.lines().collect();
+    ensure!(
+        words.len() == 5 && words[0] == words[4] && words[2..4] == ["1", "2"],
+        "identity, capabilities, and what is in force: {words:?}"
+    );
+    // IPC_LOCK alone.
+    ensure!(words[1] == "0000000000004000", "capabilities {}", words[1]);
+    Ok(())
+}
+
+/// libvirt's QEMU connects, and nobody else.
+fn sockets(machine: &mut Machine) -> Result<()> {
+    machine.sh("penstock volume create web 64M")?;
+    machine.sh("penstock attach volume web --socket /run/penstock/web.sock")?;
+    let socket = machine.sh("stat -c '%U %G %a' /run/penstock/web.sock")?;
+    ensure!(socket == "penstock libvirt-qemu 660", "{socket}");
+    let load = format!(
+        "{}/ring-load /run/penstock/web.sock /dev/null",
+        Payload::IN_MACHINE
+    );
+    let kvm = "setpriv --reuid=65534 --regid=$(getent group kvm | cut -d: -f3) --clear-groups";
+    let told = machine.refused(&format!("{kvm} {load} /tmp/report 2>&1"))?;
+    ensure!(told.contains("Permission denied"), "{told}");
+    machine.sh(&format!("{QEMU} {load} /tmp/report"))?;
+    let told = machine
+        .refused("setpriv --reuid=65534 --regid=65534 --clear-groups penstock status 2>&1")?;
+    ensure!(told.contains("penstock: error:"), "{told}");
+    Ok(())
+}
+
+/// Writes beside what is done to the daemon; returns what the load saw.
+fn under_load(
+    machine: &mut Machine,
+    act: impl FnOnce(&mut Machine) -> Result<()>,
+) -> Result<serde_json::Value> {
+    machine.sh(&format!(
+        "rm -rf /run/load && mkdir /run/load && chown 64055 /run/load && \
+         systemd-run --quiet --unit=load {QEMU} {}/ring-load /run/penstock/web.sock /run/load/stop \
+         /run/load/report && sleep 2",
+        Payload::IN_MACHINE
+    ))?;
+    act(machine)?;
+    machine.sh("sleep 2; touch /run/load/stop")?;
+    let report = machine
+        .sh_until(
+            "cat /run/load/report || { systemctl is-failed load && exit 0; exit 1; }",
+            LIMIT,
+        )
+        .context("the load tells nothing")?;
+    let journal = machine.sh("journalctl --unit=load --no-pager | tail -5")?;
+    let seen: serde_json::Value =
+        serde_json::from_str(&report).with_context(|| format!("{report}\n{journal}"))?;
+    ensure!(seen["wrong_blocks"] == 0, "{seen}");
+    Ok(seen)
+}
+
+/// Kills the daemon; systemd starts it again, and the guest sees a pause.
+fn killed(machine: &mut Machine, release: Release, kills: u64) -> Result<()> {
+    let seen = under_load(machine, |machine| {
+        for _ in 0..kills {
+            let old = machine.sh(PID)?;
+            machine.sh(&format!("kill -9 {old}"))?;
+            back(machine, &old)?;
+            machine.sh("sleep 2")?;
+        }
+        Ok(())
+    })?;
+    println!("Debian {}: kill -9, {kills} times: {seen}", release.suite());
+    ensure!(seen["reconnects"].as_u64() >= Some(kills), "{seen}");
+    let seen = under_load(machine, |machine| {
+        machine.sh("systemctl restart penstock")?;
+        Ok(())
+    })?;
+    println!("Debian {}: systemctl restart: {seen}", release.suite());
+    ensure!(seen["reconnects"].as_u64() >= Some(1), "{seen}");
+    machine.sh("! journalctl --unit=penstock --no-pager | grep -E ' ERROR |panicked'")?;
+    Ok(())
+}
+
+/// Waits until another process than `old` serves.
+fn back(machine: &mut Machine, old: &str) -> Result<()> {
+    let new = format!("systemctl is-active penstock && test $({PID}) != {old}");
+    machine.sh_until(&new, LIMIT)?;
+    Ok(())
+}
+
+/// The new version is taken into use while a guest writes, and an edited configuration stays.
+fn upgraded(machine: &mut Machine) -> Result<()> {
+    machine.sh("echo '# mine' >> /etc/penstock/penstock.toml")?;
+    let old = machine.sh(PID)?;
+    let seen = under_load(machine, |machine| install(machine, 1).map(drop))?;
+    println!("upgrade: {seen}");
+    ensure!(seen["reconnects"].as_u64() >= Some(1), "{seen}");
+    back(machine, &old)?;
+    let version = machine.sh("dpkg-query --show --showformat='${Version}' penstock")?;
+    ensure!(version == VERSIONS[1], "{version}");
+    machine.sh("grep -qx '# mine' /etc/penstock/penstock.toml && systemctl is-enabled penstock")?;
+    Ok(())
+}
+
+/// The watchdog ends a daemon that hangs, and systemd starts another.
+fn hung(machine: &mut Machine) -> Result<()> {
+    machine.sh(
+        "mkdir -p /run/systemd/system/penstock.service.d && \
+         printf '[Service]\\nWatchdogSec=10\\n' > /run/systemd/system/penstock.service.d/watchdog.conf && \
+         systemctl daemon-reload && systemctl restart penstock && sleep 25",
+    )?;
+    // A daemon that is well is left alone.
+    let old = machine.sh(PID)?;
+    machine.sh("! journalctl --unit=penstock --no-pager | grep -i 'watchdog timeout'")?;
+    machine.sh(&format!("kill -STOP {old}"))?;
+    back(machine, &old)?;
+    machine.sh("journalctl --unit=penstock --no-pager | grep -i 'watchdog timeout'")?;
+    machine.sh("rm -r /run/systemd/system/penstock.service.d && systemctl daemon-reload")?;
+    Ok(())
+}
+
+/// The service and its attachments are there after a reboot.
+fn rebooted(machine: Machine) -> Result<Machine> {
+    let mut machine = machine.reboot()?;
+    machine.sh_until("systemctl is-active penstock", LIMIT)?;
+    let socket = machine.sh("stat -c '%U %G %a' /run/penstock/web.sock")?;
+    ensure!(socket == "penstock libvirt-qemu 660", "{socket}");
+    under_load(&mut machine, |_| Ok(()))?;
+    Ok(machine)
+}
+
+/// The package goes, and nothing else; installed again, it goes on.
+fn removed(machine: &mut Machine) -> Result<()> {
+    machine.sh("dpkg -r penstock 2>&1")?;
+    machine.refused("systemctl is-active penstock")?;
+    machine.sh("test ! -e /usr/bin/penstock && test -e /etc/penstock/penstock.toml")?;
+    install(machine, 1)?;
+    machine.sh("systemctl start penstock && penstock volume show web")?;
+    Ok(())
+}
+
+/// No trace is left but the volumes' data, and the administrator is told where those are.
+fn purged(machine: &mut Machine) -> Result<()> {
+    let told = machine.sh("dpkg -P penstock 2>&1")?;
+    ensure!(told.contains("rm -r /var/lib/penstock"), "{told}");
+    machine.sh("test -s /var/lib/penstock/devices/0.img")?;
+    let left = machine.sh(
+        "find /etc /usr /run /var -xdev -name '*penstock*' ! -path '/var/lib/penstock*' ! -path '/var/log/*' \
+         ! -path '/run/systemd/*'; systemctl list-unit-files --no-legend 'penstock*' || true",
+    )?;
+    ensure!(left.is_empty(), "left after the purge: {left}");
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! `package`: the Debian package.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use guest_rig::process::run;
+use packaging::{Compression, Package};
+
+use crate::build::{binary, build, cargo, check, target_directory, workspace};
+use crate::previous::reuse_rocksdb;
+
+/// Debian's name for the time that goes into reproducible artefacts, in seconds since 1970.
+const EPOCH_ENV: &str = "SOURCE_DATE_EPOCH";
+/// The profile of what ships, in `Cargo.toml`.
+const DIST: &str = "dist";
+
+/// Which build goes into the package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Profile {
+    /// The one that ships.
+    Dist,
+    /// The one that the tests run; for a look at a package without another build.
+    Dev,
+}
+
+/// Builds the package and prints its path.
+pub fn package(profile: Profile) -> Result<()> {
+    let (built, compression) = match profile {
+        Profile::Dist => (build_dist()?, Compression::Small),
+        Profile::Dev => {
+            build()?;
+            (binary("penstock")?, Compression::Fast)
+        }
+    };
+    let directory = target_directory()?.join("package");
+    std::fs::create_dir_all(&directory)
+        .with_context(|| format!("create {}", directory.display()))?;
+    let package = Package {
+        source: workspace(),
+        binary: &built,
+        version: env!("CARGO_PKG_VERSION"),
+        epoch: epoch()?,
+        compression,
+    };
+    let packed = package.assemble(&directory)?;
+    let bytes = std::fs::metadata(&packed)?.len();
+    eprintln!(
+        "xtask: {:.1} MB; install it with `apt install {}`",
+        bytes as f64 / 1e6,
+        packed.display()
+    );
+    println!("{}", packed.display());
+    Ok(())
+}
+
+/// The time of the last commit, unless the environment says otherwise.
+fn epoch() -> Result<u64> {
+    let text = match std::env::var(EPOCH_ENV) {
+        Ok(text) => text,
+        Err(_) => run(Command::new("git")
+            .args(["log", "-1", "--format=%ct"])
+            .current_dir(workspace()))
+        .with_context(|| {
+            format!("ask git for the last commit; {EPOCH_ENV} names a time instead")
+        })?,
+    };
+    let text = text.trim();
+    text.parse()
+        .with_context(|| format!("{EPOCH_ENV} '{text}' is no number of seconds"))
+}
+
+/// The binary that ships. RocksDB, most of a first build, is taken from the build of the tests if that is
+/// there: it is the same code, compiled with the same options.
+fn build_dist() -> Result<PathBuf> {
+    let mut command = cargo()?;
+    command
+        .args(["build", "--profile", DIST, "--locked"])
+        .args(["-p", "penstock", "--bin", "penstock"])
+        .arg("--config")
+        .arg(remapped()?);
+    if reuse_rocksdb(&mut command, workspace())? {
+        eprintln!("xtask: RocksDB is taken from the build of the tests");
+    } else {
+        eprintln!("xtask: compiles RocksDB once for the package, which takes minutes");
+    }
+    check(&mut command)?;
+    Ok(target_directory()?.join(DIST).join("penstock"))
+}
+
+/// Paths of this machine do not belong into what ships, and two clones build the same bytes.
+fn remapped() -> Result<String> {
+    let home = match std::env::var_os("CARGO_HOME") {
+        Some(home) => PathBuf::from(home),
+        None => Path::new(&std::env::var_os("HOME").context("HOME is not set")?).join(".cargo"),
+    };
+    let flag = |from: &Path, to: &str| format!("\"--remap-path-prefix={}={to}\"", from.display());
+    let flags = [flag(workspace(), "/penstock"), flag(&home, "/cargo")];
+    Ok(format!("build.rustflags = [{}]", flags.join(", ")))
+}
