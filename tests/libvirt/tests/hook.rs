@@ -83,7 +83,7 @@ fn domain_with_the_hook_starts_and_ends(release: Release) -> Result<()> {
     // A guest that arrives from another host.
     let told =
         host.refused("virsh dumpxml d --inactive | penstock libvirt hook run d migrate begin -")?;
-    ensure!(told.contains("shut the domain down there"), "{told}");
+    ensure!(told.contains("a cluster of its own"), "{told}");
     ensure!(host.attached()?.is_empty());
 
     // Half of what a domain needs is nothing.

@@ -99,23 +99,9 @@ pub async fn create(client: &Client, needed: &NeededVolume, source: Source) -> R
         queues: needed.queues,
         read_only: needed.is_read_only,
         pin_memory: true,
+        incoming: source == Source::Incoming,
     };
-    match source {
-        Source::Fresh => {}
-        Source::Incoming => return Err(no_takeover(&needed.volume)),
-    }
     client.call(Method::POST, "/v1/attachments", &request).await
-}
-
-/// The daemon serves no volume whose lease another node has.
-fn no_takeover(volume: &str) -> Failure {
-    Failure::new(
-        Kind::Failed,
-        format!(
-            "volume '{volume}' is in use on the other host, and this version takes no running disk over"
-        ),
-        "shut the domain down there and start it here",
-    )
 }
 
 /// Ends an attachment that no guest uses; waits a moment for one that is about to go.
