@@ -3,10 +3,10 @@
 //!
 //! The directory is `/run/penstock-daemons` for root and `$XDG_RUNTIME_DIR/penstock` for everybody else;
 //! `PENSTOCK_RUN_DIR` overrides it. It is not `/run/penstock`: that is where the daemon's own user makes
-//! attachment sockets, and this one must be root's. A daemon holds a lock (flock) on its file. The kernel drops that lock
-//! with the process, so a file that `kill -9` leaves behind counts for nothing, and the next daemon that
-//! starts removes it. The directory must belong to whoever reads it: a file that somebody else could write
-//! would name somebody else's socket.
+//! attachment sockets, and this one must be root's. A daemon holds a lock (flock) on its file. The kernel
+//! drops that lock with the process, so a file that `kill -9` leaves behind counts for nothing, and the next
+//! daemon that starts removes it. The directory must belong to whoever reads it: a file that somebody else
+//! could write would name somebody else's socket.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};

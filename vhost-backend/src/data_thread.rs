@@ -229,8 +229,8 @@ impl<E: Engine> Threads<E> {
         QueueHandle::start(port, device, config)
     }
 
-    /// Asks each thread whether its loop still turns. A thread that waits for a device answers; one that hangs
-    /// does not. Never waits itself.
+    /// Asks each thread whether its loop still turns. A thread that waits for a device answers; one that
+    /// hangs does not. Never waits itself.
     pub fn ping(&self) -> Vec<Ping> {
         self.ports.iter().map(|port| port.ping()).collect()
     }
