@@ -8,8 +8,8 @@ use crate::apparmor;
 use crate::disk::{QUEUE_SIZE_MAX, RECONNECT_S, SHARED_MEMORY};
 use crate::domain::{Domain, MemorySource, VhostUserDisk};
 
-/// Entries below which a queue keeps a fast disk waiting.
-const QUEUE_SIZE_MIN: u16 = 64;
+/// Entries of a virtqueue if a disk's element says nothing.
+const QEMU_QUEUE_SIZE: u16 = 128;
 /// Seconds after which a guest's requests may be given up: half of Linux's limit for a SCSI disk.
 const RECONNECT_S_MAX: u32 = 15;
 /// What gives a PCIe machine a place for one more disk.
@@ -254,18 +254,21 @@ fn queues(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> Fin
 
 fn queue_size(disk: &VhostUserDisk) -> Finding {
     let check = "queue size";
-    let driver = "<driver name='qemu' type='raw' queue_size='256'/>";
+    let driver = format!("<driver name='qemu' type='raw' queue_size='{QUEUE_SIZE_MAX}'/>");
     let (level, found) = match disk.queue_size {
-        None => (Level::Ok, "QEMU's 128 entries".to_owned()),
+        Some(QUEUE_SIZE_MAX) => (Level::Ok, format!("{QUEUE_SIZE_MAX} entries")),
         Some(size) if !size.is_power_of_two() || size > QUEUE_SIZE_MAX => (
             Level::Fail,
             format!("{size} entries: QEMU takes powers of two up to {QUEUE_SIZE_MAX}"),
         ),
-        Some(size) if size < QUEUE_SIZE_MIN => (
+        other => (
             Level::Warn,
-            format!("{size} entries keep the guest waiting under load"),
+            format!(
+                "{} entries: with QEMU 10.0 the disk does not start, for its guests use {QUEUE_SIZE_MAX} \
+                 all the same",
+                other.unwrap_or(QEMU_QUEUE_SIZE)
+            ),
         ),
-        Some(size) => (Level::Ok, format!("{size} entries")),
     };
     let finding = Finding::new(check, level, found);
     match level {

@@ -4,7 +4,9 @@ use quick_xml::writer::Writer;
 
 /// Seconds between QEMU's attempts to reach the daemon again after it went away.
 pub const RECONNECT_S: u32 = 1;
-/// Entries of a virtqueue that vhost-user allows QEMU's disks.
+/// Entries of a virtqueue that vhost-user allows QEMU's disks. It is also what elements say unless told
+/// otherwise: QEMU 10.0 lets the guest's driver use as many, whatever its own `queue-size` is, and asks for
+/// an in-flight record of `queue-size` entries. A ring that the record has no room for is refused.
 pub const QUEUE_SIZE_MAX: u16 = 1024;
 /// Letters after which libvirt runs out of names with one letter; `vdaa` comes next.
 const LETTERS: u32 = 26;
@@ -24,8 +26,8 @@ pub struct DiskElement {
     pub target: String,
     /// Virtqueues.
     pub queues: u16,
-    /// Entries of each; QEMU's 128 if not said.
-    pub queue_size: Option<u16>,
+    /// Entries of each.
+    pub queue_size: u16,
     /// Place in the order in which the firmware tries devices, from 1.
     pub boot_order: Option<u32>,
 }
@@ -44,16 +46,14 @@ impl DiskElement {
 
     fn write(&self, writer: &mut Writer<Vec<u8>>) -> std::io::Result<()> {
         let (queues, reconnect) = (self.queues.to_string(), RECONNECT_S.to_string());
-        let (size, order) = (
-            self.queue_size.map(|entries| entries.to_string()),
-            self.boot_order.map(|order| order.to_string()),
-        );
-        let mut driver = vec![
+        let size = self.queue_size.to_string();
+        let order = self.boot_order.map(|order| order.to_string());
+        let driver = [
             ("name", "qemu"),
             ("type", "raw"),
             ("queues", queues.as_str()),
+            ("queue_size", size.as_str()),
         ];
-        driver.extend(size.as_deref().map(|size| ("queue_size", size)));
         writer
             .create_element("disk")
             .with_attributes([("type", "vhostuser"), ("device", "disk")])
@@ -83,8 +83,8 @@ impl DiskElement {
     }
 }
 
-/// The first character of a socket's path that libvirt cannot keep. It writes such a path into the domain's XML
-/// as it is (as of version 9.0), and does not read that XML again: the domain would be lost.
+/// The first character of a socket's path that libvirt cannot keep. It writes such a path into the domain's
+/// XML as it is (as of version 9.0), and does not read that XML again: the domain would be lost.
 pub fn unkeepable(socket: &str) -> Option<char> {
     let is_bad = |c: &char| matches!(c, '&' | '<' | '>' | '\'' | '"') || c.is_control();
     socket.chars().find(is_bad)
@@ -134,7 +134,7 @@ mod tests {
             socket: "/run/a&b'<.sock".into(),
             target: "vdc".into(),
             queues: 2,
-            queue_size: None,
+            queue_size: 1024,
             boot_order: None,
         };
         let text = disk.to_xml();
@@ -143,8 +143,8 @@ mod tests {
         assert_eq!(path, Some("/run/a&b'<.sock"));
         let reconnect = read.find(&["source", "reconnect"]).unwrap();
         assert_eq!(reconnect.attribute("timeout"), Some("1"));
-        assert!(!text.contains("queue_size") && !text.contains("boot"));
-        (disk.queue_size, disk.boot_order) = (Some(512), Some(1));
+        assert!(!text.contains("boot"), "{text}");
+        (disk.queue_size, disk.boot_order) = (512, Some(1));
         let read = Element::parse(&disk.to_xml()).unwrap();
         assert_eq!(
             read.find_attribute(&["driver"], "queue_size"),

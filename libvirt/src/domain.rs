@@ -16,8 +16,8 @@ use crate::xml::{Element, XmlError};
 /// </metadata>
 /// ```
 ///
-/// A single `<penstock:disk>` may stand alone. Several need the element around them: libvirt keeps one element
-/// of each namespace, and drops the others without a word.
+/// A single `<penstock:disk>` may stand alone. Several need the element around them: libvirt keeps one
+/// element of each namespace, and drops the others without a word.
 pub const NAMESPACE: &str = "urn:penstock:libvirt:1";
 /// Where attachments' sockets are unless told otherwise. One called `NAME.sock` serves the volume NAME.
 pub const SOCKET_DIRECTORY: &str = "/run/penstock";

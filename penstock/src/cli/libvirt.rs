@@ -36,7 +36,7 @@ pub struct DiskXmlArgs {
     /// Virtqueues that the guest uses [default: all that the attachment offers]
     #[arg(long, value_name = "N", value_parser = super::queues())]
     pub queues: Option<u16>,
-    /// Entries of each virtqueue, a power of two [default: QEMU's 128]
+    /// Entries of each virtqueue, a power of two [default: 1024, which QEMU 10.0 needs]
     #[arg(long, value_name = "N", value_parser = queue_size)]
     pub queue_size: Option<u16>,
     /// Place in the order in which the firmware tries devices, from 1

@@ -8,7 +8,7 @@ mod hook;
 
 use std::process::ExitCode;
 
-use libvirt::disk::{DiskElement, unkeepable};
+use libvirt::disk::{DiskElement, QUEUE_SIZE_MAX, unkeepable};
 use libvirt::domain::{DomainError, socket_of};
 use libvirt::virsh::{Scope, Virsh, VirshError};
 
@@ -71,7 +71,7 @@ async fn disk_xml(args: &DiskXmlArgs, global: &Global) -> Result<()> {
         socket: attachment.socket.clone(),
         target: args.target.clone(),
         queues,
-        queue_size: args.queue_size,
+        queue_size: args.queue_size.unwrap_or(QUEUE_SIZE_MAX),
         boot_order: args.boot_order,
     };
     let xml = element.to_xml();
@@ -147,8 +147,8 @@ fn virsh_failure(error: VirshError) -> Failure {
         }
         // 9.0 forgets, when it restarts, how the memory of a domain without NUMA cells is made.
         VirshError::Refused { message, .. } if message.contains("requires shared memory") => {
-            "if the domain's memory is shared, libvirt has forgotten it at a restart: shut the domain down and \
-             start it, or attach with --config"
+            "if the domain's memory is shared, libvirt has forgotten it at a restart: shut the domain down \
+             and start it, or attach with --config"
         }
         VirshError::Run(_)
         | VirshError::Refused { .. }

@@ -11,8 +11,8 @@ fn every_emitted_disk_is_valid_and_taken_by_libvirt() -> Result<()> {
     host.define(&DomainXml::new("d"))?;
     host.ok("penstock volume create a--b 64M && penstock volume create ro 64M")?;
     host.ok(
-        "penstock attach volume a--b --socket /run/penstock/a_--_b.sock --queues 8 && penstock attach volume ro \
-         --socket /run/penstock/ro.sock --read-only",
+        "penstock attach volume a--b --socket /run/penstock/a_--_b.sock --queues 8 && penstock attach \
+         volume ro --socket /run/penstock/ro.sock --read-only",
     )?;
     let before = host.ok("virsh dumpxml d --inactive")?;
     for (target, command) in [
@@ -20,7 +20,7 @@ fn every_emitted_disk_is_valid_and_taken_by_libvirt() -> Result<()> {
         ("vdd", "disk-xml a--b --target vdd --queues 1"),
         (
             "vdaa",
-            "disk-xml a--b --target vdaa --queue-size 1024 --boot-order 2",
+            "disk-xml a--b --target vdaa --queue-size 256 --boot-order 2",
         ),
         ("vdb", "disk-xml ro"),
     ] {
@@ -118,7 +118,7 @@ fn check_names_what_is_wrong_and_what_helps() -> Result<()> {
         ("queues", "fail", "queues='2'"),
         ("socket", "fail", "socket_owner = \":libvirt-qemu\""),
         ("attachment", "ok", ""),
-        ("queue size", "ok", ""),
+        ("queue size", "warn", "queue_size='1024'"),
         ("machine", "ok", ""),
         ("apparmor", "ok", ""),
     ] {

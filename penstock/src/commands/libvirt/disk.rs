@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use libvirt::access::QemuUser;
 use libvirt::apparmor;
 use libvirt::check::{self, Level};
-use libvirt::disk::{DiskElement, free_target};
+use libvirt::disk::{DiskElement, QUEUE_SIZE_MAX, free_target};
 use libvirt::domain::{Domain, NeededVolume, VhostUserDisk, socket_of};
 use libvirt::virsh::{HOTPLUG_RECONNECTS, Scope, Virsh};
 use serde::Serialize;
@@ -77,8 +77,8 @@ fn warn_of_restart(virsh: &Virsh, target: &str) {
     let version = virsh.version().unwrap_or_default();
     if let Some((major, minor)) = version.filter(|version| *version < HOTPLUG_RECONNECTS) {
         eprintln!(
-            "penstock: warning: libvirt {major}.{minor} does not let a disk that is plugged into a running guest \
-             connect again: after a restart of the daemon {target} stands still until the domain has been \
+            "penstock: warning: libvirt {major}.{minor} does not let a disk that is plugged into a running \
+             guest connect again: after a restart of the daemon {target} stands still until the domain has been \
              shut down and started"
         );
     }
@@ -99,7 +99,7 @@ async fn plug(
         socket: attachment.socket,
         target: target.to_owned(),
         queues: needed.queues,
-        queue_size: None,
+        queue_size: QUEUE_SIZE_MAX,
         boot_order: None,
     };
     // QEMU tries for ever to connect, and a running guest stands still meanwhile: whether it may is found out

@@ -29,8 +29,8 @@ pub fn install(global: &Global) -> Result<()> {
     let script = hook::script(&program, &options).map_err(hook_failure)?;
     let path = hook::install(Path::new(hook::DIRECTORY), &script).map_err(hook_failure)?;
     eprintln!(
-        "penstock: wrote {}; restart libvirt so that it finds it (systemctl restart libvirtd): running guests \
-         do not notice",
+        "penstock: wrote {}; restart libvirt so that it finds it (systemctl restart libvirtd): running \
+         guests do not notice",
         path.display()
     );
     Ok(())
