@@ -13,7 +13,8 @@
 //! | [`claim`] | which domain uses which socket |
 //!
 //! **virsh, not the `virt` crate.** The crate links libvirt's client library, so whoever builds Penstock
-//! would need its headers, and whoever runs it the library, even where no libvirt is. virsh is on every machine
+//! would need its headers, and whoever runs it the library, even where no libvirt is.
+//! virsh is on every machine
 //! with libvirt. Its errors are what operators know and search for, and they can repeat each step by hand.
 //!
 //! **quick-xml**, because one crate both reads and writes, with namespaces (metadata has one) and with the

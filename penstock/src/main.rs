@@ -22,7 +22,8 @@ use clap::error::ErrorKind;
 
 use failure::{Failure, Kind};
 
-/// Called by this name the program is a vhost-user back end: `vhost-user-blk` is its first argument. Tools that
+/// Called by this name the program is a vhost-user back end: `vhost-user-blk` is its first argument.
+/// Tools that
 /// find back ends by their description (QEMU's docs/interop/vhost-user.json) know a file, and no verb.
 const BACKEND_NAME: &str = "vhost-user-blk";
 

@@ -28,7 +28,8 @@ impl Meta {
         an_attachment(self.propose(command).await?)
     }
 
-    /// Has an incoming attachment of this node take the place of the one on another node: this node is granted
+    /// Has an incoming attachment of this node take the place of the one on another node:
+    /// this node is granted
     /// the lease of the volume, for [`crate::LEASE_DURATION`] from before this call, and the other attachment
     /// is forgotten.
     ///

@@ -78,7 +78,8 @@ fn warn_of_restart(virsh: &Virsh, target: &str) {
     if let Some((major, minor)) = version.filter(|version| *version < HOTPLUG_RECONNECTS) {
         eprintln!(
             "penstock: warning: libvirt {major}.{minor} does not let a disk that is plugged into a running \
-             guest connect again: after a restart of the daemon {target} stands still until the domain has been \
+             guest connect again: after a restart of the daemon {target} stands still until the domain \
+             has been \
              shut down and started"
         );
     }
