@@ -87,6 +87,12 @@ const ASSETS: &[Asset] = &[
     },
 ];
 
+/// The program that `50-penstock-blk.json` names: a description of a back end has no room for a verb.
+const BACK_END: (&str, &str) = (
+    "usr/libexec/penstock/vhost-user-blk",
+    "#!/bin/sh\nexec /usr/bin/penstock vhost-user-blk \"$@\"\n",
+);
+
 /// Files that an administrator changes, and that an upgrade leaves as they are.
 const CONFFILES: &[&str] = &["/etc/penstock/penstock.toml"];
 /// Scripts of the maintainer, in `packaging/debian`.
@@ -169,6 +175,7 @@ impl Package<'_> {
         let changelog = self.source.join("CHANGELOG.md");
         stage.copy(&changelog, "usr/share/doc/penstock/changelog")?;
         stage.compress("usr/share/doc/penstock/changelog")?;
+        stage.write(BACK_END.0, BACK_END.1.as_bytes(), MODE_PROGRAM)?;
         let binary = stage.write("usr/bin/penstock", &[], MODE_PROGRAM)?;
         run(Command::new("strip")
             .args(["--strip-debug", "-o"])

@@ -59,6 +59,8 @@ fn package_holds_what_an_operator_expects() -> Result<()> {
         "./usr/lib/systemd/system/penstock.service",
         "./usr/lib/systemd/system/penstock@.service",
         "./etc/penstock/penstock.toml",
+        "./usr/libexec/penstock/vhost-user-blk",
+        "./usr/share/qemu/vhost-user/50-penstock-blk.json",
         "./usr/share/penstock/prometheus/penstock.rules.yml",
         "./usr/share/penstock/grafana/penstock.json",
         "./usr/share/doc/penstock/copyright",
