@@ -249,7 +249,7 @@ fn a_device_is_added_for_the_next_start_and_removed_again() {
     assert!(output.status.success());
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("next start") && said.contains("guests see a pause"),
+        said.contains("restart that node") && said.contains("guests see a pause"),
         "{said}"
     );
     assert!(!disk.exists(), "made before its time");

@@ -330,7 +330,7 @@ fn a_pool_without_volumes_tells_that_it_lacks_nodes() {
         wrong[0]
             .problem
             .what
-            .starts_with("pool safe: no volume can be made, "),
+            .starts_with("pool safe: no volume can be made: "),
         "{wrong:#?}"
     );
 }
