@@ -19,7 +19,7 @@ use crate::network::Nic;
 use crate::process::{Guarded, log_tail, wait_until};
 use crate::qmp::Qmp;
 
-pub use migration::{Destination, MigrationState};
+pub use migration::{BANDWIDTH_MAX, Destination, MigrationState};
 
 /// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are
 /// not idle.

@@ -17,7 +17,7 @@ use crate::qmp::Qmp;
 const MIGRATION_LIMIT: Duration = Duration::from_secs(180);
 
 /// Bytes in a second: more than a socket carries.
-const BANDWIDTH: u64 = 1 << 40;
+pub const BANDWIDTH_MAX: u64 = 1 << 40;
 /// Time for which a guest may be stopped: QEMU ends a migration as soon as it takes less.
 const DOWNTIME_MAX: Duration = Duration::from_secs(1);
 
@@ -98,18 +98,18 @@ impl Destination {
 }
 
 impl Vm {
-    /// Begins a migration that ends once the guest can be stopped for this time.
-    pub fn begin_migration(&mut self, to: &Destination, downtime_max: Duration) -> Result<()> {
-        self.allow_downtime(downtime_max)?;
+    /// Begins a migration that sends at most so many bytes in a second.
+    pub fn begin_migration(&mut self, to: &Destination, bandwidth: u64) -> Result<()> {
+        self.limit_migration(bandwidth)?;
         let uri = format!("unix:{}", to.scratch.path().join("migration").display());
         self.qmp.execute("migrate", json!({ "uri": uri }))?;
         Ok(())
     }
 
-    /// From now on the guest may be stopped for this time at the end of a migration.
-    pub fn allow_downtime(&mut self, downtime_max: Duration) -> Result<()> {
-        let millis = u64::try_from(downtime_max.as_millis()).unwrap_or(u64::MAX);
-        let arguments = json!({ "downtime-limit": millis, "max-bandwidth": BANDWIDTH });
+    /// From now on a migration sends at most so many bytes in a second.
+    pub fn limit_migration(&mut self, bandwidth: u64) -> Result<()> {
+        let millis = u64::try_from(DOWNTIME_MAX.as_millis()).unwrap_or(u64::MAX);
+        let arguments = json!({ "downtime-limit": millis, "max-bandwidth": bandwidth });
         self.qmp.execute("migrate-set-parameters", arguments)?;
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Vm {
 
     /// Migrates the guest as fast as it goes. Returns for how long it did not run, in milliseconds.
     pub fn migrate(&mut self, to: Destination) -> Result<u64> {
-        self.begin_migration(&to, DOWNTIME_MAX)?;
+        self.begin_migration(&to, BANDWIDTH_MAX)?;
         match self.wait_migration()? {
             MigrationState::Completed { downtime_ms } => {
                 self.continue_at(to)?;
