@@ -60,7 +60,7 @@ fn guest_uses_a_disk_from_attach_to_detach(release: Release) -> Result<()> {
     let checked = host.json("penstock libvirt check d --json")?;
     ensure!(checked["state"] != "fail", "{checked}");
 
-    // A second disk for the next start alone, and for now alone.
+    // A second disk with --config (from the next start on), then with --live (until the domain stops).
     host.ok(
         "penstock volume create next 64M && penstock libvirt attach d next --config --target vdc",
     )?;
