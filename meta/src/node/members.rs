@@ -23,7 +23,7 @@ use crate::net::BoxFuture;
 const VOTERS_MAX: usize = 5;
 /// The leader compares group and map this often.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// A change that is not committed in this time is looked at again; Raft goes on with it.
+/// A change that is not committed in this time is looked at again, and made again if it stopped half-way.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// A removed node's vote is waited for this long; then whoever removed it is told. Covers a change of the
 /// group and an election.
@@ -36,6 +36,9 @@ const BEHIND_MAX: u64 = 1000;
 struct VoterGroup {
     leader: NodeId,
     voters: BTreeSet<NodeId>,
+    /// A change of the voters stopped half-way: the old ones and the new ones must both agree until it is
+    /// made again. It stays so when the leader was lost, or gave up waiting, in between.
+    is_joint: bool,
     /// Voters and learners, with their addresses.
     nodes: BTreeMap<NodeId, String>,
     /// Learners that have nearly all entries.
@@ -71,7 +74,7 @@ fn plan(map: &ClusterMap, group: &VoterGroup) -> Option<MembershipStep> {
         }
     }
     let voters = choose_voters(map, group);
-    if !voters.is_empty() && voters != group.voters {
+    if !voters.is_empty() && (voters != group.voters || group.is_joint) {
         return Some(MembershipStep::Vote(voters));
     }
     let mut gone = group.nodes.keys().filter(|id| map.node(**id).is_none());
@@ -142,6 +145,7 @@ impl Core {
         Some(VoterGroup {
             leader: self.id,
             voters: membership.voter_ids().collect(),
+            is_joint: membership.get_joint_config().len() > 1,
             nodes: membership
                 .nodes()
                 .map(|(id, node)| (*id, node.addr.clone()))
@@ -263,6 +267,7 @@ mod tests {
                 MembershipStep::Vote(voters) => {
                     assert!(voters.len() % 2 == 1 && voters.len() <= VOTERS_MAX);
                     group.voters = voters;
+                    group.is_joint = false;
                 }
                 MembershipStep::Drop(id) => {
                     group.nodes.remove(&id).unwrap();
@@ -278,6 +283,7 @@ mod tests {
         VoterGroup {
             leader: NodeId(1),
             voters: [NodeId(1)].into(),
+            is_joint: false,
             nodes: [(NodeId(1), "10.0.0.1:7470".to_owned())].into(),
             caught_up: BTreeSet::new(),
         }
@@ -321,6 +327,18 @@ mod tests {
         group.caught_up.insert(NodeId(5));
         let step = plan(&machine.map(), &group);
         assert_eq!(step, Some(MembershipStep::Vote(ids(&[1, 3, 5]))));
+    }
+
+    #[test]
+    fn a_change_of_voters_that_stopped_half_way_is_made_again() {
+        let (machine, mut group) = (cluster(3), bootstrapped());
+        run_plan(&machine, &mut group);
+        // Raft counts the voters of both configurations, so that their set alone looks complete.
+        group.is_joint = true;
+        let step = plan(&machine.map(), &group);
+        assert_eq!(step, Some(MembershipStep::Vote(ids(&[1, 2, 3]))));
+        assert_eq!(run_plan(&machine, &mut group), 1);
+        assert!(!group.is_joint);
     }
 
     #[test]

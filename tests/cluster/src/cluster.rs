@@ -418,9 +418,10 @@ impl Cluster {
     /// tell now is asked again later.
     pub fn is_ready(&self) -> Result<bool> {
         let daemon = &self.any()?.daemon;
-        let (Ok(pools), Ok(nodes)) = (
+        let (Ok(pools), Ok(nodes), Ok(status)) = (
             daemon.json(&["pool", "list"]),
             daemon.json(&["node", "list"]),
+            daemon.json(&["status"]),
         ) else {
             return Ok(false);
         };
@@ -432,7 +433,10 @@ impl Cluster {
             let up = |node: &&Value| node["state"] == "up";
             list.iter().filter(up).count()
         });
+        // Nodes begin to vote shortly after they joined; until then the others cannot do without the first.
+        let problems = status["health"]["problems"].to_string();
         Ok(up == Some(running.count() + self.elsewhere)
+            && !problems.contains("voters")
             && all(&pools, &|pool| {
                 let groups = &pool["groups"];
                 groups["in_sync"] == groups["total"]
