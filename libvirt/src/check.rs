@@ -254,26 +254,17 @@ fn queues(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> Fin
 
 fn queue_size(disk: &VhostUserDisk) -> Finding {
     let check = "queue size";
-    let driver = format!("<driver name='qemu' type='raw' queue_size='{QUEUE_SIZE_MAX}'/>");
-    let (level, found) = match disk.queue_size {
-        Some(QUEUE_SIZE_MAX) => (Level::Ok, format!("{QUEUE_SIZE_MAX} entries")),
-        Some(size) if !size.is_power_of_two() || size > QUEUE_SIZE_MAX => (
+    let size = disk.queue_size.unwrap_or(QEMU_QUEUE_SIZE);
+    match size.is_power_of_two() && size <= QUEUE_SIZE_MAX {
+        true => Finding::new(check, Level::Ok, format!("{size} entries")),
+        false => Finding::new(
+            check,
             Level::Fail,
             format!("{size} entries: QEMU takes powers of two up to {QUEUE_SIZE_MAX}"),
-        ),
-        other => (
-            Level::Warn,
-            format!(
-                "{} entries: with QEMU 10.0 the disk does not start, for its guests use {QUEUE_SIZE_MAX} \
-                 all the same",
-                other.unwrap_or(QEMU_QUEUE_SIZE)
-            ),
-        ),
-    };
-    let finding = Finding::new(check, level, found);
-    match level {
-        Level::Ok => finding,
-        Level::Warn | Level::Fail => finding.fix(driver),
+        )
+        .fix(format!(
+            "<driver name='qemu' type='raw' queue_size='{QUEUE_SIZE_MAX}'/>"
+        )),
     }
 }
 

@@ -82,6 +82,19 @@ impl InflightRegion {
         Ok((Self::map(file, bytes, 0, num_queues, queue_size)?, keep))
     }
 
+    /// Entries per queue that a record of `mmap_size` bytes has room for, given what the front end says.
+    ///
+    /// GET_INFLIGHT_FD answers with a record for rings of `queue_size_max`, whatever was asked for: QEMU 10.0
+    /// asks for its own `queue-size` and lets the guest make larger rings. It hands the record back with the
+    /// number that it asked for; the length tells which layout it has. Daemons before this made records
+    /// exactly as asked, and their guests still hand those back.
+    pub fn entries(mmap_size: u64, num_queues: u16, queue_size: u16, queue_size_max: u16) -> u16 {
+        match mmap_size == Self::bytes(num_queues, queue_size_max) {
+            true => queue_size_max,
+            false => queue_size,
+        }
+    }
+
     /// Maps the memory that a front end kept (SET_INFLIGHT_FD).
     pub fn map(
         file: OwnedFd,
@@ -378,6 +391,16 @@ mod tests {
         queue.header().used_idx.store(9, Ordering::Relaxed);
         queue.state(5).next.store(5, Ordering::Relaxed);
         assert_eq!(reopened(&file).recover(0, 8).heads, [1]);
+    }
+
+    #[test]
+    fn length_of_a_record_tells_its_layout() {
+        let made = InflightRegion::create(4, 1024).unwrap().0;
+        let entries = |size, queues, asked| InflightRegion::entries(size, queues, asked, 1024);
+        assert_eq!(entries(made.mmap_size(), 4, 128), 1024);
+        // One of a daemon that made records exactly as they were asked for.
+        let older = InflightRegion::create(4, 128).unwrap().0;
+        assert_eq!(entries(older.mmap_size(), 4, 128), 128);
     }
 
     #[test]

@@ -105,7 +105,8 @@ fn queues_fit_the_attachment_and_the_processors() {
     };
     assert_eq!(size(""), Level::Warn);
     assert_eq!(size("queue_size='1024'"), Level::Ok);
-    assert_eq!(size("queue_size='512'"), Level::Warn);
+    assert_eq!(size("queue_size='512'"), Level::Ok);
+    assert_eq!(size(""), Level::Ok);
     assert_eq!(size("queue_size='100'"), Level::Fail);
     assert_eq!(size("queue_size='2048'"), Level::Fail);
 }

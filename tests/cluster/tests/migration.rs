@@ -191,6 +191,30 @@ fn migration_is_called_off_retried_and_outlives_its_source() -> Result<()> {
 }
 
 #[test]
+fn migration_goes_on_when_both_daemons_are_killed_in_its_middle() -> Result<()> {
+    let mut rig = Rig::start()?;
+    let destination = rig.destination(2)?;
+    rig.vm.begin_migration(&destination, SLOW)?;
+    rig.goes_on("the begin of a migration")?;
+    for node in [2, 1] {
+        let daemon = rig.cluster.node_mut(node)?;
+        daemon.kill()?;
+        daemon.start()?;
+        rig.goes_on(&format!("a kill of node {node}'s daemon"))?;
+    }
+    rig.vm.limit_migration(BANDWIDTH_MAX)?;
+    match rig.vm.wait_migration()? {
+        MigrationState::Completed { downtime_ms } => {
+            let there = rig.vm.continue_at(destination);
+            there.with_context(|| rig.cluster.report())?;
+            rig.arrived(2, downtime_ms)?;
+        }
+        other => bail!("{other:?}\n{}", rig.cluster.report()),
+    }
+    rig.finish()
+}
+
+#[test]
 fn requests_of_a_destination_wait_while_the_source_writes() -> Result<()> {
     let (cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&old, ledger());

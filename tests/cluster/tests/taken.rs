@@ -8,7 +8,6 @@ use cluster_rig::guest::{SOON, cluster_with_disk, goes_on, ledger};
 use cluster_rig::{Cluster, ClusterOptions, CutDirection, Load, Promise, load};
 use guest_rig::paths::penstock_binary;
 use guest_rig::process::Guarded;
-use serde_json::Value;
 
 /// Longer than a node's lease.
 const CUT: Duration = Duration::from_secs(12);

@@ -6,7 +6,7 @@ use libvirt_rig::{DomainXml, Host, Release};
 
 fn disk(target: &str, socket: &str) -> String {
     format!(
-        "<disk type='vhostuser' device='disk'><driver name='qemu' type='raw' queues='2' queue_size='1024'/>\
+        "<disk type='vhostuser' device='disk'><driver name='qemu' type='raw' queues='2'/>\
          <source type='unix' path='{socket}'><reconnect enabled='yes' timeout='1'/></source>\
          <target dev='{target}' bus='virtio'/></disk>"
     )

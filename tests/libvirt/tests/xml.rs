@@ -118,7 +118,7 @@ fn check_names_what_is_wrong_and_what_helps() -> Result<()> {
         ("queues", "fail", "queues='2'"),
         ("socket", "fail", "socket_owner = \":libvirt-qemu\""),
         ("attachment", "ok", ""),
-        ("queue size", "warn", "queue_size='1024'"),
+        ("queue size", "ok", ""),
         ("machine", "ok", ""),
         ("apparmor", "ok", ""),
     ] {

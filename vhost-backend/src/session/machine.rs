@@ -19,6 +19,7 @@ use zerocopy::IntoBytes;
 
 use super::codec::Request;
 use super::message::*;
+use crate::inflight::InflightRegion;
 
 pub use rings::{Kick, Ring};
 
@@ -166,7 +167,8 @@ pub enum RingNote {
 pub struct Machine {
     offer: Offer,
     features: u64,
-    protocol: u64,
+    /// None before SET_PROTOCOL_FEATURES.
+    protocol: Option<u64>,
     regions: usize,
     inflight_size: Option<u16>,
     rings: Vec<Ring>,
@@ -181,7 +183,7 @@ impl Machine {
         Self {
             offer,
             features: 0,
-            protocol: 0,
+            protocol: None,
             regions: 0,
             inflight_size: None,
             rings,
@@ -198,14 +200,19 @@ impl Machine {
         self.features
     }
 
-    /// Whether a protocol feature was negotiated.
-    pub fn negotiated(&self, protocol_feature: u64) -> bool {
-        self.protocol & protocol_feature != 0
+    /// Whether a message that asks for an acknowledgement gets one.
+    ///
+    /// A front end that has negotiated nothing on this connection and asks nevertheless did so on an earlier
+    /// one: QEMU before 8.2 does not negotiate again if its back end restarts before the device was started,
+    /// as happens at the destination of a migration. It would wait for ever.
+    pub fn acknowledges(&self) -> bool {
+        self.protocol
+            .is_none_or(|bits| bits & protocol::REPLY_ACK != 0)
     }
 
     /// Protocol features the front end acknowledged.
     pub fn protocol_features(&self) -> u64 {
-        self.protocol
+        self.protocol.unwrap_or(0)
     }
 
     /// Whether writes to guest memory are logged.
@@ -277,7 +284,7 @@ impl Machine {
                     self.rings.iter_mut().for_each(|ring| ring.enabled = true);
                 }
             }
-            Note::Protocol(bits) => self.protocol = bits,
+            Note::Protocol(bits) => self.protocol = Some(bits),
             Note::Regions(count) => self.regions = count,
             Note::Inflight(size) => self.inflight_size = Some(size),
             Note::Ring(index, note) => self.rings[usize::from(index)].note(note),
@@ -340,12 +347,19 @@ impl Machine {
     }
 
     fn get_inflight(&self, area: InflightArea) -> Plan {
-        let (queues, size) = self.inflight_layout("GET_INFLIGHT_FD", &area)?;
+        let (queues, _) = self.inflight_layout("GET_INFLIGHT_FD", &area)?;
+        let size = self.offer.queue_size_max;
         Ok(vec![Action::CreateInflight { queues, size }])
     }
 
     fn set_inflight(&self, area: InflightArea, fd: OwnedFd) -> Plan {
-        let (_, size) = self.inflight_layout("SET_INFLIGHT_FD", &area)?;
+        let (queues, asked) = self.inflight_layout("SET_INFLIGHT_FD", &area)?;
+        let size_max = self.offer.queue_size_max;
+        let size = InflightRegion::entries(area.mmap_size, queues, asked, size_max);
+        let area = InflightArea {
+            queue_size: size,
+            ..area
+        };
         if let Some(index) = self.running().next() {
             let name = "SET_INFLIGHT_FD";
             return Err(Refusal::Running { name, index });

@@ -1,9 +1,9 @@
 //! Carries one connection's messages through the machine: decode, plan, perform, answer.
 //!
-//! Acknowledgements follow the specification's REPLY_ACK to the letter: a message with the need-reply flag,
-//! once the feature is negotiated, gets 0 or 1; a message that has an answer of its own gets that and nothing
-//! else. What cannot be done and cannot be said ends the connection, for a front end that believes in a ring
-//! that does not run would leave its guest hanging.
+//! Acknowledgements follow the specification's REPLY_ACK: a message with the need-reply flag gets 0 or 1,
+//! unless the front end has negotiated protocol features without it; a message that has an answer of its own
+//! gets that and nothing else. What cannot be done and cannot be said ends the connection, for a front end that
+//! believes in a ring that does not run would leave its guest hanging.
 
 use std::os::fd::OwnedFd;
 
@@ -128,7 +128,7 @@ impl<H: Host> Session<H> {
     pub fn handle(&mut self, frame: Frame) -> Result<Option<Answer>, MessageError<H::Error>> {
         let (request, needs_ack) = (frame.header.code, frame.needs_ack());
         let outcome = self.carry_out(frame);
-        let acknowledge = needs_ack && self.machine.negotiated(protocol::REPLY_ACK);
+        let acknowledge = needs_ack && self.machine.acknowledges();
         match outcome {
             Ok(Some(answer)) => Ok(Some(answer)),
             Ok(None) => Ok(acknowledge.then(|| ack(request, 0))),

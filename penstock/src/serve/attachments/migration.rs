@@ -12,9 +12,7 @@
 //! source asks for a new lease; it is granted only if the destination did not take over.
 //!
 //! **Why it is done by looking, not by messages.** Each side looks at the records and at its own rings, and
-//! does what fits. So a lost answer or a new leader changes nothing. The same is meant for restarts of the
-//! daemons, but one test of a guest stood still after both were killed in the middle of a migration (decision
-//! 0011).
+//! does what fits. So a lost answer, a new leader or a restart of a daemon changes nothing.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -130,6 +130,8 @@ fn started() -> Talk {
 #[test]
 fn acks_are_sent_only_when_negotiated_and_requested() {
     let mut talk = Talk::new();
+    let without = protocol::OFFERED & !protocol::REPLY_ACK;
+    talk.tell(code::SET_PROTOCOL_FEATURES, &without.to_ne_bytes(), 0);
     assert_eq!(talk.say(code::SET_OWNER, FLAG_NEED_REPLY, &[], 0), Ok(None));
     // The feature holds from the message on that negotiates it.
     assert_eq!(
@@ -142,6 +144,17 @@ fn acks_are_sent_only_when_negotiated_and_requested() {
     );
     assert_eq!(talk.ack(code::SET_OWNER, &[], 0), 0);
     talk.tell(code::SET_OWNER, &[], 0);
+}
+
+/// QEMU 7.2 whose back end restarted before the device was started.
+#[test]
+fn front_end_that_negotiated_on_an_earlier_connection_gets_its_acks() {
+    let mut talk = Talk::new();
+    talk.tell(code::SET_FEATURES, &F_PROTOCOL_FEATURES.to_ne_bytes(), 0);
+    for (code, payload, fds) in setup() {
+        assert_eq!(talk.ack(code, &payload, fds), 0, "{}", name(code));
+    }
+    assert_eq!(talk.running(), [0]);
 }
 
 #[test]

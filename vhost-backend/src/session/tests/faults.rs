@@ -226,6 +226,7 @@ fn in_flight_records_that_cannot_be_are_refused() {
     assert!(
         set(
             VhostUserInflight {
+                mmap_size: area.mmap_size - 64,
                 queue_size: 1024,
                 ..area
             },
