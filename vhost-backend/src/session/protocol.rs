@@ -2,8 +2,8 @@
 //!
 //! Acknowledgements follow the specification's REPLY_ACK: a message with the need-reply flag gets 0 or 1,
 //! unless the front end has negotiated protocol features without it; a message that has an answer of its own
-//! gets that and nothing else. What cannot be done and cannot be said ends the connection, for a front end that
-//! believes in a ring that does not run would leave its guest hanging.
+//! gets that and nothing else. What cannot be done and cannot be said ends the connection, for a front end
+//! that believes in a ring that does not run would leave its guest hanging.
 
 use std::os::fd::OwnedFd;
 
