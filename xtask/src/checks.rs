@@ -27,6 +27,10 @@ pub fn test(args: &[OsString]) -> Result<()> {
     let is_selected = args.iter().any(|arg| arg == "-E");
     if has_subcommand("nextest") {
         command.args(["nextest", "run", "--workspace"]);
+        let chosen = args.iter().any(|arg| arg == "--profile" || arg == "-P");
+        if !chosen && is_wide() {
+            command.args(["--profile", "wide"]);
+        }
         if previous.is_none() && !is_selected {
             command.args(["-E", "not (package(cluster-tests) & binary(upgrade))"]);
         }
@@ -48,6 +52,20 @@ pub fn test(args: &[OsString]) -> Result<()> {
         .env(PENSTOCK_BIN_ENV, binary("penstock")?);
     command.envs(previous.map(|path| (PREVIOUS_BIN_ENV, path)));
     check(&mut command)
+}
+
+/// Whether guests of tests run side by side here: each takes up to four cores and 2 GiB, clusters too.
+fn is_wide() -> bool {
+    const CORES_MIN: usize = 8;
+    const MEMORY_MIN_KIB: u64 = 16 << 20;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = total.and_then(|rest| rest.trim().strip_suffix(" kB"));
+    let total = total.and_then(|kib| kib.parse().ok());
+    cores >= CORES_MIN && total.is_some_and(|kib: u64| kib >= MEMORY_MIN_KIB)
 }
 
 fn test_rdma(args: &[OsString]) -> Result<()> {

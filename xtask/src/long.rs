@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 13] = [
+const TESTS: [TwoForms; 14] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -95,6 +95,12 @@ const TESTS: [TwoForms; 13] = [
         test: "a_domain_with_the_hook_gets_its_disks_and_gives_them_back",
         short: "the libvirt that is installed",
         long: "also Debian 13's, in a root of its own",
+    },
+    TwoForms {
+        package: "libvirt-tests",
+        test: "a_guest_is_migrated_by_libvirt_between_two_hosts_and_back",
+        short: "2 migrations by the libvirt that is installed",
+        long: "10 migrations, also by Debian 13's, in a root of its own",
     },
 ];
 

@@ -49,7 +49,7 @@ impl Channel {
         })?;
         Ok(Guest {
             agent,
-            console: self.console,
+            channel: self,
         })
     }
 
@@ -75,14 +75,23 @@ pub(crate) fn paths(directory: &Path, name: &str) -> (PathBuf, PathBuf) {
 #[derive(Debug)]
 pub struct Guest {
     agent: Agent,
-    console: PathBuf,
+    channel: Channel,
 }
 
 impl Guest {
+    /// Goes on with the guest at the host that it was migrated to, whose QEMU has connected to the same
+    /// channel.
+    pub fn follow(&mut self) -> Result<()> {
+        let stream = self.channel.accept();
+        self.agent
+            .replace(stream.context("the channel of the destination")?);
+        Ok(())
+    }
+
     /// Runs a script in the guest.
     pub fn run(&mut self, script: &str) -> Result<Output> {
         self.agent.run(script, SCRIPT_LIMIT).map_err(|error| {
-            let console = log_tail(&self.console);
+            let console = log_tail(&self.channel.console);
             error.context(format!("in the guest: {script}\nits console:\n{console}"))
         })
     }

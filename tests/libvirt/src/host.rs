@@ -121,16 +121,31 @@ impl Host {
 
     /// A host on which neither runs.
     pub fn bare(release: Release) -> Result<Self> {
+        Self::assemble("host", release, None)
+    }
+
+    /// Same, with a name, in a network namespace. Its libvirt takes guests from others of the network, whose
+    /// files are in the same directory `shared`.
+    pub fn on_network(name: &str, release: Release, network: &str, shared: &Path) -> Result<Self> {
+        let mut host = Self::assemble(name, release, Some((network, shared)))?;
+        host.listen()?;
+        Ok(host)
+    }
+
+    fn assemble(name: &str, release: Release, place: Option<(&str, &Path)>) -> Result<Self> {
         for program in ["libvirtd", "virsh", "xmllint"] {
             ensure!(
                 find_program(program).is_some(),
                 "{program} is missing: `cargo xtask packages` installs it"
             );
         }
-        let scratch = tempfile::Builder::new()
-            .prefix("penstock-libvirt-")
-            .tempdir()
-            .context("make a directory for the host")?;
+        let scratch = match place {
+            Some((_, shared)) => tempfile::tempdir_in(shared),
+            None => tempfile::Builder::new()
+                .prefix("penstock-libvirt-")
+                .tempdir(),
+        }
+        .context("make a directory for the host")?;
         // QEMU runs as another user, and reaches the guest's files.
         std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755))?;
         let programs = scratch.path().join("bin");
@@ -146,16 +161,21 @@ impl Host {
             std::fs::copy(&source, scratch.path().join(name))
                 .with_context(|| format!("copy {}", source.display()))?;
         }
-        let machine = Machine::start("host", scratch.path(), &programs, None)?;
+        let network = place.map(|(network, _)| network);
+        let machine = Machine::start(name, scratch.path(), &programs, network)?;
+        let files = place
+            .map_or(scratch.path(), |(_, shared)| shared)
+            .to_owned();
         let mut host = Self { machine, scratch };
-        host.separate(release)?;
+        host.separate(release, &files)?;
         Ok(host)
     }
 
-    /// Gives the machine directories of its own wherever libvirt keeps something.
-    fn separate(&mut self, release: Release) -> Result<()> {
+    /// Gives the machine directories of its own wherever libvirt keeps something. Guests find their `files` at
+    /// the same path.
+    fn separate(&mut self, release: Release, files: &Path) -> Result<()> {
         if release == Release::Debian13 {
-            self.change_root(&debian13()?)?;
+            self.change_root(&debian13()?, files)?;
         }
         // With the control groups of the whole machine libvirt would end more than its own processes.
         self.machine.ok("umount -R /sys/fs/cgroup || true")?;
@@ -175,16 +195,29 @@ impl Host {
         Ok(())
     }
 
+    /// libvirt is reached by whoever is on the network. It takes no guest from a host with its own identity,
+    /// which it would read from the machine's firmware.
+    fn listen(&mut self) -> Result<()> {
+        self.machine.ok(
+            "printf '%s\\n' 'listen_tls = 0' 'listen_tcp = 1' 'auth_tcp = \"none\"' \
+             \"host_uuid = \\\"$(cat /proc/sys/kernel/random/uuid)\\\"\" >> /etc/libvirt/libvirtd.conf",
+        )?;
+        // Both hosts see the guest's files, and each would take the other's ownership for a mistake.
+        self.machine
+            .ok("echo 'remember_owner = 0' >> /etc/libvirt/qemu.conf")?;
+        self.machine.ok("LISTEN=--listen").map(drop)
+    }
+
     /// The shell goes on in another root, with what is mounted here.
-    fn change_root(&mut self, root: &Path) -> Result<()> {
-        let (root, scratch) = (root.display(), self.scratch.path().display());
+    fn change_root(&mut self, root: &Path, files: &Path) -> Result<()> {
+        let (root, files) = (root.display(), files.display());
         for command in [
             format!("mount --rbind {root} {root}"),
             format!("for d in proc sys dev run srv; do mount --rbind /$d {root}/$d; done"),
             // What is made in it is gone with the host.
             format!("mount -t tmpfs -o mode=1777 tmpfs {root}/tmp"),
-            format!("mkdir -p {root}{scratch}"),
-            format!("mount --rbind {scratch} {root}{scratch}"),
+            format!("mkdir -p {root}{files}"),
+            format!("mount --rbind {files} {root}{files}"),
             format!("mount -t tmpfs tmpfs {root}/root"),
             format!("exec chroot {root} bash --noprofile --norc"),
         ] {
@@ -210,7 +243,7 @@ impl Host {
     /// Starts libvirtd; the shell's `$L` is its process.
     pub fn start_libvirt(&mut self) -> Result<()> {
         self.machine
-            .ok("libvirtd > /run/libvirtd.log 2>&1 & L=$!")?;
+            .ok("libvirtd $LISTEN > /run/libvirtd.log 2>&1 & L=$!")?;
         self.machine.until_ok("virsh version > /dev/null")?;
         Ok(())
     }

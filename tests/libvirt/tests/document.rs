@@ -1,10 +1,9 @@
 //! What docs/LIBVIRT.md tells people to type works when it is typed.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
 use cluster_rig::document::console_lines;
 use guest_rig::GuestImage;
+use libvirt_rig::document::document;
 use libvirt_rig::{Host, Release};
 
 /// Most commands from an installed package to a guest on a Penstock disk.
@@ -23,11 +22,6 @@ case \"$*\" in
 *) echo \"systemctl $*: unexpected\" >&2; exit 1 ;;
 esac
 ";
-
-fn document() -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/LIBVIRT.md");
-    std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
-}
 
 /// The document's domain, which the rig's guest can run in where there is neither KVM nor a network.
 fn domain(text: &str, channel: &str) -> Result<String> {

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cluster_rig::document::console_lines;
 use guest_rig::Form;
 use guest_rig::paths::penstock_binary;
 use package_rig::{Machine, Payload, Release};
@@ -52,6 +53,19 @@ fn payload() -> Result<Payload> {
         })
 }
 
+/// The commands below a heading of docs/INSTALL.md that are typed on the machine called `prompt`. This one has
+/// no network.
+fn document(heading: &str, prompt: &str) -> Result<Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/INSTALL.md");
+    let text = std::fs::read_to_string(&path).context("read docs/INSTALL.md")?;
+    let lines = console_lines(&text, heading).into_iter();
+    let typed = lines.filter(|line| line.prompt == prompt);
+    let typed = typed.map(|line| line.command.replace("10.0.0.1", "127.0.0.1"));
+    let typed: Vec<String> = typed.collect();
+    ensure!(typed.len() >= 3, "{heading}: {typed:?}");
+    Ok(typed)
+}
+
 fn install(machine: &mut Machine, index: usize) -> Result<String> {
     machine.sh(&format!("dpkg -i {}/{index}.deb 2>&1", Payload::IN_MACHINE))
 }
@@ -83,6 +97,9 @@ fn package_serves_guests_and_leaves_their_data() -> Result<()> {
             upgraded(&mut machine)?;
             hung(&mut machine)?;
             machine = rebooted(machine)?;
+        }
+        if *release == Release::Bookworm {
+            second_node(&mut machine)?;
         }
         removed(&mut machine)?;
         purged(&mut machine)?;
@@ -125,13 +142,34 @@ fn confined(machine: &mut Machine, release: Release) -> Result<()> {
 
 /// A node of a cluster on the one release, a node of its own on the other.
 fn started(machine: &mut Machine, release: Release) -> Result<()> {
-    if release == Release::Bookworm {
-        let told = machine.sh("penstock init --listen 127.0.0.1 --replicas 1 2>&1")?;
-        ensure!(told.contains("systemctl enable --now penstock"), "{told}");
-        let foreign = machine.sh("find /var/lib/penstock ! -user penstock")?;
-        ensure!(foreign.is_empty(), "not the daemon's: {foreign}");
+    match release {
+        Release::Bookworm => {
+            for command in document("## A node of a cluster", "one")? {
+                // It stays the only one for a while.
+                let command = match command.starts_with("penstock init") {
+                    true => format!("{command} --replicas 1"),
+                    false => command,
+                };
+                let told = machine.sh(&format!("{command} 2>&1"))?;
+                if command.starts_with("penstock init") {
+                    ensure!(told.contains("systemctl enable --now penstock"), "{told}");
+                    let foreign = machine.sh("find /var/lib/penstock ! -user penstock")?;
+                    ensure!(foreign.is_empty(), "not the daemon's: {foreign}");
+                }
+            }
+            machine.sh("penstock volume create web 64M")?;
+            machine.sh("penstock attach volume web --socket /run/penstock/web.sock")?;
+        }
+        Release::Trixie => {
+            for command in document("## A node of its own", "")? {
+                let told = machine.sh(&format!("{command} 2>&1"))?;
+                ensure!(
+                    !command.contains("disk-xml") || told.contains("/run/penstock/web.sock"),
+                    "{told}"
+                );
+            }
+        }
     }
-    machine.sh("systemctl enable --now penstock 2>&1")?;
     machine.sh("penstock status && penstock health")?;
     // Nothing that a human would have to act upon, in a start on a fresh machine.
     machine.sh("! journalctl --unit=penstock --no-pager | grep -E ' (WARN|ERROR) '")?;
@@ -150,8 +188,6 @@ fn started(machine: &mut Machine, release: Release) -> Result<()> {
 
 /// libvirt's QEMU connects, and nobody else.
 fn sockets(machine: &mut Machine) -> Result<()> {
-    machine.sh("penstock volume create web 64M")?;
-    machine.sh("penstock attach volume web --socket /run/penstock/web.sock")?;
     let socket = machine.sh("stat -c '%U %G %a' /run/penstock/web.sock")?;
     ensure!(socket == "penstock libvirt-qemu 660", "{socket}");
     let load = format!(
@@ -265,10 +301,25 @@ fn rebooted(machine: Machine) -> Result<Machine> {
     Ok(machine)
 }
 
+/// A further node on this machine, by the template.
+fn second_node(machine: &mut Machine) -> Result<()> {
+    let token = machine.sh("penstock token create")?;
+    for command in document("## More nodes on one machine", "")? {
+        machine.sh(&format!("{} 2>&1", command.replace("TOKEN", &token)))?;
+    }
+    machine.sh_until("penstock health --data /var/lib/penstock-b", LIMIT)?;
+    let nodes = machine.sh("penstock node list --data /var/lib/penstock")?;
+    ensure!(nodes.lines().count() == 3, "{nodes}");
+    machine.sh("rm /etc/penstock/b.toml")?;
+    Ok(())
+}
+
 /// The package goes, and nothing else; installed again, it goes on.
 fn removed(machine: &mut Machine) -> Result<()> {
+    machine.sh("mkdir -p /etc/libvirt && penstock libvirt hook install")?;
     machine.sh("dpkg -r penstock 2>&1")?;
-    machine.refused("systemctl is-active penstock")?;
+    machine.refused("systemctl is-active penstock penstock@b")?;
+    machine.refused("test -e /etc/libvirt/hooks/qemu.d/50-penstock")?;
     machine.sh("test ! -e /usr/bin/penstock && test -e /etc/penstock/penstock.toml")?;
     install(machine, 1)?;
     machine.sh("systemctl start penstock && penstock volume show web")?;

@@ -161,6 +161,11 @@ impl Host<'_> {
                 true => attachments::end(&client, &claim.socket).await.map(drop),
                 false => Ok(()),
             };
+            // A guest that was migrated takes its attachment along, perhaps just now.
+            let ended = match ended {
+                Err(_) if !attachments::list(&client).await?.iter().any(is_there) => Ok(()),
+                ended => ended,
+            };
             match ended {
                 Ok(()) => claims::give_up(&claim),
                 Err(failure) => last = Err(failure),
