@@ -36,7 +36,7 @@ impl Default for WindowSizes {
     fn default() -> Self {
         Self {
             window_bytes: 8 << 20,
-            shared_window_bytes: 64 << 10,
+            shared_window_bytes: 32 << 10,
             small_window_bytes: 4 << 20,
             piece_bytes: 1 << 20,
             shared_piece_bytes: 32 << 10,
