@@ -171,8 +171,8 @@ impl Host {
         Ok(host)
     }
 
-    /// Gives the machine directories of its own wherever libvirt keeps something. Guests find their `files` at
-    /// the same path.
+    /// Gives the machine directories of its own wherever libvirt keeps something. Guests find their `files`
+    /// at the same path.
     fn separate(&mut self, release: Release, files: &Path) -> Result<()> {
         if release == Release::Debian13 {
             self.change_root(&debian13()?, files)?;

@@ -115,9 +115,11 @@ impl Pair {
 
 fn progress(guest: &mut Guest) -> Result<()> {
     guest
-        .sh("set -- $(cat /sys/block/vda/stat); before=$(($1 + $5)); for i in $(seq 600); do \
-             set -- $(cat /sys/block/vda/stat); test $(($1 + $5)) -gt $((before + 100)) && exit 0; sleep 0.1; \
-             done; exit 1")
+        .sh(
+            "set -- $(cat /sys/block/vda/stat); before=$(($1 + $5)); for i in $(seq 600); do \
+             set -- $(cat /sys/block/vda/stat); test $(($1 + $5)) -gt $((before + 100)) && exit 0; \
+             sleep 0.1; done; exit 1",
+        )
         .map(drop)
 }
 

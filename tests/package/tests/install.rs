@@ -53,8 +53,8 @@ fn payload() -> Result<Payload> {
         })
 }
 
-/// The commands below a heading of docs/INSTALL.md that are typed on the machine called `prompt`. This one has
-/// no network.
+/// The commands below a heading of docs/INSTALL.md that are typed on the machine called `prompt`. This one
+/// has no network.
 fn document(heading: &str, prompt: &str) -> Result<Vec<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/INSTALL.md");
     let text = std::fs::read_to_string(&path).context("read docs/INSTALL.md")?;
