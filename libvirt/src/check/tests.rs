@@ -103,7 +103,6 @@ fn queues_fit_the_attachment_and_the_processors() {
         let domain = with_disk(driver, RECONNECT);
         level(&disk(&domain, &domain.disks[0], None), "queue size")
     };
-    assert_eq!(size(""), Level::Warn);
     assert_eq!(size("queue_size='1024'"), Level::Ok);
     assert_eq!(size("queue_size='512'"), Level::Ok);
     assert_eq!(size(""), Level::Ok);
