@@ -541,6 +541,11 @@ impl Volume for VolumeHandle {
     fn size_bytes(&self) -> u64 {
         self.state.size_bytes()
     }
+
+    #[inline]
+    fn knows_size(&self) -> bool {
+        self.state.is_recovered()
+    }
 }
 
 fn start_network(config: &FabricConfig) -> Result<Option<Network>, FabricError> {

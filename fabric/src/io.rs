@@ -95,6 +95,13 @@ pub enum Submit {
 pub trait Volume: Clone + Send + Sync + 'static {
     /// Current size in bytes, a multiple of [`SECTOR_BYTES`]; changes on live resize.
     fn size_bytes(&self) -> u64;
+
+    /// Whether that is its size. While it waits for its lease it may be resized where it is in use; its
+    /// requests are answered busy then.
+    #[inline]
+    fn knows_size(&self) -> bool {
+        true
+    }
 }
 
 /// Executes requests for one data thread.

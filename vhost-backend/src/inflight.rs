@@ -266,6 +266,11 @@ impl InflightQueue {
         state.inflight.store(1, Ordering::Release);
     }
 
+    /// Records that `head`, which was taken last, is on the ring again.
+    pub fn untaken(&mut self, head: u16) {
+        self.state(head).inflight.store(0, Ordering::Release);
+    }
+
     /// Step 1 of a batch: `head` has its answer in the used ring, whose index has not moved yet.
     #[inline]
     pub fn answered(&mut self, head: u16) {

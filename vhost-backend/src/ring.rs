@@ -179,6 +179,9 @@ pub trait Ring: Send {
     /// Takes the next request; one must be [`Ring::available`].
     fn take(&mut self) -> Result<u16, RingError>;
 
+    /// Puts the request that was taken last back: it is the next one again.
+    fn untake(&mut self);
+
     /// Reads the chain of a request that was taken.
     fn walk(&self, id: u16, view: &mut MemoryView, chain: &mut Chain) -> Result<(), RingError>;
 

@@ -254,6 +254,10 @@ impl Client {
         request: &io::Request<'_>,
         transport: &mut T,
     ) -> Submit {
+        // Its size may be another by the time that it has a lease.
+        if !volume.is_recovered() && !volume.is_revoked() {
+            return Submit::Busy;
+        }
         if let Err(error) = check(volume, request) {
             volume.count(self.lane, Finished::Error);
             return Submit::Done(Err(error));

@@ -155,7 +155,14 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
     ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));
     match attachment.target {
         AttachmentTarget::Volume { id, .. } => {
-            ATTACHMENTS_BY_VOLUME.delete(txn, &(id, attachment.id))
+            ATTACHMENTS_BY_VOLUME.delete(txn, &(id, attachment.id));
+            // A guest on its way made its choice here, and does not make it again.
+            for mut next in volume::attachments(txn, id)? {
+                if next.options.incoming.is_some() {
+                    next.options.write_through = attachment.options.write_through;
+                    ATTACHMENTS.put(txn, &next.id.clone(), &next);
+                }
+            }
         }
     }
     Ok(Outcome::Attachment(attachment))

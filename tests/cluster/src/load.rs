@@ -377,6 +377,12 @@ impl Requests {
         self.answer()
     }
 
+    /// Has a block of [`Self::write`]'s content written, and waits for nothing.
+    pub fn begin_write(&mut self, offset: u64) {
+        self.0.buffer(0).fill(0x5A);
+        self.0.write(offset, 0);
+    }
+
     /// Reads a block and waits for the answer.
     pub fn read(&mut self, offset: u64) -> Result<()> {
         self.0.read(offset, 0);

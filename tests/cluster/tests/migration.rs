@@ -224,11 +224,7 @@ fn requests_of_a_destination_wait_while_the_source_writes() -> Result<()> {
     // A second guest on the same disk must not write: its request waits, and that is reported.
     let socket = new.clone();
     let intruder = std::thread::spawn(move || Requests::connect(&socket)?.write(BESIDE_THE_LEDGER));
-    cluster.wait("node 2 reports that a guest waits", SOON, |cluster| {
-        let status = cluster.node(2)?.daemon().json(&["status"])?;
-        let told = status["health"].to_string();
-        Ok(told.contains("waits for the lease").then_some(()))
-    })?;
+    cluster.wait("node 2 reports that a guest waits", SOON, waits_at_two)?;
     goes_on(&cluster, &load, "the second guest")?;
     ensure!(!intruder.is_finished(), "two guests wrote");
     let mut ledger = load.stop()?;
@@ -241,6 +237,59 @@ fn requests_of_a_destination_wait_while_the_source_writes() -> Result<()> {
         Ok((attachment(cluster, 1)?.is_none() && !old.exists()).then_some(()))
     })?;
     load::check(&new, &mut ledger, Promise::Acknowledged)
+}
+
+/// Whether node 2 says that a guest waits there.
+fn waits_at_two(cluster: &Cluster) -> Result<Option<()>> {
+    let status = cluster.node(2)?.daemon().json(&["status"])?;
+    let told = status["health"].to_string();
+    Ok(told.contains("waits for the lease").then_some(()))
+}
+
+#[test]
+fn write_of_a_destination_that_has_gone_is_never_done() -> Result<()> {
+    let (mut cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let load = Load::start(&old, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    let new = cluster.node(2)?.daemon().attach_incoming("disk")?;
+    let mut intruder = Requests::connect(&new)?;
+    intruder.begin_write(BESIDE_THE_LEDGER);
+    cluster.wait("its request waits", SOON, waits_at_two)?;
+    drop(intruder);
+    cluster.wait("it has gone", SOON, |cluster| {
+        let there = attachment(cluster, 2)?.context("nothing at the destination")?;
+        Ok((there["state"] != "connected").then_some(()))
+    })?;
+    goes_on(&cluster, &load, "the end of the destination")?;
+    // Nothing takes the volume while nobody runs there.
+    let mut ledger = load.stop()?;
+    std::thread::sleep(Duration::from_secs(3));
+    ensure!(attachment(&cluster, 1)?.is_some(), "it was taken over");
+    load::check(&old, &mut ledger, Promise::Acknowledged)?;
+    let found = Requests::connect_long(&old)?.read_long(BESIDE_THE_LEDGER, 4096)?;
+    ensure!(
+        found.iter().all(|byte| *byte == 0),
+        "a dead guest's write was done"
+    );
+
+    // One that waits holds up neither the end of its attachment nor that of its daemon.
+    let load = Load::start(&old, ledger);
+    goes_on(&cluster, &load, "the second load")?;
+    let mut intruder = Requests::connect(&new)?;
+    intruder.begin_write(BESIDE_THE_LEDGER);
+    cluster.wait("its request waits", SOON, waits_at_two)?;
+    cluster.node_mut(2)?.stop()?;
+    cluster.node_mut(2)?.start()?;
+    let mut intruder = Requests::connect(&new)?;
+    intruder.begin_write(BESIDE_THE_LEDGER);
+    cluster.wait("its request waits again", SOON, waits_at_two)?;
+    let two = cluster.node(2)?.daemon();
+    two.cli(&["detach", "disk", "--yes"])?;
+    cluster.wait("the destination has nothing", SOON, |cluster| {
+        Ok(attachment(cluster, 2)?.is_none().then_some(()))
+    })?;
+    goes_on(&cluster, &load, "the end of the second destination")?;
+    load::check(&old, &mut load.stop()?, Promise::Acknowledged)
 }
 
 #[test]

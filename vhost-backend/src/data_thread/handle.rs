@@ -38,6 +38,8 @@ pub(super) enum Command<V> {
     },
     Stop {
         id: QueueId,
+        /// The front end has gone.
+        gone: bool,
         reply: Option<Reply<u16>>,
     },
     Change {
@@ -187,10 +189,21 @@ impl<V: Volume> QueueHandle<V> {
     }
 
     /// Takes no more requests, waits until those in flight are answered, and returns the index to go on at.
-    pub fn stop(mut self) -> Result<u16, QueueError> {
+    pub fn stop(self) -> Result<u16, QueueError> {
+        self.end(false)
+    }
+
+    /// Same, for a front end that has gone: of what an earlier daemon took, nothing more is begun. It stays
+    /// in the record.
+    pub fn abandon(self) -> Result<u16, QueueError> {
+        self.end(true)
+    }
+
+    fn end(mut self, gone: bool) -> Result<u16, QueueError> {
         self.stopped = true;
         let outcome = self.port.ask(|reply| Command::Stop {
             id: self.id,
+            gone,
             reply: Some(reply),
         });
         self.port.load.fetch_sub(1, Ordering::Relaxed);
@@ -224,6 +237,7 @@ impl<V> Drop for QueueHandle<V> {
             // A thread that is gone has dropped the queue already.
             let _ = self.port.send(Command::Stop {
                 id: self.id,
+                gone: true,
                 reply: None,
             });
         }

@@ -1,5 +1,6 @@
 //! One queue on its data thread: takes requests off the ring, runs them on the engine, answers.
 
+mod in_order;
 mod request;
 mod timing;
 
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use fabric::io::{Engine, Op, Volume};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
+use in_order::InOrder;
 use timing::Timing;
 
 use super::clock::Stamp;
@@ -88,6 +90,10 @@ pub(crate) struct Queue<V, R = SplitRing> {
     replay: Vec<u16>,
     /// A request that the engine had no room for.
     stalled: Option<u16>,
+    /// It is the one that was taken off the ring last.
+    stalled_is_newest: bool,
+    /// Only while the guest's memory is logged.
+    order: Option<InOrder>,
     /// Ranges of the request that has them, as they were checked. They stay while it is stalled half way:
     /// what is with the engine already and what is still to come must be of one request, whatever the guest
     /// writes over it meanwhile.
@@ -149,6 +155,8 @@ impl<V: Volume> Queue<V, SplitRing> {
             None => Vec::new(),
         };
         ring.set_log(config.log.clone().zip(config.used_log));
+        let order = config.log.as_ref();
+        let order = order.map(|_| InOrder::new(config.size, &replay));
         let mut queue = Self {
             device,
             index: config.index,
@@ -159,6 +167,8 @@ impl<V: Volume> Queue<V, SplitRing> {
             busy_slots: 0,
             replay,
             stalled: None,
+            stalled_is_newest: false,
+            order,
             ranges: Box::default(),
             inflight,
             answered: Vec::with_capacity(usize::from(config.size)),
@@ -311,8 +321,12 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             if let Some(record) = &mut self.inflight {
                 record.taken(id);
             }
+            if let Some(order) = &mut self.order {
+                order.take(id);
+            }
             if !self.run(id, engine, scratch)? {
                 self.stalled = Some(id);
+                self.stalled_is_newest = true;
                 break;
             }
             if self.ring.unpublished() >= PUBLISH_ANSWERS {
@@ -334,7 +348,10 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         if self.broken || waits {
             return Ok(0);
         }
-        while let Some(id) = self.stalled.take().or_else(|| self.replay.pop()) {
+        while let Some(id) = self.stalled.take().or_else(|| {
+            self.stalled_is_newest = false;
+            self.replay.pop()
+        }) {
             let slot = &self.slots[usize::from(id)];
             let room = if slot.submitting {
                 self.submit_ranges(id, engine, scratch)
@@ -356,6 +373,41 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
         self.timing.set_in_flight(self.in_flight());
         Ok(moved)
+    }
+
+    /// The queue is to stop. What the engine has seen nothing of is not waited for: a volume may wait for its
+    /// lease for ever. The request that was taken last goes back on the ring. If the front end has `gone`,
+    /// those of an earlier daemon are left to the next one: they stay in the record.
+    pub(crate) fn stop_taking(&mut self, gone: bool) {
+        if let Some(id) = self.stalled.filter(|&id| !self.has_begun(id))
+            && (self.stalled_is_newest || gone)
+        {
+            self.stalled = None;
+            let slot = &mut self.slots[usize::from(id)];
+            if std::mem::take(&mut slot.busy) {
+                slot.submitting = false;
+                self.busy_slots -= 1;
+            }
+            if self.stalled_is_newest {
+                self.ring.untake();
+                if let Some(record) = &mut self.inflight {
+                    record.untaken(id);
+                }
+                if let Some(order) = &mut self.order {
+                    order.untake();
+                }
+            }
+        }
+        if gone {
+            self.replay.clear();
+        }
+        self.timing.set_in_flight(self.in_flight());
+    }
+
+    /// Whether a part of a stalled request was handed to the engine.
+    fn has_begun(&self, id: u16) -> bool {
+        let slot = &self.slots[usize::from(id)];
+        slot.busy && (slot.outstanding > 0 || slot.next_range > 0)
     }
 
     /// Makes the answers visible to the guest.

@@ -390,10 +390,11 @@ impl<E: Engine> Worker<E> {
                     let outcome = self.start(device, *config);
                     let id = outcome.as_ref().ok().copied();
                     if reply.send(outcome).is_err() {
-                        id.into_iter().for_each(|id| self.drain(id, Drain(None)));
+                        id.into_iter()
+                            .for_each(|id| self.drain(id, true, Drain(None)));
                     }
                 }
-                Command::Stop { id, reply } => self.drain(id, Drain(reply)),
+                Command::Stop { id, gone, reply } => self.drain(id, gone, Drain(reply)),
                 Command::Change { id, change, reply } => {
                     let outcome = self.change(id, change);
                     let _ = reply.send(outcome);
@@ -461,9 +462,10 @@ impl<E: Engine> Worker<E> {
         Ok(())
     }
 
-    fn drain(&mut self, id: QueueId, drain: Drain) {
+    fn drain(&mut self, id: QueueId, gone: bool, drain: Drain) {
         match self.queue(id) {
             Ok(queue) if queue.drain.is_none() => {
+                queue.stop_taking(gone);
                 queue.drain = Some(drain);
                 self.draining += 1;
                 self.heat(id.slot);
@@ -480,6 +482,7 @@ impl<E: Engine> Worker<E> {
                 continue;
             };
             if self.shutting_down && queue.drain.is_none() {
+                queue.stop_taking(true);
                 queue.drain = Some(Drain(None));
                 self.draining += 1;
             }

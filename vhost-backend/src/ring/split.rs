@@ -434,6 +434,10 @@ impl Ring for SplitRing {
         }
     }
 
+    fn untake(&mut self) {
+        self.next_avail = self.next_avail.wrapping_sub(1);
+    }
+
     fn next_available(&self) -> u16 {
         self.next_avail
     }
@@ -444,6 +448,11 @@ impl Ring for SplitRing {
 
     fn set_log(&mut self, log: Option<(Arc<DirtyLog>, GuestAddr)>) {
         self.log = log;
+        // A daemon before this one may have died between a change of the ring and its mark.
+        self.log_used(
+            0,
+            RING_HEADER_BYTES + USED_ELEM_BYTES * u64::from(self.config.size) + 2,
+        );
     }
 }
 

@@ -39,7 +39,7 @@ impl Host for ModelHost {
                 assert!(self.running.insert(index), "a ring was started twice");
                 Effect::Done
             }
-            Action::StopRing(index) => {
+            Action::StopRing(index) | Action::AbandonRing(index) => {
                 assert!(
                     self.running.remove(&index),
                     "a ring that did not run was stopped"

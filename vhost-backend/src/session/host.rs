@@ -153,13 +153,18 @@ impl<E: Engine> BlkHost<E> {
         })
     }
 
-    fn stop(&mut self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+    fn stop(
+        &mut self,
+        index: u16,
+        machine: &Machine,
+        stop: fn(QueueHandle<E::Volume>) -> Result<u16, QueueError>,
+    ) -> Result<Effect, HostError> {
         let handle = self
             .queues
             .get_mut(usize::from(index))
             .and_then(Option::take);
         match handle {
-            Some(handle) => Ok(Effect::Stopped(handle.stop()?)),
+            Some(handle) => Ok(Effect::Stopped(stop(handle)?)),
             None => Ok(Effect::Stopped(
                 machine.ring(index).map_or(0, |ring| ring.base),
             )),
@@ -274,7 +279,8 @@ impl<E: Engine> Host for BlkHost<E> {
                 self.change_memory(action)
             }
             Action::StartRing(index) => self.start(index, machine),
-            Action::StopRing(index) => self.stop(index, machine),
+            Action::StopRing(index) => self.stop(index, machine, QueueHandle::stop),
+            Action::AbandonRing(index) => self.stop(index, machine, QueueHandle::abandon),
             Action::CheckKick(fd) => {
                 check_kick(&fd)?;
                 Ok(Effect::Done)

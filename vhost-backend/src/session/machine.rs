@@ -91,6 +91,8 @@ pub enum Action {
     RemoveMemory(Region),
     /// Stop the ring and drain it. Reported done with its next index.
     StopRing(u16),
+    /// The same for a front end that has gone: what did not begin is left to the next one.
+    AbandonRing(u16),
     /// Start the ring as [`Machine::ring`] describes it.
     StartRing(u16),
     /// Make sure that a descriptor can be waited for as a kick.

@@ -118,7 +118,7 @@ impl<H: Host> Session<H> {
     pub fn end(mut self) {
         let running: Vec<u16> = self.machine.running().collect();
         for index in running {
-            if let Err(error) = self.host.perform(Action::StopRing(index), &self.machine) {
+            if let Err(error) = self.host.perform(Action::AbandonRing(index), &self.machine) {
                 tracing::error!(ring = index, %error, "ring could not be stopped");
             }
         }

@@ -88,6 +88,27 @@ fn lease_of_a_dead_source_is_taken_once_it_has_run_out() {
 }
 
 #[test]
+fn choice_of_the_guest_outlives_a_source_that_is_detached_first() {
+    let (mut world, source) = world();
+    let (attachment, on) = (source.id, true);
+    world
+        .run(&Command::SetWriteThrough { attachment, on })
+        .unwrap();
+    let target = world.attach(incoming(2)).unwrap();
+    world
+        .run(&Command::DeleteAttachment {
+            attachment: AttachmentKey::Id(source.id),
+        })
+        .unwrap();
+    take_over(&mut world, target.id, Some(1)).unwrap();
+    let left = attachments(&world);
+    assert!(
+        left[0].options.write_through,
+        "it would lose what is not flushed"
+    );
+}
+
+#[test]
 fn incoming_attachment_needs_one_source_on_another_node() {
     let mut world = world().0;
     let same = world.attach(incoming(1));

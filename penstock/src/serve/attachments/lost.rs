@@ -171,6 +171,14 @@ impl Node {
             self.leases
                 .give_up(volume, "its attachment here was forgotten by an operator");
         }
+        if is_forgotten
+            && is_last
+            && has_moved
+            && let Some(open) = live.volumes.get(&volume)
+        {
+            // If its guest goes on here after all, it hears of it instead of waiting for ever.
+            open.handle.revoke();
+        }
         match is_forgotten {
             true if has_moved => tracing::info!(socket, "the attachment is another node's now"),
             true => tracing::error!(

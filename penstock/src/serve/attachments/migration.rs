@@ -301,15 +301,24 @@ impl Node {
             keeper,
         } = &served.state
         else {
-            return Ok(());
+            // It is being detached, or cannot be served.
+            drop(live);
+            let released = self
+                .meta
+                .release_lease(volume.id, record.node, lease.generation);
+            return released.await.map(drop).map_err(meta_failure);
         };
         let writeback = !now.options.write_through;
         device.adopt_writeback(writeback);
         keeper.adopt(writeback).await;
         open.handle.set_size_bytes(volume.size_bytes);
-        self.storage.take_over(&open.handle, lease).await?;
-        open.waits_for_lease = false;
+        // Its end is known before the first request may begin.
         self.leases.begin(&volume, lease, &open.handle, asked);
+        if let Err(failure) = self.storage.take_over(&open.handle, lease).await {
+            self.leases.end(volume.id);
+            return Err(failure);
+        }
+        open.waits_for_lease = false;
         session.notify_resize();
         let (since, handle) = (served.waiting.since.take(), open.handle.clone());
         drop(live);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
-use super::{FREE, Queue, Scratch, Slot, Stamp};
+use super::{FREE, InOrder, Queue, Scratch, Slot, Stamp};
 use crate::blk::RequestKind;
 use crate::blk::request::{Action, Limits, Range, Status, parse};
 use crate::memory::MemoryView;
@@ -29,8 +29,13 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         scratch: &mut Scratch,
     ) -> Result<bool, RingError> {
         self.ring.walk(id, &mut self.view, &mut scratch.chain)?;
+        let volume = self.device.volume();
         let limits = Limits {
-            size_bytes: self.device.volume().size_bytes(),
+            // The engine refuses, once it is known, what does not fit.
+            size_bytes: match volume.knows_size() {
+                true => volume.size_bytes(),
+                false => u64::MAX,
+            },
             read_only: self.device.options().read_only,
             fua: self.features & 1 << VIRTIO_BLK_F_FLUSH == 0 || !self.device.writeback(),
         };
@@ -258,10 +263,28 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         if self.log.is_some() {
             self.log_written(id, status, chain);
         }
+        if self.order.is_some() {
+            return self.answer_in_order(id, written);
+        }
+        self.add_used(id, written);
+    }
+
+    #[inline(always)]
+    fn add_used(&mut self, id: u16, written: u32) {
         self.ring.answer(id, written);
         if let Some(record) = &mut self.inflight {
             record.answered(id);
             self.answered.push(id);
+        }
+    }
+
+    #[cold]
+    fn answer_in_order(&mut self, id: u16, written: u32) {
+        if let Some(order) = &mut self.order {
+            order.finish(id, written);
+        }
+        while let Some((id, written)) = self.order.as_mut().and_then(InOrder::next) {
+            self.add_used(id, written);
         }
     }
 

@@ -105,6 +105,34 @@ fn stopped_queue_first_finishes_a_request_waiting_for_room() {
 }
 
 #[test]
+fn stop_puts_what_did_not_begin_back_on_the_ring() {
+    // As a volume that waits for its lease: it takes nothing.
+    let setup = Setup {
+        in_flight_max: 0,
+        ..Setup::default()
+    };
+    for kind in [OUT, DISCARD] {
+        let mut rig = Rig::new(setup);
+        let guest = rig.guest();
+        let data = match kind {
+            OUT => guest.place(&[7; 512]),
+            _ => guest.place(&ranges(&[(0, 8, 0), (16, 8, 0)])),
+        };
+        let len = if kind == OUT { 512 } else { 32 };
+        let (chain, status) = rig.queue.blk(kind, 0, &[(data, len, false)]);
+        rig.queue.add(&chain);
+        rig.queue.submit();
+        some_turns(&rig);
+        assert_eq!(rig.handle.stop().unwrap(), 0, "it is the next one again");
+        assert_eq!(
+            (guest.read(status, 1), rig.queue.used_index()),
+            (vec![STATUS_UNSET], 0)
+        );
+        assert_eq!(*rig.script.lock().unwrap(), []);
+    }
+}
+
+#[test]
 fn answers_before_a_stall_are_signalled_during_the_stall() {
     for poll in [PollMode::Never, PollMode::default(), PollMode::Always] {
         let mut rig = Rig::new(Setup {

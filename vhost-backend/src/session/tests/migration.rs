@@ -1,9 +1,11 @@
 //! The dirty log, as live migration uses it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_OUT};
 
 use super::support::*;
 use crate::session::message::F_LOG_ALL;
@@ -97,6 +99,44 @@ fn without_the_flag_the_used_ring_is_not_logged() {
     let dirty = log.take();
     assert!(dirty.contains(&to.0));
     assert!(!dirty.contains(&page(front.queue.used.0)));
+}
+
+#[test]
+fn answers_are_in_the_order_of_the_requests_while_logging() {
+    let bench = Bench::new();
+    let mut front = Front::start(&bench);
+    let guest = Arc::clone(&front.guest);
+    let log = Log::new();
+    for logs in [false, true] {
+        if logs {
+            front.vhost.set_log_base(0, Some(log.region())).unwrap();
+            let features = front.features() | F_LOG_ALL;
+            front.vhost.set_features(features).unwrap();
+        }
+        let before = front.queue.used_index();
+        bench.volume.hold();
+        let from = guest.place(&[7; 512]);
+        let (write, _) = front.queue.blk(VIRTIO_BLK_T_OUT, 0, &[(from, 512, false)]);
+        let to = guest.place(&[0; 20]);
+        let (id, status) = front.queue.blk(VIRTIO_BLK_T_GET_ID, 0, &[(to, 20, true)]);
+        front.queue.add(&write);
+        front.queue.add(&id);
+        front.queue.submit();
+        eventually("the second is done", || guest.read(status, 1) == [0]);
+        if !logs {
+            eventually("it is answered", || front.queue.used_index() == before + 1);
+        }
+        // The ring's thread has had turns since.
+        front
+            .vhost
+            .set_vring_err(0, &event_fd(&front.queue.err))
+            .unwrap();
+        let answered = front.queue.used_index() - before;
+        assert_eq!(answered, u16::from(!logs), "the first one is under way");
+        bench.volume.release();
+        front.queue.wait_used();
+        front.queue.wait_used();
+    }
 }
 
 #[test]

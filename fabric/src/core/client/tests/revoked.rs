@@ -50,3 +50,15 @@ fn what_waits_for_a_map_ends_when_its_lease_does() {
     assert_eq!(bench.done[&1], Err(IoError::Fenced));
     bench.assert_idle();
 }
+
+#[test]
+fn without_a_lease_a_request_waits_though_the_volume_is_too_small() {
+    let mut bench = Bench::new(set(1, 2, &[IN, OUT, OUT]));
+    let end = bench.volume.size_bytes();
+    // It may be resized before this node has the lease.
+    bench.volume.suspend();
+    assert_eq!(bench.submit(1, Op::Read, end, 4096), Submit::Busy);
+    bench.volume.unsuspend();
+    let refused = bench.submit(1, Op::Read, end, 4096);
+    assert_eq!(refused, Submit::Done(Err(IoError::OutOfRange)));
+}
