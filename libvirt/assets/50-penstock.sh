@@ -9,4 +9,9 @@ if [ ! -x "$penstock" ]; then
     echo "penstock: $penstock is gone; remove this hook: $0" >&2
     exit 0
 fi
+if [ "$2" = reconnect ]; then
+    # libvirt, started anew, has found a domain that runs. It would kill it if this failed, whatever the reason.
+    "$penstock"@OPTIONS@ libvirt hook run -- "$@"
+    exit 0
+fi
 exec "$penstock"@OPTIONS@ libvirt hook run -- "$@"

@@ -15,6 +15,17 @@ const PROFILE_BYTES_MAX: u64 = 1 << 20;
 /// Patterns that one with braces may stand for; one of more matches nothing.
 const ALTERNATIVES_MAX: usize = 64;
 
+/// The command that adds the rule. Debian 13's libvirt leaves the directory out while nothing is in it. A
+/// domain that runs keeps the rules that it was started with.
+pub fn allow_command(socket: &str) -> String {
+    let directory = Path::new(LOCAL_RULES).parent().unwrap_or(Path::new("/"));
+    format!(
+        "mkdir -p {} && echo '{}' >> {LOCAL_RULES}",
+        directory.display(),
+        rule(socket)
+    )
+}
+
 /// The rule to put into [`LOCAL_RULES`] for the sockets of [`SOCKET_DIRECTORY`] and for `socket`.
 pub fn rule(socket: &str) -> String {
     let directory = format!("{SOCKET_DIRECTORY}/");

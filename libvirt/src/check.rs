@@ -313,9 +313,8 @@ pub fn confinement(disk: &VhostUserDisk, allowed: Option<bool>) -> Finding {
             ),
         )
         .fix(format!(
-            "echo '{}' >> {}",
-            apparmor::rule(&disk.socket),
-            apparmor::LOCAL_RULES
+            "{}; and restart the domain if it runs",
+            apparmor::allow_command(&disk.socket)
         )),
     };
     finding.of(disk)

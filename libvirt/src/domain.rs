@@ -105,7 +105,7 @@ pub struct VhostUserDisk {
 /// A volume that metadata asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AskedVolume {
-    /// Its name.
+    /// Its name; empty if the element names none.
     pub volume: String,
     /// Name of the disk that it is to serve, if said.
     pub target: Option<String>,
@@ -151,6 +151,27 @@ pub enum DomainError {
     },
 }
 
+impl AskedVolume {
+    /// The element of [`NAMESPACE`] that asks for these volumes, as `virsh metadata --set` takes it.
+    pub fn to_xml(all: &[Self]) -> String {
+        let disk = |one: &Self| {
+            let mut disk = quick_xml::events::BytesStart::new("disk");
+            disk.push_attribute(("volume", one.volume.as_str()));
+            if let Some(target) = &one.target {
+                disk.push_attribute(("target", target.as_str()));
+            }
+            if one.is_read_only {
+                disk.push_attribute(("readonly", "yes"));
+            }
+            format!("<{}/>", String::from_utf8_lossy(&disk))
+        };
+        format!(
+            "<disks>{}</disks>",
+            all.iter().map(disk).collect::<String>()
+        )
+    }
+}
+
 impl Domain {
     /// Reads a domain's XML.
     pub fn parse(text: &str) -> Result<Self, DomainError> {
@@ -187,7 +208,7 @@ impl Domain {
             memory: memory(&root),
             disks,
             targets,
-            asked: asked(&root)?,
+            asked: asked(&root),
             free_root_ports: free_root_ports(&root),
             dac_label: dac_label(&root),
         })
@@ -205,6 +226,9 @@ impl Domain {
     pub fn needed(&self) -> Result<Vec<NeededVolume>, DomainError> {
         let mut needed: Vec<NeededVolume> = Vec::new();
         for asked in &self.asked {
+            if asked.volume.is_empty() {
+                return Err(DomainError::NoVolume);
+            }
             let disk = match &asked.target {
                 Some(target) => {
                     let disk = self.disks.iter().find(|disk| disk.target == *target);
@@ -235,6 +259,23 @@ impl Domain {
             }
         }
         Ok(needed)
+    }
+
+    /// The metadata with one more volume, or with other words about the same disk.
+    pub fn metadata_with(&self, volume: AskedVolume) -> Vec<AskedVolume> {
+        let mut all = self.metadata_without(&volume.volume, volume.target.as_deref());
+        all.push(volume);
+        all
+    }
+
+    /// The metadata without a volume that is the disk `target`, or is not said to be a certain one.
+    pub fn metadata_without(&self, volume: &str, target: Option<&str>) -> Vec<AskedVolume> {
+        let is_it = |one: &AskedVolume| match one.target.as_deref() {
+            Some(said) => Some(said) == target,
+            None => one.volume == volume,
+        };
+        let others = self.asked.iter().filter(|one| !is_it(one));
+        others.cloned().collect()
     }
 
     /// Virtqueues that QEMU gives a disk.
@@ -304,7 +345,7 @@ fn memory(root: &Element) -> Memory {
     Memory { is_shared, source }
 }
 
-fn asked(root: &Element) -> Result<Vec<AskedVolume>, DomainError> {
+fn asked(root: &Element) -> Vec<AskedVolume> {
     let ours = |element: &&Element| element.namespace.as_deref() == Some(NAMESPACE);
     let metadata = root.find(&["metadata"]);
     let ours = metadata
@@ -320,13 +361,10 @@ fn asked(root: &Element) -> Result<Vec<AskedVolume>, DomainError> {
             }
         });
     }
-    let said = |disk: &Element| {
-        let volume = disk.attribute("volume").filter(|name| !name.is_empty());
-        Ok(AskedVolume {
-            volume: volume.ok_or(DomainError::NoVolume)?.to_owned(),
-            target: disk.attribute("target").map(str::to_owned),
-            is_read_only: disk.attribute("readonly") == Some("yes"),
-        })
+    let said = |disk: &Element| AskedVolume {
+        volume: disk.attribute("volume").unwrap_or_default().to_owned(),
+        target: disk.attribute("target").map(str::to_owned),
+        is_read_only: disk.attribute("readonly") == Some("yes"),
     };
     disks.into_iter().map(said).collect()
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::domain::{Domain, DomainError};
+use crate::domain::{AskedVolume, Domain, DomainError, NAMESPACE};
 use crate::xml::{Element, XmlError};
 
 /// virsh translates what it says, and is understood in English.
@@ -120,6 +120,24 @@ impl Virsh {
     /// Takes a device from a domain. With a live one this is a request: the guest decides when it lets go.
     pub fn detach_device(&self, domain: &str, xml: &str, scope: Scope) -> Result<(), VirshError> {
         self.change_device("detach-device", domain, xml, scope)
+    }
+
+    /// Sets what a domain's metadata ask for, or removes the element if that is nothing.
+    pub fn set_asked(
+        &self,
+        domain: &str,
+        asked: &[AskedVolume],
+        scope: Scope,
+    ) -> Result<(), VirshError> {
+        let element = AskedVolume::to_xml(asked);
+        let mut args = vec!["metadata"];
+        args.extend(scope.options());
+        match asked.is_empty() {
+            true => args.push("--remove"),
+            false => args.extend(["--key", "penstock", "--set", &element]),
+        }
+        args.extend(["--", domain, NAMESPACE]);
+        self.run(&args, None).map(drop)
     }
 
     fn change_device(

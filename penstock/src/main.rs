@@ -23,9 +23,12 @@ use clap::error::ErrorKind;
 use failure::{Failure, Kind};
 
 /// Called by this name the program is a vhost-user back end: `vhost-user-blk` is its first argument.
-/// Tools that
-/// find back ends by their description (QEMU's docs/interop/vhost-user.json) know a file, and no verb.
+/// Tools that find back ends by their description (QEMU's docs/interop/vhost-user.json) know a file, and no
+/// verb.
 const BACKEND_NAME: &str = "vhost-user-blk";
+
+/// Asks a back end what it can do.
+const CAPABILITIES: &str = "--print-capabilities";
 
 fn main() -> ExitCode {
     let result = match cli::Cli::try_parse_from(arguments(std::env::args_os())) {
@@ -53,6 +56,13 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let name = all.first().map(Path::new).and_then(Path::file_name);
     if name.is_some_and(|name| name == BACKEND_NAME) {
         all.insert(1, BACKEND_NAME.into());
+    }
+    // The conventions: with this one a back end ignores all others.
+    if all.get(1).is_some_and(|verb| verb == BACKEND_NAME)
+        && all.iter().any(|one| one == CAPABILITIES)
+    {
+        all.truncate(2);
+        all.push(CAPABILITIES.into());
     }
     all
 }
@@ -83,5 +93,16 @@ mod tests {
         );
         assert_eq!(given(&["penstock", "status"]), ["penstock", "status"]);
         assert!(given(&[]).is_empty());
+        let asked = [
+            "/a/vhost-user-blk",
+            "--fd",
+            "x",
+            "--print-capabilities",
+            "--new",
+        ];
+        assert_eq!(
+            given(&asked)[1..],
+            ["vhost-user-blk", "--print-capabilities"]
+        );
     }
 }

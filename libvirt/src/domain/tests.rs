@@ -98,6 +98,36 @@ fn sockets_and_metadata_say_which_volumes_are_needed() {
 }
 
 #[test]
+fn metadata_are_written_as_they_are_read() {
+    let metadata = format!(
+        "<metadata><p:disks xmlns:p='{NAMESPACE}'><p:disk volume='a'/><p:disk volume='b' target='vdc' \
+         readonly='yes'/></p:disks></metadata>"
+    );
+    let read = domain(&metadata, "");
+    let asked = |volume: &str, target: &str| AskedVolume {
+        volume: volume.to_owned(),
+        target: Some(target.to_owned()),
+        is_read_only: false,
+    };
+    let all = read.metadata_with(asked("c&'<", "vdd"));
+    let element = AskedVolume::to_xml(&all);
+    // As virsh sets it: the namespace is at the top alone.
+    let set = element.replacen("<disks", &format!("<p:disks xmlns:p='{NAMESPACE}'"), 1);
+    let set = set.replace("</disks>", "</p:disks>");
+    let again = domain(&format!("<metadata>{set}</metadata>"), "");
+    assert_eq!(again.asked, all, "{element}");
+    assert_eq!(all.len(), 3);
+    assert_eq!(again.metadata_without("b", Some("vdc")).len(), 2);
+    assert_eq!(again.metadata_without("a", Some("vda")).len(), 2);
+    assert_eq!(again.metadata_without("x", Some("vdx")).len(), 3);
+    assert_eq!(
+        again.metadata_with(asked("other", "vdc")).len(),
+        3,
+        "replaced"
+    );
+}
+
+#[test]
 fn metadata_without_sense_are_an_error() {
     let asking = |disk: &str| {
         let parts = format!(
@@ -106,7 +136,9 @@ fn metadata_without_sense_are_an_error() {
         );
         try_domain(&parts, "")
     };
-    let error = asking("<p:disk NS/>").unwrap_err().to_string();
+    // A guest that runs has its disks all the same.
+    let read = asking("<p:disk NS/>").unwrap();
+    let error = read.needed().unwrap_err().to_string();
     assert!(error.contains("names no volume"), "{error}");
     let read = asking("<p:disk NS volume='a' target='vdx'/>").unwrap();
     let error = read.needed().unwrap_err().to_string();

@@ -202,7 +202,10 @@ impl Client {
         }
         let hint = match e.kind() {
             std::io::ErrorKind::PermissionDenied => "run this command as the daemon's user",
-            _ => "start one with `penstock serve`, or name its --data directory or --api endpoint",
+            _ => {
+                "start it with `penstock serve`, or `systemctl start penstock` where the package is \
+                 installed; or name its --data directory or --api endpoint"
+            }
         };
         let socket = self.socket.display();
         Failure::new(

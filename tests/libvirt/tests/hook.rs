@@ -112,6 +112,58 @@ fn domain_with_the_hook_starts_and_ends(release: Release) -> Result<()> {
     Ok(())
 }
 
+/// What the domain's socket does not say is in its metadata, and holds at each start.
+#[test]
+fn read_only_disks_and_other_sockets_outlive_the_domains_end() -> Result<()> {
+    let mut host = Host::bare(Release::Installed)?;
+    host.start_penstock()?;
+    host.ok("penstock libvirt hook install")?;
+    host.start_libvirt()?;
+    host.ok("penstock volume create web 64M && penstock volume create logs 64M")?;
+    host.define(&DomainXml::new("d"))?;
+    let config = "virsh dumpxml d --inactive";
+    let plain = host.ok(config)?;
+    // Nothing is left of what fails.
+    host.refused("penstock libvirt attach d nope --read-only")?;
+    assert_eq!(host.ok(config)?, plain);
+    host.ok("penstock libvirt attach d web --read-only")?;
+    host.ok("penstock libvirt attach d logs --socket /run/penstock/elsewhere.sock")?;
+    let xml = host.ok(config)?;
+    host.validate("asked.xml", "domain", &xml)?;
+    for _ in 0..2 {
+        let mut guest = host.boot("d")?;
+        guest.sh_until("test $(cat /sys/block/vda/ro) = 1 -a $(cat /sys/block/vdb/ro) = 0")?;
+        drop(guest);
+        host.ok("virsh destroy d")?;
+        ensure!(host.attached()?.is_empty(), "the hook has detached them");
+    }
+    // Metadata that make no sense keep a domain from its start, and a guest that runs goes on.
+    let guest = host.boot("d")?;
+    let broken =
+        "virsh metadata d urn:penstock:libvirt:1 --key penstock --set '<disk/>' --live --config";
+    host.ok(broken)?;
+    host.ok(
+        "virsh dumpxml d | /etc/libvirt/hooks/qemu.d/50-penstock d reconnect begin - 2> /dev/null",
+    )?;
+    host.ok(
+        "echo nonsense | /etc/libvirt/hooks/qemu.d/50-penstock d reconnect begin - 2> /dev/null",
+    )?;
+    host.ok("virsh destroy d")?;
+    drop(guest);
+    ensure!(host.attached()?.is_empty(), "the hook has detached them");
+    let told = host.fails("virsh start d")?;
+    ensure!(hook_line(&told)?.contains("names no volume"), "{told}");
+    host.ok("virsh metadata d urn:penstock:libvirt:1 --remove --config")?;
+    host.ok("penstock libvirt detach d web && penstock libvirt attach d web --read-only")?;
+    ensure!(host.ok(config)?.contains("readonly"), "asked for again");
+    host.ok("penstock libvirt detach d web")?;
+    ensure!(
+        !host.ok(config)?.contains("readonly"),
+        "the metadata have gone with the disk"
+    );
+    Ok(())
+}
+
 /// The one line of the hook's in what virsh says: it stands behind libvirt's own words.
 fn hook_line(told: &str) -> Result<&str> {
     let mut lines = told.lines().filter(|line| line.contains("penstock: "));

@@ -7,7 +7,7 @@ use libvirt::access::QemuUser;
 use libvirt::apparmor;
 use libvirt::check::{self, Level};
 use libvirt::disk::{DiskElement, QUEUE_SIZE_MAX, free_target};
-use libvirt::domain::{Domain, NeededVolume, VhostUserDisk, socket_of};
+use libvirt::domain::{AskedVolume, Domain, NeededVolume, VhostUserDisk, socket_of, volume_of};
 use libvirt::virsh::{HOTPLUG_RECONNECTS, Scope, Virsh};
 use serde::Serialize;
 
@@ -47,9 +47,19 @@ pub async fn attach(args: LibvirtAttachArgs, global: &Global) -> Result<()> {
     let claim = claims::of(domains.one(), &needed.volume, &needed.socket);
     // The hook detaches at a domain's end what the domain has claimed.
     let is_claimed = scope.is_live && claims::take(&client, &claim).await?;
-    let element = match plug(&virsh, &client, &args, &domains, &needed, &target, scope).await {
+    let metadata = Metadata {
+        virsh: &virsh,
+        domains: &domains,
+    };
+    let asked = asked(&needed, &target);
+    let plugged = match metadata.ask_for(asked.as_ref()) {
+        Ok(()) => plug(&virsh, &client, &args, &domains, &needed, &target, scope).await,
+        Err(failure) => Err(failure),
+    };
+    let element = match plugged {
         Ok(element) => element,
         Err(failure) => {
+            metadata.restore(asked.as_ref());
             if is_claimed {
                 claims::give_up(&claim);
             }
@@ -69,6 +79,61 @@ pub async fn attach(args: LibvirtAttachArgs, global: &Global) -> Result<()> {
         warn_of_restart(&virsh, &element.target);
     }
     Ok(())
+}
+
+/// What the domain's metadata must say of a disk, for the hook to make the same attachment at the next start:
+/// nothing if the disk's socket says it all.
+fn asked(needed: &NeededVolume, target: &str) -> Option<AskedVolume> {
+    let is_plain = !needed.is_read_only && volume_of(&needed.socket) == Some(&needed.volume);
+    (!is_plain).then(|| AskedVolume {
+        volume: needed.volume.clone(),
+        target: Some(target.to_owned()),
+        is_read_only: needed.is_read_only,
+    })
+}
+
+/// The metadata of the domains that are changed.
+struct Metadata<'a> {
+    virsh: &'a Virsh,
+    domains: &'a Domains,
+}
+
+impl Metadata<'_> {
+    fn set(&self, change: impl Fn(&Domain) -> Vec<AskedVolume>) -> Result<()> {
+        let live = self.domains.live.iter().map(|(domain, _)| (domain, LIVE));
+        let config = self.domains.config.iter();
+        for (domain, scope) in live.chain(config.map(|(domain, _)| (domain, CONFIG))) {
+            let asked = change(domain);
+            if asked != domain.asked {
+                let set = self.virsh.set_asked(&domain.name, &asked, scope);
+                set.map_err(virsh_failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_for(&self, asked: Option<&AskedVolume>) -> Result<()> {
+        match asked {
+            Some(asked) => self.set(|domain| domain.metadata_with(asked.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes back what [`ask_for`](Self::ask_for) has done.
+    fn restore(&self, asked: Option<&AskedVolume>) {
+        if asked.is_none() {
+            return;
+        }
+        for (domain, scope) in [(&self.domains.live, LIVE), (&self.domains.config, CONFIG)] {
+            let Some((domain, _)) = domain else { continue };
+            if let Err(error) = self.virsh.set_asked(&domain.name, &domain.asked, scope) {
+                eprintln!(
+                    "penstock: the metadata of domain {} keep what they ask for: {error}",
+                    domain.name
+                );
+            }
+        }
+    }
 }
 
 /// Warns of a libvirt whose hotplugged disks do not outlive the daemon.
@@ -245,9 +310,10 @@ fn may_connect(virsh: &Virsh, domain: &Domain, socket: &str) -> Result<()> {
             Kind::Denied,
             format!("AppArmor would not let QEMU connect to {socket}"),
             format!(
-                "allow it: echo '{}' >> {}",
-                apparmor::rule(socket),
-                apparmor::LOCAL_RULES
+                "allow it: {}; a domain that runs takes new rules by `apparmor_parser -r \
+                 /etc/apparmor.d/libvirt/libvirt-{}`",
+                apparmor::allow_command(socket),
+                domain.uuid
             ),
         ));
     }
@@ -302,6 +368,12 @@ pub async fn detach(args: LibvirtDetachArgs, global: &Global) -> Result<()> {
         let failure = virsh_failure(error);
         return Err(plugged_again(&virsh, &args.domain, live.as_ref(), failure));
     }
+    let metadata = Metadata {
+        virsh: &virsh,
+        domains: &domains,
+    };
+    // A disk that is not there any more would keep the domain from its next start.
+    metadata.set(|domain| domain.metadata_without(&args.volume, Some(&disk.target)))?;
     let is_used = is_used_elsewhere(&virsh, &args.domain, &disk.socket)?;
     if is_used {
         eprintln!(
