@@ -47,19 +47,9 @@ pub async fn attach(args: LibvirtAttachArgs, global: &Global) -> Result<()> {
     let claim = claims::of(domains.one(), &needed.volume, &needed.socket);
     // The hook detaches at a domain's end what the domain has claimed.
     let is_claimed = scope.is_live && claims::take(&client, &claim).await?;
-    let metadata = Metadata {
-        virsh: &virsh,
-        domains: &domains,
-    };
-    let asked = asked(&needed, &target);
-    let plugged = match metadata.ask_for(asked.as_ref()) {
-        Ok(()) => plug(&virsh, &client, &args, &domains, &needed, &target, scope).await,
-        Err(failure) => Err(failure),
-    };
-    let element = match plugged {
+    let element = match plug(&virsh, &client, &args, &domains, &needed, &target, scope).await {
         Ok(element) => element,
         Err(failure) => {
-            metadata.restore(asked.as_ref());
             if is_claimed {
                 claims::give_up(&claim);
             }
@@ -170,9 +160,16 @@ async fn plug(
     };
     // QEMU tries for ever to connect, and a running guest stands still meanwhile: whether it may is found out
     // before.
+    let (metadata, asked) = (Metadata { virsh, domains }, asked(needed, target));
     let attached = may_connect(virsh, domains.one(), &element.socket).and_then(|()| {
-        let attached = virsh.attach_device(&args.domain, &element.to_xml(), scope);
-        attached.map_err(virsh_failure)
+        let attached = metadata.ask_for(asked.as_ref()).and_then(|()| {
+            let attached = virsh.attach_device(&args.domain, &element.to_xml(), scope);
+            attached.map_err(virsh_failure)
+        });
+        if attached.is_err() {
+            metadata.restore(asked.as_ref());
+        }
+        attached
     });
     match attached {
         Ok(()) => Ok(element),
