@@ -248,8 +248,8 @@ impl Fabric {
         Ok(volume)
     }
 
-    /// Opens a volume of which this node has no lease yet: its requests wait until
-    /// [`take_over`](Self::take_over). `params.generation` is ignored.
+    /// Opens a volume without a lease. Its requests wait until [`take_over`](Self::take_over).
+    /// `params.generation` is ignored.
     ///
     /// # Errors
     /// The node is a cluster of its own, where nobody else can have the lease.

@@ -10,7 +10,7 @@ if [ ! -x "$penstock" ]; then
     exit 0
 fi
 if [ "$2" = reconnect ]; then
-    # libvirt, started anew, has found a domain that runs. It would kill it if this failed, whatever the reason.
+    # libvirt has restarted and found a running domain. If this fails for any reason, libvirt kills it.
     "$penstock"@OPTIONS@ libvirt hook run -- "$@"
     exit 0
 fi

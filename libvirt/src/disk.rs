@@ -15,7 +15,7 @@ const LETTERS: u32 = 26;
 pub const SHARED_MEMORY: &str =
     "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>";
 
-/// A vhost-user disk, as libvirt is told of it.
+/// The XML element of a vhost-user disk.
 ///
 /// libvirt refuses `<readonly/>` and `<serial>` on such disks: the guest learns both from the device itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

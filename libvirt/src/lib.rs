@@ -21,8 +21,8 @@
 //! place of each element in the text: a disk goes back to virsh exactly as libvirt wrote it. It expands no
 //! entities but the five of XML, and loads nothing.
 //!
-//! **Architecture Invariant:** this crate knows nothing of volumes' data, of meta or of the admin API. It is
-//! told of attachments.
+//! **Architecture Invariant:** this crate knows nothing of volumes' data, of meta or of the admin API.
+//! The caller passes attachments in.
 
 pub mod access;
 pub mod apparmor;

@@ -109,15 +109,15 @@ fn choose_voters(map: &ClusterMap, group: &VoterGroup) -> BTreeSet<NodeId> {
     ranked.into_iter().take(voters).map(|(_, id)| id).collect()
 }
 
-/// How many of so many candidates vote. Of two that vote neither may be lost: one alone is no worse, and
-/// fails half as often.
+/// The number of voters for a number of candidates. It is odd: two voters tolerate no failure, as one does,
+/// and fail twice as often.
 fn voters_among(candidates: usize) -> usize {
     let most = candidates.min(VOTERS_MAX);
     most.saturating_sub(1) / 2 * 2 + usize::from(most > 0)
 }
 
-/// How many nodes will vote once those that run have caught up. While fewer do, the cluster does not survive
-/// the losses that so many nodes promise.
+/// The number of voters once all running nodes have caught up. While there are fewer, the cluster survives
+/// fewer failures than its size suggests.
 #[must_use]
 pub fn voters_wanted(map: &ClusterMap) -> usize {
     let is_candidate = |node: &&Node| {

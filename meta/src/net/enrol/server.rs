@@ -181,8 +181,8 @@ async fn greet(
 }
 
 impl EnrolmentHandler {
-    /// Lets a node in, or says why not. Who shows no good token is told nothing else: neither what the
-    /// cluster runs nor whom it knows.
+    /// Lets a node in, or says why not. Without a valid token the answer says nothing else: not the
+    /// cluster's feature level, nor names or addresses of its nodes.
     async fn answer(&self, asked: Question) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
         let secret = JoinToken::from_text(&asked.secret);

@@ -76,7 +76,7 @@ fn a_path_with_a_full_backlog_counts_as_used() {
 }
 
 #[test]
-fn two_of_us_do_not_share_a_path() {
+fn two_sessions_do_not_share_a_path() {
     let dir = tempfile::tempdir().unwrap();
     let options = options(&dir);
     let _first = Listener::bind(&options).unwrap();

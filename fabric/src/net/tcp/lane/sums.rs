@@ -26,8 +26,8 @@ impl Summed {
 }
 
 impl Lane {
-    /// Takes the CRCs of a write of which this node's own replica was given a copy, if its others have none
-    /// yet; false if the copy is not what they were sent.
+    /// Reuses the checksums that were computed for this node's own replica of a write, if the other replicas
+    /// have none yet. False if that replica's copy differs from what the others were sent.
     pub fn matches(&mut self, request: &Request, copy: &Request) -> bool {
         let (shape, copied) = (shape_of(request), shape_of(copy));
         let Some((now, list)) = Summed::of(request, &shape).zip(copied.payload) else {
