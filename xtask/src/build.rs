@@ -2,15 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use guest_rig::paths::cache_root;
 
-/// The root of the workspace, whichever directory the caller stands in.
+/// The root of the workspace, whichever directory the caller stands in. Cargo names it when it runs xtask:
+/// what it named while xtask was built may be another clone, because clones share what is built.
 pub fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap_or(Path::new("."))
+    static WORKSPACE: LazyLock<PathBuf> = LazyLock::new(|| {
+        let own = std::env::var_os("CARGO_MANIFEST_DIR");
+        let own = own.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        own.parent().unwrap_or(Path::new(".")).to_owned()
+    });
+    &WORKSPACE
 }
 
 /// Where builds go: `CARGO_TARGET_DIR`, or a place beside the other caches that several checkouts share,
