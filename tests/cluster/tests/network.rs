@@ -58,6 +58,15 @@ impl Pair<'_> {
 fn what_is_cut_does_not_arrive_and_what_is_healed_does() -> Result<()> {
     let mut network = Network::new(2)?;
     let sockets = [socket(&network, 1)?, socket(&network, 2)?];
+    // A datagram that waits for its receiver's hardware address could leave after the cut has healed.
+    let pair = Pair {
+        network: &network,
+        sockets: [sockets[0].try_clone()?, sockets[1].try_clone()?],
+    };
+    pair.send(1, &[0])?;
+    assert_eq!(pair.hear(2)?, [0]);
+    pair.send(2, &[0])?;
+    assert_eq!(pair.hear(1)?, [0]);
     let mut word = 0u8;
     // Way as node 1 sees it; who is heard then.
     for (way, one_is_heard, two_is_heard) in [

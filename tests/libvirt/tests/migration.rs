@@ -134,6 +134,15 @@ fn guest_moves_between_two_hosts(release: Release) -> Result<()> {
     assert_eq!(migrate.prompt, "one");
     let back = migrate.command.replace("two", "one");
 
+    // What a guest of another host uses is not attached here.
+    pair.two.define(&DomainXml::new("other"))?;
+    let before = pair.two.ok("virsh dumpxml other --inactive")?;
+    let told = pair.two.refused("penstock libvirt attach other web")?;
+    ensure!(told.contains("detach it there first"), "{told}");
+    assert_eq!(pair.two.ok("virsh dumpxml other --inactive")?, before);
+    pair.two.ok("virsh undefine other")?;
+    pair.expect_at(1)?;
+
     // Where the destination cannot serve the disk, the guest stays.
     pair.two.kill_penstock()?;
     let there = pair.type_in(1, &migrate.command);
