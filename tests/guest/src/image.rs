@@ -18,11 +18,15 @@ mod boot_disk;
 mod packing;
 
 /// Counts changes of how guests are built that the recipes do not show.
-const FORMAT: u32 = 3;
-/// Debian release of the guest.
-const SUITE: &str = "bookworm";
+const FORMAT: u32 = 4;
+/// The Debian release of guests that need no later kernel.
+pub const DEBIAN_12: &str = "bookworm";
+/// Linux 6.12.
+pub const DEBIAN_13: &str = "trixie";
 /// Where its packages come from.
 const MIRROR: &str = "http://deb.debian.org/debian";
+/// The keys that sign them.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// First process of the guest.
 const INIT: &str = include_str!("../guest/init.sh");
 /// The helper that runs in the guest.
@@ -34,6 +38,8 @@ const RIGIO: &str = include_str!("../guest/rigio.rs");
 pub struct Recipe {
     /// First word of its directory's name in the cache.
     pub name: &'static str,
+    /// Its Debian release.
+    pub suite: &'static str,
     /// Packages besides the essential ones, separated by commas.
     pub packages: &'static str,
     /// The kernel's metapackage, which decides its flavour.
@@ -50,7 +56,8 @@ pub struct Recipe {
 
 /// The guest that uses disks: the kernel's flavour for virtual machines, file systems, fio.
 pub const DISKS: Recipe = Recipe {
-    name: SUITE,
+    name: DEBIAN_12,
+    suite: DEBIAN_12,
     packages: "fio,e2fsprogs,xfsprogs,util-linux,busybox-static",
     kernel_package: "linux-image-cloud-amd64",
     modules: &[
@@ -150,7 +157,7 @@ impl GuestImage {
 
 fn recipe_hash(recipe: &Recipe) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (FORMAT, SUITE, INIT, RIGIO, recipe).hash(&mut hasher);
+    (FORMAT, INIT, RIGIO, recipe).hash(&mut hasher);
     (
         crate::accel::probe_init(),
         boot_disk::CONFIG,
@@ -169,9 +176,9 @@ fn build(recipe: &Recipe, work: &Path) -> Result<()> {
         std::fs::create_dir(directory)?;
     }
     std::thread::scope(|scope| {
-        let fetched = scope.spawn(|| fetch_kernel(recipe.kernel_package, &kernel));
+        let fetched = scope.spawn(|| fetch_kernel(recipe, work, &kernel));
         let compiled = scope.spawn(|| compile_rigio(work));
-        bootstrap_root(recipe.packages, work, &root)?;
+        bootstrap_root(recipe, work, &root)?;
         fetched
             .join()
             .expect("fetching the kernel does not panic")?;
@@ -191,7 +198,8 @@ fn build(recipe: &Recipe, work: &Path) -> Result<()> {
 
 /// Debian's own bootstrap, as a tarball, so that no privilege is needed to unpack it (device nodes are left
 /// out: the guest mounts devtmpfs).
-fn bootstrap_root(packages: &str, work: &Path, root: &Path) -> Result<()> {
+fn bootstrap_root(recipe: &Recipe, work: &Path, root: &Path) -> Result<()> {
+    let packages = recipe.packages;
     let tarball = work.join("root.tar");
     let without = |path: &str| format!("--dpkgopt=path-exclude={path}");
     run(Command::new("mmdebstrap")
@@ -201,7 +209,7 @@ fn bootstrap_root(packages: &str, work: &Path, root: &Path) -> Result<()> {
             without("/usr/share/man/*"),
             without("/usr/share/locale/*"),
         ])
-        .args(["--aptopt=APT::Install-Recommends \"false\"", SUITE])
+        .args(["--aptopt=APT::Install-Recommends \"false\"", recipe.suite])
         .arg(&tarball)
         .arg(MIRROR))?;
     run(Command::new("tar")
@@ -214,17 +222,21 @@ fn bootstrap_root(packages: &str, work: &Path, root: &Path) -> Result<()> {
 }
 
 /// Downloads the kernel package that the flavour's metapackage names, and unpacks it without installing it.
-fn fetch_kernel(metapackage: &str, kernel: &Path) -> Result<()> {
-    let depends = run(Command::new("apt-cache").args(["depends", "--important", metapackage]))
-        .context("ask apt for the guest's kernel: `apt-get update` may be needed")?;
+fn fetch_kernel(recipe: &Recipe, work: &Path, kernel: &Path) -> Result<()> {
+    let metapackage = recipe.kernel_package;
+    let apt = apt_of(recipe.suite, work)?;
+    let depends =
+        run(Command::new("apt-cache")
+            .args(&apt)
+            .args(["depends", "--important", metapackage]))
+        .context("ask apt for the guest's kernel")?;
     let package = depends
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
         .find(|name| name.starts_with("linux-image-"))
-        .with_context(|| {
-            format!("apt knows no kernel behind {metapackage}: run `apt-get update`")
-        })?;
+        .with_context(|| format!("apt knows no kernel behind {metapackage}"))?;
     run(Command::new("apt-get")
+        .args(&apt)
         .args(["download", package])
         .current_dir(kernel))?;
     let deb = std::fs::read_dir(kernel)?
@@ -233,6 +245,28 @@ fn fetch_kernel(metapackage: &str, kernel: &Path) -> Result<()> {
         .context("apt downloaded no kernel package")?;
     run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(kernel))?;
     Ok(())
+}
+
+/// What apt is told so that it knows the packages of a release, whichever this machine runs; their lists are
+/// below `work`.
+fn apt_of(suite: &str, work: &Path) -> Result<Vec<String>> {
+    let dir = work.join("apt");
+    std::fs::create_dir_all(dir.join("lists/partial"))?;
+    let sources = dir.join("sources.list");
+    let line = format!("deb [signed-by={KEYRING}] {MIRROR} {suite} main\n");
+    std::fs::write(&sources, line).context("write apt's sources")?;
+    let set = |name: &str, value: String| ["-o".to_owned(), format!("{name}={value}")];
+    let options = [
+        set("Dir::Etc::sourcelist", sources.display().to_string()),
+        set("Dir::Etc::sourceparts", "-".to_owned()),
+        set("Dir::State", dir.display().to_string()),
+        set("Dir::State::status", "/dev/null".to_owned()),
+        set("Dir::Cache", dir.join("cache").display().to_string()),
+    ];
+    let options: Vec<String> = options.into_iter().flatten().collect();
+    run(Command::new("apt-get").args(&options).arg("update"))
+        .with_context(|| format!("fetch the lists of packages of {suite}"))?;
+    Ok(options)
 }
 
 fn compile_rigio(work: &Path) -> Result<()> {

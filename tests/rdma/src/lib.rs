@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 pub use guest_rig::Switch;
+use guest_rig::image::DEBIAN_12;
 use guest_rig::process::wait_until;
 use guest_rig::{GuestImage, Nic, Output, Recipe, Vm, VmConfig};
 
 /// The machines: the kernel's full flavour, because that for virtual machines has no RDMA.
 pub const RECIPE: Recipe = Recipe {
     name: "rdma",
+    suite: DEBIAN_12,
     packages: "ibverbs-providers,iproute2,busybox-static",
     kernel_package: "linux-image-amd64",
     modules: &[

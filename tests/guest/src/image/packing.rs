@@ -178,21 +178,38 @@ fn libraries(recipe: &Recipe, root: &Path) -> Result<BTreeSet<PathBuf>> {
 
 fn copy_modules(recipe: &Recipe, kernel: &Path, tree: &Path) -> Result<()> {
     let listed = run(Command::new("find")
-        .arg(kernel.join("lib/modules"))
-        .args(["-name", "*.ko"]))?;
+        // Debian 13 has its modules below usr/lib.
+        .arg(kernel)
+        .args(["-name", "*.ko", "-o", "-name", "*.ko.xz"]))?;
     let mut order = String::new();
     for module in recipe.modules {
         let file = format!("{module}.ko");
         let path = listed
             .lines()
-            .find(|line| line.ends_with(&format!("/{file}")))
+            .find(|line| line.trim_end_matches(".xz").ends_with(&format!("/{file}")))
             .with_context(|| format!("the kernel package holds no {file}"))?;
-        install(tree, &format!("modules/{file}"), &std::fs::read(path)?)?;
+        install(tree, &format!("modules/{file}"), &unpacked(path)?)?;
         order.push_str(&file);
         order.push('\n');
     }
     std::fs::write(tree.join("modules.load"), order)?;
     Ok(())
+}
+
+/// A module, unpacked: insmod of the guest unpacks nothing.
+fn unpacked(path: &str) -> Result<Vec<u8>> {
+    if !path.ends_with(".xz") {
+        return Ok(std::fs::read(path)?);
+    }
+    let output = Command::new("xz")
+        .args(["--decompress", "--stdout", path])
+        .stdin(Stdio::null())
+        .output()
+        .context("run xz: install xz-utils")?;
+    if !output.status.success() {
+        bail!("xz {} on {path}", describe(output.status));
+    }
+    Ok(output.stdout)
 }
 
 /// `find | cpio`, everything owned by root.
