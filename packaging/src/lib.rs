@@ -105,8 +105,8 @@ const COMPLETIONS: &[(&str, &str)] = &[
 ];
 /// What the scripts need, besides the libraries of the binary.
 const DEPENDS: &str = "passwd, systemd";
-/// Converts disk images for `penstock volume import`.
-const RECOMMENDS: &str = "qemu-utils";
+/// Convert disk images for `penstock volume import`, and give block devices to the kernel.
+const RECOMMENDS: &str = "qemu-utils, iproute2";
 const SUGGESTS: &str = "libvirt-daemon-system, qemu-system-x86";
 
 const MODE_FILE: u32 = 0o644;

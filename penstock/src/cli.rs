@@ -151,6 +151,13 @@ pub enum Command {
     Rdma(RdmaCommand),
     /// Serve one volume without a daemon, by QEMU's conventions for vhost-user back-end programs
     VhostUserBlk(BackendProgramArgs),
+    /// The daemon's helper for block devices, which it starts itself
+    #[command(hide = true)]
+    BlockDeviceHelper {
+        /// Directory of its files
+        #[arg(long)]
+        dir: PathBuf,
+    },
     /// Print a completion script
     Completions {
         /// Shell to complete for
@@ -330,8 +337,11 @@ pub enum AttachCommand {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// vhost-user socket to listen on
-        #[arg(long, value_name = "PATH")]
-        socket: PathBuf,
+        #[arg(long, value_name = "PATH", required_unless_present = "block")]
+        socket: Option<PathBuf>,
+        /// Make it a block device of this machine, /dev/penstock/NAME, and print its path
+        #[arg(long, conflicts_with_all = ["socket", "incoming", "no_pin"])]
+        block: bool,
         /// Virtqueues to offer
         #[arg(
             long,

@@ -33,6 +33,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Init(args) => join::init(args, global.data_dir(), global.json)?,
         Command::Join(args) => join::join(args, global.data_dir(), global.json)?,
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
+        Command::BlockDeviceHelper { dir } => serve::block_devices::run_helper(&dir)?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
         Command::Libvirt(verb) => return runtime()?.block_on(libvirt::run(verb, &global)),
         Command::Completions { shell } => {
@@ -77,6 +78,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         | Command::Init(_)
         | Command::Join(_)
         | Command::VhostUserBlk(_)
+        | Command::BlockDeviceHelper { .. }
         | Command::Rdma(_)
         | Command::Libvirt(_)
         | Command::Completions { .. }

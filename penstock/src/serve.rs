@@ -3,6 +3,7 @@
 mod admin;
 mod attachments;
 pub mod backend_program;
+pub mod block_devices;
 mod cluster;
 mod cluster_map;
 mod copier;
@@ -81,6 +82,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
     let registered = register(&config);
     prepare_process();
     let supervisor = Supervisor::from_environment();
+    config.privileges.block_devices = block_devices::BlockDevices::prepare();
     privileges::give_up(&mut config)?;
     let _registration = registered.unwrap_or_else(|failure| {
         tracing::warn!(%failure, "commands find this daemon only with --data or --api");
@@ -232,12 +234,13 @@ async fn serve(config: Config, supervisor: Supervisor) -> Result<()> {
         },
         // To the others this node is down, and only a new process helps: guests wait for it, as they do after
         // a kill.
-        failure = node.meta_ended() => {
-            // Said now: to close may take long, or not come to an end.
-            tracing::error!(%failure, "this node ends");
-            Err(failure)
-        }
+        failure = node.meta_ended() => Err(failure),
+        failure = node.told_to_end() => Err(failure),
     };
+    if let Err(failure) = &ended {
+        // Said now: to close may take long, or not come to an end.
+        tracing::error!(%failure, "this node ends");
+    }
     close(&node).await;
     ended
 }
@@ -271,6 +274,7 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     let node = Arc::new(Node::start(config, purpose).await?);
     leases::keep(&node);
     attachments::lost::keep(&node);
+    attachments::block::keep(&node);
     attachments::migration::keep(&node);
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);

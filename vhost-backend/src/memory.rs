@@ -18,7 +18,7 @@ use fabric::net::rdma::pair::Registered;
 
 use budget::{MemoryAccount, OverLimit};
 
-pub use mapping::Mapping;
+pub use mapping::{Mapping, is_vduse};
 pub use view::MemoryView;
 
 /// A guest physical address.

@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 14] = [
+const TESTS: [TwoForms; 15] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -41,6 +41,12 @@ const TESTS: [TwoForms; 14] = [
         test: "with_two_devices_on_each_node_no_guest_sees_what_it_may_not",
         short: "60 seeds",
         long: "1,200 seeds",
+    },
+    TwoForms {
+        package: "block-tests",
+        test: "a_block_device_outlives_daemon_and_helper",
+        short: "3 kills of each",
+        long: "30 kills of each",
     },
     TwoForms {
         package: "guest-tests",

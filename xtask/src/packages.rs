@@ -31,6 +31,14 @@ const PACKAGES: &[(&str, &str)] = &[
     ("mmdebstrap", "builds the guest"),
     ("cpio", "packs the guest"),
     (
+        "xz-utils",
+        "unpacks the kernel modules of Debian 13's guests",
+    ),
+    (
+        "debian-archive-keyring",
+        "checks the packages of Debian 13's guests",
+    ),
+    (
         "grub-common",
         "makes the boot loader of the guest that boots from a disk",
     ),
@@ -69,6 +77,7 @@ const PROGRAMS: &[&str] = &[
     "qemu-img",
     "mmdebstrap",
     "cpio",
+    "xz",
     "grub-mkimage",
     "dpkg-deb",
     "dpkg-shlibdeps",

@@ -53,6 +53,9 @@ pub struct Status {
     /// What the daemon may do on its machine. Absent if it is of a version that does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub privileges: Option<Privileges>,
+    /// How this node's kernel makes block devices of volumes.
+    #[serde(default)]
+    pub block_devices: String,
     /// What opening the store did, one line for each device.
     pub recovery: Vec<String>,
     /// How data go to other nodes, as far as this one has sent any.
@@ -167,7 +170,7 @@ pub struct ExportQuery {
 /// An attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attachment {
-    /// The vhost-user socket.
+    /// The vhost-user socket, or the link to a block device.
     pub socket: String,
     /// Name of the volume it serves.
     pub volume: String,
@@ -183,6 +186,10 @@ pub struct Attachment {
     /// Whether it waits to take the place of the attachment on another node.
     #[serde(default)]
     pub incoming: bool,
+    /// The block device of the node that it is (`/dev/vdb`), to which `socket` is a link then. Absent for a
+    /// vhost-user socket, and while the device is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_device: Option<String>,
     /// For how long the guest waited for the lease of the volume when it came here, in milliseconds; absent
     /// if it did not come from another node since the daemon started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -237,8 +244,12 @@ pub struct Counters {
 pub struct Attach {
     /// Name of the volume.
     pub volume: String,
-    /// Absolute path of the socket to listen on.
+    /// Absolute path of the socket to listen on; empty for a block device.
+    #[serde(default)]
     pub socket: String,
+    /// Make it a block device of the node itself, `/dev/penstock/VOLUME`, instead of a socket.
+    #[serde(default)]
+    pub block: bool,
     /// Virtqueues to offer.
     #[serde(default = "queues_default")]
     pub queues: u16,

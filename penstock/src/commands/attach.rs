@@ -9,22 +9,24 @@ use crate::api::types::{Attach, Attachment, AttachmentState, Detached, Move, Mov
 use crate::cli::{AttachCommand, DetachArgs};
 use crate::failure::Result;
 
-use super::{absolute, confirm, path_or_name, print_json};
+use super::{absolute, confirm, path_or_name, print, print_json};
 
 /// `penstock attach volume`.
 pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<()> {
     let AttachCommand::Volume {
         name,
         socket,
+        block,
         queues,
         read_only,
         no_pin,
         incoming,
     } = verb;
-    let socket = absolute("socket", &socket)?;
+    let socket = socket.map(|path| absolute("socket", &path)).transpose()?;
     let request = Attach {
         volume: name,
-        socket,
+        socket: socket.unwrap_or_default(),
+        block,
         queues,
         read_only,
         pin_memory: !no_pin,
@@ -37,6 +39,10 @@ pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<
         return print_json(&attachment);
     }
     let (volume, socket) = (&attachment.volume, &attachment.socket);
+    if let Some(device) = &attachment.block_device {
+        eprintln!("penstock: volume {volume} is block device {device}");
+        return print(|out| writeln!(out, "{socket}"));
+    }
     match attachment.incoming {
         true => eprintln!(
             "penstock: volume {volume} comes in on {socket}: its guest goes on here once it is migrated"
@@ -87,7 +93,10 @@ pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()
         .filter(|a| a.socket == target || a.volume == target)
         .peekable();
     let forget = args.force && (args.node.is_some() || meant.peek().is_none());
-    let connected = meant.find(|a| !forget && a.state == AttachmentState::Connected);
+    // Whether somebody uses a block device, the kernel knows.
+    let connected = meant.find(|a| {
+        !forget && a.state == AttachmentState::Connected && (a.block_device.is_none() || yes)
+    });
     if let Some(a) = connected {
         confirm::confirm(&format!("detach {}, which a guest is using", a.socket), yes)?;
     }

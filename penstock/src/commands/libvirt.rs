@@ -6,6 +6,7 @@ mod claims;
 mod disk;
 mod hook;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use libvirt::disk::{DiskElement, QUEUE_SIZE_MAX, unkeepable};
@@ -47,7 +48,11 @@ async fn disk_xml(args: &DiskXmlArgs, global: &Global) -> Result<()> {
     let client = locate::client(global).await?;
     let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
     let name = &args.name;
-    let attachment = attachments.iter().find(|a| a.volume == *name);
+    // A block device of this machine is no socket.
+    let mut sockets = attachments
+        .iter()
+        .filter(|a| !Path::new(&a.socket).starts_with(block_device::helper::LINKS));
+    let attachment = sockets.find(|a| a.volume == *name);
     let attachment = attachment.ok_or_else(|| {
         Failure::new(
             Kind::NotFound,

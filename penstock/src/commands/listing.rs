@@ -65,6 +65,9 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         if let Some(privileges) = &status.privileges {
             writeln!(out, "privileges   {}", privileges_line(privileges))?;
         }
+        if !status.block_devices.is_empty() {
+            writeln!(out, "block        {}", status.block_devices)?;
+        }
         for line in &status.recovery {
             writeln!(out, "recovery     {line}")?;
         }

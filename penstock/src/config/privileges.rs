@@ -6,6 +6,7 @@ use fabric::store::file::OpenedAhead;
 use serde::Deserialize;
 
 use crate::failure::{Failure, Result};
+use crate::serve::block_devices::BlockDevices;
 use crate::serve::privileges::Confinement;
 
 use super::{File, SocketAccess};
@@ -51,6 +52,8 @@ pub struct Privileges {
     pub confinement: Confinement,
     /// Devices that were opened before.
     pub opened: OpenedAhead,
+    /// The process that keeps the rights for block devices.
+    pub block_devices: BlockDevices,
 }
 
 impl Privileges {
@@ -84,6 +87,7 @@ impl Privileges {
             socket_dirs: dirs,
             confinement: Confinement::default(),
             opened: OpenedAhead::default(),
+            block_devices: BlockDevices::default(),
         })
     }
 

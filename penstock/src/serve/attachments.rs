@@ -1,7 +1,9 @@
 //! Attachments: meta remembers them, sessions serve them.
 
+pub mod block;
 pub mod lost;
 pub mod migration;
+mod shown;
 mod stats;
 mod write_cache;
 
@@ -16,12 +18,14 @@ use vhost_backend::blk::{BlkDevice, BlkOptions, SERIAL_BYTES};
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOptions};
 
-use crate::api::types::{Attach, Attachment, AttachmentState, Counters, DetachQuery, Detached};
+use crate::api::types::{Attach, Attachment, DetachQuery, Detached};
 use crate::config::Config;
 use crate::failure::{Failure, Kind, Result};
 
+use block::Block;
 use lost::Loss;
 use migration::Waiting;
+use shown::shown;
 use write_cache::WriteCacheKeeper;
 
 use super::cluster::View;
@@ -36,6 +40,8 @@ pub struct Served {
     socket: String,
     state: State,
     waiting: Waiting,
+    /// It is a block device of this machine.
+    block: Option<Block>,
 }
 
 enum State {
@@ -78,7 +84,10 @@ impl Served {
                 "stop the guest that uses the volume there; a lease of a node that is down ends by itself"
                     .to_owned(),
             ),
-            State::Up { .. } | State::Detaching => return None,
+            State::Up { .. } => {
+                return self.block.as_ref().and_then(|block| block.problem(socket));
+            }
+            State::Detaching => return None,
         };
         let what = format!("attachment {socket} is not served: {why}");
         Some(Found::new(format!("attachment {socket}"), what, hint))
@@ -106,8 +115,26 @@ impl Node {
         Ok(mine.map(|a| shown(&live, a)).collect())
     }
 
-    /// Serves a volume on a socket.
-    pub async fn attach(&self, request: Attach) -> Result<Attachment> {
+    /// Serves a volume on a socket, or as a block device.
+    pub async fn attach(&self, mut request: Attach) -> Result<Attachment> {
+        block::place(&mut request)?;
+        if request.block {
+            let helper = &self.config().privileges.block_devices;
+            helper.ask(|client| client.probe()).await?;
+        }
+        let is_block = request.block;
+        let attachment = self.attach_socket(request).await?;
+        if is_block && let Err(failure) = self.make_block_device(attachment.id).await {
+            if let Err(error) = self.detach_own(&attachment, true).await {
+                tracing::warn!(failure = %error, "undo an attachment");
+            }
+            return Err(failure);
+        }
+        let live = self.live.lock().await;
+        Ok(shown(&live, attachment))
+    }
+
+    async fn attach_socket(&self, request: Attach) -> Result<meta::Attachment> {
         let mut live = self.live.lock().await;
         let volume = self
             .asked
@@ -122,6 +149,7 @@ impl Node {
         if request.incoming {
             self.require_cluster("take over")?;
         }
+        let extra = extra_options(&request);
         let spec = AttachmentSpec {
             volume: request.volume,
             node: self.meta.node_id(),
@@ -131,7 +159,7 @@ impl Node {
             // Readers do not disturb each other.
             options: AttachmentOptions {
                 shared: request.read_only,
-                extra: pinning(request.pin_memory),
+                extra,
                 incoming,
                 ..AttachmentOptions::default()
             },
@@ -152,7 +180,7 @@ impl Node {
         match served {
             Ok(served) => {
                 live.attachments.insert(attachment.id, served);
-                Ok(shown(&live, attachment))
+                Ok(attachment)
             }
             Err(failure) => {
                 self.meta
@@ -185,27 +213,49 @@ impl Node {
             keeper: Some(Arc::new(keeper.clone())),
             ..BlkOptions::default()
         };
-        let up = device(volume, handle, options).and_then(|device| {
-            let pins = is_pinned(&attachment.options);
-            let session = self.listen(Path::new(&socket), device.clone(), pins)?;
-            Ok(State::Up {
-                session,
-                device,
-                keeper,
-            })
-        });
+        let block = Block::of(attachment, volume);
+        let up = match device(volume, handle, options) {
+            Ok(device) => self
+                .listen_for(attachment, block.as_ref(), device.clone())
+                .await
+                .map(|session| State::Up {
+                    session,
+                    device,
+                    keeper,
+                }),
+            Err(failure) => Err(failure),
+        };
         match up {
             Ok(state) => Ok(Served {
                 volume: volume.id,
                 socket,
                 state,
                 waiting: Waiting::default(),
+                block,
             }),
             Err(failure) => {
                 self.close_in(live, volume.id).await;
                 Err(failure)
             }
         }
+    }
+
+    async fn listen_for(
+        &self,
+        attachment: &meta::Attachment,
+        block: Option<&Block>,
+        device: Arc<Device>,
+    ) -> Result<Session> {
+        let pins = is_pinned(&attachment.options);
+        let Some(block) = block else {
+            return self.listen(Path::new(&attachment.socket), device, pins);
+        };
+        let key = block.key().to_owned();
+        let helper = &self.config().privileges.block_devices;
+        let socket = helper.ask(move |client| client.listen(&key)).await?;
+        let endpoint = Endpoint::from_fd(socket).map_err(|e| socket_failure(&e))?;
+        // The kernel's bounce buffers are no memory that a network card reaches.
+        self.serve_endpoint(endpoint, device, false)
     }
 
     /// Makes a socket with the configured access and serves `device` on it.
@@ -262,6 +312,7 @@ impl Node {
     }
 
     async fn detach_own(&self, attachment: &meta::Attachment, force: bool) -> Result<()> {
+        self.remove_block_device(attachment.id, force).await?;
         if let Some(served) = self.take(attachment, force).await? {
             close(vec![served]).await;
         }
@@ -300,7 +351,7 @@ impl Node {
             return Ok(None);
         };
         let socket = &attachment.socket;
-        if served.connected() && !force {
+        if served.connected() && !force && served.block.is_none() {
             return Err(Failure::new(
                 Kind::Conflict,
                 format!("a guest uses {socket}"),
@@ -387,6 +438,7 @@ impl Node {
                         socket: attachment.socket.clone(),
                         state: self.closed(*id, failure).await,
                         waiting: Waiting::default(),
+                        block: None,
                     }
                 }
             };
@@ -495,65 +547,16 @@ pub fn serial(volume: &meta::Volume) -> String {
 /// keeps it.
 const PIN: &str = "pin";
 
-fn pinning(pins: bool) -> BTreeMap<String, String> {
-    let told = (!pins).then(|| (PIN.to_owned(), false.to_string()));
-    told.into_iter().collect()
+fn extra_options(request: &Attach) -> BTreeMap<String, String> {
+    let pin = (!request.pin_memory).then(|| (PIN.to_owned(), false.to_string()));
+    let block = request
+        .block
+        .then(|| (block::BLOCK.to_owned(), true.to_string()));
+    pin.into_iter().chain(block).collect()
 }
 
 fn is_pinned(options: &AttachmentOptions) -> bool {
     options.extra.get(PIN).is_none_or(|told| told != "false")
-}
-
-fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
-    let mut shown = Attachment {
-        socket: attachment.socket,
-        volume: attachment.target.name().to_string(),
-        queues: attachment.queues,
-        read_only: attachment.read_only,
-        pin_memory: is_pinned(&attachment.options),
-        write_through: attachment.options.write_through,
-        incoming: attachment.options.incoming.is_some(),
-        takeover_pause_ms: None,
-        state: AttachmentState::Failed,
-        queues_running: 0,
-        last_error: None,
-        counters: Counters::default(),
-    };
-    let served = live.attachments.get(&attachment.id);
-    let pause = served.and_then(|served| served.waiting.pause());
-    shown.takeover_pause_ms = pause.map(|pause| pause.as_millis() as u64);
-    match served.map(|served| &served.state) {
-        Some(State::Up {
-            session, device, ..
-        }) => {
-            let state = session.state();
-            shown.state = match state.connected {
-                _ if session.is_finished() => AttachmentState::Failed,
-                true => AttachmentState::Connected,
-                false => AttachmentState::Listening,
-            };
-            shown.queues_running = state.rings;
-            shown.last_error = state.last_error;
-            shown.write_through = !device.writeback();
-            shown.counters = counters(device);
-        }
-        Some(State::Detaching) => shown.state = AttachmentState::Detaching,
-        Some(State::Failed(_) | State::Lost(_)) | None => {}
-    }
-    shown
-}
-
-fn counters(device: &Device) -> Counters {
-    let c = device.counters();
-    Counters {
-        reads: c.reads,
-        writes: c.writes,
-        read_bytes: c.read_bytes,
-        write_bytes: c.written_bytes,
-        flushes: c.flushes,
-        discards: c.discards + c.write_zeroes,
-        errors: c.errors,
-    }
 }
 
 /// Why a socket cannot be used, with the user that may not do it.

@@ -159,7 +159,7 @@ async fn ended(session: &Session) {
 }
 
 /// Takes over a descriptor that whoever started us left open.
-fn inherited(fd: i32) -> Result<OwnedFd> {
+pub fn inherited(fd: i32) -> Result<OwnedFd> {
     let flags = if fd > 2 {
         // SAFETY: asks about a number; that no such descriptor is open is one of the answers.
         unsafe { libc::fcntl(fd, libc::F_GETFD) }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use meta::refusal::MapRefusal;
 use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, watch};
 use vhost_backend::memory::budget::MemoryBudget;
 
 use crate::config::{Config, StoreKind};
@@ -58,6 +58,8 @@ pub struct Node {
     background: Background,
     pub(super) monitor: Monitor,
     started: Instant,
+    /// Why this process has to end, if it has to.
+    ending: watch::Sender<Option<Failure>>,
     /// Freed last.
     _data: DataDir,
 }
@@ -134,6 +136,7 @@ impl Node {
             background,
             monitor: Monitor::default(),
             started: Instant::now(),
+            ending: watch::Sender::new(None),
             _data: data,
         };
         let restored = match purpose {
@@ -192,6 +195,21 @@ impl Node {
         match self.membership {
             Some(_) => ended_failure(self.meta.ended().await, &self.config.data),
             None => std::future::pending().await,
+        }
+    }
+
+    /// Ends the daemon: only a new process helps.
+    pub(super) fn end_for(&self, failure: Failure) {
+        self.ending.send_replace(Some(failure));
+    }
+
+    /// Returns when [`Self::end_for`] was called.
+    pub async fn told_to_end(&self) -> Failure {
+        let mut ending = self.ending.subscribe();
+        match ending.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(failure)) => failure.clone(),
+            // The node lives for as long as somebody waits here.
+            Ok(None) | Err(_) => std::future::pending().await,
         }
     }
 

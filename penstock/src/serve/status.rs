@@ -3,6 +3,7 @@
 use crate::api::types::{AttachmentState, PeerTransport, Status};
 use crate::failure::{Failure, Kind, Result};
 
+use super::block_devices;
 use super::limits;
 use super::node::Node;
 use super::privileges;
@@ -51,6 +52,7 @@ impl Node {
             capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
             used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
             privileges: Some(privileges::in_force(self.config())),
+            block_devices: block_devices::interface(),
             recovery: self.recovery().to_vec(),
             transports: self.transports(),
             health,

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use guest_rig::Recipe;
+use guest_rig::image::DISKS;
 use guest_rig::paths::{find_program, guest_cache};
 use guest_rig::process::run;
 use rustix::fs::{FlockOperation, flock};
@@ -14,7 +16,7 @@ const MIRROR: &str = "http://deb.debian.org/debian";
 /// What a host has that Penstock is installed on: systemd, and the libraries that the package depends on. No
 /// libvirt: the package must do without.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,udev,passwd,init-system-helpers,libibverbs1,libstdc++6,\
-                        util-linux,procps";
+                        util-linux,procps,iproute2,e2fsprogs";
 /// Left out of the image.
 const EXCLUDED: [&str; 3] = [
     "/usr/share/doc/*",
@@ -36,7 +38,7 @@ const FORMAT: u32 = 1;
 pub enum Release {
     /// Debian 12.
     Bookworm,
-    /// Debian 13, with the kernel of Debian 12: the rig's guests share one.
+    /// Debian 13.
     Trixie,
 }
 
@@ -46,6 +48,14 @@ impl Release {
         match self {
             Self::Bookworm => "bookworm",
             Self::Trixie => "trixie",
+        }
+    }
+
+    /// The guest whose kernel it runs: of Debian 13 one that makes block devices of volumes.
+    pub fn guest(self) -> &'static Recipe {
+        match self {
+            Self::Bookworm => &DISKS,
+            Self::Trixie => &block_rig::RECIPE,
         }
     }
 

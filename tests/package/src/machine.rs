@@ -40,7 +40,7 @@ struct Disk {
 impl Machine {
     /// Installs a machine of `release` with `payload` in it, and boots it.
     pub fn boot(release: Release, payload: Payload) -> Result<Self> {
-        let image = GuestImage::get(|line| eprintln!("rig: {line}"))?;
+        let image = GuestImage::of(release.guest(), |line| eprintln!("rig: {line}"))?;
         let base = release.root()?;
         let dir = tempfile::tempdir().context("make a directory for a machine's disk")?;
         let root = dir.path().join("root.qcow2");

@@ -98,8 +98,9 @@ fn package_serves_guests_and_leaves_their_data() -> Result<()> {
             hung(&mut machine)?;
             machine = rebooted(machine)?;
         }
-        if *release == Release::Bookworm {
-            second_node(&mut machine)?;
+        match release {
+            Release::Bookworm => second_node(&mut machine)?,
+            Release::Trixie => block_device(&mut machine)?,
         }
         removed(&mut machine)?;
         purged(&mut machine)?;
@@ -310,6 +311,28 @@ fn second_node(machine: &mut Machine) -> Result<()> {
     machine.sh_until("penstock health --data /var/lib/penstock-b", LIMIT)?;
     let nodes = machine.sh("penstock node list --data /var/lib/penstock")?;
     ensure!(nodes.lines().count() == 3, "{nodes}");
+    Ok(())
+}
+
+/// A volume is a disk of the machine, within the service's limits, and outlives the daemon.
+fn block_device(machine: &mut Machine) -> Result<()> {
+    machine.sh("penstock volume create logs 64M")?;
+    let path = machine.sh("penstock attach volume logs --block 2> /dev/null")?;
+    ensure!(path == "/dev/penstock/logs", "{path}");
+    machine.sh("mke2fs -q -t ext4 /dev/penstock/logs && mount /dev/penstock/logs /mnt")?;
+    machine.sh("head -c 8000000 /dev/urandom > /mnt/a && sync && md5sum /mnt/a > /run/sum")?;
+    for stop in ["kill -9 $OLD", "systemctl restart penstock"] {
+        let old = machine.sh(PID)?;
+        machine.sh(&format!("OLD={old}; {stop}"))?;
+        back(machine, &old)?;
+        machine
+            .sh("echo 3 > /proc/sys/vm/drop_caches; md5sum -c /run/sum && touch /mnt/b && sync")?;
+    }
+    let told = machine.refused("penstock detach logs 2>&1")?;
+    ensure!(told.contains("unmount"), "{told}");
+    machine.sh("umount /mnt && penstock detach logs && penstock volume delete logs --yes")?;
+    machine.sh("! ls /dev/vduse/penstock-* && test ! -e /dev/penstock/logs")?;
+    machine.sh("! dmesg | grep -iE 'I/O error|ext4.*error'")?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! A shared mapping of a file descriptor that came from outside, unmapped on drop.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -10,6 +10,19 @@ use super::MemoryError;
 
 /// Magic number of hugetlbfs, whose files are mapped in whole huge pages.
 const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// Magic number of the file system of anonymous inodes.
+const ANON_INODES: i64 = 0x0904_1934;
+/// What `/proc/self/fd` says of the memory of a VDUSE device (Linux, `drivers/vdpa/vdpa_user`).
+const VDUSE_MEMORY: &[u8] = b"anon_inode:[vduse-domain]";
+
+/// Whether a file is the memory of a VDUSE device. It has no size; the kernel names its parts, and only root
+/// can have it.
+pub fn is_vduse(file: &OwnedFd) -> bool {
+    let is_anonymous = rustix::fs::fstatfs(file).is_ok_and(|told| told.f_type == ANON_INODES);
+    let link = || rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), []);
+    is_anonymous && link().is_ok_and(|name| name.as_bytes() == VDUSE_MEMORY)
+}
 
 /// What is mapped so that a range of a file is.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +45,7 @@ impl Extent {
         let needed_bytes = end.ok_or_else(bad)?;
         let stat = rustix::fs::fstat(file).map_err(|e| os("read the size of a shared file", e))?;
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        if file_bytes < needed_bytes {
+        if file_bytes < needed_bytes && !is_vduse(file) {
             return Err(MemoryError::FileTooShort {
                 file_bytes,
                 needed_bytes,

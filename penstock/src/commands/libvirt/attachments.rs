@@ -94,6 +94,7 @@ fn unfit(found: &Attachment, needed: &NeededVolume) -> Option<Failure> {
 /// Makes an attachment.
 pub async fn create(client: &Client, needed: &NeededVolume, source: Source) -> Result<Attachment> {
     let request = Attach {
+        block: false,
         volume: needed.volume.clone(),
         socket: needed.socket.clone(),
         queues: needed.queues,

@@ -29,7 +29,7 @@ use crate::serve::cluster::View;
 use crate::serve::node::{Live, Node, meta_failure};
 use crate::serve::storage::Handle;
 
-use super::{Served, State};
+use super::{Served, State, block};
 
 /// Pause between two looks if nothing happens.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -501,6 +501,16 @@ impl Node {
     /// What is moved, and where to, must be possible.
     async fn check_move(&self, view: &View, source: &Attachment, to: NodeId) -> Result<()> {
         let name = view.node_name(to);
+        if block::is_block(source) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("{} is a block device of its node", source.socket),
+                format!(
+                    "detach it there, and attach it on node '{name}': penstock attach volume {} --block",
+                    source.target.name()
+                ),
+            ));
+        }
         if to == source.node {
             return Err(Failure::new(
                 Kind::Conflict,

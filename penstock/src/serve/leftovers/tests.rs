@@ -44,6 +44,7 @@ async fn prepared(data: &Path) {
     }
     let socket = data.join("disk.sock").to_str().unwrap().to_owned();
     let attach = Attach {
+        block: false,
         volume: "disk".to_owned(),
         socket,
         queues: 1,

@@ -11,6 +11,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::memory::is_vduse;
+
 /// Filesystems whose pages come from memory or a local disk: tmpfs (and memfd), hugetlbfs, ramfs, ext4, xfs,
 /// btrfs.
 const MEMORY_FILESYSTEMS: [i64; 6] = [
@@ -27,8 +29,8 @@ const MEMORY_FILESYSTEMS: [i64; 6] = [
 pub enum FdError {
     /// Not a file that memory can come from.
     #[error(
-        "shared memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk, not type \
-         {file_type:#x} on filesystem {filesystem:#x}"
+        "shared memory must be a memfd, a file on tmpfs, hugetlbfs or a local disk, or of a VDUSE device, \
+         not type {file_type:#x} on filesystem {filesystem:#x}"
     )]
     NotMemory {
         /// Type bits of its mode.
@@ -52,6 +54,9 @@ pub fn check_memory(fd: &OwnedFd) -> Result<(), FdError> {
     let mode = fstat(fd)?.st_mode;
     let filesystem = fstatfs(fd)?.f_type;
     let known = MEMORY_FILESYSTEMS.contains(&filesystem);
+    if is_vduse(fd) {
+        return Ok(());
+    }
     if FileType::from_raw_mode(mode) != FileType::RegularFile || !known {
         return Err(FdError::NotMemory {
             file_type: mode & 0o170_000,
@@ -65,6 +70,7 @@ pub fn check_memory(fd: &OwnedFd) -> Result<(), FdError> {
 /// gets SIGBUS.
 pub fn why_unsealed(fd: &OwnedFd) -> Option<&'static str> {
     match fcntl_get_seals(fd) {
+        _ if is_vduse(fd) => None,
         Ok(seals) if seals.contains(SealFlags::SHRINK) => None,
         // Files on tmpfs and hugetlbfs that are no memfds are made so, and so are memfds made without
         // MFD_ALLOW_SEALING.

@@ -1,0 +1,293 @@
+//! The helper: the process that keeps the rights for block devices when the daemon gives up its own.
+//!
+//! It starts before the daemon changes its user, and ends with it: its sessions with the kernel are taken up
+//! by the next helper, as those with guests are by the next daemon. The daemon asks by a socket that nobody
+//! else has; it names devices by keys, so that it can reach nothing but devices of Penstock's own.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::bridge::{Bridge, Parts};
+use crate::frontend::{CONFIG_BYTES, RING_SIZE_MAX, Session, SessionError};
+use crate::kernel::{self, KernelError};
+use crate::record::Record;
+use crate::vduse::{Device, DeviceConfig, F_ACCESS_PLATFORM, F_CONFIG_WCE};
+use crate::wire::{self, Answer, Asked};
+
+/// Begins the names of all devices of ours.
+const PREFIX: &str = "penstock-";
+/// Where links may be.
+pub const LINKS: &str = "/dev/penstock";
+/// Longest key.
+const KEY_BYTES_MAX: usize = 64;
+
+/// Why something asked was not done.
+#[derive(Debug, thiserror::Error)]
+enum HelperError {
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error("no device is called {0:?}")]
+    BadKey(String),
+    #[error("{0} is no link below {LINKS}")]
+    BadLink(String),
+    #[error("another process serves device {0}: stop it, or detach the volume there")]
+    Busy(String),
+}
+
+impl HelperError {
+    fn answer(&self) -> Answer {
+        Answer::Failed {
+            error: self.to_string(),
+            in_use: matches!(self, Self::Kernel(KernelError::InUse(_))),
+        }
+    }
+}
+
+/// What the helper has of a device.
+#[derive(Debug, Default)]
+struct Entry {
+    bridge: Option<Bridge>,
+}
+
+/// What the next helper has to know of a device, in a file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    link: PathBuf,
+}
+
+/// The helper's state.
+#[derive(Debug)]
+struct Helper {
+    /// Sockets, records and notes of devices: a directory of root's, in memory.
+    dir: PathBuf,
+    entries: Mutex<HashMap<String, Arc<Mutex<Entry>>>>,
+}
+
+/// Serves the daemon at the other end of `socket` until it has gone.
+pub fn run(socket: &OwnedFd, dir: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)?;
+    let helper = Arc::new(Helper {
+        dir: dir.to_owned(),
+        entries: Mutex::default(),
+    });
+    while let Some((asked, reply)) = wire::receive::<Asked>(socket.as_fd())? {
+        let Some(reply) = reply else { continue };
+        let helper = Arc::clone(&helper);
+        std::thread::Builder::new()
+            .name("block-device-ask".into())
+            .spawn(move || helper.reply(&asked, &reply))?;
+    }
+    Ok(())
+}
+
+impl Helper {
+    fn reply(&self, asked: &Asked, reply: &OwnedFd) {
+        let (answer, fd) = match self.carry_out(asked) {
+            Ok(done) => done,
+            Err(error) => (error.answer(), None),
+        };
+        // A daemon that has gone needs no answer.
+        let _ = wire::send(reply.as_fd(), &answer, fd.as_ref().map(AsFd::as_fd));
+    }
+
+    fn carry_out(&self, asked: &Asked) -> Result<(Answer, Option<OwnedFd>), HelperError> {
+        match asked {
+            Asked::Probe => kernel::control()
+                .map(|_| (Answer::Done, None))
+                .map_err(Into::into),
+            Asked::Listen { key } => Ok((Answer::Done, Some(self.listen(key)?))),
+            Asked::Serve { key, link } => {
+                let device = self.serve(key, link)?;
+                Ok((Answer::Device(device.display().to_string()), None))
+            }
+            Asked::Remove { key, force } => self.remove(key, *force).map(|()| (Answer::Done, None)),
+        }
+    }
+
+    /// What is done with a device, one after the other.
+    fn entry(&self, key: &str) -> Result<Arc<Mutex<Entry>>, HelperError> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if key.is_empty() || key.len() > KEY_BYTES_MAX || !key.bytes().all(is_plain) {
+            return Err(HelperError::BadKey(key.to_owned()));
+        }
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(entries.entry(key.to_owned()).or_default()))
+    }
+
+    fn file(&self, key: &str, suffix: &str) -> PathBuf {
+        self.dir.join(format!("{key}.{suffix}"))
+    }
+
+    fn listen(&self, key: &str) -> Result<OwnedFd, HelperError> {
+        let entry = self.entry(key)?;
+        let _entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.file(key, "sock");
+        let what = format!("make socket {}", path.display());
+        // What listened there before ended with its daemon.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).map_err(kernel::os(what))?;
+        Ok(listener.into())
+    }
+
+    fn serve(&self, key: &str, link: &str) -> Result<PathBuf, HelperError> {
+        let link = checked_link(link)?;
+        let entry = self.entry(key)?;
+        let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = format!("{PREFIX}{key}");
+        if entry.bridge.is_none() {
+            entry.bridge = Some(self.bridge(key, &name)?);
+        }
+        let made = self.give_to_driver(key, &name, &link);
+        if made.is_err() && !kernel::is_attached(&name) {
+            entry.bridge = None;
+            self.destroy(key, &name)?;
+        }
+        made
+    }
+
+    fn give_to_driver(&self, key: &str, name: &str, link: &Path) -> Result<PathBuf, HelperError> {
+        if !kernel::is_attached(name) {
+            kernel::attach(name)?;
+        }
+        let device = kernel::block_device(name)?;
+        let note = Note {
+            link: link.to_owned(),
+        };
+        let path = self.file(key, "json");
+        let written = serde_json::to_vec(&note).map_err(io::Error::from);
+        let written = written.and_then(|bytes| std::fs::write(&path, bytes));
+        written.map_err(kernel::os(format!("write {}", path.display())))?;
+        kernel::link(link, &device)?;
+        Ok(device)
+    }
+
+    /// Opens the kernel's device, makes it if it is not there, and serves it.
+    fn bridge(&self, key: &str, name: &str) -> Result<Bridge, HelperError> {
+        let socket = self.file(key, "sock");
+        let record = Record::at(&self.file(key, "record"));
+        // Learns what the device has.
+        let offer = Session::connect(&socket, 0)?.offer().clone();
+        if !Device::path(name).exists() {
+            let features = offer.features & !F_CONFIG_WCE | F_ACCESS_PLATFORM;
+            let config = DeviceConfig {
+                features,
+                queues: offer.queues,
+                config: &offer.config[..CONFIG_BYTES],
+            };
+            let created = kernel::control()?.create(&c_name(name), &config);
+            created.map_err(kernel::os(format!("make VDUSE device {name}")))?;
+            record.end().map_err(kernel::os("remove an old record"))?;
+        }
+        let opened = Device::open(name).map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => HelperError::Busy(name.to_owned()),
+            _ => kernel::os(format!("open VDUSE device {name}"))(error).into(),
+        });
+        let device = opened?;
+        if !kernel::is_attached(name) {
+            for index in 0..offer.queues {
+                let set = device.set_ring_size_max(index, RING_SIZE_MAX);
+                set.map_err(kernel::os("set a ring's size"))?;
+            }
+        }
+        let parts = Parts {
+            device,
+            queues: offer.queues,
+            socket,
+            record,
+        };
+        Ok(Bridge::start(parts).map_err(kernel::os(format!("serve VDUSE device {name}")))?)
+    }
+
+    fn remove(&self, key: &str, force: bool) -> Result<(), HelperError> {
+        let entry = self.entry(key)?;
+        let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = format!("{PREFIX}{key}");
+        if kernel::is_attached(&name) {
+            if let (Some(device), false) = (kernel::find_block_device(&name), force) {
+                kernel::check_unused(&device)?;
+            }
+            // The bridge answers the driver that lets go of the device.
+            kernel::detach(&name)?;
+        }
+        entry.bridge = None;
+        self.destroy(key, &name)?;
+        let note = std::fs::read(self.file(key, "json")).ok();
+        let note = note.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok());
+        if let Some(link) = note.and_then(|note| checked_link(&note.link.to_string_lossy()).ok()) {
+            kernel::unlink(&link)?;
+        }
+        for suffix in ["sock", "record", "json"] {
+            let _ = std::fs::remove_file(self.file(key, suffix));
+        }
+        Ok(())
+    }
+
+    fn destroy(&self, key: &str, name: &str) -> Result<(), HelperError> {
+        if Device::path(name).exists() {
+            let destroyed = kernel::control()?.destroy(&c_name(name));
+            destroyed.map_err(kernel::os(format!("destroy VDUSE device {name}")))?;
+        }
+        let record = Record::at(&self.file(key, "record"));
+        Ok(record.end().map_err(kernel::os("remove a record"))?)
+    }
+}
+
+/// A link in [`LINKS`] itself.
+fn checked_link(link: &str) -> Result<PathBuf, HelperError> {
+    let path = Path::new(link);
+    match (path.parent(), path.file_name()) {
+        (Some(dir), Some(_)) if dir == Path::new(LINKS) => Ok(path.to_owned()),
+        _ => Err(HelperError::BadLink(link.to_owned())),
+    }
+}
+
+/// Keys are checked, and hold no NUL.
+fn c_name(name: &str) -> CString {
+    CString::new(name).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_keys_and_links_of_ours_are_taken() {
+        let helper = Helper {
+            dir: "/nowhere".into(),
+            entries: Mutex::default(),
+        };
+        for key in ["", "../x", "a b", "a\0", &"x".repeat(65)] {
+            assert!(
+                matches!(helper.entry(key), Err(HelperError::BadKey(_))),
+                "{key:?}"
+            );
+        }
+        helper.entry("0123456789abcdef-x").unwrap();
+        for link in [
+            "/dev/vdb",
+            "/dev/penstock",
+            "/dev/penstock/a/b",
+            "/dev/penstock/..",
+            "web",
+        ] {
+            assert!(
+                matches!(checked_link(link), Err(HelperError::BadLink(_))),
+                "{link}"
+            );
+        }
+        checked_link("/dev/penstock/web").unwrap();
+    }
+}

@@ -1,0 +1,63 @@
+//! Attachments as listings tell them.
+
+use crate::api::types::{Attachment, AttachmentState, Counters};
+use crate::serve::node::Live;
+use crate::serve::storage::Device;
+
+use super::{State, is_pinned};
+
+/// An attachment that meta has, and what it does now.
+pub fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
+    let mut shown = Attachment {
+        socket: attachment.socket,
+        volume: attachment.target.name().to_string(),
+        queues: attachment.queues,
+        read_only: attachment.read_only,
+        pin_memory: is_pinned(&attachment.options),
+        write_through: attachment.options.write_through,
+        incoming: attachment.options.incoming.is_some(),
+        block_device: None,
+        takeover_pause_ms: None,
+        state: AttachmentState::Failed,
+        queues_running: 0,
+        last_error: None,
+        counters: Counters::default(),
+    };
+    let served = live.attachments.get(&attachment.id);
+    let block = served.and_then(|served| served.block.as_ref());
+    shown.block_device = block.and_then(|block| block.device.clone());
+    let pause = served.and_then(|served| served.waiting.pause());
+    shown.takeover_pause_ms = pause.map(|pause| pause.as_millis() as u64);
+    match served.map(|served| &served.state) {
+        Some(State::Up {
+            session, device, ..
+        }) => {
+            let state = session.state();
+            shown.state = match state.connected {
+                _ if session.is_finished() => AttachmentState::Failed,
+                true => AttachmentState::Connected,
+                false => AttachmentState::Listening,
+            };
+            shown.queues_running = state.rings;
+            shown.last_error = state.last_error;
+            shown.write_through = !device.writeback();
+            shown.counters = counters(device);
+        }
+        Some(State::Detaching) => shown.state = AttachmentState::Detaching,
+        Some(State::Failed(_) | State::Lost(_)) | None => {}
+    }
+    shown
+}
+
+fn counters(device: &Device) -> Counters {
+    let c = device.counters();
+    Counters {
+        reads: c.reads,
+        writes: c.writes,
+        read_bytes: c.read_bytes,
+        write_bytes: c.written_bytes,
+        flushes: c.flushes,
+        discards: c.discards + c.write_zeroes,
+        errors: c.errors,
+    }
+}

@@ -1,0 +1,115 @@
+//! The helper that makes block devices of volumes, as this daemon has it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use block_device::client::{BlockDeviceError, Client};
+use block_device::{HELPER_FD, helper};
+
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::registry;
+
+/// The verb by which this program is the helper.
+pub const HELPER_VERB: &str = "block-device-helper";
+/// Below the directory of daemons: sockets, and what the next helper has to know.
+const DIR: &str = "block";
+/// There while a kernel can make block devices.
+const VDUSE: &str = "/dev/vduse/control";
+
+/// The helper; none if this process was not started as root.
+#[derive(Debug, Clone, Default)]
+pub struct BlockDevices(Option<Arc<Client>>);
+
+impl BlockDevices {
+    /// Starts the helper, while this process has the rights for it. Called before there are other threads.
+    pub fn prepare() -> Self {
+        if !rustix::process::geteuid().is_root() {
+            return Self(None);
+        }
+        let started = start();
+        if let Err(failure) = &started {
+            tracing::warn!(%failure, "no block devices can be made of volumes");
+        }
+        Self(started.ok().map(Arc::new))
+    }
+
+    /// Whether the helper has ended, by a signal or by a mistake: only a new process starts another.
+    pub fn has_lost_helper(&self) -> bool {
+        self.0.as_ref().is_some_and(|client| client.has_ended())
+    }
+
+    fn client(&self) -> Result<Arc<Client>> {
+        self.0.clone().ok_or_else(|| {
+            Failure::new(
+                Kind::Denied,
+                "this daemon may not make block devices",
+                "start it as root: it keeps a helper that may, and gives its own rights up",
+            )
+        })
+    }
+
+    /// Asks the helper, which may take a minute.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Client) -> std::result::Result<T, BlockDeviceError> + Send + 'static,
+    ) -> Result<T> {
+        let client = self.client()?;
+        let answer = tokio::task::spawn_blocking(move || question(&client)).await;
+        let answer = answer.map_err(|e| Failure::plain(Kind::Failed, e))?;
+        answer.map_err(|error| match error {
+            BlockDeviceError::InUse(_) => Failure::new(
+                Kind::Conflict,
+                error.to_string(),
+                "unmount it first; with --yes it is removed all the same, and whoever uses it gets I/O errors",
+            ),
+            _ => Failure::plain(Kind::Failed, error),
+        })
+    }
+}
+
+/// How this kernel makes block devices of volumes, for `status`.
+pub fn interface() -> String {
+    let mut told = "vduse".to_owned();
+    if !Path::new(VDUSE).exists() {
+        let _ = write!(told, " (its modules are not loaded)");
+    }
+    told
+}
+
+fn start() -> Result<Client> {
+    let dir = registry::directory().ok_or_else(|| {
+        Failure::plain(
+            Kind::Failed,
+            "this user has no directory for running daemons",
+        )
+    })?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(HELPER_VERB).arg("--dir").arg(dir.join(DIR));
+    Client::start(command).context(|| "start the helper for block devices".into())
+}
+
+/// The helper: serves the daemon that started it until that has gone.
+pub fn run_helper(dir: &Path) -> Result<()> {
+    super::prepare_process();
+    let socket = inherited()?;
+    // It was started by a path that says nothing. A name is for people only.
+    let _ = rustix::thread::set_name(c"penstock-block");
+    // The daemon ends it, by its own end: until then its guests may need their devices.
+    // SAFETY: ignoring a signal touches nothing of ours.
+    unsafe {
+        libc::signal(libc::SIGTERM, libc::SIG_IGN);
+        libc::signal(libc::SIGINT, libc::SIG_IGN);
+    }
+    helper::run(&socket, dir).context(|| "serve the daemon".into())
+}
+
+fn inherited() -> Result<std::os::fd::OwnedFd> {
+    super::backend_program::inherited(HELPER_FD).map_err(|_| {
+        Failure::invalid(
+            format!("{HELPER_VERB} is started by the daemon alone"),
+            "use `penstock attach volume NAME --block`",
+        )
+    })
+}
