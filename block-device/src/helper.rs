@@ -12,6 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,9 @@ const PREFIX: &str = "penstock-";
 pub const LINKS: &str = "/dev/penstock";
 /// Longest key.
 const KEY_BYTES_MAX: usize = 64;
+/// For how long a device may be open in another process.
+const BUSY_LIMIT: Duration = Duration::from_secs(3);
+const BUSY_LOOK: Duration = Duration::from_millis(20);
 
 /// Why something asked was not done.
 #[derive(Debug, thiserror::Error)]
@@ -176,39 +180,44 @@ impl Helper {
 
     /// Opens the kernel's device, makes it if it is not there, and serves it.
     fn bridge(&self, key: &str, name: &str) -> Result<Bridge, HelperError> {
-        let socket = self.file(key, "sock");
-        let record = Record::at(&self.file(key, "record"));
-        // Learns what the device has.
-        let offer = Session::connect(&socket, 0)?.offer().clone();
-        if !Device::path(name).exists() {
-            let features = offer.features & !F_CONFIG_WCE | F_ACCESS_PLATFORM;
-            let config = DeviceConfig {
-                features,
-                queues: offer.queues,
-                config: &offer.config[..CONFIG_BYTES],
-            };
-            let created = kernel::control()?.create(&c_name(name), &config);
-            created.map_err(kernel::os(format!("make VDUSE device {name}")))?;
-            record.end().map_err(kernel::os("remove an old record"))?;
+        let is_new = !Device::path(name).exists();
+        if is_new {
+            self.create(key, name)?;
         }
-        let opened = Device::open(name).map_err(|error| match error.kind() {
-            io::ErrorKind::ResourceBusy => HelperError::Busy(name.to_owned()),
-            _ => kernel::os(format!("open VDUSE device {name}"))(error).into(),
-        });
-        let device = opened?;
+        let device = open(name)?;
+        let queues = device.queues().map_err(kernel::os("count the rings"))?;
         if !kernel::is_attached(name) {
-            for index in 0..offer.queues {
+            for index in 0..queues {
                 let set = device.set_ring_size_max(index, RING_SIZE_MAX);
                 set.map_err(kernel::os("set a ring's size"))?;
             }
         }
         let parts = Parts {
             device,
-            queues: offer.queues,
-            socket,
-            record,
+            queues,
+            socket: self.file(key, "sock"),
+            record: self.record(key),
         };
         Ok(Bridge::start(parts).map_err(kernel::os(format!("serve VDUSE device {name}")))?)
+    }
+
+    /// Makes the kernel's device, as large and able as the daemon's volume is.
+    fn create(&self, key: &str, name: &str) -> Result<(), HelperError> {
+        let session = Session::connect(&self.file(key, "sock"), 0)?;
+        let offer = session.offer();
+        let config = DeviceConfig {
+            features: offer.features & !F_CONFIG_WCE | F_ACCESS_PLATFORM,
+            queues: offer.queues,
+            config: &offer.config[..CONFIG_BYTES],
+        };
+        let old = self.record(key).end();
+        old.map_err(kernel::os("remove an old record"))?;
+        let created = kernel::control()?.create(&c_name(name), &config);
+        Ok(created.map_err(kernel::os(format!("make VDUSE device {name}")))?)
+    }
+
+    fn record(&self, key: &str) -> Record {
+        Record::at(&self.file(key, "record"))
     }
 
     fn remove(&self, key: &str, force: bool) -> Result<(), HelperError> {
@@ -219,7 +228,10 @@ impl Helper {
             if let (Some(device), false) = (kernel::find_block_device(&name), force) {
                 kernel::check_unused(&device)?;
             }
-            // The bridge answers the driver that lets go of the device.
+            // The bridge answers the driver that lets go of the device, also of a volume that is not served.
+            if entry.bridge.is_none() {
+                entry.bridge = Some(self.bridge(key, &name)?);
+            }
             kernel::detach(&name)?;
         }
         entry.bridge = None;
@@ -240,8 +252,23 @@ impl Helper {
             let destroyed = kernel::control()?.destroy(&c_name(name));
             destroyed.map_err(kernel::os(format!("destroy VDUSE device {name}")))?;
         }
-        let record = Record::at(&self.file(key, "record"));
-        Ok(record.end().map_err(kernel::os("remove a record"))?)
+        let ended = self.record(key).end();
+        Ok(ended.map_err(kernel::os("remove a record"))?)
+    }
+}
+
+/// Opens the kernel's device. The helper before this one may be about to end.
+fn open(name: &str) -> Result<Device, HelperError> {
+    let until = Instant::now() + BUSY_LIMIT;
+    loop {
+        match Device::open(name) {
+            Ok(device) => return Ok(device),
+            Err(error) if error.kind() != io::ErrorKind::ResourceBusy => {
+                return Err(kernel::os(format!("open VDUSE device {name}"))(error).into());
+            }
+            Err(_) if Instant::now() > until => return Err(HelperError::Busy(name.to_owned())),
+            Err(_) => std::thread::sleep(BUSY_LOOK),
+        }
     }
 }
 

@@ -168,6 +168,18 @@ impl Device {
         Ok(features)
     }
 
+    /// Rings that it has.
+    pub fn queues(&self) -> io::Result<u16> {
+        for index in 0..=u16::MAX {
+            match self.ring(index) {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(index),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(u16::MAX)
+    }
+
     /// Says how large a ring may be. Before the device is used.
     pub fn set_ring_size_max(&self, index: u16, entries: u16) -> io::Result<()> {
         let mut config = abi::VqConfig::new_zeroed();

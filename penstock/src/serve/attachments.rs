@@ -425,7 +425,13 @@ impl Node {
         let own = self.meta.list_attachments_of(self.meta.node_id()).await;
         for attachment in own.map_err(meta_failure)? {
             let AttachmentTarget::Volume { name, id } = &attachment.target;
-            let served = match self.meta.get_volume(name).await.map_err(meta_failure) {
+            let volume = self.meta.get_volume(name).await.map_err(meta_failure);
+            // The kernel may have its device, be it served or not.
+            let block = volume
+                .as_ref()
+                .ok()
+                .and_then(|volume| Block::of(&attachment, volume));
+            let served = match volume {
                 Ok(volume) => self.serve(&mut live, &volume, &attachment).await,
                 Err(failure) => Err(failure),
             };
@@ -438,7 +444,7 @@ impl Node {
                         socket: attachment.socket.clone(),
                         state: self.closed(*id, failure).await,
                         waiting: Waiting::default(),
-                        block: None,
+                        block,
                     }
                 }
             };

@@ -192,6 +192,10 @@ impl Node {
         }
         let node = Arc::clone(self);
         tokio::spawn(async move {
+            // While its requests still fail: without a session they would wait, and the device with them.
+            if is_forgotten && let Err(failure) = node.remove_block_device(id, true).await {
+                tracing::error!(%failure, "remove a block device whose attachment was forgotten");
+            }
             close(vec![session]).await;
             let mut live = node.live.lock().await;
             node.close_in(&mut live, volume).await;
@@ -223,18 +227,22 @@ impl Node {
         if !is_due {
             return Ok(());
         }
-        let state = match self.serve(&mut live, &volume, record).await {
-            Ok(served) => {
-                tracing::info!(socket = record.socket, "served again");
-                served.state
-            }
-            Err(failure) => State::Lost(Loss {
-                failure,
-                asked: Some(Instant::now()),
-            }),
+        let again = self.serve(&mut live, &volume, record).await;
+        let Some(served) = live.attachments.get_mut(&record.id) else {
+            return Ok(());
         };
-        if let Some(served) = live.attachments.get_mut(&record.id) {
-            served.state = state;
+        match again {
+            Ok(again) => {
+                tracing::info!(socket = record.socket, "served again");
+                served.state = again.state;
+                served.block = again.block;
+            }
+            Err(failure) => {
+                served.state = State::Lost(Loss {
+                    failure,
+                    asked: Some(Instant::now()),
+                });
+            }
         }
         Ok(())
     }
