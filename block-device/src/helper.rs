@@ -79,10 +79,6 @@ struct Helper {
 
 /// Serves the daemon at the other end of `socket` until it has gone.
 pub fn run(socket: &OwnedFd, dir: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)?;
     let helper = Arc::new(Helper {
         dir: dir.to_owned(),
         entries: Mutex::default(),
@@ -138,6 +134,9 @@ impl Helper {
     fn listen(&self, key: &str) -> Result<OwnedFd, HelperError> {
         let entry = self.entry(key)?;
         let _entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut builder = std::fs::DirBuilder::new();
+        let dir = builder.recursive(true).mode(0o700).create(&self.dir);
+        dir.map_err(kernel::os(format!("make directory {}", self.dir.display())))?;
         let path = self.file(key, "sock");
         let what = format!("make socket {}", path.display());
         // What listened there before ended with its daemon.
