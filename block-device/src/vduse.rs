@@ -1,4 +1,4 @@
-//! VDUSE (`vDPA Device in Userspace`, Linux, `Documentation/userspace-api/vduse.rst`): the kernel's virtio-blk
+//! VDUSE (vDPA Device in Userspace, Linux, `Documentation/userspace-api/vduse.rst`): the kernel's virtio-blk
 //! driver on rings and bounce buffers that a process serves.
 //!
 //! A device outlives the process that has it open. Whoever opens it next finds the rings as they are, and
@@ -239,8 +239,8 @@ impl Device {
     /// The memory that the device reaches: bounce buffers, and the rings.
     pub fn memory(&self) -> io::Result<Vec<Region>> {
         let mut regions = self.mapped()?;
-        // Bounce buffers are among them only once the driver has used one. The memory of a device is one file,
-        // in which an address is its own offset.
+        // Bounce buffers are among them only once the driver has used one. The memory of a device is one
+        // file, in which an address is its own offset.
         if let Some(first) = regions.first()
             && first.start == first.offset
             && first.start >= self.bounce_bytes

@@ -62,7 +62,7 @@ impl BlockDevices {
             BlockDeviceError::InUse(_) => Failure::new(
                 Kind::Conflict,
                 error.to_string(),
-                "unmount it first; with --yes it is removed all the same, and whoever uses it gets I/O errors",
+                "unmount it first; with --yes it is removed all the same, and who uses it gets I/O errors",
             ),
             _ => Failure::plain(Kind::Failed, error),
         })
