@@ -277,7 +277,7 @@ impl Worker {
 
     fn session_with_rings(&self) -> Result<Session, SessionError> {
         let device = &self.parts.device;
-        let kernel = SessionError::Channel;
+        let kernel = SessionError::Kernel;
         let mut session = Session::connect(&self.parts.socket, device.features().map_err(kernel)?)?;
         let mut rings = Vec::new();
         for (index, events) in self.rings.iter().enumerate() {

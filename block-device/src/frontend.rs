@@ -48,6 +48,9 @@ pub enum SessionError {
     /// The record of requests in flight.
     #[error("record of requests in flight: {0}")]
     Record(#[source] io::Error),
+    /// The kernel's device.
+    #[error("VDUSE device: {0}")]
+    Kernel(#[source] io::Error),
     /// A channel could not be made.
     #[error("make a channel: {0}")]
     Channel(#[source] io::Error),

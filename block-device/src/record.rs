@@ -43,7 +43,7 @@ impl Record {
         }
     }
 
-    /// The file, of so many bytes.
+    /// Opens the file. A new one gets `bytes` zeroes; one of another length is refused.
     pub fn file(&self, bytes: u64) -> io::Result<File> {
         let file = self.options().open(&self.path)?;
         match file.metadata()?.len() {

@@ -1,6 +1,5 @@
 //! The helper that makes block devices of volumes, as this daemon has it.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -71,11 +70,10 @@ impl BlockDevices {
 
 /// How this kernel makes block devices of volumes, for `status`.
 pub fn interface() -> String {
-    let mut told = "vduse".to_owned();
-    if !Path::new(VDUSE).exists() {
-        let _ = write!(told, " (its modules are not loaded)");
+    match Path::new(VDUSE).exists() {
+        true => "vduse".to_owned(),
+        false => format!("none: {VDUSE} is not there (modules vduse and virtio_vdpa)"),
     }
-    told
 }
 
 fn start() -> Result<Client> {
