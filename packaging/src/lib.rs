@@ -70,6 +70,7 @@ const ASSETS: &[Asset] = &[
         "packaging/debian/copyright",
         "usr/share/doc/penstock/copyright",
     ),
+    asset("docs/APPLIANCE.md", "usr/share/doc/penstock/APPLIANCE.md"),
     asset("docs/INSTALL.md", "usr/share/doc/penstock/INSTALL.md"),
     asset("docs/CONFIG.md", "usr/share/doc/penstock/CONFIG.md"),
     asset("docs/METRICS.md", "usr/share/doc/penstock/METRICS.md"),

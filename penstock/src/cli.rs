@@ -1,5 +1,6 @@
 //! The command line: nouns, verbs and options, and nothing of what they do.
 
+mod appliance;
 mod cluster;
 mod join;
 mod libvirt;
@@ -17,6 +18,10 @@ use vhost_backend::blk::MAX_QUEUES;
 use crate::config::{DeviceSpec, Poll, Preallocation, StoreKind};
 use crate::size::{NewSize, Size};
 
+pub use appliance::{
+    ApplianceCommand, SupportBundleArgs, SupportCommand, UpdateClusterArgs, UpdateCommand,
+    UpdateInstallArgs,
+};
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 pub use libvirt::*;
@@ -149,6 +154,15 @@ pub enum Command {
     /// Check this machine's RDMA
     #[command(subcommand)]
     Rdma(RdmaCommand),
+    /// Collect what support needs
+    #[command(subcommand)]
+    Support(SupportCommand),
+    /// Update machines that run the appliance
+    #[command(subcommand)]
+    Update(UpdateCommand),
+    /// What the appliance's services run, and the disks of this machine
+    #[command(subcommand)]
+    Appliance(ApplianceCommand),
     /// Serve one volume without a daemon, by QEMU's conventions for vhost-user back-end programs
     VhostUserBlk(BackendProgramArgs),
     /// The daemon's helper for block devices, which it starts itself

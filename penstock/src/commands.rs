@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod appliance;
 mod attach;
 pub mod confirm;
 mod device;
@@ -12,6 +13,7 @@ mod node;
 mod pool;
 mod rdma;
 mod stats;
+mod support;
 mod volume;
 
 use std::io::Write;
@@ -21,7 +23,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use serde::Serialize;
 
-use crate::cli::{AttachmentCommand, Cli, Command, Global};
+use crate::cli::{AttachmentCommand, Cli, Command, Global, SupportCommand};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::serve;
 
@@ -35,6 +37,12 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
         Command::BlockDeviceHelper { dir } => serve::block_devices::run_helper(&dir)?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
+        Command::Appliance(verb) => appliance::run(&verb, global.json)?,
+        Command::Update(verb) => appliance::update(&verb, global.json)?,
+        Command::Support(SupportCommand::Bundle(args)) => {
+            refuse_json(global.json, "the path of an archive")?;
+            runtime()?.block_on(support::bundle(&args, &global))?;
+        }
         Command::Libvirt(verb) => return runtime()?.block_on(libvirt::run(verb, &global)),
         Command::Completions { shell } => {
             refuse_json(global.json, "a completion script")?;
@@ -81,6 +89,9 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         | Command::BlockDeviceHelper { .. }
         | Command::Rdma(_)
         | Command::Libvirt(_)
+        | Command::Appliance(_)
+        | Command::Support(_)
+        | Command::Update(_)
         | Command::Completions { .. }
         | Command::Man { .. } => {
             unreachable!("run() handles what needs no daemon")

@@ -10,6 +10,7 @@ mod checks;
 mod demo;
 #[cfg(test)]
 mod documents;
+mod image;
 mod long;
 mod package;
 mod packages;
@@ -76,6 +77,8 @@ enum Command {
         )]
         profile: package::Profile,
     },
+    /// Build the appliance: images to boot, and the update; needs root
+    Image(image::Options),
     /// Install the Debian packages that the other commands need
     Packages,
 }
@@ -106,6 +109,10 @@ fn main() -> Result<()> {
         Command::Package { profile } => {
             packages::install()?;
             package::package(profile)
+        }
+        Command::Image(options) => {
+            packages::install()?;
+            image::image(&options)
         }
         Command::Packages => packages::install(),
     }

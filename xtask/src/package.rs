@@ -27,6 +27,13 @@ pub enum Profile {
 
 /// Builds the package and prints its path.
 pub fn package(profile: Profile) -> Result<()> {
+    let packed = assemble(profile)?;
+    println!("{}", packed.display());
+    Ok(())
+}
+
+/// Builds the package and returns its path.
+pub fn assemble(profile: Profile) -> Result<PathBuf> {
     let (built, compression) = match profile {
         Profile::Dist => (build_dist()?, Compression::Small),
         Profile::Dev => {
@@ -51,12 +58,11 @@ pub fn package(profile: Profile) -> Result<()> {
         bytes as f64 / 1e6,
         packed.display()
     );
-    println!("{}", packed.display());
-    Ok(())
+    Ok(packed)
 }
 
 /// The time of the last commit, unless the environment says otherwise.
-fn epoch() -> Result<u64> {
+pub fn epoch() -> Result<u64> {
     let text = match std::env::var(EPOCH_ENV) {
         Ok(text) => text,
         Err(_) => run(Command::new("git")

@@ -15,5 +15,6 @@ mod metrics;
 mod privileges;
 mod stats;
 mod supervision;
+mod support;
 mod transfers;
 mod verbs;

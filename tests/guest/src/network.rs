@@ -44,7 +44,7 @@ impl Nic {
     }
 
     /// QEMU's arguments for the card with this `index`.
-    pub(crate) fn args(&self, index: usize) -> [String; 4] {
+    pub fn args(&self, index: usize) -> [String; 4] {
         let end = match &self.switch {
             Some(socket) => format!(
                 "stream,id=net{index},server=off,addr.type=unix,addr.path={}",

@@ -168,6 +168,17 @@ impl Vm {
         })
     }
 
+    /// Boots a machine by its firmware, from disks that `command` gives it. It has to bring the rig's agent.
+    /// Not [`Self::boot_by`]: that one loads the image's kernel.
+    pub fn boot_by_firmware(
+        image: &GuestImage,
+        command: impl FnOnce(&[String]) -> Command,
+    ) -> Result<Self> {
+        Self::boot_in(scratch()?, image, |accel, scratch| {
+            command(&rig_args(accel, scratch))
+        })
+    }
+
     fn boot_in(
         scratch: TempDir,
         image: &GuestImage,
@@ -279,6 +290,11 @@ impl Vm {
             .filter(|line| !harmless.iter().any(|word| line.contains(word)))
             .map(str::to_owned)
             .collect())
+    }
+
+    /// QEMU's exit status, when it has ended.
+    pub fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
+        self.qemu.ended()
     }
 
     /// Syncs and powers the guest off, and waits for QEMU's end.

@@ -1,0 +1,124 @@
+//! The page as text.
+
+use std::fmt;
+
+/// What the page shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// Of the appliance.
+    pub version: String,
+    /// Name of the machine.
+    pub hostname: String,
+    /// Addresses and their cards.
+    pub addresses: Vec<String>,
+    /// SHA-256 of the certificate of the cluster's authority.
+    pub fingerprint: Option<String>,
+    /// What `penstock health` says; nothing while the machine is no node.
+    pub health: Option<String>,
+    /// The machine's line for the console.
+    pub message: Option<String>,
+    /// Whether anybody may come in by ssh.
+    pub has_ssh: bool,
+}
+
+impl Page {
+    /// What to do next.
+    fn next(&self) -> String {
+        let address = self
+            .addresses
+            .first()
+            .and_then(|address| address.split('/').next());
+        match (&self.health, address, self.has_ssh) {
+            (None, ..) => "press w: the wizard makes this machine a node".to_owned(),
+            (Some(_), Some(address), true) => {
+                format!(
+                    "`ssh root@{address} penstock token create` prints what another node joins with"
+                )
+            }
+            (Some(_), None, _) => "see to the network: this machine has no address".to_owned(),
+            (Some(_), _, false) => {
+                "no key for ssh was given: commands go to another node".to_owned()
+            }
+        }
+    }
+}
+
+impl fmt::Display for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "Penstock appliance {}   {}\n",
+            self.version, self.hostname
+        )?;
+        let mut line = |name: &str, value: &str| -> fmt::Result {
+            for (at, text) in value.lines().enumerate() {
+                let name = if at == 0 { name } else { "" };
+                writeln!(f, "  {name:<12} {text}")?;
+            }
+            Ok(())
+        };
+        match self.addresses.join("\n") {
+            none if none.is_empty() => line("Address", "none")?,
+            addresses => line("Address", &addresses)?,
+        }
+        if let Some(fingerprint) = &self.fingerprint {
+            line("Fingerprint", &format!("SHA-256 {fingerprint}"))?;
+        }
+        line(
+            "Health",
+            self.health
+                .as_deref()
+                .unwrap_or("this machine is no node yet"),
+        )?;
+        if let Some(message) = &self.message {
+            line("Message", message)?;
+        }
+        line("Next", &self.next())?;
+        let wizard = if self.health.is_none() {
+            "w wizard   "
+        } else {
+            ""
+        };
+        write!(f, "\n  {wizard}s status   d disks   l log   r rescue\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_machine_names_the_wizard() {
+        let page = Page {
+            version: "1".into(),
+            hostname: "penstock".into(),
+            ..Page::default()
+        };
+        let text = page.to_string();
+        assert!(
+            text.contains("no node yet")
+                && text.contains("press w")
+                && text.contains("Address      none")
+        );
+    }
+
+    #[test]
+    fn a_node_names_its_address_and_the_next_command() {
+        let page = Page {
+            addresses: vec!["10.0.0.1/24 (eth0)".into()],
+            fingerprint: Some("ab:cd".into()),
+            health: Some("ok".into()),
+            has_ssh: true,
+            ..Page::default()
+        };
+        let text = page.to_string();
+        assert!(
+            text.contains("ssh root@10.0.0.1 penstock token create"),
+            "{text}"
+        );
+        assert!(
+            text.contains("SHA-256 ab:cd") && !text.contains("wizard"),
+            "{text}"
+        );
+    }
+}
