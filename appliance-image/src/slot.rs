@@ -56,18 +56,15 @@ pub(crate) fn make(
     kinds: Kinds,
 ) -> Result<Slot> {
     let release = &roots.kernel_release;
-    let initramfs = initramfs(roots, work).context("make the initramfs")?;
+    let packing = Packing::of(kinds);
+    let initramfs = initramfs(roots, work, &packing).context("make the initramfs")?;
     std::fs::copy(
         roots.kernel.join("boot").join(format!("vmlinuz-{release}")),
         work.path("vmlinuz"),
     )
     .context("copy the kernel")?;
     std::fs::copy(tree.join("usr/lib/os-release"), work.path("os-release"))?;
-    let level = if kinds == Kinds::All {
-        "zstd,level=19"
-    } else {
-        "lz4"
-    };
+    let level = packing.root;
     let uuid = uuid_of(&format!("root {}", build.version));
     work.script(&format!(
         "mkfs.erofs --quiet -z{level} -C{CLUSTER_BYTES} --all-time -T{} -U{uuid} /work/root.erofs /work/tree",
@@ -106,12 +103,36 @@ pub(crate) fn make(
     })
 }
 
-fn initramfs(roots: &Roots, work: &Work<'_>) -> Result<PathBuf> {
+/// How a slot is compressed.
+struct Packing {
+    /// The initramfs, as zstd's options.
+    initramfs: &'static str,
+    /// The root, as mkfs.erofs has it.
+    root: &'static str,
+}
+
+impl Packing {
+    /// What is published is small; what is tested is built quickly.
+    fn of(kinds: Kinds) -> Self {
+        match kinds {
+            Kinds::All => Self {
+                initramfs: "-19",
+                root: "zstd,level=19",
+            },
+            Kinds::Bootable | Kinds::Update => Self {
+                initramfs: "-1",
+                root: "lz4",
+            },
+        }
+    }
+}
+
+fn initramfs(roots: &Roots, work: &Work<'_>, packing: &Packing) -> Result<PathBuf> {
     work.script(&format!(
         "dracut --force --reproducible --no-hostonly --no-hostonly-cmdline --no-early-microcode --quiet \
          --tmpdir /work --modules '{DRACUT_MODULES}' --drivers '{DRIVERS}' --filesystems erofs \
-         --compress 'zstd -19 -T1' --kver {} /work/initramfs",
-        roots.kernel_release
+         --compress 'zstd {} -T1' --kver {} /work/initramfs",
+        packing.initramfs, roots.kernel_release
     ))?;
     Ok(work.path("initramfs"))
 }

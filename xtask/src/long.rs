@@ -17,7 +17,37 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 15] = [
+const TESTS: [TwoForms; 20] = [
+    TwoForms {
+        package: "appliance-tests",
+        test: "a_machine_becomes_a_node_and_is_updated",
+        short: "UEFI: an update that is kept, one whose slot is damaged",
+        long: "UEFI and BIOS, and one with which the machine is not well",
+    },
+    TwoForms {
+        package: "appliance-tests",
+        test: "a_machine_says_what_it_cannot_do",
+        short: "2 mistakes",
+        long: "6 mistakes",
+    },
+    TwoForms {
+        package: "appliance-tests",
+        test: "a_first_boot_goes_on_after_a_loss_of_power",
+        short: "power lost at 1 step",
+        long: "power lost at each step",
+    },
+    TwoForms {
+        package: "appliance-tests",
+        test: "a_machine_whose_power_goes_before_it_is_up_comes_up_the_next_time",
+        short: "power lost once",
+        long: "power lost 8 times in a row",
+    },
+    TwoForms {
+        package: "appliance-tests",
+        test: "an_update_that_loses_power_leaves_one_of_two_versions",
+        short: "power lost once",
+        long: "power lost at 8 moments",
+    },
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",

@@ -131,6 +131,64 @@ impl VmConfig {
     }
 }
 
+/// A guest that was just switched on. Dropping it kills QEMU.
+#[derive(Debug)]
+pub struct Booting {
+    qemu: Guarded,
+    agent: UnixListener,
+    qmp: UnixListener,
+    accel: Accel,
+    scratch: TempDir,
+}
+
+impl Booting {
+    fn in_directory(
+        scratch: TempDir,
+        image: &GuestImage,
+        command: impl FnOnce(Accel, &Path) -> Command,
+    ) -> Result<Self> {
+        let accel = Accel::probe(image)?;
+        let (agent, qmp) = (
+            listen(scratch.path(), "agent")?,
+            listen(scratch.path(), "qmp")?,
+        );
+        let log =
+            std::fs::File::create(scratch.path().join("qemu.log")).context("create QEMU's log")?;
+        let mut command = command(accel, scratch.path());
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let qemu = Guarded::spawn(&mut command, "qemu-system-x86_64")?;
+        Ok(Self {
+            qemu,
+            agent,
+            qmp,
+            accel,
+            scratch,
+        })
+    }
+
+    /// Waits until the guest takes scripts.
+    pub fn wait(mut self) -> Result<Vm> {
+        let connected = (|| {
+            let qmp = Qmp::new(accept(&self.qmp, &mut self.qemu)?)?;
+            let agent = accept(&self.agent, &mut self.qemu)?;
+            Ok((Agent::greet(agent, BOOT_LIMIT)?, qmp))
+        })();
+        match connected {
+            Ok((agent, qmp)) => Ok(Vm {
+                qemu: self.qemu,
+                agent,
+                qmp,
+                accel: self.accel,
+                scratch: self.scratch,
+            }),
+            Err(error) => Err(with_logs(error, self.scratch.path()).context("boot the guest")),
+        }
+    }
+}
+
 /// A running guest. Dropping it kills QEMU.
 #[derive(Debug)]
 pub struct Vm {
@@ -170,11 +228,12 @@ impl Vm {
 
     /// Boots a machine by its firmware, from disks that `command` gives it. It has to bring the rig's agent.
     /// Not [`Self::boot_by`]: that one loads the image's kernel.
+    /// Several may boot side by side.
     pub fn boot_by_firmware(
         image: &GuestImage,
         command: impl FnOnce(&[String]) -> Command,
-    ) -> Result<Self> {
-        Self::boot_in(scratch()?, image, |accel, scratch| {
+    ) -> Result<Booting> {
+        Booting::in_directory(scratch()?, image, |accel, scratch| {
             command(&rig_args(accel, scratch))
         })
     }
@@ -184,34 +243,7 @@ impl Vm {
         image: &GuestImage,
         command: impl FnOnce(Accel, &Path) -> Command,
     ) -> Result<Self> {
-        let accel = Accel::probe(image)?;
-        let (agent, qmp) = (
-            listen(scratch.path(), "agent")?,
-            listen(scratch.path(), "qmp")?,
-        );
-        let log =
-            std::fs::File::create(scratch.path().join("qemu.log")).context("create QEMU's log")?;
-        let mut command = command(accel, scratch.path());
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        let mut qemu = Guarded::spawn(&mut command, "qemu-system-x86_64")?;
-        let connected = (|| {
-            let qmp = Qmp::new(accept(&qmp, &mut qemu)?)?;
-            let agent = accept(&agent, &mut qemu)?;
-            Ok((Agent::greet(agent, BOOT_LIMIT)?, qmp))
-        })();
-        match connected {
-            Ok((agent, qmp)) => Ok(Self {
-                qemu,
-                agent,
-                qmp,
-                accel,
-                scratch,
-            }),
-            Err(error) => Err(with_logs(error, scratch.path()).context("boot the guest")),
-        }
+        Booting::in_directory(scratch, image, command)?.wait()
     }
 
     /// How QEMU runs this guest.

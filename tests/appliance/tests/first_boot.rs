@@ -1,0 +1,176 @@
+//! Three machines become a cluster, each told in another way: a credential, a disk of NoCloud, and the
+//! console's wizard. And machines that were told what cannot be.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use appliance_rig::{Config, Firmware, Images, Machine, Seed, Way};
+use guest_rig::{Form, Nic, Switch};
+
+/// For what a loaded machine under TCG does within a minute.
+const LIMIT: Duration = Duration::from_secs(400);
+
+fn network(number: u8) -> String {
+    format!(
+        "network: {{version: 2, ethernets: {{lan: {{match: {{macaddress: '52:54:00:00:00:0{number}'}}, \
+         addresses: [10.0.0.{number}/24]}}}}}}\n"
+    )
+}
+
+#[test]
+fn three_machines_told_in_three_ways_are_one_cluster() -> Result<()> {
+    let images = Images::get()?;
+    let switch = Switch::new()?;
+    let config = |number: u8, seed: Option<Seed>| Config {
+        nics: vec![Nic::new(number).on(&switch)],
+        disks_mib: vec![1024],
+        ..Config::new(seed)
+    };
+    let first = format!(
+        "hostname: one\n{}penstock: {{init: {{}}, devices: all-empty}}\n",
+        network(1)
+    );
+    let mut one = Machine::boot(
+        &images,
+        config(
+            1,
+            Some(Seed {
+                way: Way::Smbios,
+                text: first,
+            }),
+        ),
+    )?;
+    one.sh_until("test -e /var/lib/appliance/node && penstock status", LIMIT)?;
+    let token = |one: &mut Machine| one.sh("penstock token create");
+
+    // The second one's disk is named.
+    let second = format!(
+        "hostname: two\n{}penstock: {{join: {}, devices: [/dev/disk/by-id/virtio-data0]}}\n",
+        network(2),
+        token(&mut one)?
+    );
+    let mut two = Machine::new(
+        &images,
+        config(
+            2,
+            Some(Seed {
+                way: Way::NoCloud,
+                text: second,
+            }),
+        ),
+    )?;
+    two.config().firmware = Firmware::Bios;
+    two.start()?;
+    let mut three = Machine::boot(&images, config(3, None))?;
+    three.screen_shows("press w", LIMIT)?;
+    three.types("w")?;
+    three.answers("Name of this machine", "three")?;
+    three.answers("Address with prefix", "10.0.0.3/24")?;
+    three.answers("Gateway", "")?;
+    three.answers("Server of names", "")?;
+    let typed = token(&mut one)?;
+    three.answers("Token of a cluster", &typed)?;
+    three.answers("Take these empty disks", "yes")?;
+    three.answers("Public key for ssh", "")?;
+    three.answers("Make this machine a node", "yes")?;
+
+    for machine in [&mut one, &mut two, &mut three] {
+        machine.sh_until("test -e /var/lib/appliance/node", LIMIT)?;
+    }
+    one.sh_until("penstock health", LIMIT)?;
+    let nodes = one.sh("penstock node list")?;
+    for name in ["one", "two", "three"] {
+        ensure!(nodes.contains(name), "{nodes}");
+    }
+    // The token is used up, and lies nowhere.
+    ensure!(
+        !three
+            .sh("cat /var/lib/appliance/seed.yaml")?
+            .contains(&typed)
+    );
+    three.refused("systemctl is-active ssh.service")?;
+    three.screen_shows("Health       ok", LIMIT)?;
+
+    one.cut_power();
+    two.sh_until("penstock node list | grep one | grep -q down", LIMIT)?;
+    one.start()?;
+    two.sh_until("penstock health", LIMIT)?;
+    Ok(())
+}
+
+#[test]
+fn a_machine_says_what_it_cannot_do() -> Result<()> {
+    let images = Images::get()?;
+    let treasure = |machine: &Machine| {
+        let file = machine.data_disk(0);
+        guest_rig::process::run(
+            std::process::Command::new("mke2fs")
+                .args(["-q", "-F"])
+                .arg(file),
+        )
+    };
+    let node = "penstock: {init: {replicas: 1}, wire: crc";
+    // Seed, and what stands on the console and in the log.
+    let mut cases = vec![
+        ("runcmd: [reboot]\n".to_owned(), "unknown field `runcmd`"),
+        (
+            format!("hostname: x\n{}{node}, devices: [/dev/vdb]}}\n", network(1)),
+            "is not empty (ext",
+        ),
+    ];
+    if Form::of_this_run() == Form::Long {
+        cases.extend([
+            (
+                format!(
+                    "{}{node}, devices: [/dev/disk/by-id/virtio-lost]}}\n",
+                    network(1)
+                ),
+                "virtio-lost",
+            ),
+            (
+                format!("{}{node}, devices: all-empty}}\n", network(1)),
+                "no disk is empty",
+            ),
+            (
+                format!("{}penstock: {{join: nonsense}}\n", network(1)),
+                "tries again",
+            ),
+            (format!("{node}}}\n"), "no address yet"),
+        ]);
+    }
+    for (text, word) in cases {
+        let mut machine = Machine::new(
+            &images,
+            Config {
+                nics: vec![Nic::new(1)],
+                disks_mib: vec![64],
+                ..Config::new(Some(Seed {
+                    way: Way::FwCfg,
+                    text: text.clone(),
+                }))
+            },
+        )?;
+        treasure(&machine)?;
+        let before = std::fs::read(machine.data_disk(0))?;
+        machine.start()?;
+        let screen = machine.screen_shows("Message", LIMIT)?;
+        machine.sh_until(
+            &format!("grep -qF '{word}' /var/lib/appliance/message"),
+            LIMIT,
+        )?;
+        machine.sh(&format!("journalctl --no-pager | grep -qF '{word}'"))?;
+        ensure!(
+            !machine
+                .sh("ls /var/lib/appliance")?
+                .lines()
+                .any(|file| file == "node"),
+            "{screen}"
+        );
+        machine.screen_shows("no node yet", LIMIT)?;
+        ensure!(
+            std::fs::read(machine.data_disk(0))? == before,
+            "{text}: the disk was written to"
+        );
+    }
+    Ok(())
+}
