@@ -1,5 +1,6 @@
 //! The driver's side of a packed ring: what [`FakeQueue`](super::FakeQueue) does with it.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Buffer;
@@ -22,7 +23,7 @@ pub(super) struct PackedDriver {
     size: u16,
     next: Position,
     used: Position,
-    free_ids: Vec<u16>,
+    free_ids: VecDeque<u16>,
     /// Descriptors that are the driver's.
     free: u16,
     /// Descriptors of each buffer.
@@ -43,7 +44,7 @@ impl PackedDriver {
             size,
             next: Position::START,
             used: Position::START,
-            free_ids: (0..size).rev().collect(),
+            free_ids: (0..size).collect(),
             free: size,
             counts: vec![0; usize::from(size)],
             withheld: None,
@@ -79,7 +80,7 @@ impl PackedDriver {
 
     /// Adds a chain, not yet visible; returns its buffer id.
     pub(super) fn add(&mut self, buffers: &[Buffer]) -> u16 {
-        let id = self.free_ids.pop().expect("a free buffer id");
+        let id = self.free_ids.pop_front().expect("a free buffer id");
         for (i, (addr, len, writable)) in buffers.iter().enumerate() {
             let more = if i + 1 < buffers.len() { NEXT } else { 0 };
             self.write(*addr, *len, id, (u16::from(*writable) * WRITE) | more);
@@ -90,7 +91,7 @@ impl PackedDriver {
 
     /// Adds an indirect table; returns its buffer id.
     pub(super) fn add_table(&mut self, at: GuestAddr, bytes: u32) -> u16 {
-        let id = self.free_ids.pop().expect("a free buffer id");
+        let id = self.free_ids.pop_front().expect("a free buffer id");
         self.write(at, bytes, id, INDIRECT);
         self.counts[usize::from(id)] = 1;
         id
@@ -183,6 +184,6 @@ impl PackedDriver {
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
         assert!(count > 0, "buffer {id} is answered twice");
         self.free += count;
-        self.free_ids.insert(0, id);
+        self.free_ids.push_back(id);
     }
 }
