@@ -26,8 +26,8 @@ pub const RING_SIZE_MAX: u16 = 256;
 /// A daemon that answers no message for that long counts as gone: the session is made anew.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Virtio's feature of packed rings (`VIRTIO_F_RING_PACKED`), of which the kernel's bridge is told nothing: it
-/// keeps the place in a ring as split ones have it.
+/// Virtio's feature of packed rings (`VIRTIO_F_RING_PACKED`), of which the kernel's bridge is told nothing:
+/// it keeps the place in a ring as split ones have it.
 const RING_PACKED: u64 = 1 << 34;
 
 const PROTOCOL_NEEDED: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ

@@ -65,8 +65,8 @@ fn empty_guest() -> Arc<FakeGuest> {
     guest
 }
 
-/// Walks chains off a ring of either kind that a guest filled with anything. Every piece handed out lies in guest
-/// memory, and there are never more than a chain may have. Returns how many chains were whole.
+/// Walks chains off a ring of either kind that a guest filled with anything. Every piece handed out lies in
+/// guest memory, and there are never more than a chain may have. Returns how many chains were whole.
 pub fn ring(data: &[u8]) -> usize {
     let guest = empty_guest();
     let mut input = Input::new(data);

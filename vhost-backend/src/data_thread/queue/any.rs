@@ -1,4 +1,4 @@
-//! A queue with either kind of ring. What a turn of the thread does with it is decided once per turn, not once
+//! A queue with either kind of ring. Which of the two it has is asked once per turn of the thread, not once
 //! per request.
 
 use std::ops::{Deref, DerefMut};
