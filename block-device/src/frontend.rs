@@ -26,6 +26,10 @@ pub const RING_SIZE_MAX: u16 = 256;
 /// A daemon that answers no message for that long counts as gone: the session is made anew.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
+/// Virtio's feature of packed rings (`VIRTIO_F_RING_PACKED`), of which the kernel's bridge is told nothing:
+/// it keeps the place in a ring as split ones have it.
+const RING_PACKED: u64 = 1 << 34;
+
 const PROTOCOL_NEEDED: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::REPLY_ACK)
     .union(VhostUserProtocolFeatures::CONFIG)
@@ -111,7 +115,7 @@ impl Session {
         frontend.set_owner()?;
         let own = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         let log = VhostUserVirtioFeatures::LOG_ALL.bits();
-        let offered = frontend.get_features()?;
+        let offered = frontend.get_features()? & !RING_PACKED;
         frontend.set_features(offered & driver_features & !log | own)?;
         let lacking = PROTOCOL_NEEDED - frontend.get_protocol_features()?;
         if !lacking.is_empty() {

@@ -165,6 +165,7 @@ pub fn disk(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> V
         attachment(domain, disk, served),
         queues(domain, disk, served),
         queue_size(disk),
+        rings(disk),
     ];
     findings
         .into_iter()
@@ -266,6 +267,15 @@ fn queue_size(disk: &VhostUserDisk) -> Finding {
             "<driver name='qemu' type='raw' queue_size='{QUEUE_SIZE_MAX}'/>"
         )),
     }
+}
+
+/// Both kinds are served; which one a guest has is worth knowing when it is migrated.
+fn rings(disk: &VhostUserDisk) -> Finding {
+    let found = match disk.is_packed {
+        true => "packed, if the guest's driver knows them",
+        false => "split",
+    };
+    Finding::new("rings", Level::Ok, found)
 }
 
 /// Whether the domain's QEMU may connect to the disk's socket.

@@ -30,6 +30,8 @@ pub struct DiskElement {
     pub queue_size: u16,
     /// Place in the order in which the firmware tries devices, from 1.
     pub boot_order: Option<u32>,
+    /// Whether the guest may use packed virtqueues.
+    pub is_packed: bool,
 }
 
 impl DiskElement {
@@ -48,12 +50,15 @@ impl DiskElement {
         let (queues, reconnect) = (self.queues.to_string(), RECONNECT_S.to_string());
         let size = self.queue_size.to_string();
         let order = self.boot_order.map(|order| order.to_string());
-        let driver = [
+        let mut driver = vec![
             ("name", "qemu"),
             ("type", "raw"),
             ("queues", queues.as_str()),
             ("queue_size", size.as_str()),
         ];
+        if self.is_packed {
+            driver.push(("packed", "on"));
+        }
         writer
             .create_element("disk")
             .with_attributes([("type", "vhostuser"), ("device", "disk")])
@@ -136,6 +141,7 @@ mod tests {
             queues: 2,
             queue_size: 1024,
             boot_order: None,
+            is_packed: false,
         };
         let text = disk.to_xml();
         let read = Element::parse(&text).unwrap();
@@ -143,8 +149,9 @@ mod tests {
         assert_eq!(path, Some("/run/a&b'<.sock"));
         let reconnect = read.find(&["source", "reconnect"]).unwrap();
         assert_eq!(reconnect.attribute("timeout"), Some("1"));
-        assert!(!text.contains("boot"), "{text}");
+        assert!(!text.contains("boot") && !text.contains("packed"), "{text}");
         (disk.queue_size, disk.boot_order) = (512, Some(1));
+        disk.is_packed = true;
         let read = Element::parse(&disk.to_xml()).unwrap();
         assert_eq!(
             read.find_attribute(&["driver"], "queue_size"),
@@ -152,6 +159,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(read.find_attribute(&["boot"], "order"), Some("1"));
+        assert_eq!(read.find_attribute(&["driver"], "packed"), Some("on"));
     }
 
     #[test]

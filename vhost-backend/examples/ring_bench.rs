@@ -1,8 +1,8 @@
 //! Measures the data thread alone: a polling driver on one processor, a data thread with an engine that does
-//! nothing on another, and a split ring in shared memory between them.
+//! nothing on another, and a ring in shared memory between them.
 //!
 //! ```text
-//! cargo run -p vhost-backend --example ring_bench [-- --poll adaptive|always|never] [--seconds N]
+//! cargo run -p vhost-backend --example ring_bench [-- --poll adaptive|always|never] [--seconds N] [--packed]
 //! ```
 //! Memory-bound figures change severalfold with the distance of the two processors, so the time that a cache
 //! line takes from one to the other is printed before and after each figure; compare only figures with the
@@ -21,6 +21,8 @@ use vhost_backend::testing::{FakeGuest, FakeQueue, QueueOptions};
 
 /// Entries of the queue.
 const QUEUE_SIZE: u16 = 512;
+/// Feature bit of packed rings.
+const RING_PACKED: u64 = 1 << 34;
 /// Bytes of a request's header and status, packed as a simple driver has them.
 const REQUEST_BYTES: u64 = 33;
 /// Bytes of data per request.
@@ -67,6 +69,8 @@ struct Driver {
     header: Vec<(GuestAddr, *mut u8)>,
     data: GuestAddr,
     sector: u64,
+    /// Of a packed ring: the slot of each buffer.
+    slots: Option<Vec<u16>>,
 }
 
 impl Driver {
@@ -91,6 +95,7 @@ impl Driver {
             header,
             data,
             sector: 0,
+            slots: (features & RING_PACKED != 0).then(|| vec![0; usize::from(QUEUE_SIZE)]),
         }
     }
 
@@ -109,18 +114,30 @@ impl Driver {
             host.add(16).write(0xff);
         }
         let data = GuestAddr(self.data.0 + u64::from(slot) * u64::from(DATA_BYTES));
+        let status = GuestAddr(at.0 + 16);
+        if let Some(slots) = &mut self.slots {
+            let chain = [(at, 16, false), (data, DATA_BYTES, true), (status, 1, true)];
+            let id = self.queue.add(&chain);
+            slots[usize::from(id)] = slot;
+            return self.queue.publish();
+        }
         self.queue.write_desc(head, at, 16, 1, head + 1);
         self.queue
             .write_desc(head + 1, data, DATA_BYTES, 3, head + 2);
-        self.queue
-            .write_desc(head + 2, GuestAddr(at.0 + 16), 1, 2, 0);
+        self.queue.write_desc(head + 2, status, 1, 2, 0);
         self.queue.offer(head);
         self.queue.publish();
     }
 
     fn answered(&mut self) -> Option<u16> {
         let (head, _) = self.queue.next_used()?;
-        let slot = head / 3;
+        let slot = match &self.slots {
+            Some(slots) => {
+                self.queue.recycle(head);
+                slots[usize::from(head)]
+            }
+            None => head / 3,
+        };
         // SAFETY: as in `submit`.
         let status = unsafe { self.header[usize::from(slot)].1.add(16).read_volatile() };
         assert_eq!(status, 0, "request failed");
@@ -228,10 +245,14 @@ fn main() {
         )?))
     };
     let threads = Threads::start(&options, engine).expect("threads start");
+    let layout = match args.iter().any(|arg| arg == "--packed") {
+        true => RING_PACKED,
+        false => 0,
+    };
     for features in [1u64 << 28, 1 << 28 | 1 << 29] {
         for depth in [1, 32, 128] {
             let device = BlkDevice::new(NullVolume, BlkOptions::default()).expect("a device");
-            let mut driver = Driver::new(features | 1 << 9 | 1 << 32);
+            let mut driver = Driver::new(features | layout | 1 << 9 | 1 << 32);
             driver.queue.want_interrupt(0x8000, false);
             let config = driver.queue.config(0);
             let before = ping_pong_ns();

@@ -16,7 +16,9 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX,
     VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
-use virtio_bindings::virtio_config::{VIRTIO_F_ANY_LAYOUT, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_config::{
+    VIRTIO_F_ANY_LAYOUT, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
+};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 pub use config::{CONFIG_BYTES, WRITEBACK_OFFSET};
@@ -158,6 +160,7 @@ impl<V: Volume> BlkDevice<V> {
         let mut bits = vec![
             VIRTIO_F_VERSION_1,
             VIRTIO_F_ANY_LAYOUT,
+            VIRTIO_F_RING_PACKED,
             VIRTIO_RING_F_EVENT_IDX,
             VIRTIO_RING_F_INDIRECT_DESC,
             VIRTIO_BLK_F_SIZE_MAX,

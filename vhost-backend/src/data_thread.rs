@@ -20,7 +20,7 @@ use fabric::io::Engine;
 
 use crate::blk::BlkDevice;
 use crate::dirty::DirtyLog;
-use crate::inflight::InflightQueue;
+use crate::inflight::InflightRecord;
 use crate::memory::{GuestAddr, GuestMemory};
 use crate::ring::RingError;
 
@@ -132,6 +132,9 @@ pub enum QueueError {
         /// Entries of the queue.
         size: u16,
     },
+    /// The in-flight record is one of the other kind of rings.
+    #[error("in-flight record of the other kind of rings")]
+    InflightLayout,
     /// Every data thread has [`MAX_THREAD_QUEUES`].
     #[error("no room for another queue: data threads have {MAX_THREAD_QUEUES} each")]
     Full,
@@ -150,15 +153,15 @@ pub struct QueueConfig {
     pub index: u16,
     /// Entries.
     pub size: u16,
-    /// Descriptor table.
+    /// Descriptor table, or the whole of a packed ring.
     pub desc: GuestAddr,
-    /// Available ring.
+    /// Available ring, or the driver's event suppression structure.
     pub avail: GuestAddr,
-    /// Used ring.
+    /// Used ring, or the device's event suppression structure.
     pub used: GuestAddr,
-    /// Where to go on in the available ring. With an in-flight record the place follows from the record
+    /// Where to go on, as SET_VRING_BASE gives it. With an in-flight record the place follows from the record
     /// instead.
-    pub base: u16,
+    pub base: u32,
     /// Negotiated virtio features.
     pub features: u64,
     /// Readable when the guest added requests; without it the thread has to poll.
@@ -168,7 +171,7 @@ pub struct QueueConfig {
     /// Written when the queue broke.
     pub err: Option<OwnedFd>,
     /// Record of requests in flight.
-    pub inflight: Option<InflightQueue>,
+    pub inflight: Option<InflightRecord>,
     /// Dirty log of a migration under way.
     pub log: Option<Arc<DirtyLog>>,
     /// Where the used ring is logged, if it is.

@@ -5,6 +5,7 @@
 
 mod engine;
 mod input;
+mod packed;
 mod shared;
 
 use std::sync::Arc;
@@ -13,9 +14,11 @@ use fabric::io::Volume;
 
 use crate::blk::{BlkDevice, BlkOptions};
 use crate::data_thread::handle::QueueId;
-use crate::data_thread::queue::{Drain, Queue, Scratch};
+use crate::data_thread::queue::{AnyQueue, Drain, Scratch};
 use crate::memory::MemoryView;
-use crate::ring::{Chain, MAX_SEGMENTS, Ring, SplitRing, SplitRingConfig};
+use crate::ring::{
+    Chain, MAX_SEGMENTS, PackedRing, PackedRingConfig, Ring, SplitRing, SplitRingConfig,
+};
 use crate::testing::{FakeGuest, GUEST_BASE};
 
 use engine::HostileEngine;
@@ -62,38 +65,64 @@ fn empty_guest() -> Arc<FakeGuest> {
     guest
 }
 
-/// Walks chains off a split ring that a guest filled with anything. Every piece handed out lies in guest
-/// memory, and there are never more than a chain may have. Returns how many chains were whole.
+/// Walks chains off a ring of either kind that a guest filled with anything. Every piece handed out lies in
+/// guest memory, and there are never more than a chain may have. Returns how many chains were whole.
 pub fn ring(data: &[u8]) -> usize {
     let guest = empty_guest();
     let mut input = Input::new(data);
     let layout = RingInput::new(&mut input);
     layout.fill(&guest, &mut input);
     let mut view = MemoryView::new(Arc::clone(guest.memory()));
+    let (desc, avail, used) = (layout.desc, layout.avail, layout.used);
+    let (size, event_idx, indirect) = (layout.size, layout.event_idx, layout.indirect);
+    if layout.is_packed() {
+        let config = PackedRingConfig {
+            size,
+            desc,
+            driver: avail,
+            device: used,
+            event_idx,
+            indirect,
+        };
+        return match PackedRing::new(config, layout.base, None, &mut view) {
+            Ok((ring, _)) => walk_all(&guest, ring, &layout, &mut view, &mut input),
+            Err(_) => 0,
+        };
+    }
     let config = SplitRingConfig {
-        size: layout.size,
-        desc: layout.desc,
-        avail: layout.avail,
-        used: layout.used,
-        event_idx: layout.event_idx,
-        indirect: layout.indirect,
+        size,
+        desc,
+        avail,
+        used,
+        event_idx,
+        indirect,
     };
-    let Ok(mut ring) = SplitRing::new(config, layout.base, &mut view) else {
-        return 0;
-    };
+    match SplitRing::new(config, layout.base as u16, &mut view) {
+        Ok(ring) => walk_all(&guest, ring, &layout, &mut view, &mut input),
+        Err(_) => 0,
+    }
+}
+
+fn walk_all(
+    guest: &FakeGuest,
+    mut ring: impl Ring,
+    layout: &RingInput,
+    view: &mut MemoryView,
+    input: &mut Input<'_>,
+) -> usize {
     let (mut chain, mut whole) = (Chain::default(), 0);
     while !input.is_empty() {
-        if walk_some(&guest, &mut ring, &mut view, &mut chain, &mut whole).is_err() {
+        if walk_some(guest, &mut ring, view, &mut chain, &mut whole).is_err() {
             break;
         }
-        layout.fill(&guest, &mut input);
+        layout.fill(guest, input);
     }
     whole
 }
 
 fn walk_some(
     guest: &FakeGuest,
-    ring: &mut SplitRing,
+    ring: &mut impl Ring,
     view: &mut MemoryView,
     chain: &mut Chain,
     whole: &mut usize,
@@ -157,7 +186,7 @@ pub fn blk(data: &[u8]) -> BlkReach {
     };
     let mut config = layout.config(&guest);
     SHARED.with(|shared| shared.add(&guest, &mut config, &mut input));
-    let Ok(mut queue) = Queue::new(device, config, id) else {
+    let Ok(mut queue) = AnyQueue::new(device, config, id) else {
         return reach;
     };
     let mut engine = HostileEngine::new(&guest, input.byte());
@@ -188,7 +217,7 @@ pub fn blk(data: &[u8]) -> BlkReach {
     panic!("the queue cannot be stopped");
 }
 
-fn turn(queue: &mut Queue<FuzzVolume>, engine: &mut HostileEngine<'_>, scratch: &mut Scratch) {
+fn turn(queue: &mut AnyQueue<FuzzVolume>, engine: &mut HostileEngine<'_>, scratch: &mut Scratch) {
     use fabric::io::Engine;
     queue.poll(engine, scratch);
     engine.kick();

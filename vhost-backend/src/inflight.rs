@@ -1,16 +1,18 @@
 //! Requests in flight, recorded in memory that outlives the daemon (`INFLIGHT_SHMFD`).
 //!
 //! The front end keeps the memory while the daemon is away and hands it to the next one, which learns from it
-//! what was taken off each ring and not yet answered. The layout for split rings is the one of the vhost-user
-//! specification: per queue a header of 16 bytes and 16 bytes per descriptor, queues 64-byte aligned one
-//! after the other.
+//! what was taken off each ring and not yet answered. The layouts are those of the vhost-user specification,
+//! queues 64-byte aligned one after the other. For split rings: per queue a header of 16 bytes and 16 bytes
+//! per descriptor. For packed ones see [`PackedInflight`].
 //!
-//! Order of the writes for a batch of answers, and the crash that each step survives:
+//! Order of the writes for a batch of answers of a split ring, and the crash that each step survives:
 //! 1. each head is linked to the head before it (`next`, `last_batch_head`): the batch is known as a list;
 //! 2. the used ring's index moves: the guest has its answers. A crash before this replays the whole batch, a
 //!    crash after it finds `used_idx` behind the ring's index by the length of the batch, and drops that many
 //!    list entries;
 //! 3. the marks are cleared, then `used_idx` follows the ring.
+
+mod packed;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,13 +22,15 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 use crate::memory::{Mapping, MemoryError};
 
+pub use packed::PackedInflight;
+
 /// Alignment of each queue's part.
 const QUEUE_ALIGN_BYTES: u64 = 64;
 /// Bytes before the first descriptor state.
 const HEADER_BYTES: u64 = 16;
 /// Bytes of one descriptor state.
 const STATE_BYTES: u64 = 16;
-/// The only version of the layout.
+/// The only version of either layout.
 const VERSION: u16 = 1;
 
 /// Header of one queue's part: `features` is unused so far, as the specification has it.
@@ -51,17 +55,66 @@ struct State {
 const _: () =
     assert!(size_of::<Header>() as u64 == HEADER_BYTES && size_of::<State>() as u64 == STATE_BYTES);
 
+/// Which rings a record is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingLayout {
+    /// Split ones.
+    Split,
+    /// Packed ones.
+    Packed,
+}
+
+impl RingLayout {
+    /// Bytes of one queue's part.
+    fn stride(self, queue_size: u16) -> u64 {
+        let (header, state) = match self {
+            Self::Split => (HEADER_BYTES, STATE_BYTES),
+            Self::Packed => (packed::HEADER_BYTES, packed::STATE_BYTES),
+        };
+        (header + state * u64::from(queue_size)).next_multiple_of(QUEUE_ALIGN_BYTES)
+    }
+
+    /// Bytes of a record.
+    fn bytes(self, num_queues: u16, queue_size: u16) -> u64 {
+        u64::from(num_queues) * self.stride(queue_size)
+    }
+
+    /// Entries per queue that a record of `mmap_size` bytes has room for, given what the front end says.
+    ///
+    /// GET_INFLIGHT_FD answers with a record for rings of `queue_size_max`, whatever was asked for: QEMU 10.0
+    /// asks for its own `queue-size` and lets the guest make larger rings. It hands the record back with the
+    /// number that it asked for; the length tells which layout it has. Daemons before this made records
+    /// exactly as asked, and their guests still hand those back.
+    pub fn entries(
+        self,
+        mmap_size: u64,
+        num_queues: u16,
+        queue_size: u16,
+        queue_size_max: u16,
+    ) -> u16 {
+        match mmap_size == self.bytes(num_queues, queue_size_max) {
+            true => queue_size_max,
+            false => queue_size,
+        }
+    }
+}
+
 /// The memory of all queues of one device.
 #[derive(Debug)]
 pub struct InflightRegion {
     mapping: Mapping,
+    layout: RingLayout,
     num_queues: u16,
     queue_size: u16,
 }
 
 impl InflightRegion {
     /// Makes fresh memory for GET_INFLIGHT_FD; returns the file that is sent to the front end as well.
-    pub fn create(num_queues: u16, queue_size: u16) -> Result<(Arc<Self>, OwnedFd), MemoryError> {
+    pub fn create(
+        layout: RingLayout,
+        num_queues: u16,
+        queue_size: u16,
+    ) -> Result<(Arc<Self>, OwnedFd), MemoryError> {
         let os = |e| MemoryError::Os {
             what: "make in-flight memory",
             source: std::io::Error::from(e),
@@ -71,7 +124,7 @@ impl InflightRegion {
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
         )
         .map_err(os)?;
-        let bytes = Self::bytes(num_queues, queue_size);
+        let bytes = layout.bytes(num_queues, queue_size);
         ftruncate(&file, bytes).map_err(os)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(os)?;
@@ -79,31 +132,20 @@ impl InflightRegion {
             what: "copy a file descriptor",
             source,
         })?;
-        Ok((Self::map(file, bytes, 0, num_queues, queue_size)?, keep))
-    }
-
-    /// Entries per queue that a record of `mmap_size` bytes has room for, given what the front end says.
-    ///
-    /// GET_INFLIGHT_FD answers with a record for rings of `queue_size_max`, whatever was asked for: QEMU 10.0
-    /// asks for its own `queue-size` and lets the guest make larger rings. It hands the record back with the
-    /// number that it asked for; the length tells which layout it has. Daemons before this made records
-    /// exactly as asked, and their guests still hand those back.
-    pub fn entries(mmap_size: u64, num_queues: u16, queue_size: u16, queue_size_max: u16) -> u16 {
-        match mmap_size == Self::bytes(num_queues, queue_size_max) {
-            true => queue_size_max,
-            false => queue_size,
-        }
+        let region = Self::map(file, layout, bytes, 0, num_queues, queue_size)?;
+        Ok((region, keep))
     }
 
     /// Maps the memory that a front end kept (SET_INFLIGHT_FD).
     pub fn map(
         file: OwnedFd,
+        layout: RingLayout,
         mmap_size: u64,
         mmap_offset: u64,
         num_queues: u16,
         queue_size: u16,
     ) -> Result<Arc<Self>, MemoryError> {
-        let needed = Self::bytes(num_queues, queue_size);
+        let needed = layout.bytes(num_queues, queue_size);
         if mmap_size < needed || needed == 0 {
             return Err(MemoryError::InflightLayout {
                 bytes: mmap_size,
@@ -120,22 +162,15 @@ impl InflightRegion {
         let mapping = Mapping::shared(&file, mmap_offset, needed)?;
         Ok(Arc::new(Self {
             mapping,
+            layout,
             num_queues,
             queue_size,
         }))
     }
 
-    fn stride(queue_size: u16) -> u64 {
-        (HEADER_BYTES + STATE_BYTES * u64::from(queue_size)).next_multiple_of(QUEUE_ALIGN_BYTES)
-    }
-
-    fn bytes(num_queues: u16, queue_size: u16) -> u64 {
-        u64::from(num_queues) * Self::stride(queue_size)
-    }
-
     /// Bytes to map.
     pub fn mmap_size(&self) -> u64 {
-        Self::bytes(self.num_queues, self.queue_size)
+        self.layout.bytes(self.num_queues, self.queue_size)
     }
 
     /// Number of queues.
@@ -149,19 +184,42 @@ impl InflightRegion {
     }
 
     /// The part of one queue.
-    pub fn queue(self: &Arc<Self>, index: u16) -> Option<InflightQueue> {
+    pub fn queue(self: &Arc<Self>, index: u16) -> Option<InflightRecord> {
         if index >= self.num_queues {
             return None;
         }
-        let offset = u64::from(index) * Self::stride(self.queue_size);
+        let offset = u64::from(index) * self.layout.stride(self.queue_size);
         // SAFETY: `index` is below `num_queues`, so its part lies in the mapping.
         let base = unsafe { self.mapping.start().add(offset as usize) };
-        Some(InflightQueue {
-            region: Arc::clone(self),
-            base,
-            counter: 0,
+        Some(match self.layout {
+            RingLayout::Split => InflightRecord::Split(InflightQueue {
+                region: Arc::clone(self),
+                base,
+                counter: 0,
+            }),
+            RingLayout::Packed => InflightRecord::Packed(PackedInflight::new(self, base)),
         })
     }
+
+    /// Nothing is in flight any more, and rings begin anew.
+    ///
+    /// Only a record of packed rings must know: it tells where its ring stands.
+    pub fn forget(self: &Arc<Self>) {
+        for index in 0..self.num_queues {
+            if let Some(InflightRecord::Packed(mut queue)) = self.queue(index) {
+                queue.forget();
+            }
+        }
+    }
+}
+
+/// The record of one queue, in either layout.
+#[derive(Debug)]
+pub enum InflightRecord {
+    /// Of a split ring.
+    Split(InflightQueue),
+    /// Of a packed one.
+    Packed(PackedInflight),
 }
 
 /// What a restart found: where to go on, and what to do again.
@@ -297,18 +355,25 @@ mod tests {
     use super::*;
 
     fn fresh() -> (Arc<InflightRegion>, OwnedFd) {
-        InflightRegion::create(2, 8).unwrap()
+        InflightRegion::create(RingLayout::Split, 2, 8).unwrap()
+    }
+
+    fn split(region: &Arc<InflightRegion>) -> InflightQueue {
+        match region.queue(1) {
+            Some(InflightRecord::Split(queue)) => queue,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn reopened(file: &OwnedFd) -> InflightQueue {
-        let region = InflightRegion::map(file.try_clone().unwrap(), 1024, 0, 2, 8).unwrap();
-        region.queue(1).unwrap()
+        let file = file.try_clone().unwrap();
+        split(&InflightRegion::map(file, RingLayout::Split, 1024, 0, 2, 8).unwrap())
     }
 
     #[test]
     fn unanswered_requests_return_in_submission_order() {
         let (region, file) = fresh();
-        let mut queue = region.queue(1).unwrap();
+        let mut queue = split(&region);
         assert_eq!(
             queue.recover(5, 8),
             Recovery {
@@ -333,7 +398,7 @@ mod tests {
     #[test]
     fn order_holds_over_several_restarts() {
         let (region, file) = fresh();
-        let mut first = region.queue(1).unwrap();
+        let mut first = split(&region);
         first.recover(0, 8);
         first.taken(7);
         first.taken(3);
@@ -352,7 +417,7 @@ mod tests {
     #[test]
     fn a_crash_before_the_used_index_moved_replays_the_batch() {
         let (region, file) = fresh();
-        let mut queue = region.queue(1).unwrap();
+        let mut queue = split(&region);
         queue.recover(0, 8);
         queue.taken(1);
         queue.taken(2);
@@ -364,7 +429,7 @@ mod tests {
     #[test]
     fn crash_after_the_used_index_moved_drops_only_that_batch() {
         let (region, file) = fresh();
-        let mut queue = region.queue(1).unwrap();
+        let mut queue = split(&region);
         queue.recover(0xffff, 8);
         for head in [1, 2, 3] {
             queue.taken(head);
@@ -383,7 +448,7 @@ mod tests {
     #[test]
     fn content_made_up_by_the_other_side_is_bounded() {
         let (region, file) = fresh();
-        let mut queue = region.queue(1).unwrap();
+        let mut queue = split(&region);
         queue.recover(0, 8);
         queue.taken(1);
         queue
@@ -400,19 +465,22 @@ mod tests {
 
     #[test]
     fn length_of_a_record_tells_its_layout() {
-        let made = InflightRegion::create(4, 1024).unwrap().0;
-        let entries = |size, queues, asked| InflightRegion::entries(size, queues, asked, 1024);
-        assert_eq!(entries(made.mmap_size(), 4, 128), 1024);
-        // One of a daemon that made records exactly as they were asked for.
-        let older = InflightRegion::create(4, 128).unwrap().0;
-        assert_eq!(entries(older.mmap_size(), 4, 128), 128);
+        for layout in [RingLayout::Split, RingLayout::Packed] {
+            let made = InflightRegion::create(layout, 4, 1024).unwrap().0;
+            let entries = |size, queues, asked| layout.entries(size, queues, asked, 1024);
+            assert_eq!(entries(made.mmap_size(), 4, 128), 1024);
+            // One of a daemon that made records exactly as they were asked for.
+            let older = InflightRegion::create(layout, 4, 128).unwrap().0;
+            assert_eq!(entries(older.mmap_size(), 4, 128), 128);
+        }
     }
 
     #[test]
     fn regions_that_do_not_fit_are_refused() {
         let (_, file) = fresh();
         let map = |size, offset, queues, entries| {
-            InflightRegion::map(file.try_clone().unwrap(), size, offset, queues, entries)
+            let file = file.try_clone().unwrap();
+            InflightRegion::map(file, RingLayout::Split, size, offset, queues, entries)
         };
         assert!(matches!(
             map(16, 0, 2, 8),

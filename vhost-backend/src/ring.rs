@@ -6,6 +6,7 @@
 //! queue is served no more.
 
 mod guest;
+pub(crate) mod packed;
 mod split;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use crate::dirty::DirtyLog;
 use crate::memory::{GuestAddr, MemoryView};
 
 pub use guest::{prefetch_read, prefetch_write, read_bytes, write_bytes};
+pub use packed::{PackedRing, PackedRingConfig};
 pub use split::{SplitRing, SplitRingConfig};
 
 /// Most entries of a queue. A queue with more is refused; QEMU stops at the same number.
@@ -85,6 +87,21 @@ pub enum RingError {
     /// A head that was taken before and has no answer yet.
     #[error("descriptor {0} is already in flight")]
     InFlight(u16),
+    /// A base outside the ring.
+    #[error("base {0:#x} is outside the ring")]
+    Base(u32),
+    /// A descriptor that was available and is not any more.
+    #[error("descriptor {0} was made available and taken back")]
+    TakenBack(u16),
+    /// A packed ring whose daemon was gone when its guest was stopped.
+    #[error(
+        "where the packed ring stands is not known: its daemon was gone when the guest was stopped. Reset \
+         the guest"
+    )]
+    NotClosed,
+    /// A record of requests in flight that cannot be.
+    #[error("the record of requests in flight contradicts itself")]
+    Record,
     /// The chain is too short to be a request.
     #[error("request without a whole header or without a status byte")]
     Incomplete,
@@ -206,8 +223,11 @@ pub trait Ring: Send {
     /// Lets the guest know that kicks are not needed.
     fn disarm(&mut self);
 
-    /// Index of the next request to take: what GET_VRING_BASE answers.
-    fn next_available(&self) -> u16;
+    /// The last thing before the ring is left to whoever serves it next, who may wait for a kick.
+    fn close(&mut self);
+
+    /// Where to go on, as GET_VRING_BASE answers it for this layout.
+    fn base(&self) -> u32;
 
     /// Index of the next answer.
     fn next_used(&self) -> u16;

@@ -1,8 +1,9 @@
-//! A guest without a machine: memory, split rings and virtio-blk requests made by hand, for tests and
+//! A guest without a machine: memory, rings and virtio-blk requests made by hand, for tests and
 //! benchmarks.
 //!
 //! It panics where a test would fail anyway, and it lets a test write anything anywhere in its own memory.
 
+mod packed;
 mod queue;
 
 use std::os::fd::OwnedFd;

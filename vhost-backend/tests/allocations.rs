@@ -147,6 +147,9 @@ fn steady_state_allocates_nothing() {
             0,
             "allocations in 16000 requests, {poll:?}"
         );
-        assert_eq!(handle.stop().expect("it stops"), (1100u32 * 16) as u16);
+        assert_eq!(
+            handle.stop().expect("it stops"),
+            u32::from((1100u32 * 16) as u16)
+        );
     }
 }

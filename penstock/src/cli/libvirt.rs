@@ -42,7 +42,7 @@ pub struct DiskXmlArgs {
     /// Place in the order in which the firmware tries devices, from 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub boot_order: Option<u32>,
-    /// Use packed virtqueues. Penstock's disks do not offer them yet, so this is refused
+    /// Let the guest use packed virtqueues
     #[arg(long)]
     pub packed: bool,
 }
@@ -87,6 +87,9 @@ pub struct LibvirtAttachArgs {
     /// Serve the volume read-only
     #[arg(long)]
     pub read_only: bool,
+    /// Let the guest use packed virtqueues
+    #[arg(long)]
+    pub packed: bool,
     /// Which state is changed
     #[command(flatten)]
     pub scope: ScopeArgs,

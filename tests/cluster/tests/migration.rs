@@ -23,14 +23,26 @@ struct Rig {
     cluster: Cluster,
     image: GuestImage,
     vm: Vm,
+    rings: Rings,
     /// The node that the guest is on.
     at: u8,
     /// Each migration: from, to, QEMU's downtime and our pause, in milliseconds.
     pauses: Vec<(u8, u8, u64, u64)>,
 }
 
-fn config(socket: std::path::PathBuf) -> VmConfig {
-    let mut config = VmConfig::new(vec![Disk::new(socket)]);
+/// What virtqueues the guest's driver chooses.
+#[derive(Clone, Copy)]
+enum Rings {
+    Split,
+    Packed,
+}
+
+fn config(socket: std::path::PathBuf, rings: Rings) -> VmConfig {
+    let disk = Disk::new(socket);
+    let mut config = VmConfig::new(vec![match rings {
+        Rings::Split => disk,
+        Rings::Packed => disk.packed(),
+    }]);
     config.memory_mib = 512;
     config
 }
@@ -43,10 +55,10 @@ fn attachment(cluster: &Cluster, node: u8) -> Result<Option<Value>> {
 }
 
 impl Rig {
-    fn start() -> Result<Self> {
+    fn start(rings: Rings) -> Result<Self> {
         let image = GuestImage::get(|line| eprintln!("{line}"))?;
         let (cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
-        let mut vm = Vm::boot(&image, &config(socket))?;
+        let mut vm = Vm::boot(&image, &config(socket, rings))?;
         // What fio writes it reads back and compares, over and over.
         vm.sh("( runs=0
                while [ ! -e /run/stop ]; do
@@ -61,6 +73,7 @@ impl Rig {
             cluster,
             image,
             vm,
+            rings,
             at: 1,
             pauses: Vec::new(),
         })
@@ -82,7 +95,7 @@ impl Rig {
 
     fn destination(&self, node: u8) -> Result<Destination> {
         let socket = self.cluster.node(node)?.daemon().attach_incoming("disk")?;
-        Destination::start(&self.image, &config(socket))
+        Destination::start(&self.image, &config(socket, self.rings))
     }
 
     /// The guest is on `to` now, by all that can be asked.
@@ -132,7 +145,16 @@ impl Rig {
 
 #[test]
 fn guest_under_load_migrates_there_and_back() -> Result<()> {
-    let mut rig = Rig::start()?;
+    migrates_there_and_back(Rings::Split)
+}
+
+#[test]
+fn guest_with_packed_rings_migrates_there_and_back() -> Result<()> {
+    migrates_there_and_back(Rings::Packed)
+}
+
+fn migrates_there_and_back(rings: Rings) -> Result<()> {
+    let mut rig = Rig::start(rings)?;
     for _ in 0..Form::of_this_run().pick(ROUND_TRIPS.0, ROUND_TRIPS.1) {
         rig.migrate(2)?;
         rig.migrate(1)?;
@@ -142,7 +164,7 @@ fn guest_under_load_migrates_there_and_back() -> Result<()> {
 
 #[test]
 fn migration_is_called_off_retried_and_outlives_its_source() -> Result<()> {
-    let mut rig = Rig::start()?;
+    let mut rig = Rig::start(Rings::Split)?;
     // It comes to no end, and is called off: the guest stays where it is.
     let destination = rig.destination(2)?;
     rig.vm.begin_migration(&destination, SLOW)?;
@@ -192,7 +214,16 @@ fn migration_is_called_off_retried_and_outlives_its_source() -> Result<()> {
 
 #[test]
 fn migration_goes_on_when_both_daemons_are_killed_in_its_middle() -> Result<()> {
-    let mut rig = Rig::start()?;
+    goes_on_when_both_daemons_are_killed(Rings::Split)
+}
+
+#[test]
+fn migration_with_packed_rings_goes_on_when_both_daemons_are_killed() -> Result<()> {
+    goes_on_when_both_daemons_are_killed(Rings::Packed)
+}
+
+fn goes_on_when_both_daemons_are_killed(rings: Rings) -> Result<()> {
+    let mut rig = Rig::start(rings)?;
     let destination = rig.destination(2)?;
     rig.vm.begin_migration(&destination, SLOW)?;
     rig.goes_on("the begin of a migration")?;

@@ -36,6 +36,8 @@ pub struct Disk {
     pub queues: u16,
     /// Entries of each virtqueue.
     pub queue_size: u16,
+    /// Whether the guest's driver may choose packed virtqueues.
+    pub is_packed: bool,
 }
 
 impl Disk {
@@ -45,7 +47,14 @@ impl Disk {
             socket: socket.into(),
             queues: 1,
             queue_size: 256,
+            is_packed: false,
         }
+    }
+
+    /// The same disk with packed virtqueues.
+    pub fn packed(mut self) -> Self {
+        self.is_packed = true;
+        self
     }
 
     /// The same disk with `queues` virtqueues.
@@ -428,6 +437,7 @@ fn kernel_args(image: &GuestImage, initramfs: &Path) -> [String; 6] {
 fn add_disks(command: &mut Command, disks: &[Disk]) {
     for (index, disk) in disks.iter().enumerate() {
         let (socket, queues, size) = (disk.socket.display(), disk.queues, disk.queue_size);
+        let packed = if disk.is_packed { ",packed=on" } else { "" };
         // A kernel that QEMU loads has index 0.
         let order = index + 1;
         command
@@ -439,7 +449,7 @@ fn add_disks(command: &mut Command, disks: &[Disk]) {
                 "-device",
                 &format!(
                     "vhost-user-blk-pci,chardev=disk{index},num-queues={queues},queue-size={size},\
-                     bootindex={order}"
+                     bootindex={order}{packed}"
                 ),
             ]);
     }

@@ -16,6 +16,8 @@ const LONG: Duration = Duration::from_secs(300);
 /// `kill -9` of the daemon in one test, by its form.
 const KILLS: (u64, u64) = (8, 100);
 const MIB: u64 = 1 << 20;
+/// Feature bit of packed virtqueues.
+const RING_PACKED: usize = 34;
 
 /// A daemon in a directory of its own, and the guest's image.
 struct Rig {
@@ -99,7 +101,26 @@ fn start_fio(vm: &mut Vm) -> Result<()> {
 fn guest_verifies_every_byte_while_the_daemon_is_killed() -> Result<()> {
     let mut rig = Rig::start("2G")?;
     let socket = rig.node.disk("victim", "128M", 2)?;
-    let mut vm = rig.boot(vec![Disk::new(socket).queues(2)])?;
+    verifies_every_byte(&mut rig, Disk::new(socket).queues(2))
+}
+
+#[test]
+fn guest_with_packed_rings_verifies_every_byte_too() -> Result<()> {
+    let mut rig = Rig::start("2G")?;
+    let socket = rig.node.disk("victim", "128M", 2)?;
+    verifies_every_byte(&mut rig, Disk::new(socket).queues(2).packed())
+}
+
+/// Whether the driver of the guest's first disk has chosen packed rings.
+fn uses_packed_rings(vm: &mut Vm) -> Result<bool> {
+    let features = vm.sh("cat /sys/block/vda/device/features")?;
+    Ok(features.as_bytes().get(RING_PACKED) == Some(&b'1'))
+}
+
+fn verifies_every_byte(rig: &mut Rig, disk: Disk) -> Result<()> {
+    let is_packed = disk.is_packed;
+    let mut vm = rig.boot(vec![disk])?;
+    assert_eq!(uses_packed_rings(&mut vm)?, is_packed);
     start_fio(&mut vm)?;
     let mut before = completed(&mut vm, "vda")?;
     for round in 0..Form::of_this_run().pick(KILLS.0, KILLS.1) {

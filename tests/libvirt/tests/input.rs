@@ -40,7 +40,6 @@ fn a_disk_that_cannot_be_attached_leaves_nothing_behind() -> Result<()> {
             "not attached",
             "penstock attach volume web --socket /run/penstock/web.sock",
         ),
-        ("disk-xml busy --packed", "packed", "leave --packed out"),
         ("disk-xml busy --queues 5", "offers 4 queues", "--queues 5"),
         ("disk-xml busy --queue-size 100", "100", "power of two"),
         ("disk-xml busy --boot-order 0", "0", ""),

@@ -23,6 +23,7 @@ fn every_emitted_disk_is_valid_and_taken_by_libvirt() -> Result<()> {
             "disk-xml a--b --target vdaa --queue-size 256 --boot-order 2",
         ),
         ("vdb", "disk-xml ro"),
+        ("vde", "disk-xml a--b --target vde --packed"),
     ] {
         let disk = host.ok(&format!("penstock libvirt {command}"))?;
         // The schema is of whole domains.

@@ -40,7 +40,7 @@ pub(super) enum Command<V> {
         id: QueueId,
         /// The front end has gone.
         gone: bool,
-        reply: Option<Reply<u16>>,
+        reply: Option<Reply<u32>>,
     },
     Change {
         id: QueueId,
@@ -188,18 +188,18 @@ impl<V: Volume> QueueHandle<V> {
         }
     }
 
-    /// Takes no more requests, waits until those in flight are answered, and returns the index to go on at.
-    pub fn stop(self) -> Result<u16, QueueError> {
+    /// Takes no more requests, waits until those in flight are answered, and returns where to go on.
+    pub fn stop(self) -> Result<u32, QueueError> {
         self.end(false)
     }
 
     /// Same, for a front end that has gone: of what an earlier daemon took, nothing more is begun. It stays
     /// in the record.
-    pub fn abandon(self) -> Result<u16, QueueError> {
+    pub fn abandon(self) -> Result<u32, QueueError> {
         self.end(true)
     }
 
-    fn end(mut self, gone: bool) -> Result<u16, QueueError> {
+    fn end(mut self, gone: bool) -> Result<u32, QueueError> {
         self.stopped = true;
         let outcome = self.port.ask(|reply| Command::Stop {
             id: self.id,

@@ -1,5 +1,6 @@
 //! One queue on its data thread: takes requests off the ring, runs them on the engine, answers.
 
+mod any;
 mod in_order;
 mod request;
 mod timing;
@@ -7,9 +8,8 @@ mod timing;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub(crate) use any::AnyQueue;
 use fabric::io::{Engine, Op, Volume};
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-
 use in_order::InOrder;
 use timing::Timing;
 
@@ -21,7 +21,7 @@ use crate::blk::request::Ranges;
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightQueue;
 use crate::memory::MemoryView;
-use crate::ring::{Chain, Ring, RingError, SplitRing, SplitRingConfig};
+use crate::ring::{Chain, Ring, RingError};
 
 /// Most requests taken off one ring before the other queues of the thread have their turn.
 const TURN_REQUESTS: u16 = 32;
@@ -74,11 +74,23 @@ const FREE: Slot = Slot {
     failed: false,
 };
 
-/// The queue goes away once nothing is in flight; the index to go on at is the answer.
-pub(crate) struct Drain(pub(crate) Option<Reply<u16>>);
+/// The queue goes away once nothing is in flight; where to go on is the answer.
+pub(crate) struct Drain(pub(crate) Option<Reply<u32>>);
+
+/// What the thread knows of a queue, whatever its ring.
+pub(crate) struct Schedule {
+    pub(crate) kick: Option<OwnedFd>,
+    pub(crate) drain: Option<Drain>,
+    /// Tells this queue from others that had its place.
+    pub(crate) generation: u64,
+    /// Turns in a row without work.
+    pub(crate) idle_turns: u32,
+    /// Whether the thread polls the ring; else it waits for a kick.
+    pub(crate) hot: bool,
+}
 
 /// A queue of one device.
-pub(crate) struct Queue<V, R = SplitRing> {
+pub(crate) struct Queue<V, R> {
     device: Arc<BlkDevice<V>>,
     index: u16,
     features: u64,
@@ -103,58 +115,55 @@ pub(crate) struct Queue<V, R = SplitRing> {
     answered: Vec<u16>,
     timing: Timing,
     log: Option<Arc<DirtyLog>>,
-    pub(crate) kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
     err: Option<OwnedFd>,
     /// The guest broke the ring.
     broken: bool,
-    pub(crate) drain: Option<Drain>,
     /// Upper half of the tags of this queue.
     tag: u64,
-    /// Tells this queue from others that had its place.
-    pub(crate) generation: u64,
-    /// Turns in a row without work.
-    pub(crate) idle_turns: u32,
     /// Turns without work after which the guest is asked whether it wants an interrupt.
     signal_turns: u32,
-    /// Whether the thread polls the ring; else it waits for a kick.
-    pub(crate) hot: bool,
+    schedule: Schedule,
 }
 
 // SAFETY: the raw pointers (slots, view, ring) lead into guest memory kept by `view`; one thread uses the
 // queue.
 unsafe impl<V: Send + Sync, R: Send> Send for Queue<V, R> {}
 
-impl<V: Volume> Queue<V, SplitRing> {
-    /// A queue that serves a split ring; `id` is its name on the thread.
-    pub(crate) fn new(
-        device: Arc<BlkDevice<V>>,
-        config: QueueConfig,
-        id: QueueId,
-    ) -> Result<Self, QueueError> {
+/// What a queue is made of beside its ring.
+struct Parts<V> {
+    device: Arc<BlkDevice<V>>,
+    view: MemoryView,
+    id: QueueId,
+    /// Only if the ring does not keep one itself.
+    inflight: Option<InflightQueue>,
+    /// Requests of an earlier daemon, in the order in which it took them.
+    replay: Vec<u16>,
+}
+
+impl<V: Volume, R: Ring> Queue<V, R> {
+    fn with_ring(ring: R, config: QueueConfig, parts: Parts<V>) -> Result<Self, QueueError> {
+        let Parts {
+            device,
+            view,
+            id,
+            inflight,
+            mut replay,
+        } = parts;
         let latency = device
             .queue_latency(config.index)
             .ok_or(QueueError::Index {
                 index: config.index,
                 queues: device.queues(),
             })?;
-        let mut view = MemoryView::new(config.memory);
-        let has = |bit: u32| config.features & 1 << bit != 0;
-        let ring_config = SplitRingConfig {
-            size: config.size,
-            desc: config.desc,
-            avail: config.avail,
-            used: config.used,
-            event_idx: has(VIRTIO_RING_F_EVENT_IDX),
-            indirect: has(VIRTIO_RING_F_INDIRECT_DESC),
-        };
-        let mut ring = SplitRing::new(ring_config, config.base, &mut view)?;
-        let mut inflight = config.inflight;
-        let replay = match &mut inflight {
-            Some(record) => recover(config.index, config.size, record, &mut ring)?,
-            None => Vec::new(),
-        };
-        ring.set_log(config.log.clone().zip(config.used_log));
+        if !replay.is_empty() {
+            tracing::info!(
+                queue = config.index,
+                requests = replay.len(),
+                "resubmitting requests that were in flight"
+            );
+        }
+        replay.reverse();
         let order = config.log.as_ref();
         let order = order.map(|_| InOrder::new(config.size, &replay));
         let mut queue = Self {
@@ -173,51 +182,27 @@ impl<V: Volume> Queue<V, SplitRing> {
             inflight,
             answered: Vec::with_capacity(usize::from(config.size)),
             timing: Timing::new(latency, usize::from(config.size)),
-            log: config.log,
-            kick: config.kick,
+            log: config.log.clone(),
             call: config.call,
             err: config.err,
             broken: false,
-            drain: None,
             tag: (id.slot as u64) << 32,
-            generation: id.generation,
-            idle_turns: 0,
             signal_turns: 0,
-            hot: true,
+            schedule: Schedule {
+                kick: config.kick,
+                drain: None,
+                generation: id.generation,
+                idle_turns: 0,
+                hot: true,
+            },
         };
         [&queue.call, &queue.err].into_iter().for_each(never_block);
+        queue.ring.set_log(config.log.zip(config.used_log));
         queue.ring.disarm();
         // A daemon before us may have answered and died before it could interrupt.
         queue.interrupt();
         Ok(queue)
     }
-}
-
-/// What an earlier daemon took and did not answer, last first; the ring goes on behind it.
-fn recover(
-    index: u16,
-    size: u16,
-    record: &mut InflightQueue,
-    ring: &mut SplitRing,
-) -> Result<Vec<u16>, QueueError> {
-    if record.size() < size {
-        return Err(QueueError::InflightSize {
-            record: record.size(),
-            size,
-        });
-    }
-    let recovery = record.recover(ring.next_used(), size);
-    ring.set_next_available(recovery.next_avail);
-    let mut replay = recovery.heads;
-    if !replay.is_empty() {
-        tracing::info!(
-            queue = index,
-            requests = replay.len(),
-            "resubmitting requests that were in flight"
-        );
-    }
-    replay.reverse();
-    Ok(replay)
 }
 
 /// Writing an event must never hold up a data thread, whatever kind of descriptor the front end sent.
@@ -274,9 +259,9 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         engine: &mut E,
         scratch: &mut Scratch,
     ) -> Result<usize, RingError> {
-        if self.drain.is_some() || self.stalled.is_some() || !self.replay.is_empty() {
+        if self.schedule.drain.is_some() || self.stalled.is_some() || !self.replay.is_empty() {
             let moved = self.poll_leftovers(engine, scratch)?;
-            if self.drain.is_some() || self.stalled.is_some() || moved > 0 {
+            if self.schedule.drain.is_some() || self.stalled.is_some() || moved > 0 {
                 return Ok(moved);
             }
         }
@@ -285,7 +270,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
         let ready = self.ring.available()?;
         if ready == 0 {
-            if self.ring.unsignalled() > 0 && self.idle_turns >= self.signal_turns {
+            if self.ring.unsignalled() > 0 && self.schedule.idle_turns >= self.signal_turns {
                 self.signal();
             }
             return Ok(0);
@@ -452,7 +437,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
 
     /// Asks for kicks before the thread sleeps. True if there is work already.
     pub(crate) fn arm(&mut self) -> bool {
-        if self.broken || self.drain.is_some() {
+        if self.broken || self.schedule.drain.is_some() {
             return false;
         }
         if self.ring.unsignalled() > 0 {
@@ -512,8 +497,15 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
     }
 
-    /// Index to go on at after a stop.
-    pub(crate) fn next_available(&self) -> u16 {
-        self.ring.next_available()
+    /// The last thing before the queue goes away; returns where to go on.
+    pub(crate) fn close(&mut self) -> u32 {
+        // Of a broken ring nothing is known any more.
+        if !self.broken {
+            if self.ring.unsignalled() > 0 {
+                self.signal();
+            }
+            self.ring.close();
+        }
+        self.ring.base()
     }
 }

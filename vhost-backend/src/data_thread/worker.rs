@@ -10,7 +10,7 @@ use fabric::io::{Engine, IoResult, Tag};
 
 use super::handle::{Change, Command, Port, QueueId};
 use super::poller::{Poller, Spin, Woken};
-use super::queue::{Drain, Queue, Scratch};
+use super::queue::{AnyQueue, Drain, Scratch};
 use super::{MAX_THREAD_QUEUES, PollMode, QueueConfig, QueueError, ThreadError, sched};
 use crate::blk::BlkDevice;
 
@@ -78,7 +78,7 @@ impl Drop for AbortOnPanic {
 
 struct Worker<E: Engine> {
     engine: E,
-    queues: Vec<Option<Box<Queue<E::Volume>>>>,
+    queues: Vec<Option<Box<AnyQueue<E::Volume>>>>,
     /// Places of the queues that are polled.
     hot: Vec<usize>,
     /// Which of them is polled first in the next turn.
@@ -328,8 +328,8 @@ impl<E: Engine> Worker<E> {
 
     fn idle_slow(&mut self) {
         self.idle_turns = 0;
-        let running = |queue: &Queue<E::Volume>| queue.running() && queue.drain.is_none();
-        let must_poll = |queue: &&Queue<E::Volume>| {
+        let running = |queue: &AnyQueue<E::Volume>| queue.running() && queue.drain.is_none();
+        let must_poll = |queue: &&AnyQueue<E::Volume>| {
             running(queue) && (self.mode == PollMode::Always || queue.kick.is_none())
         };
         if self.hot_queues().any(|queue| must_poll(&queue)) {
@@ -346,7 +346,7 @@ impl<E: Engine> Worker<E> {
         }
         if self.park(0) && !self.port.pending() {
             // A stalled queue is never parked.
-            let stalled = self.hot_queues().any(Queue::stalled);
+            let stalled = self.hot_queues().any(AnyQueue::stalled);
             let retry = stalled && self.engine.in_flight() == 0;
             self.slept = true;
             self.slept_for_device = for_device;
@@ -354,7 +354,7 @@ impl<E: Engine> Worker<E> {
         }
     }
 
-    fn hot_queues(&self) -> impl Iterator<Item = &Queue<E::Volume>> {
+    fn hot_queues(&self) -> impl Iterator<Item = &AnyQueue<E::Volume>> {
         self.hot
             .iter()
             .filter_map(|&slot| self.queues[slot].as_deref())
@@ -432,7 +432,7 @@ impl<E: Engine> Worker<E> {
             slot,
             generation: self.generation,
         };
-        let queue = Box::new(Queue::new(device, config, id)?);
+        let queue = Box::new(AnyQueue::new(device, config, id)?);
         if let Some(kick) = &queue.kick {
             self.poller.watch(id, kick).map_err(QueueError::Kick)?;
         }
@@ -446,7 +446,7 @@ impl<E: Engine> Worker<E> {
         Ok(id)
     }
 
-    fn queue(&mut self, id: QueueId) -> Result<&mut Queue<E::Volume>, QueueError> {
+    fn queue(&mut self, id: QueueId) -> Result<&mut AnyQueue<E::Volume>, QueueError> {
         let queue = self
             .queues
             .get_mut(id.slot)
@@ -496,9 +496,7 @@ impl<E: Engine> Worker<E> {
             if let Some(kick) = &queue.kick {
                 self.poller.forget(kick);
             }
-            // Whoever serves the ring next may wait for a kick.
-            queue.arm();
-            let base = queue.next_available();
+            let base = queue.close();
             self.queues[slot] = None;
             self.hot.retain(|&hot| hot != slot);
             answer(drain, Ok(base));
@@ -507,7 +505,7 @@ impl<E: Engine> Worker<E> {
 }
 
 /// Answers who asked for a stop, if anybody waits.
-fn answer(drain: Drain, outcome: Result<u16, QueueError>) {
+fn answer(drain: Drain, outcome: Result<u32, QueueError>) {
     if let Some(reply) = drain.0 {
         reply.try_send(outcome).unwrap_or(());
     }

@@ -4,15 +4,17 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use super::packed::{Driver, convert_tables};
 use crate::data_thread::QueueConfig;
 use crate::memory::GuestAddr;
+use crate::ring::packed::BASE_AT_START;
 use crate::testing::{FakeGuest, GUEST_BASE};
 
 /// Bytes of the guest's memory.
 pub(super) const MEMORY_BYTES: u64 = 64 << 10;
 /// Descriptors that indirect tables may use.
-const TABLE_DESCS: u64 = 24;
-const TABLE_AT: u64 = 0x3000;
+pub(super) const TABLE_DESCS: u64 = 24;
+pub(super) const TABLE_AT: u64 = 0x3000;
 const HEADERS: u64 = 8;
 const HEADER_AT: u64 = 0x4000;
 /// The last headers are of requests with ranges.
@@ -60,12 +62,14 @@ pub(super) struct RingInput {
     pub(super) used: GuestAddr,
     pub(super) event_idx: bool,
     pub(super) indirect: bool,
-    pub(super) base: u16,
+    pub(super) base: u32,
     /// Only the requests are odd, and the ring is as it should be. Else most queues would break before
     /// anything waits.
     fair: bool,
     /// Available index written last.
     index: Cell<u16>,
+    /// Of a packed ring.
+    driver: Option<Cell<Driver>>,
 }
 
 impl RingInput {
@@ -87,17 +91,26 @@ impl RingInput {
             };
             GuestAddr(GUEST_BASE + at)
         };
-        let base = if features & 4 != 0 { input.word() } else { 0 };
+        let is_packed = features & 16 != 0;
+        let base = match (is_packed, features & 4 != 0) {
+            (false, true) => u32::from(input.word()),
+            (false, false) => 0,
+            (true, true) if input.byte() > 200 => u32::from(input.word()) << 16 | 0x8000,
+            (true, _) => BASE_AT_START,
+        };
+        let size = 1 << input.one_of(&[4u16, 5, 4, 5, 3, 2, 1, 0]);
+        let desc = place(input, 0);
         Self {
-            size: 1 << input.one_of(&[4u16, 5, 4, 5, 3, 2, 1, 0]),
-            desc: place(input, 0),
+            size,
+            desc,
             avail: place(input, 0x1000),
             used: place(input, 0x2000),
             event_idx: features & 1 != 0,
             indirect: features & 2 != 0,
             base,
             fair: features & 8 != 0,
-            index: Cell::new(base),
+            index: Cell::new(base as u16),
+            driver: is_packed.then(|| Cell::new(Driver::new(desc, size))),
         }
     }
 
@@ -109,7 +122,9 @@ impl RingInput {
             avail: self.avail,
             used: self.used,
             base: self.base,
-            features: u64::from(self.event_idx) << 29 | u64::from(self.indirect) << 28,
+            features: u64::from(self.event_idx) << 29
+                | u64::from(self.indirect) << 28
+                | u64::from(self.is_packed()) << 34,
             kick: None,
             call: None,
             err: None,
@@ -120,6 +135,10 @@ impl RingInput {
         }
     }
 
+    pub(super) fn is_packed(&self) -> bool {
+        self.driver.is_some()
+    }
+
     /// Writes descriptors, tables, headers and the available ring: first as an honest guest would, then with
     /// a few things wrong.
     pub(super) fn fill(&self, guest: &FakeGuest, input: &mut Input<'_>) {
@@ -128,8 +147,14 @@ impl RingInput {
         }
         fill_ranges(guest, input);
         let size = u64::from(self.size);
-        honest_chains(guest, self.desc.0, size, input);
         honest_chains(guest, GUEST_BASE + TABLE_AT, TABLE_DESCS, input);
+        if let Some(driver) = &self.driver {
+            convert_tables(guest);
+            let mut at = driver.get();
+            at.offer(guest, self.indirect, self.fair, input);
+            return driver.set(at);
+        }
+        honest_chains(guest, self.desc.0, size, input);
         if self.indirect {
             for i in (0..size).filter(|i| i % 4 == 3) {
                 let table =
@@ -287,7 +312,7 @@ fn encode(addr: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
     out
 }
 
-fn hostile_desc(input: &mut Input<'_>, table: u64) -> [u8; 16] {
+pub(super) fn hostile_desc(input: &mut Input<'_>, table: u64) -> [u8; 16] {
     let addr = match input.byte() {
         kind @ 0..=99 => GUEST_BASE + HEADER_AT + u64::from(kind) % HEADERS * 16,
         100..=199 => GUEST_BASE + DATA_AT + u64::from(input.word()) % 0x8000,

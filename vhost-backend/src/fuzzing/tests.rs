@@ -31,7 +31,15 @@ fn the_targets_get_past_the_first_checks() {
         };
         (0..3000).map(|_| next()).collect::<Vec<u8>>()
     };
-    let inputs: Vec<_> = (0..500).map(|_| bytes()).collect();
+    let inputs: Vec<_> = (0..1000).map(|_| bytes()).collect();
+    // A bit of the first byte chooses the kind of ring.
+    let (packed, split): (Vec<_>, Vec<_>) = inputs.into_iter().partition(|data| data[0] & 16 != 0);
+    for inputs in [split, packed] {
+        gets_past_the_first_checks(&inputs);
+    }
+}
+
+fn gets_past_the_first_checks(inputs: &[Vec<u8>]) {
     let chains: usize = inputs.iter().map(|data| super::ring(data)).sum();
     let reaches: Vec<_> = inputs.iter().map(|data| super::blk(data)).collect();
     let requests: usize = reaches.iter().map(|reach| reach.requests).sum();

@@ -438,8 +438,13 @@ impl Ring for SplitRing {
         self.next_avail = self.next_avail.wrapping_sub(1);
     }
 
-    fn next_available(&self) -> u16 {
-        self.next_avail
+    fn close(&mut self) {
+        // What the guest did wrong meanwhile, the next one finds.
+        let _ = self.arm();
+    }
+
+    fn base(&self) -> u32 {
+        u32::from(self.next_avail)
     }
 
     fn next_used(&self) -> u16 {

@@ -44,10 +44,10 @@ impl Host for ModelHost {
                     self.running.remove(&index),
                     "a ring that did not run was stopped"
                 );
-                Effect::Stopped(machine.ring(index).map_or(0, |ring| ring.base))
+                Effect::Stopped(machine.base(index))
             }
             Action::ReadConfig(head) => Effect::Config(vec![0; head.size as usize]),
-            Action::CreateInflight { queues, size } => Effect::Inflight(
+            Action::CreateInflight { queues, size, .. } => Effect::Inflight(
                 InflightArea {
                     mmap_size: 4096,
                     mmap_offset: 0,
@@ -65,7 +65,7 @@ impl Host for ModelHost {
 /// A session on a [`ModelHost`] with the given number of rings.
 pub fn model_session(queues: u16) -> Session<ModelHost> {
     let offer = Offer {
-        features: 0x1_3000_0000,
+        features: 0x5_3000_0000,
         queues,
         queue_size_max: 1024,
         memory_slots: 509,

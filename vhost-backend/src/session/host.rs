@@ -15,7 +15,7 @@ use super::protocol::{Effect, Host};
 use crate::blk::{BlkDevice, BlkError};
 use crate::data_thread::{QueueConfig, QueueError, QueueHandle, Threads};
 use crate::dirty::DirtyLog;
-use crate::inflight::InflightRegion;
+use crate::inflight::{InflightRegion, RingLayout};
 use crate::memory::budget::{InUse, MemoryAccount};
 use crate::memory::{GuestAddr, GuestMemory, MAX_REGIONS, Mapping, MemoryError, RegionSpec};
 use crate::ring::MAX_QUEUE_SIZE;
@@ -138,7 +138,7 @@ impl<E: Engine> BlkHost<E> {
             desc: locate("descriptor table", addr.desc)?,
             avail: locate("available ring", addr.avail)?,
             used: locate("used ring", addr.used)?,
-            base: ring.base,
+            base: machine.base(index),
             features: machine.features(),
             kick: copy(kick)?,
             call: copy(ring.call.as_ref())?,
@@ -157,7 +157,7 @@ impl<E: Engine> BlkHost<E> {
         &mut self,
         index: u16,
         machine: &Machine,
-        stop: fn(QueueHandle<E::Volume>) -> Result<u16, QueueError>,
+        stop: fn(QueueHandle<E::Volume>) -> Result<u32, QueueError>,
     ) -> Result<Effect, HostError> {
         let handle = self
             .queues
@@ -165,9 +165,7 @@ impl<E: Engine> BlkHost<E> {
             .and_then(Option::take);
         match handle {
             Some(handle) => Ok(Effect::Stopped(stop(handle)?)),
-            None => Ok(Effect::Stopped(
-                machine.ring(index).map_or(0, |ring| ring.base),
-            )),
+            None => Ok(Effect::Stopped(machine.base(index))),
         }
     }
 
@@ -202,10 +200,16 @@ impl<E: Engine> BlkHost<E> {
         Ok(Effect::Done)
     }
 
-    fn map_inflight(&mut self, area: InflightArea, file: OwnedFd) -> Result<Effect, HostError> {
+    fn map_inflight(
+        &mut self,
+        layout: RingLayout,
+        area: InflightArea,
+        file: OwnedFd,
+    ) -> Result<Effect, HostError> {
         check_memory(&file)?;
         let region = InflightRegion::map(
             file,
+            layout,
             area.mmap_size,
             area.mmap_offset,
             area.num_queues,
@@ -292,8 +296,12 @@ impl<E: Engine> Host for BlkHost<E> {
             Action::NewCall(index) => self.new_call(index, machine),
             Action::NewErr(index) => self.new_err(index, machine),
             Action::MapLog(area, file) => self.map_log(area, file),
-            Action::CreateInflight { queues, size } => {
-                let (region, file) = InflightRegion::create(queues, size)?;
+            Action::CreateInflight {
+                layout,
+                queues,
+                size,
+            } => {
+                let (region, file) = InflightRegion::create(layout, queues, size)?;
                 let area = InflightArea {
                     mmap_size: region.mmap_size(),
                     mmap_offset: 0,
@@ -303,7 +311,7 @@ impl<E: Engine> Host for BlkHost<E> {
                 };
                 Ok(Effect::Inflight(area, file))
             }
-            Action::MapInflight(area, file) => self.map_inflight(area, file),
+            Action::MapInflight(layout, area, file) => self.map_inflight(layout, area, file),
             Action::ReadConfig(head) => {
                 let mut bytes = vec![0; head.size as usize];
                 self.device.read_config(head.offset, &mut bytes);
@@ -315,6 +323,9 @@ impl<E: Engine> Host for BlkHost<E> {
             }
             Action::ResetDevice => {
                 self.device.reset();
+                if let Some(inflight) = &self.inflight {
+                    inflight.forget();
+                }
                 Ok(Effect::Done)
             }
             // These are the protocol's own.

@@ -19,7 +19,8 @@ use zerocopy::IntoBytes;
 
 use super::codec::Request;
 use super::message::*;
-use crate::inflight::InflightRegion;
+use crate::inflight::RingLayout;
+use crate::ring::packed;
 
 pub use rings::{Kick, Ring};
 
@@ -89,7 +90,7 @@ pub enum Action {
     AddMemory(Region, OwnedFd),
     /// Let go of one region.
     RemoveMemory(Region),
-    /// Stop the ring and drain it. Reported done with its next index.
+    /// Stop the ring and drain it. Reported done with where to go on.
     StopRing(u16),
     /// The same for a front end that has gone: what did not begin is left to the next one.
     AbandonRing(u16),
@@ -108,13 +109,15 @@ pub enum Action {
     MapLog(LogArea, OwnedFd),
     /// Make a record of requests in flight.
     CreateInflight {
+        /// What kind of rings.
+        layout: RingLayout,
         /// Rings.
         queues: u16,
         /// Entries of each.
         size: u16,
     },
     /// Map the record of requests in flight that the front end kept.
-    MapInflight(InflightArea, OwnedFd),
+    MapInflight(RingLayout, InflightArea, OwnedFd),
     /// Read the configuration space.
     ReadConfig(ConfigHead),
     /// Write the configuration space.
@@ -132,7 +135,7 @@ pub enum Action {
     Note(Note),
     /// Answer with this payload.
     Reply(Vec<u8>),
-    /// Answer with the next index of a ring that was stopped.
+    /// Answer where to go on in a ring that was stopped.
     ReplyBase(u16),
 }
 
@@ -157,7 +160,7 @@ pub enum Note {
 pub enum RingNote {
     Size(u16),
     Addr(VringAddr),
-    Base(u16),
+    Base(Option<u32>),
     Kick(Option<Kick>),
     Call(Option<Arc<OwnedFd>>),
     Err(Option<Arc<OwnedFd>>),
@@ -222,6 +225,23 @@ impl Machine {
         self.features & F_LOG_ALL != 0
     }
 
+    /// What kind of rings the driver chose.
+    pub fn layout(&self) -> RingLayout {
+        match self.features & F_RING_PACKED {
+            0 => RingLayout::Split,
+            _ => RingLayout::Packed,
+        }
+    }
+
+    /// Where a ring goes on: where the front end said, or it stopped, or else where any ring begins.
+    pub fn base(&self, index: u16) -> u32 {
+        let begin = match self.layout() {
+            RingLayout::Packed => packed::BASE_AT_START,
+            RingLayout::Split => 0,
+        };
+        self.ring(index).and_then(|ring| ring.base).unwrap_or(begin)
+    }
+
     /// What is known of a ring.
     pub fn ring(&self, index: u16) -> Option<&Ring> {
         self.rings.get(usize::from(index))
@@ -271,7 +291,7 @@ impl Machine {
             ActionDone::Stopped(index, base) => {
                 let ring = &mut self.rings[usize::from(index)];
                 ring.running = false;
-                ring.base = base;
+                ring.base = Some(base);
             }
             ActionDone::Note(note) => self.note(note),
         }
@@ -351,13 +371,19 @@ impl Machine {
     fn get_inflight(&self, area: InflightArea) -> Plan {
         let (queues, _) = self.inflight_layout("GET_INFLIGHT_FD", &area)?;
         let size = self.offer.queue_size_max;
-        Ok(vec![Action::CreateInflight { queues, size }])
+        Ok(vec![Action::CreateInflight {
+            layout: self.layout(),
+            queues,
+            size,
+        }])
     }
 
     fn set_inflight(&self, area: InflightArea, fd: OwnedFd) -> Plan {
         let (queues, asked) = self.inflight_layout("SET_INFLIGHT_FD", &area)?;
         let size_max = self.offer.queue_size_max;
-        let size = InflightRegion::entries(area.mmap_size, queues, asked, size_max);
+        let size = self
+            .layout()
+            .entries(area.mmap_size, queues, asked, size_max);
         let area = InflightArea {
             queue_size: size,
             ..area
@@ -367,7 +393,7 @@ impl Machine {
             return Err(Refusal::Running { name, index });
         }
         Ok(vec![
-            Action::MapInflight(area, fd),
+            Action::MapInflight(self.layout(), area, fd),
             Action::Note(Note::Inflight(size)),
         ])
     }
@@ -406,7 +432,7 @@ impl Machine {
         let mut actions = self.disable_all();
         for index in 0..self.offer.queues {
             let note = |note| Action::Note(Note::Ring(index, note));
-            actions.extend([note(RingNote::Kick(None)), note(RingNote::Base(0))]);
+            actions.extend([note(RingNote::Kick(None)), note(RingNote::Base(None))]);
         }
         actions.push(Action::ResetDevice);
         actions
@@ -437,8 +463,8 @@ impl Machine {
 pub enum ActionDone {
     /// [`Action::StartRing`].
     Started(u16),
-    /// [`Action::StopRing`], with the next index in the available ring.
-    Stopped(u16, u16),
+    /// [`Action::StopRing`], with where to go on.
+    Stopped(u16, u32),
     /// [`Action::Note`].
     Note(Note),
 }

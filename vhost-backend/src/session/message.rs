@@ -39,6 +39,8 @@ pub const VRING_F_LOG: u32 = 0x1;
 
 /// Feature bit: log all writes to guest memory (live migration).
 pub const F_LOG_ALL: u64 = 1 << 26;
+/// Virtio feature: rings are packed ones.
+pub const F_RING_PACKED: u64 = 1 << 34;
 /// Feature bit: protocol features can be negotiated.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 

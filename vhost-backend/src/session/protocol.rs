@@ -22,8 +22,8 @@ const LOGGED_REFUSALS_MAX: u32 = 16;
 pub enum Effect {
     /// Nothing to tell.
     Done,
-    /// The ring is drained; its next index in the available ring.
-    Stopped(u16),
+    /// The ring is drained; where to go on.
+    Stopped(u32),
     /// Bytes of the configuration space.
     Config(Vec<u8>),
     /// A record of requests in flight, for the front end to keep.
@@ -180,8 +180,7 @@ impl<H: Host> Session<H> {
         match action {
             Action::Reply(payload) => Ok(Some(reply(request, &payload))),
             Action::ReplyBase(index) => {
-                let base = self.machine.ring(index).map_or(0, |ring| ring.base);
-                let state = [u32::from(index), u32::from(base)];
+                let state = [u32::from(index), self.machine.base(index)];
                 Ok(Some(reply(request, state.as_bytes())))
             }
             Action::Note(note) => {

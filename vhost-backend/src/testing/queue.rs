@@ -1,4 +1,4 @@
-//! The driver's side of a split virtqueue, with a virtio-blk request on top.
+//! The driver's side of a virtqueue, with a virtio-blk request on top.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::FakeGuest;
+use super::packed::PackedDriver;
 use crate::data_thread::QueueConfig;
 use crate::memory::GuestAddr;
+use crate::ring::packed::BASE_AT_START;
 
 /// How long a test waits for an answer before it fails.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(20);
@@ -38,17 +41,28 @@ impl Default for QueueOptions {
     }
 }
 
-/// The driver of one queue.
+impl QueueOptions {
+    /// The same with a packed ring.
+    pub fn packed(self) -> Self {
+        Self {
+            features: self.features | 1 << VIRTIO_F_RING_PACKED,
+            ..self
+        }
+    }
+}
+
+/// The driver of one queue, with a split ring unless the features say otherwise.
 #[derive(Debug)]
 pub struct FakeQueue {
     guest: Arc<FakeGuest>,
     options: QueueOptions,
-    /// Descriptor table.
+    /// Descriptor table, or the packed ring.
     pub desc: GuestAddr,
-    /// Available ring.
+    /// Available ring, or the driver's event suppression structure.
     pub avail: GuestAddr,
-    /// Used ring.
+    /// Used ring, or the device's event suppression structure.
     pub used: GuestAddr,
+    packed: Option<PackedDriver>,
     desc_host: *mut u8,
     avail_host: *mut u8,
     used_host: *mut u8,
@@ -80,7 +94,11 @@ impl FakeQueue {
         let desc = guest.alloc(16 * size, 4096);
         let avail = guest.alloc(6 + 2 * size, 4096);
         let used = guest.alloc(6 + 8 * size, 4096);
+        let parts = [(desc, 16 * size), (avail, 4), (used, 4)];
+        let parts = parts.map(|(at, len)| guest.host(at, len));
+        let is_packed = options.features & 1 << VIRTIO_F_RING_PACKED != 0;
         Self {
+            packed: is_packed.then(|| PackedDriver::new(parts, options.size)),
             guest: Arc::clone(guest),
             options,
             desc,
@@ -114,7 +132,11 @@ impl FakeQueue {
             desc: self.desc,
             avail: self.avail,
             used: self.used,
-            base: 0,
+            base: if self.packed.is_some() {
+                BASE_AT_START
+            } else {
+                0
+            },
             features: self.options.features,
             kick: copy(&self.kick),
             call: copy(&self.call),
@@ -160,6 +182,9 @@ impl FakeQueue {
     /// Makes the offered heads visible.
     #[inline]
     pub fn publish(&mut self) {
+        if let Some(packed) = &mut self.packed {
+            return packed.publish();
+        }
         self.avail_u16(2).store(self.next_avail, Ordering::Release);
     }
 
@@ -171,6 +196,9 @@ impl FakeQueue {
     /// Whether the device wants a kick for what was published since the last call.
     pub fn kick_wanted(&mut self) -> bool {
         fence(Ordering::SeqCst);
+        if let Some(packed) = &mut self.packed {
+            return packed.kick_wanted();
+        }
         let moved = self.next_avail.wrapping_sub(self.published);
         self.published = self.next_avail;
         if self.event_idx() {
@@ -198,9 +226,13 @@ impl FakeQueue {
     }
 
     /// Asks for an interrupt once answer number `index` is there (with EVENT_IDX), or for all or none
-    /// (without).
+    /// (without). For a packed ring the requests until then have one descriptor each.
     pub fn want_interrupt(&mut self, index: u16, without_event_idx: bool) {
-        if self.event_idx() {
+        let event_idx = self.event_idx();
+        if let Some(packed) = &mut self.packed {
+            let ahead = event_idx.then(|| index.wrapping_sub(self.last_used));
+            packed.want_interrupt(ahead.map(|n| n % self.options.size), without_event_idx);
+        } else if self.event_idx() {
             self.avail_u16(4 + 2 * usize::from(self.options.size))
                 .store(index, Ordering::Relaxed);
         } else {
@@ -210,8 +242,19 @@ impl FakeQueue {
         fence(Ordering::SeqCst);
     }
 
+    /// Whether so many descriptors are the driver's.
+    pub fn has_room(&self, descs: usize) -> bool {
+        match &self.packed {
+            Some(packed) => packed.has_room(descs),
+            None => self.free.len() >= descs,
+        }
+    }
+
     /// Adds a chain of descriptors and offers it; returns its head.
     pub fn add(&mut self, buffers: &[Buffer]) -> u16 {
+        if let Some(packed) = &mut self.packed {
+            return packed.add(buffers);
+        }
         let at = self.free.len() - buffers.len();
         let chain = self.free.split_off(at);
         for (i, (addr, len, writable)) in buffers.iter().enumerate() {
@@ -227,6 +270,11 @@ impl FakeQueue {
 
     /// Adds a chain in an indirect table; returns its head.
     pub fn add_indirect(&mut self, buffers: &[Buffer]) -> u16 {
+        if let Some(packed) = &mut self.packed {
+            let table = PackedDriver::table(buffers);
+            let at = self.guest.place(&table);
+            return packed.add_table(at, table.len() as u32);
+        }
         let mut table = Vec::with_capacity(16 * buffers.len());
         for (i, (addr, len, writable)) in buffers.iter().enumerate() {
             let more = i + 1 < buffers.len();
@@ -243,15 +291,23 @@ impl FakeQueue {
         head
     }
 
-    /// Index of the used ring.
+    /// Index of the used ring, or answers that are in the packed one.
     #[inline]
     pub fn used_index(&self) -> u16 {
+        if let Some(packed) = &self.packed {
+            return packed.answers();
+        }
         self.used_u16(2).load(Ordering::Acquire)
     }
 
     /// The next answer, if there is one: head and bytes written.
     #[inline]
     pub fn next_used(&mut self) -> Option<(u16, u32)> {
+        if let Some(packed) = &mut self.packed {
+            let answer = packed.next_used()?;
+            self.last_used = self.last_used.wrapping_add(1);
+            return Some(answer);
+        }
         if self.used_index() == self.last_used {
             return None;
         }
@@ -283,6 +339,9 @@ impl FakeQueue {
 
     /// Takes back the descriptors of a request that was answered.
     pub fn recycle(&mut self, head: u16) {
+        if let Some(packed) = &mut self.packed {
+            return packed.recycle(head);
+        }
         let chain = std::mem::take(&mut self.owned[usize::from(head)]);
         self.free.extend(chain);
     }
@@ -323,7 +382,7 @@ impl FakeQueue {
     /// Does one request and waits for it: its status byte and the bytes said to be written.
     pub fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> (u8, u32) {
         let (chain, status) = self.blk(kind, sector, data);
-        let head = if chain.len() > self.free.len() {
+        let head = if !self.has_room(chain.len()) {
             self.add_indirect(&chain)
         } else {
             self.add(&chain)

@@ -157,6 +157,7 @@ async fn plug(
         queues: needed.queues,
         queue_size: QUEUE_SIZE_MAX,
         boot_order: None,
+        is_packed: args.packed,
     };
     // QEMU tries for ever to connect, and a running guest stands still meanwhile: whether it may is found out
     // before.

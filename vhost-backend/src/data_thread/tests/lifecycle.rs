@@ -10,7 +10,7 @@ use super::support::*;
 use crate::blk::BlkOptions;
 use crate::data_thread::{PollMode, QueueError, ThreadError, ThreadOptions, Threads};
 use crate::dirty::DirtyLog;
-use crate::inflight::InflightRegion;
+use crate::inflight::{InflightRegion, RingLayout};
 use crate::memory::GuestAddr;
 use crate::ring::RingError;
 use crate::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, STATUS_UNSET};
@@ -62,8 +62,22 @@ fn stopping_waits_for_what_is_in_flight() {
 
 #[test]
 fn requests_in_flight_are_done_again_once_each_and_in_order() {
-    let (region, _file) = InflightRegion::create(1, 64).unwrap();
-    let mut first = Rig::new(Setup::default());
+    done_again_once_each_and_in_order(RingLayout::Split, QueueOptions::default());
+}
+
+#[test]
+fn those_of_a_packed_ring_are_too() {
+    done_again_once_each_and_in_order(RingLayout::Packed, QueueOptions::default().packed());
+}
+
+fn done_again_once_each_and_in_order(layout: RingLayout, options: QueueOptions) {
+    // After six writes and a flush, and one more flush: requests, or descriptors on either side.
+    let bases = match layout {
+        RingLayout::Split => [7, 8],
+        RingLayout::Packed => [0x8014_8014, 0x8016_8016],
+    };
+    let (region, _file) = InflightRegion::create(layout, 1, 64).unwrap();
+    let mut first = Rig::with(Setup::default(), BlkOptions::default(), options);
     first.handle.stop().unwrap();
     let mut config = first.queue.config(0);
     config.inflight = region.queue(0);
@@ -120,7 +134,7 @@ fn requests_in_flight_are_done_again_once_each_and_in_order() {
     assert!(statuses.iter().all(|status| guest.read(*status, 1) == [OK]));
     assert_eq!(first.queue.request(FLUSH, 0, &[]).0, OK);
     assert_eq!(script.lock().unwrap().len(), 6);
-    assert_eq!(handle.stop().unwrap(), 7);
+    assert_eq!(handle.stop().unwrap(), bases[0]);
 
     // Nothing is left for a third one.
     let mut config = first.queue.config(0);
@@ -128,7 +142,7 @@ fn requests_in_flight_are_done_again_once_each_and_in_order() {
     let third = threads.start_queue(&device, config).unwrap();
     assert_eq!(first.queue.request(FLUSH, 0, &[]).0, OK);
     assert_eq!(script.lock().unwrap().len(), 7);
-    assert_eq!(third.stop().unwrap(), 8);
+    assert_eq!(third.stop().unwrap(), bases[1]);
     first.device.volume().release();
 }
 
@@ -247,7 +261,7 @@ fn many_queues_share_one_thread_in_every_poll_mode() {
                 let at = round as usize;
                 assert_eq!(
                     queues.swap_remove(at % queues.len()).1.stop().unwrap(),
-                    round as u16 + 1
+                    round as u32 + 1
                 );
             }
         }
@@ -310,7 +324,10 @@ fn impossible_configurations_are_refused() {
         Err(QueueError::Ring(RingError::RingAddress { .. }))
     ));
     let mut small = config();
-    small.inflight = InflightRegion::create(1, 8).unwrap().0.queue(0);
+    small.inflight = InflightRegion::create(RingLayout::Split, 1, 8)
+        .unwrap()
+        .0
+        .queue(0);
     assert!(matches!(
         start(small),
         Err(QueueError::InflightSize {

@@ -245,7 +245,7 @@ fn indices_wrap() {
         ring.take().unwrap();
         ring.answer(3, 1);
     }
-    assert_eq!((ring.next_available(), ring.unpublished()), (2, 4));
+    assert_eq!((ring.base(), ring.unpublished()), (2, 4));
     ring.publish();
     assert_eq!(
         (queue.used_index(), ring.unpublished(), ring.next_used()),

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{Action, Machine, Note, Plan, Refusal, RingNote};
+use crate::inflight::RingLayout;
 use crate::session::codec::Request;
 use crate::session::message::VringAddr;
 
@@ -30,8 +31,9 @@ pub struct Ring {
     pub size: u16,
     /// Where it lies.
     pub addr: Option<VringAddr>,
-    /// Next index in the available ring, current while the ring is stopped.
-    pub base: u16,
+    /// Where to go on, current while the ring is stopped; none before anybody said. For a split ring the next
+    /// index in the available ring, for a packed one [`crate::ring::packed`] says what.
+    pub base: Option<u32>,
     /// How the driver tells of new requests; none before SET_VRING_KICK and after GET_VRING_BASE.
     pub kick: Option<Kick>,
     /// How the driver learns of answers.
@@ -145,12 +147,14 @@ impl Machine {
     fn set_base(&self, index: u32, base: u32) -> Plan {
         let name = "SET_VRING_BASE";
         let index = self.stopped(name, index)?;
-        let base = u16::try_from(base).map_err(|_| Refusal::Value {
-            name,
-            what: "index",
-            value: u64::from(base),
-        })?;
-        Ok(vec![ring_note(index, RingNote::Base(base))])
+        if self.layout() == RingLayout::Split && base > u32::from(u16::MAX) {
+            return Err(Refusal::Value {
+                name,
+                what: "index",
+                value: u64::from(base),
+            });
+        }
+        Ok(vec![ring_note(index, RingNote::Base(Some(base)))])
     }
 
     fn set_addr(&self, addr: VringAddr) -> Plan {

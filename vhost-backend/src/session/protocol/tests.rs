@@ -166,7 +166,7 @@ fn a_message_with_an_answer_of_its_own_gets_that_alone() {
         .unwrap()
         .unwrap();
     let features = u64::from_ne_bytes(features.try_into().unwrap());
-    assert_eq!(features, 0x1_3000_0000 | F_LOG_ALL | F_PROTOCOL_FEATURES);
+    assert_eq!(features, 0x5_3000_0000 | F_LOG_ALL | F_PROTOCOL_FEATURES);
     let log = LogArea {
         size: 4096,
         offset: 0,

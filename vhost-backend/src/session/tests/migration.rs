@@ -9,6 +9,7 @@ use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_OUT};
 
 use super::support::*;
 use crate::session::message::F_LOG_ALL;
+use crate::testing::QueueOptions;
 
 const LOG_BYTES: usize = 4096;
 
@@ -85,6 +86,63 @@ fn what_a_read_writes_is_logged_between_on_and_off() {
 }
 
 #[test]
+fn a_packed_ring_is_logged_where_it_is_written() {
+    let bench = Bench::new();
+    let mut front = Front::start_packed(&bench);
+    let log = Log::new();
+    front.vhost.set_log_base(0, Some(log.region())).unwrap();
+    front
+        .vhost
+        .set_features(front.features() | F_LOG_ALL)
+        .unwrap();
+    front.used_log = Some(front.queue.used.0);
+    front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
+    log.take();
+    let to = front.guest.alloc(4096 * 3, 4096);
+    assert_eq!(front.read(0, to), 0);
+    let dirty = log.take();
+    assert!(dirty.contains(&to.0), "the data");
+    let desc = page(front.queue.desc.0);
+    assert!(dirty.contains(&desc), "the ring, which answers lie in");
+    let driver = page(front.queue.avail.0);
+    assert!(
+        !dirty.contains(&driver),
+        "the driver's structure is its own"
+    );
+    // The last thing is that the ring is not served any more.
+    front.vhost.get_vring_base(0).unwrap();
+    assert!(log.take().contains(&page(front.queue.used.0)));
+}
+
+/// A front end at the destination, which has the guest's memory and a base. Whether its ring starts.
+fn starts_elsewhere(front: &Front) -> bool {
+    let there = Bench::new();
+    let mut again = Front::with(&there, QueueOptions::default().packed());
+    again.guest = Arc::clone(&front.guest);
+    (again.queue.desc, again.queue.avail, again.queue.used) =
+        (front.queue.desc, front.queue.avail, front.queue.used);
+    SETUP[..12].iter().all(|step| step(&mut again).is_ok())
+}
+
+#[test]
+fn a_packed_ring_whose_daemon_is_gone_at_the_end_of_a_migration_is_refused() {
+    let bench = Bench::new();
+    let mut front = Front::start_packed(&bench);
+    let log = Log::new();
+    front.vhost.set_log_base(0, Some(log.region())).unwrap();
+    front
+        .vhost
+        .set_features(front.features() | F_LOG_ALL)
+        .unwrap();
+    front.used_log = Some(front.queue.used.0);
+    front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
+    front.round_trip();
+    assert!(!starts_elsewhere(&front), "its daemon was not asked");
+    front.vhost.get_vring_base(0).unwrap();
+    assert!(starts_elsewhere(&front));
+}
+
+#[test]
 fn without_the_flag_the_used_ring_is_not_logged() {
     let bench = Bench::new();
     let mut front = Front::start(&bench);
@@ -104,7 +162,16 @@ fn without_the_flag_the_used_ring_is_not_logged() {
 #[test]
 fn answers_are_in_the_order_of_the_requests_while_logging() {
     let bench = Bench::new();
-    let mut front = Front::start(&bench);
+    answers_in_order(&bench, Front::start(&bench));
+}
+
+#[test]
+fn answers_in_a_packed_ring_are_too() {
+    let bench = Bench::new();
+    answers_in_order(&bench, Front::start_packed(&bench));
+}
+
+fn answers_in_order(bench: &Bench, mut front: Front) {
     let guest = Arc::clone(&front.guest);
     let log = Log::new();
     for logs in [false, true] {
