@@ -23,10 +23,11 @@ const DRIVERS: &str = "virtio_pci virtio_blk virtio_scsi sd_mod sr_mod ahci ata_
     xhci_pci megaraid_sas mpt3sas mptspi mptsas vmw_pvscsi hv_storvsc erofs dm_mod dm_verity \
     qemu_fw_cfg dmi_sysfs";
 /// What the kernel is told besides the root's hash. `rd.shell=0`: no shell in the initramfs; a root that
-/// cannot be mounted restarts the machine, which falls back to the other slot if this one is new.
+/// cannot be mounted within two minutes restarts the machine, which falls back to the other slot if this one
+/// is new.
 const COMMAND_LINE: &str = "root=/dev/mapper/root ro rootfstype=erofs systemd.gpt_auto=0 \
     systemd.machine_id=firmware console=tty0 console=ttyS0,115200 panic=30 rd.shell=0 rd.emergency=reboot \
-    quiet";
+    rd.timeout=120 quiet";
 /// Bytes that EROFS compresses together.
 const CLUSTER_BYTES: u32 = 65536;
 

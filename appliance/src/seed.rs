@@ -67,7 +67,8 @@ pub struct Node {
     pub transport: Option<String>,
     /// The rack or room.
     pub rack: Option<String>,
-    /// Network card that gets a soft RoCE device: RDMA without RDMA hardware, for trying it out.
+    /// Network card that gets a soft RoCE device: RDMA without RDMA hardware, for trying it out. Its name, or
+    /// that of an entry of `network`.
     pub soft_roce: Option<String>,
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use appliance_image::{Build, Kinds, Signer};
+use guest_rig::Form;
 use guest_rig::paths::{cache_root, penstock_binary};
 use guest_rig::process::run;
 use packaging::{Compression, Package};
@@ -15,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 pub const FIRST: &str = "1";
 /// A version that is as good.
 pub const SECOND: &str = "2";
-/// A version whose daemon does not start.
+/// A version whose daemon does not start; for the long forms of tests.
 pub const UNWELL: &str = "3";
 /// Time of everything in the images, in seconds since 1970.
 const EPOCH: u64 = 1_700_000_000;
@@ -87,7 +88,6 @@ impl Images {
         let package = package.assemble(work.path())?;
         let signer = Signer::open(&self.signing_key, &say)?;
         let out = work.path().join("images");
-        let unwell = unwell_tree(work.path())?;
         for (version, tree) in [(FIRST, source()), (SECOND, source()), (UNWELL, unwell)] {
             let build = Build {
                 cache,
@@ -137,6 +137,7 @@ fn identity() -> Result<u64> {
     for file in [penstock_binary()?, std::env::current_exe()?] {
         let meta =
             std::fs::metadata(&file).with_context(|| format!("look at {}", file.display()))?;
+        Form::of_this_run().word().hash(&mut hasher);
         (meta.len(), meta.mtime(), meta.mtime_nsec()).hash(&mut hasher);
     }
     for tree in ["appliance-image/tree", "packaging"] {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use guest_rig::image::{DISKS, GuestImage};
 use guest_rig::process::{Guarded, run, wait_until};
-use guest_rig::{Accel, Booting, Nic, Vm};
+use guest_rig::{Accel, Booting, Nic, Switch, Vm};
 use tempfile::TempDir;
 
 use crate::seed::{Seed, credential};
@@ -26,6 +26,8 @@ const OVMF: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const OVMF_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 /// A machine that falls back starts a few times.
 const STARTS_MAX: u32 = 4;
+/// Until it is up, or gave up waiting for its root: two minutes of a boot are that.
+const UP_LIMIT: Duration = Duration::from_secs(600);
 /// Until the machine has switched itself off.
 const END_LIMIT: Duration = Duration::from_secs(400);
 
@@ -90,6 +92,8 @@ pub struct Machine {
     config: Config,
     image: GuestImage,
     directory: TempDir,
+    /// Where cards lead that are on no network: one without a cable would complain all the time.
+    _switch: Switch,
     booting: Option<Booting>,
     vm: Option<Vm>,
     starts: u32,
@@ -97,7 +101,13 @@ pub struct Machine {
 
 impl Machine {
     /// A machine with the image on its disk, switched off.
-    pub fn new(images: &Images, config: Config) -> Result<Self> {
+    pub fn new(images: &Images, mut config: Config) -> Result<Self> {
+        let switch = Switch::new()?;
+        for nic in &mut config.nics {
+            if nic.switch.is_none() {
+                *nic = nic.clone().on(&switch);
+            }
+        }
         let image = GuestImage::of(&DISKS, |line| eprintln!("rig: {line}"))?;
         let directory = tempfile::Builder::new()
             .prefix("appliance-")
@@ -107,6 +117,7 @@ impl Machine {
             config,
             image,
             directory,
+            _switch: switch,
             booting: None,
             vm: None,
             starts: 0,
@@ -195,7 +206,7 @@ impl Machine {
     pub fn comes_up(&mut self) -> Result<()> {
         for _ in 0..STARTS_MAX {
             let booting = self.booting.take().context("the machine is switched off")?;
-            match booting.wait() {
+            match booting.wait(UP_LIMIT) {
                 Ok(vm) => {
                     self.vm = Some(vm);
                     return Ok(());
@@ -345,6 +356,17 @@ impl Machine {
         std::thread::sleep(after);
         ensure!(qemu.ended()?.is_none(), "the machine ended by itself");
         qemu.kill()
+    }
+
+    /// Switches it on again and waits until it is up, if it has restarted.
+    pub fn restarts_if_it_ended(&mut self) -> Result<()> {
+        match &mut self.vm {
+            Some(vm) if vm.ended()?.is_some() => {
+                self.vm = None;
+                self.start()
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Waits until it restarts by itself, and is up again.

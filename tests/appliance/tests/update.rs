@@ -27,7 +27,8 @@ fn seed() -> String {
 
 fn machine(images: &Images, firmware: Firmware, bus: Bus, way: Way) -> Result<Machine> {
     let mut files = Vec::new();
-    for version in [FIRST, SECOND, UNWELL] {
+    let versions = [FIRST, SECOND, UNWELL];
+    for version in &versions[..Form::of_this_run().pick(2, 3)] {
         let update = images.update(version);
         files.push(update.with_extension("update.minisig"));
         files.push(update);
@@ -61,13 +62,6 @@ fn a_machine_becomes_a_node_and_is_updated() -> Result<()> {
         life(&images, Firmware::Bios, Bus::Sata, Way::NoCloud, long)?;
     }
     Ok(())
-}
-
-#[test]
-fn a_machine_boots_by_bios_from_sata() -> Result<()> {
-    let images = Images::get()?;
-    let mut machine = machine(&images, Firmware::Bios, Bus::Sata, Way::NoCloud)?;
-    becomes_a_node(&mut machine)
 }
 
 fn life(images: &Images, firmware: Firmware, bus: Bus, way: Way, long: bool) -> Result<()> {

@@ -178,12 +178,12 @@ impl Booting {
         })
     }
 
-    /// Waits until the guest takes scripts.
-    pub fn wait(mut self) -> Result<Vm> {
+    /// Waits until the guest takes scripts, at most for `limit`.
+    pub fn wait(mut self, limit: Duration) -> Result<Vm> {
         let connected = (|| {
             let qmp = Qmp::new(accept(&self.qmp, &mut self.qemu)?)?;
             let agent = accept(&self.agent, &mut self.qemu)?;
-            Ok((Agent::greet(agent, BOOT_LIMIT)?, qmp))
+            Ok((Agent::greet(agent, limit)?, qmp))
         })();
         match connected {
             Ok((agent, qmp)) => Ok(Vm {
@@ -252,7 +252,7 @@ impl Vm {
         image: &GuestImage,
         command: impl FnOnce(Accel, &Path) -> Command,
     ) -> Result<Self> {
-        Booting::in_directory(scratch, image, command)?.wait()
+        Booting::in_directory(scratch, image, command)?.wait(BOOT_LIMIT)
     }
 
     /// How QEMU runs this guest.
