@@ -76,15 +76,13 @@ async fn service(
         return Service::Nothing;
     };
     // A volume that is not there is attached nowhere; the finding says how to attach it.
-    let volume = client.get::<Volume>(&format!("/v1/volumes/{}", encode(name)));
+    let path = format!("/v1/volumes/{}", encode(name));
+    let volume = client.get::<Volume>(&path).await;
     let is_here = |socket: &String| {
-        let same = |one: &&Attachment| one.volume == name && one.socket == *socket;
-        attachments.iter().any(|one| same(&one))
+        let mut here = attachments.iter();
+        here.any(|one| one.volume == name && one.socket == *socket)
     };
-    let sockets = volume
-        .await
-        .map(|volume| volume.attached)
-        .unwrap_or_default();
+    let sockets = volume.map(|volume| volume.attached).unwrap_or_default();
     match sockets.into_iter().find(|socket| !is_here(socket)) {
         Some(place) => Service::Elsewhere(place),
         None => Service::Nothing,
