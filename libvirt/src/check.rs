@@ -1,12 +1,16 @@
 //! What keeps a domain from a disk, or makes the disk worse than it could be. Each finding that is not `ok`
 //! carries what to paste.
 
+mod host;
+
 use serde::Serialize;
 
 use crate::access::Denied;
 use crate::apparmor;
 use crate::disk::{QUEUE_SIZE_MAX, RECONNECT_S, SHARED_MEMORY};
 use crate::domain::{Domain, MemorySource, VhostUserDisk};
+
+pub use host::{HUGE_PAGES, HugePages, free_huge_pages, hook, huge_pages};
 
 /// Entries of a virtqueue if a disk's element says nothing.
 const QEMU_QUEUE_SIZE: u16 = 128;
@@ -64,6 +68,28 @@ pub struct Served {
     pub volume: String,
     /// Virtqueues that it offers.
     pub queues: u16,
+    /// Whether the guest may only read.
+    pub is_read_only: bool,
+}
+
+/// What serves a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Service {
+    /// An attachment of this node, on the disk's socket.
+    Here(Served),
+    /// The disk's volume is attached, but on another node of the cluster, at this socket.
+    Elsewhere(String),
+    /// Nothing.
+    Nothing,
+}
+
+impl Service {
+    fn here(&self) -> Option<&Served> {
+        match self {
+            Self::Here(served) => Some(served),
+            Self::Elsewhere(_) | Self::Nothing => None,
+        }
+    }
 }
 
 impl Finding {
@@ -158,15 +184,16 @@ fn machine(domain: &Domain) -> Finding {
     }
 }
 
-/// What is to say about a disk's element. `served` is the attachment on its socket.
-pub fn disk(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> Vec<Finding> {
-    let findings = [
+/// What is to say about a disk's element.
+pub fn disk(domain: &Domain, disk: &VhostUserDisk, service: &Service) -> Vec<Finding> {
+    let mut findings = vec![
         reconnect(disk),
-        attachment(domain, disk, served),
-        queues(domain, disk, served),
+        attachment(domain, disk, service),
+        queues(domain, disk, service.here()),
         queue_size(disk),
         rings(disk),
     ];
+    findings.extend(service.here().map(|served| access(domain, disk, served)));
     findings
         .into_iter()
         .map(|finding| finding.of(disk))
@@ -197,19 +224,23 @@ fn reconnect(disk: &VhostUserDisk) -> Finding {
     }
 }
 
-fn attachment(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) -> Finding {
+fn attachment(domain: &Domain, disk: &VhostUserDisk, service: &Service) -> Finding {
     let (check, socket) = ("attachment", &disk.socket);
-    if let Some(served) = served {
-        let found = format!("{socket} serves volume {}", served.volume);
-        return Finding::new(check, Level::Ok, found);
+    let volume = domain.volume_of(disk);
+    match (service, volume) {
+        (Service::Here(served), _) => {
+            let found = format!("{socket} serves volume {}", served.volume);
+            return Finding::new(check, Level::Ok, found);
+        }
+        (Service::Elsewhere(place), Some(volume)) => {
+            let found = format!("volume {volume} is attached on another node, at {place}");
+            let fix =
+                format!("shut the domain down there; then, on that node: penstock detach {volume}");
+            return Finding::new(check, Level::Fail, found).fix(fix);
+        }
+        _ => {}
     }
-    let volume = crate::domain::volume_of(socket);
-    let asked = domain
-        .asked
-        .iter()
-        .find(|asked| asked.target.as_deref() == Some(&disk.target))
-        .map(|asked| asked.volume.as_str());
-    match volume.or(asked) {
+    match volume {
         // The hook, if it is installed, makes the attachment when the domain starts.
         Some(volume) => Finding::new(
             check,
@@ -226,6 +257,39 @@ fn attachment(domain: &Domain, disk: &VhostUserDisk, served: Option<&Served>) ->
             format!("nothing is attached on {socket}: the domain's start would wait for it"),
         )
         .fix(format!("penstock attach volume VOLUME --socket {socket}")),
+    }
+}
+
+/// Whether the guest may write exactly if the domain's metadata say so. libvirt keeps no `<readonly/>` on such
+/// disks.
+fn access(domain: &Domain, disk: &VhostUserDisk, served: &Served) -> Finding {
+    let check = "access";
+    let volume = &served.volume;
+    let asked = domain.asked_for(disk);
+    let wants_read_only = asked.is_some_and(|asked| asked.is_read_only);
+    let (name, target, socket) = (&domain.name, &disk.target, &disk.socket);
+    match (wants_read_only, served.is_read_only) {
+        (true, true) => Finding::new(check, Level::Ok, "read-only, as the metadata ask for"),
+        (false, false) => Finding::new(check, Level::Ok, "the guest may write"),
+        (true, false) => Finding::new(
+            check,
+            Level::Fail,
+            format!("the metadata ask for {volume} read-only, and the guest may write"),
+        )
+        .fix(format!(
+            "shut the domain down; penstock detach {socket}; penstock attach volume {volume} --socket \
+             {socket} --read-only"
+        )),
+        (false, true) => Finding::new(
+            check,
+            Level::Warn,
+            format!("{volume} is served read-only, which the metadata do not say: after the next start the \
+                     guest may write"),
+        )
+        .fix(format!(
+            "penstock libvirt detach {name} {volume}; penstock libvirt attach {name} {volume} --target \
+             {target} --read-only"
+        )),
     }
 }
 

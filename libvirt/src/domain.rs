@@ -68,6 +68,10 @@ pub struct Memory {
     pub is_shared: bool,
     /// What it consists of.
     pub source: MemorySource,
+    /// How much there is.
+    pub kib: u64,
+    /// Size of its huge pages, if said.
+    pub page_kib: Option<u64>,
 }
 
 /// What a domain's memory consists of.
@@ -221,6 +225,20 @@ impl Domain {
             .find(|disk| is_same_path(&disk.socket, socket))
     }
 
+    /// What the metadata ask for as this disk, by its name or by the volume that its socket names.
+    pub fn asked_for(&self, disk: &VhostUserDisk) -> Option<&AskedVolume> {
+        self.asked.iter().find(|asked| match &asked.target {
+            Some(target) => *target == disk.target,
+            None => is_same_path(&socket_of(&asked.volume), &disk.socket),
+        })
+    }
+
+    /// The volume that is to serve a disk, by its socket or the metadata.
+    pub fn volume_of<'a>(&'a self, disk: &'a VhostUserDisk) -> Option<&'a str> {
+        let asked = || self.asked_for(disk).map(|asked| asked.volume.as_str());
+        volume_of(&disk.socket).or_else(asked)
+    }
+
     /// The volumes that it needs attached before it starts: those its metadata ask for, and those that its
     /// disks' sockets name.
     pub fn needed(&self) -> Result<Vec<NeededVolume>, DomainError> {
@@ -342,7 +360,36 @@ fn memory(root: &Element) -> Memory {
         Some("file") => MemorySource::File,
         _ => MemorySource::Anonymous,
     };
-    Memory { is_shared, source }
+    let page = root.find(&["memoryBacking", "hugepages", "page"]);
+    Memory {
+        is_shared,
+        source,
+        kib: root
+            .find(&["memory"])
+            .map_or(0, |memory| kib(&memory.text, memory.attribute("unit"))),
+        page_kib: page.map(|page| {
+            kib(
+                page.attribute("size").unwrap_or_default(),
+                page.attribute("unit"),
+            )
+        }),
+    }
+}
+
+/// A size as libvirt writes it, of which a unit that is not there means KiB.
+fn kib(number: &str, unit: Option<&str>) -> u64 {
+    let number: u64 = number.trim().parse().unwrap_or(0);
+    let bytes: u64 = match unit.unwrap_or("KiB") {
+        "b" | "bytes" => 1,
+        "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1 << 40,
+        _ => 1 << 10,
+    };
+    number.saturating_mul(bytes).div_ceil(1 << 10)
 }
 
 fn asked(root: &Element) -> Vec<AskedVolume> {

@@ -150,7 +150,7 @@ pub fn remove(directory: &Path) -> Result<bool, HookError> {
 }
 
 /// Whether the script is there. One of somebody else's is an error.
-fn is_installed(directory: &Path) -> Result<bool, HookError> {
+pub fn is_installed(directory: &Path) -> Result<bool, HookError> {
     let path = directory.join(NAME);
     match std::fs::read(&path) {
         Ok(bytes) => match String::from_utf8_lossy(&bytes).contains(MARK) {

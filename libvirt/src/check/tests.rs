@@ -22,11 +22,12 @@ fn with_disk(driver: &str, reconnect: &str) -> Domain {
 
 const RECONNECT: &str = "<reconnect enabled='yes' timeout='1'/>";
 
-fn served(queues: u16) -> Served {
-    Served {
+fn served(queues: u16) -> Service {
+    Service::Here(Served {
         volume: "web".into(),
         queues,
-    }
+        is_read_only: false,
+    })
 }
 
 fn level(findings: &[Finding], check: &str) -> Level {
@@ -74,10 +75,7 @@ fn a_machine_needs_pci_and_a_place_for_a_disk() {
 fn a_disk_that_does_not_reconnect_fails() {
     let of = |reconnect: &str| {
         let domain = with_disk("queues='4'", reconnect);
-        level(
-            &disk(&domain, &domain.disks[0], Some(&served(4))),
-            "reconnect",
-        )
+        level(&disk(&domain, &domain.disks[0], &served(4)), "reconnect")
     };
     assert_eq!(of(RECONNECT), Level::Ok);
     assert_eq!(of(""), Level::Fail);
@@ -90,8 +88,8 @@ fn a_disk_that_does_not_reconnect_fails() {
 fn queues_fit_the_attachment_and_the_processors() {
     let of = |driver: &str, offered: Option<u16>| {
         let domain = with_disk(driver, RECONNECT);
-        let served = offered.map(served);
-        level(&disk(&domain, &domain.disks[0], served.as_ref()), "queues")
+        let service = offered.map_or(Service::Nothing, served);
+        level(&disk(&domain, &domain.disks[0], &service), "queues")
     };
     assert_eq!(of("queues='4'", Some(4)), Level::Ok);
     assert_eq!(of("queues='5'", Some(4)), Level::Fail);
@@ -101,7 +99,10 @@ fn queues_fit_the_attachment_and_the_processors() {
     assert_eq!(of("queues='1'", None), Level::Ok, "nobody knows of more");
     let size = |driver: &str| {
         let domain = with_disk(driver, RECONNECT);
-        level(&disk(&domain, &domain.disks[0], None), "queue size")
+        level(
+            &disk(&domain, &domain.disks[0], &Service::Nothing),
+            "queue size",
+        )
     };
     assert_eq!(size("queue_size='1024'"), Level::Ok);
     assert_eq!(size("queue_size='512'"), Level::Ok);
@@ -113,7 +114,7 @@ fn queues_fit_the_attachment_and_the_processors() {
 #[test]
 fn a_socket_without_attachment_is_named_with_the_command() {
     let domain = with_disk("queues='2'", RECONNECT);
-    let findings = disk(&domain, &domain.disks[0], None);
+    let findings = disk(&domain, &domain.disks[0], &Service::Nothing);
     assert_eq!(level(&findings, "attachment"), Level::Warn);
     let text = format!("{findings:?}");
     assert!(
@@ -124,7 +125,7 @@ fn a_socket_without_attachment_is_named_with_the_command() {
         SHARED,
         "<disk type='vhostuser'><source path='/srv/x'/></disk>",
     );
-    let findings = disk(&elsewhere, &elsewhere.disks[0], None);
+    let findings = disk(&elsewhere, &elsewhere.disks[0], &Service::Nothing);
     assert_eq!(level(&findings, "attachment"), Level::Fail);
 }
 
@@ -162,4 +163,123 @@ fn a_closed_socket_fails_with_what_opens_it() {
     assert!(finding.fix.unwrap().contains("/run/penstock/*.sock rw,"));
     assert_eq!(confinement(one, Some(true)).level, Level::Ok);
     assert_eq!(confinement(one, None).level, Level::Ok);
+}
+
+#[test]
+fn a_volume_that_another_node_has_fails_and_names_the_place() {
+    let domain = with_disk("", RECONNECT);
+    let elsewhere = Service::Elsewhere("/run/penstock/there.sock".into());
+    let findings = disk(&domain, &domain.disks[0], &elsewhere);
+    assert_eq!(level(&findings, "attachment"), Level::Fail);
+    let text = format!("{findings:?}");
+    assert!(text.contains("at /run/penstock/there.sock"), "{text}");
+    assert!(text.contains("penstock detach web"), "{text}");
+}
+
+fn asking(readonly: &str) -> Domain {
+    let metadata = format!(
+        "<metadata><p:disk xmlns:p='urn:penstock:libvirt:1' volume='web' target='vdb' {readonly}/></metadata>"
+    );
+    let disk = "<disk type='vhostuser'><source path='/srv/web'/><target dev='vdb'/></disk>";
+    read(&[SHARED, &metadata].concat(), disk)
+}
+
+#[test]
+fn who_may_write_is_what_the_metadata_say() {
+    let of = |domain: &Domain, is_read_only| {
+        let service = Service::Here(Served {
+            volume: "web".into(),
+            queues: 4,
+            is_read_only,
+        });
+        level(&disk(domain, &domain.disks[0], &service), "access")
+    };
+    let read_only = asking("readonly='yes'");
+    assert_eq!(of(&read_only, true), Level::Ok);
+    assert_eq!(of(&read_only, false), Level::Fail, "the guest may write");
+    assert_eq!(of(&asking(""), false), Level::Ok);
+    assert_eq!(of(&asking(""), true), Level::Warn);
+    assert_eq!(of(&with_disk("", RECONNECT), true), Level::Warn);
+    assert_eq!(of(&with_disk("", RECONNECT), false), Level::Ok);
+}
+
+#[test]
+fn a_hook_that_is_missing_matters_to_who_relies_on_it() {
+    let of = |domain: &Domain, is_installed, is_served| {
+        let finding = hook(domain, is_installed, is_served);
+        finding.map(|finding| level(&[finding], "hook"))
+    };
+    let plain = with_disk("", RECONNECT);
+    assert_eq!(of(&plain, true, false), Some(Level::Ok));
+    assert_eq!(of(&plain, false, false), Some(Level::Warn));
+    assert_eq!(of(&plain, false, true), Some(Level::Ok));
+    assert_eq!(of(&asking(""), false, true), Some(Level::Fail));
+    assert_eq!(of(&asking(""), true, true), Some(Level::Ok));
+    assert_eq!(of(&read(SHARED, ""), false, true), None);
+}
+
+#[test]
+fn huge_pages_that_are_not_free_fail_with_how_many_are_lacking() {
+    let wanting = |page: &str| {
+        read(
+            &format!(
+                "<memory unit='MiB'>5</memory><memoryBacking><hugepages>{page}</hugepages><access \
+                 mode='shared'/></memoryBacking>"
+            ),
+            "",
+        )
+    };
+    let host = [2048, 1 << 20].map(|kib| HugePages {
+        kib,
+        free: 3,
+        all: 7,
+    });
+    let of = |domain: &Domain, is_running, free| {
+        let host = host.map(|pages| HugePages { free, ..pages });
+        let finding = free_huge_pages(domain, is_running, &host);
+        finding.map(|finding| (level(std::slice::from_ref(&finding), "huge pages"), finding))
+    };
+    let level_of =
+        |domain: &Domain, is_running, free| of(domain, is_running, free).map(|one| one.0);
+    assert_eq!(
+        level_of(&wanting(""), false, 3),
+        Some(Level::Ok),
+        "of 2 MiB"
+    );
+    let (lacking, finding) = of(&wanting(""), false, 2).unwrap();
+    assert_eq!(lacking, Level::Fail);
+    let fix = finding.fix.unwrap();
+    assert_eq!(
+        fix,
+        "echo 8 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+    );
+    assert_eq!(
+        level_of(&wanting(""), true, 0),
+        Some(Level::Ok),
+        "it has them"
+    );
+    let large = "<page size='1' unit='G'/>";
+    assert_eq!(level_of(&wanting(large), false, 1), Some(Level::Ok));
+    assert_eq!(level_of(&wanting(large), false, 0), Some(Level::Fail));
+    let unknown = "<page size='64' unit='KiB'/>";
+    assert_eq!(level_of(&wanting(unknown), false, 9), Some(Level::Fail));
+    assert_eq!(level_of(&read(SHARED, ""), false, 0), None);
+}
+
+#[test]
+fn the_kernel_is_asked_for_its_huge_pages() {
+    let directory = tempfile::tempdir().unwrap();
+    let made = |name: &str, free: &str| {
+        let pages = directory.path().join(name);
+        std::fs::create_dir(&pages).unwrap();
+        std::fs::write(pages.join("free_hugepages"), free).unwrap();
+        std::fs::write(pages.join("nr_hugepages"), "12\n").unwrap();
+    };
+    made("hugepages-1048576kB", "1\n");
+    made("hugepages-2048kB", "5\n");
+    made("hugepages-oddkB", "5\n");
+    made("hugepages-64kB", "many\n");
+    let pages = [(2048, 5), (1 << 20, 1)].map(|(kib, free)| HugePages { kib, free, all: 12 });
+    assert_eq!(huge_pages(directory.path()), pages);
+    assert_eq!(huge_pages(&directory.path().join("nowhere")), []);
 }

@@ -131,6 +131,31 @@ fn check_names_what_is_wrong_and_what_helps() -> Result<()> {
         ensure!(is_expected && has_fix, "{found}");
     }
 
+    // What the domain asks for, and what its attachment gives.
+    host.ok("penstock detach web")?;
+    host.ok("penstock attach volume web --socket /run/penstock/web.sock --queues 8 --read-only")?;
+    let report = failed_check(&mut host, "bad")?;
+    let access = finding(&report, "access")?;
+    ensure!(access["state"] == "warn", "{access}");
+    host.ok(
+        "virsh metadata bad urn:penstock:libvirt:1 --key penstock --config --set \
+         \"<disk volume='web' target='vda' readonly='yes'/>\"",
+    )?;
+    let report = failed_check(&mut host, "bad")?;
+    for (check, state, fix) in [
+        ("access", "ok", ""),
+        ("hook", "fail", "penstock libvirt hook install"),
+    ] {
+        let found = finding(&report, check)?;
+        let has_fix =
+            fix.is_empty() || found["fix"].as_str().is_some_and(|text| text.contains(fix));
+        ensure!(found["state"] == state && has_fix, "{found}");
+    }
+    host.ok("penstock libvirt hook install")?;
+    let report = failed_check(&mut host, "bad")?;
+    ensure!(finding(&report, "hook")?["state"] == "ok", "{report}");
+    host.ok("penstock libvirt hook remove")?;
+
     // With what it says to paste, it is satisfied.
     host.ok("penstock detach web")?;
     host.define(&DomainXml::new("good"))?;

@@ -79,6 +79,7 @@ impl PackedDriver {
     }
 
     /// Adds a chain, not yet visible; returns its buffer id.
+    #[inline(never)]
     pub(super) fn add(&mut self, buffers: &[Buffer]) -> u16 {
         let id = self.free_ids.pop_front().expect("a free buffer id");
         for (i, (addr, len, writable)) in buffers.iter().enumerate() {
@@ -110,6 +111,7 @@ impl PackedDriver {
     }
 
     /// Makes what was added visible.
+    #[inline(never)]
     pub(super) fn publish(&mut self) {
         if let Some((index, rest)) = self.withheld.take() {
             self.word(16 * usize::from(index) + 8)
@@ -122,6 +124,7 @@ impl PackedDriver {
         unsafe { AtomicU32::from_ptr(of.cast()) }
     }
 
+    #[inline(never)]
     pub(super) fn kick_wanted(&mut self) -> bool {
         let added = std::mem::take(&mut self.added);
         let event = u32::from_le(self.event(self.device_event).load(Ordering::Relaxed));
@@ -147,6 +150,7 @@ impl PackedDriver {
     }
 
     /// Answers seen, and those that are there to see.
+    #[inline(never)]
     pub(super) fn answers(&self) -> u16 {
         let (mut at, mut count) = (self.used, self.answers);
         while let Some((id, _)) = self.answer_at(at) {
@@ -168,6 +172,7 @@ impl PackedDriver {
         is_used.then_some(((rest >> 32) as u16, rest as u32))
     }
 
+    #[inline(never)]
     pub(super) fn next_used(&mut self) -> Option<(u16, u32)> {
         let (id, len) = self.answer_at(self.used)?;
         let count = self.counts[usize::from(id)];
@@ -180,6 +185,7 @@ impl PackedDriver {
         Some((id, len))
     }
 
+    #[inline(never)]
     pub(super) fn recycle(&mut self, id: u16) {
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
         assert!(count > 0, "buffer {id} is answered twice");

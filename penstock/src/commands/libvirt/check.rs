@@ -5,14 +5,16 @@ use std::process::ExitCode;
 
 use libvirt::access::QemuUser;
 use libvirt::apparmor;
-use libvirt::check::{self, Finding, Level, Served};
-use libvirt::domain::Domain;
+use libvirt::check::{self, Finding, Level, Served, Service};
+use libvirt::domain::{Domain, VhostUserDisk};
+use libvirt::hook;
 use libvirt::virsh::Virsh;
 use libvirt::xml::Element;
 use serde::Serialize;
 
 use super::{attachments, virsh_failure};
-use crate::api::types::Attachment;
+use crate::api::client::{Client, encode};
+use crate::api::types::{Attachment, Volume};
 use crate::cli::{Global, LibvirtCheckArgs};
 use crate::commands::{locate, print, print_json};
 use crate::failure::Result;
@@ -33,7 +35,13 @@ pub async fn run(args: LibvirtCheckArgs, global: &Global) -> Result<ExitCode> {
     let capabilities = virsh.capabilities().map_err(virsh_failure)?;
     let client = locate::client(global).await?;
     let attachments = attachments::list(&client).await?;
-    let findings = findings(&domain, &capabilities, &attachments);
+    let mut services = Vec::new();
+    for disk in &domain.disks {
+        services.push(service(&client, &domain, disk, &attachments).await);
+    }
+    let is_running = virsh.is_running(&args.domain).map_err(virsh_failure)?;
+    let mut findings = findings(&domain, &capabilities, &services);
+    findings.extend(host_findings(&domain, is_running, &services));
     let worst = findings.iter().map(|finding| finding.level).max();
     let worst = worst.unwrap_or(Level::Ok);
     match global.json {
@@ -50,19 +58,57 @@ pub async fn run(args: LibvirtCheckArgs, global: &Global) -> Result<ExitCode> {
     })
 }
 
-fn findings(domain: &Domain, capabilities: &Element, attachments: &[Attachment]) -> Vec<Finding> {
+/// What serves a disk.
+async fn service(
+    client: &Client,
+    domain: &Domain,
+    disk: &VhostUserDisk,
+    attachments: &[Attachment],
+) -> Service {
+    if let Some(here) = attachments.iter().find(|one| one.socket == disk.socket) {
+        return Service::Here(Served {
+            volume: here.volume.clone(),
+            queues: here.queues,
+            is_read_only: here.read_only,
+        });
+    }
+    let Some(name) = domain.volume_of(disk) else {
+        return Service::Nothing;
+    };
+    // A volume that is not there is attached nowhere; the finding says how to attach it.
+    let path = format!("/v1/volumes/{}", encode(name));
+    let volume = client.get::<Volume>(&path).await;
+    let is_here = |socket: &String| {
+        let mut here = attachments.iter();
+        here.any(|one| one.volume == name && one.socket == *socket)
+    };
+    let sockets = volume.map(|volume| volume.attached).unwrap_or_default();
+    match sockets.into_iter().find(|socket| !is_here(socket)) {
+        Some(place) => Service::Elsewhere(place),
+        None => Service::Nothing,
+    }
+}
+
+fn host_findings(domain: &Domain, is_running: bool, services: &[Service]) -> Vec<Finding> {
+    let pages = check::huge_pages(Path::new(check::HUGE_PAGES));
+    // Somebody else's script at its place is not ours.
+    let has_hook = hook::is_installed(Path::new(hook::DIRECTORY)).unwrap_or(false);
+    let is_served = services
+        .iter()
+        .all(|service| matches!(service, Service::Here(_)));
+    let pages = check::free_huge_pages(domain, is_running, &pages);
+    let hook = check::hook(domain, has_hook, is_served);
+    pages.into_iter().chain(hook).collect()
+}
+
+fn findings(domain: &Domain, capabilities: &Element, services: &[Service]) -> Vec<Finding> {
     let mut findings = check::domain(domain);
     let user = QemuUser::of(domain, capabilities);
     let is_confined = apparmor::is_in_force(capabilities);
-    for disk in &domain.disks {
-        let attachment = attachments.iter().find(|one| one.socket == disk.socket);
-        let served = attachment.map(|one| Served {
-            volume: one.volume.clone(),
-            queues: one.queues,
-        });
-        findings.extend(check::disk(domain, disk, served.as_ref()));
+    for (disk, service) in domain.disks.iter().zip(services) {
+        findings.extend(check::disk(domain, disk, service));
         // Of a socket that is not there nothing can be told.
-        if let (Some(user), Some(_)) = (&user, attachment) {
+        if let (Some(user), Service::Here(_)) = (&user, service) {
             let may_connect = user.may_connect(Path::new(&disk.socket));
             findings.push(check::socket(disk, &may_connect));
         }

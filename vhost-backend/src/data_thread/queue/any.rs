@@ -119,7 +119,10 @@ impl<V: Volume> AnyQueue<V> {
         engine: &mut E,
         scratch: &mut Scratch,
     ) -> usize {
-        each!(self, queue => queue.poll(engine, scratch))
+        match self {
+            Self::Split(queue) => queue.poll(engine, scratch),
+            Self::Packed(queue) => poll_packed(queue, engine, scratch),
+        }
     }
 
     #[inline(always)]
@@ -173,6 +176,16 @@ impl<V: Volume> AnyQueue<V> {
     pub(crate) fn close(&mut self) -> u32 {
         each!(self, queue => queue.close())
     }
+}
+
+/// Out of line, so that the way of split rings stays as short as it is without.
+#[inline(never)]
+fn poll_packed<E: Engine>(
+    queue: &mut Queue<E::Volume, PackedRing>,
+    engine: &mut E,
+    scratch: &mut Scratch,
+) -> usize {
+    queue.poll(engine, scratch)
 }
 
 impl<V> Deref for AnyQueue<V> {
