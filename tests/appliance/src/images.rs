@@ -88,7 +88,11 @@ impl Images {
         let package = package.assemble(work.path())?;
         let signer = Signer::open(&self.signing_key, &say)?;
         let out = work.path().join("images");
-        for (version, tree) in [(FIRST, source()), (SECOND, source()), (UNWELL, unwell)] {
+        let mut wanted = vec![(FIRST, source()), (SECOND, source())];
+        if Form::of_this_run() == Form::Long {
+            wanted.push((UNWELL, unwell_tree(work.path())?));
+        }
+        for (version, tree) in wanted {
             let build = Build {
                 cache,
                 source: &tree,

@@ -360,13 +360,15 @@ impl Machine {
 
     /// Switches it on again and waits until it is up, if it has restarted.
     pub fn restarts_if_it_ended(&mut self) -> Result<()> {
-        match &mut self.vm {
-            Some(vm) if vm.ended()?.is_some() => {
-                self.vm = None;
-                self.start()
-            }
-            _ => Ok(()),
+        let ended = match &mut self.vm {
+            Some(vm) => vm.ended()?.is_some(),
+            None => false,
+        };
+        if !ended {
+            return Ok(());
         }
+        self.vm = None;
+        self.start()
     }
 
     /// Waits until it restarts by itself, and is up again.
