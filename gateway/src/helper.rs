@@ -2,12 +2,12 @@
 //! which may do none of it.
 //!
 //! It keeps no state that it could lose: what is mounted and exported is asked of the kernel, what an export
-//! is lies in notes beside the mount points, and which clients may reclaim lies on the volumes. Another helper
-//! goes on where one was killed. An address that nobody renews is removed by the kernel itself
+//! is lies in notes beside the mount points, and which clients may reclaim lies on the volumes. Another
+//! helper goes on where one was killed. An address that nobody renews is removed by the kernel itself
 //! ([`address`]), so a gateway whose processes are all dead serves no stale data.
 //!
-//! The daemon that it serves is not trusted with more than it needs. Volumes are named, not paths, and must be
-//! block devices of Penstock's; names are checked; a volume that holds anything is never formatted.
+//! The daemon that it serves is not trusted with more than it needs. Volumes are named, not paths, and must
+//! be block devices of Penstock's; names are checked; a volume that holds anything is never formatted.
 
 mod address;
 mod command;

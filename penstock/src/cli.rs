@@ -3,6 +3,7 @@
 mod cluster;
 mod join;
 mod libvirt;
+mod nfs;
 mod privileges;
 mod rdma;
 mod stats;
@@ -20,6 +21,7 @@ use crate::size::{NewSize, Size};
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 pub use libvirt::*;
+pub use nfs::{ExportCommand, ExportCreateArgs, GatewayHelperArgs, NfsCommand};
 pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
 pub use stats::StatsArgs;
@@ -143,6 +145,9 @@ pub enum Command {
     /// Create, list, show and delete pools
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Export volumes over NFS, from gateways that take over for each other
+    #[command(subcommand)]
+    Nfs(NfsCommand),
     /// Give libvirt's domains disks: attach, detach, check, and the hook that does it at every start
     #[command(subcommand)]
     Libvirt(LibvirtCommand),
@@ -158,6 +163,9 @@ pub enum Command {
         #[arg(long)]
         dir: PathBuf,
     },
+    /// The helper of a gateway, which its service runs as root: mounts, exports and sets addresses
+    #[command(hide = true)]
+    GatewayHelper(GatewayHelperArgs),
     /// Print a completion script
     Completions {
         /// Shell to complete for

@@ -8,6 +8,7 @@ mod join;
 mod libvirt;
 mod listing;
 mod locate;
+mod nfs;
 mod node;
 mod pool;
 mod rdma;
@@ -34,6 +35,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Join(args) => join::join(args, global.data_dir(), global.json)?,
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
         Command::BlockDeviceHelper { dir } => serve::block_devices::run_helper(&dir)?,
+        Command::GatewayHelper(args) => serve::gateway::helper::run(&args)?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
         Command::Libvirt(verb) => return runtime()?.block_on(libvirt::run(verb, &global)),
         Command::Completions { shell } => {
@@ -74,11 +76,13 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Node(verb) => node::run(verb, &client, json).await?,
         Command::Device(verb) => device::run(verb, &client, json).await?,
         Command::Pool(verb) => pool::run(verb, &client, json).await?,
+        Command::Nfs(verb) => nfs::run(verb, &client, json).await?,
         Command::Serve(_)
         | Command::Init(_)
         | Command::Join(_)
         | Command::VhostUserBlk(_)
         | Command::BlockDeviceHelper { .. }
+        | Command::GatewayHelper(_)
         | Command::Rdma(_)
         | Command::Libvirt(_)
         | Command::Completions { .. }

@@ -48,15 +48,14 @@ pub fn all() -> Result<Vec<Ipv4Addr>> {
 /// Refuses an address that could not be set here, or is this machine's own.
 pub fn check(address: &FloatingAddress) -> Result<()> {
     let interfaces = interfaces()?;
-    require_interface(&interfaces, address)?;
-    let all = interfaces.iter().flat_map(|one| &one.addr_info);
-    match all.into_iter().any(|info| info.local == Some(address.ip)) {
-        true => Err(HelperError::new(
+    let mut all = interfaces.iter().flat_map(|one| &one.addr_info);
+    if all.any(|info| info.local == Some(address.ip)) {
+        return Err(HelperError::new(
             format!("{} is an address of this machine already", address.ip),
             "choose one that nobody has",
-        )),
-        false => Ok(()),
+        ));
     }
+    require_interface(&interfaces, address).map(drop)
 }
 
 fn require_interface<'a>(

@@ -5,8 +5,9 @@
 //! gateways of a cluster give clients the same scope: without that a client takes the next gateway for
 //! another server, and gives its locks up instead of reclaiming them.
 //!
-//! The kernel begins a grace period only when its server starts. So the server starts anew here when an export
-//! comes whose clients may reclaim something. Clients of other exports of this machine reclaim then, too.
+//! The kernel begins a grace period only when its server starts. So the server starts anew here when an
+//! export comes whose clients may reclaim something. Clients of other exports of this machine reclaim then,
+//! too.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -32,8 +33,8 @@ const MOUNTS_TABLE: &str = "/var/lib/nfs/rmtab";
 const RDMA_PORT: u16 = 20049;
 /// Threads of the server: each has one request under way.
 const THREADS: u32 = 16;
-/// How often clients say that they are there, in seconds. A client with nothing to do notices a failover within
-/// two thirds of it.
+/// How often clients say that they are there, in seconds. A client with nothing to do notices a failover
+/// within two thirds of it.
 const CLIENT_LEASE_S: u32 = 20;
 /// How long clients may reclaim after a start, in seconds. It ends early when all have come back.
 const GRACE_S: u32 = 30;
@@ -272,7 +273,8 @@ impl Server {
                     .into(),
             );
         }
-        let tracker = "nfsdcld runs, which would take questions about clients away: systemctl mask --now nfsdcld";
+        let tracker = "nfsdcld runs, which would take questions about clients away: systemctl mask \
+                       --now nfsdcld";
         is_running("nfsdcld").then(|| tracker.to_owned())
     }
 }

@@ -1,9 +1,9 @@
 //! Keeps for the kernel which clients may reclaim: what nfsdcld(8) does, with the records on the volumes.
 //!
-//! The kernel asks through a pipe of rpc_pipefs, which is there while its server runs. It waits for the answer
-//! before a client gets its first state. So a record is on every volume that this machine exports, and synced,
-//! before a client has anything that it could want back. With the volume, the records move to another gateway.
-//! The next [start](Tracker::add) of the server there hands them to its kernel.
+//! The kernel asks through a pipe of rpc_pipefs, which is there while its server runs. It waits for the
+//! answer before a client gets its first state. So a record is on every volume that this machine exports, and
+//! synced, before a client has anything that it could want back. With the volume, the records move to another
+//! gateway. The next [start](Tracker::add) of the server there hands them to its kernel.
 
 mod protocol;
 
@@ -190,8 +190,8 @@ impl Tracker {
     }
 }
 
-/// The directory of the records. A client that may write the root of its export could put a link in its place:
-/// that is not followed.
+/// The directory of the records. A client that may write the root of its export could put a link in its
+/// place: that is not followed.
 fn open_dir(point: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(point, flags, Mode::empty())?;
