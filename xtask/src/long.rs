@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 15] = [
+const TESTS: [TwoForms; 16] = [
     TwoForms {
         package: "sim",
         test: "without_faults_every_request_ends_well",
@@ -47,6 +47,12 @@ const TESTS: [TwoForms; 15] = [
         test: "a_block_device_outlives_daemon_and_helper",
         short: "3 kills of each",
         long: "30 kills of each",
+    },
+    TwoForms {
+        package: "gateway-tests",
+        test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways",
+        short: "1 move and 1 kill over TCP, 1 power cut over RDMA",
+        long: "5 moves and 5 kills over each, 1 power cut",
     },
     TwoForms {
         package: "guest-tests",

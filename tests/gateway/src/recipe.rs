@@ -8,8 +8,8 @@ use guest_rig::image::DEBIAN_13;
 pub const RECIPE: Recipe = Recipe {
     name: "gateway",
     suite: DEBIAN_13,
-    packages: "nfs-kernel-server,nfs-common,xfsprogs,e2fsprogs,util-linux,iproute2,fio,busybox-static,libibverbs1,\
-               ibverbs-providers,rdma-core,libstdc++6",
+    packages: "nfs-kernel-server,nfs-common,xfsprogs,e2fsprogs,util-linux,iproute2,fio,busybox-static,\
+               libibverbs1,ibverbs-providers,rdma-core,libstdc++6",
     kernel_package: "linux-image-amd64",
     modules: &[
         "failover",
