@@ -14,6 +14,9 @@
 //! | incoming attachments: called off | the node that they are of; the one that they take over from; `meta` |
 //! | what a shrink cut off is discarded | the node that holds the volume's lease; `meta` |
 //! | volumes, reports of failed replicas | every node of the cluster |
+//! | NFS exports: made, withdrawn | the gateway that serves them; `meta` |
+//! | NFS exports: moved | the gateway that gives them away, or takes them from one that is down; `meta` |
+//! | NFS exports: deleted | the gateway that serves them; `meta` |
 //!
 //! Any node may say that the data of a volume are dropped that is being deleted: the volume was any node's to
 //! delete. Nothing of it can be read again, as the numbers of layers are never given twice, and each storage
@@ -27,7 +30,7 @@ use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{AttachmentTarget, Node, NodeState, Role};
 use crate::refusal::{AccessRefusal, MapRefusal, Refusal};
-use crate::state::tables::{ATTACHMENTS, LEASES, VOLUME_NAMES};
+use crate::state::tables::{ATTACHMENTS, EXPORTS, LEASES, VOLUME_NAMES};
 use crate::state::{Read, ReadError, volume};
 
 /// Nodes that a refusal names as places to run the command; others are left out.
@@ -52,6 +55,8 @@ enum Needs<'a> {
     Serves(AttachmentId),
     /// The same, or any node if that one is down.
     Forgets(&'a AttachmentKey),
+    /// The gateway that is to serve this export.
+    Exports(&'a str),
     /// The node that is registered, with roles that it may have.
     Registered(&'a NodeSpec),
 }
@@ -108,6 +113,24 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::MoveAttachment { attachment, .. } => {
             (Serves(*attachment), "move attachments of other nodes")
         }
+        Command::CreateExport { export, .. } => (
+            Needs::Node(export.gateway),
+            "make NFS exports on other nodes",
+        ),
+        Command::AssignExport {
+            from,
+            planned: true,
+            ..
+        } => (Needs::Node(*from), "move NFS exports of other nodes"),
+        Command::AssignExport { to, .. } => {
+            (Needs::Node(*to), "take NFS exports over for other nodes")
+        }
+        Command::DeleteExport { name } => {
+            (Needs::Exports(name), "delete NFS exports of other nodes")
+        }
+        Command::ExportWithdrawn { node, .. } => {
+            (Needs::Node(*node), "withdraw NFS exports of other nodes")
+        }
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
@@ -159,6 +182,10 @@ pub(crate) fn check(
         Needs::Member => true,
         Needs::Meta => false,
         Needs::Node(id) => id == node.id,
+        // Of what is not there the state machine says so.
+        Needs::Exports(name) => EXPORTS
+            .get(records, name)?
+            .is_none_or(|export| export.gateway == node.id),
         Needs::StorageNode(id) => stores && id == node.id,
         // Of what is not there the state machine says so.
         Needs::OwnerOf(device) => {

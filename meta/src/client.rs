@@ -5,6 +5,7 @@
 
 mod applied;
 mod deadline;
+mod exports;
 mod migration;
 mod nodes;
 
@@ -24,8 +25,8 @@ use crate::ids::{
 use crate::layers::Layers;
 use crate::map::ClusterMap;
 use crate::model::{
-    Attachment, Cluster, Device, Event, GroupId, Lease, Node, PlacementGroup, Pool, PoolHealth,
-    Volume, VolumeState,
+    Attachment, Cluster, Device, Event, Export, GroupId, Lease, Node, PlacementGroup, Pool,
+    PoolHealth, Volume, VolumeState,
 };
 use crate::node::Core;
 use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
@@ -60,6 +61,7 @@ outcomes! {
     a_volume: Volume -> Volume;
     a_lease: Lease -> Lease;
     an_attachment: Attachment -> Attachment;
+    an_export: Export -> Export;
     a_group: Group -> PlacementGroup;
     an_admission: Admitted -> NodeId;
 }

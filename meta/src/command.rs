@@ -5,7 +5,7 @@
 
 mod specs;
 
-pub use specs::{DEFAULT_PLACEMENT_GROUPS, DeviceSpec, NodeSpec, PoolSpec, VolumeSpec};
+pub use specs::{DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, NodeSpec, PoolSpec, VolumeSpec};
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::ids::{
 };
 use crate::level::Level;
 use crate::model::{
-    AdminState, Attachment, AttachmentOptions, Device, DeviceState, GroupId, Lease, Node,
+    AdminState, Attachment, AttachmentOptions, Device, DeviceState, Export, GroupId, Lease, Node,
     NodeState, PlacementGroup, Pool, Role, Volume,
 };
 use crate::pki::TokenHash;
@@ -352,6 +352,42 @@ pub enum Command {
         /// Which.
         attachment: AttachmentKey,
     },
+    /// Makes an NFS export. From [`Level::EXPORTS`] on, as all about exports.
+    CreateExport {
+        /// Identity of its file system towards clients.
+        fsid: Uuid,
+        /// The export.
+        export: ExportSpec,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Another gateway is to serve an export, if `from` was to until now.
+    AssignExport {
+        /// Its name.
+        name: String,
+        /// The gateway until now.
+        from: NodeId,
+        /// The gateway from now on.
+        to: NodeId,
+        /// Though `from` could go on.
+        planned: bool,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// First step of deletion: its gateway takes the export down.
+    DeleteExport {
+        /// Its name.
+        name: String,
+    },
+    /// Second step of deletion: it is down.
+    ExportWithdrawn {
+        /// Its name.
+        name: String,
+        /// The gateway that took it down.
+        node: NodeId,
+        /// Now.
+        at: UnixMillis,
+    },
 }
 
 impl Command {
@@ -364,6 +400,7 @@ impl Command {
                 | Self::ResizeVolume { .. }
                 | Self::CreateAttachment { .. }
                 | Self::MoveAttachment { .. }
+                | Self::CreateExport { .. }
         )
     }
 
@@ -392,7 +429,10 @@ impl Command {
             | Self::GrantLease { at, .. }
             | Self::CreateAttachment { at, .. }
             | Self::TakeOverAttachment { at, .. }
-            | Self::MoveAttachment { at, .. } => *at,
+            | Self::MoveAttachment { at, .. }
+            | Self::CreateExport { at, .. }
+            | Self::AssignExport { at, .. }
+            | Self::ExportWithdrawn { at, .. } => *at,
             _ => UnixMillis::default(),
         }
     }
@@ -500,6 +540,8 @@ pub enum Outcome {
     Lease(Lease),
     /// The attachment as it is now (or was, when deleted).
     Attachment(Attachment),
+    /// The export as it is now (or was, when forgotten).
+    Export(Export),
 }
 
 /// Answer to a command.

@@ -20,6 +20,7 @@
 //! | 3 | groups move between devices of one node while it serves: [`Level::WITHIN_NODES`] |
 //! | 4 | join tokens grant roles, and commands are checked against the sender's: [`Level::ROLES`] |
 //! | 5 | attachments move between nodes: [`Level::MIGRATION`] |
+//! | 6 | volumes are exported over NFS: [`Level::EXPORTS`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -37,7 +38,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::MIGRATION;
+    pub const KNOWN: Self = Self::EXPORTS;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -47,6 +48,8 @@ impl Level {
     /// From this one on an attachment may be incoming ([`crate::Incoming`]), and take the place of one on
     /// another node.
     pub const MIGRATION: Self = Self(5);
+    /// From this one on there are NFS exports ([`crate::Export`]).
+    pub const EXPORTS: Self = Self(6);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

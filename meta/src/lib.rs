@@ -44,8 +44,8 @@ mod watch;
 
 pub use client::{Applied, Meta, OpenLayers};
 pub use command::{
-    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, Heard, Lost, NodeSpec, Outcome,
-    PoolSpec, Reply, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec, Heard, Lost, NodeSpec,
+    Outcome, PoolSpec, Reply, VolumeSpec,
 };
 pub use error::{MetaError, OpenError};
 pub use ids::{
@@ -58,14 +58,16 @@ pub use level::Level;
 pub use map::ClusterMap;
 pub use model::{
     AdminState, Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device,
-    DeviceState, Durability, EVENTS_MAX, Event, EventKind, FailureDomain, GroupId, Incoming,
-    Labels, Lease, Member, Name, Node, NodeState, PlacementGroup, Pool, PoolHealth, ReplicaState,
-    Role, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
+    DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export, ExportState, FailureDomain,
+    GroupId, Incoming, Labels, Lease, Member, Name, Node, NodeState, PlacementGroup, Pool,
+    PoolHealth, ReplicaState, Role, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;
 pub use reach::Reach;
-pub use refusal::{AccessRefusal, GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind};
+pub use refusal::{
+    AccessRefusal, ExportRefusal, GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind,
+};
 pub use report::{
     DeviceReport, FailingSync, LastHeard, LastReport, LeaderReport, NodeLevel, NodeReport,
     ProblemReport, RaftStatus,

@@ -1,6 +1,7 @@
 //! What the cluster knows: the records that the state machine keeps and the clients read.
 
 mod event;
+mod export;
 mod group;
 mod name;
 mod size;
@@ -21,6 +22,7 @@ use crate::ids::{
 };
 
 pub use event::{EVENTS_MAX, Event, EventKind};
+pub use export::{Export, ExportState};
 pub use group::{GroupId, Member, PlacementGroup, PoolHealth, ReplicaState};
 pub use name::{MAX_NAME_BYTES, Name, NameError};
 pub use size::{MAX_VOLUME_BYTES, SizeError, VOLUME_SIZE_STEP_BYTES, VolumeSize};

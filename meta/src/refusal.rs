@@ -25,12 +25,14 @@ pub const MAX_EXTRA_OPTIONS: usize = 16;
 pub const MAX_EXTRA_OPTION_BYTES: usize = 1024;
 
 mod access;
+mod export;
 mod group;
 mod join;
 mod loss;
 mod map;
 
 pub use access::AccessRefusal;
+pub use export::{ExportRefusal, MAX_EXPORT_CLIENTS, MAX_EXPORT_TEXT_BYTES};
 pub use group::GroupRefusal;
 pub use join::{JoinRefusal, MAX_TOKENS};
 pub use loss::LossRefusal;
@@ -83,6 +85,9 @@ pub enum Refusal {
     /// About an attachment.
     #[error(transparent)]
     Attachment(#[from] AttachmentRefusal),
+    /// About an NFS export.
+    #[error(transparent)]
+    Export(#[from] ExportRefusal),
 }
 
 /// Refusals about pools.
@@ -224,6 +229,17 @@ pub enum VolumeRefusal {
         socket: String,
         /// Node of the attachment.
         node: NodeId,
+    },
+    /// An NFS export serves it.
+    #[error(
+        "volume {name:?} is exported over NFS as {export:?}: delete that first with `penstock nfs export \
+         delete {export}`"
+    )]
+    Exported {
+        /// The volume.
+        name: String,
+        /// The export.
+        export: String,
     },
     /// Its deletion has begun.
     #[error("volume {name:?} is being deleted: wait until `penstock volume list` shows it no more")]
@@ -436,6 +452,7 @@ impl Refusal {
             Self::Volume(refusal) => refusal.kind(),
             Self::Lease(_) => RefusalKind::Conflict,
             Self::Attachment(refusal) => refusal.kind(),
+            Self::Export(refusal) => refusal.kind(),
         }
     }
 }
@@ -464,6 +481,7 @@ impl VolumeRefusal {
             Self::NameTaken { .. }
             | Self::TooMany
             | Self::InUse { .. }
+            | Self::Exported { .. }
             | Self::Deleting { .. }
             | Self::NotDeleting { .. }
             | Self::WouldShrink { .. }

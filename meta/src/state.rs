@@ -11,6 +11,7 @@
 
 mod attachment;
 mod event;
+mod export;
 pub(crate) mod group;
 mod kv;
 mod lease;
@@ -91,6 +92,22 @@ fn run_group(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             ..
         } => group::promote(txn, *group, *device, *incarnation, *since),
         other => unreachable!("{other:?} is about no group"),
+    }
+}
+
+fn run_export(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
+    match command {
+        Command::CreateExport { fsid, export, at } => export::create(txn, *fsid, export, *at),
+        Command::AssignExport {
+            name,
+            from,
+            to,
+            planned,
+            at,
+        } => export::assign(txn, name, (*from, *to), *planned, *at),
+        Command::DeleteExport { name } => export::delete(txn, name),
+        Command::ExportWithdrawn { name, node, at } => export::withdrawn(txn, name, *node, *at),
+        other => unreachable!("{other:?} is about no export"),
     }
 }
 
@@ -187,5 +204,9 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             at,
         } => migration::offer(txn, *attachment, *to, socket, *at),
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
+        Command::CreateExport { .. }
+        | Command::AssignExport { .. }
+        | Command::DeleteExport { .. }
+        | Command::ExportWithdrawn { .. } => run_export(txn, command),
     }
 }

@@ -50,6 +50,14 @@ const ASSETS: &[Asset] = &[
         "usr/lib/systemd/system/penstock@.service",
     ),
     asset(
+        "packaging/systemd/penstock-gateway.socket",
+        "usr/lib/systemd/system/penstock-gateway.socket",
+    ),
+    asset(
+        "packaging/systemd/penstock-gateway.service",
+        "usr/lib/systemd/system/penstock-gateway.service",
+    ),
+    asset(
         "packaging/systemd/sysusers.conf",
         "usr/lib/sysusers.d/penstock.conf",
     ),
@@ -73,6 +81,7 @@ const ASSETS: &[Asset] = &[
     asset("docs/APPLIANCE.md", "usr/share/doc/penstock/APPLIANCE.md"),
     asset("docs/INSTALL.md", "usr/share/doc/penstock/INSTALL.md"),
     asset("docs/CONFIG.md", "usr/share/doc/penstock/CONFIG.md"),
+    asset("docs/NFS.md", "usr/share/doc/penstock/NFS.md"),
     asset("docs/METRICS.md", "usr/share/doc/penstock/METRICS.md"),
     // Where QEMU's tools look for programs that serve vhost-user devices. The hook of libvirt is put into its
     // place by `penstock libvirt hook install`, when the administrator asks for it.
@@ -108,7 +117,7 @@ const COMPLETIONS: &[(&str, &str)] = &[
 const DEPENDS: &str = "passwd, systemd";
 /// Convert disk images for `penstock volume import`, and give block devices to the kernel.
 const RECOMMENDS: &str = "qemu-utils, iproute2";
-const SUGGESTS: &str = "libvirt-daemon-system, qemu-system-x86";
+const SUGGESTS: &str = "libvirt-daemon-system, qemu-system-x86, nfs-kernel-server, xfsprogs";
 
 const MODE_FILE: u32 = 0o644;
 const MODE_PROGRAM: u32 = 0o755;

@@ -4,6 +4,7 @@ mod appliance;
 mod cluster;
 mod join;
 mod libvirt;
+mod nfs;
 mod privileges;
 mod rdma;
 mod stats;
@@ -25,6 +26,7 @@ pub use appliance::{
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 pub use libvirt::*;
+pub use nfs::{ExportCommand, ExportCreateArgs, GatewayHelperArgs, NfsCommand};
 pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
 pub use stats::StatsArgs;
@@ -148,6 +150,9 @@ pub enum Command {
     /// Create, list, show and delete pools
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Export volumes over NFS, from gateways that take over for each other
+    #[command(subcommand)]
+    Nfs(NfsCommand),
     /// Give libvirt's domains disks: attach, detach, check, and the hook that does it at every start
     #[command(subcommand)]
     Libvirt(LibvirtCommand),
@@ -172,6 +177,9 @@ pub enum Command {
         #[arg(long)]
         dir: PathBuf,
     },
+    /// The helper of a gateway, which its service runs as root: mounts, exports and sets addresses
+    #[command(hide = true)]
+    GatewayHelper(GatewayHelperArgs),
     /// Print a completion script
     Completions {
         /// Shell to complete for

@@ -9,6 +9,7 @@ mod join;
 mod libvirt;
 mod listing;
 mod locate;
+mod nfs;
 mod node;
 mod pool;
 mod rdma;
@@ -36,6 +37,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Join(args) => join::join(args, global.data_dir(), global.json)?,
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
         Command::BlockDeviceHelper { dir } => serve::block_devices::run_helper(&dir)?,
+        Command::GatewayHelper(args) => serve::gateway::helper::run(&args)?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
         Command::Appliance(verb) => appliance::run(&verb, global.json)?,
         Command::Update(verb) => appliance::update(&verb, global.json)?,
@@ -82,11 +84,13 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Node(verb) => node::run(verb, &client, json).await?,
         Command::Device(verb) => device::run(verb, &client, json).await?,
         Command::Pool(verb) => pool::run(verb, &client, json).await?,
+        Command::Nfs(verb) => nfs::run(verb, &client, json).await?,
         Command::Serve(_)
         | Command::Init(_)
         | Command::Join(_)
         | Command::VhostUserBlk(_)
         | Command::BlockDeviceHelper { .. }
+        | Command::GatewayHelper(_)
         | Command::Rdma(_)
         | Command::Libvirt(_)
         | Command::Appliance(_)

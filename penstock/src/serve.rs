@@ -13,6 +13,7 @@ mod device_verbs;
 mod devices;
 mod events;
 mod garbage;
+pub mod gateway;
 mod health;
 mod leases;
 mod leftovers;
@@ -276,6 +277,9 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     attachments::lost::keep(&node);
     attachments::block::keep(&node);
     attachments::migration::keep(&node);
+    if purpose == Purpose::Daemon {
+        gateway::keep(&node);
+    }
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);
     monitor::keep(&node);

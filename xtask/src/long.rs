@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 19] = [
+const TESTS: [TwoForms; 20] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -71,6 +71,12 @@ const TESTS: [TwoForms; 19] = [
         test: "a_block_device_outlives_daemon_and_helper",
         short: "3 kills of each",
         long: "30 kills of each",
+    },
+    TwoForms {
+        package: "gateway-tests",
+        test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways",
+        short: "1 move and 1 kill over TCP, 1 power cut over RDMA",
+        long: "5 moves and 5 kills over each, 1 power cut",
     },
     TwoForms {
         package: "guest-tests",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::*;
-use crate::command::{AttachmentSpec, DeviceSpec, PoolSpec, VolumeSpec};
+use crate::command::{AttachmentSpec, DeviceSpec, ExportSpec, PoolSpec, VolumeSpec};
 use crate::ids::{AttachmentId, Generation, Incarnation, UnixMillis, VolumeId};
 use crate::model::{AdminState, AttachmentOptions, DeviceState, NodeState};
 use crate::pki::JoinToken;
@@ -128,6 +128,28 @@ fn lease(node: NodeId) -> Command {
     }
 }
 
+fn export(gateway: NodeId) -> ExportSpec {
+    ExportSpec {
+        name: "export".to_owned(),
+        volume: "disk0".to_owned(),
+        gateway,
+        clients: vec!["10.0.0.0/24".to_owned()],
+        read_only: false,
+        root_squash: true,
+        address: None,
+    }
+}
+
+fn assign_export(from: NodeId, to: NodeId, planned: bool) -> Command {
+    Command::AssignExport {
+        name: "export".to_owned(),
+        from,
+        to,
+        planned,
+        at: AT,
+    }
+}
+
 /// Administration of the cluster.
 fn administration() -> Vec<Command> {
     let (node, token) = (META, JoinToken::draw().hash());
@@ -200,6 +222,18 @@ fn administration() -> Vec<Command> {
         },
         Command::DeleteAttachment {
             attachment: AttachmentKey::Id(AttachmentId(1)),
+        },
+        Command::CreateExport {
+            fsid: Uuid::from_u128(1),
+            export: export(META),
+            at: AT,
+        },
+        assign_export(META, STORAGE, true),
+        assign_export(STORAGE, META, false),
+        Command::ExportWithdrawn {
+            name: "export".to_owned(),
+            node: META,
+            at: AT,
         },
         Command::DeleteAttachment {
             attachment: AttachmentKey::Socket {
@@ -311,6 +345,21 @@ fn a_node_gives_itself_no_role_that_it_was_not_granted() {
     assert_eq!(asked(STORAGE, &register(more)), Ok(()));
     let more = spec(STORAGE, &[Role::Storage, Role::Host]);
     assert!(asked(STORAGE, &register(more)).is_err());
+}
+
+#[test]
+fn a_gateway_gives_away_its_own_exports_and_takes_them_for_itself_alone() {
+    for own in [
+        assign_export(HOST, META, true),
+        assign_export(META, HOST, false),
+        Command::CreateExport {
+            fsid: Uuid::from_u128(1),
+            export: export(HOST),
+            at: AT,
+        },
+    ] {
+        assert_eq!(asked(HOST, &own), Ok(()), "{own:?}");
+    }
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Meta;
 use crate::error::MetaError;
 use crate::ids::{LayerId, NodeId, VolumeId};
-use crate::model::{Attachment, AttachmentTarget, Event, Lease, Volume};
-use crate::state::tables::{ATTACHMENTS, EVENTS, LEASES, VOLUMES};
+use crate::model::{Attachment, AttachmentTarget, Event, Export, Lease, Volume};
+use crate::state::tables::{ATTACHMENTS, EVENTS, EXPORTS, LEASES, VOLUMES};
 
 /// The layers that are open to each node.
 pub type OpenLayers = BTreeMap<NodeId, BTreeSet<LayerId>>;
@@ -70,6 +70,11 @@ impl Applied<'_> {
     /// The lease of a volume, if it was ever granted.
     pub fn lease(&self, volume: VolumeId) -> Result<Option<Lease>, MetaError> {
         self.meta.core.view(|view| LEASES.get(view, &volume))
+    }
+
+    /// All NFS exports, by name.
+    pub fn exports(&self) -> Result<Vec<Export>, MetaError> {
+        self.meta.core.view(|view| EXPORTS.all(view))
     }
 
     /// All attachments of all nodes, oldest first.

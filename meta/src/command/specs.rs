@@ -148,3 +148,22 @@ impl VolumeSpec {
         }
     }
 }
+
+/// An NFS export to be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportSpec {
+    /// Its name.
+    pub name: String,
+    /// The volume's name.
+    pub volume: String,
+    /// The gateway that is to serve it.
+    pub gateway: NodeId,
+    /// Networks of clients that may mount it.
+    pub clients: Vec<String>,
+    /// Clients may only read.
+    pub read_only: bool,
+    /// What a client's root does is done as nobody.
+    pub root_squash: bool,
+    /// The address that follows it, with the prefix of its network.
+    pub address: Option<String>,
+}

@@ -179,6 +179,29 @@ pub enum EventKind {
         /// The pool.
         pool: Name,
     },
+    /// A volume is exported over NFS.
+    ExportCreated {
+        /// The export.
+        export: Name,
+        /// Its gateway.
+        node: NodeId,
+    },
+    /// Another gateway is to serve an export.
+    ExportMoved {
+        /// The export.
+        export: Name,
+        /// The gateway before.
+        from: NodeId,
+        /// The gateway now.
+        to: NodeId,
+        /// An operator, or the gateway itself, wanted it; else that was down or being emptied.
+        planned: bool,
+    },
+    /// An export was taken down and forgotten. Its volume stays.
+    ExportDeleted {
+        /// The export.
+        export: Name,
+    },
 }
 
 impl fmt::Display for EventKind {
@@ -244,6 +267,24 @@ impl fmt::Display for EventKind {
                 write!(f, "pool {pool}: {groups} placement groups began to move")
             }
             Self::RebalanceEnded { pool } => write!(f, "pool {pool}: nothing is left to move"),
+            Self::ExportCreated { export, node } => {
+                write!(f, "NFS export {export} was made on node {node}")
+            }
+            Self::ExportMoved {
+                export,
+                from,
+                to,
+                planned: true,
+            } => write!(f, "NFS export {export} moves from node {from} to node {to}"),
+            Self::ExportMoved {
+                export, from, to, ..
+            } => write!(
+                f,
+                "node {to} takes NFS export {export} over from node {from}, which is down or being emptied"
+            ),
+            Self::ExportDeleted { export } => {
+                write!(f, "NFS export {export} was deleted; its volume stays")
+            }
         }
     }
 }

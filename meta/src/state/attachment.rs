@@ -4,12 +4,13 @@ use std::path::Path;
 
 use super::map::{cluster, require_node, take_number};
 use super::tables::{ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME};
-use super::{Read, Stop, Txn, migration, volume};
+use super::{Read, Stop, Txn, export, migration, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, UnixMillis};
 use crate::model::{Attachment, AttachmentTarget, Volume};
 use crate::refusal::{
-    AttachmentRefusal, MAX_EXTRA_OPTION_BYTES, MAX_EXTRA_OPTIONS, MAX_QUEUES, MAX_SOCKET_PATH_BYTES,
+    AttachmentRefusal, MAX_EXTRA_OPTION_BYTES, MAX_EXTRA_OPTIONS, MAX_QUEUES,
+    MAX_SOCKET_PATH_BYTES, VolumeRefusal,
 };
 
 pub(super) fn create(
@@ -21,6 +22,16 @@ pub(super) fn create(
     require_node(txn, spec.node)?;
     check(spec)?;
     let volume = volume::require_ready(txn, &spec.volume)?;
+    // Elsewhere it would keep the export's gateway from its lease.
+    if let Some(export) = export::of_volume(txn, volume.id)?
+        && export.gateway != spec.node
+    {
+        return Err(VolumeRefusal::Exported {
+            name: volume.name.into(),
+            export: export.name.into(),
+        }
+        .into());
+    }
     let by_socket = (spec.node, spec.socket.clone());
     if let Some(id) = ATTACHMENTS_BY_SOCKET.get(txn, &by_socket)? {
         let target = ATTACHMENTS

@@ -11,7 +11,7 @@ use super::tables::{self, Counters};
 use super::tests::World;
 use super::{Txn, apply};
 use crate::command::{
-    AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, PoolSpec, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Command, DeviceSpec, ExportSpec, NodeSpec, PoolSpec, VolumeSpec,
 };
 use crate::ids::{AttachmentId, DeviceId, Generation, Incarnation, NodeId, UnixMillis, VolumeId};
 use crate::model::{
@@ -113,6 +113,31 @@ fn attachment_command() -> impl Strategy<Value = Command> {
     ]
 }
 
+fn export_command() -> impl Strategy<Value = Command> {
+    let spec = (name(), name(), 0..4_u64, 0..3_u8);
+    prop_oneof![
+        3 => (spec, 0..20_u128).prop_map(|((name, volume, gateway, address), fsid)| {
+            let export = ExportSpec {
+                name,
+                volume,
+                gateway: NodeId(gateway),
+                clients: vec!["10.0.0.0/24".to_owned()],
+                read_only: false,
+                root_squash: true,
+                address: (address > 0).then(|| format!("10.0.0.{address}/24")),
+            };
+            Command::CreateExport { fsid: Uuid::from_u128(fsid), export, at: AT }
+        }),
+        2 => (name(), 0..4_u64, 0..4_u64, any::<bool>()).prop_map(|(name, from, to, planned)| {
+            Command::AssignExport { name, from: NodeId(from), to: NodeId(to), planned, at: AT }
+        }),
+        1 => name().prop_map(|name| Command::DeleteExport { name }),
+        1 => (name(), 0..4_u64).prop_map(|(name, node)| {
+            Command::ExportWithdrawn { name, node: NodeId(node), at: AT }
+        }),
+    ]
+}
+
 fn map_command() -> impl Strategy<Value = Command> {
     let node = (0..4_u64, name()).prop_map(|(id, name)| NodeSpec::new(NodeId(id), name));
     let device = (0..5_u64, 0..4_u64, 0..5_u8).prop_map(|(number, node, path)| DeviceSpec {
@@ -165,7 +190,8 @@ fn map_command() -> impl Strategy<Value = Command> {
 }
 
 fn command() -> impl Strategy<Value = Command> {
-    prop_oneof![4 => volume_command(), 3 => lease_command(), 3 => attachment_command(), 2 => map_command()]
+    prop_oneof![4 => volume_command(), 3 => lease_command(), 3 => attachment_command(), 2 => map_command(),
+        1 => export_command()]
 }
 
 /// What must never go back: numbers, the epoch, and every volume's generation.
@@ -285,6 +311,23 @@ fn check_attachments(world: &World) {
     }
 }
 
+fn check_exports(world: &World) {
+    let records = &world.records;
+    let exports = tables::EXPORTS.all(records).unwrap();
+    let (mut volumes, mut addresses) = (BTreeSet::new(), BTreeSet::new());
+    for export in &exports {
+        let volume = tables::VOLUMES.get(records, &export.volume).unwrap();
+        let volume = volume.expect("the volume of an export");
+        assert_eq!(
+            (volume.id, volume.state),
+            (export.volume_id, VolumeState::Ready)
+        );
+        assert!(volumes.insert(export.volume_id), "a volume has one export");
+        let address = export.address.as_ref();
+        assert!(address.is_none_or(|address| addresses.insert(address)));
+    }
+}
+
 fn check_placement(world: &World) {
     let records = &world.records;
     let devices: BTreeSet<DeviceId> = tables::DEVICES
@@ -320,6 +363,7 @@ proptest! {
             high_water.check(&world);
             check_volumes(&world);
             check_attachments(&world);
+            check_exports(&world);
             check_placement(&world);
         }
     }

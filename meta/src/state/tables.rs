@@ -24,6 +24,7 @@
 //! | 0x0f | health of pools, counted | pool id | [`PoolHealth`] |
 //! | 0x10 | join tokens | SHA-256 of the token | [`Token`] |
 //! | 0x11 | removed nodes | node id | [`UnixMillis`] |
+//! | 0x12 | NFS exports | name | [`Export`] |
 //! | 0x80 and up | kept free for the namespace, whose keys begin with a shard number | | |
 
 use std::marker::PhantomData;
@@ -34,8 +35,8 @@ use serde::{Deserialize, Serialize};
 use super::kv::{Read, ReadError, Txn};
 use crate::ids::{AttachmentId, DeviceId, NodeId, PgIndex, PoolId, UnixMillis, VolumeId};
 use crate::model::{
-    Attachment, Cluster, Device, Event, Lease, Name, Node, PlacementGroup, Pool, PoolHealth, Token,
-    Volume,
+    Attachment, Cluster, Device, Event, Export, Lease, Name, Node, PlacementGroup, Pool,
+    PoolHealth, Token, Volume,
 };
 use crate::pki::TokenHash;
 
@@ -145,6 +146,7 @@ pub(crate) const VOLUMES_BY_POOL: Table<(PoolId, VolumeId), VolumeId> = Table::n
 pub(crate) const EVENTS: Table<u64, Event> = Table::new(0x0e);
 pub(crate) const TOKENS: Table<TokenHash, Token> = Table::new(0x10);
 pub(crate) const REMOVED_NODES: Table<NodeId, UnixMillis> = Table::new(0x11);
+pub(crate) const EXPORTS: Table<str, Export> = Table::new(0x12);
 pub(crate) const POOL_HEALTH: Table<PoolId, PoolHealth> = Table::new(0x0f);
 
 impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {

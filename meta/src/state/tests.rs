@@ -2,6 +2,7 @@
 
 mod attachments;
 mod away;
+mod exports;
 mod groups;
 mod leases;
 mod levels;
@@ -25,7 +26,7 @@ use crate::ids::{
 use crate::level::Level;
 use crate::model::{
     Attachment, AttachmentOptions, AttachmentTarget, DEFAULT_POOL, DeviceState, FailureDomain,
-    Lease, ReplicaState, Volume, VolumeState,
+    Lease, Name, ReplicaState, Volume, VolumeState,
 };
 use crate::refusal::{
     AttachmentRefusal, LeaseRefusal, MapRefusal, PoolRefusal, Refusal, RefusalKind, VolumeRefusal,

@@ -6,7 +6,7 @@ use super::map::{cluster, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_VOLUME, LEASES, VOLUME_NAMES, VOLUMES, VOLUMES_BY_POOL,
 };
-use super::{Read, ReadError, Stop, Txn, pool};
+use super::{Read, ReadError, Stop, Txn, export, pool};
 use crate::command::{Outcome, VolumeSpec};
 use crate::ids::{LayerId, UnixMillis, VolumeId};
 use crate::model::{Attachment, DEFAULT_POOL, Volume, VolumeSize, VolumeState};
@@ -199,6 +199,13 @@ pub(crate) fn attachments(view: &dyn Read, volume: VolumeId) -> Result<Vec<Attac
 }
 
 fn require_unattached(view: &dyn Read, volume: &Volume) -> Result<(), Stop> {
+    if let Some(export) = export::of_volume(view, volume.id)? {
+        return Err(VolumeRefusal::Exported {
+            name: volume.name.clone().into(),
+            export: export.name.into(),
+        }
+        .into());
+    }
     if let Some(attachment) = attachments(view, volume.id)?.into_iter().next() {
         let (name, socket, node) = (
             volume.name.clone().into(),

@@ -40,6 +40,12 @@ use super::{join, server};
         server::attachment_stats,
         server::detach,
         server::attachment_move,
+        server::nfs::exports,
+        server::nfs::export_create,
+        server::nfs::export,
+        server::nfs::export_move,
+        server::nfs::export_delete,
+        server::nfs::nfs_status,
     )
 )]
 struct Document;

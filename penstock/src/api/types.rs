@@ -3,6 +3,7 @@
 mod cluster;
 mod health;
 mod join;
+mod nfs;
 mod stats;
 
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 pub use cluster::*;
 pub use health::*;
 pub use join::*;
+pub use nfs::*;
 pub use stats::*;
 
 /// The node at a glance.

@@ -1,6 +1,7 @@
 //! Attachments: meta remembers them, sessions serve them.
 
 pub mod block;
+pub mod leftover_device;
 pub mod lost;
 pub mod migration;
 mod shown;

@@ -89,6 +89,9 @@ impl Node {
             | EventKind::DataGivenUp { pool, .. }
             | EventKind::RebalanceStarted { pool, .. }
             | EventKind::RebalanceEnded { pool } => format!("pool {pool}"),
+            EventKind::ExportCreated { export, .. }
+            | EventKind::ExportMoved { export, .. }
+            | EventKind::ExportDeleted { export } => format!("NFS export {export}"),
         }
     }
 }

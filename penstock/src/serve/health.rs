@@ -13,6 +13,7 @@ use crate::failure::Result;
 use crate::moment::Moment;
 
 use super::cluster::View;
+use super::gateway::orphans;
 use super::monitor::Found;
 use super::node::Node;
 use super::storage::blocking;
@@ -63,10 +64,13 @@ impl Node {
         local.extend(attachments);
         local.extend(self.leftover_problems());
         local.extend(self.leases.problems());
+        local.extend(self.export_problems());
         let now = Moment::now();
         let etas = |work| self.monitor.eta_s(work);
         let (mut cluster, mut background_jobs) =
             cluster::problems(view, self.meta.node_id(), now, &etas);
+        let exports = self.meta.applied().exports().unwrap_or_default();
+        cluster.extend(orphans(view, &exports));
         // Of a service that has stopped the reason is told.
         if meta.is_none() {
             cluster.splice(0..0, self.leader_missed(view, now));

@@ -142,6 +142,14 @@ impl Leases {
         lost.map(|(id, _)| *id).collect()
     }
 
+    /// Until when this node has the lease of an open volume, as far as it knows; `None` if the lease is
+    /// another's.
+    fn valid_until(&self, volume: VolumeId) -> Option<Instant> {
+        let all = self.lock();
+        let kept = all.get(&volume).filter(|kept| kept.lost.is_none())?;
+        Some(kept.until)
+    }
+
     /// Volumes whose lease is another's, and why requests to them fail.
     pub fn problems(&self) -> Vec<Found> {
         let all = self.lock();
@@ -240,6 +248,17 @@ impl Node {
                 self.leases.tell(valid - LEASE_DURATION / DRIFT_PART);
             }
         }
+    }
+
+    /// Until when this node may write a volume; `None` if its lease is not this node's.
+    pub(super) fn lease_valid_until(&self, volume: VolumeId) -> Option<Instant> {
+        let until = self.leases.valid_until(volume)?;
+        if self.membership.is_none() {
+            return Some(until);
+        }
+        // Before the first heartbeat nothing was granted either.
+        let heartbeat = self.meta.heartbeat_valid_until()?;
+        Some(until.min(heartbeat - LEASE_DURATION / DRIFT_PART))
     }
 
     /// Waits for the lease of a volume that a node holds which is down. The leader finds that a lease has run

@@ -18,6 +18,7 @@ use crate::identity;
 use super::attachments::Served;
 use super::datadir::{self, DataDir};
 use super::devices;
+use super::gateway::Exports;
 use super::leases::Leases;
 use super::leftovers::Leftovers;
 use super::monitor::Monitor;
@@ -54,6 +55,7 @@ pub struct Node {
     pub(super) rings_changed: Arc<Notify>,
     pub(super) leftovers: Leftovers,
     pub(super) leases: Leases,
+    pub(super) exports: Exports,
     /// What joins data path and cluster; ended before either is.
     background: Background,
     pub(super) monitor: Monitor,
@@ -133,6 +135,7 @@ impl Node {
             rings_changed: Arc::default(),
             leftovers: Leftovers::default(),
             leases: Leases::default(),
+            exports: Exports::default(),
             background,
             monitor: Monitor::default(),
             started: Instant::now(),

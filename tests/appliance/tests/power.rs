@@ -81,17 +81,22 @@ fn an_update_that_loses_power_leaves_one_of_two_versions() -> Result<()> {
             "penstock update install {PLACE}/penstock-appliance-{version}.update --no-restart --yes"
         )
     };
-    let begin = Instant::now();
-    machine.sh(&format!("{} 2>&1", install(SECOND)))?;
-    let whole = begin.elapsed();
-    machine.restart()?;
-    let mut runs = settles(&mut machine)?;
-    ensure!(
-        runs == SECOND,
-        "version {runs} runs after an update to {SECOND}"
-    );
-
-    let moments = Form::of_this_run().pick(&[0.5][..], &[0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0]);
+    let form = Form::of_this_run();
+    let mut runs = FIRST.to_owned();
+    // In the short form the middle is guessed.
+    let mut whole = Duration::from_secs(10);
+    if form == Form::Long {
+        let begin = Instant::now();
+        machine.sh(&format!("{} 2>&1", install(SECOND)))?;
+        whole = begin.elapsed();
+        machine.restart()?;
+        runs = settles(&mut machine)?;
+        ensure!(
+            runs == SECOND,
+            "version {runs} runs after an update to {SECOND}"
+        );
+    }
+    let moments = form.pick(&[0.5][..], &[0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0]);
     for moment in moments {
         let target = if runs == FIRST { SECOND } else { FIRST };
         machine.sh(MOUNT)?;

@@ -165,6 +165,16 @@ impl Node {
         made.map(drop)
     }
 
+    /// Whether a volume is a block device here, and whether that is there by now.
+    pub(in crate::serve) async fn block_device_of(&self, volume: meta::VolumeId) -> Option<bool> {
+        let live = self.live.lock().await;
+        let mut served = live.attachments.values().filter(|one| one.volume == volume);
+        served.find_map(|one| {
+            let block = one.block.as_ref()?;
+            Some(matches!(one.state, State::Up { .. }) && block.device.is_some())
+        })
+    }
+
     /// Removes the device of an attachment, unless somebody uses it.
     pub(super) async fn remove_block_device(&self, id: AttachmentId, force: bool) -> Result<()> {
         let found = {
