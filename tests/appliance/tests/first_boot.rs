@@ -49,17 +49,18 @@ fn three_machines_told_in_three_ways_are_one_cluster() -> Result<()> {
         network(2),
         token(&mut one)?
     );
-    let mut two = Machine::new(
+    let seed = Seed {
+        way: Way::NoCloud,
+        text: second,
+    };
+    let mut two = Machine::boot(
         &images,
-        config(
-            2,
-            Some(Seed {
-                way: Way::NoCloud,
-                text: second,
-            }),
-        ),
+        Config {
+            firmware: Firmware::Bios,
+            bus: Bus::Sata,
+            ..config(2, Some(seed))
+        },
     )?;
-    two.start()?;
     let mut three = Machine::boot(&images, config(3, None))?;
     three.screen_shows("press w", LIMIT)?;
     three.types("w")?;
