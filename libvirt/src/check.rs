@@ -260,8 +260,8 @@ fn attachment(domain: &Domain, disk: &VhostUserDisk, service: &Service) -> Findi
     }
 }
 
-/// Whether the guest may write exactly if the domain's metadata say so. libvirt keeps no `<readonly/>` on such
-/// disks.
+/// Whether the guest may write exactly if the domain's metadata say so. libvirt keeps no `<readonly/>` on
+/// such disks.
 fn access(domain: &Domain, disk: &VhostUserDisk, served: &Served) -> Finding {
     let check = "access";
     let volume = &served.volume;

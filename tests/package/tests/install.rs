@@ -89,6 +89,7 @@ fn package_serves_guests_and_leaves_their_data() -> Result<()> {
         }
         let groups = qemu(&mut machine)?;
         ensure!(groups.contains("libvirt-qemu"), "QEMU's groups: {groups}");
+        discovered(&mut machine)?;
         confined(&mut machine, *release)?;
         started(&mut machine, *release)?;
         sockets(&mut machine)?;
@@ -123,6 +124,22 @@ fn installed(machine: &mut Machine) -> Result<()> {
     );
     let left = machine.sh("ls -A /var/lib/penstock")?;
     ensure!(left.is_empty(), "made at the installation: {left}");
+    Ok(())
+}
+
+/// Who looks for back ends by QEMU's conventions finds a program that runs and says what it can do.
+fn discovered(machine: &mut Machine) -> Result<()> {
+    let told = machine.sh("cat /usr/share/qemu/vhost-user/*-penstock-blk.json")?;
+    let told: serde_json::Value = serde_json::from_str(&told)?;
+    let program = told["binary"]
+        .as_str()
+        .context("the file names no program")?;
+    let can = machine.sh(&format!("{program} --print-capabilities"))?;
+    let can: serde_json::Value = serde_json::from_str(&can)?;
+    ensure!(
+        told["type"] == "block" && can["type"] == "block",
+        "{told} {can}"
+    );
     Ok(())
 }
 

@@ -5,7 +5,8 @@
 //! request's descriptors are read once, when it is taken, and kept ([`Requests`]).
 //!
 //! Where a ring stands (`base` of SET_VRING_BASE and GET_VRING_BASE): the next descriptor to take in the
-//! lower half, the next one to write an answer to in the upper half, the wrap counter of each in the highest bit.
+//! lower half, the next one to write an answer to in the upper half, the wrap counter of each in the highest
+//! bit.
 //!
 //! **Migration.** Nothing in guest memory tells where a packed ring stands. If the daemon is gone when the
 //! guest is stopped, the front end does not know it either, and sends the destination a base that is long out
