@@ -36,9 +36,6 @@ enum Command {
         /// replaced
         #[arg(long, default_value_t = 1, value_parser = nodes)]
         nodes: u8,
-        /// Three machines that run the appliance, and a client; needs root
-        #[arg(long, conflicts_with = "nodes")]
-        appliance: bool,
     },
     /// Run the tests; arguments go to cargo-nextest (or to cargo test where that is missing)
     Test {
@@ -88,12 +85,9 @@ enum Command {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Demo { nodes, appliance } => {
+        Command::Demo { nodes } => {
             packages::install()?;
-            match appliance {
-                true => demo::run_appliance(),
-                false => demo::run(nodes),
-            }
+            demo::run(nodes)
         }
         Command::Test { long, args } => {
             packages::install()?;

@@ -358,19 +358,6 @@ impl Machine {
         qemu.kill()
     }
 
-    /// Switches it on again and waits until it is up, if it has restarted.
-    pub fn restarts_if_it_ended(&mut self) -> Result<()> {
-        let ended = match &mut self.vm {
-            Some(vm) => vm.ended()?.is_some(),
-            None => false,
-        };
-        if !ended {
-            return Ok(());
-        }
-        self.vm = None;
-        self.start()
-    }
-
     /// Waits until it restarts by itself, and is up again.
     pub fn restarts(&mut self, limit: Duration) -> Result<()> {
         let mut vm = self.vm.take().context("the machine is switched off")?;
