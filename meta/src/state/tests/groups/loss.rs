@@ -167,7 +167,7 @@ fn a_dead_device_that_alone_has_something_is_not_removed() {
     let group = world.group(id);
     assert_eq!(group.power_lost, group.epoch);
     let given_up = EventKind::DataGivenUp {
-        pool: crate::model::Name::parse("safe").unwrap(),
+        pool: Name::parse("safe").unwrap(),
         node: NodeId(3),
         device: Some(DeviceId(3)),
         groups: 1,
