@@ -105,7 +105,8 @@ impl fmt::Display for Slot {
 /// `sequence` counts installations: the highest is started, unless its tries are used up.
 pub fn boot_entry(slot: Slot, version: &str, sequence: u64) -> String {
     format!(
-        "title Penstock appliance {version}\nsort-key penstock\nversion {sequence}\nefi /{KERNELS}/{}/penstock.efi\n",
+        "title Penstock appliance {version}\nsort-key penstock\nversion {sequence}\n\
+         efi /{KERNELS}/{}/penstock.efi\n",
         slot.letter()
     )
 }

@@ -229,7 +229,8 @@ mod tests {
     #[test]
     fn a_static_card_becomes_a_file() {
         let network = network(
-            "version: 2\nethernets:\n  lan:\n    match: {macaddress: '52:54:00:00:00:01'}\n    mtu: 9000\n    \
+            "version: 2\nethernets:\n  lan:\n    match: {macaddress: '52:54:00:00:00:01'}\n    \
+             mtu: 9000\n    \
              addresses: [10.0.0.1/24]\n    routes: [{to: default, via: 10.0.0.254}]\n    \
              nameservers: {addresses: [10.0.0.53], search: [farm.example]}\n",
         );

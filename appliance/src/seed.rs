@@ -1,7 +1,8 @@
 //! The seed: what a machine is told at its first boot.
 //!
-//! It is YAML, in the form that cloud-init's NoCloud has (`user-data`, `meta-data`, `network-config` on a disk
-//! labelled `cidata`), or one text with all of it (the credential `penstock.seed`, and the console's wizard).
+//! It is YAML, in the form that cloud-init's NoCloud has (`user-data`, `meta-data`, `network-config` on a
+//! disk labelled `cidata`), or one text with all of it (the credential `penstock.seed`, and the console's
+//! wizard).
 //! Of cloud-init's keys those that an appliance has a use for are understood. Any other key is an error that
 //! names it: a machine that ignored one would not be what its operator believes it is.
 

@@ -24,8 +24,8 @@ pub enum Outcome {
     Restart,
 }
 
-/// Decides, at the latest after `limit`. `unwell` says what is wrong with the machine, if anything is; a machine that is no node is well
-/// once it runs.
+/// Decides, at the latest after `limit`. `unwell` says what is wrong with the machine, if anything is; a
+/// machine that is no node is well once it runs.
 ///
 /// # Errors
 /// The record or the EFI system partition cannot be read or written.

@@ -316,8 +316,8 @@ mod tests {
                         _ => "fell-back",
                     };
                     Ok(format!(
-                        "{{\"version\":\"{version}\",\"message\":\"it did not start\",\"last\":{{\"version\":\"2\",\
-                         \"before\":\"1\",\"root_hash\":\"\",\"state\":\"{state}\"}}}}"
+                        "{{\"version\":\"{version}\",\"message\":\"it did not start\",\"last\":{{\
+                         \"version\":\"2\",\"before\":\"1\",\"root_hash\":\"\",\"state\":\"{state}\"}}}}"
                     ))
                 }
                 _ => Ok(String::new()),

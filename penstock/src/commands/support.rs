@@ -135,8 +135,8 @@ pub async fn bundle(args: &SupportBundleArgs, global: &Global) -> Result<()> {
     }
     print(|out| writeln!(out, "{}", path.display()))?;
     eprintln!(
-        "penstock: it has the configuration, names, addresses and logs of this machine, and no keys or tokens; \
-         look through it before you hand it on"
+        "penstock: it has the configuration, names, addresses and logs of this machine, and no keys or \
+         tokens; look through it before you hand it on"
     );
     Ok(())
 }
@@ -218,8 +218,8 @@ impl<W: Write> Bundle<W> {
     }
 }
 
-/// The text without join tokens and private keys. Nothing that is collected should have any; a log of somebody
-/// else's may.
+/// The text without join tokens and private keys. Nothing that is collected should have any; a log of
+/// somebody else's may.
 fn without_secrets(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut is_in_key = false;

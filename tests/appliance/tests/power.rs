@@ -1,5 +1,5 @@
-//! Power that goes away in the middle of a first boot and of an update: the machine comes up again, and goes on
-//! or says what became of it.
+//! Power that goes away in the middle of a first boot and of an update: the machine comes up again, and goes
+//! on or says what became of it.
 
 use std::time::{Duration, Instant};
 

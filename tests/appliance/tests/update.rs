@@ -1,5 +1,5 @@
-//! A machine from its first boot through updates: one that is kept, one whose slot is damaged, and in the long
-//! form one with which the machine is not well; by UEFI, and in the long form by BIOS from SATA disks.
+//! A machine from its first boot through updates: one that is kept, one whose slot is damaged, and in the
+//! long form one with which the machine is not well; by UEFI, and in the long form by BIOS from SATA disks.
 
 use std::time::Duration;
 

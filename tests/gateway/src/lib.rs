@@ -39,7 +39,8 @@ const SET_UP: &str = "
     rdma link add rxe0 type rxe netdev eth0";
 /// The daemon: as the package runs it, it gives root's rights up.
 const SERVE: &str = "penstock serve --data /run/penstock --threads 1 --user 1000 --group 1000 \
-    --sandbox best-effort --device-size 600M --preallocation off >> /run/penstock.log 2>&1 & echo $! > /run/penstock.pid";
+    --sandbox best-effort --device-size 600M --preallocation off >> /run/penstock.log 2>&1 & \
+    echo $! > /run/penstock.pid";
 /// A gateway's helper.
 const HELP: &str =
     "penstock gateway-helper --uid 1000 >> /run/helper.log 2>&1 & echo $! > /run/helper.pid";
