@@ -69,6 +69,8 @@ impl Fleet {
             let nic = Nic::new(number).on(&fleet._switch);
             let mut config = VmConfig::new(Vec::new()).with_nic(nic);
             config.memory_mib = MEMORY_MIB;
+            // Three machines share what processors there are.
+            config.cpus = 1;
             let mut vm = Vm::boot(&image, &config.with_file(&penstock, "usr/bin/penstock"))?;
             vm.sh(&SET_UP.replace("@NUMBER@", &number.to_string()))?;
             fleet.machines.push(Some(vm));
@@ -86,7 +88,8 @@ impl Fleet {
         self.serve(STORE)?;
         for number in GATEWAYS {
             let token = self.ok(STORE, "token create --roles gateway 2> /dev/null")?;
-            self.sh(
+            // In a machine that gets no processor for long, the first try may be too slow.
+            self.until(
                 number,
                 &format!(
                     "penstock --data /run/penstock join {token} --wire crc --listen 10.9.0.{number} \

@@ -77,13 +77,18 @@ impl Node {
         let exports = self.meta.applied().exports().map_err(meta_failure)?;
         let map = self.meta.map();
         down.note(&map, Instant::now());
-        self.take_exports_over(&exports, &map, down).await?;
+        // First what this node has: to take over waits for the leader of the metadata.
+        self.advance_exports(&exports).await;
+        self.take_exports_over(&exports, &map, down).await
+    }
+
+    async fn advance_exports(self: &Arc<Self>, exports: &[meta::Export]) {
         let own = self.meta.node_id();
         let assigned = exports.iter().filter(|export| export.gateway == own);
         let known: BTreeSet<String> = self.exports.progress().keys().cloned().collect();
         if assigned.count() == 0 && known.is_empty() && !self.may_have_exports() {
             // The helper is not even started on a node that never had an export.
-            return Ok(());
+            return;
         }
         let state = self.exports.ask(|client| client.look()).await;
         let seen = match &state {
@@ -103,7 +108,6 @@ impl Node {
         for name in names {
             self.advance_in_background(name);
         }
-        Ok(())
     }
 
     /// Whether this machine may have exports of an earlier process: asked of the helper's files, without
@@ -132,7 +136,7 @@ impl Node {
                 continue;
             }
             tracing::warn!(export = %export.name, from = %holder, "take an NFS export over");
-            let assigned = self.meta.assign_export(&export.name, (holder, own), false);
+            let assigned = self.asked.assign_export(&export.name, (holder, own), false);
             assigned.await.map_err(meta_failure)?;
         }
         Ok(())
