@@ -77,6 +77,11 @@ struct Helper {
     entries: Mutex<HashMap<String, Arc<Mutex<Entry>>>>,
 }
 
+/// Whether the kernel has a device of this key, whoever serves it. Anybody may look.
+pub fn is_in_kernel(key: &str) -> bool {
+    Device::path(&format!("{PREFIX}{key}")).exists()
+}
+
 /// Serves the daemon at the other end of `socket` until it has gone.
 pub fn run(socket: &OwnedFd, dir: &Path) -> io::Result<()> {
     let helper = Arc::new(Helper {

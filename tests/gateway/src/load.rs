@@ -95,7 +95,7 @@ pub fn start(fleet: &mut Fleet, protocol: Protocol) -> Result<()> {
 
 /// Waits until more is written than was.
 pub fn progress(fleet: &mut Fleet) -> Result<()> {
-    let count = "wc -l < /run/trace 2> /dev/null || echo 0";
+    let count = "cat /run/trace 2> /dev/null | wc -l";
     let before: u64 = fleet
         .sh(STORE, count)?
         .trim()

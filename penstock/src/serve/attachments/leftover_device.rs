@@ -33,7 +33,8 @@ impl Node {
         let link = format!("{}/{}", block_device::helper::LINKS, volume.name);
         let mut live = self.live.lock().await;
         // One that is served here is no leftover.
-        if live.volumes.contains_key(&volume.id) || !std::path::Path::new(&link).is_symlink() {
+        let is_there = block_device::helper::is_in_kernel(&serial(volume));
+        if live.volumes.contains_key(&volume.id) || !is_there {
             return Ok(None);
         }
         let handle = self.open_without_lease(&mut live, volume).await?;
