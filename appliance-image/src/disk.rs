@@ -160,7 +160,7 @@ fn write_at(image: &Path, content: &Path, at: u64) -> Result<()> {
 /// GRUB's core, told where it lies.
 fn grub_core(work: &Work<'_>) -> Result<PathBuf> {
     work.script(&format!(
-        "grub-mkimage --format=i386-pc '--prefix=(,gpt2)/grub' --output=/work/core.img {GRUB_MODULES}"
+        "grub-mkimage --format=i386-pc '--prefix=(,gpt2)/grub' --output=/build/core.img {GRUB_MODULES}"
     ))?;
     let path = work.path("core.img");
     let mut core = std::fs::read(&path)?;

@@ -51,9 +51,9 @@ pub(crate) fn make(slot: &Slot, version: &str, work: &Work<'_>) -> Result<PathBu
     std::fs::File::create(&image)?.set_len(ESP_BYTES)?;
     // Times on a FAT are local: TZ is UTC there. mcopy -m keeps those of files, which are set before.
     work.script(&format!(
-        "mkfs.vfat --invariant -F 32 -n PENSTOCK -i {FAT_ID} /work/esp.fat >/dev/null\n\
-         find /work/esp -exec touch --no-dereference --date=@{} {{}} +\n\
-         cd /work/esp && mcopy -s -m -i /work/esp.fat EFI loader grub {KERNELS} ::",
+        "mkfs.vfat --invariant -F 32 -n PENSTOCK -i {FAT_ID} /build/esp.fat >/dev/null\n\
+         find /build/esp -exec touch --no-dereference --date=@{} {{}} +\n\
+         cd /build/esp && mcopy -s -m -i /build/esp.fat EFI loader grub {KERNELS} ::",
         work.epoch
     ))
     .context("make the EFI system partition")?;

@@ -1,4 +1,4 @@
-dpkg --install /work/penstock.deb
+dpkg --install /build/penstock.deb
 dpkg-query --show --showformat '${Package} ${Version}\n' > /usr/share/penstock/packages
 dpkg --purge --force-remove-essential apt
 

@@ -99,7 +99,7 @@ impl Build<'_> {
 /// A place to build in, and the tools to build with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work<'a> {
-    /// Seen by the tools as `/work`.
+    /// Seen by the tools as `/build`.
     directory: &'a Path,
     /// Root of their tree.
     tools: &'a Path,

@@ -43,7 +43,9 @@ pub(crate) fn write(
     if kinds == Kinds::All {
         say("writes the raw image and the OVA");
         let (raw, ova) = (target(".raw.zst"), target(".ova"));
-        work.script("zstd --quiet --force -19 -T2 --long=27 /work/disk.raw -o /work/disk.raw.zst")?;
+        work.script(
+            "zstd --quiet --force -19 -T2 --long=27 /build/disk.raw -o /build/disk.raw.zst",
+        )?;
         std::fs::copy(work.path("disk.raw.zst"), &raw).context("copy the raw image")?;
         write_ova(build, disk, work, &ova)?;
         all.extend([raw, ova]);

@@ -39,10 +39,10 @@ const ENTER: &str = "set -e\n\
     mount -t sysfs -o ro sysfs \"$1/sys\"\n\
     mount --rbind /dev \"$1/dev\"\n\
     mount -t tmpfs tmpfs \"$1/tmp\"\n\
-    if [ -n \"$2\" ]; then mkdir -p \"$1/work\"; mount --bind \"$2\" \"$1/work\"; fi\n\
+    if [ -n \"$2\" ]; then mkdir -p \"$1/build\"; mount --bind \"$2\" \"$1/build\"; fi\n\
     exec chroot \"$1\" /bin/sh -euc \"$3\"\n";
 
-/// Runs the shell script `script` with `root` as its root directory; `work` is its `/work`.
+/// Runs the shell script `script` with `root` as its root directory; `work` is its `/build`.
 pub(crate) fn run_within(
     root: &Path,
     work: Option<&Path>,
@@ -75,7 +75,7 @@ pub(crate) fn run_within(
 }
 
 impl Work<'_> {
-    /// Runs a script among the tools, with this place as its `/work`.
+    /// Runs a script among the tools, with this place as its `/build`.
     pub(crate) fn script(&self, script: &str) -> Result<String> {
         run_within(self.tools, Some(self.directory), self.epoch, script)
     }

@@ -68,15 +68,16 @@ pub(crate) fn make(
     let level = packing.root;
     let uuid = uuid_of(&format!("root {}", build.version));
     work.script(&format!(
-        "mkfs.erofs --quiet -z{level} -C{CLUSTER_BYTES} --all-time -T{} -U{uuid} /work/root.erofs /work/tree",
+        "mkfs.erofs --quiet -z{level} -C{CLUSTER_BYTES} --all-time -T{} -U{uuid} \
+         /build/root.erofs /build/tree",
         work.epoch
     ))
     .context("pack the root filesystem")?;
     let salt = sha256_hex(format!("salt {}", build.version).as_bytes());
     let uuid = uuid_of(&format!("verity {}", build.version));
     work.script(&format!(
-        "veritysetup format --salt={salt} --uuid={uuid} --root-hash-file=/work/root.hash \
-         /work/root.erofs /work/root.verity"
+        "veritysetup format --salt={salt} --uuid={uuid} --root-hash-file=/build/root.hash \
+         /build/root.erofs /build/root.verity"
     ))
     .context("make the root's verity tree")?;
     let root_hash = std::fs::read_to_string(work.path("root.hash"))?
@@ -89,8 +90,8 @@ pub(crate) fn make(
     let command_line = format!("{COMMAND_LINE} roothash={root_hash}");
     std::fs::write(work.path("cmdline"), &command_line)?;
     work.script(&format!(
-        "ukify build --linux=/work/vmlinuz --initrd=/work/initramfs --cmdline=@/work/cmdline \
-         --os-release=@/work/os-release --uname={release} --output=/work/penstock.efi"
+        "ukify build --linux=/build/vmlinuz --initrd=/build/initramfs --cmdline=@/build/cmdline \
+         --os-release=@/build/os-release --uname={release} --output=/build/penstock.efi"
     ))
     .context("make the unified kernel image")?;
     Ok(Slot {
@@ -131,8 +132,8 @@ impl Packing {
 fn initramfs(roots: &Roots, work: &Work<'_>, packing: &Packing) -> Result<PathBuf> {
     work.script(&format!(
         "dracut --force --reproducible --no-hostonly --no-hostonly-cmdline --no-early-microcode --quiet \
-         --tmpdir /work --modules '{DRACUT_MODULES}' --drivers '{DRIVERS}' --filesystems erofs \
-         --compress 'zstd {} -T1' --kver {} /work/initramfs",
+         --tmpdir /build --modules '{DRACUT_MODULES}' --drivers '{DRIVERS}' --filesystems erofs \
+         --compress 'zstd {} -T1' --kver {} /build/initramfs",
         packing.initramfs, roots.kernel_release
     ))?;
     Ok(work.path("initramfs"))

@@ -17,7 +17,7 @@ use crate::{Build, Work};
 const VAR_DROPPED: &[&str] = &[
     "backups", "cache", "lib/apt", "lib/dpkg", "lib/ucf", "log", "mail", "tmp",
 ];
-/// Within the tree, with Penstock's package as `/work/penstock.deb`: installs it, and takes away what a
+/// Within the tree, with Penstock's package as `/build/penstock.deb`: installs it, and takes away what a
 /// read-only system of this kind has no use for.
 const FURNISH: &str = include_str!("furnish.sh");
 

@@ -158,7 +158,7 @@ fn take_down(seen: &Seen) -> Step {
     if seen.address == AddressSeen::Present {
         return Step::DropAddress;
     }
-    // Without the lease for now, an unmount would wait as all I/O does. The lease comes back, or is lost.
+    // While its lease has run out, an unmount would wait as all I/O does. The lease comes back, or is lost.
     if seen.lease == LeaseSeen::Expired && !seen.is_fenced() {
         return Step::Wait(Reason::Lease);
     }

@@ -26,6 +26,35 @@ pub const MAX_INDIRECT: u32 = 1024;
 /// status beside the longest chain of data. One piece more is an error of the queue.
 pub const MAX_SEGMENTS: usize = MAX_INDIRECT as usize + 2;
 
+/// Bytes of a descriptor, in either layout.
+const DESC_BYTES: u64 = 16;
+
+/// The host's address of an indirect table at `addr` with `len` bytes, and its number of descriptors. All of
+/// them can be read.
+#[inline(always)]
+fn indirect_table(
+    addr: u64,
+    len: u32,
+    is_negotiated: bool,
+    view: &mut MemoryView,
+) -> Result<(*const u8, u32), RingError> {
+    if !is_negotiated {
+        return Err(RingError::IndirectNotNegotiated);
+    }
+    let entries = len / DESC_BYTES as u32;
+    if entries == 0 || entries > MAX_INDIRECT || len != entries * DESC_BYTES as u32 {
+        return Err(RingError::IndirectLength(len));
+    }
+    let outside = RingError::BufferAddress {
+        addr,
+        len: u64::from(len),
+    };
+    let base = view
+        .translate(GuestAddr(addr), u64::from(len))
+        .ok_or(outside)?;
+    Ok((base.cast_const(), entries))
+}
+
 /// How a guest (or a front end, in the configuration) broke the rules of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {

@@ -8,7 +8,7 @@ use clap::Args;
 use guest_rig::paths::cache_root;
 
 use crate::build::{target_directory, workspace};
-use crate::package::{self, Profile};
+use crate::package;
 
 /// What to build.
 #[derive(Debug, Args)]
@@ -29,15 +29,8 @@ pub struct Options {
     /// Only the qcow2 image and the update, little compressed
     #[arg(long)]
     fast: bool,
-    /// Build of Penstock to put into it
-    #[arg(
-        long,
-        value_name = "PROFILE",
-        value_enum,
-        default_value = "dist",
-        hide = true
-    )]
-    profile: Profile,
+    #[command(flatten)]
+    package: package::Options,
 }
 
 /// Builds the appliance and prints the paths of what was built.
@@ -49,7 +42,7 @@ pub fn image(options: &Options) -> Result<()> {
         &key.unwrap_or_else(|| cache.join("appliance-signing.key")),
         &say,
     )?;
-    let package = package::assemble(options.profile)?;
+    let package = package::assemble(options.package.profile)?;
     let build = Build {
         cache: &cache,
         source: workspace(),

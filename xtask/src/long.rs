@@ -17,12 +17,18 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 20] = [
+const TESTS: [TwoForms; 22] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
         short: "UEFI: an update that is kept, one whose slot is damaged",
         long: "UEFI and BIOS, and one with which the machine is not well",
+    },
+    TwoForms {
+        package: "appliance-tests",
+        test: "three_machines_told_in_three_ways_are_one_cluster",
+        short: "one machine that the wizard makes a cluster",
+        long: "a credential, a NoCloud disk, the wizard; power of one lost",
     },
     TwoForms {
         package: "appliance-tests",
@@ -33,8 +39,8 @@ const TESTS: [TwoForms; 20] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_first_boot_goes_on_after_a_loss_of_power",
-        short: "power lost at 2 steps",
-        long: "power lost at each step",
+        short: "power lost at 1 step",
+        long: "power lost at each step, and at 8 moments of the start",
     },
     TwoForms {
         package: "appliance-tests",
@@ -107,6 +113,12 @@ const TESTS: [TwoForms; 20] = [
         test: "package_serves_guests_and_leaves_their_data",
         short: "Debian 12: installed, killed, removed, purged",
         long: "Debian 12 and 13: also upgraded under load, hung, rebooted",
+    },
+    TwoForms {
+        package: "package-tests",
+        test: "eight_commands_lead_from_the_package_to_a_confined_guest",
+        short: "Debian 12: until the guest's firmware reads its disk",
+        long: "Debian 12 and 13: until the guest's kernel has mounted it",
     },
     TwoForms {
         package: "rdma-tests",

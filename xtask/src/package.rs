@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use guest_rig::process::run;
 use packaging::{Compression, Package};
 
@@ -23,6 +23,20 @@ pub enum Profile {
     Dist,
     /// The one that the tests run; for a look at a package without another build.
     Dev,
+}
+
+/// Which package to build.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Build of Penstock to put into it
+    #[arg(
+        long,
+        value_name = "PROFILE",
+        value_enum,
+        default_value = "dist",
+        hide = true
+    )]
+    pub profile: Profile,
 }
 
 /// Builds the package and prints its path.

@@ -90,6 +90,13 @@ fn refuse_what_cannot_be(fleet: &mut Fleet) -> Result<()> {
         .map(drop)
 }
 
+/// Waits until another node says that gateway `number` serves the export.
+fn is_served_by(fleet: &mut Fleet, number: u8) -> Result<()> {
+    let listed =
+        format!("penstock --data /run/penstock nfs export list | grep -q 'gw{number} .*served'");
+    fleet.until(STORE, &listed).map(drop)
+}
+
 fn report(fleet: &mut Fleet, what: &str, protocol: Protocol) -> Result<()> {
     load::progress(fleet)?;
     let pause = load::take_pause(fleet)?;
@@ -121,13 +128,7 @@ fn kill_the_daemon(fleet: &mut Fleet, protocol: Protocol) -> Result<()> {
     let from = fleet.active()?;
     load::take_pause(fleet)?;
     fleet.kill_daemon(from)?;
-    fleet.until(
-        STORE,
-        &format!(
-            "penstock --data /run/penstock nfs export list | grep -q 'gw{} .*served'",
-            other(from)
-        ),
-    )?;
+    is_served_by(fleet, other(from))?;
     report(fleet, "kill -9 of the daemon", protocol)?;
     // With nobody left to remove it, the kernel has removed the address.
     fleet.sh(from, "! ip addr show eth0 | grep -q 10.9.0.50")?;
@@ -145,13 +146,7 @@ fn cut_the_power(fleet: &mut Fleet, protocol: Protocol) -> Result<()> {
     let from = fleet.active()?;
     load::take_pause(fleet)?;
     fleet.cut_power(from)?;
-    fleet.until(
-        STORE,
-        &format!(
-            "penstock --data /run/penstock nfs export list | grep -q 'gw{} .*served'",
-            other(from)
-        ),
-    )?;
+    is_served_by(fleet, other(from))?;
     report(fleet, "power cut", protocol)
 }
 

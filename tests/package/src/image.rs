@@ -13,10 +13,12 @@ use rustix::fs::{FlockOperation, flock};
 
 /// Where packages come from.
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// What a host has that Penstock is installed on: systemd, and the libraries that the package depends on. No
-/// libvirt: the package must do without.
+/// What a host has that Penstock is installed on: systemd, and the libraries that the package depends on.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,udev,passwd,init-system-helpers,libibverbs1,libstdc++6,\
                         util-linux,procps,iproute2,e2fsprogs";
+/// What a host of guests has besides.
+const LIBVIRT: &str = "libvirt-daemon-system,libvirt-clients,libvirt-daemon-driver-qemu,qemu-system-x86,\
+                       qemu-utils,apparmor";
 /// Left out of the image.
 const EXCLUDED: [&str; 3] = [
     "/usr/share/doc/*",
@@ -24,7 +26,7 @@ const EXCLUDED: [&str; 3] = [
     "/usr/share/locale/*",
 ];
 /// Size of the filesystem; sparse, so it costs what it holds.
-const ROOT_MIB: u32 = 2048;
+const ROOT_MIB: u32 = 4096;
 /// The rig's channel into the machine.
 const AGENT: &str = include_str!("../machine/agent.sh");
 const AGENT_UNIT: &str = include_str!("../machine/rig-agent.service");
@@ -40,6 +42,31 @@ pub enum Release {
     Bookworm,
     /// Debian 13.
     Trixie,
+}
+
+/// What a machine has besides Debian's base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Equipment {
+    /// Nothing: the package must do without libvirt.
+    Bare,
+    /// libvirt and QEMU, confined by AppArmor.
+    Libvirt,
+}
+
+impl Equipment {
+    fn packages(self) -> String {
+        match self {
+            Self::Bare => PACKAGES.to_owned(),
+            Self::Libvirt => format!("{PACKAGES},{LIBVIRT}"),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "host",
+            Self::Libvirt => "libvirt",
+        }
+    }
 }
 
 impl Release {
@@ -60,12 +87,14 @@ impl Release {
     }
 
     /// Its root filesystem, from the cache, or built there.
-    pub fn root(self) -> Result<PathBuf> {
+    pub fn root(self, equipment: Equipment) -> Result<PathBuf> {
         let cache = guest_cache()?;
         let mut hasher = DefaultHasher::new();
-        (FORMAT, PACKAGES, AGENT, AGENT_UNIT, INIT, ROOT_MIB, self).hash(&mut hasher);
+        let packages = equipment.packages();
+        (FORMAT, &packages, AGENT, AGENT_UNIT, INIT, ROOT_MIB, self).hash(&mut hasher);
         let root = cache.join(format!(
-            "host-{}-{:016x}.raw",
+            "{}-{}-{:016x}.raw",
+            equipment.name(),
             self.suite(),
             hasher.finish()
         ));
@@ -86,13 +115,15 @@ impl Release {
                 root.display()
             );
             let work = tempfile::tempdir_in(&cache).context("make a directory to build in")?;
-            let built = self.build(work.path()).context("build the machine")?;
+            let built = self
+                .build(&packages, work.path())
+                .context("build the machine")?;
             std::fs::rename(built, &root).context("move the machine into place")?;
         }
         Ok(root)
     }
 
-    fn build(self, work: &Path) -> Result<PathBuf> {
+    fn build(self, packages: &str, work: &Path) -> Result<PathBuf> {
         let (tarball, tree, image) = (
             work.join("root.tar"),
             work.join("root"),
@@ -100,7 +131,7 @@ impl Release {
         );
         let without = EXCLUDED.map(|path| format!("--dpkgopt=path-exclude={path}"));
         run(Command::new("mmdebstrap")
-            .args(["--variant=minbase", &format!("--include={PACKAGES}")])
+            .args(["--variant=minbase", &format!("--include={packages}")])
             .args(without)
             .args(["--aptopt=APT::Install-Recommends \"false\"", self.suite()])
             .arg(&tarball)

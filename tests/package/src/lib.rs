@@ -7,6 +7,6 @@ pub mod image;
 pub mod machine;
 pub mod payload;
 
-pub use image::Release;
+pub use image::{Equipment, Release};
 pub use machine::Machine;
 pub use payload::Payload;

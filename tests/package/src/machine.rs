@@ -10,10 +10,11 @@ use guest_rig::process::run;
 use guest_rig::vm::Vm;
 use tempfile::TempDir;
 
-use crate::{Payload, Release};
+use crate::{Equipment, Payload, Release};
 
-/// Memory of a machine.
+/// Memory of a machine. One that is a host has room for a guest.
 const MEMORY: &str = "1536M";
+const MEMORY_OF_HOST: &str = "2560M";
 /// Until systemd has started all that it starts. Under TCG, beside other work.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Until all is stopped and the machine is off.
@@ -33,15 +34,16 @@ struct Disk {
     image: GuestImage,
     root: PathBuf,
     payload: PathBuf,
+    memory: &'static str,
     /// Owns the archive.
     _payload: Payload,
 }
 
 impl Machine {
     /// Installs a machine of `release` with `payload` in it, and boots it.
-    pub fn boot(release: Release, payload: Payload) -> Result<Self> {
+    pub fn boot(release: Release, equipment: Equipment, payload: Payload) -> Result<Self> {
         let image = GuestImage::of(release.guest(), |line| eprintln!("rig: {line}"))?;
-        let base = release.root()?;
+        let base = release.root(equipment)?;
         let dir = tempfile::tempdir().context("make a directory for a machine's disk")?;
         let root = dir.path().join("root.qcow2");
         run(Command::new("qemu-img")
@@ -53,6 +55,10 @@ impl Machine {
             image,
             root,
             payload: payload.archive()?,
+            memory: match equipment {
+                Equipment::Bare => MEMORY,
+                Equipment::Libvirt => MEMORY_OF_HOST,
+            },
             _payload: payload,
         };
         let vm = disk.boot()?;
@@ -94,7 +100,7 @@ impl Disk {
         let mut vm = Vm::boot_by(&self.image, |args| {
             let mut command = Command::new("qemu-system-x86_64");
             command
-                .args(["-machine", "q35", "-smp", "2", "-m", MEMORY])
+                .args(["-machine", "q35", "-smp", "2", "-m", self.memory])
                 .args(with_root(args))
                 .args(drive(&self.root, "qcow2", "off"))
                 .args(drive(&self.payload, "raw", "on"));

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use cluster_rig::document::console_lines;
 use guest_rig::Form;
 use guest_rig::paths::penstock_binary;
-use package_rig::{Machine, Payload, Release};
+use package_rig::{Equipment, Machine, Payload, Release};
 use packaging::{Compression, Package};
 
 /// For what a loaded machine under TCG does within seconds.
@@ -77,7 +77,7 @@ fn package_serves_guests_and_leaves_their_data() -> Result<()> {
         &[Release::Bookworm][..],
         &[Release::Bookworm, Release::Trixie],
     ) {
-        let mut machine = Machine::boot(*release, payload()?)?;
+        let mut machine = Machine::boot(*release, Equipment::Bare, payload()?)?;
         let qemu = |machine: &mut Machine| machine.sh("id -nG libvirt-qemu");
         // Both orders.
         if *release == Release::Trixie {
@@ -94,6 +94,7 @@ fn package_serves_guests_and_leaves_their_data() -> Result<()> {
         started(&mut machine, *release)?;
         sockets(&mut machine)?;
         killed(&mut machine, *release, form.pick(3, 10))?;
+        served_without_the_daemon(&mut machine)?;
         if form == Form::Long {
             upgraded(&mut machine)?;
             hung(&mut machine)?;
@@ -219,6 +220,25 @@ fn sockets(machine: &mut Machine) -> Result<()> {
     let told = machine
         .refused("setpriv --reuid=65534 --regid=65534 --clear-groups penstock status 2>&1")?;
     ensure!(told.contains("penstock: error:"), "{told}");
+    Ok(())
+}
+
+/// The program that tools find serves a volume while the daemon is stopped.
+fn served_without_the_daemon(machine: &mut Machine) -> Result<()> {
+    let socket = "/run/penstock/alone.sock";
+    machine.sh("penstock volume create alone 64M && systemctl stop penstock")?;
+    machine.sh(&format!(
+        "systemd-run --quiet --unit=alone --property=User=penstock --property=LimitMEMLOCK=infinity \
+         --property=RuntimeDirectory=penstock --property=RuntimeDirectoryPreserve=yes \
+         /usr/libexec/penstock/vhost-user-blk --data /var/lib/penstock --volume alone --socket-path {socket}"
+    ))?;
+    machine
+        .sh_until(&format!("test -S {socket}"), LIMIT)
+        .context("the program makes no socket")?;
+    let load = format!("{}/ring-load {socket} /dev/null", Payload::IN_MACHINE);
+    machine.sh(&format!("{load} /tmp/report"))?;
+    machine.sh("systemctl stop alone && systemctl start penstock")?;
+    machine.sh_until("penstock volume delete alone --yes", LIMIT)?;
     Ok(())
 }
 

@@ -22,13 +22,13 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::guest::{prefetch_read, prefetch_write};
-use super::{Chain, MAX_INDIRECT, MAX_QUEUE_SIZE, Ring, RingError};
+use super::{Chain, DESC_BYTES, MAX_QUEUE_SIZE, Ring, RingError, indirect_table};
 use crate::dirty::DirtyLog;
 use crate::inflight::PackedInflight;
 use crate::memory::{GuestAddr, MemoryView};
 
 use layout::{
-    DESC_BYTES, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_BYTES, EVENT_DESC, EVENT_DISABLE,
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_BYTES, EVENT_DESC, EVENT_DISABLE,
     EVENT_ENABLE, Event, Parts, flags_of,
 };
 pub(crate) use layout::{Desc, Position};
@@ -224,20 +224,7 @@ impl PackedRing {
         view: &mut MemoryView,
         chain: &mut Chain,
     ) -> Result<(), RingError> {
-        let entries = table.len / DESC_BYTES as u32;
-        if !self.config.indirect {
-            return Err(RingError::IndirectNotNegotiated);
-        }
-        if entries == 0 || entries > MAX_INDIRECT || table.len != entries * DESC_BYTES as u32 {
-            return Err(RingError::IndirectLength(table.len));
-        }
-        let outside = RingError::BufferAddress {
-            addr: table.addr,
-            len: u64::from(table.len),
-        };
-        let base = view
-            .translate(GuestAddr(table.addr), u64::from(table.len))
-            .ok_or(outside)?;
+        let (base, entries) = indirect_table(table.addr, table.len, self.config.indirect, view)?;
         for index in 0..entries as usize {
             // SAFETY: the whole table was translated and the index is inside it.
             let desc = unsafe { Desc::read(base.add(DESC_BYTES as usize * index)) };

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use super::guest::{prefetch_read, prefetch_write, read_u64};
-use super::{Chain, MAX_INDIRECT, MAX_QUEUE_SIZE, Ring, RingError};
+use super::{Chain, DESC_BYTES, MAX_QUEUE_SIZE, Ring, RingError, indirect_table};
 use crate::dirty::DirtyLog;
 use crate::memory::{GuestAddr, MemoryView};
 
-const DESC_BYTES: u64 = 16;
 const USED_ELEM_BYTES: u64 = 8;
 /// Bytes of `flags` and `idx` before the entries of either ring.
 const RING_HEADER_BYTES: u64 = 4;
@@ -221,23 +220,10 @@ impl SplitRing {
         view: &mut MemoryView,
         chain: &mut Chain,
     ) -> Result<(), RingError> {
-        let entries = table.len / DESC_BYTES as u32;
-        if !self.config.indirect {
-            return Err(RingError::IndirectNotNegotiated);
-        }
+        let (base, entries) = indirect_table(table.addr, table.len, self.config.indirect, view)?;
         if table.flags & DESC_F_NEXT != 0 {
             return Err(RingError::IndirectNested);
         }
-        if entries == 0 || entries > MAX_INDIRECT || table.len != entries * DESC_BYTES as u32 {
-            return Err(RingError::IndirectLength(table.len));
-        }
-        let outside = RingError::BufferAddress {
-            addr: table.addr,
-            len: u64::from(table.len),
-        };
-        let base = view
-            .translate(GuestAddr(table.addr), u64::from(table.len))
-            .ok_or(outside)?;
         let mut index = 0u16;
         for _ in 0..entries {
             if u32::from(index) >= entries {

@@ -30,7 +30,7 @@ struct View {
 }
 
 impl Node {
-    /// Takes steps until nothing is left to do for now.
+    /// Takes steps until the next one has to wait, or there is none.
     pub(super) async fn advance(self: &Arc<Self>, name: &str) {
         for _ in 0..STEPS_MAX {
             let taken = self.take_step(name).await;

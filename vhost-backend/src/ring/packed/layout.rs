@@ -3,12 +3,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::{GuestAddr, MemoryView};
-use crate::ring::RingError;
 use crate::ring::guest::read_u64;
+use crate::ring::{DESC_BYTES, RingError};
 
 use super::PackedRingConfig;
 
-pub(crate) const DESC_BYTES: u64 = 16;
 /// Bytes of either event suppression structure.
 pub(crate) const EVENT_BYTES: u64 = 4;
 

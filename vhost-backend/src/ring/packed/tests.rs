@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::*;
+use crate::ring::MAX_INDIRECT;
 use crate::testing::{Buffer, FakeGuest, FakeQueue, GUEST_BASE, QueueOptions};
 
 const SIZE: u16 = 8;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::ring::MAX_INDIRECT;
 use crate::testing::{Buffer, FakeGuest, FakeQueue, QueueOptions};
 
 const SIZE: u16 = 8;

@@ -42,6 +42,19 @@ impl Log {
     }
 }
 
+/// Has all writes of the front end's device logged from now on.
+fn logged(front: &mut Front) -> Log {
+    let log = Log::new();
+    front.vhost.set_log_base(0, Some(log.region())).unwrap();
+    front
+        .vhost
+        .set_features(front.features() | F_LOG_ALL)
+        .unwrap();
+    front.used_log = Some(front.queue.used.0);
+    front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
+    log
+}
+
 fn page(at: u64) -> u64 {
     at & !4095
 }
@@ -89,14 +102,7 @@ fn what_a_read_writes_is_logged_between_on_and_off() {
 fn a_packed_ring_is_logged_where_it_is_written() {
     let bench = Bench::new();
     let mut front = Front::start_packed(&bench);
-    let log = Log::new();
-    front.vhost.set_log_base(0, Some(log.region())).unwrap();
-    front
-        .vhost
-        .set_features(front.features() | F_LOG_ALL)
-        .unwrap();
-    front.used_log = Some(front.queue.used.0);
-    front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
+    let log = logged(&mut front);
     log.take();
     let to = front.guest.alloc(4096 * 3, 4096);
     assert_eq!(front.read(0, to), 0);
@@ -128,14 +134,7 @@ fn starts_elsewhere(front: &Front) -> bool {
 fn a_packed_ring_whose_daemon_is_gone_at_the_end_of_a_migration_is_refused() {
     let bench = Bench::new();
     let mut front = Front::start_packed(&bench);
-    let log = Log::new();
-    front.vhost.set_log_base(0, Some(log.region())).unwrap();
-    front
-        .vhost
-        .set_features(front.features() | F_LOG_ALL)
-        .unwrap();
-    front.used_log = Some(front.queue.used.0);
-    front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
+    let _log = logged(&mut front);
     front.round_trip();
     assert!(!starts_elsewhere(&front), "its daemon was not asked");
     front.vhost.get_vring_base(0).unwrap();
