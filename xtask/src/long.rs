@@ -21,7 +21,7 @@ const TESTS: [TwoForms; 22] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
-        short: "UEFI: an update that is kept, one whose slot is damaged",
+        short: "UEFI: power lost twice, an update that is kept, one whose slot is damaged",
         long: "UEFI and BIOS, and one with which the machine is not well",
     },
     TwoForms {
@@ -39,13 +39,13 @@ const TESTS: [TwoForms; 22] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_first_boot_goes_on_after_a_loss_of_power",
-        short: "power lost at 1 step",
+        short: "not by itself: in a_machine_becomes_a_node_and_is_updated",
         long: "power lost at each step, and at 8 moments of the start",
     },
     TwoForms {
         package: "appliance-tests",
         test: "an_update_that_loses_power_leaves_one_of_two_versions",
-        short: "power lost once",
+        short: "not by itself: in a_machine_becomes_a_node_and_is_updated",
         long: "power lost at 8 moments",
     },
     TwoForms {
@@ -82,7 +82,7 @@ const TESTS: [TwoForms; 22] = [
         package: "gateway-tests",
         test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways",
         short: "1 move and 1 kill over TCP, 1 power cut over RDMA",
-        long: "5 moves and 5 kills over each, 1 power cut",
+        long: "5 moves, 5 kills and 1 cut network over each, 1 power cut",
     },
     TwoForms {
         package: "guest-tests",

@@ -342,6 +342,26 @@ impl Machine {
         vm.end_by(script, limit)
     }
 
+    /// Takes its power away as soon as the file is there; nothing is written after that.
+    pub fn loses_power_at(&mut self, file: &str, limit: Duration) -> Result<()> {
+        let watch = format!(
+            "(until [ -e {file} ]; do :; done; echo o > /proc/sysrq-trigger) > /dev/null 2>&1 &"
+        );
+        self.ends_by(&watch, limit)
+    }
+
+    /// Begins to install an update, and returns once its signature was verified and the other slot is about to
+    /// be written. `command` installs it.
+    pub fn begins_to_install(&mut self, command: &str, limit: Duration) -> Result<()> {
+        self.sh(&format!("({command}) > /run/update.log 2>&1 &"))?;
+        self.sh_until(
+            "grep -q '\"writing\"' /var/lib/appliance/update.json",
+            limit,
+        )
+        .context("the update never began")?;
+        Ok(())
+    }
+
     /// Switches it on, and takes its power away `after` so long, however far it is.
     pub fn start_and_cut(&mut self, after: Duration) -> Result<()> {
         ensure!(self.vm.is_none(), "the machine runs already");
@@ -356,6 +376,19 @@ impl Machine {
         std::thread::sleep(after);
         ensure!(qemu.ended()?.is_none(), "the machine ended by itself");
         qemu.kill()
+    }
+
+    /// Switches it on again and waits until it is up, if it has restarted.
+    pub fn restarts_if_it_ended(&mut self) -> Result<()> {
+        let ended = match &mut self.vm {
+            Some(vm) => vm.ended()?.is_some(),
+            None => false,
+        };
+        if !ended {
+            return Ok(());
+        }
+        self.vm = None;
+        self.start()
     }
 
     /// Waits until it restarts by itself, and is up again.

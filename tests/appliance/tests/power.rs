@@ -1,13 +1,13 @@
-//! Power that goes away in the middle of a first boot and of an update: the machine comes up again, and goes
-//! on or says what became of it.
+//! Power that goes away at any step of a first boot and at any moment of an update: the machine comes up again,
+//! and goes on or says what became of it. Only in the long form; `update.rs` has one of each.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use appliance_rig::images::{FIRST, SECOND};
 use appliance_rig::payload::{MOUNT, PLACE};
 use appliance_rig::{Config, Images, Machine, Seed, Way};
-use guest_rig::{Form, Nic};
+use guest_rig::Nic;
 
 /// For what a loaded machine under TCG does within a minute.
 const LIMIT: Duration = Duration::from_secs(400);
@@ -37,7 +37,6 @@ fn is_well(machine: &mut Machine) -> Result<()> {
 #[test]
 fn a_first_boot_goes_on_after_a_loss_of_power() -> Result<()> {
     let images = Images::get()?;
-    let form = Form::of_this_run();
     let steps = [
         "/var/lib/appliance/penstock.toml",
         "/var/lib/appliance/seed.yaml",
@@ -46,18 +45,14 @@ fn a_first_boot_goes_on_after_a_loss_of_power() -> Result<()> {
         "/var/lib/appliance/node",
     ];
     // Partitions are made and filesystems grown meanwhile.
-    let mut moments = form.pick(&[][..], &[4, 8, 12, 15, 18, 22, 26, 30]).iter();
-    for step in &steps[..form.pick(1, steps.len())] {
+    let mut moments = [4, 8, 12, 15, 18, 22, 26, 30].iter();
+    for step in steps {
         let mut machine = Machine::new(&images, config())?;
         for seconds in moments.by_ref().take(2) {
             machine.start_and_cut(Duration::from_secs(*seconds))?;
         }
         machine.start()?;
-        // Switched off at once, without anything being written that was not.
-        let cut = format!(
-            "(until [ -e {step} ]; do :; done; echo o > /proc/sysrq-trigger) > /dev/null 2>&1 &"
-        );
-        machine.ends_by(&cut, LIMIT)?;
+        machine.loses_power_at(step, LIMIT)?;
         machine.start()?;
         is_well(&mut machine).map_err(|error| error.context(format!("power lost at {step}")))?;
     }
@@ -81,38 +76,24 @@ fn an_update_that_loses_power_leaves_one_of_two_versions() -> Result<()> {
             "penstock update install {PLACE}/penstock-appliance-{version}.update --no-restart --yes"
         )
     };
-    // The update's signature has been verified, and the slot is about to be written.
-    let begins = |machine: &mut Machine, version: &str| -> Result<()> {
-        machine.sh(&format!("({}) > /tmp/update.log 2>&1 &", install(version)))?;
-        let writes = "grep -q '\"writing\"' /var/lib/appliance/update.json";
-        machine
-            .sh_until(writes, LIMIT)
-            .context("the update never began")?;
-        Ok(())
-    };
-    let form = Form::of_this_run();
-    let mut runs = FIRST.to_owned();
-    // In the short form the middle is guessed.
-    let mut whole = Duration::from_secs(8);
-    if form == Form::Long {
-        begins(&mut machine, SECOND)?;
-        let begin = Instant::now();
-        let ended = "grep -q '\"written\"' /var/lib/appliance/update.json";
-        machine.sh_until(ended, LIMIT)?;
-        whole = begin.elapsed();
-        machine.restart()?;
-        runs = settles(&mut machine)?;
-        ensure!(
-            runs == SECOND,
-            "version {runs} runs after an update to {SECOND}"
-        );
-    }
-    let moments = form.pick(&[0.5][..], &[0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0]);
-    for moment in moments {
+    machine.begins_to_install(&install(SECOND), LIMIT)?;
+    let begin = Instant::now();
+    machine.sh_until(
+        "grep -q '\"written\"' /var/lib/appliance/update.json",
+        LIMIT,
+    )?;
+    let whole = begin.elapsed();
+    machine.restart()?;
+    let mut runs = settles(&mut machine)?;
+    ensure!(
+        runs == SECOND,
+        "version {runs} runs after an update to {SECOND}"
+    );
+    for moment in [0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0] {
         let target = if runs == FIRST { SECOND } else { FIRST };
         machine.sh(MOUNT)?;
-        begins(&mut machine, target)?;
-        std::thread::sleep(whole.mul_f64(*moment));
+        machine.begins_to_install(&install(target), LIMIT)?;
+        std::thread::sleep(whole.mul_f64(moment));
         machine.cut_power();
         machine.start()?;
         let now = settles(&mut machine)?;
@@ -122,9 +103,6 @@ fn an_update_that_loses_power_leaves_one_of_two_versions() -> Result<()> {
             "power lost at {moment}: version {now} runs, {runs} did before:\n{status}"
         );
         runs = now;
-    }
-    if form == Form::Short {
-        return Ok(());
     }
     // And then it goes through.
     let target = if runs == FIRST { SECOND } else { FIRST };
