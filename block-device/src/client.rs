@@ -65,9 +65,12 @@ impl Client {
         polled.is_ok() && socket[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Why block devices cannot be made here, if so. Waits.
-    pub fn probe(&self) -> Result<(), BlockDeviceError> {
-        self.ask(&Asked::Probe).map(drop)
+    /// How block devices are made here (`vduse` or `nbd`), or why they cannot be. Waits.
+    pub fn probe(&self) -> Result<String, BlockDeviceError> {
+        match self.ask(&Asked::Probe)? {
+            (Answer::Interface(interface), _) => Ok(interface),
+            (answer, _) => Err(io::Error::other(format!("unexpected answer {answer:?}")).into()),
+        }
     }
 
     /// The socket, listening, by which the device `key` will connect. Waits.

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::bridge::{Bridge, Parts};
 use crate::frontend::{CONFIG_BYTES, RING_SIZE_MAX, Session, SessionError};
 use crate::kernel::{self, KernelError};
+use crate::nbd;
 use crate::record::Record;
 use crate::vduse::{Device, DeviceConfig, F_ACCESS_PLATFORM, F_CONFIG_WCE};
 use crate::wire::{self, Answer, Asked};
@@ -60,7 +61,10 @@ impl HelperError {
 /// What the helper has of a device.
 #[derive(Debug, Default)]
 struct Entry {
+    /// If it is VDUSE's.
     bridge: Option<Bridge>,
+    /// If it is nbd's.
+    server: Option<nbd::Server>,
 }
 
 /// What the next helper has to know of a device, in a file.
@@ -79,7 +83,26 @@ struct Helper {
 
 /// Whether the kernel has a device of this key, whoever serves it. Anybody may look.
 pub fn is_in_kernel(key: &str) -> bool {
-    Device::path(&format!("{PREFIX}{key}")).exists()
+    let name = format!("{PREFIX}{key}");
+    Device::path(&name).exists() || nbd::kernel::Device::find(&name).is_some()
+}
+
+/// Whether this kernel makes block devices by its nbd client. One that exists is gone on with, by whichever
+/// interface it was made.
+fn uses_nbd(name: &str) -> Result<bool, KernelError> {
+    if Device::path(name).exists() {
+        return Ok(false);
+    }
+    if nbd::kernel::Device::find(name).is_some() {
+        return Ok(true);
+    }
+    match kernel::control() {
+        Ok(_) => Ok(false),
+        Err(error) => match nbd::kernel::check() {
+            Ok(()) => Ok(true),
+            Err(nbd) => Err(KernelError::NoInterface(error.to_string(), nbd)),
+        },
+    }
 }
 
 /// Serves the daemon at the other end of `socket` until it has gone.
@@ -110,9 +133,10 @@ impl Helper {
 
     fn carry_out(&self, asked: &Asked) -> Result<(Answer, Option<OwnedFd>), HelperError> {
         match asked {
-            Asked::Probe => kernel::control()
-                .map(|_| (Answer::Done, None))
-                .map_err(Into::into),
+            Asked::Probe => {
+                let interface = if uses_nbd("")? { "nbd" } else { "vduse" };
+                Ok((Answer::Interface(interface.to_owned()), None))
+            }
             Asked::Listen { key } => Ok((Answer::Done, Some(self.listen(key)?))),
             Asked::Serve { key, link } => {
                 let device = self.serve(key, link)?;
@@ -155,6 +179,9 @@ impl Helper {
         let entry = self.entry(key)?;
         let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("{PREFIX}{key}");
+        if uses_nbd(&name)? {
+            return self.serve_by_nbd(&mut entry, key, &name, &link);
+        }
         if entry.bridge.is_none() {
             entry.bridge = Some(self.bridge(key, &name)?);
         }
@@ -171,6 +198,38 @@ impl Helper {
             kernel::attach(name)?;
         }
         let device = kernel::block_device(name)?;
+        self.link(key, link, &device)?;
+        Ok(device)
+    }
+
+    fn serve_by_nbd(
+        &self,
+        entry: &mut Entry,
+        key: &str,
+        name: &str,
+        link: &Path,
+    ) -> Result<PathBuf, HelperError> {
+        let server = match entry.server.take() {
+            Some(server) => server,
+            None => self.server(key, name)?,
+        };
+        let device = server.device().path();
+        entry.server = Some(server);
+        self.link(key, link, &device)?;
+        Ok(device)
+    }
+
+    fn server(&self, key: &str, name: &str) -> Result<nbd::Server, HelperError> {
+        let parts = nbd::Parts {
+            name: name.to_owned(),
+            socket: self.file(key, "sock"),
+            record: self.record(key),
+        };
+        Ok(nbd::Server::start(parts).map_err(kernel::os(format!("serve nbd device {name}")))?)
+    }
+
+    /// Makes the link to a device, and notes it for its removal.
+    fn link(&self, key: &str, link: &Path, device: &Path) -> Result<(), HelperError> {
         let note = Note {
             link: link.to_owned(),
         };
@@ -178,8 +237,7 @@ impl Helper {
         let written = serde_json::to_vec(&note).map_err(io::Error::from);
         let written = written.and_then(|bytes| std::fs::write(&path, bytes));
         written.map_err(kernel::os(format!("write {}", path.display())))?;
-        kernel::link(link, &device)?;
-        Ok(device)
+        Ok(kernel::link(link, device)?)
     }
 
     /// Opens the kernel's device, makes it if it is not there, and serves it.
@@ -238,7 +296,11 @@ impl Helper {
             }
             kernel::detach(&name)?;
         }
+        if let Some(device) = nbd::kernel::Device::find(&name) {
+            self.remove_from_nbd(&mut entry, key, &device, force)?;
+        }
         entry.bridge = None;
+        entry.server = None;
         self.destroy(key, &name)?;
         let note = std::fs::read(self.file(key, "json")).ok();
         let note = note.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok());
@@ -249,6 +311,24 @@ impl Helper {
             let _ = std::fs::remove_file(self.file(key, suffix));
         }
         Ok(())
+    }
+
+    fn remove_from_nbd(
+        &self,
+        entry: &mut Entry,
+        key: &str,
+        device: &nbd::kernel::Device,
+        force: bool,
+    ) -> Result<(), HelperError> {
+        if !force {
+            kernel::check_unused(&device.path())?;
+        }
+        // Somebody answers what is written back before the device goes.
+        if entry.server.is_none() {
+            entry.server = Some(self.server(key, &device.name)?);
+        }
+        let what = format!("remove {}", device.path().display());
+        Ok(device.remove().map_err(kernel::os(what))?)
     }
 
     fn destroy(&self, key: &str, name: &str) -> Result<(), HelperError> {

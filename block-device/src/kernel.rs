@@ -27,6 +27,9 @@ pub enum KernelError {
         "this kernel has no VDUSE ({0}): load the modules vduse and virtio_vdpa (Linux 5.15 or later)"
     )]
     NoVduse(String),
+    /// Neither that nor nbd.
+    #[error("{0}, or the module nbd, which takes no orders either: {1}")]
+    NoInterface(String, #[source] io::Error),
     /// A program is missing.
     #[error("cannot run {program}: {source}; install {package}")]
     NoTool {

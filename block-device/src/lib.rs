@@ -12,6 +12,7 @@
 //! | `frontend` | the vhost-user front end that it is |
 //! | `record` | the record of requests in flight, for the next helper |
 //! | `vduse`, `kernel` | the kernel's interfaces |
+//! | `nbd` | the same by the kernel's nbd client, where it has no VDUSE |
 //! | `wire` | messages between daemon and helper |
 
 mod bridge;
@@ -19,6 +20,7 @@ pub mod client;
 mod frontend;
 pub mod helper;
 mod kernel;
+mod nbd;
 mod record;
 mod vduse;
 mod wire;

@@ -50,6 +50,8 @@ pub enum Asked {
 pub enum Answer {
     /// Done.
     Done,
+    /// How this kernel makes block devices: `vduse` or `nbd`.
+    Interface(String),
     /// The device, as the kernel calls it (`/dev/vdb`).
     Device(String),
     /// Not done.

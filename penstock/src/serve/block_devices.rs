@@ -14,8 +14,9 @@ use crate::registry;
 pub const HELPER_VERB: &str = "block-device-helper";
 /// Below the directory of daemons: sockets, and what the next helper has to know.
 const DIR: &str = "block";
-/// There while a kernel can make block devices.
+/// There while a kernel can make block devices by VDUSE, and by its nbd client.
 const VDUSE: &str = "/dev/vduse/control";
+const NBD: &str = "/sys/module/nbd";
 
 /// The helper; none if this process was not started as root.
 #[derive(Debug, Clone, Default)]
@@ -70,9 +71,13 @@ impl BlockDevices {
 
 /// How this kernel makes block devices of volumes, for `status`.
 pub fn interface() -> String {
-    match Path::new(VDUSE).exists() {
-        true => "vduse".to_owned(),
-        false => format!("none: {VDUSE} is not there (modules vduse and virtio_vdpa)"),
+    let is_there = |path: &str| Path::new(path).exists();
+    match (is_there(VDUSE), is_there(NBD)) {
+        (true, _) => "vduse".to_owned(),
+        (false, true) => "nbd".to_owned(),
+        (false, false) => {
+            "none yet: neither the modules vduse and virtio_vdpa nor nbd are loaded".to_owned()
+        }
     }
 }
 

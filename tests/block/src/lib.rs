@@ -27,6 +27,7 @@ pub const RECIPE: Recipe = Recipe {
         "vdpa",
         "vduse",
         "virtio_vdpa",
+        "nbd",
     ],
     programs: &[
         "usr/bin/fio",
@@ -64,6 +65,20 @@ pub struct Machine {
 impl Machine {
     /// Boots it, and starts its daemon.
     pub fn start() -> Result<Self> {
+        let mut machine = Self::boot()?;
+        machine.serve()?;
+        Ok(machine)
+    }
+
+    /// The same, with a kernel that has no VDUSE.
+    pub fn start_without_vduse() -> Result<Self> {
+        let mut machine = Self::boot()?;
+        machine.sh("rmmod virtio_vdpa vduse")?;
+        machine.serve()?;
+        Ok(machine)
+    }
+
+    fn boot() -> Result<Self> {
         let image = GuestImage::of(&RECIPE, |line| eprintln!("rig: {line}"))?;
         let mut config =
             VmConfig::new(Vec::new()).with_file(penstock_binary()?, "usr/bin/penstock");
@@ -76,7 +91,6 @@ impl Machine {
              echo root:x:0: > /etc/group; echo store:x:1000: >> /etc/group
              mkdir -p /run/penstock && chown 1000:1000 /run/penstock && chmod 700 /run/penstock",
         )?;
-        machine.serve()?;
         Ok(machine)
     }
 

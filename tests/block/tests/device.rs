@@ -71,6 +71,47 @@ fn a_block_device_outlives_daemon_and_helper() -> Result<()> {
     Ok(())
 }
 
+/// Where the kernel has no VDUSE, its nbd client makes the device: slower, and a kill costs a pause of half a
+/// minute.
+#[test]
+fn without_vduse_a_block_device_is_made_by_nbd() -> Result<()> {
+    let mut machine = Machine::start_without_vduse()?;
+    machine.ok("volume create web 320M")?;
+    let told = machine.ok("status")?;
+    ensure!(told.contains("nbd"), "{told}");
+    machine.ok("attach volume web --block 2>/dev/null")?;
+    let told = machine.ok("attachment list --json")?;
+    ensure!(told.contains("\"block_device\": \"/dev/nbd"), "{told}");
+    machine.sh(VERIFY)?;
+    for _ in 0..Form::of_this_run().pick(1, KILLS.1) {
+        machine.sh(PROGRESS)?;
+        machine.kill_daemon()?;
+        machine.serve()?;
+        machine.sh(PROGRESS)?;
+    }
+    expect_verified(&mut machine)?;
+
+    machine.sh("mkfs.xfs -q /dev/penstock/web && mount -t xfs /dev/penstock/web /mnt")?;
+    machine.sh("dd if=/dev/urandom of=/mnt/a bs=1M count=64 2> /dev/null && sync")?;
+    machine.sh("md5sum /mnt/a > /run/sum")?;
+    let told = machine.refused("detach web")?;
+    ensure!(told.contains("in use"), "{told}");
+    machine.ok("volume resize web 512M")?;
+    machine.until("test $(blockdev --getsize64 /dev/penstock/web) = 536870912")?;
+    machine
+        .sh("xfs_growfs /mnt > /dev/null; echo 3 > /proc/sys/vm/drop_caches; md5sum -c /run/sum")?;
+    machine.sh("umount /mnt && xfs_repair -n /dev/penstock/web 2> /dev/null")?;
+    machine.sh("blkdiscard /dev/penstock/web && cmp -n 67108864 /dev/zero /dev/penstock/web")?;
+    machine.ok("detach web")?;
+    machine.sh("test ! -e /dev/penstock/web && ! grep -q penstock /sys/block/nbd*/backend")?;
+    machine.ok("attach volume web --block --read-only")?;
+    machine.sh("test $(blockdev --getro /dev/penstock/web) = 1")?;
+    machine.ok("detach web")?;
+    let errors = machine.vm().io_errors()?;
+    ensure!(errors.is_empty(), "{errors:?}");
+    Ok(())
+}
+
 #[test]
 fn a_block_device_is_a_disk_to_the_node() -> Result<()> {
     let mut machine = Machine::start()?;
