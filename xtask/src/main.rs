@@ -66,17 +66,7 @@ enum Command {
     /// Check that no line of Rust or Markdown is longer than 110 columns
     Widths,
     /// Build the Debian package, with the optimisations that only it has
-    Package {
-        /// Build to put into it
-        #[arg(
-            long,
-            value_name = "PROFILE",
-            value_enum,
-            default_value = "dist",
-            hide = true
-        )]
-        profile: package::Profile,
-    },
+    Package(package::Options),
     /// Build the appliance: images to boot, and the update; needs root
     Image(image::Options),
     /// Install the Debian packages that the other commands need
@@ -106,9 +96,9 @@ fn main() -> Result<()> {
             checks::prepush()
         }
         Command::Widths => widths::check(),
-        Command::Package { profile } => {
+        Command::Package(options) => {
             packages::install()?;
-            package::package(profile)
+            package::package(options.profile)
         }
         Command::Image(options) => {
             packages::install()?;

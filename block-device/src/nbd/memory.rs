@@ -35,7 +35,7 @@ const USED_ENTRY_BYTES: usize = 8;
 const HEADER_BYTES: usize = 16;
 const DESC_NEXT: u16 = 1;
 const DESC_WRITE: u16 = 2;
-/// The driver wants no interrupts: never set here.
+/// No status that the daemon writes.
 const STATUS_UNSET: u8 = 0xff;
 
 const _: () = assert!(CHAIN * SLOTS <= RING_SIZE && STATUS + SLOTS as usize <= DATA);
@@ -198,11 +198,11 @@ impl Memory {
         // The entry's 32-bit number is below 2^16: little-endian, its first half.
         let head = self.index(entry).load(Ordering::Relaxed);
         places.used = places.used.wrapping_add(1);
+        // The daemon may write here what it likes: a slot that there is not belongs to no request.
         let slot = head / CHAIN;
-        assert!(
-            slot < SLOTS,
-            "the daemon answered request {head}, which there is not"
-        );
+        if slot >= SLOTS {
+            return Some((slot, false));
+        }
         // SAFETY: within the mapping; written before the used index that was read above.
         let status = unsafe { self.at(STATUS + usize::from(slot), 1).read_volatile() };
         Some((slot, status == 0))
