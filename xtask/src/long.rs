@@ -17,7 +17,7 @@ struct TwoForms {
     long: &'static str,
 }
 
-const TESTS: [TwoForms; 22] = [
+const TESTS: [TwoForms; 23] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -77,6 +77,12 @@ const TESTS: [TwoForms; 22] = [
         test: "a_block_device_outlives_daemon_and_helper",
         short: "3 kills of each",
         long: "30 kills of each",
+    },
+    TwoForms {
+        package: "block-tests",
+        test: "without_vduse_a_block_device_is_made_by_nbd",
+        short: "1 kill",
+        long: "30 kills",
     },
     TwoForms {
         package: "gateway-tests",
