@@ -21,7 +21,7 @@ const TESTS: [TwoForms; 23] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
-        short: "UEFI: power lost twice, an update that is kept, one whose slot is damaged",
+        short: "UEFI: an update that is kept, one whose slot is damaged",
         long: "UEFI and BIOS, and one with which the machine is not well",
     },
     TwoForms {
@@ -39,13 +39,13 @@ const TESTS: [TwoForms; 23] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_first_boot_goes_on_after_a_loss_of_power",
-        short: "not by itself: in a_machine_becomes_a_node_and_is_updated",
+        short: "none",
         long: "power lost at each step, and at 8 moments of the start",
     },
     TwoForms {
         package: "appliance-tests",
         test: "an_update_that_loses_power_leaves_one_of_two_versions",
-        short: "not by itself: in a_machine_becomes_a_node_and_is_updated",
+        short: "none",
         long: "power lost at 8 moments",
     },
     TwoForms {

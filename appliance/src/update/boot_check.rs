@@ -71,9 +71,11 @@ pub fn boot_check(
             }
             .keep(machine)?;
             let told = machine.message().unwrap_or_default();
-            let why = told
-                .split_once("started again: ")
-                .map_or("it did not start", |(_, why)| why);
+            let why = match (record.state, told.split_once("started again: ")) {
+                (State::Writing, _) => "it was not written to its end",
+                (_, Some((_, why))) => why,
+                (_, None) => "it did not start",
+            };
             machine.tell(&format!(
                 "the update to version {} was taken back, version {} runs: {why}",
                 record.version, record.before

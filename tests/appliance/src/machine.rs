@@ -350,8 +350,8 @@ impl Machine {
         self.ends_by(&watch, limit)
     }
 
-    /// Begins to install an update, and returns once its signature was verified and the other slot is about to
-    /// be written. `command` installs it.
+    /// Begins to install an update, and returns once its signature was verified and the other slot is about
+    /// to be written. `command` installs it.
     pub fn begins_to_install(&mut self, command: &str, limit: Duration) -> Result<()> {
         self.sh(&format!("({command}) > /run/update.log 2>&1 &"))?;
         self.sh_until(

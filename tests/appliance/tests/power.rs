@@ -1,5 +1,5 @@
-//! Power that goes away at any step of a first boot and at any moment of an update: the machine comes up again,
-//! and goes on or says what became of it. Only in the long form; `update.rs` has one of each.
+//! Power that goes away at any step of a first boot and at any moment of an update: the machine comes up
+//! again, and goes on or says what became of it. Only in the long form: it takes tens of minutes.
 
 use std::time::{Duration, Instant};
 

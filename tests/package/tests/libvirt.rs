@@ -1,5 +1,5 @@
-//! docs/LIBVIRT.md in a Debian machine with systemd, libvirt and AppArmor: from the installed package to a guest
-//! on a Penstock disk, by the commands as they stand there.
+//! docs/LIBVIRT.md in a Debian machine with systemd, libvirt and AppArmor: from the installed package to a
+//! guest on a Penstock disk, by the commands as they stand there.
 //!
 //! The guest runs in a machine that is emulated itself. The short form ends when its firmware has read the
 //! disk, the long one when its kernel has mounted it.
