@@ -5,27 +5,21 @@
 //! resets. When the daemon goes, the thread connects again for as long as it takes; the driver waits.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{PollFd, PollFlags};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::frontend::{Served, Session, SessionError};
 use crate::record::Record;
+use crate::session_loop::{FailureLog, RETRY, borrow, event, wait};
 use crate::vduse::{Asked, Device, Question};
 
 /// Status bit: the driver is ready, its rings run (virtio 1.2, section 2.1).
 const DRIVER_OK: u8 = 4;
-/// Between two tries to reach the daemon.
-const RETRY: Duration = Duration::from_millis(50);
-/// Between two lines of the log about a daemon that cannot be reached.
-const COMPLAINT: Duration = Duration::from_secs(60);
 
 /// What the thread serves.
 #[derive(Debug)]
@@ -98,7 +92,7 @@ struct Worker {
     /// The driver's rings run.
     started: bool,
     session: Option<Session>,
-    complained: Option<Instant>,
+    failures: FailureLog,
 }
 
 impl Worker {
@@ -123,7 +117,7 @@ impl Worker {
             rings,
             started,
             session: None,
-            complained: None,
+            failures: FailureLog::default(),
         })
     }
 
@@ -152,17 +146,7 @@ impl Worker {
             fds.push(PollFd::from_borrowed_fd(session.channel(), PollFlags::IN));
         }
         let is_waiting = self.started && self.session.is_none();
-        let retry = is_waiting.then_some(Timespec {
-            tv_sec: 0,
-            tv_nsec: i64::from(RETRY.subsec_nanos()),
-        });
-        match poll(&mut fds, retry.as_ref()) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        drop(fds);
+        let ready = wait(fds, is_waiting)?;
         for (index, ring) in self.rings.iter().enumerate() {
             if ready[2 + index] {
                 let _ = ring.call.read();
@@ -263,7 +247,7 @@ impl Worker {
         match self.session_with_rings() {
             Ok(session) => {
                 self.session = Some(session);
-                self.complained = None;
+                self.failures.succeeded();
                 // Its answers may have come while nobody listened.
                 for index in 0..self.parts.queues {
                     self.interrupt(index);
@@ -303,18 +287,6 @@ impl Worker {
 
     fn lost(&mut self, error: &SessionError) {
         self.session = None;
-        if self.complained.is_none_or(|at| at.elapsed() > COMPLAINT) {
-            self.complained = Some(Instant::now());
-            tracing::warn!(%error, "no session with the daemon; trying again");
-        }
+        self.failures.failed(error);
     }
-}
-
-fn event() -> io::Result<EventFd> {
-    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
-}
-
-fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the eventfd is open for as long as it is borrowed.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

@@ -58,13 +58,20 @@ impl HelperError {
     }
 }
 
+/// The threads of a device.
+#[derive(Debug)]
+enum Service {
+    /// Held for its thread.
+    Vduse {
+        _bridge: Bridge,
+    },
+    Nbd(nbd::Server),
+}
+
 /// What the helper has of a device.
 #[derive(Debug, Default)]
 struct Entry {
-    /// If it is VDUSE's.
-    bridge: Option<Bridge>,
-    /// If it is nbd's.
-    server: Option<nbd::Server>,
+    service: Option<Service>,
 }
 
 /// What the next helper has to know of a device, in a file.
@@ -87,21 +94,41 @@ pub fn is_in_kernel(key: &str) -> bool {
     Device::path(&name).exists() || nbd::kernel::Device::find(&name).is_some()
 }
 
-/// Whether this kernel makes block devices by its nbd client. One that exists is gone on with, by whichever
-/// interface it was made.
-fn uses_nbd(name: &str) -> Result<bool, KernelError> {
-    if Device::path(name).exists() {
-        return Ok(false);
+/// A kernel interface for block devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Interface {
+    Vduse,
+    Nbd,
+}
+
+impl Interface {
+    /// The one that this kernel has; VDUSE if it has both.
+    fn of_kernel() -> Result<Self, KernelError> {
+        match kernel::control() {
+            Ok(_) => Ok(Self::Vduse),
+            Err(error) => match nbd::kernel::check() {
+                Ok(()) => Ok(Self::Nbd),
+                Err(nbd) => Err(KernelError::NoInterface(error.to_string(), nbd)),
+            },
+        }
     }
-    if nbd::kernel::Device::find(name).is_some() {
-        return Ok(true);
+
+    /// The one that a device was made with, or will be.
+    fn of_device(name: &str) -> Result<Self, KernelError> {
+        if Device::path(name).exists() {
+            Ok(Self::Vduse)
+        } else if nbd::kernel::Device::find(name).is_some() {
+            Ok(Self::Nbd)
+        } else {
+            Self::of_kernel()
+        }
     }
-    match kernel::control() {
-        Ok(_) => Ok(false),
-        Err(error) => match nbd::kernel::check() {
-            Ok(()) => Ok(true),
-            Err(nbd) => Err(KernelError::NoInterface(error.to_string(), nbd)),
-        },
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Vduse => "vduse",
+            Self::Nbd => "nbd",
+        }
     }
 }
 
@@ -134,8 +161,8 @@ impl Helper {
     fn carry_out(&self, asked: &Asked) -> Result<(Answer, Option<OwnedFd>), HelperError> {
         match asked {
             Asked::Probe => {
-                let interface = if uses_nbd("")? { "nbd" } else { "vduse" };
-                Ok((Answer::Interface(interface.to_owned()), None))
+                let interface = Interface::of_kernel()?.name().to_owned();
+                Ok((Answer::Interface(interface), None))
             }
             Asked::Listen { key } => Ok((Answer::Done, Some(self.listen(key)?))),
             Asked::Serve { key, link } => {
@@ -179,15 +206,17 @@ impl Helper {
         let entry = self.entry(key)?;
         let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("{PREFIX}{key}");
-        if uses_nbd(&name)? {
+        if Interface::of_device(&name)? == Interface::Nbd {
             return self.serve_by_nbd(&mut entry, key, &name, &link);
         }
-        if entry.bridge.is_none() {
-            entry.bridge = Some(self.bridge(key, &name)?);
+        if entry.service.is_none() {
+            entry.service = Some(Service::Vduse {
+                _bridge: self.bridge(key, &name)?,
+            });
         }
         let made = self.give_to_driver(key, &name, &link);
         if made.is_err() && !kernel::is_attached(&name) {
-            entry.bridge = None;
+            entry.service = None;
             self.destroy(key, &name)?;
         }
         made
@@ -209,12 +238,15 @@ impl Helper {
         name: &str,
         link: &Path,
     ) -> Result<PathBuf, HelperError> {
-        let server = match entry.server.take() {
-            Some(server) => server,
-            None => self.server(key, name)?,
+        let device = match &entry.service {
+            Some(Service::Nbd(server)) => server.device().path(),
+            _ => {
+                let server = self.server(key, name)?;
+                let device = server.device().path();
+                entry.service = Some(Service::Nbd(server));
+                device
+            }
         };
-        let device = server.device().path();
-        entry.server = Some(server);
         self.link(key, link, &device)?;
         Ok(device)
     }
@@ -291,16 +323,17 @@ impl Helper {
                 kernel::check_unused(&device)?;
             }
             // The bridge answers the driver that lets go of the device, also of a volume that is not served.
-            if entry.bridge.is_none() {
-                entry.bridge = Some(self.bridge(key, &name)?);
+            if entry.service.is_none() {
+                entry.service = Some(Service::Vduse {
+                    _bridge: self.bridge(key, &name)?,
+                });
             }
             kernel::detach(&name)?;
         }
         if let Some(device) = nbd::kernel::Device::find(&name) {
             self.remove_from_nbd(&mut entry, key, &device, force)?;
         }
-        entry.bridge = None;
-        entry.server = None;
+        entry.service = None;
         self.destroy(key, &name)?;
         let note = std::fs::read(self.file(key, "json")).ok();
         let note = note.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok());
@@ -324,8 +357,8 @@ impl Helper {
             kernel::check_unused(&device.path())?;
         }
         // Somebody answers what is written back before the device goes.
-        if entry.server.is_none() {
-            entry.server = Some(self.server(key, &device.name)?);
+        if entry.service.is_none() {
+            entry.service = Some(Service::Nbd(self.server(key, &device.name)?));
         }
         let what = format!("remove {}", device.path().display());
         Ok(device.remove().map_err(kernel::os(what))?)

@@ -13,6 +13,7 @@
 //! | `record` | the record of requests in flight, for the next helper |
 //! | `vduse`, `kernel` | the kernel's interfaces |
 //! | `nbd` | the same by the kernel's nbd client, where it has no VDUSE |
+//! | `session_loop` | what the threads of both have in common |
 //! | `wire` | messages between daemon and helper |
 
 mod bridge;
@@ -22,6 +23,7 @@ pub mod helper;
 mod kernel;
 mod nbd;
 mod record;
+mod session_loop;
 mod vduse;
 mod wire;
 

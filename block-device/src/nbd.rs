@@ -1,15 +1,15 @@
-//! Block devices by the kernel's nbd client, where it has no VDUSE. The helper is the nbd server at the other
-//! end of a socket pair, and to the daemon a guest: it puts requests on a ring of its own.
+//! Block devices by the kernel's nbd client, for kernels without VDUSE. The helper is the nbd server, on one
+//! end of a socket pair. To the daemon it is a vhost-user front end with one virtqueue.
 //!
-//! Every kernel has this client. It copies all data through the socket, and finds out that its server has
-//! gone by a request's time limit ([`kernel::REQUEST_LIMIT`]): a pause of so long after a kill.
+//! All data is copied through the socket. The kernel requeues the requests of a dead connection when they
+//! time out ([`kernel::REQUEST_LIMIT`]): I/O pauses that long after the daemon was killed.
 //!
 //! | part | what it does |
 //! |---|---|
-//! | `kernel` | makes, takes up and removes devices, by generic netlink |
-//! | `protocol` | requests and answers: pure |
-//! | `memory` | the ring, and buffers beside it |
-//! | `requests` | which requests are under way, and on which buffers: pure |
+//! | `kernel` | creates, reconnects and removes devices, by generic netlink |
+//! | `protocol` | parses requests, encodes replies: pure |
+//! | `memory` | the virtqueue and the request buffers |
+//! | `requests` | requests in flight, and the slots that they use: pure |
 //! | `server` | two threads a device, between the kernel and the daemon |
 
 pub mod kernel;

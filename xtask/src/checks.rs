@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
+use crate::long;
 
 /// Runs every test, or those that `args` select; `rdma` as the first: those in virtual machines with RDMA
 /// devices.
@@ -42,8 +43,12 @@ pub fn test(args: &[OsString]) -> Result<()> {
         command
             .args(["test", "--workspace"])
             .env("RUST_TEST_THREADS", "1");
+        command.arg("--");
         if previous.is_none() {
-            command.args(["--", "--skip", "upgraded"]);
+            command.args(["--skip", "upgraded"]);
+        }
+        for test in long::without_short_form() {
+            command.args(["--skip", test]);
         }
     }
     // Whole-system tests run the binary, which Cargo builds beside the tests of its own package.

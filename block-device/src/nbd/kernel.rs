@@ -1,5 +1,5 @@
-//! The kernel's nbd client: devices are made, taken up and removed by generic netlink (Linux,
-//! `include/uapi/linux/nbd-netlink.h`), and found in sysfs by the name that they were made with.
+//! The kernel's nbd client: devices are created, reconnected and removed by generic netlink (Linux,
+//! `include/uapi/linux/nbd-netlink.h`), and found in sysfs by their backend identifier (Linux 5.14).
 
 use std::fmt::Debug;
 use std::io;
@@ -20,19 +20,18 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_GENERIC};
 
 use super::protocol::Geometry;
 
-/// For how long a request may take. After that the kernel takes the server for dead, and sends the request
-/// again by the next socket.
+/// Request timeout. After that the kernel marks the connection dead, and requeues the request.
 pub const REQUEST_LIMIT: Duration = Duration::from_secs(30);
-/// For how long requests wait for another server: a year.
+/// How long requests wait for a reconnect (`dead_conn_timeout`): a year.
 const SERVER_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Until a device is gone that was told to go.
+/// Timeout for a disconnect, and for the kernel to mark an old connection dead.
 const GONE_LIMIT: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(20);
 const BLOCK_DEVICES: &str = "/sys/block";
 
-/// What helps when the kernel refuses an order for want of rights.
-const RIGHT_MISSING: &str = "the kernel takes orders for nbd only from processes with CAP_SYS_ADMIN: add it \
-    to CapabilityBoundingSet= of the daemon's unit";
+/// Error text for EPERM.
+const RIGHT_MISSING: &str = "configuring nbd devices needs CAP_SYS_ADMIN: add it to CapabilityBoundingSet= \
+    of the daemon's unit";
 
 /// Commands.
 mod command {
@@ -61,14 +60,14 @@ mod attribute {
 /// A device of the kernel's nbd client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Its number.
+    /// Index: N of `/dev/nbdN`.
     pub index: u32,
-    /// The name that it was made with.
+    /// Backend identifier.
     pub name: String,
 }
 
 impl Device {
-    /// The device that was made with this name, if it is there.
+    /// The device with this backend identifier, if there is one.
     pub fn find(name: &str) -> Option<Self> {
         Self::find_in(Path::new(BLOCK_DEVICES), name)
     }
@@ -90,12 +89,15 @@ impl Device {
         })
     }
 
-    /// What it is called (`/dev/nbd0`).
+    /// Path of the block device (`/dev/nbd0`).
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/nbd{}", self.index))
     }
 
-    /// Makes a device whose requests come by `socket`.
+    /// Creates a device that is connected to `socket`.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without CAP_SYS_ADMIN; `Unsupported` before Linux 5.14.
     pub fn make(name: &str, geometry: Geometry, socket: BorrowedFd<'_>) -> io::Result<Self> {
         let mut attributes = vec![
             number(attribute::SIZE_BYTES, geometry.size_bytes),
@@ -109,15 +111,25 @@ impl Device {
         let told = ask(command::CONNECT, attributes)?;
         let index = told.iter().find(|one| one.kind() == attribute::INDEX);
         let index = index.and_then(|one| <[u8; 4]>::try_from(bytes_of(one)).ok());
-        let index = index.ok_or_else(|| io::Error::other("nbd told no number of its device"))?;
-        Ok(Self {
+        let index = index
+            .ok_or_else(|| io::Error::other("the kernel's answer has no index of an nbd device"))?;
+        let device = Self {
             index: u32::from_ne_bytes(index),
             name: name.to_owned(),
-        })
+        };
+        // Without its name in sysfs (before Linux 5.14) the next helper would not find it, and make another.
+        if Self::find(name).is_none() {
+            device.disconnect()?;
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel's nbd does not keep the names of devices: Linux 5.14 or later does",
+            ));
+        }
+        Ok(device)
     }
 
-    /// Has its requests come by another socket. Waits until the kernel has given the one before up.
-    pub fn take_up(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+    /// Reconnects the device to another socket, once the kernel has marked the old connection dead.
+    pub fn reconnect(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let until = Instant::now() + GONE_LIMIT;
         loop {
             let mut attributes = self.address();
@@ -133,16 +145,16 @@ impl Device {
         }
     }
 
-    /// Gives it another size.
+    /// Sets the size.
     pub fn resize(&self, size_bytes: u64) -> io::Result<()> {
         let mut attributes = self.address();
         attributes.push(number(attribute::SIZE_BYTES, size_bytes));
         ask(command::RECONFIGURE, attributes).map(drop)
     }
 
-    /// Removes it. Requests that wait fail.
+    /// Disconnects the device and waits until it is gone. Requests that still wait fail.
     pub fn remove(&self) -> io::Result<()> {
-        ask(command::DISCONNECT, self.address())?;
+        self.disconnect()?;
         let until = Instant::now() + GONE_LIMIT;
         while Self::find(&self.name).is_some() {
             if Instant::now() > until {
@@ -156,7 +168,11 @@ impl Device {
         Ok(())
     }
 
-    /// The kernel takes no order for a device that is another's by now.
+    fn disconnect(&self) -> io::Result<()> {
+        ask(command::DISCONNECT, self.address()).map(drop)
+    }
+
+    /// The kernel refuses a command if the device with this index has another name by now.
     fn address(&self) -> Vec<DefaultNla> {
         vec![
             DefaultNla::new(attribute::INDEX, self.index.to_ne_bytes().to_vec()),
@@ -165,7 +181,7 @@ impl Device {
     }
 }
 
-/// Whether the kernel has an nbd client that can be asked; loads its module if it is missing.
+/// Whether the kernel has the netlink interface of nbd; loads the module if it is missing.
 pub fn check() -> io::Result<()> {
     if family().is_err() {
         let loaded = Command::new("modprobe")
@@ -248,7 +264,7 @@ impl ParseableParametrized<[u8], GenlHeader> for Message {
     }
 }
 
-/// Sends an order, waits until it was carried out, and returns what was told.
+/// Sends a command, waits for its acknowledgement, and returns the attributes of the answer.
 fn ask(command: u8, attributes: Vec<DefaultNla>) -> io::Result<Vec<DefaultNla>> {
     let mut message = GenlMessage::from_payload(Message {
         command,
@@ -259,7 +275,7 @@ fn ask(command: u8, attributes: Vec<DefaultNla>) -> io::Result<Vec<DefaultNla>> 
     Ok(told.into_iter().flat_map(|one| one.attributes).collect())
 }
 
-/// The number that the kernel gave the family of messages.
+/// The id of the netlink family.
 fn family() -> io::Result<u16> {
     let asked = GenlMessage::from_payload(GenlCtrl {
         cmd: GenlCtrlCmd::GetFamily,
@@ -272,7 +288,7 @@ fn family() -> io::Result<u16> {
         _ => None,
     });
     ids.next()
-        .ok_or_else(|| io::Error::other("the kernel told no number of the family nbd"))
+        .ok_or_else(|| io::Error::other("the kernel has no id for the netlink family nbd"))
 }
 
 /// Sends a message and returns what comes before its acknowledgement.

@@ -1,5 +1,5 @@
-//! The memory that the daemon maps: one split ring (virtio 1.2, section 2.7), and a buffer for each of its
-//! requests. This side is the driver.
+//! Memory shared with the daemon: one split virtqueue (virtio 1.2, section 2.7), and a data buffer for each
+//! request. This side is the driver.
 
 use std::fs::File;
 use std::io;
@@ -11,14 +11,14 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::vduse::{Region, Ring};
 
-/// Requests on the ring at most.
+/// Most requests in flight.
 pub const SLOTS: u16 = 64;
 /// Bytes of a request's buffer.
 pub const SLOT_BYTES: usize = 1 << 20;
 /// Descriptors of a request: header, data, status.
 const CHAIN: u16 = 3;
 const RING_SIZE: u16 = 256;
-/// Address of the memory, to the daemon.
+/// Guest address of the memory in the vhost-user session.
 const START: u64 = 1 << 32;
 
 // Places in the memory.
@@ -40,14 +40,14 @@ const STATUS_UNSET: u8 = 0xff;
 
 const _: () = assert!(CHAIN * SLOTS <= RING_SIZE && STATUS + SLOTS as usize <= DATA);
 
-/// What a request carries besides its header.
+/// Data of a request, in its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Data {
     /// Nothing.
     None,
-    /// So many bytes of its buffer, which the daemon reads.
+    /// Device-readable, length in bytes.
     Out(u32),
-    /// So many bytes of its buffer, which the daemon fills.
+    /// Device-writable, length in bytes.
     In(u32),
 }
 
@@ -64,7 +64,7 @@ unsafe impl Send for Memory {}
 // SAFETY: as above: methods that change the ring take what only one thread has (see `Places`).
 unsafe impl Sync for Memory {}
 
-/// Where the driver is in its ring.
+/// The driver's available and used indices.
 #[derive(Debug, Default)]
 pub struct Places {
     available: u16,
@@ -93,7 +93,7 @@ impl Memory {
         })
     }
 
-    /// What the daemon is told of it.
+    /// The memory region of the vhost-user session.
     pub fn regions(&self) -> io::Result<Vec<Region>> {
         Ok(vec![Region {
             start: START,
@@ -103,7 +103,7 @@ impl Memory {
         }])
     }
 
-    /// The ring, from the first request on that was not answered.
+    /// Addresses of the virtqueue; `base` is the first request that is not completed.
     pub fn ring(&self, places: &Places) -> Ring {
         Ring {
             size: RING_SIZE,
@@ -144,7 +144,7 @@ impl Memory {
         self.at(DATA + usize::from(slot) * SLOT_BYTES, length)
     }
 
-    /// Puts a request on the ring.
+    /// Makes a request available to the device.
     pub fn submit(&self, places: &mut Places, slot: u16, header: [u8; HEADER_BYTES], data: Data) {
         let place = HEADERS + usize::from(slot) * HEADER_BYTES;
         let status = STATUS + usize::from(slot);
@@ -189,7 +189,7 @@ impl Memory {
         unsafe { target.cast::<[u8; DESC_BYTES]>().write_volatile(bytes) }
     }
 
-    /// The next request that was answered: its slot, and whether it succeeded.
+    /// The next completed request: its slot, and whether it succeeded.
     pub fn answered(&self, places: &mut Places) -> Option<(u16, bool)> {
         if self.index(USED + 2).load(Ordering::Acquire) == places.used {
             return None;

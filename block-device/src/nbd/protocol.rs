@@ -1,5 +1,5 @@
 //! The nbd protocol after its handshake (https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md,
-//! "Transmission"), as Linux' client speaks it, and what it becomes of in virtio-blk. Numbers are big-endian.
+//! "Transmission"), and its translation to virtio-blk. Integers of nbd are big-endian.
 
 use crate::frontend::{CONFIG_BYTES, Offer};
 
@@ -32,7 +32,7 @@ pub mod request_type {
     pub const DISCARD: u32 = 11;
 }
 
-/// Flags of the device that the kernel is told.
+/// Transmission flags (`NBD_FLAG_*`).
 mod device_flag {
     pub const HAS_FLAGS: u16 = 1;
     pub const READ_ONLY: u16 = 1 << 1;
@@ -41,19 +41,19 @@ mod device_flag {
     pub const SEND_TRIM: u16 = 1 << 5;
 }
 
-/// What the kernel is told of a device.
+/// Size, block size and transmission flags of an nbd device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Its size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Smallest unit of its requests.
+    /// Logical block size in bytes.
     pub block_bytes: u32,
-    /// What it can do.
+    /// `NBD_FLAG_*`.
     pub flags: u16,
 }
 
 impl Geometry {
-    /// Of a volume, by what the daemon offers of it.
+    /// Derived from the daemon's features and configuration space.
     pub fn of(offer: &Offer) -> Self {
         let has = |feature: u64| offer.features & feature != 0;
         let mut flags = device_flag::HAS_FLAGS;
@@ -78,7 +78,7 @@ impl Geometry {
     }
 }
 
-/// The size that a configuration space tells (virtio 1.2, section 5.2.4).
+/// Capacity in bytes, from a configuration space (virtio 1.2, section 5.2.4).
 pub fn size_bytes(config: &[u8; CONFIG_BYTES]) -> u64 {
     let sectors = u64::from(word(config, 0)) | u64::from(word(config, 4)) << 32;
     sectors * SECTOR_BYTES
@@ -95,7 +95,7 @@ fn word(config: &[u8; CONFIG_BYTES], at: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// What is to be done.
+/// Command type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Read,
@@ -103,24 +103,24 @@ pub enum Kind {
         /// Durable when it is answered.
         fua: bool,
     },
-    /// The kernel sends nothing more.
+    /// The client closes the connection.
     Disconnect,
     Flush,
     Trim,
-    /// Nothing that was offered.
+    /// Not supported.
     Unknown,
 }
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What is to be done.
+    /// Command type.
     pub kind: Kind,
-    /// Told again in the answer.
+    /// Returned in the reply.
     pub cookie: [u8; 8],
-    /// Where it begins.
+    /// Offset in bytes.
     pub offset: u64,
-    /// Its length.
+    /// Length in bytes.
     pub length: u32,
 }
 
@@ -172,7 +172,7 @@ pub fn header(request_type: u32, offset: u64) -> [u8; 16] {
     bytes
 }
 
-/// What a virtio-blk discard is of.
+/// The segment of a virtio-blk discard.
 pub fn discarded(offset: u64, length: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&(offset / SECTOR_BYTES).to_le_bytes());

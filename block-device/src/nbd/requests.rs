@@ -1,5 +1,5 @@
-//! Which requests are under way, and which slots of the ring they have. A request that is longer than a
-//! slot's buffer has several.
+//! Requests in flight, and the slots of the virtqueue that they use. A request that is longer than a slot's
+//! buffer uses several.
 
 use std::collections::HashMap;
 
@@ -9,21 +9,21 @@ use super::protocol::Kind;
 /// Number of a request.
 type Id = u64;
 
-/// What is to be done after a slot was answered.
+/// Next step after the completion of a slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Others of the request's slots are under way.
+    /// Other slots of the request are in flight.
     Nothing,
-    /// What it wrote is to be flushed, by this slot.
+    /// FUA: submit a flush in this slot.
     Flush(u16),
-    /// Its answer goes to the kernel; then its slots are free.
+    /// Send the reply, then free the slots.
     Answer(Answer),
 }
 
-/// A request that was carried out.
+/// A completed request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The kernel's name for it.
+    /// Cookie of the request.
     pub cookie: [u8; 8],
     /// It failed.
     pub failed: bool,
@@ -39,17 +39,17 @@ struct Pending {
     /// Slots and bytes in them.
     pieces: Vec<(u16, u32)>,
     under_way: usize,
-    /// All its slots have been put on the ring.
+    /// All its slots have been submitted.
     whole: bool,
     failed: bool,
     flushed: bool,
 }
 
-/// All requests under way.
+/// All requests in flight.
 #[derive(Debug)]
 pub struct Requests {
     free: Vec<u16>,
-    /// Whose the slots are.
+    /// Request of each slot in flight.
     owners: HashMap<u16, Id>,
     pending: HashMap<Id, Pending>,
     next: Id,
@@ -94,7 +94,7 @@ impl Requests {
         Some(slot)
     }
 
-    /// All slots of a request have been put on the ring. What is to be done if all were answered before.
+    /// All slots of a request have been submitted; they may be completed already.
     pub fn is_whole(&mut self, id: Id) -> Next {
         match self.pending.get_mut(&id) {
             Some(pending) => pending.whole = true,
@@ -103,7 +103,7 @@ impl Requests {
         self.next(id)
     }
 
-    /// The kernel broke off in the middle of a request: it will send it again.
+    /// The connection died in the middle of a request: the kernel requeues it.
     pub fn break_off(&mut self, id: Id) {
         if let Some(pending) = self.pending.get_mut(&id) {
             (pending.whole, pending.kind) = (true, Kind::Unknown);
@@ -113,7 +113,7 @@ impl Requests {
         }
     }
 
-    /// A slot that was filled and never put on the ring.
+    /// A slot that was taken and never submitted.
     pub fn give_back(&mut self, id: Id, slot: u16) {
         if let Some(pending) = self.pending.get_mut(&id) {
             pending.under_way -= 1;
@@ -121,7 +121,7 @@ impl Requests {
         self.owners.remove(&slot);
     }
 
-    /// The daemon has answered a slot.
+    /// The daemon has completed a slot.
     pub fn answered(&mut self, slot: u16, success: bool) -> Next {
         let Some(id) = self.owners.remove(&slot) else {
             return Next::Nothing;
@@ -165,12 +165,12 @@ impl Requests {
         })
     }
 
-    /// The answer has gone to the kernel.
+    /// The reply was sent.
     pub fn free(&mut self, answer: Answer) {
         self.free.extend(answer.slots);
     }
 
-    /// Whether nothing is under way.
+    /// Whether no request is in flight.
     pub fn are_done(&self) -> bool {
         self.free.len() == usize::from(SLOTS)
     }

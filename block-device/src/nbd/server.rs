@@ -1,23 +1,21 @@
-//! The threads of one nbd device: one takes requests from the kernel and puts them on the ring, the other
-//! takes answers from the ring and gives them to the kernel.
+//! The threads of one nbd device: one reads requests from the socket and submits them to the virtqueue, the
+//! other completes them and keeps the session with the daemon.
 //!
-//! When the kernel gives the socket up (a request took longer than it waits), what is under way is waited
-//! for before the kernel gets another one: a request that it sends again must not be overtaken by its first
-//! try. What a daemon had under way that is gone goes to the next one by the record, as a guest's does; what
-//! a helper had under way that is gone the kernel sends again.
+//! When the kernel drops the connection (a request timed out), requests in flight are completed before the
+//! device is reconnected: a write that the kernel requeues must not run beside its first attempt. What a
+//! dead daemon had in flight is resubmitted from the record, as a guest's requests are; what a dead helper
+//! had, the kernel requeues.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{PollFd, PollFlags};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::kernel::Device;
 use super::memory::{Data, Memory, Places, SLOT_BYTES};
@@ -25,11 +23,7 @@ use super::protocol::{self, Geometry, Kind, REQUEST_BYTES, Request, feature, req
 use super::requests::{Next, Requests};
 use crate::frontend::{Served, Session, SessionError};
 use crate::record::Record;
-
-/// Between two tries to reach the daemon.
-const RETRY: Duration = Duration::from_millis(50);
-/// Between two lines of the log about a daemon that cannot be reached.
-const COMPLAINT: Duration = Duration::from_secs(60);
+use crate::session_loop::{FailureLog, RETRY, borrow, event, wait};
 
 /// What is served.
 #[derive(Debug)]
@@ -75,7 +69,7 @@ struct State {
 impl Server {
     /// Serves the kernel's device of this name, and makes it if it is not there.
     pub fn start(parts: Parts) -> io::Result<Self> {
-        // In flight was what the helper before had on a ring that is gone: the kernel sends it again.
+        // The virtqueue is new: the kernel requeues what was in flight on the old one.
         parts.record.begin()?;
         let session = Session::connect(&parts.socket, feature::USED).map_err(io::Error::other)?;
         let geometry = Geometry::of(session.offer());
@@ -83,7 +77,7 @@ impl Server {
         let (stream, kernels) = UnixStream::pair()?;
         let device = match Device::find(&parts.name) {
             Some(device) => {
-                device.take_up(kernels.as_fd())?;
+                device.reconnect(kernels.as_fd())?;
                 device.resize(geometry.size_bytes)?;
                 device
             }
@@ -108,7 +102,7 @@ impl Server {
             shared: Arc::clone(&shared),
             parts,
             session: Some(session),
-            complained: None,
+            failures: FailureLog::default(),
         };
         answering.start_ring();
         let taking = Arc::clone(&shared);
@@ -168,8 +162,8 @@ impl Shared {
                 }
                 Err(error) => {
                     let device = self.device.path();
-                    tracing::warn!(%error, device = %device.display(), "the kernel gave a socket up");
-                    self.connect_kernel();
+                    tracing::warn!(%error, device = %device.display(), "the kernel dropped the connection");
+                    self.reconnect();
                 }
             }
         }
@@ -282,8 +276,8 @@ impl Shared {
         }
     }
 
-    /// Gives the kernel another socket, once nothing is under way of the one before.
-    fn connect_kernel(&self) {
+    /// Reconnects the device, once no request of the old connection is in flight.
+    fn reconnect(&self) {
         let mut state = self.lock();
         while !state.requests.are_done() && !self.is_stopping() {
             let waited = self.changed.wait(state);
@@ -293,13 +287,13 @@ impl Shared {
             return;
         }
         let connected = UnixStream::pair().and_then(|(stream, kernels)| {
-            self.device.take_up(kernels.as_fd())?;
+            self.device.reconnect(kernels.as_fd())?;
             Ok(stream)
         });
         match connected {
             Ok(stream) => state.stream = Arc::new(stream),
             Err(error) => {
-                tracing::error!(%error, "give the kernel another socket");
+                tracing::error!(%error, "reconnect the nbd device");
                 drop(state);
                 std::thread::sleep(RETRY);
             }
@@ -342,7 +336,7 @@ impl Shared {
                         })
                     });
                 if let Err(error) = sent {
-                    // The kernel gave the socket up, and sends the request again by the next one.
+                    // The connection is dead: the kernel requeues the request.
                     tracing::debug!(%error, "answer the kernel");
                 }
                 state.requests.free(answer);
@@ -357,7 +351,7 @@ struct Answering {
     shared: Arc<Shared>,
     parts: Parts,
     session: Option<Session>,
-    complained: Option<Instant>,
+    failures: FailureLog,
 }
 
 impl Answering {
@@ -386,17 +380,7 @@ impl Answering {
             fds.push(PollFd::from_borrowed_fd(session.socket(), PollFlags::IN));
             fds.push(PollFd::from_borrowed_fd(session.channel(), PollFlags::IN));
         }
-        let retry = self.session.is_none().then_some(Timespec {
-            tv_sec: 0,
-            tv_nsec: i64::from(RETRY.subsec_nanos()),
-        });
-        match poll(&mut fds, retry.as_ref()) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        drop(fds);
+        let ready = wait(fds, self.session.is_none())?;
         if ready[1] {
             let _ = shared.call.read();
             shared.take_answers();
@@ -422,7 +406,7 @@ impl Answering {
                 self.shared.lock().discard_bytes_max = protocol::discard_bytes_max(&config);
                 let size = protocol::size_bytes(&config);
                 if let Err(error) = self.shared.device.resize(size) {
-                    tracing::error!(%error, "tell the kernel of a new size");
+                    tracing::error!(%error, "resize the nbd device");
                 }
             }
             Err(error) => self.lost(&error),
@@ -463,7 +447,7 @@ impl Answering {
         };
         match started {
             Ok(()) => {
-                self.complained = None;
+                self.failures.succeeded();
                 shared.kick();
                 // Its answers may have come while nobody listened.
                 shared.take_answers();
@@ -476,18 +460,6 @@ impl Answering {
 
     fn lost(&mut self, error: &SessionError) {
         self.session = None;
-        if self.complained.is_none_or(|at| at.elapsed() > COMPLAINT) {
-            self.complained = Some(Instant::now());
-            tracing::warn!(%error, "no session with the daemon; trying again");
-        }
+        self.failures.failed(error);
     }
-}
-
-fn event() -> io::Result<EventFd> {
-    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
-}
-
-fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the eventfd is open for as long as it is borrowed.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

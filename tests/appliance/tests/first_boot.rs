@@ -20,9 +20,6 @@ fn network(number: u8) -> String {
 #[test]
 fn three_machines_told_in_three_ways_are_one_cluster() -> Result<()> {
     let images = Images::get()?;
-    if Form::of_this_run() == Form::Short {
-        return by_the_wizard_alone(&images);
-    }
     let switch = Switch::new()?;
     let config = |number: u8, seed: Option<Seed>| Config {
         nics: vec![Nic::new(number).on(&switch)],
@@ -106,10 +103,11 @@ fn fill_in(machine: &mut Machine, name: &str, address: &str, token: &str) -> Res
     machine.answers("Make this machine a node", "yes")
 }
 
-/// A machine that nothing was told makes a cluster.
-fn by_the_wizard_alone(images: &Images) -> Result<()> {
+#[test]
+fn a_machine_without_a_seed_makes_a_cluster_by_the_wizard() -> Result<()> {
+    let images = Images::get()?;
     let mut machine = Machine::boot(
-        images,
+        &images,
         Config {
             nics: vec![Nic::new(1)],
             disks_mib: vec![1024],

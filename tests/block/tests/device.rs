@@ -71,8 +71,7 @@ fn a_block_device_outlives_daemon_and_helper() -> Result<()> {
     Ok(())
 }
 
-/// Where the kernel has no VDUSE, its nbd client makes the device: slower, and a kill costs a pause of half a
-/// minute.
+/// The kernel has no VDUSE: its nbd client makes the device. A kill costs a pause of half a minute.
 #[test]
 fn without_vduse_a_block_device_is_made_by_nbd() -> Result<()> {
     let mut machine = Machine::start_without_vduse()?;

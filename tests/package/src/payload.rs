@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use guest_rig::paths::penstock_binary;
 use guest_rig::process::run;
+use packaging::{Compression, Package};
 use tempfile::TempDir;
 
 /// Files for a machine, by the names under which they lie in [`Payload::IN_MACHINE`].
@@ -34,6 +36,20 @@ impl Payload {
         std::fs::copy(source, self.directory().join(name))
             .with_context(|| format!("copy {}", source.display()))?;
         Ok(self)
+    }
+
+    /// Adds Penstock's package, with this version.
+    pub fn with_package(self, version: &str, name: &str) -> Result<Self> {
+        let packages = tempfile::tempdir().context("make a directory for a package")?;
+        let package = Package {
+            source: &Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+            binary: &penstock_binary()?,
+            version,
+            epoch: 1_700_000_000,
+            compression: Compression::Fast,
+        };
+        let package = package.assemble(packages.path())?;
+        self.with(&package, name)
     }
 
     /// The archive.

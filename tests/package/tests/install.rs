@@ -10,9 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cluster_rig::document::console_lines;
 use guest_rig::Form;
-use guest_rig::paths::penstock_binary;
 use package_rig::{Equipment, Machine, Payload, Release};
-use packaging::{Compression, Package};
 
 /// For what a loaded machine under TCG does within seconds.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -36,21 +34,10 @@ const LIBVIRT: &str = "mkdir -p /opt/libvirt/DEBIAN /opt/libvirt/usr/lib/systemd
 fn payload() -> Result<Payload> {
     let load = Path::new(env!("CARGO_BIN_EXE_ring-load"));
     let payload = Payload::new()?.with(load, "ring-load")?;
-    let packages = tempfile::tempdir()?;
-    let binary = penstock_binary()?;
-    VERSIONS
-        .iter()
-        .enumerate()
-        .try_fold(payload, |payload, (index, version)| {
-            let package = Package {
-                source: &Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
-                binary: &binary,
-                version,
-                epoch: 1_700_000_000,
-                compression: Compression::Fast,
-            };
-            payload.with(&package.assemble(packages.path())?, &format!("{index}.deb"))
-        })
+    let mut versions = VERSIONS.iter().enumerate();
+    versions.try_fold(payload, |payload, (index, version)| {
+        payload.with_package(version, &format!("{index}.deb"))
+    })
 }
 
 /// The commands below a heading of docs/INSTALL.md that are typed on the machine called `prompt`. This one
@@ -235,8 +222,17 @@ fn served_without_the_daemon(machine: &mut Machine) -> Result<()> {
     machine
         .sh_until(&format!("test -S {socket}"), LIMIT)
         .context("the program makes no socket")?;
-    let load = format!("{}/ring-load {socket} /dev/null", Payload::IN_MACHINE);
-    machine.sh(&format!("{load} /tmp/report"))?;
+    machine.sh("rm -f /tmp/report /tmp/stop")?;
+    let load = format!(
+        "{}/ring-load {socket} /tmp/stop /tmp/report",
+        Payload::IN_MACHINE
+    );
+    machine.sh(&format!("(sleep 3; touch /tmp/stop) & {load}"))?;
+    let seen: serde_json::Value = serde_json::from_str(&machine.sh("cat /tmp/report")?)?;
+    ensure!(
+        seen["wrong_blocks"] == 0 && seen["writes"].as_u64() > Some(0),
+        "{seen}"
+    );
     machine.sh("systemctl stop alone && systemctl start penstock")?;
     machine.sh_until("penstock volume delete alone --yes", LIMIT)?;
     Ok(())

@@ -42,14 +42,20 @@ impl Log {
     }
 }
 
-/// Has all writes of the front end's device logged from now on.
-fn logged(front: &mut Front) -> Log {
+/// Has all writes of the front end's device logged from now on, but those to the used ring.
+fn logged_without_rings(front: &Front) -> Log {
     let log = Log::new();
     front.vhost.set_log_base(0, Some(log.region())).unwrap();
     front
         .vhost
         .set_features(front.features() | F_LOG_ALL)
         .unwrap();
+    log
+}
+
+/// Has all writes of the front end's device logged from now on.
+fn logged(front: &mut Front) -> Log {
+    let log = logged_without_rings(front);
     front.used_log = Some(front.queue.used.0);
     front.vhost.set_vring_addr(0, &front.addresses()).unwrap();
     log
@@ -145,12 +151,7 @@ fn a_packed_ring_whose_daemon_is_gone_at_the_end_of_a_migration_is_refused() {
 fn without_the_flag_the_used_ring_is_not_logged() {
     let bench = Bench::new();
     let mut front = Front::start(&bench);
-    let log = Log::new();
-    front.vhost.set_log_base(0, Some(log.region())).unwrap();
-    front
-        .vhost
-        .set_features(front.features() | F_LOG_ALL)
-        .unwrap();
+    let log = logged_without_rings(&front);
     let to = front.guest.alloc(4096, 4096);
     assert_eq!(front.read(0, to), 0);
     let dirty = log.take();
