@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+mod appliance;
 mod several;
 mod single;
 mod table;
@@ -15,6 +16,11 @@ pub fn run(nodes: u8) -> Result<()> {
         1 => single::run(),
         _ => several::run(nodes),
     }
+}
+
+/// Runs the demonstration of the appliance.
+pub fn run_appliance() -> Result<()> {
+    appliance::run()
 }
 
 fn say(line: &str) {

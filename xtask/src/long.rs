@@ -91,7 +91,7 @@ const TESTS: [TwoForms; 23] = [
         package: "gateway-tests",
         test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways",
         short: "1 move and 1 kill over TCP, 1 power cut over RDMA",
-        long: "5 moves and 5 kills over each, 1 power cut",
+        long: "5 moves, 5 kills and 5 cut-offs over each, 1 power cut",
     },
     TwoForms {
         package: "guest-tests",

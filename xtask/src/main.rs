@@ -36,6 +36,9 @@ enum Command {
         /// replaced
         #[arg(long, default_value_t = 1, value_parser = nodes)]
         nodes: u8,
+        /// Three machines that run the appliance, and a client; needs root
+        #[arg(long, conflicts_with = "nodes")]
+        appliance: bool,
     },
     /// Run the tests; arguments go to cargo-nextest (or to cargo test where that is missing)
     Test {
@@ -47,8 +50,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `cluster` replicated ones
-    /// beside Ceph, `neighbours` a quiet guest beside a greedy one
+    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `block` block devices of the
+    /// node beside guests' disks, `cluster` replicated disks beside Ceph, `neighbours` a quiet guest beside a
+    /// greedy one
     Bench {
         /// Benchmark and its options; `bench cluster --help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -75,9 +79,12 @@ enum Command {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Demo { nodes } => {
+        Command::Demo { nodes, appliance } => {
             packages::install()?;
-            demo::run(nodes)
+            match appliance {
+                true => demo::run_appliance(),
+                false => demo::run(nodes),
+            }
         }
         Command::Test { long, args } => {
             packages::install()?;

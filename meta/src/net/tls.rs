@@ -29,8 +29,10 @@ pub use client::TlsTransport;
 pub(super) use server::ACCEPT_PAUSE;
 pub use server::{TlsListener, TlsServer};
 
-/// A connection must be made, and its sides known, in this time.
+/// A peer's kernel must answer in this time.
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Then both sides must be known in this time, also if one is short of processors.
+const GREETING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// A connection on which sent data stay unacknowledged for this long is over.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(5);
 /// Protocol name in the TLS handshake.

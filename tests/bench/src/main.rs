@@ -1,7 +1,7 @@
 //! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on
-//! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench
-//! cluster` does so with three nodes, side by side with Ceph; `penstock-bench neighbours` shows what a guest
-//! that asks for everything costs another one.
+//! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench block`
+//! compares block devices of the node with that path; `penstock-bench cluster` measures three nodes, side by
+//! side with Ceph; `penstock-bench neighbours` shows what a guest that asks for everything costs another one.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 mod allocations;
 mod backend;
 mod blk;
+mod block;
 mod clock;
 mod cluster;
 mod driver;
@@ -31,6 +32,11 @@ struct Cli {
 enum Command {
     /// Disks over vhost-user: a null back end, a file with O_DIRECT, and an idle daemon
     Blk(blk::Options),
+    /// Block devices of a node beside the vhost-user path, in one virtual machine
+    Block(block::Options),
+    /// Drives a socket; `block` calls it in its machine
+    #[command(hide = true)]
+    Drive(block::DriveOptions),
     /// Disks replicated over three nodes on this machine, over both wires, beside Ceph if wanted
     Cluster(cluster::Options),
     /// A quiet guest beside one that asks for everything
@@ -40,6 +46,8 @@ enum Command {
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Blk(options) => blk::run(&options),
+        Command::Block(options) => block::run(&options),
+        Command::Drive(options) => block::drive(&options),
         Command::Cluster(options) => cluster::run(&options),
         Command::Neighbours(options) => neighbours::run(&options),
     }

@@ -1,6 +1,7 @@
 //! A virtual machine that is a node: Debian 13's kernel makes block devices of the volumes that `penstock`
 //! serves in it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -53,38 +54,62 @@ const MEMORY_MIB: u32 = 3072;
 /// Until a daemon serves and is well.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// The daemon of the machine: as the package runs it, it gives root's rights up.
-const SERVE: &str = "penstock serve --data /run/penstock --device-size 1G --user 1000 --group 1000 \
-                     --sandbox best-effort >> /run/penstock.log 2>&1 & echo $! > /run/penstock.pid";
+const SERVE: &str = "penstock serve --data /run/penstock --user 1000 --group 1000 \
+                     --sandbox best-effort @MORE@ >> /run/penstock.log 2>&1 & echo $! > /run/penstock.pid";
+
+/// Takes VDUSE out of the kernel.
+const UNLOAD_VDUSE: &str = "rmmod virtio_vdpa vduse";
+/// It stores in the machine's memory.
+const IN_MEMORY: &str = "--device-size 1G";
 
 /// A running machine with a daemon in it. Dropping it kills it.
 #[derive(Debug)]
 pub struct Machine {
     vm: Vm,
+    /// Options of its daemon.
+    options: String,
 }
 
 impl Machine {
     /// Boots it, and starts its daemon.
     pub fn start() -> Result<Self> {
-        let mut machine = Self::boot()?;
+        Self::start_with(IN_MEMORY, &[])
+    }
+
+    /// The same, with these options of `penstock serve`, and with programs: which, and where in the machine.
+    pub fn start_with(options: &str, programs: &[(&Path, &str)]) -> Result<Self> {
+        let mut machine = Self::boot(options, programs)?;
         machine.serve()?;
         Ok(machine)
     }
 
     /// The same, with a kernel that has no VDUSE.
     pub fn start_without_vduse() -> Result<Self> {
-        let mut machine = Self::boot()?;
-        machine.sh("rmmod virtio_vdpa vduse")?;
+        let mut machine = Self::boot(IN_MEMORY, &[])?;
+        machine.sh(UNLOAD_VDUSE)?;
         machine.serve()?;
         Ok(machine)
     }
 
-    fn boot() -> Result<Self> {
+    /// Starts the daemon again, with a kernel that has no VDUSE from now on.
+    pub fn restart_without_vduse(&mut self) -> Result<()> {
+        self.sh("kill $(cat /run/penstock.pid)")?;
+        self.until("! kill -0 $(cat /run/penstock.pid) 2> /dev/null")?;
+        self.sh(UNLOAD_VDUSE)?;
+        self.serve()
+    }
+
+    fn boot(options: &str, programs: &[(&Path, &str)]) -> Result<Self> {
         let image = GuestImage::of(&RECIPE, |line| eprintln!("rig: {line}"))?;
         let mut config =
             VmConfig::new(Vec::new()).with_file(penstock_binary()?, "usr/bin/penstock");
         config.memory_mib = MEMORY_MIB;
+        for (program, place) in programs {
+            config = config.with_file(*program, place.trim_start_matches('/'));
+        }
         let mut machine = Self {
             vm: Vm::boot(&image, &config)?,
+            options: options.to_owned(),
         };
         machine.sh(
             "echo root:x:0:0::/:/bin/sh > /etc/passwd; echo store:x:1000:1000::/:/bin/sh >> /etc/passwd
@@ -96,7 +121,7 @@ impl Machine {
 
     /// Starts the daemon, and waits until it is well.
     pub fn serve(&mut self) -> Result<()> {
-        self.sh(SERVE)?;
+        self.sh(&SERVE.replace("@MORE@", &self.options))?;
         let up = "penstock --data /run/penstock health";
         let waited = self.vm.sh_until(up, START_LIMIT);
         match waited {

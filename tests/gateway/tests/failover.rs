@@ -142,6 +142,23 @@ fn kill_the_daemon(fleet: &mut Fleet, protocol: Protocol) -> Result<()> {
     load::progress(fleet)
 }
 
+/// The gateway hears nobody and nobody hears it, while it serves on.
+fn cut_off(fleet: &mut Fleet, protocol: Protocol) -> Result<()> {
+    let from = fleet.active()?;
+    load::take_pause(fleet)?;
+    fleet.sh(from, "ip link set eth0 down")?;
+    is_served_by(fleet, other(from))?;
+    report(fleet, "cut off", protocol)?;
+    // Its lease is over: it has given up address, mount and device before it can be heard again.
+    fleet.until(from, "! ip addr show eth0 | grep -q 10.9.0.50")?;
+    fleet.sh(from, "ip link set eth0 up")?;
+    fleet.until(
+        from,
+        "! grep -q exports/data /proc/mounts && ! ls /dev/vduse/penstock-* 2> /dev/null",
+    )?;
+    load::progress(fleet)
+}
+
 fn cut_the_power(fleet: &mut Fleet, protocol: Protocol) -> Result<()> {
     let from = fleet.active()?;
     load::take_pause(fleet)?;
@@ -169,11 +186,15 @@ fn a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways() -> Result<(
         hand_over(&mut fleet, Protocol::Tcp)?;
         kill_the_daemon(&mut fleet, Protocol::Tcp)?;
     }
+    for _ in 0..form.pick(0, ROUNDS) {
+        cut_off(&mut fleet, Protocol::Tcp)?;
+    }
     load::finish(&mut fleet)?;
     load::start(&mut fleet, Protocol::Rdma)?;
     for _ in 0..form.pick(0, ROUNDS) {
         hand_over(&mut fleet, Protocol::Rdma)?;
         kill_the_daemon(&mut fleet, Protocol::Rdma)?;
+        cut_off(&mut fleet, Protocol::Rdma)?;
     }
     cut_the_power(&mut fleet, Protocol::Rdma)?;
     load::finish(&mut fleet)?;

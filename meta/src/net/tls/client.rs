@@ -9,14 +9,14 @@ use openraft::BasicNode;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::super::frame::{self, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello};
 use super::super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
-use super::{CONNECT_WAIT_MAX, TlsIdentity, prepare};
+use super::{CONNECT_WAIT_MAX, GREETING_WAIT_MAX, TlsIdentity, prepare};
 use crate::ids::NodeId;
 
 /// Pause after a connection could not be made; doubled up to the maximum with each further failure.
@@ -41,7 +41,7 @@ enum Failed {
     Io(#[from] io::Error),
 }
 
-/// The way to one peer. One caller at a time makes the connection.
+/// The way to one peer. One caller at a time waits for the connection.
 #[derive(Default)]
 struct ConnectionSlot {
     state: tokio::sync::Mutex<State>,
@@ -50,8 +50,37 @@ struct ConnectionSlot {
 #[derive(Default)]
 struct State {
     link: Option<ClientLink>,
+    attempt: Option<Attempt>,
     failures: u32,
     not_before: Option<Instant>,
+}
+
+type Connected = Result<TlsStream<TcpStream>, Failed>;
+
+/// A connection that is being made, in a task of its own: a call that is given up leaves it to the next one.
+/// A heartbeat has 100 ms, and a loaded peer takes longer for a handshake.
+struct Attempt {
+    address: String,
+    /// One task, which ends with this set.
+    task: JoinSet<Connected>,
+}
+
+impl Attempt {
+    fn new(identity: TlsIdentity, target: NodeId, address: &str) -> Self {
+        let (address, mut task) = (address.to_owned(), JoinSet::new());
+        let to = address.clone();
+        task.spawn(async move { connect(&identity, target, &to).await });
+        Self { address, task }
+    }
+
+    /// Waits for its end. What is dropped meanwhile is the waiting alone.
+    async fn end(&mut self) -> Connected {
+        match self.task.join_next().await {
+            Some(Ok(connected)) => connected,
+            Some(Err(error)) => Err(io::Error::other(error).into()),
+            None => Err(io::Error::other("it has ended before").into()),
+        }
+    }
 }
 
 type Waiting = Arc<Mutex<Option<BTreeMap<u64, oneshot::Sender<PeerReply>>>>>;
@@ -77,6 +106,34 @@ fn lock(waiting: &Waiting) -> MutexGuard<'_, Option<BTreeMap<u64, oneshot::Sende
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+async fn connect(identity: &TlsIdentity, target: NodeId, address: &str) -> Connected {
+    let no_answer = |_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer");
+    let stream = timeout(CONNECT_WAIT_MAX, TcpStream::connect(address)).await;
+    let stream = stream.map_err(no_answer)??;
+    prepare(&stream)?;
+    let greeted = timeout(GREETING_WAIT_MAX, greet(identity, target, stream)).await;
+    greeted.map_err(no_answer)?
+}
+
+/// Shows who connects, and finds out who answers.
+async fn greet(identity: &TlsIdentity, target: NodeId, stream: TcpStream) -> Connected {
+    let connector = TlsConnector::from(Arc::clone(&identity.client));
+    let name = identity.name_of(target);
+    let mut stream = connector.connect(name, stream).await?;
+    let hello = identity.hello();
+    frame::send(&mut stream, 0, &hello).await?;
+    let (_, answer): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
+    if answer.removed {
+        return Err(Failed::Removed);
+    }
+    let refused = |detail| io::Error::new(io::ErrorKind::PermissionDenied, detail);
+    answer.agree(identity.cluster).map_err(refused)?;
+    if answer.node != target {
+        return Err(refused(format!("node {} answered", answer.node)).into());
+    }
+    Ok(stream)
+}
+
 impl TlsTransport {
     /// Calls in the name of this node.
     #[must_use]
@@ -92,24 +149,51 @@ impl TlsTransport {
         Arc::clone(peers.entry(target).or_default())
     }
 
-    async fn connect(&self, target: NodeId, address: &str) -> Result<TlsStream<TcpStream>, Failed> {
-        let stream = TcpStream::connect(address).await?;
-        prepare(&stream)?;
-        let connector = TlsConnector::from(Arc::clone(&self.identity.client));
-        let name = self.identity.name_of(target);
-        let mut stream = connector.connect(name, stream).await?;
-        let hello = self.identity.hello();
-        frame::send(&mut stream, 0, &hello).await?;
-        let (_, answer): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
-        if answer.removed {
-            return Err(Failed::Removed);
+    /// Makes a connection, or waits for the one that is being made.
+    async fn stream(
+        &self,
+        state: &mut State,
+        target: NodeId,
+        address: &str,
+    ) -> Result<TlsStream<TcpStream>, TransportError> {
+        let unreachable = |detail: String| TransportError::Unreachable { target, detail };
+        if state
+            .attempt
+            .as_ref()
+            .is_none_or(|attempt| attempt.address != address)
+        {
+            if state
+                .not_before
+                .is_some_and(|moment| Instant::now() < moment)
+            {
+                return Err(unreachable(
+                    "it could not be reached a moment ago".to_owned(),
+                ));
+            }
+            state.attempt = Some(Attempt::new(self.identity.clone(), target, address));
         }
-        let refused = |detail| io::Error::new(io::ErrorKind::PermissionDenied, detail);
-        answer.agree(self.identity.cluster).map_err(refused)?;
-        if answer.node != target {
-            return Err(refused(format!("node {} answered", answer.node)).into());
+        let attempt = state.attempt.as_mut().expect("it was just made");
+        let connected = attempt.end().await;
+        state.attempt = None;
+        match connected {
+            Ok(stream) => {
+                state.failures = 0;
+                state.not_before = None;
+                Ok(stream)
+            }
+            Err(failed) => {
+                let pause = BACKOFF_MIN.saturating_mul(1 << state.failures.min(8));
+                state.failures += 1;
+                state.not_before = Some(Instant::now() + pause.min(BACKOFF_MAX));
+                Err(match failed {
+                    Failed::Removed => TransportError::Removed { target },
+                    Failed::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                        TransportError::Gone { target }
+                    }
+                    Failed::Io(error) => unreachable(error.to_string()),
+                })
+            }
         }
-        Ok(stream)
     }
 
     /// Hands a request to the connection, which is made if there is none. The answer comes later.
@@ -125,28 +209,7 @@ impl TlsTransport {
         let alive = |link: &ClientLink| link.address == address && lock(&link.waiting).is_some();
         if !state.link.as_ref().is_some_and(alive) {
             state.link = None;
-            let now = Instant::now();
-            if state.not_before.is_some_and(|moment| now < moment) {
-                return Err(unreachable(
-                    "it could not be reached a moment ago".to_owned(),
-                ));
-            }
-            // Should this call be given up meanwhile, that counts as a failure, too.
-            let pause = BACKOFF_MIN.saturating_mul(1 << state.failures.min(8));
-            state.failures += 1;
-            state.not_before = Some(now + pause.min(BACKOFF_MAX));
-            let made = timeout(CONNECT_WAIT_MAX, self.connect(target, address)).await;
-            let stream = made
-                .map_err(|_| unreachable("it does not answer".to_owned()))?
-                .map_err(|error| match error {
-                    Failed::Removed => TransportError::Removed { target },
-                    Failed::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                        TransportError::Gone { target }
-                    }
-                    Failed::Io(error) => unreachable(error.to_string()),
-                })?;
-            state.failures = 0;
-            state.not_before = None;
+            let stream = self.stream(&mut state, target, address).await?;
             state.link = Some(ClientLink::new(address.to_owned(), stream));
         }
         let link = state.link.as_mut().expect("it was just made");

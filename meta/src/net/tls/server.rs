@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 use super::super::frame::{self, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello};
 use super::super::{BoxFuture, PeerReply, PeerRequest};
 use super::budget::{self, Budget, Held};
-use super::{CONNECT_WAIT_MAX, TlsError, TlsIdentity, prepare};
+use super::{GREETING_WAIT_MAX, TlsError, TlsIdentity, prepare};
 use crate::ids::{Incarnation, NodeId};
 use crate::node::Peer;
 
@@ -165,7 +165,7 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
 
 async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     prepare(&stream)?;
-    let greeted = timeout(CONNECT_WAIT_MAX, greet(stream, server)).await;
+    let greeted = timeout(GREETING_WAIT_MAX, greet(stream, server)).await;
     let (stream, node, incarnation) =
         greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     let check = |request: &PeerRequest| server.peer.check_request(node, request);
