@@ -45,8 +45,14 @@ impl Console<'_> {
             rescue::menu(self)?;
         }
         let mut shown = String::new();
+        let mut lack_of_room = None;
         loop {
-            let page = self.page().to_string();
+            let page = self.page();
+            if page.lack_of_room.is_some() && lack_of_room.is_none() {
+                log(page.lack_of_room.as_deref().unwrap_or_default());
+            }
+            lack_of_room.clone_from(&page.lack_of_room);
+            let page = page.to_string();
             // Not written anew while nothing changes: a serial line may be recorded.
             if page != shown {
                 print(&format!("{CLEAR}{page}"))?;
@@ -94,6 +100,7 @@ impl Console<'_> {
             fingerprint: authority.and_then(|text| (self.fingerprint)(&text)),
             health: self.machine.is_node().then_some(health),
             message: self.machine.message(),
+            lack_of_room: self.machine.lack_of_room(),
             has_ssh: std::fs::metadata(self.machine.path("authorized_keys"))
                 .is_ok_and(|file| file.len() > 0),
         }
@@ -128,6 +135,12 @@ impl Console<'_> {
         while key()?.is_none() {}
         Ok(())
     }
+}
+
+/// Writes a line to the machine's log: what this program prints is the console.
+fn log(line: &str) {
+    // The console shows it in any case.
+    let _ = run(Command::new("logger").args(["-t", "penstock", "-p", "daemon.err", line]));
 }
 
 fn print(text: &str) -> Result<()> {

@@ -19,6 +19,9 @@ use crate::seed::Seed;
 /// Where it is.
 pub const DIRECTORY: &str = "/var/lib/appliance";
 
+/// With less room for state the console says so. The log alone leaves 128 MiB (`journald.conf.d`).
+const STATE_FREE_MIB_MIN: u64 = 64;
+
 const SECRET: u32 = 0o600;
 const PUBLIC: u32 = 0o644;
 
@@ -143,6 +146,16 @@ impl Machine {
         ) {
             eprintln!("penstock: {e:#}");
         }
+    }
+
+    /// What is wrong with the room for state, if something is: a node that cannot write its configuration, its
+    /// log or the record of an update.
+    pub fn lack_of_room(&self) -> Option<String> {
+        let room = rustix::fs::statvfs(&self.directory).ok()?;
+        let free_mib = (room.f_bavail * room.f_frsize) >> 20;
+        (free_mib < STATE_FREE_MIB_MIN).then(|| {
+            format!("{free_mib} MiB are free on the state partition (/var): remove files of yours from /var/tmp")
+        })
     }
 
     /// Forgets the line for the console.

@@ -20,7 +20,7 @@ struct TwoForms {
 /// Of a test that `cargo xtask test` does not run: `.config/nextest.toml` leaves it out.
 const NONE: &str = "none";
 
-const TESTS: [TwoForms; 23] = [
+const TESTS: [TwoForms; 24] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -50,6 +50,12 @@ const TESTS: [TwoForms; 23] = [
         test: "an_update_that_loses_power_leaves_one_of_two_versions",
         short: NONE,
         long: "power lost at 8 moments",
+    },
+    TwoForms {
+        package: "appliance-tests",
+        test: "a_full_state_partition_is_named_and_costs_nothing",
+        short: NONE,
+        long: "full while it runs, and at a start",
     },
     TwoForms {
         package: "sim",

@@ -17,6 +17,8 @@ pub struct Page {
     pub health: Option<String>,
     /// The machine's line for the console.
     pub message: Option<String>,
+    /// What is wrong with the room for state, if something is.
+    pub lack_of_room: Option<String>,
     /// Whether anybody may come in by ssh.
     pub has_ssh: bool,
 }
@@ -72,6 +74,9 @@ impl fmt::Display for Page {
         )?;
         if let Some(message) = &self.message {
             line("Message", message)?;
+        }
+        if let Some(lack) = &self.lack_of_room {
+            line("State", lack)?;
         }
         line("Next", &self.next())?;
         let wizard = if self.health.is_none() {

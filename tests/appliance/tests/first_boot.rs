@@ -82,10 +82,39 @@ fn three_machines_told_in_three_ways_are_one_cluster() -> Result<()> {
     three.refused("systemctl is-active ssh.service")?;
     three.screen_shows("Health       ok", LIMIT)?;
 
+    let typed = token(&mut one)?;
+    refuses_a_second_one(&images, config(4, None), &typed)?;
+    one.sh_until("penstock health", LIMIT)?;
+    ensure!(
+        one.sh("penstock node list")?.lines().count() == nodes.lines().count(),
+        "a node came or went"
+    );
+
     one.cut_power();
     two.sh_until("penstock node list | grep one | grep -q down", LIMIT)?;
     one.start()?;
     two.sh_until("penstock health", LIMIT)?;
+    Ok(())
+}
+
+/// A machine whose name another node has says so, and does not join.
+fn refuses_a_second_one(images: &Images, config: Config, token: &str) -> Result<()> {
+    let text = format!(
+        "hostname: one\n{}penstock: {{join: {token}, devices: all-empty}}\n",
+        network(4)
+    );
+    let way = Way::FwCfg;
+    let mut machine = Machine::boot(
+        images,
+        Config {
+            seed: Some(Seed { way, text }),
+            ..config
+        },
+    )?;
+    let told = "grep -F 'one' /var/lib/appliance/message | grep -q 'name'";
+    machine.sh_until(told, LIMIT)?;
+    machine.screen_shows("Message", LIMIT)?;
+    machine.refused("test -e /var/lib/appliance/node")?;
     Ok(())
 }
 

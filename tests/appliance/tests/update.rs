@@ -170,8 +170,8 @@ fn fill(machine: &mut Machine) -> Result<String> {
 
 fn has(machine: &mut Machine, sum: &str) -> Result<()> {
     machine.sh_until("penstock health", LIMIT)?;
-    let export = "rm -f /var/tmp/image; penstock volume export keep /var/tmp/image 2>&1 >/dev/null; \
-        sha256sum < /var/tmp/image";
+    let export = "rm -f /run/image; penstock volume export keep /run/image 2>&1 >/dev/null; \
+        sha256sum < /run/image";
     let now = machine.sh_until(export, LIMIT)?;
     ensure!(
         now.ends_with(sum),
@@ -226,4 +226,37 @@ fn fell_back(machine: &mut Machine, version: &str, why: &str) -> Result<()> {
     let status = machine.sh_until("penstock update status | grep 'taken back'", LIMIT)?;
     ensure!(status.contains(version) && status.contains(why), "{status}");
     runs(machine, SECOND)
+}
+
+/// An operator's files fill the state partition: the machine says so, and goes on.
+#[test]
+fn a_full_state_partition_is_named_and_costs_nothing() -> Result<()> {
+    let images = Images::get()?;
+    let mut machine = machine(&images, Firmware::Uefi, Bus::Virtio, Way::Smbios)?;
+    machine.sh_until("penstock health", LIMIT)?;
+    let sum = fill(&mut machine)?;
+    machine.sh("dd if=/dev/zero of=/var/tmp/big bs=1M 2> /dev/null; df /var | grep -q '100%'")?;
+    machine.screen_shows("State        0 MiB are free on the state partition", LIMIT)?;
+    machine.sh_until(
+        "journalctl --no-pager | grep -q 'MiB are free on the state partition'",
+        LIMIT,
+    )?;
+    machine.sh("penstock health")?;
+    machine.sh(MOUNT)?;
+    let update = format!("{PLACE}/penstock-appliance-{SECOND}.update");
+    let told = machine.refused(&format!("penstock update install {update} --yes 2>&1"))?;
+    ensure!(told.contains("No space left on device"), "{told}");
+
+    machine.restart()?;
+    machine.sh_until("penstock health", LIMIT)?;
+    machine.screen_shows("State        0 MiB are free", LIMIT)?;
+    runs(&mut machine, FIRST)?;
+    has(&mut machine, &sum)?;
+
+    machine.sh("rm /var/tmp/big")?;
+    install(&mut machine, SECOND)?;
+    machine.restart()?;
+    machine.sh_until("penstock update status | grep -q 'runs, and stays'", LIMIT)?;
+    runs(&mut machine, SECOND)?;
+    has(&mut machine, &sum)
 }

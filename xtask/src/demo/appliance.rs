@@ -181,7 +181,8 @@ impl Demo {
         )?;
         self.client.sh("umount /run/nfs")?;
         self.mount("tcp")?;
-        self.client.sh("sha256sum -c --quiet /run/sum && umount /run/nfs")?;
+        self.client
+            .sh("sha256sum -c --quiet /run/sum && umount /run/nfs")?;
         self.table.row(
             "export",
             "32 MiB written over RDMA, verified over TCP",
@@ -277,7 +278,8 @@ impl Demo {
             );
         }
         let pause = seconds(self.pause()?);
-        let done = format!("version {FIRST} to {SECOND}, node by node; the client waited {pause} at most");
+        let done =
+            format!("version {FIRST} to {SECOND}, node by node; the client waited {pause} at most");
         self.table.row("update", &done, begin.elapsed());
         Ok(())
     }
