@@ -102,10 +102,11 @@ enum Interface {
 }
 
 impl Interface {
-    /// The one that this kernel has; VDUSE if it has both.
+    /// The one that this kernel has; VDUSE if it has both, also if that is not allowed.
     fn of_kernel() -> Result<Self, KernelError> {
         match kernel::control() {
             Ok(_) => Ok(Self::Vduse),
+            Err(error @ KernelError::VduseRefused(_)) => Err(error),
             Err(error) => match nbd::kernel::check() {
                 Ok(()) => Ok(Self::Nbd),
                 Err(nbd) => Err(KernelError::NoInterface(error.to_string(), nbd)),

@@ -27,6 +27,12 @@ pub enum KernelError {
         "this kernel has no VDUSE ({0}): load the modules vduse and virtio_vdpa (Linux 5.15 or later)"
     )]
     NoVduse(String),
+    /// The kernel has VDUSE, and this process may not use it.
+    #[error(
+        "VDUSE may not be used here ({0}): allow the devices of char-vduse (DeviceAllow= of the daemon's unit) \
+         and start the daemon again"
+    )]
+    VduseRefused(String),
     /// Neither that nor nbd.
     #[error("{0}, or the module nbd, which takes no orders either: {1}")]
     NoInterface(String, #[source] io::Error),
@@ -92,7 +98,13 @@ pub fn control() -> Result<vduse::Control, KernelError> {
             tracing::debug!(module, ?loaded, "load a module");
         }
     }
-    vduse::Control::open().map_err(|e| KernelError::NoVduse(format!("{}: {e}", vduse::CONTROL)))
+    vduse::Control::open().map_err(|error| {
+        let told = format!("{}: {error}", vduse::CONTROL);
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => KernelError::VduseRefused(told),
+            _ => KernelError::NoVduse(told),
+        }
+    })
 }
 
 /// Whether a vDPA device exists, which means that a driver has been given the VDUSE device.

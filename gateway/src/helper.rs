@@ -14,6 +14,7 @@ mod command;
 mod device;
 mod mounts;
 mod server;
+mod soft_roce;
 mod tracker;
 
 use std::io;

@@ -20,6 +20,7 @@ use crate::wire::ServerState;
 
 use super::command::{program, run, succeed};
 use super::mounts::{Mounts, is_mount_point, make_dir, mount};
+use super::soft_roce;
 use super::tracker::Tracker;
 use super::{HelperError, Result};
 
@@ -110,6 +111,7 @@ impl Server {
             ));
         }
         self.prepare()?;
+        soft_roce::renew();
         let added = self.tracker.add(&plan.name, &point);
         let must_start_anew = added.map_err(|e| {
             HelperError::io(

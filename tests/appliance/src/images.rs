@@ -138,7 +138,9 @@ fn unwell_tree(work: &Path) -> Result<PathBuf> {
 /// is in this program.
 fn identity() -> Result<u64> {
     let mut hasher = DefaultHasher::new();
-    for file in [penstock_binary()?, std::env::current_exe()?] {
+    // By its link, which stays when the program is built anew meanwhile.
+    let builder = PathBuf::from("/proc/self/exe");
+    for file in [penstock_binary()?, builder] {
         let meta =
             std::fs::metadata(&file).with_context(|| format!("look at {}", file.display()))?;
         Form::of_this_run().word().hash(&mut hasher);

@@ -126,6 +126,12 @@ fn becomes_a_node(machine: &mut Machine) -> Result<()> {
         path.starts_with("/dev/disk/by-id/") && path.contains("data0"),
         "{path}"
     );
+    // As a gateway makes it, in the service's own sandbox.
+    machine.sh(
+        "penstock volume create scratch 64M && penstock attach volume scratch --block 2> /dev/null && \
+         penstock attachment list --json | grep -q '\"block_device\": \"/dev/vd' && \
+         penstock detach scratch --yes && penstock volume delete scratch --yes 2>&1",
+    )?;
     let failed = machine.sh("systemctl --failed --no-legend --plain")?;
     ensure!(failed.is_empty(), "units failed:\n{failed}");
     let screen = machine.screen_shows("SHA-256", LIMIT)?;
