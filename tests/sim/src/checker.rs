@@ -58,6 +58,8 @@ struct Cluster {
     live: bool,
     /// One of those that a loss of power may have left behind.
     relic: bool,
+    /// Power was lost while it was under way.
+    spans_loss: bool,
     /// When whoever might have written it was kept out: it has taken effect by then, or never will.
     sealed: Stamp,
 }
@@ -136,6 +138,7 @@ const PRIMEVAL: Cluster = Cluster {
     fua: true,
     live: false,
     relic: false,
+    spans_loss: false,
     sealed: NEVER,
 };
 
@@ -189,6 +192,8 @@ struct Volume {
     may_fail: bool,
     /// When a flush last failed: those under way then may fail, too.
     reported: Stamp,
+    /// Start of the latest flush that failed: whoever asked for it knows of no earlier write that it is durable.
+    warned: Stamp,
 }
 
 /// Histories of all volumes. See the module.
@@ -242,6 +247,7 @@ impl Checker {
                 fua: false,
                 live: true,
                 relic: false,
+                spans_loss: false,
                 sealed: NEVER,
             });
         }
@@ -257,6 +263,7 @@ impl Checker {
         fua: bool,
     ) -> Result<(), Violation> {
         let end = self.tick();
+        let mut may_fail = false;
         for sector in sectors {
             let register = &mut self.volumes[volume].registers[sector as usize];
             let Some(at) = register.clusters.iter().position(|c| c.tag == tag) else {
@@ -266,11 +273,16 @@ impl Checker {
             let cluster = &mut register.clusters[at];
             cluster.first_end = cluster.first_end.min(end);
             (cluster.acked, cluster.fua, cluster.live) = (end, fua, false);
+            // If power was lost while it was under way, it came after that, and the next loss may undo it.
+            cluster.relic = false;
+            // Replicas may have done a part of it before, and lost that: its host cannot tell.
+            may_fail |= std::mem::take(&mut cluster.spans_loss);
             let cluster = *cluster;
             register
                 .check(at, &cluster)
                 .map_err(|what| violation(volume, sector, what))?;
         }
+        self.volumes[volume].may_fail |= may_fail;
         Ok(())
     }
 
@@ -384,6 +396,7 @@ impl Checker {
             of.may_fail = false;
             of.owed = None;
             of.reported = now;
+            of.warned = of.warned.max(begun.start);
         }
         explained
     }
@@ -394,7 +407,7 @@ impl Checker {
         let of = &mut self.volumes[volume];
         of.rolled_back = now;
         of.may_fail = true;
-        let covered = of.flushed.max(of.opened);
+        let covered = of.flushed.max(of.opened).max(of.warned);
         for (sector, register) in (0..).zip(&mut of.registers) {
             if concerned(sector) {
                 of.owed = of.owed.max(register.unflushed(covered));
@@ -419,6 +432,17 @@ impl Checker {
                 register.roll_back(now, durable);
             }
         }
+    }
+
+    /// A device shows `tag` in a sector after a loss of power that hit it alone.
+    ///
+    /// # Errors
+    /// Something flushed came after that.
+    pub fn would_be_left(&self, volume: usize, sector: u64, tag: Tag) -> Result<(), String> {
+        let of = &self.volumes[volume];
+        let mut register = of.registers[sector as usize].clone();
+        register.roll_back(self.clock + 1, of.flushed);
+        register.read(tag, self.clock + 2, self.clock + 3)
     }
 
     fn oldest_read(&self, volume: usize, now: Stamp) -> Stamp {
@@ -567,6 +591,7 @@ impl Register {
             // devices.
             cluster.first_end = if cluster.live { NEVER } else { now };
             cluster.last_start = now;
+            cluster.spans_loss |= cluster.live;
             if !cluster.live {
                 (cluster.acked, cluster.fua) = (now, true);
             }

@@ -30,6 +30,9 @@ struct Cli {
     /// More goes wrong, and leases move more often
     #[arg(long)]
     rough: bool,
+    /// All nodes lose power at once, several times
+    #[arg(long, conflicts_with = "rough")]
+    outages: bool,
     /// Disks neither rot nor refuse blocks nor run full
     #[arg(long)]
     sound_disks: bool,
@@ -62,6 +65,7 @@ impl Cli {
         let all = [
             (self.healthy, " --healthy"),
             (self.rough, " --rough"),
+            (self.outages, " --outages"),
             (self.sound_disks, " --sound-disks"),
             (self.blocks, " --blocks"),
             (self.overlaps, " --overlaps"),
@@ -80,10 +84,11 @@ impl Cli {
 
 fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
     let draw = |rng: &mut _| {
-        let mut plan = match (cli.healthy, cli.rough) {
-            (true, _) => Plan::draw_healthy(rng),
-            (false, true) => Plan::draw_rough(rng),
-            (false, false) => Plan::draw(rng),
+        let mut plan = match cli {
+            Cli { healthy: true, .. } => Plan::draw_healthy(rng),
+            Cli { rough: true, .. } => Plan::draw_rough(rng),
+            Cli { outages: true, .. } => Plan::draw_outages(rng),
+            _ => Plan::draw(rng),
         };
         plan.guests_do.sectors &= !cli.blocks;
         plan.guests_do.overlaps |= cli.overlaps;
@@ -114,6 +119,8 @@ struct Totals {
     sectors: u64,
     recovered: u64,
     moved: u64,
+    outages: u64,
+    durable: u64,
     /// Runs with blocks that nobody could read.
     lost: u64,
 }
@@ -125,6 +132,8 @@ impl Totals {
         self.sectors += outcome.sectors_read;
         self.recovered += outcome.recovered_blocks;
         self.moved += outcome.moved;
+        self.outages += u64::from(outcome.outages);
+        self.durable += outcome.durable_sectors;
         self.lost += u64::from(outcome.lost_blocks);
     }
 }
@@ -133,9 +142,15 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} guest requests, {} sectors compared, {} blocks recovered, {} groups moved between devices of \
-             a node, {} with blocks that nobody could read",
-            self.requests, self.sectors, self.recovered, self.moved, self.lost
+            "{} guest requests, {} sectors compared, {} found durable, {} losses of all power, {} blocks \
+             recovered, {} groups moved between devices of a node, {} with blocks that nobody could read",
+            self.requests,
+            self.sectors,
+            self.durable,
+            self.outages,
+            self.recovered,
+            self.moved,
+            self.lost
         )
     }
 }

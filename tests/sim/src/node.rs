@@ -282,6 +282,12 @@ impl Node {
         self.paused_until = At(0);
     }
 
+    /// Checkpoints that the stores of its process have written.
+    pub fn checkpoints(&self) -> u64 {
+        let stores = self.process.iter().flat_map(|p| &p.port.stores);
+        stores.map(|store| store.core.metrics().checkpoints).sum()
+    }
+
     /// How often its machine has been booted again.
     pub fn boots(&self) -> usize {
         self.power_losses.len()

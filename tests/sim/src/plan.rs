@@ -73,6 +73,8 @@ pub struct FaultPlan {
     pub wrests: u32,
     /// A host dies with its guests, which are started on others.
     pub host_crashes: u32,
+    /// All nodes lose power at the same instant; see [`Outage`](crate::sim::Outage).
+    pub outages: u32,
 }
 
 /// How guests behave. All of it is allowed; scenarios that are about something else leave some of it out.
@@ -276,6 +278,15 @@ impl Plan {
         if self.faults.victims > 0 && rng.random_bool(0.5) {
             self.faults.spoils = rng.random_range(1..=4);
         }
+    }
+
+    /// What a seed runs when all nodes lose power at once, several times, besides what else goes wrong.
+    pub fn draw_outages(rng: &mut ChaCha8Rng) -> Self {
+        let mut plan = Self::draw(rng);
+        plan.request_timeout = Span::millis(rng.random_range(300..2000));
+        plan.faults.victims = plan.faults.victims.max(1);
+        plan.faults.outages = rng.random_range(1..=4);
+        plan
     }
 
     /// What a seed runs when more than usual is to go wrong, at every node, and leases move often.

@@ -23,6 +23,7 @@ use crate::workload::{self, Guest, GuestOp};
 mod calls;
 mod control;
 mod disks;
+mod durable;
 mod end;
 mod faults;
 mod guests;
@@ -34,7 +35,7 @@ mod nodes;
 mod script;
 
 use control::{LeaseSeeker, MetaMessage};
-pub use faults::Fault;
+pub use faults::{Fault, Outage};
 use leases::{Lease, Takeover};
 
 /// Between two looks of an idle data thread at its store.
@@ -165,6 +166,10 @@ pub struct Outcome {
     pub lost_blocks: bool,
     /// How often a group has moved from one device of a node to another.
     pub moved: u64,
+    /// How often all nodes lost power at once.
+    pub outages: u32,
+    /// Sectors that were found durable on a device, as guests had been told.
+    pub durable_sectors: u64,
     /// Simulated time.
     pub time: At,
 }
@@ -230,6 +235,13 @@ pub struct Sim {
     been_members: BTreeSet<(PgId, DeviceAt)>,
     /// See [`Outcome::moved`].
     pub(crate) moved: u64,
+    /// Losses of all power that wait for something.
+    outages: Vec<Outage>,
+    outages_had: u32,
+    /// For which flushes are checked, and what disks lose in that.
+    durable_rng: ChaCha8Rng,
+    /// Sectors that were found durable on a device.
+    durable_sectors: u64,
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
 }
@@ -248,7 +260,7 @@ fn formatted(bytes: u64) -> SimDisk {
 }
 
 /// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that
-/// disks do not give, 3 for which of a node's devices is hit.
+/// disks do not give, 3 for which of a node's devices is hit, 4 for what is checked to be durable.
 fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -292,6 +304,7 @@ impl Sim {
         let mut sim = Self::new(plan, rng, print);
         (sim.disk_rng, sim.spoil_rng) = (disk_rng, spoil_rng);
         sim.device_rng = rng_of(seed, 3);
+        sim.durable_rng = rng_of(seed, 4);
         sim.schedule_faults();
         sim.schedule_disk_faults();
         sim.schedule_spoils();
@@ -309,6 +322,7 @@ impl Sim {
         plan.has_narrow_windows = has_narrow_windows(seed);
         let mut sim = Self::new(plan, rng, print);
         sim.device_rng = rng_of(seed, 3);
+        sim.durable_rng = rng_of(seed, 4);
         sim.schedule_faults();
         sim
     }
@@ -377,6 +391,10 @@ impl Sim {
             ops: (0, 0),
             been_members: BTreeSet::new(),
             moved: 0,
+            outages: Vec::new(),
+            outages_had: 0,
+            durable_rng: rng_of(0, 4),
+            durable_sectors: 0,
             failure: None,
         };
         sim.begin();
@@ -554,6 +572,8 @@ impl Sim {
                 recovered_blocks: self.recovered_blocks,
                 lost_blocks: self.has_lost(),
                 moved: self.moved,
+                outages: self.outages_had,
+                durable_sectors: self.durable_sectors,
                 time: self.now,
             }),
         }

@@ -29,7 +29,7 @@ fn for_each_seed(
         run(seed).unwrap_or_else(|failure| {
             panic!(
                 "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, \
-                 --overlaps, --sound-disks, --rough or --devices 2 if the test has it"
+                 --overlaps, --sound-disks, --rough, --outages or --devices 2 if the test has it"
             )
         })
     };
@@ -107,6 +107,20 @@ fn with_faults_and_partial_writes_no_guest_sees_what_it_may_not() {
     for_each_seed(1001, seeds(100), |seed| {
         Sim::drawn(seed, false, Plan::draw).run()
     });
+}
+
+/// A full resync hides what a single node lost: here there is nobody to be brought up to date by.
+#[test]
+fn with_the_power_of_all_nodes_lost_no_guest_sees_what_it_may_not() {
+    let outcomes = for_each_seed(3001, seeds(100), |seed| {
+        Sim::drawn(seed, false, Plan::draw_outages).run()
+    });
+    let outages: u32 = outcomes.iter().map(|o| o.outages).sum();
+    let durable: u64 = outcomes.iter().map(|o| o.durable_sectors).sum();
+    assert!(
+        outcomes.len() == 1 || outages > 50 && durable > 10_000,
+        "{outages} {durable}"
+    );
 }
 
 #[test]

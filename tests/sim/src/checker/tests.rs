@@ -216,6 +216,37 @@ fn a_write_under_way_outlives_a_loss_of_power() {
 }
 
 #[test]
+fn a_write_that_a_loss_of_power_interrupts_may_go_with_the_next_one() {
+    let mut bench = Bench::new();
+    bench.write(A);
+    bench.flush();
+    bench.begin(B);
+    bench.power_loss();
+    bench.end(B).unwrap();
+    bench.read(B).unwrap();
+    bench.read(A).expect_err("power was not lost again");
+    bench.power_loss();
+    bench.read(A).unwrap();
+    bench.read(B).expect_err("it has gone");
+}
+
+#[test]
+fn what_one_device_would_lose_is_told_apart_from_what_it_may() {
+    let mut bench = Bench::new();
+    bench.write(A);
+    bench.flush();
+    bench.write(B);
+    let left = |bench: &Bench, tag| bench.0.would_be_left(0, 0, tag);
+    left(&bench, A).unwrap();
+    left(&bench, B).unwrap();
+    left(&bench, ZERO).expect_err("A was flushed");
+    bench.flush();
+    left(&bench, B).unwrap();
+    left(&bench, A).expect_err("B was flushed");
+    bench.read(B).unwrap();
+}
+
+#[test]
 fn a_flush_covers_only_what_was_acknowledged_before_it_began() {
     let mut bench = Bench::new();
     bench.write(A);

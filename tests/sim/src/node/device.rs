@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use fabric::proto::ids::ChunkKey;
 use fabric::store;
 use fabric::store::ShardCore;
 use fabric::store::api::{CoreParams, DeviceLabel};
 use fabric::testing::sim_disk::{CrashKind, SimDisk};
+
+use super::store::Store;
 
 /// Cluster of all simulated devices.
 const CLUSTER: [u8; 16] = [0xc1; 16];
@@ -63,10 +66,38 @@ impl Device {
         Ok(cores.remove(0))
     }
 
+    /// The store as it would open after a loss of power now; nothing if it would not.
+    pub fn after_power_loss(&self, seed: u64) -> Option<Left> {
+        let mut left = Self {
+            disk: self.disk.crash(CrashKind::Power, seed),
+            slowness: 1,
+            is_full: false,
+        };
+        let core = left.open([0xd0; 16]).ok()?;
+        let (disk, store) = (left.disk, Store::new(core));
+        Some(Left { disk, store })
+    }
+
     /// Its process dies; with `Power` so does what the disk had not flushed.
     pub fn crash(&mut self, kind: CrashKind, seed: u64) {
         self.disk = self.disk.crash(kind, seed);
         self.disk.set_host_room(self.is_full.then_some(0));
+    }
+}
+
+/// What a loss of power would leave on a device.
+pub struct Left {
+    disk: SimDisk,
+    store: Store,
+}
+
+impl Left {
+    /// Reads a range of a chunk.
+    ///
+    /// # Errors
+    /// What the store says when it cannot read it.
+    pub fn peek(&mut self, chunk: ChunkKey, range: (u32, u32)) -> Result<Vec<u8>, String> {
+        self.store.peek(&mut self.disk, chunk, range)
     }
 }
 

@@ -1,11 +1,11 @@
 //! The way to meta and back: late, lost, and now and then nobody there.
 
-use fabric::core::membership::Member;
+use fabric::core::membership::{Member, ReplicaState};
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use meta::Outcome;
 use rand::Rng;
 
-use super::{BEAT_EVERY, End, Event, PLAN_EVERY, Sim};
+use super::{BEAT_EVERY, End, Event, Outage, PLAN_EVERY, Sim};
 use crate::metadata::WITNESS_WAIT;
 use crate::queue::Span;
 
@@ -179,6 +179,15 @@ impl Sim {
                 format!("meta: {epoch} {pg} {at} {from:?} -> {to:?} as {incarnation}")
             });
             self.check_change(&change);
+            let in_sync = |state| state == ReplicaState::InSync;
+            match (in_sync(change.from.0), in_sync(change.to.0)) {
+                (false, true) => {
+                    self.check_promoted(change.pg);
+                    self.outage_at(Outage::Promotion);
+                }
+                (true, false) => self.outage_at(Outage::Demotion),
+                _ => {}
+            }
         }
     }
 

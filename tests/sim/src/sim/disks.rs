@@ -30,7 +30,7 @@ use crate::sim::faults::ACTIVE;
 use crate::workload::{CHUNK_SECTORS, GuestOp, SPOT_SECTORS};
 
 const BLOCK_BYTES: u64 = 4096;
-const BLOCK_SECTORS: u64 = 8;
+pub(super) const BLOCK_SECTORS: u64 = 8;
 /// Of a byte, the one that turns over.
 const BIT: u8 = 3;
 const CHUNK_BLOCKS: u64 = CHUNK_SECTORS / BLOCK_SECTORS;
@@ -60,6 +60,12 @@ impl BadDisks {
     /// Whether a device ever was unable to give the block.
     fn was_bad(&self, block: &BlockAt) -> bool {
         self.rotten.contains(block) || self.spoilt.contains(block)
+    }
+
+    /// Whether a block of a volume was damaged on any device: others may have been brought up to date by it.
+    pub(super) fn was_bad_anywhere(&self, volume: usize, block: u64) -> bool {
+        let mut bad = self.rotten.iter().chain(&self.spoilt);
+        bad.any(|(_, of, at)| (*of, *at) == (volume, block))
     }
 }
 

@@ -204,7 +204,7 @@ impl Sim {
 }
 
 /// A place where guests write, cut at chunks.
-fn pieces(first: u64) -> impl Iterator<Item = (u32, (u32, u32))> {
+pub(super) fn pieces(first: u64) -> impl Iterator<Item = (u32, (u32, u32))> {
     let end = first + 256;
     let chunks = first / CHUNK_SECTORS..=(end - 1) / CHUNK_SECTORS;
     chunks.map(move |chunk| {

@@ -54,9 +54,37 @@ pub enum Fault {
     HostCrash(usize),
     /// It starts again.
     HostStart(usize),
+    /// All nodes lose power at the same instant: now, or when something happens.
+    Outage(Outage),
     /// All is repaired; see [`Sim::heal`].
     Peace,
 }
+
+/// What a loss of all power comes right after. What is on the way to devices then differs with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outage {
+    /// Nothing in particular.
+    Any,
+    /// A member is in sync again.
+    Promotion,
+    /// A member is in sync no more.
+    Demotion,
+    /// A guest's flush is acknowledged.
+    Flush,
+    /// A store has written a checkpoint.
+    Checkpoint,
+}
+
+const OUTAGES: [Outage; 5] = [
+    Outage::Any,
+    Outage::Promotion,
+    Outage::Demotion,
+    Outage::Flush,
+    Outage::Checkpoint,
+];
+
+/// An outage that waits for something comes this soon after it.
+const OUTAGE_DELAY: Span = Span(300);
 
 impl Fault {
     /// Whether it ends something that is wrong.
@@ -120,6 +148,10 @@ impl Sim {
         }
         self.schedule_moves();
         self.schedule_members();
+        for _ in 0..plan.outages {
+            let outage = OUTAGES[self.rng.random_range(0..OUTAGES.len())];
+            self.schedule(Fault::Outage(outage));
+        }
         for _ in 0..plan.leader_losses {
             let span = Span(self.rng.random_range(1_000..3_000_000));
             self.schedule(Fault::Leaderless(span));
@@ -269,13 +301,47 @@ impl Sim {
             }
             Fault::HostCrash(host) => self.crash_host(host),
             Fault::HostStart(host) => self.start_host(host),
+            Fault::Outage(Outage::Any) => self.lose_all_power(),
+            Fault::Outage(outage) => self.outages.push(outage),
             Fault::Peace => self.repair_all(),
         }
+    }
+
+    /// Something happened that outages may wait for.
+    pub(super) fn outage_at(&mut self, happened: Outage) {
+        let Some(at) = self.outages.iter().position(|one| *one == happened) else {
+            return;
+        };
+        self.outages.swap_remove(at);
+        let delay = self.some(OUTAGE_DELAY);
+        self.after(delay, Event::Fault(Fault::Outage(Outage::Any)));
+    }
+
+    /// Every machine with a device is off at the same instant. Each comes back when it does. Hosts are other
+    /// machines, or the same.
+    fn lose_all_power(&mut self) {
+        let hosts_too = self.rng.random();
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].is_up() {
+                self.crash_node(node, CrashKind::Power);
+                let back = self.some(Span::seconds(2));
+                self.after(back, Event::Fault(Fault::Start(node)));
+            }
+        }
+        for host in 0..self.hosts.len() {
+            if hosts_too {
+                self.crash_host(host);
+                let back = self.some(Span::seconds(1));
+                self.after(back, Event::Fault(Fault::HostStart(host)));
+            }
+        }
+        self.outages_had += 1;
     }
 
     /// From now on nothing is wrong any more.
     pub(super) fn repair_all(&mut self) {
         self.peace = true;
+        self.outages.clear();
         let cut: Vec<_> = self.cuts.keys().copied().collect();
         for (from, to) in cut {
             while self.cuts.contains_key(&(from, to)) {

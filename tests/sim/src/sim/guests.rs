@@ -12,7 +12,7 @@ use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
 use fabric::proto::{Epoch, Generation};
 
 use super::leases::Lease;
-use super::{Event, Sim, layer_of};
+use super::{Event, Outage, Sim, layer_of};
 use crate::checker::{self, tags_of};
 use crate::host::{Host, Lane};
 use crate::queue::Span;
@@ -303,6 +303,8 @@ impl Sim {
                 if let Err(what) = self.checker.end_flush(volume, begun) {
                     self.fail(what);
                 }
+                self.check_flushed(volume);
+                self.outage_at(Outage::Flush);
                 Ok(())
             }
             Op::Read => {

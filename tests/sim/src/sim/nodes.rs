@@ -7,7 +7,7 @@ use rand::Rng;
 
 use super::calls::CALLS_FROM;
 use super::control::MetaMessage;
-use super::{End, Event, Fault, IDLE_EVERY, Sim};
+use super::{End, Event, Fault, IDLE_EVERY, Outage, Sim};
 use crate::node::{Device, DeviceAt, Node, NodeMap, Outputs};
 use crate::queue::{At, Span};
 
@@ -21,7 +21,11 @@ impl Sim {
             now_us: self.now.0,
             ..Outputs::default()
         };
+        let checkpoints = self.nodes[node].checkpoints();
         act(&mut self.nodes[node], &mut outputs);
+        if self.nodes[node].checkpoints() > checkpoints {
+            self.outage_at(Outage::Checkpoint);
+        }
         let Some(process) = &mut self.nodes[node].process else {
             return;
         };
