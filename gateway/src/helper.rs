@@ -198,7 +198,10 @@ impl Helper {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         match &plan.address {
-            Some(address) => address::set(address, valid_s),
+            Some(address) => {
+                soft_roce::renew();
+                address::set(address, valid_s)
+            }
             None => Ok(()),
         }
     }

@@ -45,7 +45,7 @@ struct Cli {
     /// Guests' writes may overlap while in flight
     #[arg(long)]
     overlaps: bool,
-    /// Make this mistake in what is tested, to see that it is noticed (with `--rough --blocks`)
+    /// Make this mistake in what is tested, to see that it is noticed (with `--rough` or `--outages`, and `--blocks`)
     #[arg(long, value_enum)]
     mutation: Option<Mutation>,
     /// Print every event (with one seed)
@@ -158,7 +158,9 @@ impl fmt::Display for Totals {
 fn main() -> std::process::ExitCode {
     let mut cli = Cli::parse();
     // What a mistake needs to be noticed soon, and what is right without it.
-    cli.rough |= cli.mutation.is_some();
+    let needs_outages = cli.mutation.is_some_and(Mutation::needs_outages);
+    cli.outages |= needs_outages;
+    cli.rough |= cli.mutation.is_some() && !needs_outages;
     cli.blocks |= cli.mutation.is_some();
     cli.sound_disks |= cli.mutation.is_some();
     let jobs = cli

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use fabric::proto::ids::LayerId;
 use fabric::proto::message::BlockStamp;
+use fabric::proto::{Command, Incarnation};
 use zerocopy::FromBytes;
 
 /// A mistake.
@@ -31,15 +32,91 @@ pub enum Mutation {
     KeepQuietOfLoss,
     /// A device that a group is coming to is not sent the writes meanwhile, and is said to have them.
     ForgetIncoming,
+    /// Replicas answer flushes and do nothing.
+    IgnoreFlush,
+    /// Replicas answer flushes when they begin with them.
+    AckFlushEarly,
+    /// Of the replicas, those of one node alone flush.
+    FlushOneNode,
+    /// A flush ends with the first of a node's devices.
+    FlushOneDevice,
+    /// Replicas take writes that are to be durable for ordinary ones.
+    IgnoreFua,
+    /// A fence is remembered, and not persisted.
+    KeepFenceInMemory,
+    /// Replicas answer fences when they begin to persist them.
+    AckFenceEarly,
+    /// A replica that was brought up to date asks to be promoted without a flush.
+    PromoteUnflushed,
+    /// It does so when it begins to flush.
+    PromoteEarly,
+    /// Meta does not learn that a machine has lost its power, only that its process was started anew.
+    ForgetBoot,
 }
 
 impl Mutation {
     /// Devices that nodes need for it to show.
     pub fn devices(self) -> usize {
         match self {
-            Self::ForgetIncoming => 2,
+            Self::ForgetIncoming | Self::FlushOneDevice => 2,
             _ => 1,
         }
+    }
+
+    /// Whether all nodes have to lose power at once for it to show.
+    pub fn needs_outages(self) -> bool {
+        matches!(
+            self,
+            Self::IgnoreFlush
+                | Self::AckFlushEarly
+                | Self::FlushOneNode
+                | Self::FlushOneDevice
+                | Self::IgnoreFua
+                | Self::KeepFenceInMemory
+                | Self::AckFenceEarly
+                | Self::PromoteUnflushed
+                | Self::PromoteEarly
+                | Self::ForgetBoot
+        )
+    }
+
+    /// What the store is not asked for, but answered at once.
+    pub fn skips(self, command: &Command, incarnation: Incarnation, by: Asker) -> bool {
+        let is_flush = matches!(command, Command::Flush { .. });
+        match (self, by) {
+            (Self::IgnoreFlush, Asker::Client) => is_flush,
+            (Self::FlushOneNode, Asker::Client) => is_flush && incarnation.0 >> 32 != 0,
+            (Self::KeepFenceInMemory, Asker::Client) => matches!(command, Command::Fence { .. }),
+            (Self::PromoteUnflushed, Asker::Round) => is_flush,
+            _ => false,
+        }
+    }
+
+    /// What is answered when the store begins with it.
+    pub fn answers_early(self, command: &Command, by: Asker) -> bool {
+        let is_flush = matches!(command, Command::Flush { .. });
+        match (self, by) {
+            (Self::AckFlushEarly, Asker::Client) => is_flush,
+            (Self::AckFenceEarly, Asker::Client) => matches!(command, Command::Fence { .. }),
+            (Self::PromoteEarly, Asker::Round) => is_flush,
+            _ => false,
+        }
+    }
+}
+
+/// Who asks a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// A client, by way of a replica.
+    Client,
+    /// A round of comparison.
+    Round,
+}
+
+/// A command that is not durable before its reply.
+pub fn without_fua(command: &mut Command) {
+    if let Command::Write { fua, .. } | Command::Zero { fua, .. } = command {
+        *fua = false;
     }
 }
 

@@ -246,7 +246,13 @@ impl Node {
         self.process = Some(Process {
             incarnation,
             replicas,
-            port: Port::new(cores, Arc::clone(&fences), Arc::clone(&groups), self.groups),
+            port: Port::new(
+                cores,
+                Arc::clone(&fences),
+                Arc::clone(&groups),
+                self.groups,
+                self.mutation.map(|mutation| (mutation, incarnation)),
+            ),
             fences,
             groups,
             unresolved,
@@ -442,6 +448,7 @@ impl Process {
                     let result = finished.result;
                     self.end_local(token, result, finished.data());
                 }
+                Purpose::Nobody => {}
             }
         }
         any

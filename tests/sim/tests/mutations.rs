@@ -11,7 +11,10 @@ const SEEDS_MAX: u64 = 700;
 
 fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
     let draw = |rng: &mut _| {
-        let mut plan = Plan::draw_rough(rng);
+        let mut plan = match mutation.needs_outages() {
+            true => Plan::draw_outages(rng),
+            false => Plan::draw_rough(rng),
+        };
         plan.guests_do.sectors = false;
         plan.mutation = Some(mutation);
         plan.devices = mutation.devices();

@@ -14,10 +14,12 @@ use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
 use fabric::core::resync::rounds::Token;
 use fabric::io::SECTOR_BYTES;
 use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
-use fabric::proto::{Command, Generation, PgId, Refusal, Request, placement};
+use fabric::proto::{Command, Generation, Incarnation, PgId, Refusal, Request, placement};
 use fabric::store::ShardCore;
 use fabric::store::api::{Holds, OpId, StoreCore, StoreError, StoreResult, Submitted};
 use fabric::store::device::{BLOCK_BYTES, IoVecs};
+
+use crate::mutation::{Asker, Mutation, without_fua};
 
 use super::memory::{Buffer, Use, buffers_of, usage};
 use super::store::Store;
@@ -30,6 +32,8 @@ pub enum Purpose {
     Replica(usize, StoreKey),
     /// A round of comparison.
     Round(Token),
+    /// Whoever asked has been answered; see [`Mutation::answers_early`].
+    Nobody,
 }
 
 /// A request's memory: what is written, or what is filled.
@@ -89,6 +93,8 @@ pub struct Port {
     next: u64,
     requests: u64,
     pub stored: Vec<Stored>,
+    /// A mistake, and the process that makes it.
+    mutation: Option<(Mutation, Incarnation)>,
 }
 
 impl Port {
@@ -98,6 +104,7 @@ impl Port {
         fences: Arc<Fences>,
         groups: Arc<Groups>,
         of_groups: usize,
+        mutation: Option<(Mutation, Incarnation)>,
     ) -> Self {
         Self {
             stores: cores.into_iter().map(Store::new).collect(),
@@ -114,6 +121,7 @@ impl Port {
             next: 0,
             requests: 0,
             stored: Vec::new(),
+            mutation,
         }
     }
 
@@ -193,8 +201,26 @@ impl Port {
             self.list(device, request.pg, cursor, &buffers);
             return Some(Ok(memory.buffer.bytes().into()));
         }
+        if self.skips(&request.command, Asker::Round) {
+            return Some(Ok(memory.buffer.bytes().into()));
+        }
+        if self.answers_early(&request.command, Asker::Round) {
+            let data = memory.buffer.bytes().into();
+            self.hold(Purpose::Nobody, request, memory, device);
+            return Some(Ok(data));
+        }
         self.hold(purpose, request, memory, device);
         None
+    }
+
+    fn skips(&self, command: &Command, by: Asker) -> bool {
+        self.mutation
+            .is_some_and(|(mutation, incarnation)| mutation.skips(command, incarnation, by))
+    }
+
+    fn answers_early(&self, command: &Command, by: Asker) -> bool {
+        self.mutation
+            .is_some_and(|(mutation, _)| mutation.answers_early(command, by))
     }
 
     /// The memory that a request names: one time aligned, one time not.
@@ -222,7 +248,10 @@ impl Port {
         (request, memory)
     }
 
-    fn hold(&mut self, purpose: Purpose, request: Request, memory: Memory, device: usize) {
+    fn hold(&mut self, purpose: Purpose, mut request: Request, memory: Memory, device: usize) {
+        if let Some((Mutation::IgnoreFua, _)) = self.mutation {
+            without_fua(&mut request.command);
+        }
         let number = self.next;
         self.next += 1;
         let held = Held {
@@ -303,7 +332,10 @@ impl Port {
             (Command::Flush { .. } | Command::Fence { .. }, _) => result,
             _ => return Some(result),
         };
+        let is_flush = matches!(request.command, Command::Flush { .. });
+        let stops = matches!(self.mutation, Some((Mutation::FlushOneDevice, _)));
         let next = match result {
+            Ok(()) if is_flush && stops => None,
             Ok(()) => self.next_stop(&request, Some(device)),
             Err(_) => None,
         };
@@ -442,6 +474,13 @@ impl StorePort for Port {
         {
             self.list(device, request.pg, cursor, &buffers);
             self.at_once = Some(memory);
+            return Some(Ok(()));
+        }
+        if self.skips(&request.command, Asker::Client) {
+            return Some(Ok(()));
+        }
+        if self.answers_early(&request.command, Asker::Client) {
+            self.hold(Purpose::Nobody, *request, memory, device);
             return Some(Ok(()));
         }
         self.hold(Purpose::Replica(thread, key), *request, memory, device);

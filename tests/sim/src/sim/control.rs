@@ -7,6 +7,7 @@ use rand::Rng;
 
 use super::{BEAT_EVERY, End, Event, Outage, PLAN_EVERY, Sim};
 use crate::metadata::WITNESS_WAIT;
+use crate::mutation::Mutation;
 use crate::queue::Span;
 
 /// Longest that Raft takes to commit.
@@ -83,7 +84,11 @@ impl Sim {
         }
         match word {
             MetaMessage::HeartbeatReply(node, incarnation) => {
-                let start = (incarnation, self.nodes[node].boots());
+                let boots = match self.plan.mutation {
+                    Some(Mutation::ForgetBoot) => 0,
+                    _ => self.nodes[node].boots(),
+                };
+                let start = (incarnation, boots);
                 let news = self.meta.heard(node, start, self.now);
                 let known = news.is_empty();
                 self.propose(news);
