@@ -411,13 +411,14 @@ impl Checker {
         for (sector, register) in (0..).zip(&mut of.registers) {
             if concerned(sector) {
                 of.owed = of.owed.max(register.unflushed(covered));
-                register.roll_back(now, of.flushed);
+                register.roll_back(now, of.flushed, true);
             }
         }
     }
 
     /// What was not flushed of these sectors may be gone, and nobody can know; if power was lost, also what
-    /// only the last flush made durable: the log's word about that is not durable itself.
+    /// only the last flush made durable, or a write that was to be durable by itself: the log's word about that
+    /// is not durable itself.
     pub fn lose_unknown(
         &mut self,
         volume: usize,
@@ -429,7 +430,7 @@ impl Checker {
         let durable = if lost_power { of.recorded } else { of.flushed };
         for (sector, register) in (0..).zip(&mut of.registers) {
             if concerned(sector) {
-                register.roll_back(now, durable);
+                register.roll_back(now, durable, !lost_power);
             }
         }
     }
@@ -441,7 +442,7 @@ impl Checker {
     pub fn would_be_left(&self, volume: usize, sector: u64, tag: Tag) -> Result<(), String> {
         let of = &self.volumes[volume];
         let mut register = of.registers[sector as usize].clone();
-        register.roll_back(self.clock + 1, of.flushed);
+        register.roll_back(self.clock + 1, of.flushed, true);
         register.read(tag, self.clock + 2, self.clock + 3)
     }
 
@@ -574,11 +575,11 @@ impl Register {
         acked.filter(|&at| at != NEVER && at > covered).max()
     }
 
-    fn roll_back(&mut self, now: Stamp, flushed: Stamp) {
+    fn roll_back(&mut self, now: Stamp, flushed: Stamp, counts_fua: bool) {
         let durable: Vec<Cluster> = self
             .clusters
             .iter()
-            .filter(|c| c.acked <= flushed || c.fua)
+            .filter(|c| c.acked <= flushed || c.fua && counts_fua)
             .copied()
             .collect();
         self.clusters
