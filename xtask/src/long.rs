@@ -36,7 +36,7 @@ const TESTS: [TwoForms; 24] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_says_what_it_cannot_do",
-        short: "a disk with data on it",
+        short: "a disk with data on it, mended by the wizard",
         long: "6 mistakes",
     },
     TwoForms {
@@ -132,7 +132,7 @@ const TESTS: [TwoForms; 24] = [
     TwoForms {
         package: "package-tests",
         test: "eight_commands_lead_from_the_package_to_a_confined_guest",
-        short: "Debian 12: until the guest's firmware reads its disk",
+        short: NONE,
         long: "Debian 12 and 13: until the guest's kernel has mounted it",
     },
     TwoForms {

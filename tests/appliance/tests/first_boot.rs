@@ -132,18 +132,9 @@ fn fill_in(machine: &mut Machine, name: &str, address: &str, token: &str) -> Res
     machine.answers("Make this machine a node", "yes")
 }
 
-#[test]
-fn a_machine_without_a_seed_makes_a_cluster_by_the_wizard() -> Result<()> {
-    let images = Images::get()?;
-    let mut machine = Machine::boot(
-        &images,
-        Config {
-            nics: vec![Nic::new(1)],
-            disks_mib: vec![1024],
-            ..Config::new(None)
-        },
-    )?;
-    fill_in(&mut machine, "one", "10.0.0.1/24", "")?;
+/// The wizard says something else than the seed did, and makes a cluster.
+fn is_mended_by_the_wizard(machine: &mut Machine) -> Result<()> {
+    fill_in(machine, "one", "10.0.0.1/24", "")?;
     machine.sh_until("test -e /var/lib/appliance/node && penstock status", LIMIT)?;
     machine.refused("systemctl is-active ssh.service")?;
     machine.screen_shows("Address      10.0.0.1", LIMIT)?;
@@ -188,12 +179,14 @@ fn a_machine_says_what_it_cannot_do() -> Result<()> {
             (format!("{node}}}\n"), "no address yet"),
         ]);
     }
-    for (text, word) in cases {
+    for (number, (text, word)) in cases.into_iter().enumerate() {
+        // The first machine has an empty disk besides, which the wizard is given.
+        let disks_mib = [64, 1024][..if number == 0 { 2 } else { 1 }].to_vec();
         let mut machine = Machine::new(
             &images,
             Config {
                 nics: vec![Nic::new(1)],
-                disks_mib: vec![64],
+                disks_mib,
                 ..Config::new(Some(Seed {
                     way: Way::FwCfg,
                     text: text.clone(),
@@ -217,6 +210,9 @@ fn a_machine_says_what_it_cannot_do() -> Result<()> {
             "{screen}"
         );
         machine.screen_shows("no node yet", LIMIT)?;
+        if number == 0 {
+            is_mended_by_the_wizard(&mut machine)?;
+        }
         ensure!(
             std::fs::read(machine.data_disk(0))? == before,
             "{text}: the disk was written to"
