@@ -148,13 +148,16 @@ impl Machine {
         }
     }
 
-    /// What is wrong with the room for state, if something is: a node that cannot write its configuration, its
-    /// log or the record of an update.
+    /// What is wrong with the room for state, if something is: without any, a node cannot write its
+    /// configuration, its log or the record of an update.
     pub fn lack_of_room(&self) -> Option<String> {
         let room = rustix::fs::statvfs(&self.directory).ok()?;
         let free_mib = (room.f_bavail * room.f_frsize) >> 20;
         (free_mib < STATE_FREE_MIB_MIN).then(|| {
-            format!("{free_mib} MiB are free on the state partition (/var): remove files of yours from /var/tmp")
+            format!(
+                "{free_mib} MiB are free on the state partition (/var): remove files of yours from \
+                 /var/tmp"
+            )
         })
     }
 

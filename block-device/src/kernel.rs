@@ -29,8 +29,8 @@ pub enum KernelError {
     NoVduse(String),
     /// The kernel has VDUSE, and this process may not use it.
     #[error(
-        "VDUSE may not be used here ({0}): allow the devices of char-vduse (DeviceAllow= of the daemon's unit) \
-         and start the daemon again"
+        "VDUSE may not be used here ({0}): allow the devices of char-vduse (DeviceAllow= of the daemon's \
+         unit) and start the daemon again"
     )]
     VduseRefused(String),
     /// Neither that nor nbd.

@@ -50,9 +50,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `block` block devices of the
-    /// node beside guests' disks, `cluster` replicated disks beside Ceph, `neighbours` a quiet guest beside a
-    /// greedy one
+    /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `block` block devices of
+    /// the node beside guests' disks, `cluster` replicated disks beside Ceph, `neighbours` a quiet guest
+    /// beside a greedy one
     Bench {
         /// Benchmark and its options; `bench cluster --help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -1,7 +1,8 @@
 //! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on
-//! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench block`
-//! compares block devices of the node with that path; `penstock-bench cluster` measures three nodes, side by
-//! side with Ceph; `penstock-bench neighbours` shows what a guest that asks for everything costs another one.
+//! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench
+//! block` compares block devices of the node with that path; `penstock-bench cluster` measures three nodes,
+//! side by side with Ceph; `penstock-bench neighbours` shows what a guest that asks for everything costs
+//! another one.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

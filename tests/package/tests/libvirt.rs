@@ -1,7 +1,8 @@
 //! docs/LIBVIRT.md in a Debian machine with systemd, libvirt and AppArmor: from the installed package to a
 //! guest on a Penstock disk, by the commands as they stand there.
 //!
-//! The guest runs in a machine that is emulated itself, and takes minutes to mount its disk: a long form alone.
+//! The guest runs in a machine that is emulated itself, and takes minutes to mount its disk: there is only a
+//! long form.
 
 use std::process::Command;
 use std::time::Duration;

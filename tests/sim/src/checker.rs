@@ -192,7 +192,7 @@ struct Volume {
     may_fail: bool,
     /// When a flush last failed: those under way then may fail, too.
     reported: Stamp,
-    /// Start of the latest flush that failed: whoever asked for it knows of no earlier write that it is durable.
+    /// Start of the latest flush that failed: whoever asked for it takes no earlier write for durable.
     warned: Stamp,
 }
 
@@ -417,8 +417,8 @@ impl Checker {
     }
 
     /// What was not flushed of these sectors may be gone, and nobody can know; if power was lost, also what
-    /// only the last flush made durable, or a write that was to be durable by itself: the log's word about that
-    /// is not durable itself.
+    /// only the last flush made durable, or a write that was to be durable by itself: the log's word about
+    /// that is not durable itself.
     pub fn lose_unknown(
         &mut self,
         volume: usize,

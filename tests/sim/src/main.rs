@@ -45,7 +45,8 @@ struct Cli {
     /// Guests' writes may overlap while in flight
     #[arg(long)]
     overlaps: bool,
-    /// Make this mistake in what is tested, to see that it is noticed (with `--rough` or `--outages`, and `--blocks`)
+    /// Make this mistake in what is tested, to see that it is noticed (with `--rough` or `--outages`, and
+    /// `--blocks`)
     #[arg(long, value_enum)]
     mutation: Option<Mutation>,
     /// Print every event (with one seed)

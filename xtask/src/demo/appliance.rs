@@ -28,7 +28,8 @@ const SSH: &str = "ssh -i /run/key -oBatchMode=yes -oStrictHostKeyChecking=accep
     -oUserKnownHostsFile=/run/known -oLogLevel=ERROR -oConnectTimeout=10";
 /// The client has a card with RDMA in software, and a place to mount at.
 const CLIENT_SET_UP: &str = "mkdir -p /run/nfs && modprobe -a rdma_rxe rpcrdma && \
-    rdma link add rxe0 type rxe netdev $(ip -o -4 addr show to 10.0.0.0/24 | { read -r n card rest; echo $card; })";
+    rdma link add rxe0 type rxe netdev \
+    $(ip -o -4 addr show to 10.0.0.0/24 | { read -r n card rest; echo $card; })";
 /// Appends a number after the other, and notes when each was taken.
 const WRITER: &str = "rm -f /run/stop /run/written /run/errors; : > /run/trace; (
     i=0
