@@ -20,7 +20,7 @@ struct TwoForms {
 /// Of a test that `cargo xtask test` does not run: `.config/nextest.toml` leaves it out.
 const NONE: &str = "none";
 
-const TESTS: [TwoForms; 24] = [
+const TESTS: [TwoForms; 25] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -72,6 +72,12 @@ const TESTS: [TwoForms; 24] = [
     TwoForms {
         package: "sim",
         test: "with_faults_and_partial_writes_no_guest_sees_what_it_may_not",
+        short: "100 seeds",
+        long: "2,000 seeds",
+    },
+    TwoForms {
+        package: "sim",
+        test: "with_the_power_of_all_nodes_lost_no_guest_sees_what_it_may_not",
         short: "100 seeds",
         long: "2,000 seeds",
     },

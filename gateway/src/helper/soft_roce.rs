@@ -1,11 +1,10 @@
 //! Soft RoCE devices (rdma_rxe) that no longer take connections.
 //!
-//! An RDMA connection is set up by messages of queue pair 1 (InfiniBand specification, 16.1: general
-//! services). When rxe cannot send one of them, because its card was down or because its address was away for
-//! a moment, it puts that queue pair into its error state for good (Linux 6.12, `rxe_comp.c`). From then on
-//! clients try to connect without an end. A device of hardware goes on. So a soft one is made anew, before an
-//! export comes to this machine and whenever its address is renewed. Connections that it still has break, and
-//! are made again.
+//! Messages of queue pair 1 (InfiniBand: general services) set an RDMA connection up. On soft RoCE that
+//! queue pair was found in its error state, for good, on machines whose card had been down or whose
+//! floating address had moved away (Linux 6.12). From then on clients try to connect without an end. So
+//! such a device is made anew before an export comes to this machine, and whenever its address is renewed.
+//! Connections that the device still has break, and are made again.
 
 use std::path::Path;
 

@@ -111,7 +111,7 @@ fn refuses_a_second_one(images: &Images, config: Config, token: &str) -> Result<
             ..config
         },
     )?;
-    let told = "grep -F 'one' /var/lib/appliance/message | grep -q 'name'";
+    let told = "grep -qF 'node name \"one\" is taken' /var/lib/appliance/message";
     machine.sh_until(told, LIMIT)?;
     machine.screen_shows("Message", LIMIT)?;
     machine.refused("test -e /var/lib/appliance/node")?;

@@ -85,7 +85,7 @@ pub fn drive(options: &DriveOptions) -> Result<()> {
     Ok(())
 }
 
-/// A load as both drivers are told of it.
+/// Parameters of a load, for fio and for the polling driver.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     block: usize,

@@ -149,7 +149,7 @@ fn cut_off(fleet: &mut Fleet, protocol: Protocol) -> Result<()> {
     fleet.sh(from, "ip link set eth0 down")?;
     is_served_by(fleet, other(from))?;
     report(fleet, "cut off", protocol)?;
-    // Its lease is over: it has given up address, mount and device before it can be heard again.
+    // The address goes with the lease, before anybody can hear this machine again.
     fleet.until(from, "! ip addr show eth0 | grep -q 10.9.0.50")?;
     fleet.sh(from, "ip link set eth0 up")?;
     fleet.until(

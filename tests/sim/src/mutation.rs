@@ -63,7 +63,7 @@ impl Mutation {
         }
     }
 
-    /// Whether all nodes have to lose power at once for it to show.
+    /// Whether it is looked for with [`Plan::draw_outages`](crate::Plan::draw_outages).
     pub fn needs_outages(self) -> bool {
         matches!(
             self,

@@ -18,7 +18,7 @@ use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
 use crate::queue::At;
-pub use device::{Device, DeviceAt, formatted};
+pub use device::{Device, DeviceAt, Left, formatted};
 use port::{Port, Purpose};
 use rounds::Shell;
 pub use rounds::{Ask, GivenUp, NodeMap};

@@ -90,7 +90,7 @@ pub fn run() -> Result<()> {
     demo.finish()
 }
 
-/// A machine of the same image that is told of no node.
+/// A machine with the same image that joins no cluster.
 fn client(images: &Images, switch: &Switch) -> Result<Machine> {
     let update = images.update(SECOND);
     let text = seed("client", CLIENT, "ssh-ed25519 AAAA nobody");

@@ -66,16 +66,19 @@ impl Device {
         Ok(cores.remove(0))
     }
 
-    /// The store as it would open after a loss of power now; nothing if it would not.
-    pub fn after_power_loss(&self, seed: u64) -> Option<Left> {
+    /// What a loss of power would leave now, on a copy.
+    ///
+    /// # Errors
+    /// What the store says when it cannot be opened.
+    pub fn after_power_loss(&self, seed: u64) -> Result<Left, String> {
         let mut left = Self {
             disk: self.disk.crash(CrashKind::Power, seed),
             slowness: 1,
             is_full: false,
         };
-        let core = left.open([0xd0; 16]).ok()?;
+        let core = left.open([0xd0; 16])?;
         let (disk, store) = (left.disk, Store::new(core));
-        Some(Left { disk, store })
+        Ok(Left { disk, store })
     }
 
     /// Its process dies; with `Power` so does what the disk had not flushed.
@@ -85,7 +88,7 @@ impl Device {
     }
 }
 
-/// What a loss of power would leave on a device.
+/// A device after a simulated loss of power, and the store on it.
 pub struct Left {
     disk: SimDisk,
     store: Store,

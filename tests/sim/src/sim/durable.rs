@@ -1,22 +1,21 @@
-//! What guests were told is durable is so on every member in sync: now and then each of them loses power in
-//! the mind of the simulator, and what would be left is read.
+//! Invariant *Durable*, for each member alone: what guests were told is durable is on the device of every
+//! member in sync.
 //!
-//! A loss of power that happens to one node hides what it did not have: it is brought up to date by the
-//! others. This looks at each member as if it were the only one that is left. Blocks that turned bad on a
-//! device are left out: what a store can know of these is told in `docs/REPLICATION.md`.
+//! A node that lost power is brought up to date by the others, which hides what its device had lost. So a
+//! store is opened on a copy of the device after a simulated loss of power, and read. Damaged blocks are
+//! left out: `docs/REPLICATION.md` says what a store can know of them.
 
 use fabric::proto::PgId;
 use fabric::proto::ids::ChunkKey;
 use rand::Rng;
 
 use super::disks::BLOCK_SECTORS;
-use super::end::pieces;
 use super::{Sim, layer_of};
 use crate::checker::tags_of;
-use crate::node::DeviceAt;
+use crate::node::{DeviceAt, Left};
 use crate::workload::CHUNK_SECTORS;
 
-/// One of so many acknowledged flushes is checked: each opens a store for every member.
+/// One acknowledged flush in this many is checked, by chance: a check opens one store for each member.
 const ONE_FLUSH_IN: u32 = 8;
 
 impl Sim {
@@ -37,61 +36,79 @@ impl Sim {
 
     /// Checks all members of a group that run and are in sync; of one volume, or of all.
     fn check_members(&mut self, pg: PgId, volume: Option<usize>) {
-        let group = &self.meta.groups()[pg.0 as usize];
-        let members: Vec<DeviceAt> = group
-            .in_sync()
-            .filter(|(m, at)| self.nodes[at.node].runs(m.incarnation))
-            .map(|(_, at)| at)
-            .collect();
-        for at in members {
-            self.check_durable(pg, at, volume);
+        for at in self.running_in_sync(pg) {
+            if let Err(what) = self.check_member(pg, at, volume) {
+                self.fail(format!(
+                    "invariant Durable: {pg} is in sync on {at}, and after a loss of power there: {what}"
+                ));
+                return;
+            }
         }
     }
 
-    fn check_durable(&mut self, pg: PgId, at: DeviceAt, volume: Option<usize>) {
-        let seed = self.durable_rng.random();
-        // A disk that does not give its log keeps the store closed: then nothing is known.
-        let Some(mut left) = self.nodes[at.node].devices[at.device].after_power_loss(seed) else {
-            return;
+    fn check_member(
+        &mut self,
+        pg: PgId,
+        at: DeviceAt,
+        volume: Option<usize>,
+    ) -> Result<(), String> {
+        let device = &self.nodes[at.node].devices[at.device];
+        let is_sound = device.disk.spoilt().is_empty();
+        let mut left = match device.after_power_loss(self.durable_rng.random()) {
+            Ok(left) => left,
+            // A disk that does not give its log keeps the store closed: then nothing is known.
+            Err(_) if !is_sound => return Ok(()),
+            Err(error) => return Err(format!("the store does not open: {error}")),
         };
-        let mut tags = Vec::new();
         for guest in 0..self.guests.len() {
             let of = self.guests[guest].volume;
-            if volume.is_some_and(|one| one != of) {
-                continue;
-            }
-            for first in self.guests[guest].spots.clone() {
-                for (chunk, range) in pieces(first) {
-                    if u64::from(chunk) >= self.plan.chunks || self.group_of(of, chunk) != pg {
-                        continue;
-                    }
-                    let key = ChunkKey {
-                        layer: layer_of(of),
-                        index: chunk,
-                    };
-                    let sector = u64::from(chunk) * CHUNK_SECTORS + u64::from(range.0) / 512;
-                    // Bad blocks are for others to find.
-                    let Ok(bytes) = left.peek(key, range) else {
-                        continue;
-                    };
-                    if tags_of(&bytes, of, sector, &mut tags).is_err() {
-                        continue;
-                    }
-                    for (tag, sector) in tags.iter().zip(sector..) {
-                        if self.disks.was_bad_anywhere(of, sector / BLOCK_SECTORS) {
-                            continue;
-                        }
-                        if let Err(what) = self.checker.would_be_left(of, sector, *tag) {
-                            self.fail(format!(
-                                "invariant Durable: {pg} is in sync on {at}, which would lose what was \
-                                 flushed with its power: volume {of} sector {sector}: {what}"
-                            ));
-                            return;
-                        }
-                        self.durable_sectors += 1;
-                    }
+            if volume.is_none_or(|one| one == of) {
+                for (chunk, range) in self.places_in(guest, pg) {
+                    self.check_place(&mut left, of, chunk, range)?;
                 }
             }
         }
+        Ok(())
+    }
+
+    fn check_place(
+        &mut self,
+        left: &mut Left,
+        volume: usize,
+        index: u32,
+        range: (u32, u32),
+    ) -> Result<(), String> {
+        let first = u64::from(index) * CHUNK_SECTORS + u64::from(range.0) / 512;
+        let sectors = first..first + u64::from(range.1) / 512;
+        let was_bad = |sector: u64| self.disks.was_bad_anywhere(volume, sector / BLOCK_SECTORS);
+        let any_bad = sectors.clone().any(was_bad);
+        let layer = layer_of(volume);
+        let bytes = match left.peek(ChunkKey { layer, index }, range) {
+            Ok(bytes) => bytes,
+            Err(_) if any_bad => return Ok(()),
+            Err(error) => return Err(format!("volume {volume} chunk {index}: {error}")),
+        };
+        let mut tags = Vec::new();
+        match tags_of(&bytes, volume, first, &mut tags) {
+            Ok(()) => {}
+            Err(_) if any_bad => return Ok(()),
+            Err(sector) => {
+                return Err(format!(
+                    "volume {volume} sector {sector} shows bytes that nobody wrote there"
+                ));
+            }
+        }
+        let mut checked = 0;
+        for (tag, sector) in tags
+            .iter()
+            .zip(sectors)
+            .filter(|(_, sector)| !was_bad(*sector))
+        {
+            let shown = self.checker.would_be_left(volume, sector, *tag);
+            shown.map_err(|what| format!("volume {volume} sector {sector}: {what}"))?;
+            checked += 1;
+        }
+        self.durable_sectors += checked;
+        Ok(())
     }
 }

@@ -106,20 +106,11 @@ impl Sim {
 
     /// Reads every place where guests wrote from every in-sync member, and compares.
     fn replicas_agree(&mut self, pg: PgId) {
-        let group = &self.meta.groups()[pg.0 as usize];
-        let in_sync: Vec<DeviceAt> = group
-            .in_sync()
-            .filter(|(m, at)| self.nodes[at.node].runs(m.incarnation))
-            .map(|(_, at)| at)
-            .collect();
+        let in_sync = self.running_in_sync(pg);
         for guest in 0..self.guests.len() {
-            let (volume, spots) = (self.guests[guest].volume, self.guests[guest].spots.clone());
-            for first in spots {
-                for (chunk, range) in pieces(first) {
-                    if u64::from(chunk) < self.plan.chunks && self.group_of(volume, chunk) == pg {
-                        self.agree_on(&in_sync, volume, chunk, range);
-                    }
-                }
+            let volume = self.guests[guest].volume;
+            for (chunk, range) in self.places_in(guest, pg) {
+                self.agree_on(&in_sync, volume, chunk, range);
             }
             for chunk in 0..self.plan.chunks as u32 {
                 if self.group_of(volume, chunk) == pg {
@@ -127,6 +118,25 @@ impl Sim {
                 }
             }
         }
+    }
+
+    /// Devices on which a group is in sync, of processes that run.
+    pub(super) fn running_in_sync(&self, pg: PgId) -> Vec<DeviceAt> {
+        let members = self.meta.groups()[pg.0 as usize].in_sync();
+        members
+            .filter(|(m, at)| self.nodes[at.node].runs(m.incarnation))
+            .map(|(_, at)| at)
+            .collect()
+    }
+
+    /// Where a guest writes in a group: chunks, and byte ranges (offset, length) of them.
+    pub(super) fn places_in(&self, guest: usize, pg: PgId) -> Vec<(u32, (u32, u32))> {
+        let guest = &self.guests[guest];
+        let places = guest.spots.iter().flat_map(|first| pieces(*first));
+        let is_in = |chunk: u32| {
+            u64::from(chunk) < self.plan.chunks && self.group_of(guest.volume, chunk) == pg
+        };
+        places.filter(|(chunk, _)| is_in(*chunk)).collect()
     }
 
     fn agree_on(&mut self, devices: &[DeviceAt], volume: usize, index: u32, range: (u32, u32)) {
@@ -204,7 +214,7 @@ impl Sim {
 }
 
 /// A place where guests write, cut at chunks.
-pub(super) fn pieces(first: u64) -> impl Iterator<Item = (u32, (u32, u32))> {
+fn pieces(first: u64) -> impl Iterator<Item = (u32, (u32, u32))> {
     let end = first + 256;
     let chunks = first / CHUNK_SECTORS..=(end - 1) / CHUNK_SECTORS;
     chunks.map(move |chunk| {
