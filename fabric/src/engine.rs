@@ -27,6 +27,7 @@ pub mod config;
 mod control;
 mod damage;
 mod data_thread;
+mod evidence;
 mod mailbox;
 mod maintenance;
 mod open;
@@ -50,6 +51,7 @@ pub use config::{
 pub use control::DeviceStatus;
 pub use damage::{FINDINGS_MAX, ScrubStatus};
 pub use data_thread::FabricEngine;
+pub use evidence::Evidence;
 pub use open::{Lacking, check_blank};
 pub use shared::VOLUME_BYTES_MAX;
 pub use stores::OpenStore;

@@ -3,6 +3,7 @@
 mod engine {
     mod cleaning;
     mod devices;
+    mod evidence;
     mod guests;
     mod leases;
     mod rig;

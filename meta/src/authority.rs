@@ -16,6 +16,9 @@
 //! | volumes, reports of failed replicas | every node of the cluster |
 //! | NFS exports: made, withdrawn | the gateway that serves them; `meta` |
 //! | NFS exports: moved | the gateway that gives them away, or takes them from one that is down; `meta` |
+//! | what a device says after a restoration | its node, with `storage`; `meta` |
+//! | replicas chosen after a restoration, unknown data given up | nodes with the role `meta` |
+//! | a recovery | nobody: it is written to the log of a node that does not run |
 //! | NFS exports: deleted | the gateway that serves them; `meta` |
 //!
 //! Any node may say that the data of a volume are dropped that is being deleted: the volume was any node's to
@@ -131,6 +134,12 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::ExportWithdrawn { node, .. } => {
             (Needs::Node(*node), "withdraw NFS exports of other nodes")
         }
+        Command::ReportEvidence { evidence, .. } => {
+            (OwnerOf(evidence.device), "speak for devices of other nodes")
+        }
+        Command::ChooseReplicas { .. } => (Meta, "choose replicas after a restoration"),
+        Command::ForgetUnknown { .. } => (Meta, "give up data of unknown volumes"),
+        Command::BeginHistory { .. } => (Meta, "recover the metadata"),
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),

@@ -8,6 +8,7 @@ mod deadline;
 mod exports;
 mod migration;
 mod nodes;
+mod recovery;
 
 pub use applied::{Applied, OpenLayers};
 

@@ -17,8 +17,8 @@ use crate::ids::{
 };
 use crate::level::Level;
 use crate::model::{
-    AdminState, Attachment, AttachmentOptions, Device, DeviceState, Export, GroupId, Lease, Node,
-    NodeState, PlacementGroup, Pool, Role, Volume,
+    AdminState, Attachment, AttachmentOptions, Device, DeviceEvidence, DeviceState, Export,
+    GroupId, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
 };
 use crate::pki::TokenHash;
 use crate::refusal::Refusal;
@@ -379,6 +379,40 @@ pub enum Command {
         /// Its name.
         name: String,
     },
+    /// Metadata go on after a disaster. Put into the log by [`crate::recovery`] alone, and never proposed.
+    BeginHistory {
+        /// Names what follows.
+        history: Uuid,
+        /// The node that it begins on.
+        node: NodeId,
+        /// When the backup was taken, if they come from one.
+        backup_at: Option<UnixMillis>,
+        /// Replicas may have acted upon newer metadata: which of them count is found out.
+        choose: bool,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// What a device says itself of its groups and layers, after metadata were restored from a backup. From
+    /// [`Level::RECOVERY`] on.
+    ReportEvidence {
+        /// What.
+        evidence: DeviceEvidence,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// An operator says that all devices are back that will come: the replicas that lack nothing are chosen
+    /// by what devices said. From [`Level::RECOVERY`] on.
+    ChooseReplicas {
+        /// Though not all devices are back that the cluster knows.
+        without_missing: bool,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// An operator gives up the data of volumes that a backup did not know. From [`Level::RECOVERY`] on.
+    ForgetUnknown {
+        /// Now.
+        at: UnixMillis,
+    },
     /// Second step of deletion: it is down.
     ExportWithdrawn {
         /// Its name.
@@ -432,6 +466,10 @@ impl Command {
             | Self::MoveAttachment { at, .. }
             | Self::CreateExport { at, .. }
             | Self::AssignExport { at, .. }
+            | Self::BeginHistory { at, .. }
+            | Self::ReportEvidence { at, .. }
+            | Self::ChooseReplicas { at, .. }
+            | Self::ForgetUnknown { at }
             | Self::ExportWithdrawn { at, .. } => *at,
             _ => UnixMillis::default(),
         }

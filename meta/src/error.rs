@@ -169,6 +169,20 @@ pub enum OpenError {
         /// The cluster to join.
         configured: Uuid,
     },
+    /// Its log is not one that the others' was made from.
+    #[error(
+        "the metadata in {} are of history {found}, and this node is to be of {configured}: `penstock \
+         cluster rejoin {configured}` puts them aside and gets them anew; after a recovery on this node that \
+         was interrupted, repeat that", .dir.display()
+    )]
+    OtherHistory {
+        /// The directory.
+        dir: PathBuf,
+        /// The history that it belongs to; all zero: the first one.
+        found: Uuid,
+        /// The node's.
+        configured: Uuid,
+    },
     /// The configuration makes no sense.
     #[error("the metadata configuration cannot be used: {detail}")]
     BadConfig {

@@ -124,6 +124,12 @@ impl LayerId {
         let pool = u64::from(pool.0) << (LAYER_FAMILY_BITS + LAYER_NUMBER_BITS);
         Self(pool | family.0 << LAYER_NUMBER_BITS | u64::from(number))
     }
+
+    /// The first of the volumes that share their placement with the one whose layer this is.
+    #[must_use]
+    pub fn family(self) -> VolumeId {
+        VolumeId(self.0 >> LAYER_NUMBER_BITS & VolumeId::MAX.0)
+    }
 }
 
 impl Generation {

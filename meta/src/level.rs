@@ -21,6 +21,7 @@
 //! | 4 | join tokens grant roles, and commands are checked against the sender's: [`Level::ROLES`] |
 //! | 5 | attachments move between nodes: [`Level::MIGRATION`] |
 //! | 6 | volumes are exported over NFS: [`Level::EXPORTS`] |
+//! | 7 | metadata go on after a disaster: [`Level::RECOVERY`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -38,7 +39,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::EXPORTS;
+    pub const KNOWN: Self = Self::RECOVERY;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -50,6 +51,9 @@ impl Level {
     pub const MIGRATION: Self = Self(5);
     /// From this one on there are NFS exports ([`crate::Export`]).
     pub const EXPORTS: Self = Self(6);
+    /// From this one on the cluster's record may tell of a recovery ([`crate::Recovery`]). The recovery
+    /// itself raises the level.
+    pub const RECOVERY: Self = Self(7);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

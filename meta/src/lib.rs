@@ -26,6 +26,7 @@ pub mod map;
 pub mod model;
 pub mod net;
 pub mod pki;
+pub mod recovery;
 pub mod refusal;
 pub mod report;
 
@@ -58,15 +59,17 @@ pub use level::Level;
 pub use map::ClusterMap;
 pub use model::{
     AdminState, Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device,
-    DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export, ExportState, FailureDomain,
-    GroupId, Incoming, Labels, Lease, Member, Name, Node, NodeState, PlacementGroup, Pool,
-    PoolHealth, ReplicaState, Role, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
+    DeviceEvidence, DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export, ExportState,
+    FailureDomain, GroupId, Incoming, Labels, Lease, Member, Name, Node, NodeState, PlacementGroup,
+    Pool, PoolHealth, Recovery, ReplicaState, Role, Token, VOLUME_SIZE_STEP_BYTES, Volume,
+    VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;
 pub use reach::Reach;
 pub use refusal::{
-    AccessRefusal, ExportRefusal, GroupRefusal, JoinRefusal, LossRefusal, Refusal, RefusalKind,
+    AccessRefusal, ExportRefusal, GroupRefusal, JoinRefusal, LossRefusal, RecoveryRefusal, Refusal,
+    RefusalKind,
 };
 pub use report::{
     DeviceReport, FailingSync, LastHeard, LastReport, LeaderReport, NodeLevel, NodeReport,

@@ -4,6 +4,7 @@ mod event;
 mod export;
 mod group;
 mod name;
+mod recovery;
 mod size;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,7 @@ pub use event::{EVENTS_MAX, Event, EventKind};
 pub use export::{Export, ExportState};
 pub use group::{GroupId, Member, PlacementGroup, PoolHealth, ReplicaState};
 pub use name::{MAX_NAME_BYTES, Name, NameError};
+pub use recovery::{DeviceEvidence, Recovery};
 pub use size::{MAX_VOLUME_BYTES, SizeError, VOLUME_SIZE_STEP_BYTES, VolumeSize};
 
 /// Name of the pool that every cluster starts with.
@@ -42,6 +44,9 @@ pub struct Cluster {
     pub level: Level,
     /// When the cluster was made.
     pub created_at: UnixMillis,
+    /// The last disaster that it went on after. From [`Level::RECOVERY`] on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
 }
 
 /// Lets one node join, once.

@@ -69,6 +69,9 @@ pub struct MetaConfig {
     pub node: NodeSpec,
     /// Where peers reach it; empty without peers.
     pub address: String,
+    /// The history that its metadata are of, if they are not of the first; see [`crate::recovery`]. Of a node
+    /// that is alone nobody asks.
+    pub history: Option<Uuid>,
     /// What the first start does.
     pub start: Start,
     /// Timing of Raft.
@@ -88,6 +91,7 @@ impl MetaConfig {
                 ..NodeSpec::new(NodeId(1), name)
             },
             address: String::new(),
+            history: None,
             start: Start::NewCluster,
             tuning: RaftTuning::default(),
             transport: Arc::new(NoPeers),
@@ -530,6 +534,13 @@ fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError>
                 });
             }
         }
+        if !is_alone && found.history != config.history {
+            return Err(OpenError::OtherHistory {
+                dir: dir.to_owned(),
+                found: found.history.unwrap_or_default(),
+                configured: config.history.unwrap_or_default(),
+            });
+        }
         return Ok(found.cluster);
     }
     let cluster = match config.start {
@@ -539,6 +550,7 @@ fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError>
     db.set_identity(&Identity {
         node: configured,
         cluster,
+        history: config.history,
     })
     .map_err(unreadable)?;
     Ok(cluster)

@@ -30,6 +30,7 @@ mod group;
 mod join;
 mod loss;
 mod map;
+mod recovery;
 
 pub use access::AccessRefusal;
 pub use export::{ExportRefusal, MAX_EXPORT_CLIENTS, MAX_EXPORT_TEXT_BYTES};
@@ -37,6 +38,7 @@ pub use group::GroupRefusal;
 pub use join::{JoinRefusal, MAX_TOKENS};
 pub use loss::LossRefusal;
 pub use map::MapRefusal;
+pub use recovery::RecoveryRefusal;
 
 /// What kind of refusal: clients map it to their own codes (HTTP status).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +90,9 @@ pub enum Refusal {
     /// About an NFS export.
     #[error(transparent)]
     Export(#[from] ExportRefusal),
+    /// About metadata that went on after a disaster.
+    #[error(transparent)]
+    Recovery(#[from] RecoveryRefusal),
 }
 
 /// Refusals about pools.
@@ -453,6 +458,7 @@ impl Refusal {
             Self::Lease(_) => RefusalKind::Conflict,
             Self::Attachment(refusal) => refusal.kind(),
             Self::Export(refusal) => refusal.kind(),
+            Self::Recovery(refusal) => refusal.kind(),
         }
     }
 }

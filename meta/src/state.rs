@@ -21,6 +21,7 @@ mod migration;
 mod node;
 pub(crate) mod placement;
 mod pool;
+mod recovery;
 pub(crate) mod tables;
 mod token;
 pub(crate) mod volume;
@@ -108,6 +109,34 @@ fn run_export(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::DeleteExport { name } => export::delete(txn, name),
         Command::ExportWithdrawn { name, node, at } => export::withdrawn(txn, name, *node, *at),
         other => unreachable!("{other:?} is about no export"),
+    }
+}
+
+fn run_recovery(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
+    match command {
+        Command::BeginHistory {
+            history,
+            node,
+            backup_at,
+            choose,
+            at,
+        } => {
+            let beginning = recovery::Beginning {
+                history: *history,
+                by: *node,
+                backup_at: *backup_at,
+                choose: *choose,
+                at: *at,
+            };
+            recovery::begin(txn, &beginning)
+        }
+        Command::ReportEvidence { evidence, .. } => recovery::report(txn, evidence),
+        Command::ChooseReplicas {
+            without_missing,
+            at,
+        } => recovery::choose(txn, *without_missing, *at),
+        Command::ForgetUnknown { at } => recovery::forget_unknown(txn, *at),
+        other => unreachable!("{other:?} is about no recovery"),
     }
 }
 
@@ -204,6 +233,10 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             at,
         } => migration::offer(txn, *attachment, *to, socket, *at),
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
+        Command::BeginHistory { .. }
+        | Command::ReportEvidence { .. }
+        | Command::ChooseReplicas { .. }
+        | Command::ForgetUnknown { .. } => run_recovery(txn, command),
         Command::CreateExport { .. }
         | Command::AssignExport { .. }
         | Command::DeleteExport { .. }

@@ -19,6 +19,8 @@
 //! write of the family's name in `meta` makes it count. A crash before that leaves the old records, after
 //! that the new ones.
 
+pub(crate) mod backup;
+mod history;
 pub(crate) mod log;
 pub(crate) mod machine;
 mod open;
@@ -96,6 +98,9 @@ impl From<std::io::Error> for DbError {
 pub(crate) struct Identity {
     pub(crate) node: NodeId,
     pub(crate) cluster: Uuid,
+    /// See [`crate::recovery`]; none before the first recovery.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) history: Option<Uuid>,
 }
 
 /// How far the records have come. Lies among them, so that both change in one write.

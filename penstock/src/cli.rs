@@ -7,6 +7,7 @@ mod libvirt;
 mod nfs;
 mod privileges;
 mod rdma;
+mod recovery;
 mod stats;
 
 use std::ffi::OsString;
@@ -29,6 +30,7 @@ pub use libvirt::*;
 pub use nfs::{ExportCommand, ExportCreateArgs, GatewayHelperArgs, NfsCommand};
 pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
+pub use recovery::{ClusterCommand, MetaCommand, RejoinArgs, RestoreArgs};
 pub use stats::StatsArgs;
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
@@ -150,6 +152,12 @@ pub enum Command {
     /// Create, list, show and delete pools
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Back up the metadata, and restore them
+    #[command(subcommand)]
+    Meta(MetaCommand),
+    /// Go on without nodes that are gone for good
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Export volumes over NFS, from gateways that take over for each other
     #[command(subcommand)]
     Nfs(NfsCommand),

@@ -13,6 +13,7 @@ mod nfs;
 mod node;
 mod pool;
 mod rdma;
+mod recovery;
 mod stats;
 mod support;
 mod volume;
@@ -38,6 +39,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
         Command::BlockDeviceHelper { dir } => serve::block_devices::run_helper(&dir)?,
         Command::GatewayHelper(args) => serve::gateway::helper::run(&args)?,
+        Command::Meta(verb) => recovery::meta(verb, &global)?,
+        Command::Cluster(verb) => recovery::cluster(verb, &global)?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
         Command::Appliance(verb) => appliance::run(&verb, global.json)?,
         Command::Update(verb) => appliance::update(&verb, global.json)?,
@@ -91,6 +94,8 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         | Command::VhostUserBlk(_)
         | Command::BlockDeviceHelper { .. }
         | Command::GatewayHelper(_)
+        | Command::Meta(_)
+        | Command::Cluster(_)
         | Command::Rdma(_)
         | Command::Libvirt(_)
         | Command::Appliance(_)

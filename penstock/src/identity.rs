@@ -9,6 +9,7 @@
 //! | `node.key` | its key, mode 0600 |
 //! | `ca.key` | the authority's key, mode 0600; on nodes with the role `meta` |
 //! | `begun` | empty; there once the node has made its metadata |
+//! | `rejoins` | empty; there while it is to get them anew, which then go with devices that hold data |
 //!
 //! All of it but the last is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole
 //! identity or none. What an interrupted `init` or `join` left is removed by the next.
@@ -43,6 +44,8 @@ pub const LISTEN_HINT: &str = "see that no other program listens there, that the
 const REHEARSED_BYTES: usize = 64 << 10;
 /// Says that the node has made its metadata: whoever has this and no metadata has lost them.
 const BEGUN: &str = "begun";
+/// Says that the node gave its metadata up to get them anew from others.
+const REJOINS: &str = "rejoins";
 /// Version of [`Record`].
 const FORMAT: u32 = 1;
 
@@ -186,6 +189,9 @@ pub struct Record {
     /// Of the first node only.
     #[serde(rename = "founding")]
     pub bootstrap: Option<Bootstrap>,
+    /// The history of its metadata, after a recovery.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<Uuid>,
     /// As they were when it was made.
     pub settings: Settings,
 }
@@ -217,8 +223,31 @@ impl Record {
             cluster,
             node,
             bootstrap,
+            history: None,
             settings,
         }
+    }
+
+    /// Writes it in place of the one that is there, durably.
+    pub fn store(&self, data: &Path) -> Result<()> {
+        let (dir, new) = (dir(data), dir(data).join("node.json.new"));
+        let json =
+            serde_json::to_string_pretty(self).map_err(|e| Failure::plain(Kind::Failed, e))?;
+        let written = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .and_then(|mut file| {
+                file.write_all(json.as_bytes())?;
+                file.sync_all()
+            });
+        written.context(|| format!("write {}", new.display()))?;
+        let path = dir.join("node.json");
+        fs::rename(&new, &path)
+            .and_then(|()| File::open(&dir)?.sync_all())
+            .context(|| format!("write {}", path.display()))
     }
 }
 
@@ -306,13 +335,38 @@ impl Identity {
 /// Notes, durably, that the node has made its metadata.
 pub fn note_begun(data: &Path) -> Result<()> {
     let path = dir(data).join(BEGUN);
-    if path.exists() {
-        return Ok(());
+    if !path.exists() {
+        File::create(&path)
+            .and_then(|file| file.sync_all())
+            .and_then(|()| File::open(dir(data))?.sync_all())
+            .context(|| format!("write {}", path.display()))?;
     }
+    remove_note(data, REJOINS)
+}
+
+/// The node makes its metadata anew at its next start: it gets them from others, who know its devices.
+pub fn note_rejoins(data: &Path) -> Result<()> {
+    let path = dir(data).join(REJOINS);
     File::create(&path)
         .and_then(|file| file.sync_all())
         .and_then(|()| File::open(dir(data))?.sync_all())
-        .context(|| format!("write {}", path.display()))
+        .context(|| format!("write {}", path.display()))?;
+    remove_note(data, BEGUN)
+}
+
+/// Whether it is about to do that.
+pub fn rejoins(data: &Path) -> bool {
+    dir(data).join(REJOINS).exists()
+}
+
+fn remove_note(data: &Path, name: &str) -> Result<()> {
+    let path = dir(data).join(name);
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed
+            .and_then(|()| File::open(dir(data))?.sync_all())
+            .context(|| format!("remove {}", path.display())),
+    }
 }
 
 /// Refuses to start a node of several that had metadata and has none any more; called when there are none at
@@ -332,8 +386,8 @@ pub fn refuse_forgetful(data: &Path, meta: &Path) -> Result<()> {
         ),
         format!(
             "bring the directory back as the daemon left it, or have the others forget this node with \
-             `penstock node remove \
-             {node}` and join anew with another data directory"
+             `penstock node remove {node}` and join anew with another data directory; if no node has its \
+             metadata any more, see `penstock meta restore --help`"
         ),
     ))
 }

@@ -27,6 +27,7 @@ mod nodes;
 mod peers;
 mod pools;
 pub mod privileges;
+mod recovery;
 mod status;
 mod storage;
 mod supervision;

@@ -12,7 +12,7 @@ use super::stores::{MAINTENANCE_LANE, Stores};
 use super::strays::Stray;
 use crate::core::volume::VolumeParams;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::proto::{Epoch, Generation};
+use crate::proto::{Epoch, Generation, PgId, placement};
 use crate::store::api::{DeviceLabel, Fence, RecoveryReport, StoreResult};
 use crate::store::metrics::StoreMetrics;
 
@@ -144,22 +144,44 @@ impl Control {
 
     /// Frees chunks whose groups are not here.
     pub fn drop_strays(&self, strays: &[Stray]) -> Result<(), FabricError> {
-        // Several at a time, so that they share writes to the log.
-        for strays in strays.chunks(COMMANDS_MAX / 2) {
-            let (reply, outcomes) = sync_channel(strays.len());
-            for stray in strays {
-                let (stray, reply) = (stray.clone(), reply.clone());
-                let sent = self.commands.send(Command::DropStray { stray, reply });
+        let command = |stray: &Stray, reply| Command::DropStray {
+            stray: stray.clone(),
+            reply,
+        };
+        self.ask_each("give the space of moved data back", strays, command)
+    }
+
+    /// Persists at which epochs a device is in sync in groups.
+    pub fn mark(&self, device: u32, groups: &[(PgId, Epoch)]) -> Result<(), FabricError> {
+        let named = |(pg, epoch): &(PgId, Epoch)| Some((placement::mark_of(*pg)?, *epoch));
+        let marks: Vec<(LayerId, Epoch)> = groups.iter().filter_map(named).collect();
+        let command = |(mark, epoch): &(LayerId, Epoch), reply| Command::Mark {
+            device,
+            mark: *mark,
+            epoch: *epoch,
+            reply,
+        };
+        self.ask_each("note which groups it is in sync in", &marks, command)
+    }
+
+    /// Sends a command for each of these, several at a time, so that they share writes to the log.
+    fn ask_each<T>(
+        &self,
+        verb: &'static str,
+        all: &[T],
+        command: impl Fn(&T, SyncSender<StoreResult>) -> Command,
+    ) -> Result<(), FabricError> {
+        for some in all.chunks(COMMANDS_MAX / 2) {
+            let (reply, outcomes) = sync_channel(some.len());
+            for one in some {
+                let sent = self.commands.send(command(one, reply.clone()));
                 sent.map_err(|_| FabricError::Closed)?;
             }
             drop(reply);
             self.stores.mailbox(MAINTENANCE_LANE).signal();
-            for _ in strays {
+            for _ in some {
                 let outcome = outcomes.recv().map_err(|_| FabricError::Closed)?;
-                outcome.map_err(|source| FabricError::Operation {
-                    verb: "give the space of moved data back",
-                    source,
-                })?;
+                outcome.map_err(|source| FabricError::Operation { verb, source })?;
             }
         }
         Ok(())
@@ -168,6 +190,16 @@ impl Control {
     /// Shows all chunks, with the devices that they lie on. Called under a lock of the stores.
     pub fn each_chunk(&self, show: impl FnMut(u32, ChunkKey)) {
         self.stores.each_chunk(show);
+    }
+
+    /// Shows all fences of a device. Called under a lock of the stores.
+    pub fn each_fence(&self, device: u32, show: impl FnMut(LayerId, Fence)) {
+        self.stores.each_fence(device, show);
+    }
+
+    /// Where a device is among those that are open.
+    pub fn index_of(&self, device: &[u8; 16]) -> Option<u32> {
+        self.stores.index_of(device)
     }
 
     /// Writes a checkpoint everywhere.

@@ -16,6 +16,7 @@ use super::config::{CleanConfig, ScrubConfig};
 use super::scrub::{self, Scrubber};
 use super::stores::{Event, IoDriver, MAINTENANCE_LANE, Stores, name_of, op_id};
 use super::strays::Stray;
+use crate::proto::Epoch;
 use crate::proto::ids::LayerId;
 use crate::store::api::{Fence, StoreError, StoreOp, StoreResult, Submitted};
 
@@ -35,6 +36,17 @@ pub enum Command {
         layer: LayerId,
         /// What.
         fence: Fence,
+        /// Outcome.
+        reply: SyncSender<StoreResult>,
+    },
+    /// Persist at which epoch the device is in sync in a group, in one of its shards.
+    Mark {
+        /// Where.
+        device: u32,
+        /// The group's mark.
+        mark: LayerId,
+        /// Of the map that says so.
+        epoch: Epoch,
         /// Outcome.
         reply: SyncSender<StoreResult>,
     },
@@ -142,6 +154,20 @@ impl Maintenance {
             } => {
                 let shards = self.stores.devices[device as usize].shard_indexes();
                 (shards, JobOp::SetFence(layer, fence), reply)
+            }
+            Command::Mark {
+                device,
+                mark,
+                epoch,
+                reply,
+            } => {
+                let shards = self.stores.devices[device as usize].shard_indexes();
+                let fence = Fence {
+                    epoch: epoch.0,
+                    ..Fence::default()
+                };
+                let first = shards.start..shards.end.min(shards.start + 1);
+                (first, JobOp::SetFence(mark, fence), reply)
             }
             Command::DropLayer {
                 device,

@@ -15,7 +15,9 @@ use crate::core::client::PIECES_MAX;
 use crate::core::watermark::LANES_MAX;
 use crate::net::tcp::serving::SERVINGS_MAX;
 use crate::proto::ids::{ChunkKey, LayerId};
-use crate::store::api::{DeviceLabel, OpId, RecoveryReport, StoreCore, StoreResult, shard_of};
+use crate::store::api::{
+    DeviceLabel, Fence, OpId, RecoveryReport, StoreCore, StoreResult, shard_of,
+};
 use crate::store::file::DeviceFile;
 use crate::store::uring::{DEPTH, Finished, Owner, Uring};
 
@@ -167,22 +169,35 @@ impl Stores {
     pub fn each_chunk(&self, mut show: impl FnMut(u32, ChunkKey)) {
         for shard in 0..self.shards.len() as u32 {
             let device = self.shards[shard as usize].device;
-            let mut cursor = 0;
-            loop {
-                // Bounded, for others want the lock, too.
-                let state = self.lock(shard);
-                let chunks =
-                    std::iter::successors(state.core.next_chunk(cursor), |(_, _, next)| {
-                        state.core.next_chunk(*next)
-                    });
-                let before = cursor;
-                for (layer, index, next) in chunks.take(LISTED_MAX) {
-                    show(device, ChunkKey { layer, index });
-                    cursor = next;
-                }
-                if cursor == before {
-                    break;
-                }
+            self.walk(shard, |core, cursor| {
+                let (layer, index, next) = core.next_chunk(cursor)?;
+                show(device, ChunkKey { layer, index });
+                Some(next)
+            });
+        }
+    }
+
+    /// Shows all fences of a device. Called under a shard's lock.
+    pub fn each_fence(&self, device: u32, mut show: impl FnMut(LayerId, Fence)) {
+        for shard in self.devices[device as usize].shard_indexes() {
+            self.walk(shard, |core, cursor| {
+                let (layer, fence, next) = core.next_fence(cursor)?;
+                show(layer, fence);
+                Some(next)
+            });
+        }
+    }
+
+    /// Goes through the table of a shard: `step` shows what it finds from a position on, and says where to go
+    /// on.
+    fn walk(&self, shard: u32, mut step: impl FnMut(&dyn StoreCore, u32) -> Option<u32>) {
+        let mut cursor = Some(0);
+        while cursor.is_some() {
+            // Bounded, for others want the lock, too.
+            let state = self.lock(shard);
+            for _ in 0..LISTED_MAX {
+                let Some(at) = cursor else { break };
+                cursor = step(&*state.core, at);
             }
         }
     }

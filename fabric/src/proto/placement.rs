@@ -10,6 +10,10 @@
 //! | 53..26 | family: the number of the first of the volumes that share their placement |
 //! | 25..0 | number in the family, beginning at 1 |
 //!
+//! Number 0 is no layer's. With a group's index in place of the family it names the group's *in-sync mark*: a
+//! device keeps under it, as it keeps the fence of a layer, the epoch at which it was in sync last
+//! (`engine::evidence`).
+//!
 //! Layers of nodes that were made before these numbers had parts have pool 0. Such a node is alone, and needs
 //! no groups.
 //!
@@ -50,6 +54,21 @@ pub fn pg_of(chunk: ChunkKey, groups: u32) -> PgId {
     PgId(u64::from(pool_of(chunk.layer)) << 32 | u64::from(group_of(chunk, groups)))
 }
 
+/// Where a device keeps at which epoch it was in sync in a group; `None` for a group without a pool.
+pub fn mark_of(pg: PgId) -> Option<LayerId> {
+    let (pool, index) = (pg.0 >> 32, pg.0 & u64::from(u32::MAX));
+    let fits = (1..1 << 10).contains(&pool) && index < 1 << FAMILY_BITS;
+    fits.then_some(LayerId(
+        pool << (NUMBER_BITS + FAMILY_BITS) | index << NUMBER_BITS,
+    ))
+}
+
+/// The group whose mark this is; `None` for a layer of data.
+pub fn marked(layer: LayerId) -> Option<PgId> {
+    let is_mark = layer.0 & ((1 << NUMBER_BITS) - 1) == 0 && pool_of(layer) > 0;
+    is_mark.then(|| PgId(u64::from(pool_of(layer)) << 32 | family_of(layer)))
+}
+
 /// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), from its first step.
 #[inline]
 const fn mix(number: u64) -> u64 {
@@ -65,6 +84,26 @@ mod tests {
 
     fn chunk(layer: LayerId, index: u32) -> ChunkKey {
         ChunkKey { layer, index }
+    }
+
+    #[test]
+    fn no_layer_has_the_name_of_a_mark() {
+        for pg in [
+            PgId(1 << 32),
+            PgId(3 << 32 | 95),
+            PgId(1023 << 32 | ((1 << 28) - 1)),
+        ] {
+            assert_eq!(mark_of(pg).and_then(marked), Some(pg));
+            assert!(mark_of(pg.incoming()).is_none(), "it is not in sync");
+        }
+        assert_eq!(
+            mark_of(PgId(3 << 32 | 95)),
+            Some(LayerId(3 << 54 | 95 << 26)),
+            "on devices"
+        );
+        for layer in [1, 7 << 26 | 1, 3 << 54 | 7 << 26 | 1] {
+            assert_eq!(marked(LayerId(layer)), None);
+        }
     }
 
     #[test]

@@ -532,6 +532,9 @@ pub trait StoreCore: Send {
     /// The layer's fence; all zero when none was set.
     fn fence(&self, layer: LayerId) -> Fence;
 
+    /// The fences in the order of the shard's table, as [`StoreCore::next_chunk`] gives chunks.
+    fn next_fence(&self, cursor: u32) -> Option<(LayerId, Fence, u32)>;
+
     /// Space of this shard.
     fn space(&self) -> Space;
 

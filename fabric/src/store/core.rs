@@ -514,6 +514,15 @@ impl StoreCore for ShardCore {
         self.table.fence(layer)
     }
 
+    fn next_fence(&self, cursor: u32) -> Option<(LayerId, Fence, u32)> {
+        (cursor..self.table.slots()).find_map(|slot| {
+            let record = self.table.record(slot);
+            let is_fence = record.kind == super::format::record_kind::FENCE;
+            let layer = LayerId(record.layer);
+            is_fence.then(|| (layer, self.table.fence(layer), slot + 1))
+        })
+    }
+
     fn space(&self) -> Space {
         let unit = UNIT_BYTES as u64;
         let total = u64::from(self.alloc.total_units());

@@ -167,6 +167,24 @@ pub enum EventKind {
         /// Of those, the ones that go on with a replica which is not known to have been in sync ever.
         lost: u32,
     },
+    /// Metadata went on after a disaster.
+    MetadataRecovered {
+        /// The node on which they went on.
+        node: NodeId,
+        /// When the backup was taken that they come from, if they come from one.
+        backup_at: Option<UnixMillis>,
+    },
+    /// After a restoration from a backup it was found out which replicas lack nothing.
+    ReplicasChosen {
+        /// Groups that have data.
+        groups: u32,
+        /// Of those, the ones of which no device says that it was ever in sync.
+        orphans: u32,
+        /// Devices that were not back.
+        missing: u32,
+    },
+    /// An operator gave up the data of volumes that a backup did not know.
+    UnknownForgotten,
     /// Replicas began to move to other devices.
     RebalanceStarted {
         /// The pool.
@@ -263,6 +281,19 @@ impl fmt::Display for EventKind {
                 "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that \
                  ran on are told by their next flush"
             ),
+            Self::MetadataRecovered { node, backup_at } => fmt_recovered(f, *node, *backup_at),
+            Self::ReplicasChosen {
+                groups,
+                orphans,
+                missing,
+            } => write!(
+                f,
+                "replicas of {groups} placement groups were chosen by what their devices say; {orphans} \
+                 groups have none that was in sync, and {missing} devices were missing"
+            ),
+            Self::UnknownForgotten => {
+                f.write_str("an operator gave up the data of volumes that the metadata do not know")
+            }
             Self::RebalanceStarted { pool, groups } => {
                 write!(f, "pool {pool}: {groups} placement groups began to move")
             }
@@ -286,6 +317,24 @@ impl fmt::Display for EventKind {
                 write!(f, "NFS export {export} was deleted; its volume stays")
             }
         }
+    }
+}
+
+fn fmt_recovered(
+    f: &mut fmt::Formatter<'_>,
+    node: NodeId,
+    backup_at: Option<UnixMillis>,
+) -> fmt::Result {
+    match backup_at {
+        Some(_) => write!(
+            f,
+            "the metadata were restored on node {node} from a backup: what was changed since that was taken \
+             is not known"
+        ),
+        None => write!(
+            f,
+            "the metadata go on with what node {node} had: a majority of the metadata nodes was given up"
+        ),
     }
 }
 

@@ -70,6 +70,9 @@ pub struct EnrolmentReply {
     pub certificate: String,
     /// The authority's key, as PEM, for a node that lets others join.
     pub ca_key: Option<String>,
+    /// The history of the cluster's metadata, if that is not the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<Uuid>,
 }
 
 /// The frame of a question.

@@ -38,6 +38,9 @@ pub(super) struct Hello {
     /// The start of its process. Older programs do not say it.
     #[serde(default, skip_serializing_if = "not_said")]
     pub(super) incarnation: Incarnation,
+    /// The history of the metadata that it has, if that is not the first one (`recovery.rs`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) history: Option<Uuid>,
     /// Why the connection ends here, from who accepts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
@@ -59,13 +62,14 @@ impl Hello {
             cluster,
             node,
             incarnation,
+            history: None,
             refused: None,
             removed: false,
         }
     }
 
     /// The version to speak with this peer, or why none.
-    pub(super) fn agree(&self, cluster: Uuid) -> Result<u16, String> {
+    pub(super) fn agree(&self, cluster: Uuid, history: Option<Uuid>) -> Result<u16, String> {
         if let Some(reason) = &self.refused {
             return Err(format!("it refuses: {reason}"));
         }
@@ -74,6 +78,15 @@ impl Hello {
         }
         if self.cluster != cluster {
             return Err(format!("it is of cluster {}, not {cluster}", self.cluster));
+        }
+        if self.history != history {
+            return Err(format!(
+                "its metadata are of history {}, and here they are of {}: on a node that is to follow a \
+                 recovery, run `penstock cluster rejoin HISTORY`, with the history that `penstock cluster \
+                 recover` has told",
+                named(self.history),
+                named(history)
+            ));
         }
         let newest = self.protocols.1.min(*PROTOCOLS.end());
         if newest < self.protocols.0.max(*PROTOCOLS.start()) {
@@ -87,6 +100,10 @@ impl Hello {
         }
         Ok(newest)
     }
+}
+
+fn named(history: Option<Uuid>) -> String {
+    history.map_or_else(|| "none".to_owned(), |history| history.to_string())
 }
 
 fn invalid(detail: impl ToString) -> io::Error {
@@ -200,13 +217,26 @@ mod tests {
     fn peers_agree_on_the_newest_version_that_both_speak() {
         let (ours, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let mut hello = Hello::new(ours, NodeId(2), Incarnation::default());
-        assert_eq!(hello.agree(ours), Ok(1));
-        assert!(hello.agree(other).unwrap_err().contains("cluster"));
+        assert_eq!(hello.agree(ours, None), Ok(1));
+        assert!(hello.agree(other, None).unwrap_err().contains("cluster"));
+        let (history, later) = (Some(Uuid::from_u128(3)), Some(Uuid::from_u128(4)));
+        for (theirs, ours_too) in [(history, None), (None, history), (later, history)] {
+            hello.history = theirs;
+            let told = hello.agree(ours, ours_too).unwrap_err();
+            assert!(told.contains("cluster rejoin"), "{told}");
+        }
+        assert_eq!(hello.agree(ours, later), Ok(1));
+        hello.history = None;
         hello.protocols = (1, 9);
-        assert_eq!(hello.agree(ours), Ok(1));
+        assert_eq!(hello.agree(ours, None), Ok(1));
         hello.protocols = (2, 9);
-        assert!(hello.agree(ours).unwrap_err().contains("versions 2 to 9"));
+        assert!(
+            hello
+                .agree(ours, None)
+                .unwrap_err()
+                .contains("versions 2 to 9")
+        );
         hello.magic = "http".to_owned();
-        assert!(hello.agree(ours).is_err());
+        assert!(hello.agree(ours, None).is_err());
     }
 }

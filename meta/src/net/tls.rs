@@ -81,6 +81,7 @@ pub struct TlsIdentity {
     cluster: Uuid,
     node: NodeId,
     incarnation: Incarnation,
+    history: Option<Uuid>,
     /// Its certificate, and what a verifier wants beside it.
     chain: Vec<CertificateDer<'static>>,
     /// Who knows the cluster's certificates.
@@ -137,6 +138,7 @@ impl TlsIdentity {
             cluster,
             node,
             incarnation: Incarnation::default(),
+            history: None,
             chain,
             servers,
             client: Arc::new(client),
@@ -153,9 +155,17 @@ impl TlsIdentity {
         }
     }
 
+    /// Its metadata are of this history; see [`crate::recovery`].
+    #[must_use]
+    pub fn of_history(self, history: Option<Uuid>) -> Self {
+        Self { history, ..self }
+    }
+
     /// What it says first on a connection.
     fn hello(&self) -> Hello {
-        Hello::new(self.cluster, self.node, self.incarnation)
+        let mut hello = Hello::new(self.cluster, self.node, self.incarnation);
+        hello.history = self.history;
+        hello
     }
 
     /// Looks at the node's own certificate as its peers will. Whether it is good now is not asked: a clock

@@ -13,7 +13,7 @@ use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::net::ProposeError;
 use crate::node::leader_request::COMMIT_WAIT_MAX;
-use crate::refusal::{MapRefusal, Refusal};
+use crate::refusal::{MapRefusal, RecoveryRefusal, Refusal};
 
 /// Raft messages of a node that is not known here are taken only if no leader was heard of for this long.
 /// Several times what an election takes: a leader that is known would have told of that node.
@@ -123,6 +123,9 @@ impl Core {
 
     fn judge(&self, from: NodeId, command: &Command) -> Result<Result<(), Refusal>, ProposeError> {
         let map = self.map.borrow().clone();
+        if matches!(command, Command::BeginHistory { .. }) {
+            return Ok(Err(RecoveryRefusal::NotWhileRunning.into()));
+        }
         // While nodes run programs that know of no such refusal, nothing is refused.
         if map.level() < Level::ROLES {
             return Ok(Ok(()));

@@ -21,6 +21,7 @@ use crate::node::leader_request::{COMMIT_WAIT_MAX, LeaderRequest, Wait, unfit};
 use crate::node::succession::LeaderLiveness;
 use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::Reach;
+use crate::recovery::Authority;
 use crate::refusal::MapRefusal;
 use crate::state::tables::{ATTACHMENTS, LEASES, VOLUMES};
 use crate::state::{ReadError, check_lease_holder};
@@ -151,6 +152,14 @@ impl Core {
         let db = self.db().ok_or(MetaError::Stopped)?;
         db.read(|view| read(view).map_err(DbError::from))
             .map_err(|error| failed(&error))
+    }
+
+    /// All records that this node has applied, as a backup.
+    pub(crate) async fn backup(&self, authority: Option<Authority>) -> Result<Vec<u8>, MetaError> {
+        let db = self.db().ok_or(MetaError::Stopped)?;
+        let made = tokio::task::spawn_blocking(move || db.backup(authority)).await;
+        let made = made.map_err(|error| failed(&error))?;
+        made.map_err(|error| failed(&error))
     }
 
     /// Has a command committed and applied by the leader, wherever that is.

@@ -88,6 +88,7 @@ pub(super) fn bootstrap(
             epoch: Epoch(0),
             level: node.level,
             created_at: at,
+            recovery: None,
         },
     );
     node::register(txn, node, Incarnation::default(), at)?;

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::map::{cluster, next_epoch, nodes_by_id, take_number};
-use super::tables::{DEVICES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES, VOLUMES_BY_POOL};
+use super::tables::{
+    CLUSTER, DEVICES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES, VOLUMES_BY_POOL,
+};
 use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, PgIndex, PoolId, UnixMillis};
@@ -140,7 +142,15 @@ pub(super) fn require_devices(view: &dyn Read, pool: &Pool) -> Result<(), Stop> 
 /// In a pool without volumes nothing has to be moved: members change at once, and new ones are in sync, as
 /// there is nothing to have. In a pool with volumes a new member waits to be synced, and one whose place is
 /// taken stays until then.
+///
+/// While replicas are to be chosen after a recovery, nothing is placed: members that nobody needs by their
+/// state may be the ones that lack nothing.
 pub(super) fn place(txn: &mut Txn<'_>, pool: &Pool, epoch: Epoch) -> Result<(), ReadError> {
+    let cluster = CLUSTER.get(txn, &())?;
+    let recovery = cluster.and_then(|cluster| cluster.recovery);
+    if recovery.is_some_and(|recovery| recovery.chooses) {
+        return Ok(());
+    }
     let devices = DEVICES.all(txn)?;
     let candidates = placement::candidates(pool, &devices, &nodes_by_id(txn)?);
     let by_id: BTreeMap<DeviceId, Device> = devices

@@ -25,6 +25,7 @@
 //! | 0x10 | join tokens | SHA-256 of the token | [`Token`] |
 //! | 0x11 | removed nodes | node id | [`UnixMillis`] |
 //! | 0x12 | NFS exports | name | [`Export`] |
+//! | 0x13 | what devices say, after a restoration | device id | [`DeviceEvidence`] |
 //! | 0x80 and up | kept free for the namespace, whose keys begin with a shard number | | |
 
 use std::marker::PhantomData;
@@ -35,8 +36,8 @@ use serde::{Deserialize, Serialize};
 use super::kv::{Read, ReadError, Txn};
 use crate::ids::{AttachmentId, DeviceId, NodeId, PgIndex, PoolId, UnixMillis, VolumeId};
 use crate::model::{
-    Attachment, Cluster, Device, Event, Export, Lease, Name, Node, PlacementGroup, Pool,
-    PoolHealth, Token, Volume,
+    Attachment, Cluster, Device, DeviceEvidence, Event, Export, Lease, Name, Node, PlacementGroup,
+    Pool, PoolHealth, Token, Volume,
 };
 use crate::pki::TokenHash;
 
@@ -147,6 +148,7 @@ pub(crate) const EVENTS: Table<u64, Event> = Table::new(0x0e);
 pub(crate) const TOKENS: Table<TokenHash, Token> = Table::new(0x10);
 pub(crate) const REMOVED_NODES: Table<NodeId, UnixMillis> = Table::new(0x11);
 pub(crate) const EXPORTS: Table<str, Export> = Table::new(0x12);
+pub(crate) const EVIDENCE: Table<DeviceId, DeviceEvidence> = Table::new(0x13);
 pub(crate) const POOL_HEALTH: Table<PoolId, PoolHealth> = Table::new(0x0f);
 
 impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {

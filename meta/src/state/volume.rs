@@ -6,7 +6,7 @@ use super::map::{cluster, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_VOLUME, LEASES, VOLUME_NAMES, VOLUMES, VOLUMES_BY_POOL,
 };
-use super::{Read, ReadError, Stop, Txn, export, pool};
+use super::{Read, ReadError, Stop, Txn, export, pool, recovery};
 use crate::command::{Outcome, VolumeSpec};
 use crate::ids::{LayerId, UnixMillis, VolumeId};
 use crate::model::{Attachment, DEFAULT_POOL, Volume, VolumeSize, VolumeState};
@@ -19,6 +19,7 @@ pub(super) fn create(
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     cluster(txn)?;
+    recovery::refuse_while_choosing(txn)?;
     let name = name(&spec.name)?;
     let size = checked_size(&spec.name, spec.size_bytes)?;
     if let Some(volume) = VOLUMES.get(txn, &name)? {

@@ -59,7 +59,7 @@ impl Db {
         Ok(found)
     }
 
-    fn log_state(&self) -> Result<LogState<TypeConfig>, DbError> {
+    pub(super) fn log_state(&self) -> Result<LogState<TypeConfig>, DbError> {
         let last_purged_log_id = self.purged()?;
         let last = self
             .rocks
@@ -94,7 +94,7 @@ impl Db {
     }
 
     /// Removes entries up to `id`, which a snapshot holds.
-    fn purge_to(&self, id: LogId) -> Result<(), DbError> {
+    pub(super) fn purge_to(&self, id: LogId) -> Result<(), DbError> {
         let mut batch = WriteBatch::default();
         let family = self.family(LOG);
         batch.delete_range_cf(&family, 0_u64.to_be_bytes(), (id.index + 1).to_be_bytes());

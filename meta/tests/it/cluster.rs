@@ -32,6 +32,7 @@ fn config(network: &MemNetwork, id: u64, start: Start, tuning: RaftTuning) -> Me
     MetaConfig {
         node: spec(id),
         address: format!("mem:{id}"),
+        history: None,
         start,
         tuning,
         transport: network.transport_of(NodeId(id)),

@@ -8,6 +8,7 @@ mod damage;
 mod enrol;
 mod full;
 mod majority;
+mod recovery;
 mod restart;
 mod tls;
 mod upgrade;

@@ -165,6 +165,7 @@ impl Cluster {
                 ..NodeSpec::new(NodeId(id), format!("node{id}"))
             },
             address: relay.address.to_string(),
+            history: None,
             start,
             tuning: RaftTuning {
                 heartbeat: Duration::from_millis(50),

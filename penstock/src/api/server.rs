@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod nfs;
+pub mod recovery;
 
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/metrics", get(metrics))
         .merge(cluster::routes())
         .merge(nfs::routes())
+        .merge(recovery::routes())
         .route("/v1/volumes", get(volumes).post(volume_create))
         .route(
             "/v1/volumes/{name}",

@@ -33,12 +33,16 @@ struct Made<'a> {
     data: &'a Path,
 }
 
-fn pki_failure(e: PkiError) -> Failure {
+pub(super) fn pki_failure(e: PkiError) -> Failure {
     Failure::plain(Kind::Failed, e)
 }
 
 /// The configuration, with these options.
-fn read_config(file: Option<&Path>, peers: PeerArgs, data: Option<PathBuf>) -> Result<Config> {
+pub(super) fn read_config(
+    file: Option<&Path>,
+    peers: PeerArgs,
+    data: Option<PathBuf>,
+) -> Result<Config> {
     let file = match file {
         Some(path) => config::read(path)?,
         None => config::File::default(),
@@ -126,8 +130,10 @@ async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
         public_key: key.public_key(),
     };
     let answer = enrol(&invitation, question).await.map_err(enrol_failure)?;
+    let mut record = Record::new(invitation.cluster, answer.node, None, settings);
+    record.history = answer.history;
     let identity = Identity {
-        record: Record::new(invitation.cluster, answer.node, None, settings),
+        record,
         ca: answer.ca,
         certificate: answer.certificate,
         key: key.to_pem(),

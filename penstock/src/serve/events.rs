@@ -70,7 +70,10 @@ impl Node {
                 Some(node) => format!("node {}", node.name),
                 None => format!("node {node}"),
             },
-            EventKind::LevelRaised { .. } => "cluster".to_owned(),
+            EventKind::LevelRaised { .. }
+            | EventKind::MetadataRecovered { .. }
+            | EventKind::ReplicasChosen { .. }
+            | EventKind::UnknownForgotten => "cluster".to_owned(),
             EventKind::DeviceAdded { device, .. }
             | EventKind::DeviceFailed { device, .. }
             | EventKind::DeviceOffline { device, .. }

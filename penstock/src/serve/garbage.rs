@@ -76,7 +76,13 @@ impl Node {
         // Asked after the devices were: a volume is known before anything of it is stored, and its layers'
         // numbers are never used again.
         let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
-        let garbage = garbage(held, volumes.iter().flat_map(|volume| &volume.layers));
+        let mut garbage = garbage(held, volumes.iter().flat_map(|volume| &volume.layers));
+        let recovery = self.meta.cluster().await.map_err(meta_failure)?.recovery;
+        garbage.retain(|layer| {
+            !recovery
+                .as_ref()
+                .is_some_and(|recovery| recovery.keeps(*layer))
+        });
         self.storage.drop_layers(&garbage).await?;
         Ok(garbage.len())
     }
@@ -84,7 +90,12 @@ impl Node {
     /// Drops chunks of groups that have no replica on the device any more; how many.
     async fn drop_strays(&self) -> Result<usize> {
         // The map is then no older than this moment.
-        self.meta.cluster().await.map_err(meta_failure)?;
+        let cluster = self.meta.cluster().await.map_err(meta_failure)?;
+        let recovery = cluster.recovery;
+        if recovery.is_some_and(|one| one.chooses || !one.unknown.is_empty()) {
+            // They may be of volumes that the metadata do not know.
+            return Ok(0);
+        }
         let map = self.meta.map();
         self.storage
             .drop_strays(map.epoch(), complete_groups(&map))

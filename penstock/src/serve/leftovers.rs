@@ -51,9 +51,18 @@ impl Node {
     /// same.
     pub(super) async fn find_leftovers(&self) -> Result<()> {
         let volumes = self.meta.list_volumes().await.map_err(meta_failure)?;
+        let cluster = self.meta.cluster().await.map_err(meta_failure)?;
+        let restored = cluster.recovery.filter(|one| one.backup_at.is_some());
+        // An import that a backup shows unfinished may have ended since: it is an operator's to delete.
+        let may_be_whole = |volume: &meta::Volume| {
+            let is_older = |one: &meta::Recovery| volume.created_at < one.at;
+            volume.state == VolumeState::Ready && restored.as_ref().is_some_and(is_older)
+        };
         let mut leftovers = self.leftovers.lock();
         for volume in volumes {
-            if is_unfinished(&volume, self.meta.node_id()) {
+            if is_import_of(&volume.name, self.meta.node_id()) && may_be_whole(&volume) {
+                tracing::warn!(volume = %volume.name, "kept: an import that the backup shows unfinished");
+            } else if is_unfinished(&volume, self.meta.node_id()) {
                 tracing::info!(volume = %volume.name, "left unfinished by an earlier process");
                 let what = what(&volume);
                 leftovers.insert(

@@ -109,7 +109,7 @@ impl Node {
         if is_without {
             identity::refuse_forgetful(&config.data, &meta_dir)?;
         }
-        if is_without && config.store == StoreKind::File {
+        if is_without && config.store == StoreKind::File && !identity::rejoins(&config.data) {
             let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
             blocking(move || devices::refuse_without_metadata(&config, &default, &dir)).await?;
         }

@@ -85,6 +85,14 @@ pub struct Membership {
     settings: Settings,
 }
 
+impl Membership {
+    /// Certificate and key by which nodes are let in, if this node has them.
+    pub fn authority(&self) -> Option<(String, String)> {
+        let key = self.identity.ca_key.clone()?;
+        Some((self.identity.ca.clone(), key))
+    }
+}
+
 fn failed(e: impl std::fmt::Display) -> Failure {
     Failure::plain(Kind::Failed, e)
 }
@@ -130,7 +138,7 @@ impl Control {
         let credentials = credentials.map_err(|e| unfit(e.to_string()))?;
         credentials.check().map_err(|e| unfit(e.to_string()))?;
         let incarnation = Incarnation::draw();
-        let credentials = credentials.of_start(incarnation);
+        let credentials = credentials.of_start(incarnation).of_history(record.history);
         let data = NetConfig {
             listen: settings.data(),
             identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
@@ -249,6 +257,7 @@ fn meta_config(
             level: Level::KNOWN,
         },
         address: settings.control().to_string(),
+        history: record.history,
         start: match record.bootstrap {
             Some(bootstrap) => Start::Found {
                 cluster,

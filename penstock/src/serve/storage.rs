@@ -30,6 +30,7 @@ use super::devices::{self, LeftOut, Origin, Owner};
 use super::meta_requests::{self, MetaRequests};
 use super::monitor::Found;
 use super::node::meta_failure;
+use super::recovery;
 
 /// What data threads work with.
 pub type Handle = VolumeHandle;
@@ -150,6 +151,7 @@ impl Storage {
             left_out,
         };
         storage.register(meta).await?;
+        recovery::report_evidence(&storage.fabric, meta).await?;
         storage.tell_lost(meta, &known).await?;
         Ok(storage)
     }
@@ -214,6 +216,7 @@ impl Storage {
         Background(vec![
             tokio::spawn(meta_requests::serve(asks, meta.clone())),
             tokio::spawn(cluster_map::follow(self.fabric.clone(), meta.clone())),
+            tokio::spawn(recovery::keep_marking(self.fabric.clone(), meta.clone())),
             tokio::spawn(cluster_map::follow_layers(
                 self.fabric.clone(),
                 meta.clone(),

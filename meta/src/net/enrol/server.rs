@@ -289,8 +289,11 @@ impl EnrolmentHandler {
                 node {node} if \
                      `penstock node list` shows it")
         })?;
+        let map = self.meta.map();
+        let recovery = map.cluster().and_then(|cluster| cluster.recovery.as_ref());
         Ok(EnrolmentReply {
             node,
+            history: recovery.map(|recovery| recovery.history),
             ca: self.credentials.ca_certificate.clone(),
             certificate,
             ca_key: keeps_key.then(|| self.credentials.ca.key_pem().to_owned()),

@@ -127,7 +127,9 @@ async fn greet(identity: &TlsIdentity, target: NodeId, stream: TcpStream) -> Con
         return Err(Failed::Removed);
     }
     let refused = |detail| io::Error::new(io::ErrorKind::PermissionDenied, detail);
-    answer.agree(identity.cluster).map_err(refused)?;
+    answer
+        .agree(identity.cluster, identity.history)
+        .map_err(refused)?;
     if answer.node != target {
         return Err(refused(format!("node {} answered", answer.node)).into());
     }

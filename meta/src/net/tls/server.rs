@@ -209,7 +209,7 @@ async fn greet(
     let (_, hello): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
     let certificate = stream.get_ref().1.peer_certificates();
     let is_its_own = identity.is_for(certificate.and_then(<[_]>::first), hello.node);
-    let mut agreed = hello.agree(identity.cluster);
+    let mut agreed = hello.agree(identity.cluster, identity.history);
     let mut ours = identity.hello();
     if !is_its_own {
         agreed = Err(format!("its certificate is not for node {}", hello.node));

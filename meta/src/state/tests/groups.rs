@@ -2,6 +2,7 @@
 
 mod authority;
 mod loss;
+mod recovery;
 mod within;
 
 use super::*;

@@ -1,6 +1,6 @@
 //! Several nodes in one process, of which the leader chooses who votes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,9 @@ pub struct Cluster {
     gate: Box<Gate>,
     /// How often nodes have been started.
     starts: u64,
+    uuid: uuid::Uuid,
+    /// That of nodes that are started from now on.
+    pub history: Option<uuid::Uuid>,
     pub nodes: Vec<MetaNode>,
 }
 
@@ -30,9 +33,12 @@ impl Cluster {
             dir: tempfile::tempdir().unwrap(),
             gate,
             starts: 0,
+            uuid: uuid::Uuid::nil(),
+            history: None,
             nodes: Vec::new(),
         };
         cluster.start(1, Start::NewCluster, level).await;
+        cluster.uuid = cluster.nodes[0].cluster_uuid();
         let leader = cluster.nodes[0].meta();
         leader.register_device(device(1)).await.unwrap();
         for id in 2..=count {
@@ -49,8 +55,19 @@ impl Cluster {
         self.start(id, Start::Join { cluster }, level).await
     }
 
+    /// Starts a node again when none may be running.
+    pub async fn start_again(&mut self, id: u64, level: Level) -> NodeSpec {
+        let cluster = self.uuid;
+        self.start(id, Start::Join { cluster }, level).await
+    }
+
+    /// Where a node keeps its metadata.
+    pub fn dir_of(&self, id: u64) -> PathBuf {
+        self.dir.path().join(id.to_string())
+    }
+
     async fn start(&mut self, id: u64, start: Start, level: Level) -> NodeSpec {
-        let dir: &Path = self.dir.path();
+        let dir: &Path = &self.dir_of(id);
         self.starts += 1;
         let spec = NodeSpec {
             control_address: format!("mem:{id}"),
@@ -61,6 +78,7 @@ impl Cluster {
         let config = MetaConfig {
             node: spec.clone(),
             address: format!("mem:{id}"),
+            history: self.history,
             start,
             tuning: RaftTuning {
                 heartbeat: Duration::from_millis(50),
@@ -69,9 +87,7 @@ impl Cluster {
             },
             transport: (self.gate)(self.network.transport_of(NodeId(id))),
         };
-        let node = MetaNode::open(dir.join(id.to_string()), config)
-            .await
-            .unwrap();
+        let node = MetaNode::open(dir, config).await.unwrap();
         self.network.connect(NodeId(id), node.peer());
         self.nodes.push(node);
         spec

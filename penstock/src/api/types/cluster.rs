@@ -102,6 +102,14 @@ pub struct Drain {
     pub on: bool,
 }
 
+/// Lets I/O go on after a restore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// Though not all devices are back that the backup knew.
+    pub without_missing: bool,
+}
+
 /// A device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Device {

@@ -14,6 +14,7 @@ use super::super::monitor::{Found, Work};
 use super::super::storage::MAKE_ROOM;
 
 mod capacity;
+mod recovery;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +38,7 @@ pub fn problems(
             false => not_started(view, node),
         });
     }
+    wrong.extend(recovery::choosing(view));
     wrong.extend(voters_lacking(view));
     wrong.extend(devices(view, now));
     let in_use = view.pools_in_use();
@@ -52,7 +54,9 @@ pub fn problems(
     wrong.extend(capacity::lacking(view));
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
-    (wrong, background_jobs(view, &pools, etas))
+    let mut jobs = background_jobs(view, &pools, etas);
+    jobs.extend(recovery::unknown(view));
+    (wrong, jobs)
 }
 
 /// Nodes that keep the metadata and do not vote yet: until they do, the loss of a node that votes may stop

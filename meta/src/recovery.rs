@@ -1,0 +1,224 @@
+//! Going on after a disaster, on a node that does not run: without the majority of the metadata nodes, which
+//! is gone for good, or from a backup. `docs/OPERATIONS.md` is the operator's side, `state/recovery.rs` what
+//! the cluster does then.
+//!
+//! **Architecture Invariant:** metadata of two histories never meet. Each recovery begins a new history,
+//! which nodes say in their first message (`net/frame.rs`); a node of another one is turned away, so that no
+//! log is compared with one that was not made from it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use uuid::Uuid;
+
+use crate::command::Command;
+use crate::error::OpenError;
+use crate::ids::{Epoch, NodeId, UnixMillis};
+use crate::model::{Node, Role};
+use crate::state::tables::NODES;
+use crate::storage::{Db, DbError, Identity};
+
+pub use crate::storage::backup::{Authority, Backup, BackupError, BackupHeader};
+
+/// How far the metadata of a node are that does not run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Position {
+    /// The cluster.
+    pub cluster: Uuid,
+    /// The node.
+    pub node: NodeId,
+    /// Term and index of the last entry in its log: of several nodes the one with the greatest has the newest
+    /// metadata.
+    pub last: (u64, u64),
+    /// Version of the cluster map.
+    pub epoch: Epoch,
+    /// The nodes that it knows.
+    pub nodes: Vec<Node>,
+    /// Those that vote.
+    pub voters: BTreeSet<NodeId>,
+}
+
+/// Why metadata do not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// The database cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// There is none.
+    #[error("there are no metadata in {dir}")]
+    NoMetadata {
+        /// Where.
+        dir: std::path::PathBuf,
+    },
+    /// Reading or writing it failed.
+    #[error("{0}")]
+    Failed(String),
+    /// The records do not know the node.
+    #[error("the metadata know no node {node}, only {}", names(.known))]
+    UnknownNode {
+        /// The node.
+        node: NodeId,
+        /// Those that they know.
+        known: Vec<(NodeId, String)>,
+    },
+    /// The node may not lead.
+    #[error(
+        "node {node} may not have the role meta: recover on one of {}; if this one has newer metadata, add \
+         --choose-replicas there", names(.may)
+    )]
+    NotMeta {
+        /// The node.
+        node: NodeId,
+        /// Those that may.
+        may: Vec<(NodeId, String)>,
+    },
+}
+
+impl From<DbError> for RecoveryError {
+    fn from(error: DbError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+fn names(nodes: &[(NodeId, String)]) -> String {
+    let one = |(id, name): &(NodeId, String)| format!("{id} ('{name}')");
+    nodes.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// How far the metadata in `dir` are. Changes nothing.
+///
+/// # Errors
+/// There are none, they are in use, or damaged.
+pub fn position(dir: &Path) -> Result<Position, RecoveryError> {
+    let db = open(dir)?;
+    let identity = db.identity()?.ok_or_else(|| RecoveryError::NoMetadata {
+        dir: dir.to_owned(),
+    })?;
+    let last = db.last_entry()?;
+    let voters = db.read(|view| view.applied())?.membership;
+    let epoch = db.map().borrow().epoch();
+    Ok(Position {
+        cluster: identity.cluster,
+        node: identity.node,
+        last: last.map_or((0, 0), |last| (last.leader_id.term, last.index)),
+        epoch,
+        nodes: nodes(&db)?,
+        voters: voters.membership().voter_ids().collect(),
+    })
+}
+
+/// Makes the node in `dir` the only one that votes, in a history of its own: it goes on with what it has when
+/// it is started next. `address` is where peers reach it. Another node may have newer metadata (`choose`):
+/// then which replicas count is found out by what devices say.
+///
+/// # Errors
+/// There are no metadata, they are in use or damaged, or the node may not have the role `meta`.
+pub fn go_on_alone(
+    dir: &Path,
+    address: &str,
+    (history, choose): (Uuid, bool),
+) -> Result<(), RecoveryError> {
+    let db = open(dir)?;
+    let identity = db.identity()?.ok_or_else(|| RecoveryError::NoMetadata {
+        dir: dir.to_owned(),
+    })?;
+    let begins = Command::BeginHistory {
+        history,
+        node: identity.node,
+        backup_at: None,
+        choose,
+        at: UnixMillis::now(),
+    };
+    begin(&db, identity.node, address, begins)?;
+    // Last: before that the node does not start with both.
+    Ok(db.set_identity(&Identity {
+        history: Some(history),
+        ..identity
+    })?)
+}
+
+/// Makes metadata in `dir`, which is empty or not there, from a backup: the node goes on with them when it is
+/// started next.
+///
+/// # Errors
+/// There is something, it cannot be written, or the backup does not know the node.
+pub fn restore(
+    dir: &Path,
+    backup: &Backup,
+    (node, address): (NodeId, &str),
+    history: Uuid,
+) -> Result<(), RecoveryError> {
+    if Db::exists(dir) {
+        return Err(RecoveryError::Failed(format!(
+            "there are metadata in {} already",
+            dir.display()
+        )));
+    }
+    let (db, _closed) = Db::open(dir)?;
+    let cluster = backup.header.cluster;
+    db.set_identity(&Identity {
+        node,
+        cluster,
+        history: Some(history),
+    })?;
+    let records = dir.join("snapshots/restored.sst");
+    std::fs::write(&records, &backup.records).map_err(DbError::from)?;
+    db.replace_records(&records, &backup.header.applied)?;
+    std::fs::remove_file(&records).map_err(DbError::from)?;
+    if let Some(last) = backup.header.applied.last {
+        db.begin_log_after(last)?;
+    }
+    let begins = Command::BeginHistory {
+        history,
+        node,
+        backup_at: Some(backup.header.taken_at),
+        choose: true,
+        at: UnixMillis::now(),
+    };
+    begin(&db, node, address, begins)
+}
+
+fn begin(db: &Db, node: NodeId, address: &str, begins: Command) -> Result<(), RecoveryError> {
+    check_may_lead(&nodes(db)?, node)?;
+    db.go_on_alone(node, address, begins)?;
+    Ok(db.flush_wal()?)
+}
+
+fn check_may_lead(nodes: &[Node], node: NodeId) -> Result<(), RecoveryError> {
+    let named = |node: &Node| (node.id, node.name.to_string());
+    let Some(own) = nodes.iter().find(|one| one.id == node) else {
+        let known = nodes.iter().map(named).collect();
+        return Err(RecoveryError::UnknownNode { node, known });
+    };
+    if !own.may_have(Role::Meta) {
+        let may = nodes.iter().filter(|one| one.may_have(Role::Meta));
+        let may = may.map(named).collect();
+        return Err(RecoveryError::NotMeta { node, may });
+    }
+    Ok(())
+}
+
+impl Position {
+    /// Whether the node may go on alone.
+    ///
+    /// # Errors
+    /// It may not have the role `meta`.
+    pub fn check(&self) -> Result<(), RecoveryError> {
+        check_may_lead(&self.nodes, self.node)
+    }
+}
+
+fn open(dir: &Path) -> Result<Db, RecoveryError> {
+    if !Db::exists(dir) {
+        return Err(RecoveryError::NoMetadata {
+            dir: dir.to_owned(),
+        });
+    }
+    // It is closed when it is dropped: nobody else has it.
+    let (db, _closed) = Db::open(dir)?;
+    Ok(db)
+}
+
+fn nodes(db: &Db) -> Result<Vec<Node>, DbError> {
+    db.read(|view| Ok(NODES.all(view)?))
+}

@@ -1,0 +1,43 @@
+//! What a recovery of the metadata leaves an operator to do.
+
+use meta::Recovery;
+
+use super::super::super::cluster::View;
+use super::super::super::monitor::Found;
+use crate::moment::Moment;
+
+fn recovery_of(view: &View) -> Option<&Recovery> {
+    view.map.cluster()?.recovery.as_ref()
+}
+
+/// After a restoration all I/O waits for an operator.
+pub fn choosing(view: &View) -> Option<Found> {
+    let recovery = recovery_of(view).filter(|recovery| recovery.chooses)?;
+    let (all, back) = (
+        view.map.devices().count(),
+        view.map
+            .devices()
+            .filter(|one| view.map.is_served(one))
+            .count(),
+    );
+    let taken = recovery.backup_at.unwrap_or(recovery.at);
+    let what = format!(
+        "the metadata were restored from a backup of {}: which replicas count is to be decided, and all I/O \
+         waits",
+        Moment::from(taken)
+    );
+    let doing = format!(
+        "{back} of {all} devices are back: start all nodes that have devices, then run `penstock meta resume`"
+    );
+    Some(Found::new("replicas to choose", what, doing).since(Some(recovery.at.into())))
+}
+
+/// What devices hold of volumes that the metadata do not know is kept until an operator says otherwise.
+pub fn unknown(view: &View) -> Option<Found> {
+    let is_told = |one: &&Recovery| !one.unknown.is_empty() && !one.chooses && !view.is_alone;
+    let recovery = recovery_of(view).filter(is_told)?;
+    let what = "data of volumes that were made before the recovery, and that the metadata do not know, \
+                are kept";
+    let doing = "`penstock meta forget-unknown` gives their space back, if there are any";
+    Some(Found::new("unknown volumes", what, doing).since(Some(recovery.at.into())))
+}
