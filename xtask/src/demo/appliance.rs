@@ -178,10 +178,10 @@ impl Demo {
             ),
         )?;
         self.mount("rdma")?;
-        self.client.sh(
-            "dd if=/dev/urandom of=/run/nfs/data bs=1M count=32 conv=fsync 2>/dev/null && \
-             sha256sum /run/nfs/data > /run/sum",
-        )?;
+        let fill = "dd if=/dev/urandom of=/run/nfs/data bs=1M count=32 conv=fsync 2>/dev/null && \
+             sha256sum /run/nfs/data > /run/sum";
+        let filled = self.client.running()?.run(fill, LIMIT)?;
+        ensure!(filled.code == 0, "writing to the export: {}", filled.text);
         self.client.sh("umount /run/nfs")?;
         self.mount("tcp")?;
         self.client
