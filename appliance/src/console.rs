@@ -20,6 +20,9 @@ pub use page::Page;
 
 /// Clears the screen and goes to its upper left corner (ECMA-48).
 const CLEAR: &str = "\x1b[H\x1b[2J";
+/// How often the page is made anew while nobody presses a key, in tenths of a second, as stty(1) has it. Each
+/// time costs a start of `penstock` on each console, which a small machine notices.
+const REFRESH_DECISECONDS: &str = "100";
 /// Lines of the log that are shown.
 const LOG_LINES: &str = "20";
 
@@ -74,9 +77,10 @@ impl Console<'_> {
         }
     }
 
-    fn page(&self) -> Page {
+    /// What `penstock health` says.
+    fn health(&self) -> String {
         let health = Command::new(&self.program).arg("health").output();
-        let health = health.map_or_else(
+        health.map_or_else(
             |e| e.to_string(),
             |output| {
                 let bytes = if output.stdout.is_empty() {
@@ -86,7 +90,10 @@ impl Console<'_> {
                 };
                 String::from_utf8_lossy(&bytes).trim().to_owned()
             },
-        );
+        )
+    }
+
+    fn page(&self) -> Page {
         let authority = std::fs::read_to_string(Path::new(DATA).join("cluster/ca.pem")).ok();
         Page {
             version: crate::update::Places::default()
@@ -98,7 +105,7 @@ impl Console<'_> {
                 .into_owned(),
             addresses: addresses(),
             fingerprint: authority.and_then(|text| (self.fingerprint)(&text)),
-            health: self.machine.is_node().then_some(health),
+            health: self.machine.is_node().then(|| self.health()),
             message: self.machine.message(),
             lack_of_room: self.machine.lack_of_room(),
             has_ssh: std::fs::metadata(self.machine.path("authorized_keys"))
@@ -150,9 +157,9 @@ fn print(text: &str) -> Result<()> {
         .context("write to the console")
 }
 
-/// A key, or none within two seconds.
+/// A key, or none until it is time to look at the machine again.
 fn key() -> Result<Option<char>> {
-    stty(&["-icanon", "-echo", "min", "0", "time", "20"])?;
+    stty(&["-icanon", "-echo", "min", "0", "time", REFRESH_DECISECONDS])?;
     let mut byte = [0];
     let read = std::io::stdin()
         .lock()

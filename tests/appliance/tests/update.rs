@@ -132,6 +132,11 @@ fn becomes_a_node(machine: &mut Machine) -> Result<()> {
          penstock attachment list --json | grep -q '\"block_device\": \"/dev/vd' && \
          penstock detach scratch --yes && penstock volume delete scratch --yes 2>&1",
     )?;
+    // A machine that is slow, or recovers a file system, needs longer than systemd's 90 s.
+    for mount in ["var.mount", "var-lib-penstock.mount"] {
+        let limit = machine.sh(&format!("systemctl show --value -p TimeoutUSec {mount}"))?;
+        ensure!(limit == "10min", "{mount} has {limit}");
+    }
     let failed = machine.sh("systemctl --failed --no-legend --plain")?;
     ensure!(failed.is_empty(), "units failed:\n{failed}");
     let screen = machine.screen_shows("SHA-256", LIMIT)?;

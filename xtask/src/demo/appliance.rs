@@ -133,9 +133,11 @@ impl Demo {
             .sh(&format!("{SSH} root@10.0.0.{number} '{command}' 2>&1"))
     }
 
+    /// Types it again until it succeeds, but leaves the machines some time between: where they share two
+    /// cores and are emulated, ssh costs a second of one on both sides.
     fn on_until(&mut self, number: u8, command: &str) -> Result<String> {
         self.client.sh_until(
-            &format!("{SSH} root@10.0.0.{number} '{command}' 2>&1"),
+            &format!("{SSH} root@10.0.0.{number} '{command}' 2>&1 || {{ sleep 2; false; }}"),
             LIMIT,
         )
     }
@@ -176,10 +178,10 @@ impl Demo {
             ),
         )?;
         self.mount("rdma")?;
-        self.client.sh(
-            "dd if=/dev/urandom of=/run/nfs/data bs=1M count=32 conv=fsync 2>/dev/null && \
-             sha256sum /run/nfs/data > /run/sum",
-        )?;
+        let fill = "dd if=/dev/urandom of=/run/nfs/data bs=1M count=32 conv=fsync 2>/dev/null && \
+             sha256sum /run/nfs/data > /run/sum";
+        let filled = self.client.running()?.run(fill, LIMIT)?;
+        ensure!(filled.code == 0, "writing to the export: {}", filled.text);
         self.client.sh("umount /run/nfs")?;
         self.mount("tcp")?;
         self.client
@@ -214,7 +216,10 @@ impl Demo {
         let count = "cat /run/trace | wc -l";
         let before = self.client.sh(count)?;
         self.client
-            .sh_until(&format!("test $({count}) -gt $(({before} + 5))"), LIMIT)
+            .sh_until(
+                &format!("test $({count}) -gt $(({before} + 5)) || {{ sleep 1; false; }}"),
+                LIMIT,
+            )
             .context("the client's writes do not go on")?;
         let errors = self.client.sh("cat /run/errors 2> /dev/null || true")?;
         ensure!(errors.is_empty(), "writes of the client failed: {errors}");
