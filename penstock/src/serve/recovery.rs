@@ -10,7 +10,7 @@ use meta::recovery::Authority;
 use meta::{ClusterMap, DeviceEvidence, DeviceId, GroupId, Meta, NodeId};
 use tokio::task::JoinSet;
 
-use crate::failure::Result;
+use crate::failure::{Failure, Kind, Result};
 
 use super::node::{Node, meta_failure};
 use super::storage::{blocking, fabric_failure};
@@ -137,6 +137,13 @@ impl Node {
 
     /// Data of volumes that the metadata do not know are given up.
     pub async fn forget_unknown(&self) -> Result<()> {
+        if self.membership.is_none() {
+            return Err(Failure::new(
+                Kind::Conflict,
+                "a node without peers does not look for data of volumes that it does not know",
+                "to get their space back, export its volumes and import them on a new node",
+            ));
+        }
         self.asked.forget_unknown().await.map_err(meta_failure)
     }
 }
