@@ -166,7 +166,7 @@ pub fn restore(
     db.replace_records(&records, &backup.header.applied)?;
     std::fs::remove_file(&records).map_err(DbError::from)?;
     if let Some(last) = backup.header.applied.last {
-        db.begin_log_after(last)?;
+        db.purge_to(last)?;
     }
     let begins = Command::BeginHistory {
         history,

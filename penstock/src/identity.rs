@@ -11,7 +11,7 @@
 //! | `begun` | empty; there once the node has made its metadata |
 //! | `rejoins` | empty; there while it is to get them anew, which then go with devices that hold data |
 //!
-//! All of it but the last is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole
+//! All of it but the last two is written to `DATA/cluster.new/`, made durable, and renamed: there is a whole
 //! identity or none. What an interrupted `init` or `join` left is removed by the next.
 
 use std::collections::BTreeSet;
@@ -334,29 +334,30 @@ impl Identity {
 
 /// Notes, durably, that the node has made its metadata.
 pub fn note_begun(data: &Path) -> Result<()> {
-    let path = dir(data).join(BEGUN);
-    if !path.exists() {
-        File::create(&path)
-            .and_then(|file| file.sync_all())
-            .and_then(|()| File::open(dir(data))?.sync_all())
-            .context(|| format!("write {}", path.display()))?;
-    }
+    write_note(data, BEGUN)?;
     remove_note(data, REJOINS)
 }
 
 /// The node makes its metadata anew at its next start: it gets them from others, who know its devices.
 pub fn note_rejoins(data: &Path) -> Result<()> {
-    let path = dir(data).join(REJOINS);
-    File::create(&path)
-        .and_then(|file| file.sync_all())
-        .and_then(|()| File::open(dir(data))?.sync_all())
-        .context(|| format!("write {}", path.display()))?;
+    write_note(data, REJOINS)?;
     remove_note(data, BEGUN)
 }
 
 /// Whether it is about to do that.
 pub fn rejoins(data: &Path) -> bool {
     dir(data).join(REJOINS).exists()
+}
+
+fn write_note(data: &Path, name: &str) -> Result<()> {
+    let path = dir(data).join(name);
+    if path.exists() {
+        return Ok(());
+    }
+    File::create(&path)
+        .and_then(|file| file.sync_all())
+        .and_then(|()| File::open(dir(data))?.sync_all())
+        .context(|| format!("write {}", path.display()))
 }
 
 fn remove_note(data: &Path, name: &str) -> Result<()> {

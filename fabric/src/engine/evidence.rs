@@ -19,7 +19,7 @@ pub struct Evidence {
     pub epoch: Epoch,
     /// The epoch at which it was in sync last, of each group in which it ever was.
     pub in_sync: BTreeMap<PgId, Epoch>,
-    /// The layers of which it holds data or a fence, and the newest lease that it knows of each.
+    /// Layers with data or a fence on the device, each with the newest lease generation that it knows.
     pub layers: BTreeMap<LayerId, Generation>,
 }
 

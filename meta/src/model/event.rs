@@ -178,7 +178,7 @@ pub enum EventKind {
     ReplicasChosen {
         /// Groups that have data.
         groups: u32,
-        /// Of those, the ones of which no device says that it was ever in sync.
+        /// Groups among them for which no device has a mark.
         orphans: u32,
         /// Devices that were not back.
         missing: u32,

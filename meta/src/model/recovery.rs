@@ -45,6 +45,6 @@ pub struct DeviceEvidence {
     pub epoch: Epoch,
     /// The epoch at which it was in sync last, of each group in which it ever was.
     pub in_sync: Vec<(GroupId, Epoch)>,
-    /// Layers of which it holds data or a fence, with the newest lease that it knows of each.
+    /// Layers with data or a fence on the device, each with the newest lease generation that it knows.
     pub layers: Vec<(LayerId, Generation)>,
 }

@@ -208,7 +208,7 @@ fn raise_epoch(txn: &mut Txn<'_>, evidence: &DeviceEvidence) -> Result<(), Stop>
         let (device, epoch) = (evidence.device, newest);
         return Err(RecoveryRefusal::NoSuchEpoch { device, epoch }.into());
     }
-    if newest < cluster(txn)?.epoch {
+    if newest <= cluster(txn)?.epoch {
         return Ok(());
     }
     // The device refuses what is asked under older maps.

@@ -56,9 +56,4 @@ impl Db {
             });
         self.append_entries(&numbered.collect::<Vec<_>>())
     }
-
-    /// The log begins after what the records hold, which came from elsewhere.
-    pub(crate) fn begin_log_after(&self, last: LogId) -> Result<(), DbError> {
-        self.purge_to(last)
-    }
 }

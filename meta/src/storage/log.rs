@@ -94,7 +94,7 @@ impl Db {
     }
 
     /// Removes entries up to `id`, which a snapshot holds.
-    pub(super) fn purge_to(&self, id: LogId) -> Result<(), DbError> {
+    pub(crate) fn purge_to(&self, id: LogId) -> Result<(), DbError> {
         let mut batch = WriteBatch::default();
         let family = self.family(LOG);
         batch.delete_range_cf(&family, 0_u64.to_be_bytes(), (id.index + 1).to_be_bytes());

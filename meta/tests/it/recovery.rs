@@ -204,9 +204,8 @@ async fn the_last_of_three_goes_on_and_the_second_follows_it() {
     cluster.end().await;
 }
 
-/// What a follower has that the others never agreed to may have been told to somebody by those that are gone.
 #[tokio::test]
-async fn the_whole_log_counts_also_what_was_not_applied() {
+async fn nothing_is_lost_however_often_a_node_goes_on_alone() {
     let dir = tempfile::tempdir().unwrap();
     let node = MetaNode::open(dir.path(), MetaConfig::embedded("test"))
         .await

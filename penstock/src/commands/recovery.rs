@@ -15,7 +15,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::join::{pki_failure, read_config};
-use super::{confirm, locate, print, print_json, refuse_json, runtime};
+use super::{confirm, locate, print, print_json, runtime};
 use crate::api::client::Client;
 use crate::api::types::Resume;
 use crate::cli::{ClusterCommand, Global, MetaCommand, PeerArgs, RejoinArgs, RestoreArgs};
@@ -56,10 +56,7 @@ struct Begun {
 pub fn meta(verb: MetaCommand, global: &Global) -> Result<()> {
     match verb {
         MetaCommand::Restore(args) => restore(args, global),
-        MetaCommand::Backup { file, force } => {
-            refuse_json(global.json, "nothing")?;
-            runtime()?.block_on(backup(&file, force, global))
-        }
+        MetaCommand::Backup { file, force } => runtime()?.block_on(backup(&file, force, global)),
         MetaCommand::Resume {
             without_missing,
             yes,
@@ -124,6 +121,9 @@ async fn backup(file: &Path, force: bool, global: &Global) -> Result<()> {
             .filter(|dir| !dir.as_os_str().is_empty())
             .unwrap_or(Path::new(".")),
     )?;
+    if global.json {
+        print_json(&ShownBackup::of(&taken.header))?;
+    }
     match taken.header.authority {
         Some(_) => eprintln!(
             "penstock: {} holds the key by which nodes are let into the cluster: keep it where nobody else \
@@ -190,6 +190,15 @@ impl Stopped {
 
     fn identity(&self) -> Result<Option<Identity>> {
         Identity::load(&self.config.data)
+    }
+
+    /// Where metadata are made of a backup, without what an interrupted restore left there.
+    fn place_to_restore(&self) -> Result<PathBuf> {
+        let made = self.config.data.join("meta.restored");
+        if made.exists() {
+            fs::remove_dir_all(&made).context(|| format!("remove {}", made.display()))?;
+        }
+        Ok(made)
     }
 
     /// Where the node's metadata go that it does not need any more: nothing is deleted.
@@ -408,10 +417,7 @@ fn restore_to(
     let history = Uuid::new_v4();
     let settings = identity.record.settings.clone().with(&node.config.peers);
     let (id, address) = (identity.record.node, settings.control().to_string());
-    let made = node.config.data.join("meta.restored");
-    if made.exists() {
-        fs::remove_dir_all(&made).context(|| format!("remove {}", made.display()))?;
-    }
+    let made = node.place_to_restore()?;
     recovery::restore(&made, backup, (id, &address), history).map_err(recovery_failure)?;
     identity.record.history = Some(history);
     match is_new {
@@ -436,10 +442,7 @@ fn restore_alone(node: &Stopped, backup: &Backup, global: &Global) -> Result<()>
             "name another data directory with --data",
         ));
     }
-    let made = node.config.data.join("meta.restored");
-    if made.exists() {
-        fs::remove_dir_all(&made).context(|| format!("remove {}", made.display()))?;
-    }
+    let made = node.place_to_restore()?;
     let (history, id) = (Uuid::new_v4(), backup.header.node);
     recovery::restore(&made, backup, (id, ""), history).map_err(recovery_failure)?;
     put_in_place(node, &made)?;
@@ -505,14 +508,20 @@ struct ShownBackup {
     lets_nodes_in: bool,
 }
 
+impl ShownBackup {
+    fn of(header: &BackupHeader) -> Self {
+        Self {
+            cluster: header.cluster,
+            node: header.node.0,
+            taken_at: header.taken_at.into(),
+            version: header.version.clone(),
+            lets_nodes_in: header.authority.is_some(),
+        }
+    }
+}
+
 fn show_backup(header: &BackupHeader, json: bool) -> Result<()> {
-    let shown = ShownBackup {
-        cluster: header.cluster,
-        node: header.node.0,
-        taken_at: header.taken_at.into(),
-        version: header.version.clone(),
-        lets_nodes_in: header.authority.is_some(),
-    };
+    let shown = ShownBackup::of(header);
     if json {
         return print_json(&shown);
     }

@@ -56,7 +56,7 @@ fn others_that_vote(cluster: &Cluster) -> Result<Vec<u8>> {
     Ok(votes)
 }
 
-/// Four nodes of which two that vote are lost, so that the other two have no majority.
+/// Four nodes. Two voters are lost, and the other two have no majority.
 #[test]
 fn two_of_four_go_on_without_a_majority_and_nothing_they_had_is_lost() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 4))?;
@@ -102,7 +102,6 @@ fn two_of_four_go_on_without_a_majority_and_nothing_they_had_is_lost() -> Result
         let remove = ["node", "remove", &name, "--accept-data-loss", "--yes"];
         cluster.node(1)?.daemon().cli(&remove)?;
     }
-    // Tokens of before are nobody's key any more; a new one is.
     cluster.join()?;
     cluster.wait_ready()?;
     read_back(&cluster, &socket, &mut ledger)?;

@@ -12,8 +12,12 @@ const HISTORY: Uuid = Uuid::from_u128(77);
 
 impl World {
     fn begin(&mut self, backup_at: Option<UnixMillis>) {
+        self.begin_as(HISTORY, backup_at);
+    }
+
+    fn begin_as(&mut self, history: Uuid, backup_at: Option<UnixMillis>) {
         let begin = Command::BeginHistory {
-            history: HISTORY,
+            history,
             node: NodeId(1),
             backup_at,
             choose: backup_at.is_some(),
@@ -282,14 +286,7 @@ fn a_backup_that_is_restored_again_is_newer_than_all_that_devices_know() {
 #[test]
 fn what_was_to_be_chosen_is_still_to_be_chosen_after_another_recovery() {
     let (mut world, id) = restored();
-    let again = Command::BeginHistory {
-        history: Uuid::from_u128(78),
-        node: NodeId(1),
-        backup_at: None,
-        choose: false,
-        at: AT,
-    };
-    world.run(&again).unwrap();
+    world.begin_as(Uuid::from_u128(78), None);
     let recovery = world.cluster().recovery.unwrap();
     assert!(recovery.chooses && recovery.backup_at == Some(AT));
     for node in 1..=3 {
@@ -342,14 +339,7 @@ fn unknown_volumes_of_an_earlier_recovery_are_kept_too() {
     );
     world.begin(None);
     let known = world.create("known", GIB).unwrap();
-    let again = Command::BeginHistory {
-        history: Uuid::from_u128(78),
-        node: NodeId(1),
-        backup_at: None,
-        choose: false,
-        at: AT,
-    };
-    world.run(&again).unwrap();
+    world.begin_as(Uuid::from_u128(78), None);
     let recovery = world.cluster().recovery.unwrap();
     assert!(recovery.keeps(LayerId::new(id.pool, first, 1)));
     assert!(
