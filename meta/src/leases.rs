@@ -1,10 +1,14 @@
 //! The leader's watch over leases: which have run out, on monotonic time only.
 //!
-//! A holder counts [`LEASE_DURATION`] from the moment before it asked for the grant or renewal, and stops
-//! writing when it is over. The leader counts from the moment after it heard, and longer by the drift bound,
-//! so the holder always stops first, as long as their clocks do not drift apart by more than 1 part in
-//! [`DRIFT_BOUND`]. A leader that is new has heard nothing: it counts a lease from when somebody first asks
-//! for it.
+//! A holder counts [`LEASE_DURATION`] from the moment before it asked for the grant or renewal, shorter by the
+//! drift bound ([`lease_for_holder`]), and begins nothing more when it is over. The leader counts from the
+//! moment after it heard, and longer by the drift bound, so the holder always stops first, as long as their
+//! clocks do not drift apart by more than 1 part in [`DRIFT_BOUND`]. A leader that is new has heard nothing:
+//! it counts a lease from when somebody first asks for it.
+//!
+//! Between the moment at which a lease was found to have run out, and the one at which the next grant is
+//! committed, the holder may ask to renew it. It is refused ([`LeaseWatch::renew`]): replicas keep its writes
+//! out once there is a new one, but not its reads.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,19 +21,80 @@ pub const LEASE_DURATION: Duration = Duration::from_secs(10);
 /// Clocks of two nodes may drift apart by one part in this.
 pub(crate) const DRIFT_BOUND: u32 = 100;
 
+/// For how long after it was found to have run out a lease is not renewed, in its durations: whether somebody
+/// else has been granted the next one is decided by then, or nobody leads.
+const GRANT_WAIT: u32 = 2;
+
+/// How long a holder counts a lease that lasts for `duration`, by its own clock.
+pub fn lease_for_holder(duration: Duration) -> Duration {
+    duration - duration / DRIFT_BOUND
+}
+
 /// When each lease was last heard of. One entry per volume whose lease somebody held or wanted on this
 /// leader.
-#[derive(Debug, Default)]
-pub(crate) struct LeaseWatch {
-    heard: BTreeMap<VolumeId, (Generation, Instant)>,
+#[derive(Debug)]
+pub struct LeaseWatch {
+    duration: Duration,
+    heard: BTreeMap<VolumeId, Heard>,
+}
+
+#[derive(Debug)]
+struct Heard {
+    generation: Generation,
+    at: Instant,
+    /// When it was found to have run out, for somebody who wants the next one.
+    run_out: Option<Instant>,
+}
+
+impl Default for LeaseWatch {
+    fn default() -> Self {
+        Self::of(LEASE_DURATION)
+    }
 }
 
 impl LeaseWatch {
-    /// The holder of this generation was heard at `now`.
-    pub(crate) fn heard(&mut self, volume: VolumeId, generation: Generation, now: Instant) {
-        let entry = self.heard.entry(volume).or_insert((generation, now));
-        if generation >= entry.0 {
-            *entry = (generation, now);
+    /// Of leases that last for `duration`; a simulator's may be shorter than [`LEASE_DURATION`].
+    pub fn of(duration: Duration) -> Self {
+        Self {
+            duration,
+            heard: BTreeMap::new(),
+        }
+    }
+
+    /// The lease of this generation was granted at `now`.
+    pub fn heard(&mut self, volume: VolumeId, generation: Generation, now: Instant) {
+        let fresh = Heard {
+            generation,
+            at: now,
+            run_out: None,
+        };
+        match self.heard.get_mut(&volume) {
+            Some(known) if known.generation > generation => {}
+            Some(known) => *known = fresh,
+            None => drop(self.heard.insert(volume, fresh)),
+        }
+    }
+
+    /// The holder of this generation renews it at `now`; false: it may not, for somebody else may be granted
+    /// the next one at this moment.
+    pub fn renew(&mut self, volume: VolumeId, generation: Generation, now: Instant) -> bool {
+        let known = self.heard.get(&volume);
+        let run_out = known.filter(|known| known.generation == generation);
+        let run_out = run_out.and_then(|known| known.run_out);
+        let wait = self.duration * GRANT_WAIT;
+        if run_out.is_some_and(|since| now.saturating_duration_since(since) < wait) {
+            return false;
+        }
+        self.heard(volume, generation, now);
+        true
+    }
+
+    /// Nobody was granted what this generation was found to have run out for.
+    pub(crate) fn stays(&mut self, volume: VolumeId, generation: Generation) {
+        if let Some(known) = self.heard.get_mut(&volume)
+            && known.generation == generation
+        {
+            known.run_out = None;
         }
     }
 
@@ -38,17 +103,17 @@ impl LeaseWatch {
         self.heard.remove(&volume);
     }
 
-    /// Whether this generation has certainly run out.
-    pub(crate) fn has_run_out(
-        &mut self,
-        volume: VolumeId,
-        generation: Generation,
-        now: Instant,
-    ) -> bool {
-        match self.heard.get(&volume) {
-            Some((known, since)) if *known == generation => {
-                now.saturating_duration_since(*since)
-                    >= LEASE_DURATION + LEASE_DURATION / DRIFT_BOUND
+    /// Whether this generation has certainly run out. If so it is not renewed for a while: somebody is about
+    /// to be granted the next one.
+    pub fn has_run_out(&mut self, volume: VolumeId, generation: Generation, now: Instant) -> bool {
+        let longest = self.duration + self.duration / DRIFT_BOUND;
+        match self.heard.get_mut(&volume) {
+            Some(known) if known.generation == generation => {
+                let over = now.saturating_duration_since(known.at) >= longest;
+                if over {
+                    known.run_out = Some(now);
+                }
+                over
             }
             _ => {
                 self.heard(volume, generation, now);
@@ -107,5 +172,34 @@ mod tests {
         watch.heard(VOLUME, FIRST, start);
         watch.forget(VOLUME);
         assert!(!watch.has_run_out(VOLUME, FIRST, start + LEASE_DURATION * 2));
+    }
+
+    #[test]
+    fn a_lease_that_is_being_granted_to_another_is_not_renewed_meanwhile() {
+        let start = Instant::now();
+        let mut watch = LeaseWatch::default();
+        assert!(watch.renew(VOLUME, FIRST, start));
+        let later = start + LEASE_DURATION * 2;
+        assert!(watch.has_run_out(VOLUME, FIRST, later));
+        assert!(!watch.renew(VOLUME, FIRST, later));
+        assert!(!watch.renew(VOLUME, FIRST, later + LEASE_DURATION));
+        // Granted: the next one is renewed.
+        watch.heard(VOLUME, Generation(2), later);
+        assert!(watch.renew(VOLUME, Generation(2), later));
+    }
+
+    #[test]
+    fn a_lease_that_nobody_else_was_granted_is_renewed_again() {
+        let start = Instant::now();
+        let mut watch = LeaseWatch::default();
+        watch.heard(VOLUME, FIRST, start);
+        let later = start + LEASE_DURATION * 2;
+        assert!(watch.has_run_out(VOLUME, FIRST, later));
+        watch.stays(VOLUME, FIRST);
+        assert!(watch.renew(VOLUME, FIRST, later));
+        // If that is never known, after a while.
+        let later = later + LEASE_DURATION * 2;
+        assert!(watch.has_run_out(VOLUME, FIRST, later));
+        assert!(watch.renew(VOLUME, FIRST, later + LEASE_DURATION * GRANT_WAIT));
     }
 }

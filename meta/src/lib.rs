@@ -54,7 +54,7 @@ pub use ids::{
     UnixMillis, VolumeId,
 };
 pub use layers::Layers;
-pub use leases::LEASE_DURATION;
+pub use leases::{LEASE_DURATION, lease_for_holder};
 pub use level::Level;
 pub use map::ClusterMap;
 pub use model::{

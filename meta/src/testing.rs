@@ -35,6 +35,7 @@ use std::sync::Arc;
 
 use crate::command::{Command, Reply};
 use crate::layers::Layers;
+pub use crate::leases::LeaseWatch;
 use crate::map::ClusterMap;
 use crate::model::Event;
 use crate::state::tables::EVENTS;

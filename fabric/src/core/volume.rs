@@ -135,6 +135,13 @@ impl VolumeState {
         }
     }
 
+    /// The same, but that the watermark of its writes is raised once in so many of them, a power of two.
+    #[must_use]
+    pub fn with_watermark_every(mut self, writes: u64) -> Self {
+        self.watermark.set_refresh_every(writes);
+        self
+    }
+
     /// See [`new`](Self::new).
     #[inline]
     pub fn id(&self) -> u64 {

@@ -20,9 +20,9 @@ pub const LANES_MAX: usize = 64;
 /// into the next one: each overshoots by at most one.
 const SEQUENCE_SLACK: u64 = 1024;
 
-/// How many draws of the counter pass between two looks at all lanes. A watermark that lags costs a new lease
-/// holder a few more comparisons, nothing else.
-const REFRESH_EVERY: u64 = 64;
+/// How many draws of the counter pass between two looks at all lanes, a power of two. A watermark that lags
+/// costs a new lease holder a few more comparisons, nothing else.
+pub const REFRESH_EVERY: u64 = 64;
 
 /// A lane with nothing in flight.
 const IDLE: u64 = u64::MAX;
@@ -41,6 +41,8 @@ struct Lane {
 pub struct Watermark {
     next: AtomicU64,
     resolved: AtomicU64,
+    /// A version with none of these bits looks at all lanes.
+    refresh_mask: u64,
     lanes: Box<[Lane]>,
 }
 
@@ -51,12 +53,22 @@ impl Watermark {
         Self {
             next: AtomicU64::new(first),
             resolved: AtomicU64::new(first),
+            refresh_mask: REFRESH_EVERY - 1,
             lanes: (0..lanes)
                 .map(|_| Lane {
                     oldest: AtomicU64::new(IDLE),
                 })
                 .collect(),
         }
+    }
+
+    /// Looks at all lanes at another pace than [`REFRESH_EVERY`].
+    ///
+    /// # Panics
+    /// `every` is no power of two.
+    pub fn set_refresh_every(&mut self, every: u64) {
+        assert!(every.is_power_of_two(), "{every} is no power of two");
+        self.refresh_mask = every - 1;
     }
 
     /// The generation in use.
@@ -89,7 +101,7 @@ impl Watermark {
             self.lanes[lane].oldest.store(bound, Ordering::Release);
         }
         let version = Version(self.next.fetch_add(1, Ordering::AcqRel));
-        if version.0 % REFRESH_EVERY == 0 {
+        if version.0 & self.refresh_mask == 0 {
             self.refresh();
         }
         Some(version)

@@ -14,7 +14,7 @@ use crate::layers::Layers;
 use crate::leases::LeaseWatch;
 use crate::level::Level;
 use crate::map::ClusterMap;
-use crate::model::AttachmentTarget;
+use crate::model::{AttachmentTarget, Lease};
 use crate::net::{BoxFuture, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport};
 use crate::node::failure_detector::FailureDetector;
 use crate::node::leader_request::{COMMIT_WAIT_MAX, LeaderRequest, Wait, unfit};
@@ -294,7 +294,7 @@ impl Core {
         {
             return Err(self.no_space(false));
         }
-        let command = self.judge_lease(command)?;
+        let (command, run_out) = self.judge_lease(command)?;
         let command = self.find_witness(command).await;
         let released = match command {
             Command::ReleaseLease { volume, .. } | Command::VolumeDataDropped { volume } => {
@@ -327,14 +327,19 @@ impl Core {
                 leases.heard(lease.volume, lease.generation, Instant::now())
             }
             (Ok(_), Some(volume)) => leases.forget(volume),
-            _ => {}
+            (Err(_), _) => {
+                if let Some(lease) = run_out {
+                    leases.stays(lease.volume, lease.generation);
+                }
+            }
+            (Ok(_), None) => {}
         }
         Ok(reply)
     }
 
     /// Adds to a request for a lease what only the leader's clock knows: whether the present holder's has run
-    /// out.
-    fn judge_lease(&self, mut command: Command) -> Result<Command, ProposeError> {
+    /// out; that lease then.
+    fn judge_lease(&self, mut command: Command) -> Result<(Command, Option<Lease>), ProposeError> {
         let held = match &command {
             Command::GrantLease { volume, node, .. } => self
                 .view(|view| match VOLUMES.get(view, volume)? {
@@ -349,24 +354,23 @@ impl Core {
                 let AttachmentTarget::Volume { id, .. } = incoming.target;
                 Ok((LEASES.get(view, &id)?, incoming.node))
             }),
-            _ => return Ok(command),
+            _ => return Ok((command, None)),
         };
         let (held, node) = held.map_err(|error| ProposeError::Failed {
             detail: error.to_string(),
         })?;
         let found = held
             .filter(|lease| lease.holder.is_some_and(|holder| holder != node))
-            .and_then(|lease| {
+            .filter(|lease| {
                 let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-                let over = leases.has_run_out(lease.volume, lease.generation, Instant::now());
-                over.then_some(lease.generation)
+                leases.has_run_out(lease.volume, lease.generation, Instant::now())
             });
         if let Command::GrantLease { expired, .. } | Command::TakeOverAttachment { expired, .. } =
             &mut command
         {
-            *expired = found;
+            *expired = found.as_ref().map(|lease| lease.generation);
         }
-        Ok(command)
+        Ok((command, found))
     }
 
     async fn renew_here(
@@ -384,13 +388,19 @@ impl Core {
         let lease = self
             .view(|view| LEASES.get(view, &volume))
             .map_err(failed)?;
-        Ok(
-            check_lease_holder(lease, volume, node, generation).map(|lease| {
-                let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-                leases.heard(volume, generation, Instant::now());
-                Outcome::Lease(lease)
-            }),
-        )
+        let lease = match check_lease_holder(lease, volume, node, generation) {
+            Ok(lease) => lease,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        if leases.renew(volume, generation, Instant::now()) {
+            Ok(Ok(Outcome::Lease(lease)))
+        } else {
+            Err(ProposeError::Failed {
+                detail: "the lease had run out, and another node asks for it at this moment"
+                    .to_owned(),
+            })
+        }
     }
 
     pub(super) async fn read_index_here(&self) -> Result<Option<LogId>, ProposeError> {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use meta::refusal::LeaseRefusal;
 use meta::{
     Generation, LEASE_DURATION, Lease, Meta, MetaError, Name, NodeId, NodeState, Refusal, VolumeId,
+    lease_for_holder,
 };
 use tokio::task::JoinSet;
 
@@ -32,9 +33,10 @@ const SEQUENCES_MIN: u64 = 1 << 36;
 const OUTWAIT_MAX: Duration = LEASE_DURATION.saturating_add(Duration::from_secs(2));
 /// Pause before it is asked for again.
 const OUTWAIT_PAUSE: Duration = Duration::from_secs(1);
-/// A lease ends earlier here by this part of it, for clocks that run at different speeds; the leader's ends
-/// later by as much.
-const DRIFT_PART: u32 = 100;
+/// A lease, and what a heartbeat allows, end earlier here by this, for clocks that run at different speeds.
+fn drift() -> Duration {
+    LEASE_DURATION - lease_for_holder(LEASE_DURATION)
+}
 
 /// The leases of open volumes.
 #[derive(Default)]
@@ -69,7 +71,7 @@ impl Kept {
 
 /// When a lease ends that was asked for at this moment.
 fn end_of(asked: Instant) -> Instant {
-    asked + LEASE_DURATION - LEASE_DURATION / DRIFT_PART
+    asked + lease_for_holder(LEASE_DURATION)
 }
 
 impl Leases {
@@ -189,7 +191,7 @@ async fn follow_heartbeat(node: std::sync::Weak<Node>, meta: Meta) {
         let valid = *heartbeats.borrow_and_update();
         let Some(node) = node.upgrade() else { return };
         if let Some(valid) = valid {
-            node.leases.tell(valid - LEASE_DURATION / DRIFT_PART);
+            node.leases.tell(valid - drift());
         }
         drop(node);
         if heartbeats.changed().await.is_err() {
@@ -245,7 +247,7 @@ impl Node {
         if self.membership.is_some() {
             let valid = self.meta.heartbeat_valid_until();
             if let Some(valid) = valid {
-                self.leases.tell(valid - LEASE_DURATION / DRIFT_PART);
+                self.leases.tell(valid - drift());
             }
         }
     }
@@ -258,7 +260,7 @@ impl Node {
         }
         // Before the first heartbeat nothing was granted either.
         let heartbeat = self.meta.heartbeat_valid_until()?;
-        Some(until.min(heartbeat - LEASE_DURATION / DRIFT_PART))
+        Some(until.min(heartbeat - drift()))
     }
 
     /// Waits for the lease of a volume that a node holds which is down. The leader finds that a lease has run

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`plan`] | what a run is made of |
 //! | [`sim`] | the machine: one event after the other; its parts: hosts, nodes, network, faults |
+//! | [`pace`] | how often what recurs is done |
 //! | [`node`] | a storage machine: processes that come and go over a disk that stays |
 //! | [`host`] | a host: data threads, their connections, guests |
 //! | [`metadata`] | meta's state machine and the watch of its leader, without the Raft group |
@@ -22,6 +23,7 @@ pub mod invariants;
 pub mod metadata;
 pub mod mutation;
 pub mod node;
+pub mod pace;
 pub mod plan;
 pub mod queue;
 pub mod sim;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
+use sim::pace::Pace;
 use sim::{Mutation, Plan, Sim};
 
 #[derive(Debug, Parser)]
@@ -39,6 +40,9 @@ struct Cli {
     /// Devices of each storage node
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
     devices: u8,
+    /// What recurs is done as often as in what ships, and nothing is cleaned
+    #[arg(long)]
+    usual_pace: bool,
     /// Guests write whole blocks only
     #[arg(long)]
     blocks: bool,
@@ -68,6 +72,7 @@ impl Cli {
             (self.rough, " --rough"),
             (self.outages, " --outages"),
             (self.sound_disks, " --sound-disks"),
+            (self.usual_pace, " --usual-pace"),
             (self.blocks, " --blocks"),
             (self.overlaps, " --overlaps"),
         ];
@@ -90,6 +95,10 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
             Cli { rough: true, .. } => Plan::draw_rough(rng),
             Cli { outages: true, .. } => Plan::draw_outages(rng),
             _ => Plan::draw(rng),
+        };
+        plan.pace = match cli.mutation {
+            Some(mutation) => Some(mutation.pace()),
+            None => cli.usual_pace.then_some(Pace::USUAL),
         };
         plan.guests_do.sectors &= !cli.blocks;
         plan.guests_do.overlaps |= cli.overlaps;
@@ -120,6 +129,8 @@ struct Totals {
     sectors: u64,
     recovered: u64,
     moved: u64,
+    cleaned_bytes: u64,
+    forged: u64,
     outages: u64,
     durable: u64,
     /// Runs with blocks that nobody could read.
@@ -133,6 +144,8 @@ impl Totals {
         self.sectors += outcome.sectors_read;
         self.recovered += outcome.recovered_blocks;
         self.moved += outcome.moved;
+        self.cleaned_bytes += outcome.cleaned_bytes;
+        self.forged += u64::from(outcome.forged);
         self.outages += u64::from(outcome.outages);
         self.durable += outcome.durable_sectors;
         self.lost += u64::from(outcome.lost_blocks);
@@ -144,12 +157,15 @@ impl fmt::Display for Totals {
         write!(
             f,
             "{} guest requests, {} sectors compared, {} found durable, {} losses of all power, {} blocks \
-             recovered, {} groups moved between devices of a node, {} with blocks that nobody could read",
+             recovered, {} moved by cleaners, {} forged, {} groups moved between devices of a node, {} with \
+             blocks that nobody could read",
             self.requests,
             self.sectors,
             self.durable,
             self.outages,
             self.recovered,
+            self.cleaned_bytes / 4096,
+            self.forged,
             self.moved,
             self.lost
         )

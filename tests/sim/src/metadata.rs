@@ -6,11 +6,11 @@
 //! a report came in.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::core::membership::{Member, ReplicaSet, ReplicaState};
 use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
-use meta::testing::Machine;
+use meta::testing::{LeaseWatch, Machine};
 use meta::{
     AdminState, ClusterMap, Command, DeviceSpec, GroupId, NodeSpec, Outcome, PgIndex, PoolId,
     PoolSpec, Role, UnixMillis, VolumeSpec, Watch,
@@ -46,6 +46,10 @@ struct Report {
 pub struct Metadata {
     machine: Machine,
     watch: Watch,
+    leases: LeaseWatch,
+    lease: Duration,
+    /// Time zero. Only what has passed since is ever looked at.
+    epoch: Instant,
     pool: PoolId,
     min_in_sync: usize,
     replicas: usize,
@@ -76,6 +80,24 @@ fn host_id(host: usize) -> meta::NodeId {
     meta::NodeId(HOSTS_FROM + host as u64)
 }
 
+fn lease_id(volume: usize) -> meta::VolumeId {
+    meta::VolumeId(volume as u64)
+}
+
+fn granted(generation: Generation) -> meta::Generation {
+    meta::Generation(generation.0)
+}
+
+/// How long the leader counts a lease, before what it adds for drift.
+fn lease_of(plan: &Plan) -> Duration {
+    let lasts = plan.pace.map_or(Span(0), |pace| pace.lease);
+    let lasts = Duration::from_micros(lasts.0);
+    match plan.mutation {
+        Some(Mutation::IgnoreDrift) => lasts * 100 / 101,
+        _ => lasts,
+    }
+}
+
 fn volume_name(volume: usize) -> String {
     format!("v{volume}")
 }
@@ -83,9 +105,13 @@ fn volume_name(volume: usize) -> String {
 impl Metadata {
     /// A cluster of these storage processes, with its pool and volumes.
     pub fn new(plan: &Plan, incarnations: &[Incarnation]) -> Self {
+        let lease = lease_of(plan);
         let mut this = Self {
             machine: Machine::default(),
             watch: Watch::default(),
+            leases: LeaseWatch::of(lease),
+            lease,
+            epoch: Instant::now(),
             pool: PoolId(0),
             min_in_sync: plan.min_in_sync,
             replicas: plan.replicas,
@@ -251,6 +277,32 @@ impl Metadata {
             }
         }
         outcome
+    }
+
+    /// The holder of a lease was granted it at this moment.
+    pub fn lease_granted(&mut self, volume: usize, generation: Generation, now: At) {
+        let now = self.epoch + clock(now);
+        self.leases
+            .heard(lease_id(volume), granted(generation), now);
+    }
+
+    /// The holder renews a lease; false: it may not.
+    pub fn renew_lease(&mut self, volume: usize, generation: Generation, now: At) -> bool {
+        let now = self.epoch + clock(now);
+        self.leases
+            .renew(lease_id(volume), granted(generation), now)
+    }
+
+    /// Whether a lease has run out, for somebody who wants the next one.
+    pub fn lease_has_run_out(&mut self, volume: usize, generation: Generation, now: At) -> bool {
+        let now = self.epoch + clock(now);
+        self.leases
+            .has_run_out(lease_id(volume), granted(generation), now)
+    }
+
+    /// The leader is lost, and with it what it knew of leases.
+    pub fn forget_leases(&mut self) {
+        self.leases = LeaseWatch::of(self.lease);
     }
 
     /// There is a leader again, who has heard nothing yet.

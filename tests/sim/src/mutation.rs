@@ -11,6 +11,9 @@ use fabric::proto::message::BlockStamp;
 use fabric::proto::{Command, Incarnation};
 use zerocopy::FromBytes;
 
+use crate::pace::Pace;
+use crate::queue::Span;
+
 /// A mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Mutation {
@@ -52,6 +55,12 @@ pub enum Mutation {
     PromoteEarly,
     /// Meta does not learn that a machine has lost its power, only that its process was started anew.
     ForgetBoot,
+    /// A lease that was found to have run out is renewed before the next one is granted.
+    RenewWhileGranting,
+    /// A host counts a lease from when it heard that it was renewed.
+    CountFromAnswer,
+    /// Host and leader count a lease for equally long.
+    IgnoreDrift,
 }
 
 impl Mutation {
@@ -60,6 +69,19 @@ impl Mutation {
         match self {
             Self::ForgetIncoming | Self::FlushOneDevice => 2,
             _ => 1,
+        }
+    }
+
+    /// The pace at which it is looked for.
+    pub fn pace(self) -> Pace {
+        match self {
+            // A renewal has to come just before the next grant.
+            Self::RenewWhileGranting => Pace {
+                lease: Span::millis(30),
+                ..Pace::WITH_LEASES
+            },
+            Self::CountFromAnswer | Self::IgnoreDrift => Pace::WITH_LEASES,
+            _ => Pace::USUAL,
         }
     }
 

@@ -17,6 +17,7 @@ use fabric::store::api::{Space, StoreCore};
 use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
+use crate::pace::Upkeep;
 use crate::queue::At;
 pub use device::{Device, DeviceAt, Left, formatted};
 use port::{Port, Purpose};
@@ -288,10 +289,16 @@ impl Node {
         self.paused_until = At(0);
     }
 
-    /// Checkpoints that the stores of its process have written.
-    pub fn checkpoints(&self) -> u64 {
+    /// Checkpoints that the stores of its process have written, and bytes that their cleaners have moved.
+    pub fn maintained(&self) -> (u64, u64) {
         let stores = self.process.iter().flat_map(|p| &p.port.stores);
-        stores.map(|store| store.core.metrics().checkpoints).sum()
+        let metrics = stores.map(|store| store.core.metrics());
+        metrics.fold((0, 0), |(checkpoints, moved), metrics| {
+            (
+                checkpoints + metrics.checkpoints,
+                moved + metrics.moved_bytes,
+            )
+        })
     }
 
     /// How often its machine has been booted again.
@@ -345,6 +352,17 @@ impl Node {
             if store.core.in_flight() == 0 {
                 store.core.on_idle();
             }
+        }
+        self.pump(outputs);
+    }
+
+    /// What the maintenance thread does of its own accord.
+    pub fn on_upkeep(&mut self, upkeep: Upkeep, outputs: &mut Outputs) {
+        let Some(process) = &mut self.process else {
+            return;
+        };
+        for store in &mut process.port.stores {
+            store.begin_upkeep(upkeep);
         }
         self.pump(outputs);
     }

@@ -4,6 +4,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::mutation::Mutation;
+use crate::pace::Pace;
 use crate::queue::Span;
 
 /// How long messages take.
@@ -55,6 +56,8 @@ pub struct FaultPlan {
     pub rots: u32,
     /// The same, and it is the disk that does not give them.
     pub spoils: u32,
+    /// A block of a replica that is not in sync is another, with the same version.
+    pub forges: u32,
     /// A disk has no room for a while.
     pub full_disks: u32,
     /// Meta's leader is lost for a while.
@@ -135,6 +138,8 @@ pub struct Plan {
     pub request_timeout: Span,
     /// What goes wrong.
     pub faults: FaultPlan,
+    /// How often what recurs is done; `None`: as the seed says, from a random source of its own.
+    pub pace: Option<Pace>,
     /// A mistake in what is tested.
     pub mutation: Option<Mutation>,
 }
@@ -180,6 +185,7 @@ impl Plan {
             },
             request_timeout: Span::millis(500),
             faults: FaultPlan::default(),
+            pace: Some(Pace::USUAL),
             mutation: None,
         }
     }
@@ -216,6 +222,7 @@ impl Plan {
             },
             // Late packets add up: what is slow here is not dead.
             request_timeout: Span::seconds(60),
+            pace: None,
             ..Self::calm()
         }
     }
@@ -277,6 +284,22 @@ impl Plan {
     pub fn draw_spoils(&mut self, rng: &mut ChaCha8Rng) {
         if self.faults.victims > 0 && rng.random_bool(0.5) {
             self.faults.spoils = rng.random_range(1..=4);
+        }
+    }
+
+    /// Draws the pace, unless it is set: half of the seeds have the usual one. The others may have replicas
+    /// that lie.
+    pub fn draw_pace(&mut self, rng: &mut ChaCha8Rng) {
+        let is_drawn = rng.random();
+        if self.pace.is_some() {
+            return;
+        }
+        self.pace = Some(match is_drawn {
+            true => Pace::draw(rng),
+            false => Pace::USUAL,
+        });
+        if is_drawn && self.faults.victims > 0 {
+            self.faults.forges = rng.random_range(0..=3);
         }
     }
 

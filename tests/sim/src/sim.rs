@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use fabric::core::membership::ReplicaSet;
 use fabric::proto::ids::{ChunkKey, LayerId};
@@ -15,6 +16,7 @@ use crate::host::{Conn, Host};
 use crate::invariants::Ledger;
 use crate::metadata::Metadata;
 use crate::node::{self, Answer, DeviceAt, Node, NodeMap, Parcel};
+use crate::pace::{Pace, Upkeep};
 use crate::plan::Plan;
 use crate::queue::{At, Queue, Span};
 use crate::trace::Trace;
@@ -26,7 +28,9 @@ mod disks;
 mod durable;
 mod end;
 mod faults;
+mod forge;
 mod guests;
+mod lease_time;
 pub mod leases;
 mod leftovers;
 mod members;
@@ -36,10 +40,9 @@ mod script;
 
 use control::{LeaseSeeker, MetaMessage};
 pub use faults::{Fault, Outage};
+pub use lease_time::CLOCK_PARTS;
 use leases::{Lease, Takeover};
 
-/// Between two looks of an idle data thread at its store.
-const IDLE_EVERY: Span = Span::millis(50);
 /// Between two signs of life to meta.
 const BEAT_EVERY: Span = Span(meta::HEARTBEAT_INTERVAL.as_micros() as u64);
 /// Between two turns of meta's planner.
@@ -86,6 +89,8 @@ pub(crate) enum Event {
     },
     /// An idle node looks at its store.
     Idle(usize),
+    /// A node's maintenance does something of its own accord.
+    Upkeep(usize, Upkeep),
     /// A node looks at its rounds of comparison.
     RoundTick(usize),
     /// A node tells meta that it lives.
@@ -94,8 +99,8 @@ pub(crate) enum Event {
     Plan,
     /// Something arrives at meta.
     MetaMessage(MetaMessage),
-    /// Raft has committed a command; a host may wait for what it says.
-    Commit(Box<meta::Command>, Option<LeaseSeeker>),
+    /// Raft has committed a command; a host may wait for what it says. How often leaders had been lost then.
+    Commit(Box<meta::Command>, Option<(LeaseSeeker, u32)>),
     /// Reports are judged without a witness.
     JudgeReports,
     /// A node's share is given to others.
@@ -114,6 +119,10 @@ pub(crate) enum Event {
         generation: Generation,
         epoch: Epoch,
     },
+    /// A host renews what it holds.
+    RenewLeases(usize),
+    /// It hears that it did.
+    Renewed(lease_time::Renewal),
     /// A guest that waits for the lease looks after it.
     AskLease(usize),
     /// A takeover looks at what waits for a moment.
@@ -170,6 +179,10 @@ pub struct Outcome {
     pub outages: u32,
     /// Sectors that were found durable on a device, as guests had been told.
     pub durable_sectors: u64,
+    /// Bytes that cleaners have moved.
+    pub cleaned_bytes: u64,
+    /// Blocks that came back with another content and the same version.
+    pub forged: u32,
     /// Simulated time.
     pub time: At,
 }
@@ -208,6 +221,10 @@ pub struct Sim {
     held: Vec<(End, End, Event)>,
     /// Until when nobody answers at meta.
     leaderless_until: At,
+    /// Leaders that were lost so far.
+    terms: u32,
+    /// How often what recurs is done.
+    pace: Pace,
     /// Nothing goes wrong any more.
     peace: bool,
     /// Whether somebody led at the planner's last turn.
@@ -220,6 +237,10 @@ pub struct Sim {
     next_slot: u32,
     /// Who may write each volume, as meta knows it.
     pub leases: Vec<Lease>,
+    /// Leases that were given back, by volume.
+    released: BTreeMap<usize, Generation>,
+    /// When a host that does not reach meta renews the lease of a volume: by host and volume.
+    renews_again: BTreeMap<(usize, usize), Range<At>>,
     /// New leases that are not used yet, by volume.
     takeovers: BTreeMap<usize, Takeover>,
     /// Requests of guests that left the host that still has them, by name.
@@ -242,6 +263,13 @@ pub struct Sim {
     durable_rng: ChaCha8Rng,
     /// Sectors that were found durable on a device.
     durable_sectors: u64,
+    /// Bytes that cleaners have moved.
+    cleaned_bytes: u64,
+    /// For which block is forged.
+    forge_rng: ChaCha8Rng,
+    /// Blocks that are to be forged, and were.
+    forges_due: u32,
+    forged: u32,
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
 }
@@ -260,7 +288,8 @@ fn formatted(bytes: u64) -> SimDisk {
 }
 
 /// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that
-/// disks do not give, 3 for which of a node's devices is hit, 4 for what is checked to be durable.
+/// disks do not give, 3 for which of a node's devices is hit, 4 for what is checked to be durable, 5 for the
+/// pace, 6 for blocks that are forged.
 fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -301,11 +330,13 @@ impl Sim {
         plan.has_narrow_windows = has_narrow_windows(seed);
         plan.draw_disk_faults(&mut disk_rng);
         plan.draw_spoils(&mut spoil_rng);
+        plan.draw_pace(&mut rng_of(seed, 5));
         let mut sim = Self::new(plan, rng, print);
         (sim.disk_rng, sim.spoil_rng) = (disk_rng, spoil_rng);
         sim.device_rng = rng_of(seed, 3);
         sim.durable_rng = rng_of(seed, 4);
         sim.schedule_faults();
+        sim.schedule_forges(seed);
         sim.schedule_disk_faults();
         sim.schedule_spoils();
         sim
@@ -320,10 +351,12 @@ impl Sim {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut plan = draw(&mut rng);
         plan.has_narrow_windows = has_narrow_windows(seed);
+        plan.draw_pace(&mut rng_of(seed, 5));
         let mut sim = Self::new(plan, rng, print);
         sim.device_rng = rng_of(seed, 3);
         sim.durable_rng = rng_of(seed, 4);
         sim.schedule_faults();
+        sim.schedule_forges(seed);
         sim
     }
 
@@ -355,6 +388,7 @@ impl Sim {
         for spare in &mut nodes[plan.nodes - plan.spares..] {
             spare.member = false;
         }
+        let plan_pace = plan.pace.unwrap_or(Pace::USUAL);
         let mut sim = Self {
             meta: Metadata::new(&plan, &incarnations),
             trace: Trace::new(print),
@@ -372,10 +406,12 @@ impl Sim {
             checker: Checker::default(),
             conns: Vec::new(),
             calls: Vec::new(),
+            pace: plan_pace,
             peace: false,
             cuts: BTreeMap::new(),
             held: Vec::new(),
             leaderless_until: At(0),
+            terms: 0,
             led: true,
             ledger: Ledger::default(),
             victims: Vec::new(),
@@ -383,6 +419,8 @@ impl Sim {
             next_tag: 1,
             next_slot: 0,
             leases: Vec::new(),
+            released: BTreeMap::new(),
+            renews_again: BTreeMap::new(),
             takeovers: BTreeMap::new(),
             orphans: BTreeMap::new(),
             repaired: Vec::new(),
@@ -395,6 +433,10 @@ impl Sim {
             outages_had: 0,
             durable_rng: rng_of(0, 4),
             durable_sectors: 0,
+            cleaned_bytes: 0,
+            forge_rng: rng_of(0, 6),
+            forges_due: 0,
+            forged: 0,
             failure: None,
         };
         sim.begin();
@@ -416,6 +458,9 @@ impl Sim {
             self.leases.push(Lease { generation, host });
             let epoch = self.hosts[host].map;
             self.open_volume(host, volume, generation, epoch);
+            let until = self.counts_until(0);
+            self.hosts[host].volumes[&volume].set_lease_until_us(until);
+            self.meta.lease_granted(volume, generation, self.now);
             let spots = workload::spots(self.plan.chunks, self.plan.spots, &mut self.rng);
             self.guests.push(Guest {
                 volume,
@@ -432,8 +477,12 @@ impl Sim {
         }
         for node in 0..self.plan.nodes {
             self.after(Span(0), Event::HeartbeatReply(node));
-            self.after(IDLE_EVERY, Event::Idle(node));
+            self.after(self.pace.idle, Event::Idle(node));
+            for upkeep in Upkeep::ALL {
+                self.upkeep_again(node, upkeep);
+            }
         }
+        self.begin_renewals();
         self.after(PLAN_EVERY, Event::Plan);
         self.note_members();
         for node in 0..self.plan.nodes {
@@ -520,11 +569,14 @@ impl Sim {
                 node,
             } => self.on_connect(host, life, lane, node),
             Event::Idle(node) => self.on_idle(node),
+            Event::Upkeep(node, upkeep) => self.on_upkeep(node, upkeep),
             Event::RoundTick(node) => self.on_round_tick(node),
             Event::HeartbeatReply(node) => self.on_beat(node),
             Event::Plan => self.on_plan(),
             Event::MetaMessage(word) => self.on_word(word),
             Event::Commit(command, seeker) => self.on_commit(&command, seeker),
+            Event::RenewLeases(host) => self.on_renew_leases(host),
+            Event::Renewed(renewal) => self.on_renewed(renewal),
             Event::JudgeReports => self.judge_reports(),
             Event::Replace(node) => self.on_replace(node),
             Event::Map {
@@ -574,6 +626,8 @@ impl Sim {
                 moved: self.moved,
                 outages: self.outages_had,
                 durable_sectors: self.durable_sectors,
+                cleaned_bytes: self.cleaned_bytes,
+                forged: self.forged,
                 time: self.now,
             }),
         }

@@ -16,6 +16,7 @@ fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
             false => Plan::draw_rough(rng),
         };
         plan.guests_do.sectors = false;
+        plan.pace = Some(mutation.pace());
         plan.mutation = Some(mutation);
         plan.devices = mutation.devices();
         plan

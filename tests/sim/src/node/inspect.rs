@@ -32,6 +32,16 @@ impl Node {
         process.port.stores[device].stamps(disk, chunk)
     }
 
+    /// Gives a block another content with a checksum that fits, and the version that it has.
+    ///
+    /// # Errors
+    /// What the store says when it cannot.
+    pub fn forge(&mut self, device: usize, chunk: ChunkKey, block: u32) -> Result<(), String> {
+        let process = self.process.as_mut().expect("it runs");
+        let disk = &mut self.devices[device].disk;
+        process.port.stores[device].forge(disk, chunk, block)
+    }
+
     /// What a scrubber finds bad on all devices, which nobody is told of; nothing if no process runs.
     pub fn find_bad(&mut self) -> Vec<BadBlock> {
         let Some(process) = &mut self.process else {

@@ -351,7 +351,7 @@ impl Port {
 
     fn next_completion(&mut self) -> Option<(OpId, StoreResult)> {
         let mut stores = self.stores.iter_mut();
-        stores.find_map(|store| store.core.poll_completion())
+        stores.find_map(Store::poll_completion)
     }
 
     /// Next operation that the stores finished.

@@ -13,9 +13,14 @@ use fabric::store::device::{BLOCK_BYTES, DeviceAction};
 use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
 
 use super::memory::Buffer;
+use crate::pace::Upkeep;
 
-/// Operations below this number are the replicas'; those above look in beside the data path.
+/// Operations below this number are the replicas'.
+const UPKEEP: u64 = 1 << 59;
+/// Operations from this number on look in beside the data path.
 const PEEK: u64 = 1 << 60;
+/// Bytes of a forged block. No guest writes such.
+const FORGED: u8 = 0xf0;
 
 /// See the module.
 pub struct Store {
@@ -31,6 +36,27 @@ impl Store {
             core,
             waiting: VecDeque::new(),
         }
+    }
+
+    /// Begins what maintenance does of its own accord. A store that is full does not.
+    pub fn begin_upkeep(&mut self, upkeep: Upkeep) {
+        let op = match upkeep {
+            Upkeep::Checkpoint => StoreOp::Checkpoint { clean: false },
+            Upkeep::Flush => StoreOp::Flush,
+            Upkeep::Clean => {
+                self.core.clean_step();
+                while self.core.poll_finding().is_some() {}
+                return;
+            }
+        };
+        // SAFETY: neither has buffers.
+        let _ = unsafe { self.core.submit(OpId(UPKEEP), op) };
+    }
+
+    /// Next operation that ended, but for those of maintenance, whose outcomes nobody waits for.
+    pub fn poll_completion(&mut self) -> Option<(OpId, StoreResult)> {
+        let mut all = std::iter::from_fn(|| self.core.poll_completion());
+        all.find(|(id, _)| *id != OpId(UPKEEP))
     }
 
     /// Begins the next disk request that it wants.
@@ -102,6 +128,30 @@ impl Store {
             result.map_err(|e| e.to_string())?;
         }
         Ok(stamps)
+    }
+
+    /// Gives a block another content with a checksum that fits, and the version that it has, beside the data
+    /// path.
+    pub fn forge(&mut self, disk: &mut SimDisk, chunk: ChunkKey, block: u32) -> Result<(), String> {
+        let expect = self.stamps(disk, chunk)?[block as usize];
+        let mut buffer = Buffer::new(BLOCK_BYTES, FORGED, true);
+        let list = buffer.list();
+        let stamp = BlockStamp {
+            crc: fabric::checksum::crc32c(buffer.bytes()),
+            ..expect
+        };
+        let op = StoreOp::Restore {
+            layer: chunk.layer,
+            chunk: chunk.index,
+            block,
+            expect,
+            stamp,
+            iovecs: &*list,
+        };
+        // SAFETY: the memory is on this stack until the completion below.
+        let taken = unsafe { self.core.submit(OpId(PEEK), op) };
+        assert_eq!(taken, Submitted::Accepted, "an idle store has room");
+        self.run_alone(disk).map_err(|e| e.to_string())
     }
 
     /// Reads every block once beside the data path.

@@ -5,6 +5,7 @@ use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
 use meta::Outcome;
 use rand::Rng;
 
+use super::lease_time::Renewal;
 use super::{BEAT_EVERY, End, Event, Outage, PLAN_EVERY, Sim};
 use crate::metadata::WITNESS_WAIT;
 use crate::mutation::Mutation;
@@ -24,6 +25,10 @@ pub enum MetaMessage {
     Promote(usize, crate::node::Promotion),
     /// A host needs the lease of a volume.
     Lease(LeaseSeeker),
+    /// A host goes on with a lease.
+    Renew(Renewal),
+    /// A host gives a lease back.
+    Release(usize, Generation),
     /// To be committed as it is.
     Propose(Box<meta::Command>),
 }
@@ -37,6 +42,8 @@ pub struct LeaseSeeker {
     pub host: usize,
     /// Which start of it.
     pub life: u64,
+    /// When it asked, by its clock.
+    pub asked_us: u64,
 }
 
 impl Sim {
@@ -106,13 +113,20 @@ impl Sim {
                 self.propose(command);
             }
             MetaMessage::Lease(seeker) => {
+                if !self.may_grant(&seeker) {
+                    return;
+                }
                 let current = self.leases[seeker.volume].generation;
                 let command = self
                     .meta
                     .grant(seeker.volume, seeker.host, current, self.now);
                 let commit = self.some(COMMIT);
                 let command = Box::new(command);
-                self.after(commit, Event::Commit(command, Some(seeker)));
+                self.after(commit, Event::Commit(command, Some((seeker, self.terms))));
+            }
+            MetaMessage::Renew(renewal) => self.on_renew(renewal),
+            MetaMessage::Release(volume, generation) => {
+                self.released.insert(volume, generation);
             }
             MetaMessage::Propose(command) => self.propose([*command]),
         }
@@ -132,15 +146,24 @@ impl Sim {
         }
     }
 
-    pub(super) fn on_commit(&mut self, command: &meta::Command, seeker: Option<LeaseSeeker>) {
+    pub(super) fn on_commit(
+        &mut self,
+        command: &meta::Command,
+        seeker: Option<(LeaseSeeker, u32)>,
+    ) {
         // A proposal of a leader that was lost meanwhile may have made it, or not.
         if self.leaderless_until > self.now && self.rng.random() {
+            return;
+        }
+        // What the leaders before this one proposed is committed before it answers anybody, or never.
+        let is_older = seeker.is_some_and(|(_, term)| term != self.terms);
+        if is_older && self.has_lease_time() {
             return;
         }
         let before = self.meta.epoch();
         let outcome = self.meta.apply(command);
         self.note_changes();
-        if let (Some(Outcome::Lease(lease)), Some(seeker)) = (outcome, seeker) {
+        if let (Some(Outcome::Lease(lease)), Some((seeker, _))) = (outcome, seeker) {
             self.granted(seeker, Generation(lease.generation.0), Epoch(lease.epoch.0));
         }
         if self.meta.epoch() != before {

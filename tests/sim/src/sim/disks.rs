@@ -36,6 +36,9 @@ const BIT: u8 = 3;
 const CHUNK_BLOCKS: u64 = CHUNK_SECTORS / BLOCK_SECTORS;
 /// Within this time after it was asked for a block is read and repaired.
 const WAIT_MAX: Span = Span::seconds(60);
+/// How often, and for how long, a lease that has run out is waited for.
+const LEASE_WAITS: usize = 20;
+const LEASE_WAIT: Span = Span::millis(500);
 
 /// A block: its device, its volume, its number there.
 type BlockAt = (DeviceAt, usize, u64);
@@ -470,21 +473,33 @@ impl Sim {
 
     /// Has a guest ask for one block, and waits until nothing of it is left.
     fn ask_end(&mut self, volume: usize, op: Op, block: u64) {
-        let tag = Tag(self.next_tag);
-        self.next_tag += 1;
-        let asked = GuestOp {
-            op,
-            first: block * BLOCK_SECTORS,
-            sectors: BLOCK_SECTORS,
-            tag,
-            begun: None,
-            since: self.now,
-            lane: 0,
-            memory: vec![0; BLOCK_BYTES as usize].into(),
-        };
         let guest = self.guests.iter().position(|g| g.volume == volume);
         let guest = guest.expect("each volume has a guest");
-        if self.submit(guest, asked).is_none() {
+        // Where leases end by time this one may have, until it is renewed.
+        let is_taken = |sim: &mut Self| {
+            let tag = Tag(sim.next_tag);
+            sim.next_tag += 1;
+            let asked = GuestOp {
+                op,
+                first: block * BLOCK_SECTORS,
+                sectors: BLOCK_SECTORS,
+                tag,
+                begun: None,
+                since: sim.now,
+                lane: 0,
+                memory: vec![0; BLOCK_BYTES as usize].into(),
+            };
+            sim.submit(guest, asked).is_some()
+        };
+        let mut taken = is_taken(self);
+        for _ in 0..LEASE_WAITS {
+            if taken || !self.has_lease_time() {
+                break;
+            }
+            self.run_until(LEASE_WAIT, |_| false);
+            taken = is_taken(self);
+        }
+        if !taken {
             return self.fail("a client without requests is busy");
         }
         let done = self.run_until(WAIT_MAX, |sim| {

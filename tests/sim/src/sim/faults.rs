@@ -30,6 +30,8 @@ pub enum Fault {
     Rot,
     /// A disk does not give stored blocks any more.
     Spoil,
+    /// The next process that starts finds a block with another content and the same version.
+    Forge,
     /// A disk has room for so many blocks more that were never written.
     Full(DeviceAt, u64),
     /// It has room again.
@@ -278,10 +280,13 @@ impl Sim {
             }
             Fault::Rot => self.rot(),
             Fault::Spoil => self.spoil(),
+            Fault::Forge => self.forge_at_start(),
             Fault::Full(at, blocks) => self.set_room(at, Some(blocks)),
             Fault::FreeSpace(at) => self.set_room(at, None),
             Fault::Leaderless(span) => {
                 self.leaderless_until = self.leaderless_until.max(self.now + span);
+                self.terms += 1;
+                self.meta.forget_leases();
             }
             Fault::Break(nth) => {
                 let mut open = self.open_conns();

@@ -91,7 +91,10 @@ impl Sim {
                 state.unsuspend();
                 state
             }
-            None => Arc::new(VolumeState::new(self.next_name, self.next_slot, &params)),
+            None => {
+                let state = VolumeState::new(self.next_name, self.next_slot, &params);
+                Arc::new(state.with_watermark_every(self.pace.watermark_every))
+            }
         };
         self.hosts[host].volumes.insert(volume, state);
         self.checker.open(volume);
@@ -157,8 +160,9 @@ impl Sim {
             )
         });
         let lane = op.lane;
+        let now_us = self.clock_of(host);
         let thread = &mut self.hosts[host].lanes[lane];
-        thread.client.set_now_us(self.now.0);
+        thread.client.set_now_us(now_us);
         let outcome = thread.client.submit(&state, &request, &mut thread.wire);
         self.guests[guest].in_flight.insert(name, op);
         let mut taken = Some(name);
@@ -236,9 +240,10 @@ impl Sim {
 
     pub(super) fn on_tick(&mut self, host: usize, life: u64, lane: usize) {
         if self.hosts[host].life == life {
+            let now_us = self.clock_of(host);
             let thread = &mut self.hosts[host].lanes[lane];
             thread.ticking = false;
-            thread.client.set_now_us(self.now.0);
+            thread.client.set_now_us(now_us);
             thread.on_tick();
             self.after_lane(host, lane);
         }

@@ -43,10 +43,19 @@ pub(crate) struct Takeover {
     /// Tells it from those before it.
     number: u64,
     machine: Machine,
+    /// Until when the host counts the lease.
+    pub lease_until_us: u64,
     /// Commands under way; they name the machine's memory.
     open: BTreeMap<Call, Command>,
     /// A tick is due.
     ticking: bool,
+}
+
+impl Takeover {
+    /// The new lease.
+    pub fn generation(&self) -> Generation {
+        self.machine.generation()
+    }
 }
 
 impl Sim {
@@ -70,7 +79,11 @@ impl Sim {
         // It knows: nothing of it is under way any more.
         if let Some(state) = self.hosts[host].volumes.remove(&volume) {
             state.suspend();
+            let word = MetaMessage::Release(volume, state.generation());
             self.hosts[host].suspended.insert(volume, state);
+            if self.has_lease_time() {
+                self.send_control(End::Host(host), End::Meta, Event::MetaMessage(word));
+            }
         }
         let to = self.any_host();
         self.move_guest(guest, to);
@@ -90,6 +103,7 @@ impl Sim {
             // The old host's clients still use its memory.
             self.orphans.insert(name, (host, op));
         }
+        self.cut_from_lease(host, volume);
         self.move_guest(guest, to);
     }
 
@@ -154,16 +168,28 @@ impl Sim {
         let (host, volume) = (state.host, state.volume);
         let life = self.hosts[host].life;
         if self.hosts[host].up && !state.draining && !self.takeovers.contains_key(&volume) {
-            let word = MetaMessage::Lease(LeaseSeeker { volume, host, life });
+            let word = MetaMessage::Lease(LeaseSeeker {
+                volume,
+                host,
+                life,
+                asked_us: self.clock_of(host),
+            });
             self.send_control(End::Host(host), End::Meta, Event::MetaMessage(word));
         }
-        self.after(ASK_EVERY, Event::AskLease(guest));
+        // Asked for often, it is granted soon after it has run out.
+        let again = match self.has_lease_time() {
+            true => self.some(Span(self.pace.lease.0 / 20)),
+            false => ASK_EVERY,
+        };
+        self.after(again, Event::AskLease(guest));
     }
 
     /// Meta has granted a lease.
     pub(super) fn granted(&mut self, seeker: LeaseSeeker, generation: Generation, epoch: Epoch) {
         let LeaseSeeker { volume, host, .. } = seeker;
         self.leases[volume] = Lease { generation, host };
+        self.meta.lease_granted(volume, generation, self.now);
+        self.check_older_leases(volume);
         let numbers = [32, volume as u64, host as u64, generation.0, epoch.0];
         self.trace.note(self.now, &numbers, || {
             format!("meta: host {host} has the lease of volume {volume}, {generation} by {epoch}")
@@ -178,7 +204,12 @@ impl Sim {
 
     /// The host hears that it has the lease.
     pub(super) fn on_granted(&mut self, seeker: LeaseSeeker, generation: Generation, epoch: Epoch) {
-        let LeaseSeeker { volume, host, life } = seeker;
+        let LeaseSeeker {
+            volume,
+            host,
+            life,
+            asked_us,
+        } = seeker;
         let current = self.hosts[host].life == life && self.guests[volume].host == host;
         let newer = self
             .takeovers
@@ -197,10 +228,12 @@ impl Sim {
             life,
             number: self.next_name,
             machine: Machine::new(layer_of(volume), generation, epoch),
+            lease_until_us: self.counts_until(asked_us),
             open: BTreeMap::new(),
             ticking: false,
         };
         self.takeovers.insert(volume, takeover);
+        self.renews_again.remove(&(host, volume));
         self.map_for_takeovers(host);
     }
 
@@ -320,7 +353,8 @@ impl Sim {
         let Some(takeover) = self.takeovers.remove(&volume) else {
             return;
         };
-        let (host, generation) = (takeover.host, takeover.machine.generation());
+        let (host, generation) = (takeover.host, takeover.generation());
+        let until = takeover.lease_until_us;
         let blocks = takeover.machine.recovered_blocks();
         self.recovered_blocks += blocks;
         let numbers = [33, volume as u64, host as u64, generation.0, blocks];
@@ -329,6 +363,7 @@ impl Sim {
         });
         self.checker.seal(volume);
         self.open_volume(host, volume, generation, epoch);
+        self.hosts[host].volumes[&volume].set_lease_until_us(until);
         self.guests[volume].suspended = false;
         self.wake(volume, Span(0));
     }

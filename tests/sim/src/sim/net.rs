@@ -348,8 +348,9 @@ impl Sim {
                 (_, None) => {}
             }
         }
+        let now_us = self.clock_of(host);
         let thread = &mut self.hosts[host].lanes[lane];
-        thread.client.set_now_us(self.now.0);
+        thread.client.set_now_us(now_us);
         thread.on_reply(node, &reply);
         self.after_lane(host, lane);
     }

@@ -7,8 +7,9 @@ use rand::Rng;
 
 use super::calls::CALLS_FROM;
 use super::control::MetaMessage;
-use super::{End, Event, Fault, IDLE_EVERY, Outage, Sim};
+use super::{End, Event, Fault, Outage, Sim};
 use crate::node::{Device, DeviceAt, Node, NodeMap, Outputs};
+use crate::pace::Upkeep;
 use crate::queue::{At, Span};
 
 /// Between two starts of a process that ends at once.
@@ -21,9 +22,11 @@ impl Sim {
             now_us: self.now.0,
             ..Outputs::default()
         };
-        let checkpoints = self.nodes[node].checkpoints();
+        let before = self.nodes[node].maintained();
         act(&mut self.nodes[node], &mut outputs);
-        if self.nodes[node].checkpoints() > checkpoints {
+        let now = self.nodes[node].maintained();
+        self.cleaned_bytes += now.1.saturating_sub(before.1);
+        if now.0 > before.0 {
             self.outage_at(Outage::Checkpoint);
         }
         let Some(process) = &mut self.nodes[node].process else {
@@ -132,7 +135,27 @@ impl Sim {
         if self.nodes[node].paused_until <= self.now {
             self.with_node(node, Node::on_idle);
         }
-        self.after(IDLE_EVERY, Event::Idle(node));
+        self.after(self.pace.idle, Event::Idle(node));
+    }
+
+    /// A node's maintenance is due to do something, until all is repaired: then everything comes to rest.
+    pub(super) fn on_upkeep(&mut self, node: usize, upkeep: Upkeep) {
+        if self.peace {
+            return;
+        }
+        if self.nodes[node].paused_until <= self.now {
+            self.with_node(node, |node, outputs| node.on_upkeep(upkeep, outputs));
+        }
+        self.upkeep_again(node, upkeep);
+    }
+
+    /// It does so again after a while.
+    pub(super) fn upkeep_again(&mut self, node: usize, upkeep: Upkeep) {
+        let every = upkeep.every(&self.pace);
+        if every > Span(0) {
+            let more = self.some(every);
+            self.after(Span(every.0 + more.0), Event::Upkeep(node, upkeep));
+        }
     }
 
     pub(super) fn on_round_tick(&mut self, node: usize) {
@@ -181,6 +204,7 @@ impl Sim {
                     });
                 // Whoever still sends to the process before this one is told so.
                 self.break_conns_to(node);
+                self.forge_if_due(node);
             }
             Err(error) => {
                 let state = &mut self.nodes[node];

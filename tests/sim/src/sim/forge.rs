@@ -1,0 +1,104 @@
+//! Replicas with the versions of others and another content: a device that came back with what it never was
+//! given, and a checksum that fits it.
+//!
+//! It happens to members that are not in sync when their process starts: before one is again it is compared
+//! with one that is, and must take what that has.
+
+use fabric::proto::PgId;
+use fabric::proto::ids::ChunkKey;
+use fabric::store::api::Holds;
+
+use rand::Rng;
+
+use super::faults::ACTIVE;
+use super::{Event, Fault, Sim, layer_of, rng_of};
+use crate::node::DeviceAt;
+use crate::queue::Span;
+
+impl Sim {
+    /// Draws when blocks are forged. Beside blocks that cannot be read none is: who lies could not be told.
+    pub(super) fn schedule_forges(&mut self, seed: u64) {
+        self.forge_rng = rng_of(seed, 6);
+        let plan = self.plan.faults;
+        if plan.rots + plan.spoils > 0 {
+            return;
+        }
+        for _ in 0..plan.forges {
+            let at = self.now + Span(self.forge_rng.random_range(0..ACTIVE.0));
+            self.at(at, Event::Fault(Fault::Forge));
+        }
+    }
+
+    /// The next process that starts finds a block forged, if there is one that may be.
+    pub(super) fn forge_at_start(&mut self) {
+        self.forges_due += 1;
+    }
+
+    /// The process of a node has just started.
+    pub(super) fn forge_if_due(&mut self, node: usize) {
+        if self.forges_due == 0 {
+            return;
+        }
+        let mut places = Vec::new();
+        for device in 0..self.plan.devices {
+            let at = DeviceAt { node, device };
+            places.extend(
+                self.forgeable_on(at)
+                    .map(|(chunk, block)| (at, chunk, block)),
+            );
+        }
+        if places.is_empty() {
+            return;
+        }
+        let nth = self.forge_rng.random_range(0..places.len());
+        let (at, chunk, block) = places[nth];
+        self.forges_due -= 1;
+        self.forged += 1;
+        let numbers = [
+            43,
+            node as u64,
+            chunk.layer.0,
+            u64::from(chunk.index),
+            u64::from(block),
+        ];
+        self.trace.note(self.now, &numbers, || {
+            format!("{at}: block {block} of {chunk:?} is another with the same version")
+        });
+        if let Err(error) = self.nodes[node].forge(at.device, chunk, block) {
+            self.fail(format!(
+                "{at}: block {block} of {chunk:?} cannot be forged: {error}"
+            ));
+        }
+    }
+
+    /// Blocks with data on a device, in groups that it is a member of and not in sync in.
+    fn forgeable_on(&mut self, at: DeviceAt) -> impl Iterator<Item = (ChunkKey, u32)> + use<> {
+        let mut found = Vec::new();
+        for pg in 0..self.plan.groups {
+            let group = &self.meta.groups()[pg];
+            let is_member = group.all.iter().any(|place| place.at == at);
+            if !is_member || group.in_sync().any(|(_, of)| of == at) {
+                continue;
+            }
+            for volume in 0..self.plan.volumes {
+                for index in 0..self.plan.chunks as u32 {
+                    if self.group_of(volume, index) == PgId(pg as u64) {
+                        let layer = layer_of(volume);
+                        self.add_data_of(at, ChunkKey { layer, index }, &mut found);
+                    }
+                }
+            }
+        }
+        found.into_iter()
+    }
+
+    fn add_data_of(&mut self, at: DeviceAt, chunk: ChunkKey, found: &mut Vec<(ChunkKey, u32)>) {
+        let Ok(stamps) = self.nodes[at.node].stamps(at.device, chunk) else {
+            return;
+        };
+        let data = (0..)
+            .zip(&stamps)
+            .filter(|(_, stamp)| stamp.holds() == Holds::Data);
+        found.extend(data.map(|(block, _)| (chunk, block)));
+    }
+}
