@@ -3,5 +3,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    fabric::testing::fuzzing::replica(data);
+    fabric_testing::fuzzing::replica(data);
 });

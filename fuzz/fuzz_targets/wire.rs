@@ -4,6 +4,6 @@
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     if let Some((first, rest)) = data.split_first() {
-        fabric::net::tcp::fuzzing::bytes(rest, first % 4 != 0);
+        fabric_transport::fuzzing::bytes(rest, first % 4 != 0);
     }
 });

@@ -1,7 +1,10 @@
-//! Newtypes for every identity and counter of the cluster's metadata.
+//! Newtypes for every identity and counter of the cluster's metadata. Those that the data path knows, too, are
+//! its own.
 
 use std::fmt;
 
+pub use fabric_types::ids::{Epoch, Generation, Incarnation, LayerId, NodeId};
+use fabric_types::placement;
 use serde::{Deserialize, Serialize};
 
 macro_rules! counter {
@@ -28,10 +31,6 @@ macro_rules! counter {
 }
 
 counter! {
-    /// A node of the cluster; also its Raft identity. Chosen by whoever adds the node, never used again.
-    NodeId(u64)
-}
-counter! {
     /// A device, numbered by meta in the order of registration.
     DeviceId(u64)
 }
@@ -48,103 +47,47 @@ counter! {
     VolumeId(u64)
 }
 counter! {
-    /// One generation of a volume's data, never used again: the key of chunks on devices. Its parts say where
-    /// it lies, so that a replica needs to know no volume for that; `fabric::proto::placement` explains them
-    /// bit by bit.
-    LayerId(u64)
-}
-counter! {
     /// An attachment, numbered by meta.
     AttachmentId(u64)
-}
-counter! {
-    /// Counts the grants of one volume's lease. Only ever grows; 0 means that it was never granted.
-    Generation(u64)
-}
-counter! {
-    /// Version of the cluster map: grows with every change of nodes, devices, pools or placement.
-    Epoch(u64)
-}
-counter! {
-    /// Identity of one start of a node's process: drawn at random by it, never used again. 0 means that none
-    /// is known.
-    Incarnation(u64)
 }
 counter! {
     /// Wall-clock time of the proposer in milliseconds since 1970. For people to read, never for decisions.
     UnixMillis(u64)
 }
 
-impl Incarnation {
-    /// Of this process: drawn anew by each call, so a process calls it once.
-    #[must_use]
-    pub fn draw() -> Self {
-        // Random bits of a version 4 UUID; its fixed bits lie in the other half.
-        let (_, low) = uuid::Uuid::new_v4().as_u64_pair();
-        Self(low)
-    }
-
-    /// Whether there was such a process. A node that was let in and has yet to start has the default instead.
-    #[must_use]
-    pub fn has_begun(self) -> bool {
-        self != Self::default()
-    }
+/// A number for this process: drawn anew by each call, so a process calls it once.
+#[must_use]
+pub fn draw_incarnation() -> Incarnation {
+    // Random bits of a version 4 UUID; its fixed bits lie in the other half.
+    let (_, low) = uuid::Uuid::new_v4().as_u64_pair();
+    Incarnation(low)
 }
-
-/// Bits of a layer's number in its family.
-const LAYER_NUMBER_BITS: u32 = 26;
-/// Bits of the number of the volume that a family is named by.
-const LAYER_FAMILY_BITS: u32 = 28;
-/// Bits of the number of a layer's pool.
-const LAYER_POOL_BITS: u32 = 10;
 
 impl PoolId {
     /// The last number of a pool. One may be made and deleted each day for almost three years; then no more
     /// are made.
-    pub const MAX: Self = Self((1 << LAYER_POOL_BITS) - 1);
+    pub const MAX: Self = Self(placement::POOL_MAX);
 }
 
 impl VolumeId {
     /// The last number of a volume. A thousand may be made each hour for thirty years; then no more are made.
-    pub const MAX: Self = Self((1 << LAYER_FAMILY_BITS) - 1);
+    pub const MAX: Self = Self(placement::FAMILY_MAX);
 }
 
-impl LayerId {
-    /// The last number of a layer in its family.
-    pub const NUMBER_MAX: u32 = (1 << LAYER_NUMBER_BITS) - 1;
-
-    /// The layer with this number in the family of volumes that share their placement with `family`, the
-    /// first of them.
-    ///
-    /// # Panics
-    /// Beyond `PoolId::MAX`, `VolumeId::MAX` or `NUMBER_MAX`, which the state machine keeps to.
-    #[must_use]
-    pub fn new(pool: PoolId, family: VolumeId, number: u32) -> Self {
-        assert!(pool <= PoolId::MAX && family <= VolumeId::MAX && number <= Self::NUMBER_MAX);
-        let pool = u64::from(pool.0) << (LAYER_FAMILY_BITS + LAYER_NUMBER_BITS);
-        Self(pool | family.0 << LAYER_NUMBER_BITS | u64::from(number))
-    }
-
-    /// The first of the volumes that share their placement with the one whose layer this is.
-    #[must_use]
-    pub fn family(self) -> VolumeId {
-        VolumeId(self.0 >> LAYER_NUMBER_BITS & VolumeId::MAX.0)
-    }
+/// The layer with this number in the family of volumes that share their placement with `family`, the first of
+/// them.
+///
+/// # Panics
+/// Beyond `PoolId::MAX`, `VolumeId::MAX` or `placement::NUMBER_MAX`, which the state machine keeps to.
+#[must_use]
+pub(crate) fn layer_of(pool: PoolId, family: VolumeId, number: u32) -> LayerId {
+    placement::layer_of(pool.0, family.0, number)
 }
 
-impl Generation {
-    /// The generation of the next grant.
-    ///
-    /// # Panics
-    /// After 2^64 grants of one volume.
-    #[must_use]
-    pub fn next(self) -> Self {
-        Self(
-            self.0
-                .checked_add(1)
-                .expect("a volume's lease is not granted 2^64 times"),
-        )
-    }
+/// The first of the volumes that share their placement with the one whose layer this is.
+#[must_use]
+pub(crate) fn family_of(layer: LayerId) -> VolumeId {
+    VolumeId(placement::family_of(layer))
 }
 
 impl UnixMillis {
@@ -164,10 +107,10 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_layer_are_a_contract() {
-        // The same number as in the test of `fabric::proto::placement`.
-        let layer = LayerId::new(PoolId(3), VolumeId(7), 1);
+        // The same number as in the test of `fabric_types::placement`.
+        let layer = layer_of(PoolId(3), VolumeId(7), 1);
         assert_eq!(layer, LayerId(3 << 54 | 7 << 26 | 1));
-        let last = LayerId::new(PoolId::MAX, VolumeId::MAX, LayerId::NUMBER_MAX);
+        let last = layer_of(PoolId::MAX, VolumeId::MAX, placement::NUMBER_MAX);
         assert_eq!(last, LayerId(u64::MAX));
     }
 }

@@ -1,10 +1,10 @@
 //! The leader's watch over leases: which have run out, on monotonic time only.
 //!
-//! A holder counts [`LEASE_DURATION`] from the moment before it asked for the grant or renewal, shorter by the
-//! drift bound ([`lease_for_holder`]), and begins nothing more when it is over. The leader counts from the
-//! moment after it heard, and longer by the drift bound, so the holder always stops first, as long as their
-//! clocks do not drift apart by more than 1 part in [`DRIFT_BOUND`]. A leader that is new has heard nothing:
-//! it counts a lease from when somebody first asks for it.
+//! A holder counts [`LEASE_DURATION`] from the moment before it asked for the grant or renewal, shorter by
+//! the drift bound ([`lease_for_holder`]), and begins nothing more when it is over. The leader counts from
+//! the moment after it heard, and longer by the drift bound, so the holder always stops first, as long as
+//! their clocks do not drift apart by more than 1 part in [`DRIFT_BOUND`]. A leader that is new has heard
+//! nothing: it counts a lease from when somebody first asks for it.
 //!
 //! Between the moment at which a lease was found to have run out, and the one at which the next grant is
 //! committed, the holder may ask to renew it. It is refused ([`LeaseWatch::renew`]): replicas keep its writes

@@ -51,7 +51,7 @@ pub use command::{
 pub use error::{MetaError, OpenError};
 pub use ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PgIndex, PoolId,
-    UnixMillis, VolumeId,
+    UnixMillis, VolumeId, draw_incarnation,
 };
 pub use layers::Layers;
 pub use leases::{LEASE_DURATION, lease_for_holder};

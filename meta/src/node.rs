@@ -86,7 +86,7 @@ impl MetaConfig {
     pub fn embedded(name: impl Into<String>) -> Self {
         Self {
             node: NodeSpec {
-                incarnation: Incarnation::draw(),
+                incarnation: crate::ids::draw_incarnation(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 ..NodeSpec::new(NodeId(1), name)
             },

@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn the_name_of_a_node_is_a_contract() {
-        // The same as in the test of `fabric::net::tcp::identity`.
+        // The same as in the test of `fabric_transport::identity`.
         let cluster = Uuid::from_u128(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
         assert_eq!(
             node_name(cluster, NodeId(42)),

@@ -12,6 +12,7 @@ mod locate;
 mod nfs;
 mod node;
 mod pool;
+#[cfg_attr(not(feature = "rdma"), path = "commands/no_rdma.rs")]
 mod rdma;
 mod recovery;
 mod stats;

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
+use fabric_types::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
 use tracing_subscriber::Layer;

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use fabric::io::Engine;
+use fabric_types::io::Engine;
 
 use crate::blk::BlkDevice;
 use crate::dirty::DirtyLog;

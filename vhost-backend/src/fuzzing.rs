@@ -10,7 +10,7 @@ mod shared;
 
 use std::sync::Arc;
 
-use fabric::io::Volume;
+use fabric_types::io::Volume;
 
 use crate::blk::{BlkDevice, BlkOptions};
 use crate::data_thread::handle::QueueId;
@@ -218,7 +218,7 @@ pub fn blk(data: &[u8]) -> BlkReach {
 }
 
 fn turn(queue: &mut AnyQueue<FuzzVolume>, engine: &mut HostileEngine<'_>, scratch: &mut Scratch) {
-    use fabric::io::Engine;
+    use fabric_types::io::Engine;
     queue.poll(engine, scratch);
     engine.kick();
     engine.reap(&mut |tag, result| queue.complete(tag, result, scratch));

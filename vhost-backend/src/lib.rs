@@ -1,5 +1,5 @@
 //! The guest-facing layer: vhost-user sessions, virtqueues, the virtio-blk device model, and the data threads
-//! that carry requests from guest rings to an [`Engine`](fabric::io::Engine) and its answers back.
+//! that carry requests from guest rings to an [`Engine`](fabric_types::io::Engine) and its answers back.
 //!
 //! Whatever a guest or a front end writes may be hostile. It leads to an error of that queue or attachment
 //! alone.

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use fabric::net::rdma::pair::Registered;
+use fabric_types::registrar::Registered;
 
 use budget::{MemoryAccount, OverLimit};
 

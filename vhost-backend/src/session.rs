@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use fabric::io::Engine;
+use fabric_types::io::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::blk::BlkDevice;

@@ -8,14 +8,11 @@ mod queue;
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use fabric_types::registrar::{MemoryRegistrar, Registered};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-use fabric::net::rdma::pair::{Pair, Port, Registered, Side};
-use fabric::net::rdma::regions::{RegionCounts, Regions};
-use fabric::net::rdma::slots::Slots;
 
 use crate::memory::budget::MemoryPolicy;
 use crate::memory::{GuestAddr, GuestMemory, RegionSpec};
@@ -27,22 +24,54 @@ pub const GUEST_BASE: u64 = 0x10_0000;
 /// Where it begins in the address space of the imagined front end.
 pub const USER_BASE: u64 = 0x7f00_0000_0000;
 
-/// A card that only opens memory.
-#[derive(Clone, Default)]
-pub struct MemoryPort(Arc<Regions<()>>);
+/// What is open to the network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OpenMemory {
+    /// Regions that are open now.
+    pub regions: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// Regions that were ever opened.
+    pub registrations: u64,
+}
 
-impl Port for MemoryPort {
-    fn open(&self, _: &Arc<Slots>, _: Side) -> Result<Box<dyn Pair>, String> {
-        Err("it opens memory only".to_owned())
+/// Opens memory to nobody, and counts. Clones count together.
+#[derive(Debug, Clone, Default)]
+pub struct CountingRegistrar(Arc<Mutex<OpenMemory>>);
+
+/// Closes a region.
+struct Close(CountingRegistrar, u64);
+
+impl Drop for Close {
+    fn drop(&mut self) {
+        let mut open = self.0.lock();
+        open.regions -= 1;
+        open.bytes -= self.1;
+    }
+}
+
+impl CountingRegistrar {
+    fn lock(&self) -> MutexGuard<'_, OpenMemory> {
+        self.0.lock().expect("no panic under this lock")
     }
 
-    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<Registered, String> {
-        let opened = self.0.insert(start.addr().get(), bytes, ());
-        Ok(Registered::new(opened.ok_or("it is open already")?))
+    /// What is open, and was.
+    pub fn counts(&self) -> OpenMemory {
+        *self.lock()
+    }
+}
+
+impl MemoryRegistrar for CountingRegistrar {
+    fn opens_memory(&self) -> bool {
+        true
     }
 
-    fn counts(&self) -> RegionCounts {
-        self.0.counts()
+    unsafe fn register(&self, _: NonNull<u8>, bytes: usize) -> Option<Registered> {
+        let mut open = self.lock();
+        open.regions += 1;
+        open.bytes += bytes as u64;
+        open.registrations += 1;
+        Some(Registered::new(Close(self.clone(), bytes as u64)))
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric::io::{Engine, IoResult, Request, Submit, Tag, Volume};
+use fabric_types::io::{Engine, IoResult, Request, Submit, Tag, Volume};
 use vhost_backend::blk::{BlkDevice, BlkOptions};
 use vhost_backend::data_thread::{PollMode, ThreadOptions, Threads};
 use vhost_backend::memory::GuestAddr;

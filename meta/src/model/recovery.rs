@@ -28,7 +28,7 @@ impl Recovery {
     /// Whether a layer is of a volume that may have been made meanwhile.
     #[must_use]
     pub fn keeps(&self, layer: LayerId) -> bool {
-        let family = layer.family();
+        let family = crate::ids::family_of(layer);
         let mut ranges = self.unknown.iter();
         ranges.any(|(first, end)| (*first..*end).contains(&family))
     }

@@ -183,7 +183,10 @@ pub(super) fn report(txn: &mut Txn<'_>, evidence: &DeviceEvidence) -> Result<Out
     }
     raise_epoch(txn, evidence)?;
     let mut counters = COUNTERS.get(txn, &())?.unwrap_or_default();
-    let families = evidence.layers.iter().map(|(layer, _)| layer.family().0);
+    let families = evidence
+        .layers
+        .iter()
+        .map(|(layer, _)| crate::ids::family_of(*layer).0);
     let seen = families.max().map_or(0, |family| family + 1);
     let pools = evidence.in_sync.iter().map(|(group, _)| group.pool.0);
     counters.pool = pools.fold(counters.pool, |next, pool| next.max(pool.saturating_add(1)));

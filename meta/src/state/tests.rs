@@ -21,7 +21,7 @@ use crate::command::{
     VolumeSpec,
 };
 use crate::ids::{
-    AttachmentId, DeviceId, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis, VolumeId,
+    AttachmentId, DeviceId, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
 };
 use crate::level::Level;
 use crate::model::{

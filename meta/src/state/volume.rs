@@ -8,7 +8,7 @@ use super::tables::{
 };
 use super::{Read, ReadError, Stop, Txn, export, pool, recovery};
 use crate::command::{Outcome, VolumeSpec};
-use crate::ids::{LayerId, UnixMillis, VolumeId};
+use crate::ids::{UnixMillis, VolumeId, layer_of};
 use crate::model::{Attachment, DEFAULT_POOL, Volume, VolumeSize, VolumeState};
 use crate::refusal::{VolumeRefusal, name};
 
@@ -43,7 +43,7 @@ pub(super) fn create(
         pool: pool.name,
         size_bytes: size.bytes(),
         // The first of its family.
-        layers: vec![LayerId::new(pool.id, id, 1)],
+        layers: vec![layer_of(pool.id, id, 1)],
         read_only: spec.read_only,
         durability: spec.durability,
         state: VolumeState::Ready,

@@ -154,7 +154,7 @@ struct Cluster {
 
 impl Cluster {
     async fn member(dir: &std::path::Path, authority: &Authority, id: u64, start: Start) -> Member {
-        let incarnation = Incarnation::draw();
+        let incarnation = meta::draw_incarnation();
         let identity = authority.node(id).of_start(incarnation);
         let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
         let relay = Relay::to(listener.address()).await;

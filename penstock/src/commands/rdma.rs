@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use fabric::net::rdma::check::{self, Finding, Verdict};
+use fabric_rdma::check::{self, Finding, Verdict};
 use serde::Serialize;
 
 use super::{print, print_json};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fabric::store::recovery::DEVICE_BYTES_MIN;
+use fabric_store::recovery::DEVICE_BYTES_MIN;
 use serde::Deserialize;
 
 use crate::failure::{Failure, Result};

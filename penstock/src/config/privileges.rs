@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 
-use fabric::store::file::OpenedAhead;
+use fabric_store::file::OpenedAhead;
 use serde::Deserialize;
 
+use super::{File, SocketAccess};
 use crate::failure::{Failure, Result};
 use crate::serve::block_devices::BlockDevices;
 use crate::serve::privileges::Confinement;
-
-use super::{File, SocketAccess};
 
 /// Where attachment sockets may be made beside the data directory when nothing is configured.
 const SOCKET_DIR_DEFAULT: &str = "/run/penstock";

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use fabric::net::rdma::registrar::Registrar;
+use fabric_transport::queue_pair::registrar::Registrar;
 
 use meta::{AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, VolumeId};
 use vhost_backend::blk::{BlkDevice, BlkOptions, SERIAL_BYTES};

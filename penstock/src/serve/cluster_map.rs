@@ -3,22 +3,22 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 
-use fabric::core::membership::{Member, REPLICAS_MAX, ReplicaState};
-use fabric::engine::{ClusterView, Fabric, GroupView, MemberView, Reach};
-use fabric::proto::ids::LayerId;
-use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
+use fabric::{ClusterView, Fabric, GroupView, MemberView, Reach};
+use fabric_types::ids::LayerId;
+use fabric_types::membership::{Member, REPLICAS_MAX, ReplicaState};
+use fabric_types::{NodeId, PgId};
 use meta::{ClusterMap, Level, Meta, PlacementGroup, Role};
 
 /// What the data path of node `own` needs of a map.
-pub fn view(map: &ClusterMap, own: meta::NodeId) -> ClusterView {
+pub fn view(map: &ClusterMap, own: NodeId) -> ClusterView {
     let others = map.nodes().filter(|node| node.id != own);
     let peers: HashMap<NodeId, SocketAddr> = others
-        .filter_map(|node| Some((NodeId(node.id.0), node.data_address.parse().ok()?)))
+        .filter_map(|node| Some((node.id, node.data_address.parse().ok()?)))
         .collect();
     let devices = map.devices().filter(|device| device.node == own);
-    let members = map.nodes().map(|node| (NodeId(node.id.0), member(node)));
+    let members = map.nodes().map(|node| (node.id, member(node)));
     ClusterView {
-        epoch: Epoch(map.epoch().0),
+        epoch: map.epoch(),
         peers,
         members: members.collect(),
         groups: groups(map, own),
@@ -33,8 +33,8 @@ fn member(node: &meta::Node) -> MemberView {
     let starts = node.starts.iter().copied();
     let former = starts.filter(|start| node.is_former_start(*start));
     MemberView {
-        incarnation: Incarnation(node.incarnation.0),
-        former: former.map(|start| Incarnation(start.0)).collect(),
+        incarnation: node.incarnation,
+        former: former.collect(),
         reach: match reaches_all(node) {
             true => Reach::All,
             false => Reach::OpenLayers,
@@ -49,7 +49,7 @@ fn reaches_all(node: &meta::Node) -> bool {
 }
 
 /// The groups of all pools that have members: a pool that lacks nodes has none, and no volumes either.
-fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
+fn groups(map: &ClusterMap, own: NodeId) -> Vec<GroupView> {
     let mut views = Vec::new();
     for pool in map.pools() {
         let before = views.len();
@@ -65,13 +65,12 @@ fn groups(map: &ClusterMap, own: meta::NodeId) -> Vec<GroupView> {
                 let mut members = members.iter();
                 members.find(|(member, _)| member.node == node)
             };
-            let own = NodeId(own.0);
             let (here, incoming) = (on(own), on(own.incoming()));
             views.push(GroupView {
                 pg: PgId(group.id().to_u64()),
-                epoch: Epoch(group.epoch.0),
+                epoch: group.epoch,
                 min_in_sync: usize::from(pool.min_in_sync),
-                power_lost: Epoch(group.power_lost.0),
+                power_lost: group.power_lost,
                 device: here.map(|(_, device)| device.0),
                 incoming: incoming.map(|(_, device)| device.0),
                 members: members.into_iter().map(|(member, _)| member).collect(),
@@ -119,20 +118,19 @@ fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::Devic
 /// Whose device has moved to another node counts for nothing there until that has registered it.
 fn node_of(map: &ClusterMap, member: &meta::Member) -> NodeId {
     let known = map.device(member.device).map(|device| device.node);
-    let node = match member.node {
+    match member.node {
         // A record of the first version does not say.
-        meta::NodeId(0) => known.unwrap_or_default(),
+        NodeId(0) => known.unwrap_or_default(),
         node => node,
-    };
-    NodeId(node.0)
+    }
 }
 
 fn view_of(member: &meta::Member, node: NodeId) -> Member {
     Member {
         node,
-        incarnation: Incarnation(member.incarnation.0),
+        incarnation: member.incarnation,
         state: translated(member.state),
-        since: Epoch(member.since.0),
+        since: member.since,
     }
 }
 
@@ -174,7 +172,7 @@ pub async fn follow_layers(fabric: Fabric, meta: Meta) {
     let mut layers = meta.watch_layers();
     loop {
         let known = layers.borrow_and_update().clone();
-        fabric.set_layers(known.iter().map(|layer| LayerId(layer.0)));
+        fabric.set_layers(known.iter());
         if layers.changed().await.is_err() {
             return;
         }
@@ -190,7 +188,7 @@ pub async fn follow_openings(fabric: Fabric, meta: Meta) {
         openings.mark_unchanged();
         let map = maps.borrow_and_update().clone();
         let limited = map.nodes().filter(|node| !reaches_all(node));
-        let limited: BTreeSet<meta::NodeId> = limited.map(|node| node.id).collect();
+        let limited: BTreeSet<NodeId> = limited.map(|node| node.id).collect();
         if !limited.is_empty() || limited != before {
             before.clone_from(&limited);
             let (fabric, meta) = (fabric.clone(), meta.clone());
@@ -217,10 +215,9 @@ pub async fn follow_openings(fabric: Fabric, meta: Meta) {
 }
 
 fn open_layers(open: meta::OpenLayers) -> HashMap<NodeId, HashSet<LayerId>> {
-    let layers = |layers: BTreeSet<meta::LayerId>| layers.into_iter().map(|id| LayerId(id.0));
     let nodes = open.into_iter();
     nodes
-        .map(|(node, open)| (NodeId(node.0), layers(open).collect()))
+        .map(|(node, open)| (node, open.into_iter().collect()))
         .collect()
 }
 
@@ -239,14 +236,14 @@ pub(super) mod tests {
         NodeSpec {
             incarnation: meta::Incarnation(id * 100),
             data_address: format!("10.0.0.{id}:7471"),
-            ..NodeSpec::new(meta::NodeId(id), format!("n{id}"))
+            ..NodeSpec::new(NodeId(id), format!("n{id}"))
         }
     }
 
     fn add_device(machine: &mut Machine, node: u64) {
         let device = DeviceSpec {
             uuid: Uuid::from_u128(u128::from(node)),
-            node: meta::NodeId(node),
+            node: NodeId(node),
             path: "/dev/x".to_owned(),
             size_bytes: 1 << 40,
             class: "disk".to_owned(),
@@ -297,7 +294,7 @@ pub(super) mod tests {
     #[test]
     fn every_group_has_its_members_and_this_nodes_device() {
         let machine = cluster(3);
-        let view = view(&machine.map(), meta::NodeId(2));
+        let view = view(&machine.map(), NodeId(2));
         assert_eq!(view.epoch.0, machine.map().epoch().0);
         let mut peers: Vec<_> = view
             .peers
@@ -329,7 +326,7 @@ pub(super) mod tests {
         add_volume(&mut machine);
         let device = DeviceSpec {
             uuid: Uuid::from_u128(4),
-            node: meta::NodeId(3),
+            node: NodeId(3),
             path: "/dev/y".to_owned(),
             size_bytes: 1 << 40,
             class: "disk".to_owned(),
@@ -363,7 +360,7 @@ pub(super) mod tests {
     fn group_moving_within_a_node_has_two_members_there() {
         let machine = coming();
         let map = machine.map();
-        let view = view(&map, meta::NodeId(3));
+        let view = view(&map, NodeId(3));
         let of_four = |group: &&GroupView| group.members.len() == 4;
         let moving: Vec<&GroupView> = view.groups.iter().filter(of_four).collect();
         let [group] = moving[..] else {
@@ -383,7 +380,7 @@ pub(super) mod tests {
             device_of(&map, id, node.incoming()),
             Some(meta::DeviceId(4))
         );
-        let others = super::view(&map, meta::NodeId(1));
+        let others = super::view(&map, NodeId(1));
         let same = others.groups.iter().find(|other| other.pg == group.pg);
         assert_eq!(
             same.unwrap().members,
@@ -394,9 +391,9 @@ pub(super) mod tests {
 
     #[test]
     fn pool_without_members_and_node_without_devices_hold_nothing() {
-        assert!(view(&cluster(0).map(), meta::NodeId(1)).groups.is_empty());
+        assert!(view(&cluster(0).map(), NodeId(1)).groups.is_empty());
         let two = cluster(2);
-        let view = view(&two.map(), meta::NodeId(3));
+        let view = view(&two.map(), NodeId(3));
         assert_eq!(view.groups.len(), GROUPS);
         let none = |group: &GroupView| group.device.is_none() && group.members.len() == 2;
         assert!(view.groups.iter().all(none));
@@ -423,7 +420,7 @@ pub(super) mod tests {
             at: AT,
         };
         machine.apply(&report).unwrap();
-        let view = view(&machine.map(), meta::NodeId(1));
+        let view = view(&machine.map(), NodeId(1));
         let states: Vec<ReplicaState> = view.groups[0].members.iter().map(|m| m.state).collect();
         assert_eq!(
             states,

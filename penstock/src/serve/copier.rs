@@ -4,13 +4,12 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use fabric::engine::{Fabric, FabricError, VolumeHandle, VolumeIo};
-use fabric::io::{IoError, IoResult};
+use fabric::{Fabric, FabricError, VolumeHandle, VolumeIo};
+use fabric_types::io::{IoError, IoResult};
 use tokio::sync::oneshot;
 
-use crate::failure::{Context, Failure, Kind, Result};
-
 use super::storage::{MAKE_ROOM, fabric_failure};
+use crate::failure::{Context, Failure, Kind, Result};
 
 /// Jobs that wait: there is one caller, which waits for each.
 const JOBS_MAX: usize = 1;

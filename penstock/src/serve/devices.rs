@@ -8,19 +8,18 @@ pub mod refused;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use fabric::engine::{DeviceConfig, FabricError, Missing, check_blank};
-use fabric::store::OpenError;
-use fabric::store::file::{Allocation, OpenedAhead};
-use fabric::store::recovery::read_label;
+use fabric::{DeviceConfig, FabricError, Missing, check_blank};
+use fabric_store::OpenError;
+use fabric_store::file::{Allocation, OpenedAhead};
+use fabric_store::recovery::read_label;
 use uuid::Uuid;
-
-use crate::config::{Config, DeviceSpec, Preallocation, check_device_size};
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::size::Size;
 
 use super::datadir::make_dir;
 use super::device_list::{Added, DeviceList};
 use super::storage::{fabric_failure, free_bytes};
+use crate::config::{Config, DeviceSpec, Preallocation, check_device_size};
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::size::Size;
 
 pub use lacking::{LeftOut, Origin};
 

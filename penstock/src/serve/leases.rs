@@ -57,7 +57,7 @@ struct Kept {
 impl Kept {
     /// The lease in use. The data path knows best: an answer may have come too late to be noted here.
     fn generation(&self) -> Generation {
-        Generation(self.handle.generation().0)
+        self.handle.generation()
     }
 
     fn lose(&mut self, why: String) {

@@ -4,8 +4,8 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fabric::engine::MetaRequest;
-use fabric::proto::{Epoch, NodeId, PgId};
+use fabric::MetaRequest;
+use fabric_types::{Epoch, NodeId, PgId};
 use meta::{ClusterMap, GroupId, Member, Meta, ReplicaState};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -106,13 +106,13 @@ async fn request_until_done(asks: &MetaRequests, meta: &Meta, ask: &MetaRequest)
         let refused = match *ask {
             MetaRequest::ReportFailed { pg, epoch, .. }
             | MetaRequest::ReportSlow { pg, epoch, .. } => {
-                let (group, epoch) = (group(pg), meta::Epoch(epoch.0));
-                let report = meta.report_failed(group, member.device, member.incarnation, epoch);
+                let report =
+                    meta.report_failed(group(pg), member.device, member.incarnation, epoch);
                 report.await.err()
             }
             MetaRequest::Promote { pg, since } => {
-                let (group, since) = (group(pg), meta::Epoch(since.0));
-                let promote = meta.promote_member(group, member.device, member.incarnation, since);
+                let promote =
+                    meta.promote_member(group(pg), member.device, member.incarnation, since);
                 promote.await.err()
             }
         };
@@ -162,7 +162,7 @@ fn compared(
     map: &ClusterMap,
     pg: PgId,
     since: Epoch,
-    own: (meta::NodeId, meta::Incarnation),
+    own: (NodeId, meta::Incarnation),
 ) -> Option<&Member> {
     let mut members = map.group(group(pg))?.members.iter();
     members.find(|member| {
@@ -227,7 +227,7 @@ mod tests {
         let pg = PgId(before.id().to_u64());
         let node = NodeId(3);
         let failed = |map: &ClusterMap, node: NodeId, epoch: meta::Epoch| {
-            let member = failed(map, pg, node, Epoch(epoch.0));
+            let member = failed(map, pg, node, epoch);
             member.map(|member| member.device)
         };
         assert_eq!(failed(&map, node, before.epoch), Some(old));

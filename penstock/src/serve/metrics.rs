@@ -3,20 +3,19 @@
 mod listener;
 mod process;
 
-use fabric::engine::Fabric;
-use fabric::net::tcp::counts::Count;
-use fabric::store::device::BLOCK_BYTES;
-use fabric::store::metrics::StoreMetrics;
+use fabric::Fabric;
+use fabric_store::metrics::StoreMetrics;
+use fabric_transport::counts::Count;
+use fabric_types::block::BLOCK_BYTES;
 use meta::{AdminState, ClusterMap, DeviceState, LeaderReport, NodeState};
-
-use crate::api::metrics::{Family, Page, families};
-use crate::api::types::{Attachment, AttachmentState, AttachmentStats, Health};
-use crate::failure::Result;
 
 use super::cluster::View;
 use super::node::Node;
 use super::storage::LocalDevice;
 use super::volumes::is_listed;
+use crate::api::metrics::{Family, Page, families};
+use crate::api::types::{Attachment, AttachmentState, AttachmentStats, Health};
+use crate::failure::Result;
 
 pub use listener::{Listening, listen};
 

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::net::rdma::card::Card;
-use fabric::net::rdma::pair::Offered;
-use fabric::net::tcp::control::NetConfig;
-use fabric::net::tcp::identity::Identity as DataIdentity;
+use fabric_transport::control::NetConfig;
+use fabric_transport::identity::Identity as DataIdentity;
+use fabric_transport::queue_pair::pair::{Offered, Port};
 use meta::net::enrol::{EnrolmentCredentials, EnrolmentEndpoint, EnrolmentServer, Invitation};
 use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
 use meta::pki::{ClusterCa, fingerprint};
@@ -17,12 +16,11 @@ use meta::{
     Role, Start, UnixMillis,
 };
 
+use super::node::{Node, ended_failure, meta_failure};
 use crate::api::types::{Token, TokenCreate};
 use crate::config::{Config, Transport, Wire, check_roles};
 use crate::failure::{Failure, Kind, Result};
 use crate::identity::{self, Identity, Settings, host_name};
-
-use super::node::{Node, ended_failure, meta_failure};
 
 /// A start that has not reached the cluster by then says so, and goes on trying.
 const REACH_REPORTED_AFTER: Duration = Duration::from_secs(5);
@@ -43,6 +41,19 @@ struct Network {
     _enrol: Option<EnrolmentServer>,
 }
 
+/// The card that carries a node's data, or why there is none.
+#[cfg(feature = "rdma")]
+fn card(settings: &Settings) -> std::result::Result<Arc<dyn Port>, String> {
+    let card = fabric_rdma::card::Card::open(settings.listen)?;
+    tracing::info!(card = card.name(), "data may go over RDMA");
+    Ok(Arc::new(card))
+}
+
+#[cfg(not(feature = "rdma"))]
+fn card(_: &Settings) -> std::result::Result<Arc<dyn Port>, String> {
+    Err("this penstock was built without RDMA".to_owned())
+}
+
 /// Whether data may go over RDMA, by the settings and by what the machine has.
 fn pairs(settings: &Settings) -> Result<Offered> {
     let must = match settings.transport {
@@ -57,15 +68,12 @@ fn pairs(settings: &Settings) -> Result<Offered> {
              tcp",
         ),
         Wire::Crc => (
-            Card::open(settings.listen),
+            card(settings),
             "`penstock rdma check --address ADDRESS` says what to fix; or set transport to auto or tcp",
         ),
     };
     match found {
-        Ok(card) => {
-            tracing::info!(card = card.name(), "data may go over RDMA");
-            Ok(Offered::Port(Arc::new(card)))
-        }
+        Ok(card) => Ok(Offered::Port(card)),
         Err(reason) if must => Err(Failure::new(
             Kind::Invalid,
             format!("transport is rdma, but RDMA cannot be used: {reason}"),
@@ -137,15 +145,15 @@ impl Control {
         let unfit = |e: String| invalid_credentials(data_dir, &e);
         let credentials = credentials.map_err(|e| unfit(e.to_string()))?;
         credentials.check().map_err(|e| unfit(e.to_string()))?;
-        let incarnation = Incarnation::draw();
+        let incarnation = meta::draw_incarnation();
         let credentials = credentials.of_start(incarnation).of_history(record.history);
         let data = NetConfig {
             listen: settings.data(),
             identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
                 .map_err(|e| unfit(e.to_string()))?,
             wire: match settings.wire {
-                Wire::Tls => fabric::net::tcp::hello::Wire::Tls,
-                Wire::Crc => fabric::net::tcp::hello::Wire::Crc,
+                Wire::Tls => fabric_transport::hello::Wire::Tls,
+                Wire::Crc => fabric_transport::hello::Wire::Crc,
             },
             pairs: pairs(&settings)?,
         };

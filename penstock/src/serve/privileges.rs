@@ -3,7 +3,7 @@
 //!
 //! The order, and why:
 //! 1. As root: the data directory and the socket directories are made if they are not there, and block
-//!    devices are opened ([`OpenedAhead`](fabric::store::file::OpenedAhead)). Only what the configuration
+//!    devices are opened ([`OpenedAhead`](fabric_store::file::OpenedAhead)). Only what the configuration
 //!    names is touched: what lies in the data directory could be put there by whoever took the daemon over
 //!    before.
 //! 2. It becomes the user, and gives up all capabilities but IPC_LOCK ([`user`]).
@@ -18,7 +18,7 @@ mod user;
 
 use std::path::{Path, PathBuf};
 
-use fabric::store::file::DeviceError;
+use fabric_store::file::DeviceError;
 
 use crate::config::{Config, DeviceSpec, Sandbox, StoreKind};
 use crate::failure::{Failure, Kind, Result};

@@ -4,16 +4,15 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fabric::engine::Fabric;
-use fabric::proto::{Epoch, PgId};
+use fabric::Fabric;
+use fabric_types::{Epoch, PgId};
 use meta::recovery::Authority;
 use meta::{ClusterMap, DeviceEvidence, DeviceId, GroupId, Meta, NodeId};
 use tokio::task::JoinSet;
 
-use crate::failure::{Failure, Kind, Result};
-
 use super::node::{Node, meta_failure};
 use super::storage::{blocking, fabric_failure};
+use crate::failure::{Failure, Kind, Result};
 
 /// Pause after a device did not take its marks.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
@@ -24,14 +23,14 @@ fn in_sync(map: &ClusterMap, own: NodeId, device: DeviceId) -> Vec<(PgId, Epoch)
     for group in map.groups() {
         let counts = |one: &meta::Member| one.node == own && one.is_in_sync() && map.is_valid(one);
         if group.member(device).is_some_and(counts) {
-            found.push((PgId(group.id().to_u64()), Epoch(group.epoch.0)));
+            found.push((PgId(group.id().to_u64()), group.epoch));
         }
     }
     found
 }
 
 /// Has the devices of this node remember in which groups they are in sync, for as long as the metadata
-/// service runs (`fabric::engine::Evidence`). Each by itself: one that hangs holds no other up.
+/// service runs (`fabric::Evidence`). Each by itself: one that hangs holds no other up.
 pub async fn keep_marking(fabric: Fabric, meta: Meta) {
     let mut maps = meta.watch_map();
     let mut marking = HashMap::new();
@@ -101,17 +100,14 @@ pub async fn report_evidence(fabric: &Fabric, meta: &Meta) -> Result<()> {
         }
         let found = blocking(move || Ok(fabric.evidence(&uuid))).await?;
         let in_sync = found.in_sync.into_iter();
-        let layers = found.layers.into_iter();
         let evidence = DeviceEvidence {
             device: device.id,
             incarnation: meta.incarnation(),
-            epoch: meta::Epoch(found.epoch.0),
+            epoch: found.epoch,
             in_sync: in_sync
-                .map(|(pg, epoch)| (GroupId::from_u64(pg.0), meta::Epoch(epoch.0)))
+                .map(|(pg, epoch)| (GroupId::from_u64(pg.0), epoch))
                 .collect(),
-            layers: layers
-                .map(|(layer, lease)| (meta::LayerId(layer.0), meta::Generation(lease.0)))
-                .collect(),
+            layers: found.layers.into_iter().collect(),
         };
         meta.report_evidence(evidence).await.map_err(meta_failure)?;
         tracing::info!(device = %device.id, "told what the device says of its groups");

@@ -1,13 +1,10 @@
 //! The node at a glance.
 
+use super::node::Node;
+use super::volumes::is_listed;
+use super::{block_devices, limits, privileges};
 use crate::api::types::{AttachmentState, PeerTransport, Status};
 use crate::failure::{Failure, Kind, Result};
-
-use super::block_devices;
-use super::limits;
-use super::node::Node;
-use super::privileges;
-use super::volumes::is_listed;
 
 impl Node {
     /// The node at a glance. Waits for no leader.
@@ -63,14 +60,13 @@ impl Node {
 impl Node {
     fn transports(&self) -> Vec<PeerTransport> {
         let map = self.meta.map();
-        let name = |node: fabric::proto::NodeId| {
-            let known = map.node(meta::NodeId(node.base().0));
+        let name = |node: fabric_types::NodeId| {
+            let known = map.node(node.base());
             known.map_or_else(|| node.to_string(), |node| node.name.to_string())
         };
         // A node that was removed is no peer any more, though connections to it may be left.
         let peer_routes = self.storage.fabric().peer_routes().into_iter();
-        let peer_routes =
-            peer_routes.filter(|(node, _)| map.node(meta::NodeId(node.base().0)).is_some());
+        let peer_routes = peer_routes.filter(|(node, _)| map.node(node.base()).is_some());
         let told = peer_routes.map(|(node, way)| PeerTransport {
             node: name(node),
             rdma: way.rdma,

@@ -4,33 +4,30 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use fabric::core::volume::{Durability, VolumeParams};
-use fabric::engine::{
+use fabric::{
     DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubStatus, VolumeHandle,
 };
-use fabric::io::IoError;
-use fabric::net::tcp::control::NetConfig;
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
-use fabric::store::api::LayerId;
-use fabric::store::metrics::StoreMetrics;
+use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_store::metrics::StoreMetrics;
+use fabric_transport::control::NetConfig;
+use fabric_types::PgId;
+use fabric_types::io::IoError;
 use meta::Meta;
 use uuid::Uuid;
 use vhost_backend::blk::BlkDevice;
 use vhost_backend::data_thread::{PollMode, ThreadOptions};
 
-use crate::api::types;
-use crate::config::{Config, Poll, StoreKind};
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::size::Size;
-
-use super::cluster_map;
 use super::copier::Copier;
 use super::datadir::DataDir;
 use super::devices::{self, LeftOut, Origin, Owner};
 use super::meta_requests::{self, MetaRequests};
 use super::monitor::Found;
 use super::node::meta_failure;
-use super::recovery;
+use super::{cluster_map, recovery};
+use crate::api::types;
+use crate::config::{Config, Poll, StoreKind};
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::size::Size;
 
 /// What data threads work with.
 pub type Handle = VolumeHandle;
@@ -112,7 +109,7 @@ impl Storage {
         let has_peers = net.is_some() && meta.list_nodes().await.map_err(meta_failure)?.len() > 1;
         let (mut known, mut stores, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         let store = match config.store {
-            StoreKind::Null => fabric::engine::StoreKind::Null,
+            StoreKind::Null => fabric::StoreKind::Null,
             StoreKind::File => {
                 known = meta.list_devices().await.map_err(meta_failure)?;
                 known.retain(|device| device.node == id);
@@ -126,11 +123,11 @@ impl Storage {
                 let found = blocking(move || devices::select(&config, &default, &known, owner));
                 let found = found.await?;
                 (stores, left_out) = (found.stores, found.left_out);
-                fabric::engine::StoreKind::Devices(found.devices)
+                fabric::StoreKind::Devices(found.devices)
             }
         };
-        let incarnation = Incarnation(meta.incarnation().0);
-        let mut options = FabricConfig::new(NodeId(id.0), incarnation, *cluster.as_bytes(), store);
+        let incarnation = meta.incarnation();
+        let mut options = FabricConfig::new(id, incarnation, *cluster.as_bytes(), store);
         options.net = net;
         options.may_lack = has_peers || !stores_data;
         options.opened = config.privileges.opened.clone();
@@ -231,8 +228,7 @@ impl Storage {
     /// The layers of which this node's devices hold something.
     pub async fn layers(&self) -> Result<Vec<meta::LayerId>> {
         let fabric = self.fabric.clone();
-        let layers = blocking(move || Ok(fabric.layers())).await?;
-        Ok(layers.into_iter().map(|id| meta::LayerId(id.0)).collect())
+        blocking(move || Ok(fabric.layers())).await
     }
 
     /// Starts the data threads.
@@ -284,7 +280,7 @@ impl Storage {
     /// Goes on with a volume whose lease was another node's, or nobody's, under a new one.
     pub async fn take_over(&self, handle: &Handle, lease: &meta::Lease) -> Result<()> {
         let (fabric, handle) = (self.fabric.clone(), handle.clone());
-        let (generation, epoch) = (Generation(lease.generation.0), Epoch(lease.epoch.0));
+        let (generation, epoch) = (lease.generation, lease.epoch);
         blocking(move || {
             let taken = fabric.take_over(&handle, generation, epoch);
             taken.map_err(fabric_failure)
@@ -319,7 +315,7 @@ impl Storage {
     /// Goes on under a newer lease.
     pub async fn renew_lease(&self, handle: &Handle, lease: &meta::Lease) -> Result<()> {
         let (fabric, handle) = (self.fabric.clone(), handle.clone());
-        let (generation, epoch) = (Generation(lease.generation.0), Epoch(lease.epoch.0));
+        let (generation, epoch) = (lease.generation, lease.epoch);
         blocking(move || {
             fabric
                 .renew_lease(&handle, generation, epoch)
@@ -334,7 +330,7 @@ impl Storage {
         blocking(move || {
             layers
                 .iter()
-                .try_for_each(|layer| fabric.delete_volume(LayerId(layer.0)))
+                .try_for_each(|layer| fabric.delete_volume(*layer))
                 .map_err(fabric_failure)
         })
         .await
@@ -344,12 +340,7 @@ impl Storage {
     /// how many chunks.
     pub async fn drop_strays(&self, epoch: meta::Epoch, complete: HashSet<PgId>) -> Result<usize> {
         let fabric = self.fabric.clone();
-        blocking(move || {
-            fabric
-                .drop_strays(Epoch(epoch.0), &complete)
-                .map_err(fabric_failure)
-        })
-        .await
+        blocking(move || fabric.drop_strays(epoch, &complete).map_err(fabric_failure)).await
     }
 
     /// An open volume for the control plane to read and write.
@@ -427,10 +418,10 @@ impl Storage {
 
 fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoch) -> VolumeParams {
     VolumeParams {
-        layer: LayerId(volume.top_layer().0),
+        layer: volume.top_layer(),
         size_bytes: volume.size_bytes,
-        generation: Generation(generation.0),
-        epoch: Epoch(epoch.0),
+        generation,
+        epoch,
         read_only: volume.read_only,
         durability: match volume.durability {
             meta::Durability::Flush => Durability::Flush,
@@ -587,15 +578,15 @@ pub fn fabric_failure(e: FabricError) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use fabric::proto::ids::Version;
-    use fabric::store::api::ScrubFinding;
+    use fabric_store::api::ScrubFinding;
+    use fabric_types::ids::Version;
 
     use super::*;
 
     #[test]
     fn repaired_block_is_no_problem_and_a_lost_one_needs_a_backup() {
         let finding = ScrubFinding {
-            layer: LayerId(1),
+            layer: meta::LayerId(1),
             chunk: 0,
             block: 3,
             version: Version(0),

@@ -1,7 +1,7 @@
 //! What `penstock rdma check` tells.
 
 use anyhow::Result;
-use fabric::net::rdma::check;
+use fabric_rdma::check;
 
 /// Checks this machine, for this data address or for any.
 pub fn check(address: Option<&str>) -> Result<()> {

@@ -1,8 +1,8 @@
 //! What there is.
 
 use anyhow::Result;
-use fabric::net::rdma::verbs::device::DeviceList;
-use fabric::net::rdma::verbs::fork::fork_safety;
+use fabric_rdma::verbs::device::DeviceList;
+use fabric_rdma::verbs::fork::fork_safety;
 
 use super::kit::{self, PORT};
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fabric::net::rdma::verbs::address::{AckTimeout, PortNumber, QpNumber};
-use fabric::net::rdma::verbs::completion::CompletionQueue;
-use fabric::net::rdma::verbs::context::{Context, PortState};
-use fabric::net::rdma::verbs::event::Event;
-use fabric::net::rdma::verbs::memory::{Access, ProtectionDomain};
-use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, SendFlags, Work};
-use fabric::net::rdma::verbs::queue_pair::{QueuePair, RetryPolicy, State};
-use fabric::net::rdma::verbs::status::Status;
-use fabric::net::rdma::verbs::window::{BindError, MemoryWindow};
+use fabric_rdma::verbs::address::{AckTimeout, PortNumber, QpNumber};
+use fabric_rdma::verbs::completion::CompletionQueue;
+use fabric_rdma::verbs::context::{Context, PortState};
+use fabric_rdma::verbs::event::Event;
+use fabric_rdma::verbs::memory::{Access, ProtectionDomain};
+use fabric_rdma::verbs::post::{Payload, ReceiveChain, SendFlags, Work};
+use fabric_rdma::verbs::queue_pair::{QueuePair, RetryPolicy, State};
+use fabric_rdma::verbs::status::Status;
+use fabric_rdma::verbs::window::{BindError, MemoryWindow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, setrlimit};
 

@@ -7,13 +7,14 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
-use fabric::net::rdma::card::Card;
-use fabric::net::rdma::message::Window;
-use fabric::net::rdma::pair::{Body, Done, Pair, Port, Reach, Registered, Side};
-use fabric::net::rdma::pairing::End;
-use fabric::net::rdma::regions::RegionCounts;
-use fabric::net::rdma::slots::{Slot, Slots};
-use fabric::net::tcp::counts::Count;
+use fabric_rdma::card::Card;
+use fabric_transport::counts::Count;
+use fabric_transport::queue_pair::message::Window;
+use fabric_transport::queue_pair::pair::{Body, Done, Pair, Port, Reach, Side};
+use fabric_transport::queue_pair::pairing::End;
+use fabric_transport::queue_pair::regions::RegionCounts;
+use fabric_transport::queue_pair::slots::{Slot, Slots};
+use fabric_types::registrar::Registered;
 
 use super::lanes::World;
 

@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use fabric::net::rdma::verbs::fork::fork_safety;
-use fabric::net::rdma::verbs::post::{Payload, Work};
-use fabric::net::rdma::verbs::status::Status;
+use fabric_rdma::verbs::fork::fork_safety;
+use fabric_rdma::verbs::post::{Payload, Work};
+use fabric_rdma::verbs::status::Status;
 
 use super::kit::{End, Memory, connected, open, open_device, pattern};
 

@@ -5,17 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fabric::net::rdma::verbs::address::{
-    AckTimeout, Endpoint, GidIndex, PortNumber, Psn, RemoteKey,
-};
-use fabric::net::rdma::verbs::completion::{Completion, CompletionChannel, CompletionQueue};
-use fabric::net::rdma::verbs::context::Context;
-use fabric::net::rdma::verbs::device::DeviceList;
-use fabric::net::rdma::verbs::gid::{Gid, GidKind};
-use fabric::net::rdma::verbs::memory::{Access, MemoryRegion, ProtectionDomain};
-use fabric::net::rdma::verbs::post::{Payload, RemotePlace, SendFlags, Work};
-use fabric::net::rdma::verbs::queue_pair::{Depths, QueuePair, RetryPolicy, Route};
-use fabric::net::rdma::verbs::status::{Done, Status};
+use fabric_rdma::verbs::address::{AckTimeout, Endpoint, GidIndex, PortNumber, Psn, RemoteKey};
+use fabric_rdma::verbs::completion::{Completion, CompletionChannel, CompletionQueue};
+use fabric_rdma::verbs::context::Context;
+use fabric_rdma::verbs::device::DeviceList;
+use fabric_rdma::verbs::gid::{Gid, GidKind};
+use fabric_rdma::verbs::memory::{Access, MemoryRegion, ProtectionDomain};
+use fabric_rdma::verbs::post::{Payload, RemotePlace, SendFlags, Work};
+use fabric_rdma::verbs::queue_pair::{Depths, QueuePair, RetryPolicy, Route};
+use fabric_rdma::verbs::status::{Done, Status};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 pub const PORT: PortNumber = PortNumber(1);

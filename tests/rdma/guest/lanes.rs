@@ -9,19 +9,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fabric::net::rdma::card::Card;
-use fabric::net::rdma::pair::{Offered, Port, Registered};
-use fabric::net::tcp::control::{NetConfig, Network};
-use fabric::net::tcp::counts::Count;
-use fabric::net::tcp::hello::Wire;
-use fabric::net::tcp::identity::{Identity, node_name};
-use fabric::net::tcp::lane::{Event, Lane};
-use fabric::net::tcp::members::{MemberView, Reach};
-use fabric::proto::ids::{ChunkKey, LayerId};
-use fabric::proto::{
+use fabric_rdma::card::Card;
+use fabric_transport::control::{NetConfig, Network};
+use fabric_transport::counts::Count;
+use fabric_transport::hello::Wire;
+use fabric_transport::identity::{Identity, node_name};
+use fabric_transport::lane::{Event, Lane};
+use fabric_transport::members::{MemberView, Reach};
+use fabric_transport::queue_pair::pair::{Offered, Port};
+use fabric_types::ids::{ChunkKey, LayerId};
+use fabric_types::iov::IoVecs;
+use fabric_types::registrar::Registered;
+use fabric_types::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Reply, Request, RequestId, Sequence,
 };
-use fabric::store::device::IoVecs;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use fabric::net::rdma::verbs::completion::CompletionChannel;
-use fabric::net::rdma::verbs::context::Context;
-use fabric::net::rdma::verbs::memory::ProtectionDomain;
-use fabric::net::rdma::verbs::window::MemoryWindow;
+use fabric_rdma::verbs::completion::CompletionChannel;
+use fabric_rdma::verbs::context::Context;
+use fabric_rdma::verbs::memory::ProtectionDomain;
+use fabric_rdma::verbs::window::MemoryWindow;
 
 use super::kit::{Memory, connected_with, open, open_device, patience};
 

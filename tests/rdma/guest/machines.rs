@@ -6,12 +6,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fabric::net::rdma::verbs::address::{AckTimeout, Endpoint, Lid, Mtu, Psn, QpNumber, RemoteKey};
-use fabric::net::rdma::verbs::memory::Access;
-use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, RemotePlace, Work};
-use fabric::net::rdma::verbs::queue_pair::{RetryPolicy, State};
-use fabric::net::rdma::verbs::status::Status;
-use fabric::net::rdma::verbs::window::MemoryWindow;
+use fabric_rdma::verbs::address::{AckTimeout, Endpoint, Lid, Mtu, Psn, QpNumber, RemoteKey};
+use fabric_rdma::verbs::memory::Access;
+use fabric_rdma::verbs::post::{Payload, ReceiveChain, RemotePlace, Work};
+use fabric_rdma::verbs::queue_pair::{RetryPolicy, State};
+use fabric_rdma::verbs::status::Status;
+use fabric_rdma::verbs::window::MemoryWindow;
 
 use super::kit::{End, Memory, READS, open_device, pattern};
 
@@ -147,7 +147,7 @@ pub fn ask(server: SocketAddr, how: &str) -> Result<()> {
 fn without_network(
     end: &End,
     place: RemotePlace,
-    all: &[fabric::net::rdma::verbs::memory::Segment],
+    all: &[fabric_rdma::verbs::memory::Segment],
 ) -> Result<()> {
     let start = Instant::now();
     while !Path::new(GO).exists() {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use fabric::net::rdma::verbs::completion::{Completion, CompletionChannel, CompletionQueue};
-use fabric::net::rdma::verbs::memory::Access;
-use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, SendFlags, Work};
-use fabric::net::rdma::verbs::status::{Done, Status};
-use fabric::net::rdma::verbs::window::MemoryWindow;
+use fabric_rdma::verbs::completion::{Completion, CompletionChannel, CompletionQueue};
+use fabric_rdma::verbs::memory::Access;
+use fabric_rdma::verbs::post::{Payload, ReceiveChain, SendFlags, Work};
+use fabric_rdma::verbs::status::{Done, Status};
+use fabric_rdma::verbs::window::MemoryWindow;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::allocations;

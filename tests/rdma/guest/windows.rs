@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fabric::net::rdma::verbs::address::RemoteKey;
-use fabric::net::rdma::verbs::context::Context;
-use fabric::net::rdma::verbs::memory::{Access, MemoryRegion, ProtectionDomain};
-use fabric::net::rdma::verbs::post::{Payload, ReceiveChain, RemotePlace, SendFlags, Work};
-use fabric::net::rdma::verbs::queue_pair::State;
-use fabric::net::rdma::verbs::status::{Done, Status};
-use fabric::net::rdma::verbs::window::MemoryWindow;
+use fabric_rdma::verbs::address::RemoteKey;
+use fabric_rdma::verbs::context::Context;
+use fabric_rdma::verbs::memory::{Access, MemoryRegion, ProtectionDomain};
+use fabric_rdma::verbs::post::{Payload, ReceiveChain, RemotePlace, SendFlags, Work};
+use fabric_rdma::verbs::queue_pair::State;
+use fabric_rdma::verbs::status::{Done, Status};
+use fabric_rdma::verbs::window::MemoryWindow;
 
 use super::kit::{End, Memory, connected, open_device, pattern};
 

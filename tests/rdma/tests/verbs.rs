@@ -31,7 +31,7 @@ fn has(text: &str, expected: &str) -> Result<()> {
 
 #[test]
 fn a_host_without_devices_has_an_empty_list_and_no_error() -> Result<()> {
-    let list = fabric::net::rdma::verbs::device::DeviceList::get()?;
+    let list = fabric_rdma::verbs::device::DeviceList::get()?;
     if Path::new("/sys/class/infiniband").exists() {
         ensure!(list.find("no-such-device").is_none());
         return Ok(());

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fabric::core::client::{Client, Transport, WindowSizes};
-use fabric::core::membership::{Member, ReplicaSet};
-use fabric::core::volume::VolumeState;
-use fabric::io::{IoResult, Tag};
-use fabric::proto::{Epoch, Incarnation, NodeId, PgId, Refusal, Reply, Request};
+use fabric_replication::client::{Client, Transport, WindowSizes};
+use fabric_replication::volume::VolumeState;
+use fabric_types::io::{IoResult, Tag};
+use fabric_types::membership::{Member, ReplicaSet};
+use fabric_types::{Epoch, Incarnation, NodeId, PgId, Refusal, Reply, Request};
 
 use crate::plan::Plan;
 use crate::queue::At;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fabric::core::membership::ReplicaState;
-use fabric::io::SECTOR_BYTES;
-use fabric::proto::ids::CHUNK_BYTES;
-use fabric::proto::{Incarnation, NodeId};
+use fabric_types::ids::CHUNK_BYTES;
+use fabric_types::io::SECTOR_BYTES;
+use fabric_types::membership::ReplicaState;
+use fabric_types::{Incarnation, NodeId};
 
 use crate::metadata::Change;
 use crate::node::Stored;

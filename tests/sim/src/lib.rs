@@ -1,9 +1,9 @@
 //! The whole cluster in one process, from a seed.
 //!
-//! What runs is what ships: [`fabric::core::client::Client`] on hosts, [`fabric::core::replica::Replica`] and
-//! the chunk store on storage nodes, `meta`'s state machine and planner. Everything around them is simulated:
-//! clock, network, disks, crashes, and guests whose reads are [checked](checker). All chance comes from one
-//! seed, so a run can be repeated to the letter.
+//! What runs is what ships: [`fabric_replication::client::Client`] on hosts,
+//! [`fabric_replication::replica::Replica`] and the chunk store on storage nodes, `meta`'s state machine and
+//! planner. Everything around them is simulated: clock, network, disks, crashes, and guests whose reads are
+//! [checked](checker). All chance comes from one seed, so a run can be repeated to the letter.
 //!
 //! | file | what it is |
 //! |---|---|

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::core::membership::{Member, ReplicaSet, ReplicaState};
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
+use fabric_types::membership::{Member, ReplicaSet, ReplicaState};
+use fabric_types::{Epoch, Generation, Incarnation, NodeId, PgId};
 use meta::testing::{LeaseWatch, Machine};
 use meta::{
     AdminState, ClusterMap, Command, DeviceSpec, GroupId, NodeSpec, Outcome, PgIndex, PoolId,
@@ -37,8 +37,8 @@ const POOL: &str = "pool";
 struct Report {
     group: GroupId,
     device: meta::DeviceId,
-    incarnation: meta::Incarnation,
-    epoch: meta::Epoch,
+    incarnation: Incarnation,
+    epoch: Epoch,
 }
 
 /// See the module.
@@ -72,20 +72,16 @@ fn wall(at: At) -> UnixMillis {
     UnixMillis(at.0 / 1000)
 }
 
-fn node_id(node: usize) -> meta::NodeId {
-    meta::NodeId(node as u64 + 1)
+fn node_id(node: usize) -> NodeId {
+    NodeId(node as u64 + 1)
 }
 
-fn host_id(host: usize) -> meta::NodeId {
-    meta::NodeId(HOSTS_FROM + host as u64)
+fn host_id(host: usize) -> NodeId {
+    NodeId(HOSTS_FROM + host as u64)
 }
 
 fn lease_id(volume: usize) -> meta::VolumeId {
     meta::VolumeId(volume as u64)
-}
-
-fn granted(generation: Generation) -> meta::Generation {
-    meta::Generation(generation.0)
 }
 
 /// How long the leader counts a lease, before what it adds for drift.
@@ -124,7 +120,7 @@ impl Metadata {
         let at = UnixMillis(0);
         let host = |host| NodeSpec {
             roles: [Role::Host].into(),
-            incarnation: meta::Incarnation(1),
+            incarnation: Incarnation(1),
             ..NodeSpec::new(host_id(host), format!("h{host}"))
         };
         let cluster = Uuid::from_u128(1);
@@ -136,7 +132,7 @@ impl Metadata {
             at,
         });
         for node in 1..plan.hosts {
-            let (node, replaces) = (host(node), meta::Incarnation(0));
+            let (node, replaces) = (host(node), Incarnation(0));
             this.must(Command::RegisterNode { node, replaces, at });
         }
         let members = incarnations.len() - plan.spares;
@@ -177,7 +173,6 @@ impl Metadata {
         replaces: u64,
         now: At,
     ) -> Vec<Command> {
-        let incarnation = meta::Incarnation(incarnation.0);
         let spec = NodeSpec {
             roles: [Role::Storage].into(),
             incarnation,
@@ -187,7 +182,7 @@ impl Metadata {
         let at = wall(now);
         let start = Command::RegisterNode {
             node: spec,
-            replaces: meta::Incarnation(replaces),
+            replaces: Incarnation(replaces),
             at,
         };
         let device = |device| Command::RegisterDevice {
@@ -217,7 +212,7 @@ impl Metadata {
 
     /// The map's version.
     pub fn epoch(&self) -> Epoch {
-        Epoch(self.machine.map().epoch().0)
+        self.machine.map().epoch()
     }
 
     /// The groups.
@@ -282,22 +277,19 @@ impl Metadata {
     /// The holder of a lease was granted it at this moment.
     pub fn lease_granted(&mut self, volume: usize, generation: Generation, now: At) {
         let now = self.epoch + clock(now);
-        self.leases
-            .heard(lease_id(volume), granted(generation), now);
+        self.leases.heard(lease_id(volume), generation, now);
     }
 
     /// The holder renews a lease; false: it may not.
     pub fn renew_lease(&mut self, volume: usize, generation: Generation, now: At) -> bool {
         let now = self.epoch + clock(now);
-        self.leases
-            .renew(lease_id(volume), granted(generation), now)
+        self.leases.renew(lease_id(volume), generation, now)
     }
 
     /// Whether a lease has run out, for somebody who wants the next one.
     pub fn lease_has_run_out(&mut self, volume: usize, generation: Generation, now: At) -> bool {
         let now = self.epoch + clock(now);
-        self.leases
-            .has_run_out(lease_id(volume), granted(generation), now)
+        self.leases.has_run_out(lease_id(volume), generation, now)
     }
 
     /// The leader is lost, and with it what it knew of leases.
@@ -321,12 +313,11 @@ impl Metadata {
         now: At,
     ) -> Vec<Command> {
         let id = node_id(node);
-        let claimed = meta::Incarnation(incarnation.0);
-        self.watch.heard(id, claimed, clock(now));
+        self.watch.heard(id, incarnation, clock(now));
         let map = self.machine.map();
         let known = map.node(id).map_or(0, |node| node.incarnation.0);
         let served = map.devices().filter(|device| device.node == id);
-        let served = served.filter(|device| device.incarnation == claimed);
+        let served = served.filter(|device| device.incarnation == incarnation);
         if known == incarnation.0 && served.count() == self.devices {
             return Vec::new();
         }
@@ -347,8 +338,8 @@ impl Metadata {
         let report = Report {
             group: id,
             device,
-            incarnation: meta::Incarnation(member.incarnation.0),
-            epoch: meta::Epoch(epoch.0),
+            incarnation: member.incarnation,
+            epoch,
         };
         let known = self.reports.iter().any(|(known, _)| *known == report);
         if !known {
@@ -411,8 +402,8 @@ impl Metadata {
         Some(Command::Promote {
             group,
             device: device_of(&map, group, node_id(node), is_compared)?,
-            incarnation: meta::Incarnation(asked.incarnation.0),
-            since: meta::Epoch(asked.since.0),
+            incarnation: asked.incarnation,
+            since: asked.since,
             at: wall(now),
         })
     }
@@ -423,7 +414,7 @@ impl Metadata {
         Command::GrantLease {
             volume: volume_name(volume),
             node: host_id(host),
-            expired: Some(meta::Generation(current.0)),
+            expired: Some(current),
             at: wall(now),
         }
     }

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use fabric::proto::ids::LayerId;
-use fabric::proto::message::BlockStamp;
-use fabric::proto::{Command, Incarnation};
+use fabric_types::block::BlockStamp;
+use fabric_types::ids::LayerId;
+use fabric_types::{Command, Incarnation};
 use zerocopy::FromBytes;
 
 use crate::pace::Pace;

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use fabric::core::fence::Fences;
-use fabric::core::groups::Groups;
-use fabric::core::repair::queue::{BadBlock, Outcome};
-use fabric::core::replica::{Handled, PeerId, Peers, Replica};
-use fabric::core::resync::rounds::Rounds;
-use fabric::core::unresolved::Unresolved;
-use fabric::proto::ids::{ChunkKey, LayerId};
-use fabric::proto::{
+use fabric_replication::fence::Fences;
+use fabric_replication::groups::Groups;
+use fabric_replication::repair::queue::{BadBlock, Outcome};
+use fabric_replication::replica::{Handled, Peers, Replica};
+use fabric_replication::resync::rounds::Rounds;
+use fabric_replication::unresolved::Unresolved;
+use fabric_store::ShardCore;
+use fabric_store::api::{Space, StoreCore};
+use fabric_store::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
+use fabric_types::ids::{ChunkKey, LayerId, PeerId};
+use fabric_types::{
     Command, Epoch, Generation, Incarnation, NodeId, PgId, Refusal, Reply, Request,
 };
-use fabric::store::ShardCore;
-use fabric::store::api::{Space, StoreCore};
-use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind, SimDisk};
 
 use crate::mutation::{Mutation, Newest};
 use crate::pace::Upkeep;
@@ -418,7 +418,7 @@ impl Node {
 
 impl Process {
     fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, outputs: &mut Outputs) {
-        if fabric::checksum::crc32c(&parcel.data) != parcel.crc {
+        if fabric_types::checksum::crc32c(&parcel.data) != parcel.crc {
             // The guest has changed its buffer meanwhile: what arrived is nobody's data.
             let reply = Reply {
                 id: parcel.request.id,

@@ -39,7 +39,7 @@ pub struct Pace {
 impl Pace {
     /// What ships, without what its maintenance does.
     pub const USUAL: Self = Self {
-        watermark_every: fabric::core::watermark::REFRESH_EVERY,
+        watermark_every: fabric_replication::watermark::REFRESH_EVERY,
         idle: Span::millis(50),
         checkpoint: Span(0),
         flush: Span(0),

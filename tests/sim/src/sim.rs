@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
-use fabric::core::membership::ReplicaSet;
-use fabric::proto::ids::{ChunkKey, LayerId};
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId, Reply, placement};
-use fabric::testing::sim_disk::{CrashKind, IoKey, SimDisk};
+use fabric_store::testing::sim_disk::{CrashKind, IoKey, SimDisk};
+use fabric_types::ids::{ChunkKey, LayerId};
+use fabric_types::membership::ReplicaSet;
+use fabric_types::{Epoch, Generation, Incarnation, NodeId, PgId, Reply, placement};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -248,7 +248,7 @@ pub struct Sim {
     /// Blocks that were repaired after a read: node, chunk, block.
     pub repaired: Vec<(usize, ChunkKey, u32)>,
     /// What became of blocks that nodes have found bad themselves: node, block.
-    pub repair_outcomes: Vec<(usize, u32, fabric::core::repair::queue::Outcome)>,
+    pub repair_outcomes: Vec<(usize, u32, fabric_replication::repair::queue::Outcome)>,
     /// Blocks that takeovers made agree.
     pub recovered_blocks: u64,
     ops: (u64, u64),
@@ -600,7 +600,7 @@ impl Sim {
             Event::Tick { host, life, lane } => self.on_tick(host, life, lane),
             Event::Call { number, parcel } => self.on_call(number, parcel),
             Event::CallOver(number) => {
-                self.end_call(number, Err(fabric::proto::Refusal::Unreachable), None);
+                self.end_call(number, Err(fabric_types::Refusal::Unreachable), None);
             }
             Event::Report(host) => self.on_report(host),
             // Once there is peace, what was to come does not.

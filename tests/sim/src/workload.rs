@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use fabric::io::{Op, SECTOR_BYTES};
-use fabric::proto::ids::CHUNK_BYTES;
+use fabric_types::ids::CHUNK_BYTES;
+use fabric_types::io::{Op, SECTOR_BYTES};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 

@@ -1,10 +1,10 @@
 //! Blocks that replicas cannot read: repaired from another one where there is one, and told as bad where
 //! there is none.
 
-use fabric::core::membership::ReplicaState;
-use fabric::core::repair::queue::Outcome;
-use fabric::io::Op;
-use fabric::testing::sim_disk::CrashKind;
+use fabric_replication::repair::queue::Outcome;
+use fabric_store::testing::sim_disk::CrashKind;
+use fabric_types::io::Op;
+use fabric_types::membership::ReplicaState;
 use sim::Sim;
 use sim::queue::Span;
 use sim::sim::{End, Fault};
@@ -225,7 +225,7 @@ fn scrub_repairs_when_enough_replicas_are_in_sync() {
     sim.start_node(1);
     sim.wait_for(waits);
     sim.pass(Span::seconds(2));
-    let from = fabric::proto::NodeId(1);
+    let from = fabric_types::NodeId(1);
     assert_eq!(sim.repair_outcomes, [(0, 5, Outcome::Repaired { from })]);
     sim.start_node(2);
     sim.wait_until(2, ReplicaState::InSync);
@@ -278,7 +278,7 @@ fn scrub_repairs_beside_an_unresolved_write() {
     assert_eq!((sim.scrub(0), sim.scrub(1), sim.scrub(2)), (1, 0, 2));
     sim.pass(Span::millis(50));
     sim.repair_outcomes.sort_by_key(|(node, ..)| *node);
-    let from = fabric::proto::NodeId(1);
+    let from = fabric_types::NodeId(1);
     let places = |told: &[(usize, u32, Outcome)]| -> Vec<(usize, u32)> {
         told.iter()
             .map(|(node, block, _)| (*node, *block))

@@ -1,6 +1,6 @@
 //! Nodes of two devices.
 
-use fabric::testing::sim_disk::CrashKind;
+use fabric_store::testing::sim_disk::CrashKind;
 use sim::Sim;
 use sim::node::DeviceAt;
 use sim::queue::Span;
@@ -40,7 +40,7 @@ fn a_slow_device_does_not_hold_up_the_one_beside_it() {
     let [on_first, on_second] = chunk_on_each(&sim, 0);
     sim.on_fault(Fault::Slow(DeviceAt::first_of(0), 1000));
     let waits = sim.ask(
-        fabric::io::Op::Write { fua: false },
+        fabric_types::io::Op::Write { fua: false },
         on_first * CHUNK_BLOCKS * 8,
         8,
     );

@@ -1,8 +1,8 @@
 //! What others lost data by, and what guests were promised: each a fixed scenario.
 
-use fabric::core::membership::ReplicaState;
-use fabric::io::Op;
-use fabric::testing::sim_disk::CrashKind;
+use fabric_store::testing::sim_disk::CrashKind;
+use fabric_types::io::Op;
+use fabric_types::membership::ReplicaState;
 use sim::Sim;
 use sim::node::DeviceAt;
 use sim::queue::Span;

@@ -1,7 +1,8 @@
 //! The configuration space of virtio-blk (virtio 1.2, section 5.2.4), field by field.
 
+use fabric_types::io::SECTOR_BYTES;
+
 use super::{MAX_RANGE_SECTORS, MAX_RANGES, PHYSICAL_BLOCK_BYTES, SEG_MAX, SIZE_MAX};
-use fabric::io::SECTOR_BYTES;
 
 /// Length of the configuration space: up to and including `write_zeroes_may_unmap` and its padding.
 pub const CONFIG_BYTES: usize = 60;

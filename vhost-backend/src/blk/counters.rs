@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric::io::Op;
+use fabric_types::io::Op;
 
 /// Declares the counters once, for the atomic and the plain form.
 macro_rules! counters {

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric::io::Op;
+use fabric_types::io::Op;
 
 use super::counters::add;
 

@@ -4,7 +4,7 @@
 //! status byte); how either is cut into descriptors means nothing, as legacy-free drivers may lay it out in
 //! any way.
 
-use fabric::io::{Op, SECTOR_BYTES};
+use fabric_types::io::{Op, SECTOR_BYTES};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_BARRIER,
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use fabric::io::Volume;
+use fabric_types::io::Volume;
 
 use super::{QueueConfig, QueueError};
 use crate::blk::BlkDevice;

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub(crate) use any::AnyQueue;
-use fabric::io::{Engine, Op, Volume};
+use fabric_types::io::{Engine, Op, Volume};
 use in_order::InOrder;
 use timing::Timing;
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::io::{Engine, IoResult, Tag};
+use fabric_types::io::{Engine, IoResult, Tag};
 
 use super::handle::{Change, Command, Port, QueueId};
 use super::poller::{Poller, Spin, Woken};

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use fabric::io::{Engine, IoError, IoResult, Op, Request, SECTOR_BYTES, Submit, Tag, Volume};
+use fabric_types::io::{Engine, IoError, IoResult, Op, Request, SECTOR_BYTES, Submit, Tag, Volume};
 
 use super::{FuzzVolume, check_pieces};
 use crate::testing::{FakeGuest, FakeQueue};

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fabric::net::rdma::registrar::Registrar;
+use fabric_types::registrar::{MemoryRegistrar, NoRegistrar};
 
 /// Most bytes of one attachment, unless configured: more than the largest guests have today.
 pub const BYTES_MAX_PER_ATTACHMENT: u64 = 4 << 40;
@@ -243,16 +243,16 @@ struct Warnings {
 /// How an attachment treats its guest's memory. Clones are of the same attachment.
 #[derive(Debug, Clone)]
 pub struct MemoryPolicy {
-    registrar: Registrar,
+    registrar: Arc<dyn MemoryRegistrar>,
     budget: MemoryBudget,
     warnings: Arc<Warnings>,
 }
 
 impl MemoryPolicy {
     /// Opens memory to the network by `registrar`, within `budget`.
-    pub fn new(registrar: Registrar, budget: MemoryBudget) -> Self {
+    pub fn new(registrar: impl MemoryRegistrar + 'static, budget: MemoryBudget) -> Self {
         Self {
-            registrar,
+            registrar: Arc::new(registrar),
             budget,
             warnings: Arc::default(),
         }
@@ -260,7 +260,7 @@ impl MemoryPolicy {
 
     /// Opens nothing to the network, and has a budget of its own.
     pub fn alone() -> Self {
-        Self::new(Registrar::none(), MemoryBudget::default())
+        Self::new(NoRegistrar, MemoryBudget::default())
     }
 
     /// For one connection.
@@ -303,8 +303,8 @@ pub struct InUse {
 
 impl MemoryAccount {
     /// What opens memory to the network.
-    pub(super) fn registrar(&self) -> &Registrar {
-        &self.policy.registrar
+    pub(super) fn registrar(&self) -> &dyn MemoryRegistrar {
+        &*self.policy.registrar
     }
 
     /// Reserves what a memory table of `bytes` takes.
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn an_attachment_is_bounded_and_so_are_all() {
         let budget = budget(100, 150);
-        let policy = MemoryPolicy::new(Registrar::none(), budget.clone());
+        let policy = MemoryPolicy::new(NoRegistrar, budget.clone());
         let (mut one, mut other) = (policy.account(), policy.account());
         one.reserve_table(100).unwrap();
         let error = one.reserve_table(101).unwrap_err().to_string();
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn while_a_table_is_replaced_the_larger_one_counts() {
         let budget = budget(100, 100);
-        let policy = MemoryPolicy::new(Registrar::none(), budget.clone());
+        let policy = MemoryPolicy::new(NoRegistrar, budget.clone());
         let mut account = policy.account();
         account.reserve_table(80).unwrap();
         account.reserve_table(90).unwrap();
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn a_dirty_log_counts_with_the_table() {
         let budget = budget(100, 100);
-        let mut account = MemoryPolicy::new(Registrar::none(), budget.clone()).account();
+        let mut account = MemoryPolicy::new(NoRegistrar, budget.clone()).account();
         account.reserve_table(80).unwrap();
         account.set_in_use(table(80));
         assert!(account.reserve_log(21).is_err());
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_sum_that_overflows_is_beyond_any_bound() {
-        let policy = MemoryPolicy::new(Registrar::none(), budget(u64::MAX, u64::MAX));
+        let policy = MemoryPolicy::new(NoRegistrar, budget(u64::MAX, u64::MAX));
         let (mut one, mut other) = (policy.account(), policy.account());
         one.reserve_table(u64::MAX).unwrap();
         assert!(other.reserve_table(1).is_err());

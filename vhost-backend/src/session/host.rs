@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use fabric::io::{Engine, Volume};
+use fabric_types::io::{Engine, Volume};
 
 use super::machine::{Action, Kick, Machine, Offer, Ring};
 use super::message::{InflightArea, LogArea, Region, VRING_F_LOG, VringAddr};

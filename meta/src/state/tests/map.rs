@@ -296,10 +296,10 @@ fn layer_id_encodes_pool_and_family_and_ids_are_bounded() {
     let pool = tables::POOLS.get(&world.records, DEFAULT_POOL);
     let pool = pool.unwrap().unwrap().id;
     let first = world.create("first", GIB).unwrap();
-    assert_eq!(first.layers, [LayerId::new(pool, first.id, 1)]);
+    assert_eq!(first.layers, [crate::ids::layer_of(pool, first.id, 1)]);
     have_given(&mut world, |counters| counters.volume = VolumeId::MAX.0);
     let last = world.create("last", GIB).unwrap();
-    assert_eq!(last.layers, [LayerId::new(pool, VolumeId::MAX, 1)]);
+    assert_eq!(last.layers, [crate::ids::layer_of(pool, VolumeId::MAX, 1)]);
     let refused = world.create("beyond", GIB).unwrap_err();
     assert_eq!(refused, VolumeRefusal::TooMany.into());
     have_given(&mut world, |counters| counters.pool = PoolId::MAX.0 + 1);

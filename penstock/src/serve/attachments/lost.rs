@@ -6,11 +6,11 @@
 //! its lease given back. What waits is not waited for.
 //!
 //! *The lease is another's*: that node was granted it when it had run out here. The volume was
-//! [revoked](fabric::engine::VolumeHandle::revoke) when this node heard of it, so that whatever waited has
+//! [revoked](fabric::VolumeHandle::revoke) when this node heard of it, so that whatever waited has
 //! failed. Its sessions and the volume are closed, and what is still attached here is served again, with a
 //! lease of its own, as soon as the other node lets go.
 //!
-//! **Why nothing goes on under the next lease.** [`renew_lease`](fabric::engine::Fabric::renew_lease) repeats
+//! **Why nothing goes on under the next lease.** [`renew_lease`](fabric::Fabric::renew_lease) repeats
 //! what waits under the newer lease, and may: the older one was this node's until then, so nobody wrote or
 //! recovered blocks in between. Here somebody did. Blocks that the holder in between left unresolved must be
 //! recovered before anything is sent, which an opening does and a renewal does not. And a write that waits
@@ -25,10 +25,9 @@ use std::time::{Duration, Instant};
 
 use meta::{AttachmentId, AttachmentTarget, LEASE_DURATION, VolumeId};
 
+use super::{State, close};
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::{Node, meta_failure};
-
-use super::{State, close};
 
 /// Pause between two looks: what is lost is noticed when leases are renewed.
 const PAUSE: Duration = Duration::from_secs(3);

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use fabric::engine::FabricError;
-use fabric::store::file::OpenedAhead;
+use fabric::FabricError;
+use fabric_store::file::OpenedAhead;
 use meta::DeviceId;
 use uuid::Uuid;
 

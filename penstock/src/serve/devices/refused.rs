@@ -4,7 +4,7 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use fabric::store::file::DeviceError;
+use fabric_store::file::DeviceError;
 use rustix::io::Errno;
 
 use crate::failure::{Failure, Kind, plain_io};

@@ -1,6 +1,6 @@
 //! What sectors hold, so that what is read tells which write it is of.
 
-use fabric::io::SECTOR_BYTES;
+use fabric_types::io::SECTOR_BYTES;
 
 use super::{Tag, ZERO};
 

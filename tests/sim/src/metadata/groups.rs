@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use fabric::core::membership::{Member, ReplicaState};
-use fabric::proto::{Epoch, Incarnation, NodeId, PgId};
+use fabric_types::membership::{Member, ReplicaState};
+use fabric_types::{Epoch, Incarnation, NodeId, PgId};
 use meta::{ClusterMap, GroupId, PlacementGroup};
 use uuid::Uuid;
 
@@ -15,7 +15,7 @@ pub struct Group {
     /// Cluster epoch of its last change.
     pub epoch: Epoch,
     /// Its members as the data path is told of them: one for each node, and those that it is
-    /// [coming to](fabric::proto::incoming).
+    /// [coming to](fabric_types::incoming).
     pub members: Vec<Member>,
     /// The device of each of these.
     pub devices: Vec<DeviceAt>,
@@ -44,11 +44,11 @@ impl Group {
         let mut published = published(&all);
         published.extend(coming(&all, &published));
         Self {
-            epoch: Epoch(group.epoch.0),
+            epoch: group.epoch,
             members: published.iter().map(|place| place.member).collect(),
             devices: published.iter().map(|place| place.at).collect(),
             all,
-            power_lost: Epoch(group.power_lost.0),
+            power_lost: group.power_lost,
         }
     }
 
@@ -113,7 +113,7 @@ pub(super) fn device_with(map: &ClusterMap, at: DeviceAt) -> Option<meta::Device
 }
 
 /// A storage node as the data path knows it.
-fn data_node(node: meta::NodeId) -> NodeId {
+fn data_node(node: NodeId) -> NodeId {
     NodeId(node.0 - 1)
 }
 
@@ -128,9 +128,9 @@ fn place(map: &ClusterMap, member: &meta::Member) -> Option<Place> {
         at: device_at(map.device(member.device)?),
         member: Member {
             node: data_node(member.node),
-            incarnation: Incarnation(member.incarnation.0),
+            incarnation: member.incarnation,
             state,
-            since: Epoch(member.since.0),
+            since: member.since,
         },
         leaving: member.leaving,
     })
@@ -179,7 +179,7 @@ fn coming(all: &[Place], published: &[Place]) -> Vec<Place> {
 pub(super) fn device_of(
     map: &ClusterMap,
     group: GroupId,
-    node: meta::NodeId,
+    node: NodeId,
     is_meant: impl Fn(&meta::Member) -> bool,
 ) -> Option<meta::DeviceId> {
     let members = map.group(group).into_iter().flat_map(|g| &g.members);

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use fabric::proto::ids::ChunkKey;
-use fabric::store;
-use fabric::store::ShardCore;
-use fabric::store::api::{CoreParams, DeviceLabel};
-use fabric::testing::sim_disk::{CrashKind, SimDisk};
+use fabric_store as store;
+use fabric_store::ShardCore;
+use fabric_store::api::{CoreParams, DeviceLabel};
+use fabric_store::testing::sim_disk::{CrashKind, SimDisk};
+use fabric_types::ids::ChunkKey;
 
 use super::store::Store;
 

@@ -1,8 +1,8 @@
 //! Looks at what a node's devices hold, beside its data path. Its stores must be idle.
 
-use fabric::core::repair::queue::BadBlock;
-use fabric::proto::ids::ChunkKey;
-use fabric::proto::message::BlockStamp;
+use fabric_replication::repair::queue::BadBlock;
+use fabric_types::block::BlockStamp;
+use fabric_types::ids::ChunkKey;
 
 use super::{Node, Outputs};
 

@@ -1,7 +1,7 @@
 //! The memory that a command names, wherever it is.
 
-use fabric::proto::Command;
-use fabric::store::device::IoVecs;
+use fabric_types::Command;
+use fabric_types::iov::IoVecs;
 
 /// What a command does with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

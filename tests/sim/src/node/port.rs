@@ -4,26 +4,26 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fabric::core::fence::Fences;
-use fabric::core::groups::Groups;
-use fabric::core::repair::queue::BadBlock;
-use fabric::core::replica::store_op::{
+use fabric_replication::fence::Fences;
+use fabric_replication::groups::Groups;
+use fabric_replication::repair::queue::BadBlock;
+use fabric_replication::replica::store_op::{
     ROUND, failure, list_chunks, operation, still_admitted, tell_fence,
 };
-use fabric::core::replica::{StoreFailure, StoreKey, StorePort};
-use fabric::core::resync::rounds::Token;
-use fabric::io::SECTOR_BYTES;
-use fabric::proto::ids::{CHUNK_BYTES, ChunkKey, Version};
-use fabric::proto::{Command, Generation, Incarnation, PgId, Refusal, Request, placement};
-use fabric::store::ShardCore;
-use fabric::store::api::{Holds, OpId, StoreCore, StoreError, StoreResult, Submitted};
-use fabric::store::device::{BLOCK_BYTES, IoVecs};
-
-use crate::mutation::{Asker, Mutation, without_fua};
+use fabric_replication::replica::{StoreFailure, StoreKey, StorePort};
+use fabric_replication::resync::rounds::Token;
+use fabric_store::ShardCore;
+use fabric_store::api::{OpId, StoreCore, StoreError, StoreResult, Submitted};
+use fabric_types::block::{BLOCK_BYTES, Holds};
+use fabric_types::ids::{CHUNK_BYTES, ChunkKey, Version};
+use fabric_types::io::SECTOR_BYTES;
+use fabric_types::iov::IoVecs;
+use fabric_types::{Command, Generation, Incarnation, PgId, Refusal, Request, placement};
 
 use super::memory::{Buffer, Use, buffers_of, usage};
 use super::store::Store;
 use super::{Parcel, Stored};
+use crate::mutation::{Asker, Mutation, without_fua};
 
 /// For whom the store works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

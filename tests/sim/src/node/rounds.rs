@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use fabric::core::membership::{Member, ReplicaSet};
-use fabric::core::repair::queue::{BadBlock, Outcome};
-use fabric::core::replica::StoreFailure;
-use fabric::core::resync::rounds::{Action, Rounds, Token};
-use fabric::proto::ids::ChunkKey;
-use fabric::proto::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
+use fabric_replication::repair::queue::{BadBlock, Outcome};
+use fabric_replication::replica::StoreFailure;
+use fabric_replication::resync::rounds::{Action, Rounds, Token};
+use fabric_types::ids::ChunkKey;
+use fabric_types::membership::{Member, ReplicaSet};
+use fabric_types::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, Request};
 
 use super::port::Purpose;
 use super::{Node, Outputs, Parcel, Process, Promotion, memory};

@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 
-use fabric::core::groups::LEAF_BLOCKS;
-use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
-use fabric::proto::message::BlockStamp;
-use fabric::store::ShardCore;
-use fabric::store::api::{
+use fabric_store::ShardCore;
+use fabric_store::api::{
     OpId, ScrubFinding, ScrubStep, StoreCore, StoreOp, StoreResult, Submitted,
 };
-use fabric::store::device::{BLOCK_BYTES, DeviceAction};
-use fabric::testing::sim_disk::{IoKey, IoKind, SimDisk};
+use fabric_store::device::DeviceAction;
+use fabric_store::testing::sim_disk::{IoKey, IoKind, SimDisk};
+use fabric_types::block::{BLOCK_BYTES, BlockStamp, LEAF_BLOCKS};
+use fabric_types::ids::{CHUNK_BYTES, ChunkKey};
 
 use super::memory::Buffer;
 use crate::pace::Upkeep;
@@ -137,7 +136,7 @@ impl Store {
         let mut buffer = Buffer::new(BLOCK_BYTES, FORGED, true);
         let list = buffer.list();
         let stamp = BlockStamp {
-            crc: fabric::checksum::crc32c(buffer.bytes()),
+            crc: fabric_types::checksum::crc32c(buffer.bytes()),
             ..expect
         };
         let op = StoreOp::Restore {

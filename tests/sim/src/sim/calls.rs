@@ -1,13 +1,12 @@
 //! Single calls between machines: what a returning replica asks its source, and a new lease all replicas.
 
-use fabric::core::lease_recovery::Call;
-use fabric::core::replica::PeerId;
-use fabric::core::resync::rounds::Token;
-use fabric::proto::{Incarnation, NodeId, Refusal, Request, RequestId};
+use fabric_replication::lease_recovery::Call;
+use fabric_replication::resync::rounds::Token;
+use fabric_types::ids::PeerId;
+use fabric_types::{Incarnation, NodeId, Refusal, Request, RequestId};
 
 use super::{End, Event, Sim};
-use crate::node::memory;
-use crate::node::{Answer, Ask, Parcel};
+use crate::node::{Answer, Ask, Parcel, memory};
 use crate::queue::Span;
 
 /// Peers from this number on are calls, those below connections.
@@ -95,7 +94,7 @@ impl Sim {
             id: RequestId(number as u64),
             ..request
         };
-        let crc = fabric::checksum::crc32c(&data);
+        let crc = fabric_types::checksum::crc32c(&data);
         let parcel = Parcel { request, data, crc };
         let (from, to) = (caller.end(), End::Node(to));
         self.send_control(from, to, Event::Call { number, parcel });

@@ -1,7 +1,7 @@
 //! The way to meta and back: late, lost, and now and then nobody there.
 
-use fabric::core::membership::{Member, ReplicaState};
-use fabric::proto::{Epoch, Generation, Incarnation, NodeId, PgId};
+use fabric_types::membership::{Member, ReplicaState};
+use fabric_types::{Epoch, Generation, Incarnation, NodeId, PgId};
 use meta::Outcome;
 use rand::Rng;
 
@@ -164,7 +164,7 @@ impl Sim {
         let outcome = self.meta.apply(command);
         self.note_changes();
         if let (Some(Outcome::Lease(lease)), Some((seeker, _))) = (outcome, seeker) {
-            self.granted(seeker, Generation(lease.generation.0), Epoch(lease.epoch.0));
+            self.granted(seeker, lease.generation, lease.epoch);
         }
         if self.meta.epoch() != before {
             self.publish();

@@ -13,10 +13,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric::core::membership::ReplicaSet;
-use fabric::core::repair::queue::BadBlock;
-use fabric::io::{IoError, Op};
-use fabric::proto::PgId;
+use fabric_replication::repair::queue::BadBlock;
+use fabric_types::PgId;
+use fabric_types::io::{IoError, Op};
+use fabric_types::membership::ReplicaSet;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 

@@ -5,8 +5,8 @@
 //! store is opened on a copy of the device after a simulated loss of power, and read. Damaged blocks are
 //! left out: `docs/REPLICATION.md` says what a store can know of them.
 
-use fabric::proto::PgId;
-use fabric::proto::ids::ChunkKey;
+use fabric_types::PgId;
+use fabric_types::ids::ChunkKey;
 use rand::Rng;
 
 use super::disks::BLOCK_SECTORS;

@@ -1,9 +1,9 @@
 //! The end of a run: everything is repaired, and then everything must come to rest.
 
-use fabric::core::membership::Member;
-use fabric::proto::PgId;
-use fabric::proto::ids::ChunkKey;
-use fabric::proto::message::BlockStamp;
+use fabric_types::PgId;
+use fabric_types::block::BlockStamp;
+use fabric_types::ids::ChunkKey;
+use fabric_types::membership::Member;
 
 use super::{Fault, Sim, layer_of};
 use crate::node::DeviceAt;

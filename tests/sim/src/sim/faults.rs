@@ -1,6 +1,6 @@
 //! What goes wrong, and when it is repaired.
 
-use fabric::testing::sim_disk::{CrashKind, IoKind};
+use fabric_store::testing::sim_disk::{CrashKind, IoKind};
 use meta::AdminState;
 use rand::Rng;
 use rand::seq::SliceRandom;

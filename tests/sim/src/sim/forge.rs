@@ -4,10 +4,9 @@
 //! It happens to members that are not in sync when their process starts: before one is again it is compared
 //! with one that is, and must take what that has.
 
-use fabric::proto::PgId;
-use fabric::proto::ids::ChunkKey;
-use fabric::store::api::Holds;
-
+use fabric_types::PgId;
+use fabric_types::block::Holds;
+use fabric_types::ids::ChunkKey;
 use rand::Rng;
 
 use super::faults::ACTIVE;

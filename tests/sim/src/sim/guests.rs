@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fabric::core::client::ClientAction;
-use fabric::core::membership::ReplicaSet;
-use fabric::core::volume::{Durability, VolumeParams, VolumeState};
-use fabric::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
-use fabric::proto::NodeId;
-use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
-use fabric::proto::{Epoch, Generation};
+use fabric_replication::client::ClientAction;
+use fabric_replication::volume::{Durability, VolumeParams, VolumeState};
+use fabric_types::ids::{CHUNK_BYTES, ChunkKey};
+use fabric_types::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
+use fabric_types::membership::ReplicaSet;
+use fabric_types::{Epoch, Generation, NodeId};
 
 use super::leases::Lease;
 use super::{Event, Outage, Sim, layer_of};
@@ -21,7 +20,7 @@ use crate::workload::{self, GuestOp};
 /// A host tells meta again what it has not answered.
 const REPORT_EVERY: Span = Span::millis(50);
 /// How often a data thread looks at what waits for a moment.
-const TICK: Span = Span(fabric::core::client::TICK.as_micros() as u64);
+const TICK: Span = Span(fabric_replication::client::TICK.as_micros() as u64);
 /// A guest that was told "busy" tries again.
 const BUSY_PAUSE: Span = Span(200);
 

@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use fabric::core::volume::VolumeState;
-use fabric::proto::Generation;
+use fabric_replication::volume::VolumeState;
+use fabric_types::Generation;
 
 use super::control::{LeaseSeeker, MetaMessage};
 use super::{End, Event, Sim};

@@ -3,14 +3,14 @@
 //!
 //! A host that has lost its lease hears so with the next map, and not before: until then its clients go on,
 //! and it is the replicas that have to refuse what they send. Whoever takes over runs the machine that ships
-//! ([`takeover`](fabric::core::lease_recovery::takeover)) before its guest's first request.
+//! ([`takeover`](fabric_replication::lease_recovery::takeover)) before its guest's first request.
 
 use std::collections::BTreeMap;
 
-use fabric::core::lease_recovery::takeover::{Action, Takeover as Machine};
-use fabric::core::lease_recovery::{self, Call};
-use fabric::proto::ids::CHUNK_BYTES;
-use fabric::proto::{Command, Epoch, Generation, Refusal};
+use fabric_replication::lease_recovery::takeover::{Action, Takeover as Machine};
+use fabric_replication::lease_recovery::{self, Call};
+use fabric_types::ids::CHUNK_BYTES;
+use fabric_types::{Command, Epoch, Generation, Refusal};
 use rand::Rng;
 
 use super::calls::Caller;

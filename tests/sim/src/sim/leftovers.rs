@@ -1,10 +1,8 @@
 //! At the end of a run nothing is left over: no memory for what is done, no space for what nobody can read.
 
-use fabric::core::groups::LEAF_BLOCKS;
-use fabric::proto::ids::{CHUNK_BYTES, ChunkKey};
-use fabric::proto::message::BlockStamp;
-use fabric::proto::placement;
-use fabric::store::api::Holds;
+use fabric_types::block::{BlockStamp, Holds, LEAF_BLOCKS};
+use fabric_types::ids::{CHUNK_BYTES, ChunkKey};
+use fabric_types::placement;
 
 use super::{Sim, layer_of};
 use crate::node::DeviceAt;

@@ -1,7 +1,7 @@
 //! Nodes that join, are emptied, or are gone for good.
 
-use fabric::core::membership::ReplicaState;
-use fabric::testing::sim_disk::CrashKind;
+use fabric_store::testing::sim_disk::CrashKind;
+use fabric_types::membership::ReplicaState;
 use meta::AdminState;
 
 use super::control::MetaMessage;

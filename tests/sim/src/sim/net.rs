@@ -5,16 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use fabric::core::replica::PeerId;
-use fabric::proto::{Command, Refusal, Reply, Request, RequestId};
+use fabric_types::ids::PeerId;
+use fabric_types::{Command, Refusal, Reply, Request, RequestId};
 use rand::Rng;
 
 use super::calls::CALLS_FROM;
 use super::{End, Event, Sim};
 use crate::host::{Conn, Outstanding};
 use crate::mutation::Mutation;
-use crate::node::memory;
-use crate::node::{Answer, Parcel};
+use crate::node::{Answer, Parcel, memory};
 use crate::queue::{At, Span};
 
 /// A data thread that failed to connect tries again.
@@ -235,7 +234,7 @@ impl Sim {
         }
         let id = request.id.0;
         let since = self.now;
-        let crc = fabric::checksum::crc32c(&memory::pick_up(request.command));
+        let crc = fabric_types::checksum::crc32c(&memory::pick_up(request.command));
         let sent = Outstanding {
             request,
             since,

@@ -1,8 +1,8 @@
 //! Storage nodes: what their disks do, and how they die and come back.
 
-use fabric::core::repair::queue::{BadBlock, Outcome};
-use fabric::proto::Incarnation;
-use fabric::testing::sim_disk::{CrashKind, IoKey, IoKind};
+use fabric_replication::repair::queue::{BadBlock, Outcome};
+use fabric_store::testing::sim_disk::{CrashKind, IoKey, IoKind};
+use fabric_types::Incarnation;
 use rand::Rng;
 
 use super::calls::CALLS_FROM;

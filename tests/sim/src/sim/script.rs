@@ -1,10 +1,10 @@
 //! For scenarios that are written down: requests one at a time, and what the cluster is made to do in
 //! between.
 
-use fabric::core::membership::ReplicaState;
-use fabric::io::Op;
-use fabric::proto::NodeId;
-use fabric::proto::ids::ChunkKey;
+use fabric_types::NodeId;
+use fabric_types::ids::ChunkKey;
+use fabric_types::io::Op;
+use fabric_types::membership::ReplicaState;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 

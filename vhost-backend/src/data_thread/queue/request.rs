@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
+use fabric_types::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::{FREE, InOrder, Queue, Scratch, Slot, Stamp};

@@ -1,7 +1,7 @@
 //! Every request kind, the way guests send it and the way odd guests send it.
 
-use fabric::io::{IoError, Op};
-use fabric::testing::{Completion, OpKind};
+use fabric_testing::{Completion, OpKind};
+use fabric_types::io::{IoError, Op};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::support::*;

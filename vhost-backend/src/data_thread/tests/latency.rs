@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::io::IoError;
-use fabric::testing::{Completion, OpKind};
+use fabric_testing::{Completion, OpKind};
+use fabric_types::io::IoError;
 
 use super::support::*;
 use crate::blk::RequestKind;

@@ -1,10 +1,9 @@
 //! Starting, stopping, replaying, and queues that share a thread.
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use fabric::testing::{Completion, OpKind};
+use fabric_testing::{Completion, OpKind};
 
 use super::support::*;
 use crate::blk::BlkOptions;
@@ -346,7 +345,7 @@ fn impossible_threads_are_refused() {
             ..ThreadOptions::default()
         };
         Threads::start(&options, |_| {
-            fabric::testing::MemEngine::new(Completion::Inline)
+            fabric_testing::MemEngine::new(Completion::Inline)
         })
         .map(|_| ())
     };
@@ -359,9 +358,8 @@ fn impossible_threads_are_refused() {
         threads: 1,
         ..ThreadOptions::default()
     };
-    let refused = Threads::<fabric::testing::MemEngine>::start(&options, |_| {
-        Err(std::io::Error::other("no"))
-    });
+    let refused =
+        Threads::<fabric_testing::MemEngine>::start(&options, |_| Err(std::io::Error::other("no")));
     assert!(matches!(
         refused,
         Err(ThreadError::Engine { thread: 0, .. })

@@ -1,6 +1,6 @@
 //! Kicks and interrupts: given when asked for, and spared when not.
 
-use fabric::testing::Completion;
+use fabric_testing::Completion;
 
 use super::support::*;
 use crate::blk::BlkOptions;

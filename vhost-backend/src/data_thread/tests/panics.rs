@@ -5,8 +5,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
 
-use fabric::io::{Engine, IoResult, Request, Submit, Tag};
-use fabric::testing::MemVolume;
+use fabric_testing::MemVolume;
+use fabric_types::io::{Engine, IoResult, Request, Submit, Tag};
 
 use super::support::*;
 use crate::blk::BlkOptions;

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use fabric::io::Op;
+use fabric_types::io::Op;
 
 use super::support::*;
 use crate::blk::BlkOptions;

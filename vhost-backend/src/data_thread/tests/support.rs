@@ -3,8 +3,8 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-use fabric::io::{Engine, IoResult, Op, Request, Submit, Tag};
-use fabric::testing::{Completion, MemEngine, MemVolume};
+use fabric_testing::{Completion, MemEngine, MemVolume};
+use fabric_types::io::{Engine, IoResult, Op, Request, Submit, Tag};
 
 use crate::blk::{BlkDevice, BlkOptions};
 use crate::data_thread::{PollMode, QueueHandle, ThreadOptions, Threads};

@@ -1,7 +1,7 @@
 //! The driver of the `blkio` crate: a whole virtio-blk front end that we did not write.
 
 use blkio::{Blkio, Completion, ReqFlags};
-use fabric::testing::OpKind;
+use fabric_testing::OpKind;
 
 use super::support::*;
 

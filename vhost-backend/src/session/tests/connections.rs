@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use fabric::testing::{Completion, MemEngine, MemVolume};
+use fabric_testing::{Completion, MemEngine, MemVolume};
 use vhost::VhostBackend;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_T_OUT;
 

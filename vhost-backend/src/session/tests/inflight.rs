@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use fabric::testing::{MemVolume, OpKind};
+use fabric_testing::{MemVolume, OpKind};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;

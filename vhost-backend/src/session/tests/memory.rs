@@ -5,8 +5,6 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use fabric::net::rdma::pair::{Offered, Port};
-use fabric::net::rdma::registrar::Registrar;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
@@ -17,7 +15,7 @@ use crate::session::host::{BlkHost, offer};
 use crate::session::machine::{Action, Machine};
 use crate::session::message::Region;
 use crate::session::protocol::Host;
-use crate::testing::{FakeGuest, GUEST_BASE, MemoryPort, USER_BASE};
+use crate::testing::{CountingRegistrar, FakeGuest, GUEST_BASE, USER_BASE};
 
 fn limit(per_attachment: u64, total: u64) -> Limit {
     Limit {
@@ -120,7 +118,11 @@ fn memory_beyond_the_bound_is_served_without_being_pinned() {
     let (beyond, file) = more(4096);
     bench.volume.poke(0, &[0x5a; 512]);
     front.vhost.add_mem_region(&beyond).unwrap();
-    assert_eq!(bench.port.counts().regions, 1, "one attachment's bound");
+    assert_eq!(
+        bench.registrar.counts().regions,
+        1,
+        "one attachment's bound"
+    );
     assert_eq!(
         front.read(0, crate::memory::GuestAddr(beyond.guest_phys_addr)),
         0
@@ -129,20 +131,20 @@ fn memory_beyond_the_bound_is_served_without_being_pinned() {
     rustix::io::pread(&file, &mut found, 0).unwrap();
     assert_eq!(found, [0x5a; 512]);
     // The metrics tell of what the card has, and that is what is counted.
-    assert_eq!(bench.port.counts().bytes, bench.budget.pinned_bytes());
+    assert_eq!(bench.registrar.counts().bytes, bench.budget.pinned_bytes());
     let other = Bench::counted(
         bench.volume.clone(),
         Arc::clone(&bench.threads),
         bench.budget.clone(),
     );
     let mut late = Front::start(&other);
-    assert_eq!(other.port.counts().regions, 0, "the bound of all");
+    assert_eq!(other.registrar.counts().regions, 0, "the bound of all");
     drop(front);
     eventually("all is given back", || bench.budget.pinned_bytes() == 0);
     late.vhost.set_mem_table(&[late.region()]).unwrap();
     late.round_trip();
-    assert_eq!(other.port.counts().bytes, bench.budget.pinned_bytes());
-    assert_eq!(other.port.counts().regions, 1);
+    assert_eq!(other.registrar.counts().bytes, bench.budget.pinned_bytes());
+    assert_eq!(other.registrar.counts().regions, 1);
 }
 
 #[test]
@@ -252,10 +254,9 @@ fn memory_without_a_seal_is_warned_of_once() {
 #[test]
 fn memory_that_is_not_pinned_is_warned_of_once() {
     let bench = Bench::new();
-    let port = MemoryPort::default();
-    let registrar = Registrar::new(Offered::Port(Arc::new(port.clone())));
+    let registrar = CountingRegistrar::default();
     let budget = MemoryBudget::new(Limit::default(), limit(4096, 4096));
-    let policy = MemoryPolicy::new(registrar, budget);
+    let policy = MemoryPolicy::new(registrar.clone(), budget);
     let (device, threads) = (Arc::clone(&bench.device), Arc::clone(&bench.threads));
     let mut host = BlkHost::new(device, threads, policy.account());
     let machine = Machine::new(offer(&bench.device));
@@ -264,7 +265,7 @@ fn memory_that_is_not_pinned_is_warned_of_once() {
         for _ in 0..3 {
             let all: Vec<&OwnedFd> = files.iter().collect();
             host.perform(table(&all), &machine).unwrap();
-            assert_eq!(port.counts().bytes, 4096);
+            assert_eq!(registrar.counts().bytes, 4096);
         }
     });
     assert_eq!(said.matches("is not pinned").count(), 1, "{said}");

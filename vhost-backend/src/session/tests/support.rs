@@ -8,15 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::net::rdma::pair::{Offered, Port};
-use fabric::net::rdma::registrar::Registrar;
-use fabric::testing::{Completion, MemEngine, MemVolume};
+use fabric_testing::{Completion, MemEngine, MemVolume};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::TempDir;
-use vhost::VhostBackend;
 use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
 use vmm_sys_util::eventfd::EventFd;
 use zerocopy::{FromBytes, IntoBytes};
@@ -28,7 +25,9 @@ use crate::memory::budget::{Limit, MemoryBudget, MemoryPolicy};
 use crate::session::message::{F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_VERSION, Header};
 use crate::session::socket::{Endpoint, Listener, SocketOptions};
 use crate::session::{Attachment, AttachmentState};
-use crate::testing::{FakeGuest, FakeQueue, GUEST_BASE, MemoryPort, QueueOptions, USER_BASE};
+use crate::testing::{
+    CountingRegistrar, FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, USER_BASE,
+};
 
 /// Longest wait for something that must happen; only a failing test waits so long.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -64,7 +63,7 @@ pub struct Bench {
     pub threads: Arc<Threads<MemEngine>>,
     pub attachment: Attachment,
     /// The card that guests' memory is opened to.
-    pub port: MemoryPort,
+    pub registrar: CountingRegistrar,
     /// What is counted of all attachments' memory.
     pub budget: MemoryBudget,
     pub path: PathBuf,
@@ -114,19 +113,16 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.sock");
         let endpoint = Endpoint::Listening(Listener::bind(&SocketOptions::new(&path)).unwrap());
-        let port = MemoryPort::default();
+        let registrar = CountingRegistrar::default();
         let attachment = Attachment::start(
             endpoint,
             Arc::clone(&device),
             Arc::clone(&threads),
-            MemoryPolicy::new(
-                Registrar::new(Offered::Port(Arc::new(port.clone()))),
-                budget.clone(),
-            ),
+            MemoryPolicy::new(registrar.clone(), budget.clone()),
         )
         .unwrap();
         Self {
-            port,
+            registrar,
             budget,
             volume,
             device,
@@ -147,8 +143,10 @@ impl Bench {
 
     /// Waits until so many regions of memory are open to the card; so many were opened so far.
     pub fn wait_for_open(&self, regions: u64) -> u64 {
-        eventually("memory is open", || self.port.counts().regions == regions);
-        self.port.counts().registrations
+        eventually("memory is open", || {
+            self.registrar.counts().regions == regions
+        });
+        self.registrar.counts().registrations
     }
 
     /// The next front end finds a disk that works, whatever the last one did.

@@ -341,7 +341,7 @@ fn unknown_volumes_of_an_earlier_recovery_are_kept_too() {
     let known = world.create("known", GIB).unwrap();
     world.begin_as(Uuid::from_u128(78), None);
     let recovery = world.cluster().recovery.unwrap();
-    assert!(recovery.keeps(LayerId::new(id.pool, first, 1)));
+    assert!(recovery.keeps(crate::ids::layer_of(id.pool, first, 1)));
     assert!(
         !recovery.keeps(known.top_layer()),
         "it is dropped when it is deleted"
@@ -372,7 +372,7 @@ fn no_lease_and_no_volume_gets_a_number_that_devices_know() {
         .unwrap()
         .unwrap();
     let made_since = VolumeId(1 << 21);
-    let unknown = LayerId::new(id.pool, made_since, 1);
+    let unknown = crate::ids::layer_of(id.pool, made_since, 1);
     world
         .says(
             1,

@@ -1,0 +1,237 @@
+//! The blocks that devices cannot give, whoever met them, and what became of them: listed until they are
+//! written again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use fabric_replication::repair::queue::{BadBlock, Outcome, QUEUE_MAX};
+use fabric_store::api::ScrubFinding;
+use fabric_types::ids::ChunkKey;
+
+/// Bad blocks remembered per device. Further ones are counted and logged: a device with so many is to be
+/// replaced.
+pub const FINDINGS_MAX: usize = 1024;
+
+/// How a device's scrubbing stands.
+#[derive(Debug, Clone, Default)]
+pub struct ScrubStatus {
+    /// A pass is under way.
+    pub running: bool,
+    /// Passes completed since start.
+    pub passes: u64,
+    /// Blocks verified since start.
+    pub blocks: u64,
+    /// Bad blocks found since start.
+    pub bad_blocks: u64,
+    /// Bad blocks that were written again from another replica since start.
+    pub repaired_blocks: u64,
+    /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. On a node that has peers those that
+    /// reads have met are among them.
+    pub findings: Vec<ScrubFinding>,
+    /// How many of these no other replica could give. The others are about to be written again, if the node
+    /// has peers.
+    pub stuck: usize,
+}
+
+#[derive(Debug, Default)]
+struct Listed {
+    status: ScrubStatus,
+    /// Of each finding: whether no other replica could give it.
+    stuck: Vec<bool>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Damage {
+    devices: Mutex<Vec<Listed>>,
+    /// For whoever repairs them; `None` if nobody does, since the node is alone.
+    to_repair: Option<Mutex<Vec<BadBlock>>>,
+    /// There is something in it.
+    is_waiting: AtomicBool,
+}
+
+fn is_at(finding: &ScrubFinding, bad: &BadBlock) -> bool {
+    (finding.layer, finding.chunk, finding.block) == (bad.chunk.layer, bad.chunk.index, bad.block)
+}
+
+fn place_of(device: u32, finding: &ScrubFinding) -> BadBlock {
+    BadBlock {
+        device,
+        chunk: ChunkKey {
+            layer: finding.layer,
+            index: finding.chunk,
+        },
+        block: finding.block,
+    }
+}
+
+impl Damage {
+    /// Nothing is known yet of so many devices.
+    pub fn new(devices: usize, has_peers: bool) -> Self {
+        Self {
+            devices: Mutex::new((0..devices).map(|_| Listed::default()).collect()),
+            to_repair: has_peers.then(Mutex::default),
+            is_waiting: AtomicBool::new(false),
+        }
+    }
+
+    fn devices(&self) -> MutexGuard<'_, Vec<Listed>> {
+        self.devices.lock().expect("no panic under this lock")
+    }
+
+    /// Whether other nodes have replicas of what is stored here.
+    pub fn has_peers(&self) -> bool {
+        self.to_repair.is_some()
+    }
+
+    /// How all devices stand.
+    pub fn statuses(&self) -> Vec<ScrubStatus> {
+        let status = |listed: &Listed| ScrubStatus {
+            stuck: listed.stuck.iter().filter(|stuck| **stuck).count(),
+            ..listed.status.clone()
+        };
+        self.devices().iter().map(status).collect()
+    }
+
+    /// The scrubber has done a step. What is still listed when a pass ends is looked at once more: it may be
+    /// past, or another replica may have it by now.
+    pub fn on_step(&self, device: usize, blocks: u64, pass_done: bool) {
+        let mut all = self.devices();
+        let status = &mut all[device].status;
+        status.running = !pass_done;
+        status.passes += u64::from(pass_done);
+        status.blocks = blocks;
+        if pass_done {
+            for finding in &status.findings {
+                self.hand_over(place_of(device as u32, finding));
+            }
+        }
+    }
+
+    /// The scrubber or the cleaner has found it.
+    pub fn on_found(&self, device: usize, finding: ScrubFinding) {
+        let mut all = self.devices();
+        all[device].status.bad_blocks += 1;
+        all[device].list(finding);
+        drop(all);
+        self.hand_over(place_of(device as u32, &finding));
+    }
+
+    /// A read has met it. On a node that is alone the reader is told, and nobody else can do anything.
+    #[cold]
+    pub fn on_read(&self, device: usize, finding: ScrubFinding) {
+        if !self.has_peers() {
+            return;
+        }
+        let is_new = self.devices()[device].list(finding);
+        if is_new {
+            self.hand_over(place_of(device as u32, &finding));
+        }
+    }
+
+    fn hand_over(&self, bad: BadBlock) {
+        let Some(to_repair) = &self.to_repair else {
+            return;
+        };
+        let mut to_repair = to_repair.lock().expect("no panic under this lock");
+        if to_repair.len() < QUEUE_MAX {
+            to_repair.push(bad);
+            self.is_waiting.store(true, Ordering::Release);
+        }
+    }
+
+    /// What is to be repaired and has not been handed out.
+    pub fn take(&self) -> Vec<BadBlock> {
+        if !self.is_waiting.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let Some(to_repair) = &self.to_repair else {
+            return Vec::new();
+        };
+        let mut to_repair = to_repair.lock().expect("no panic under this lock");
+        self.is_waiting.store(false, Ordering::Release);
+        std::mem::take(&mut *to_repair)
+    }
+
+    /// What became of one that was handed out.
+    pub fn on_outcome(&self, bad: BadBlock, outcome: Outcome) {
+        let BadBlock {
+            device,
+            chunk,
+            block,
+        } = bad;
+        let mut all = self.devices();
+        let Some(listed) = all.get_mut(device as usize) else {
+            return;
+        };
+        match outcome {
+            Outcome::Repaired { from } => {
+                listed.status.repaired_blocks += 1;
+                tracing::warn!(
+                    device, ?chunk, block, %from,
+                    "a bad block has been written again from another replica; replace the device if more \
+                     follow"
+                );
+            }
+            Outcome::Readable => tracing::info!(
+                device,
+                ?chunk,
+                block,
+                "a bad block has been written again, or freed, by others"
+            ),
+            Outcome::Left => tracing::info!(
+                device,
+                ?chunk,
+                block,
+                "a bad block is not needed any more: its placement group lies elsewhere"
+            ),
+            Outcome::Stuck => tracing::error!(
+                device,
+                ?chunk,
+                block,
+                "no other replica has given a bad block; unless one does yet, restore the volume from a \
+                 backup"
+            ),
+        }
+        if outcome == Outcome::Stuck {
+            listed.mark_stuck(&bad);
+        } else {
+            listed.strike(&bad);
+        }
+    }
+}
+
+impl Listed {
+    /// True if it was not listed yet.
+    fn list(&mut self, finding: ScrubFinding) -> bool {
+        let bad = place_of(0, &finding);
+        let findings = &mut self.status.findings;
+        if let Some(at) = findings.iter().position(|known| is_at(known, &bad)) {
+            findings[at] = finding;
+            return false;
+        }
+        if findings.len() < FINDINGS_MAX {
+            findings.push(finding);
+            self.stuck.push(false);
+        }
+        true
+    }
+
+    fn mark_stuck(&mut self, bad: &BadBlock) {
+        let findings = self.status.findings.iter();
+        for (finding, stuck) in findings.zip(&mut self.stuck) {
+            *stuck |= is_at(finding, bad);
+        }
+    }
+
+    fn strike(&mut self, bad: &BadBlock) {
+        let findings = &mut self.status.findings;
+        if let Some(at) = findings.iter().position(|finding| is_at(finding, bad)) {
+            findings.remove(at);
+            self.stuck.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

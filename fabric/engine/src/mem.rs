@@ -1,0 +1,72 @@
+//! The replica is in this process, on this thread: sending is a call.
+
+use fabric_replication::client::Transport;
+use fabric_replication::replica::{Handled, Replica, StoreFailure, StoreKey, StorePort};
+use fabric_types::ids::PeerId;
+use fabric_types::{Incarnation, NodeId, Refusal, Reply, Request};
+
+/// The peer that reaches the replica by a call.
+pub const LOCAL: PeerId = PeerId(0);
+
+/// Direct calls into one replica and its store.
+pub struct MemTransport<P> {
+    replica: Replica,
+    store: P,
+}
+
+impl<P: StorePort> MemTransport<P> {
+    /// A transport to `replica`, which keeps its data in `store`.
+    pub fn new(replica: Replica, store: P) -> Self {
+        Self { replica, store }
+    }
+
+    /// The replica's store.
+    #[inline]
+    pub fn store(&mut self) -> &mut P {
+        &mut self.store
+    }
+
+    /// The store, for looking.
+    pub fn store_ref(&self) -> &P {
+        &self.store
+    }
+
+    /// The store finished an operation: the reply that comes of it, and to whom ([`LOCAL`] or a peer).
+    #[inline]
+    pub fn on_store(
+        &mut self,
+        key: StoreKey,
+        result: Result<(), StoreFailure>,
+    ) -> Option<(PeerId, Reply)> {
+        self.replica.on_store(key, result)
+    }
+
+    /// The start of the replica.
+    pub fn incarnation(&self) -> Incarnation {
+        self.replica.incarnation()
+    }
+
+    /// A request of a peer that another transport brought. `None`: the answer comes from
+    /// [`on_store`](Self::on_store).
+    pub fn request_of(&mut self, peer: PeerId, request: &Request) -> Option<Reply> {
+        match self.replica.on_request(peer, request, &mut self.store) {
+            Handled::Replied(reply) => Some(reply),
+            Handled::Held => None,
+            // The replica has as many slots as its only client has pieces and its peers have requests. It can
+            // be full only while its groups move between devices, for then a piece may need two: it is asked
+            // again in a moment.
+            Handled::Full => Some(Reply {
+                id: request.id,
+                incarnation: self.replica.incarnation(),
+                result: Err(Refusal::Behind(request.epoch)),
+            }),
+        }
+    }
+}
+
+impl<P: StorePort> Transport for MemTransport<P> {
+    #[inline]
+    fn send(&mut self, _node: NodeId, request: &Request) -> Option<Reply> {
+        self.request_of(LOCAL, request)
+    }
+}

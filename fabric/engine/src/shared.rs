@@ -1,0 +1,187 @@
+//! What all data threads and the control plane share.
+
+use std::sync::{Arc, Mutex};
+
+use fabric_replication::fence::Fences;
+use fabric_replication::replica::Replica;
+use fabric_replication::replica::store_op::ROUND;
+use fabric_replication::volume::VolumeParams;
+use fabric_replication::watermark::LANES_MAX;
+use fabric_transport::control::Network;
+use fabric_types::ids::CHUNK_BYTES;
+use fabric_types::io::SECTOR_BYTES;
+use fabric_types::membership::ReplicaSet;
+use fabric_types::{Epoch, PgId};
+
+use super::cluster::Cluster;
+use super::config::{FabricConfig, FabricError};
+use super::store_port::StorePorts;
+use super::stores::{HELD_MAX, Stores};
+use super::transport::NodeTransport;
+use crate::mem::MemTransport;
+
+/// Volumes open at once on a node; one more is refused.
+pub const VOLUMES_MAX: u32 = 4096;
+
+/// Largest volume: chunk indexes have 32 bits, and the end of the last chunk must have one, too.
+pub const VOLUME_BYTES_MAX: u64 = CHUNK_BYTES * u32::MAX as u64 - CHUNK_BYTES;
+
+/// Numbers that are taken and given back, the smallest first.
+#[derive(Debug)]
+struct Numbers {
+    free: Mutex<Vec<u32>>,
+}
+
+impl Numbers {
+    fn new(count: u32) -> Arc<Self> {
+        Arc::new(Self {
+            free: Mutex::new((0..count).rev().collect()),
+        })
+    }
+
+    fn in_use(&self, count: usize) -> usize {
+        count - self.free.lock().expect("no panic under this lock").len()
+    }
+
+    fn take(self: &Arc<Self>) -> Option<Number> {
+        let number = self.free.lock().expect("no panic under this lock").pop()?;
+        Some(Number {
+            number,
+            home: Arc::clone(self),
+        })
+    }
+}
+
+/// A number in use; dropping it gives it back.
+#[derive(Debug)]
+pub struct Number {
+    number: u32,
+    home: Arc<Numbers>,
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        let mut free = self.home.free.lock().expect("no panic under this lock");
+        free.push(self.number);
+    }
+}
+
+/// A data thread's number.
+#[derive(Debug)]
+pub struct Lane(Number);
+
+impl Lane {
+    pub fn index(&self) -> usize {
+        self.0.number as usize
+    }
+}
+
+/// An open volume's place in the threads' tables.
+#[derive(Debug)]
+pub struct VolumeSlot(Number);
+
+impl VolumeSlot {
+    pub fn index(&self) -> u32 {
+        self.0.number
+    }
+}
+
+/// See the module.
+pub struct Shared {
+    pub config: FabricConfig,
+    /// `None` with a null store.
+    pub stores: Option<Arc<Stores>>,
+    pub fences: Arc<Fences>,
+    /// `None`: the node is alone.
+    pub network: Option<Network>,
+    /// `None`: the node is alone.
+    pub cluster: Option<Arc<Cluster>>,
+    lanes: Arc<Numbers>,
+    volume_slots: Arc<Numbers>,
+}
+
+impl Shared {
+    pub fn new(
+        config: FabricConfig,
+        stores: Option<Arc<Stores>>,
+        network: Option<Network>,
+    ) -> Self {
+        let cluster = || Arc::new(Cluster::new(config.node, config.incarnation));
+        let fences = match network {
+            Some(_) => Fences::of_known_layers(),
+            None => Fences::default(),
+        };
+        Self {
+            cluster: network.is_some().then(cluster),
+            network,
+            config,
+            stores,
+            fences: Arc::new(fences),
+            lanes: Numbers::new(LANES_MAX as u32),
+            volume_slots: Numbers::new(VOLUMES_MAX),
+        }
+    }
+
+    /// Data threads (and importers) that have an engine now.
+    pub fn lanes_in_use(&self) -> usize {
+        self.lanes.in_use(LANES_MAX)
+    }
+
+    pub fn take_lane(&self) -> Result<Lane, FabricError> {
+        let number = self.lanes.take();
+        number
+            .map(Lane)
+            .ok_or(FabricError::TooManyThreads(LANES_MAX))
+    }
+
+    pub fn take_volume_slot(&self) -> Result<VolumeSlot, FabricError> {
+        let number = self.volume_slots.take();
+        number
+            .map(VolumeSlot)
+            .ok_or(FabricError::TooManyVolumes(VOLUMES_MAX))
+    }
+
+    /// The set of a node that is alone: one group, itself the only replica.
+    pub fn alone(&self) -> ReplicaSet {
+        let (node, incarnation) = (self.config.node, self.config.incarnation);
+        ReplicaSet::single(PgId(0), Epoch(0), node, incarnation)
+    }
+
+    /// The ways of one more thread to replicas. One that `serves` answers other nodes, too.
+    pub fn transport(self: &Arc<Self>, serves: bool) -> Result<NodeTransport, FabricError> {
+        let lane = self.take_lane()?;
+        let index = lane.index();
+        let config = &self.config;
+        let mut replica = Replica::new(config.incarnation, Arc::clone(&self.fences), HELD_MAX);
+        if let Some(cluster) = &self.cluster {
+            replica = replica.with_peers(cluster.peers_of(index));
+        }
+        let local = MemTransport::new(replica, StorePorts::new(self, lane)?);
+        match (&self.network, &self.cluster) {
+            (Some(network), Some(cluster)) => {
+                let control = Arc::clone(network.control());
+                NodeTransport::connected(cluster, local, control, index, serves)
+            }
+            _ => Ok(NodeTransport::alone(config.node, index, local)),
+        }
+    }
+
+    pub fn check_volume(&self, params: &VolumeParams) -> Result<(), FabricError> {
+        check_size(params.size_bytes)?;
+        if params.generation >= ROUND {
+            return Err(FabricError::Generation(params.generation.0));
+        }
+        Ok(())
+    }
+}
+
+/// Refuses sizes that a volume cannot have.
+pub fn check_size(size_bytes: u64) -> Result<(), FabricError> {
+    if size_bytes % SECTOR_BYTES != 0 || size_bytes > VOLUME_BYTES_MAX {
+        return Err(FabricError::VolumeSize {
+            size_bytes,
+            max_bytes: VOLUME_BYTES_MAX,
+        });
+    }
+    Ok(())
+}

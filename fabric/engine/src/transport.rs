@@ -1,0 +1,330 @@
+//! The way to replicas: a call for the one of this node, connections for all others.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use fabric_replication::client::{TICK, Transport};
+use fabric_transport::control::Control;
+use fabric_transport::lane::{Event, Lane};
+use fabric_transport::stable_buffers::StableBuffers;
+use fabric_types::ids::PeerId;
+use fabric_types::{NodeId, Refusal, Reply, Request};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::cluster::Cluster;
+use super::cluster::traffic::Counters;
+use super::config::FabricError;
+use super::store_port::StorePorts;
+use crate::mem::{LOCAL, MemTransport};
+
+/// What the engine passes on to its client.
+#[derive(Debug, Clone, Copy)]
+pub enum TransportEvent {
+    /// A replica answered.
+    Reply(NodeId, Reply),
+    /// A node is lost.
+    Lost(NodeId),
+}
+
+impl TransportEvent {
+    /// A node answered, by one of its replicas.
+    #[inline]
+    fn reply(node: NodeId, reply: Reply) -> Self {
+        let (replica, reply) = reply.from_replica(node);
+        Self::Reply(replica, reply)
+    }
+}
+
+/// All ways of one data thread.
+pub struct NodeTransport {
+    node: NodeId,
+    index: usize,
+    /// Before `remote`: what its store works on last may lie in memory of requests that came from there.
+    pub local: MemTransport<StorePorts>,
+    remote: Option<Box<Remote>>,
+}
+
+/// The peer that the own replica knows when it is given a copy. Connections are numbered from the other end.
+const COPIED: PeerId = PeerId(u32::MAX);
+
+/// The part of a node that has peers.
+struct Remote {
+    lane: Lane,
+    traffic: Arc<Counters>,
+    stable_buffers: StableBuffers,
+    /// Readable when the store, the lane or the timer has something.
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    /// When the timer that was set goes off.
+    due: Option<Instant>,
+    /// When the clock began.
+    start: Instant,
+}
+
+impl NodeTransport {
+    /// For a node without peers.
+    pub fn alone(node: NodeId, index: usize, local: MemTransport<StorePorts>) -> Self {
+        Self {
+            node,
+            index,
+            local,
+            remote: None,
+        }
+    }
+
+    /// Number of the thread that they are of.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Wakes the thread when this is readable, too.
+    pub fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        let Some(remote) = &self.remote else {
+            return Ok(());
+        };
+        epoll::add(&remote.epoll, fd, EventData::new_u64(0), EventFlags::IN)
+            .map_err(FabricError::os("watch a descriptor"))
+    }
+
+    /// With connections of its own. One that `serves` answers other nodes, too.
+    pub fn connected(
+        cluster: &Cluster,
+        local: MemTransport<StorePorts>,
+        control: Arc<Control>,
+        index: usize,
+        serves: bool,
+    ) -> Result<Self, FabricError> {
+        let lane = Lane::new(control, index, serves).map_err(FabricError::os("set up a lane"))?;
+        let what = "watch a descriptor";
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(FabricError::os(what))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(FabricError::os("create a timer"))?;
+        for fd in [local.store_ref().wait_fd(), lane.wait_fd(), timer.as_fd()] {
+            epoll::add(&epoll, fd, EventData::new_u64(0), EventFlags::IN)
+                .map_err(FabricError::os(what))?;
+        }
+        Ok(Self {
+            node: cluster.node,
+            index,
+            local,
+            remote: Some(Box::new(Remote {
+                lane,
+                traffic: Arc::clone(&cluster.traffic),
+                stable_buffers: StableBuffers::new(),
+                epoll,
+                timer,
+                due: None,
+                start: cluster.started(),
+            })),
+        })
+    }
+
+    /// Readable when there is something to take in.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        match &self.remote {
+            Some(remote) => remote.epoll.as_fd(),
+            None => self.local.store_ref().wait_fd(),
+        }
+    }
+
+    /// Hands everything to devices and sockets.
+    #[inline]
+    pub fn kick(&mut self) {
+        self.local.store().kick();
+        if let Some(remote) = &mut self.remote {
+            remote.lane.kick();
+        }
+    }
+
+    /// Whether there may be something to take in although the client awaits nothing.
+    #[inline]
+    pub fn must_reap(&self) -> bool {
+        self.local.store_ref().awaits_devices()
+            || self.remote.as_ref().is_some_and(|r| r.lane.is_active())
+    }
+
+    /// Takes in what came; tells whether there is more of it.
+    #[inline]
+    pub fn reap(&mut self) -> bool {
+        if let Some(remote) = &mut self.remote {
+            remote.lane.poll();
+        }
+        self.local.store().reap()
+    }
+
+    /// Next thing for the client. What concerns other nodes' requests is done on the way, and counted in
+    /// `work`.
+    #[inline]
+    pub fn next(&mut self, work: &mut bool) -> Option<TransportEvent> {
+        while let Some((key, result)) = self.local.store().next_completion() {
+            *work = true;
+            match self.local.on_store(key, result) {
+                Some((LOCAL, reply)) => return Some(TransportEvent::reply(self.node, reply)),
+                Some((COPIED, reply)) => {
+                    let remote = self.remote.as_mut().expect("it made the copy");
+                    return Some(TransportEvent::reply(
+                        self.node,
+                        remote.stable_buffers.finish(&reply),
+                    ));
+                }
+                Some((_, reply)) => self.answer(&reply),
+                None => {}
+            }
+        }
+        self.next_remote(work)
+    }
+
+    /// The same for what other nodes say alone.
+    #[inline]
+    pub fn next_remote(&mut self, work: &mut bool) -> Option<TransportEvent> {
+        loop {
+            let event = self.remote.as_mut()?.lane.next_event()?;
+            *work = true;
+            match event {
+                Event::Reply(node, reply) => return Some(TransportEvent::reply(node, reply)),
+                Event::Lost(node) => return Some(TransportEvent::Lost(node)),
+                Event::Request(peer, request) => self.serve(peer, &request),
+            }
+        }
+    }
+
+    /// To the own replica; a write that others may be sent, too, as a copy.
+    #[inline]
+    fn send_here(&mut self, request: &Request) -> Option<Reply> {
+        let Some(remote) = &mut self.remote else {
+            return self.local.send(self.node, request);
+        };
+        // SAFETY: the client keeps the buffers until the answer.
+        let Some(copy) = (unsafe { remote.stable_buffers.copy(request) }) else {
+            return self.local.send(self.node, request);
+        };
+        let answer = match remote.lane.matches(request, &copy) {
+            true => self.local.request_of(COPIED, &copy)?,
+            false => Reply {
+                id: copy.id,
+                incarnation: self.local.incarnation(),
+                result: Err(Refusal::Mismatch),
+            },
+        };
+        Some(remote.stable_buffers.finish(&answer))
+    }
+
+    #[inline]
+    fn send_to(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
+        if node == self.node {
+            return self.send_here(request);
+        }
+        match &mut self.remote {
+            Some(remote) => {
+                remote.traffic.asked(self.index);
+                remote.lane.send(node, request)
+            }
+            None => Some(fabric_transport::lane::unreachable(request)),
+        }
+    }
+
+    #[cold]
+    fn send_to_incoming(&mut self, replica: NodeId, request: &Request) -> Option<Reply> {
+        let node = replica.base();
+        let reply = self.send_to(node, &request.to_replica(replica))?;
+        Some(reply.from_replica(node).1)
+    }
+
+    fn serve(&mut self, peer: PeerId, request: &Request) {
+        if let Some(remote) = &self.remote {
+            remote.traffic.served(self.index);
+        }
+        if let Some(reply) = self.local.request_of(peer, request) {
+            self.answer(&reply);
+        }
+    }
+
+    fn answer(&mut self, reply: &Reply) {
+        if let Some(remote) = &mut self.remote {
+            remote.lane.reply(reply);
+        }
+    }
+
+    /// Wakes the thread in a moment, if the client wants to be told that time passed; true if that is now.
+    #[inline]
+    pub fn tick(&mut self, needed: bool) -> bool {
+        match &mut self.remote {
+            Some(remote) if needed || remote.due.is_some() => remote.tick(needed),
+            _ => false,
+        }
+    }
+
+    /// What time it is, if there are other nodes, whose answers are timed.
+    #[inline]
+    pub fn now_us(&self) -> Option<u64> {
+        let remote = self.remote.as_ref()?;
+        Some(remote.start.elapsed().as_micros() as u64)
+    }
+
+    /// Requests of other nodes that are being executed.
+    pub fn serving(&self) -> usize {
+        self.remote.as_ref().map_or(0, |r| r.lane.serving())
+    }
+
+    /// Takes no more requests of other nodes.
+    pub fn stop_serving(&mut self) {
+        if let Some(remote) = &mut self.remote {
+            remote.lane.stop_serving();
+        }
+    }
+
+    /// Leaves the memory of other nodes' requests to a store that never answered them.
+    pub fn abandon(&mut self) {
+        if let Some(remote) = self.remote.take() {
+            Box::leak(remote);
+        }
+    }
+}
+
+impl Remote {
+    fn tick(&mut self, needed: bool) -> bool {
+        // The clock spares asking the timer, which is there to wake a thread that sleeps.
+        let now = Instant::now();
+        let due = self.due.is_some_and(|due| due <= now);
+        if due {
+            self.due = None;
+            let mut count = [0u8; 8];
+            // Nothing to read yet: then it wakes the thread once for nothing.
+            let _ = rustix::io::read(&self.timer, &mut count);
+        }
+        if needed && self.due.is_none() {
+            let zero = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let spec = Itimerspec {
+                it_interval: zero,
+                it_value: Timespec {
+                    tv_nsec: i64::from(TICK.subsec_nanos()),
+                    ..zero
+                },
+            };
+            match timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
+                Ok(_) => self.due = Some(now + TICK),
+                Err(error) => tracing::error!(%error, "cannot set a timer; requests may wait"),
+            }
+        }
+        due
+    }
+}
+
+impl Transport for NodeTransport {
+    #[inline]
+    fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
+        if node.is_incoming() {
+            return self.send_to_incoming(node, request);
+        }
+        self.send_to(node, request)
+    }
+}

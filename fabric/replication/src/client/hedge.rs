@@ -1,0 +1,152 @@
+//! Hedged reads: a read that a replica keeps for unusually long is asked of another one, too. See
+//! [`super::latency`].
+
+use fabric_types::io::{IoResult, Tag};
+use fabric_types::membership::Members;
+use fabric_types::message::PIECES_MAX;
+use fabric_types::slab::Key;
+use fabric_types::{Command, NodeId, RequestId};
+
+use super::{Client, ClientAction, Transport};
+
+/// Reads that are watched at a time; further ones are not doubled.
+const SENT_MAX: usize = 2 * PIECES_MAX as usize;
+
+/// A read that was sent, in the order of sending.
+pub(super) struct Sent {
+    piece: Key,
+    at_us: u64,
+}
+
+impl Client {
+    /// What time it is, in microseconds of any monotonic clock. To be told once a turn.
+    #[inline]
+    pub fn set_now_us(&mut self, now_us: u64) {
+        self.now_us = now_us;
+    }
+
+    /// A piece was sent to these.
+    #[inline]
+    pub(super) fn note_sent(&mut self, piece: u32, to: Members) {
+        if !self.is_replicated() {
+            return;
+        }
+        self.pieces[piece].sent_us = self.now_us;
+        let read = matches!(self.pieces[piece].request.command, Command::Read { .. });
+        let room = self.sent.len() < SENT_MAX;
+        if read && room && !self.pieces[piece].hedged && to.len() == 1 {
+            self.sent.push_back(Sent {
+                piece: self.pieces.key(piece),
+                at_us: self.now_us,
+            });
+        }
+    }
+
+    /// A replica did what it was asked.
+    #[inline]
+    pub(super) fn note_answered(&mut self, piece: u32, node: NodeId) {
+        if !self.is_replicated() || self.pieces[piece].repair.is_some() {
+            return;
+        }
+        let us = self.now_us.saturating_sub(self.pieces[piece].sent_us);
+        match self.pieces[piece].request.command {
+            // Of a doubled read it is not known how long the first one takes.
+            Command::Read { .. } if self.pieces[piece].hedged => {}
+            Command::Read { .. } => self.latency.read(node, us),
+            Command::Write { .. } => self.latency.write(node, us),
+            _ => {}
+        }
+    }
+
+    /// Asks another replica for what one keeps for too long.
+    pub(super) fn hedge<T: Transport>(
+        &mut self,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        while let Some(sent) = self.sent.front() {
+            let (key, at_us) = (sent.piece, sent.at_us);
+            let due = self.due_for_hedge(key, at_us);
+            if due == Some(false) {
+                return;
+            }
+            self.sent.pop_front();
+            let Some(piece) = self.pieces.find(key).filter(|_| due == Some(true)) else {
+                continue;
+            };
+            let slot = &self.pieces[piece];
+            let set = &self.groups[usize::from(slot.group)].set;
+            // One that began anew meanwhile has yet to answer as what it was: until then it must not be asked
+            // twice.
+            let busy = slot.asked().or(slot.waiting);
+            let Some(other) = set.nearest(set.in_sync().without(busy)) else {
+                continue;
+            };
+            self.pieces[piece].hedged = true;
+            self.pieces[piece].shared = true;
+            self.hedged_reads += 1;
+            let before = self.pieces[piece].waiting;
+            self.dispatch(piece, Members::only(other), transport);
+            let still = self.pieces[piece].waiting;
+            self.pieces[piece].waiting = still.or(before);
+            self.drop_slower(piece, transport);
+            if self.pieces[piece].waiting.is_empty() {
+                self.go_on(piece, transport, done);
+            }
+        }
+    }
+
+    /// Whether the oldest read is to be doubled now; `None` if it needs no doubling any more.
+    fn due_for_hedge(&mut self, key: Key, at_us: u64) -> Option<bool> {
+        let piece = self.pieces.find(key)?;
+        let slot = &self.pieces[piece];
+        let waited_for = slot.waiting.iter().next();
+        if slot.hedged || waited_for.is_none() || slot.sent_us != at_us {
+            return None;
+        }
+        let set = &self.groups[usize::from(slot.group)].set;
+        let node = set.members()[waited_for?].node;
+        let wait = self.latency.hedge_after_us(node);
+        Some(self.now_us.saturating_sub(at_us) >= wait)
+    }
+
+    /// One replica has answered a read: nobody waits for the other, if the transport can promise that it does
+    /// not touch the guest's buffers any more.
+    pub(super) fn drop_slower<T: Transport>(&mut self, piece: u32, transport: &mut T) {
+        if !self.pieces[piece].hedged || !self.pieces[piece].has_answer() {
+            return;
+        }
+        let id = RequestId(self.pieces.key(piece).0);
+        let group = usize::from(self.pieces[piece].group);
+        for member in self.pieces[piece].waiting.iter() {
+            let node = self.groups[group].set.members()[member].node;
+            if transport.abandon(node, id) {
+                self.pieces[piece].waiting.remove(member);
+                self.groups[group].in_flight[member] -= 1;
+            }
+        }
+    }
+
+    /// Reads that were asked of a second replica.
+    pub fn hedged_reads(&self) -> u64 {
+        self.hedged_reads
+    }
+
+    /// Says which replicas hold every write up.
+    pub(super) fn report_grey(&mut self) {
+        for node in self.latency.grey(self.now_us) {
+            for group in &self.groups {
+                let set = &group.set;
+                let member = set.index_of(node).filter(|&m| set.receiving().contains(m));
+                // Slow is better than too few.
+                if member.is_some() && set.in_sync().len() > set.min_in_sync() {
+                    self.actions.push_back(ClientAction::ReportSlow {
+                        pg: set.pg(),
+                        node,
+                        epoch: set.epoch(),
+                    });
+                }
+            }
+        }
+    }
+}

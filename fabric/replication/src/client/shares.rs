@@ -1,0 +1,181 @@
+//! What a volume holds of what all volumes of a data thread share (slots, pieces, scatter lists, bytes in
+//! flight), and what it may take, so that a guest that asks for everything slows nobody else down. How tables
+//! are shared: [`crate::share`].
+
+use fabric_types::ids::CHUNK_BYTES;
+use fabric_types::io::{self, Op};
+
+use super::window::{InFlight, WindowSizes};
+use super::{Client, IOS_MAX, changes_data};
+use crate::segments::ArraysHeld;
+use crate::share::may_take;
+use crate::volume::VolumeState;
+
+/// Pieces of writes that have begun and wait for a map, all volumes together, at which no more writes are
+/// taken for groups that cannot commit: the rest of the tables is for those that can.
+const IDLE_PIECES_MAX: usize = IOS_MAX as usize / 4;
+
+/// What a volume holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Holdings {
+    pub(super) pieces: u32,
+    pub(super) arrays: ArraysHeld,
+    /// Data that replicas have to answer.
+    in_flight: InFlight,
+    /// A request found no room, and nothing of this volume has ended since.
+    refused: bool,
+}
+
+impl Client {
+    /// Other windows than the default, before the first request.
+    pub fn set_window(&mut self, sizes: WindowSizes) {
+        self.window.set_sizes(sizes);
+    }
+
+    /// Whether the volume may have one more request, of `pieces` pieces. If not, it is noted until something
+    /// of the volume ends.
+    #[inline]
+    pub(super) fn has_share(
+        &mut self,
+        volume: &VolumeState,
+        request: &io::Request<'_>,
+        pieces: usize,
+    ) -> bool {
+        let (ios, free_pieces) = (self.ios.free(), self.pieces.free());
+        let commits = self.idle_pieces < IDLE_PIECES_MAX || self.can_commit(volume, request);
+        let local = self.local_mut(volume.slot());
+        let has_share = may_take(local.in_flight as usize, 1, ios)
+            && may_take(local.held.pieces as usize, pieces, free_pieces)
+            && commits;
+        local.held.refused = !has_share;
+        self.refused |= !has_share;
+        has_share
+    }
+
+    /// A request found no room although its volume has a share left: of scatter lists, or of places to wait.
+    pub(super) fn note_refused(&mut self, volume: u32) {
+        self.local_mut(volume).held.refused = true;
+        self.refused = true;
+    }
+
+    /// Whether it is worth its while to submit a request again for which there was no room.
+    #[inline]
+    pub fn has_room(&self, volume: &VolumeState) -> bool {
+        let local = self.volumes.get(volume.slot() as usize);
+        let local = local
+            .and_then(Option::as_ref)
+            .filter(|l| l.id == volume.id());
+        local.is_none_or(|local| !local.held.refused || local.in_flight == 0)
+    }
+
+    /// Time has passed: whoever found no room may look again, for others may have left some.
+    pub(super) fn let_all_try(&mut self) {
+        if std::mem::take(&mut self.refused) {
+            let volumes = self.volumes.iter_mut().flatten();
+            volumes.for_each(|local| local.held.refused = false);
+        }
+    }
+
+    /// Whether what the request changes can be committed under the present map: enough replicas of each of
+    /// its chunks are in sync. A request of as many chunks as the pool has groups counts as one for all of
+    /// them: no more than those are looked at.
+    fn can_commit(&self, volume: &VolumeState, request: &io::Request<'_>) -> bool {
+        if request.op == Op::Flush || !changes_data(request.op) {
+            return true;
+        }
+        let commits = |group: usize| {
+            let set = &self.groups[group].set;
+            set.in_sync().len() >= set.min_in_sync()
+        };
+        let (offset, end) = (request.offset, request.offset + request.len);
+        let chunks = offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
+        let mut groups = self.places.groups_of(volume.layer());
+        if chunks.end - chunks.start >= groups.len() as u64 {
+            return groups.all(commits);
+        }
+        let mut chunks = chunks.filter_map(|index| volume.chunk_at(index * CHUNK_BYTES));
+        chunks.all(|chunk| commits(usize::from(self.group_of(chunk))))
+    }
+
+    /// Takes a piece for a request; the caller saw a free one.
+    #[inline]
+    pub(super) fn take_piece(&mut self, io: u32) -> Option<u32> {
+        let piece = self.pieces.take()?;
+        self.pieces[piece].io = io;
+        let volume = self.ios[io].volume;
+        self.local_mut(volume).held.pieces += 1;
+        Some(piece)
+    }
+
+    /// Gives a piece back, and all that it holds.
+    #[inline]
+    pub(super) fn free_piece(&mut self, piece: u32) {
+        let volume = self.ios[self.pieces[piece].io].volume;
+        let held = &mut self.volumes[volume as usize]
+            .as_mut()
+            .expect("a volume stays while it has requests")
+            .held;
+        held.pieces -= 1;
+        held.refused = false;
+        let list = &mut self.pieces[piece].segments;
+        self.segments.clear(list, &mut held.arrays);
+        self.drop_copy(piece);
+        self.pieces.give_back(piece);
+    }
+
+    /// Whether the window has room for a piece that was not sent.
+    #[inline]
+    pub(super) fn is_admitted(&self, piece: u32) -> bool {
+        let volume = self.ios[self.pieces[piece].io].volume;
+        let bytes = self.pieces[piece].data_bytes();
+        self.window
+            .admits(&self.local(volume).held.in_flight, bytes)
+    }
+
+    /// A piece is sent: until replicas have answered its data count against the window.
+    #[inline]
+    pub(super) fn enter_window(&mut self, piece: u32) {
+        let slot = &mut self.pieces[piece];
+        if slot.in_window == 0 {
+            let bytes = slot.data_bytes();
+            (slot.in_window, slot.entered_us) = (bytes, self.now_us);
+            let volume = self.ios[slot.io].volume;
+            self.local_mut(volume).held.in_flight.add(bytes);
+            self.window.in_flight.add(bytes);
+        }
+    }
+
+    /// Nobody has anything of the piece to answer.
+    #[inline]
+    pub(super) fn leave_window(&mut self, piece: u32) {
+        let slot = &mut self.pieces[piece];
+        let bytes = std::mem::take(&mut slot.in_window);
+        if bytes > 0 {
+            let us = self.now_us.saturating_sub(slot.entered_us);
+            let volume = self.ios[slot.io].volume;
+            self.window.adapt(bytes, us);
+            self.local_mut(volume).held.in_flight.remove(bytes);
+            self.window.in_flight.remove(bytes);
+        }
+    }
+
+    /// Whether the client wants to be told what time it is.
+    #[inline]
+    pub fn wants_time(&self) -> bool {
+        self.window.is_shared()
+    }
+
+    /// Nobody has anything of the piece to answer, and it is not over: it waits for a map, or for a moment.
+    #[inline]
+    pub(super) fn note_idle(&mut self, piece: u32, idle: bool) {
+        if std::mem::replace(&mut self.pieces[piece].idle, idle) != idle {
+            match idle {
+                true => self.idle_pieces += 1,
+                false => self.idle_pieces -= 1,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

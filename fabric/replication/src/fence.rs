@@ -1,0 +1,278 @@
+//! What a replica has persisted about who may write a layer.
+//!
+//! A node of several keeps fences only of layers that exist, by the newest metadata that it has heard
+//! ([`Fences::set_layers`]). A change of any other layer is put off ([`Refusal::Behind`]): the layer may have
+//! been created a moment ago, and this node hears of it soon. So a peer that invents layers can neither fill
+//! the table nor have anything stored for them. What reads only is answered as of a layer without a fence,
+//! and leaves no trace.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use fabric_types::ids::LayerId;
+use fabric_types::{Epoch, Generation, Refusal, Request};
+
+/// Oldest lease and map that a layer still accepts.
+#[derive(Debug, Default)]
+pub struct Fence {
+    generation: AtomicU64,
+    epoch: AtomicU64,
+}
+
+impl Fence {
+    /// Invariant *One writer*: a write whose generation or epoch is older than what was persisted is refused.
+    /// A read is refused for an older epoch only: data it returns from under a newer lease are newer, not
+    /// wrong.
+    #[inline]
+    pub fn admit(&self, request: &Request) -> Result<(), Refusal> {
+        let generation = Generation(self.generation.load(Ordering::Acquire));
+        if request.generation < generation && request.command.mutates() {
+            return Err(Refusal::StaleGeneration(generation));
+        }
+        let epoch = Epoch(self.epoch.load(Ordering::Acquire));
+        if request.epoch < epoch {
+            return Err(Refusal::StaleEpoch(epoch));
+        }
+        Ok(())
+    }
+
+    /// Raises both (never lowers either).
+    pub fn raise(&self, generation: Generation, epoch: Epoch) {
+        self.generation.fetch_max(generation.0, Ordering::AcqRel);
+        self.epoch.fetch_max(epoch.0, Ordering::AcqRel);
+    }
+
+    /// The two.
+    pub fn get(&self) -> (Generation, Epoch) {
+        (
+            Generation(self.generation.load(Ordering::Acquire)),
+            Epoch(self.epoch.load(Ordering::Acquire)),
+        )
+    }
+}
+
+/// Layers of which a fence is kept though metadata do not know them, at most. They come of rounds of
+/// comparison: the source has data of a layer that was created a moment ago, or deleted and not dropped there
+/// yet. With one more the round fails and begins again later.
+pub const UNKNOWN_LAYERS_MAX: usize = 4096;
+
+/// The fences of all layers of a node, shared by its data threads.
+#[derive(Debug, Default)]
+pub struct Fences {
+    table: RwLock<Table>,
+    /// How often layers were removed, for caches to notice.
+    removals: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    fences: HashMap<LayerId, Arc<Fence>>,
+    /// The layers that exist; `None`: any does.
+    layers: Option<HashSet<LayerId>>,
+}
+
+impl Table {
+    fn is_known(&self, layer: LayerId) -> bool {
+        self.layers
+            .as_ref()
+            .is_none_or(|layers| layers.contains(&layer))
+    }
+
+    /// Fences of layers that metadata do not know.
+    fn unknown(&self) -> usize {
+        let layers = self.fences.keys();
+        layers.filter(|layer| !self.is_known(**layer)).count()
+    }
+}
+
+impl Fences {
+    /// Of a node that is one of several: no layer exists until [`set_layers`](Self::set_layers) says so. With
+    /// `default` every layer does, as on a node that is alone, which creates them itself.
+    #[must_use]
+    pub fn of_known_layers() -> Self {
+        let table = Table {
+            layers: Some(HashSet::new()),
+            ..Table::default()
+        };
+        Self {
+            table: RwLock::new(table),
+            ..Self::default()
+        }
+    }
+
+    fn table(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().expect("no panic under this lock")
+    }
+
+    fn table_mut(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().expect("no panic under this lock")
+    }
+
+    /// These layers exist now, and no others. Fences of those that are gone are forgotten.
+    pub fn set_layers(&self, layers: HashSet<LayerId>) {
+        let mut table = self.table_mut();
+        let old = table.layers.replace(layers).unwrap_or_default();
+        let Table { fences, layers } = &mut *table;
+        let is_gone = |layer: &LayerId| {
+            let is_known = layers.as_ref().is_some_and(|now| now.contains(layer));
+            old.contains(layer) && !is_known
+        };
+        fences.retain(|layer, _| !is_gone(layer));
+        // Under the lock: whoever sees the new number finds the new table.
+        self.removals.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The fence of a layer; one that was never set admits everything. `None`: there is no such layer, as far
+    /// as this node has heard.
+    pub fn of(&self, layer: LayerId) -> Option<Arc<Fence>> {
+        let table = self.table();
+        if let Some(fence) = table.fences.get(&layer) {
+            return Some(Arc::clone(fence));
+        }
+        if !table.is_known(layer) {
+            return None;
+        }
+        drop(table);
+        let mut table = self.table_mut();
+        // It may have gone in between.
+        table
+            .is_known(layer)
+            .then(|| Arc::clone(table.fences.entry(layer).or_default()))
+    }
+
+    /// Raises the fence of a layer, whether it is known or not; returns what it is then. `None`: there are
+    /// too many of unknown layers.
+    pub fn raise(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        epoch: Epoch,
+    ) -> Option<(Generation, Epoch)> {
+        let fence = self.of(layer).or_else(|| {
+            let mut table = self.table_mut();
+            let has_room = table.unknown() < UNKNOWN_LAYERS_MAX;
+            has_room.then(|| Arc::clone(table.fences.entry(layer).or_default()))
+        })?;
+        fence.raise(generation, epoch);
+        Some(fence.get())
+    }
+
+    /// Forgets a dropped layer.
+    pub fn forget(&self, layer: LayerId) {
+        self.table_mut().fences.remove(&layer);
+        self.removals.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Fences in memory.
+    pub fn len(&self) -> usize {
+        self.table().fences.len()
+    }
+
+    /// None is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Entries of a [`FenceCache`]: volumes that one data thread serves without asking the shared table.
+const CACHE_ENTRIES: usize = 256;
+
+type Entry = Option<(LayerId, Arc<Fence>)>;
+
+/// One data thread's view of [`Fences`], without lock and hash. Two layers that share an entry displace each
+/// other.
+#[derive(Debug)]
+pub struct FenceCache {
+    fences: Arc<Fences>,
+    entries: Box<[Entry]>,
+    /// [`Fences::removals`] when the entries were looked up.
+    removals: u64,
+}
+
+impl FenceCache {
+    /// An empty cache over `fences`.
+    pub fn new(fences: Arc<Fences>) -> Self {
+        Self {
+            removals: fences.removals.load(Ordering::Acquire),
+            fences,
+            entries: (0..CACHE_ENTRIES).map(|_| None).collect(),
+        }
+    }
+
+    /// The fence of a layer, as [`Fences::of`].
+    #[inline]
+    pub fn of(&mut self, layer: LayerId) -> Option<&Arc<Fence>> {
+        let removals = self.fences.removals.load(Ordering::Acquire);
+        if self.removals != removals {
+            self.removals = removals;
+            self.entries.fill(None);
+        }
+        let entry = &mut self.entries[(layer.0 as usize) % CACHE_ENTRIES];
+        if !matches!(entry, Some((known, _)) if *known == layer) {
+            *entry = self.fences.of(layer).map(|fence| (layer, fence));
+        }
+        entry.as_ref().map(|(_, fence)| fence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYER: LayerId = LayerId(7);
+
+    fn layers(of: impl IntoIterator<Item = u64>) -> HashSet<LayerId> {
+        of.into_iter().map(LayerId).collect()
+    }
+
+    #[test]
+    fn only_layers_that_metadata_know_have_fences() {
+        let fences = Fences::of_known_layers();
+        assert!(fences.of(LAYER).is_none(), "nothing was told yet");
+        fences.set_layers(layers([7, 8]));
+        assert!(fences.of(LAYER).is_some());
+        for invented in 1000..2000 {
+            assert!(fences.of(LayerId(invented)).is_none());
+        }
+        assert_eq!(fences.len(), 1);
+        assert!(Fences::default().of(LAYER).is_some(), "a node alone");
+    }
+
+    #[test]
+    fn the_fence_of_a_layer_is_forgotten_with_it() {
+        let fences = Arc::new(Fences::of_known_layers());
+        fences.set_layers(layers([7, 8]));
+        let mut cache = FenceCache::new(Arc::clone(&fences));
+        for layer in [LAYER, LayerId(8)] {
+            fences.raise(layer, Generation(3), Epoch(4));
+            assert!(cache.of(layer).is_some());
+        }
+        fences.set_layers(layers([8, 9]));
+        assert!(cache.of(LAYER).is_none() && fences.of(LAYER).is_none());
+        let kept = cache.of(LayerId(8)).map(|fence| fence.get());
+        assert_eq!(kept, Some((Generation(3), Epoch(4))));
+        fences.forget(LayerId(8));
+        let anew = cache.of(LayerId(8)).map(|fence| fence.get());
+        assert_eq!(anew, Some((Generation(0), Epoch(0))), "dropped here");
+    }
+
+    /// A round of comparison may hear of a layer before metadata do.
+    #[test]
+    fn bounded_unknown_layers_have_fences_up_to_a_limit() {
+        let fences = Fences::of_known_layers();
+        let raised = Some((Generation(2), Epoch(3)));
+        let raise = |layer| fences.raise(LayerId(layer), Generation(2), Epoch(3));
+        let last = UNKNOWN_LAYERS_MAX as u64 - 1;
+        for layer in 0..=last {
+            assert_eq!(raise(layer), raised);
+        }
+        assert_eq!(raise(last + 1), None);
+        assert_eq!(raise(last), raised, "it is there already");
+        // Metadata hear of one of them, whose fence stays, and there is room for another.
+        fences.set_layers(layers([last]));
+        assert_eq!(fences.of(LayerId(last)).map(|fence| fence.get()), raised);
+        assert_eq!(raise(last + 1), raised);
+        assert_eq!(raise(last + 2), None);
+    }
+}

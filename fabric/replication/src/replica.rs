@@ -1,0 +1,343 @@
+//! The replica machine: checks a request's fences, hands it to the store, answers.
+//!
+//! Events in: [`Replica::on_request`] and [`Replica::on_store`]. Actions out: [`StorePort::submit`] and the
+//! replies returned. Which peer a reply goes to is the transport's business; the machine gives back the peer
+//! it was told.
+
+use std::sync::Arc;
+
+use fabric_types::ids::{LayerId, PeerId};
+use fabric_types::iov::IoVecs;
+use fabric_types::message::{FenceEntry, UnresolvedEntry};
+use fabric_types::slab::{Key, Slab};
+use fabric_types::{
+    Command, Epoch, Generation, Incarnation, PgId, Refusal, Reply, Request, RequestId,
+};
+use zerocopy::IntoBytes;
+
+use super::fence::{FenceCache, Fences};
+use super::groups::Groups;
+use super::unresolved::{self, Unresolved};
+
+pub mod store_op;
+
+/// Names a store operation between [`StorePort::submit`] and [`Replica::on_store`].
+pub type StoreKey = Key;
+
+/// Outcome of a store operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// Newer versions are in place, and with content. Only writes of the same lease that overlapped this one
+    /// can have put them there (an older lease was fenced before), and then this write counts as done first
+    /// and overwritten.
+    Stale,
+    /// A newer version is demanded where there may be nothing that overwrote this write.
+    Renumber,
+    /// No space left.
+    NoSpace,
+    /// A block failed its checksum.
+    Corrupt,
+    /// The device returned this errno; `EROFS`: its store takes no more writes.
+    Device(i32),
+    /// The fence rose while the operation waited.
+    Fenced(Refusal),
+    /// The block to be restored has changed.
+    Changed,
+    /// The data do not fit their checksum.
+    Mismatch,
+    /// The request is malformed.
+    Invalid,
+}
+
+/// A store as the replica sees it.
+pub trait StorePort {
+    /// Takes a request that passed the fences. `Some`: finished already. `None`: [`Replica::on_store`] is
+    /// told `key` later. Takes as many as the replica has slots.
+    fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>>;
+}
+
+#[derive(Clone, Copy)]
+struct Held {
+    peer: PeerId,
+    id: RequestId,
+    /// Of a fence: the layer, the lease, and where the list of unresolved writes goes.
+    fence: Option<(LayerId, Generation, IoVecs)>,
+    /// Of a write that was noted because this replica is being compared: its group, what it is, and the
+    /// receiving period.
+    noted: Option<Noted>,
+}
+
+#[derive(Clone, Copy)]
+struct Noted {
+    pg: PgId,
+    command: Command,
+    since: Epoch,
+}
+
+/// What a replica that has peers shares with the node's other data threads.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// Which groups this node is a member of.
+    pub groups: Arc<Groups>,
+    /// The unresolved writes, one share for each data thread.
+    pub unresolved: Arc<[Arc<Unresolved>]>,
+    /// This thread's share.
+    pub lane: usize,
+}
+
+/// What [`Replica::on_request`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handled {
+    /// The answer.
+    Replied(Reply),
+    /// The answer comes from [`Replica::on_store`].
+    Held,
+    /// Every slot is taken: nothing was done. The transport's credits keep clients from getting here.
+    Full,
+}
+
+/// The machine. One per data thread; the fences are shared by all of a node.
+pub struct Replica {
+    incarnation: Incarnation,
+    fences: FenceCache,
+    held: Slab<Held>,
+    /// `None`: the node is alone.
+    peers: Option<Peers>,
+}
+
+impl Replica {
+    /// A replica that holds up to `slots` requests at once.
+    pub fn new(incarnation: Incarnation, fences: Arc<Fences>, slots: u32) -> Self {
+        let empty = Held {
+            peer: PeerId(0),
+            id: RequestId(0),
+            fence: None,
+            noted: None,
+        };
+        Self {
+            incarnation,
+            fences: FenceCache::new(fences),
+            held: Slab::new(slots, || empty),
+            peers: None,
+        }
+    }
+
+    /// One of several replicas.
+    #[must_use]
+    pub fn with_peers(mut self, peers: Peers) -> Self {
+        self.peers = Some(peers);
+        self
+    }
+
+    /// A request came from `peer`.
+    #[inline]
+    pub fn on_request<P: StorePort>(
+        &mut self,
+        peer: PeerId,
+        request: &Request,
+        store: &mut P,
+    ) -> Handled {
+        let noted = match self.admit(request) {
+            Ok(noted) => noted,
+            Err(refusal) => return Handled::Replied(self.reply(request.id, Err(refusal))),
+        };
+        if let Command::Join = request.command {
+            return Handled::Replied(self.reply(request.id, Ok(())));
+        }
+        let Some(slot) = self.held.take() else {
+            return Handled::Full;
+        };
+        match store.submit(self.held.key(slot), request) {
+            Some(result) => {
+                self.held.give_back(slot);
+                self.note_stored(noted, result);
+                if let (Command::TellFence { layer, buffers, .. }, Ok(())) =
+                    (request.command, result)
+                {
+                    self.add_unpersisted(layer, &buffers);
+                    self.tell_unresolved(layer, Generation::MAX, &buffers, size_of::<FenceEntry>());
+                }
+                Handled::Replied(self.reply(request.id, outcome(result)))
+            }
+            None => {
+                let (id, generation) = (request.id, request.generation);
+                let fence = match request.command {
+                    Command::Fence { layer, buffers, .. } => Some((layer, generation, buffers)),
+                    _ => None,
+                };
+                self.held[slot] = Held {
+                    peer,
+                    id,
+                    fence,
+                    noted,
+                };
+                Handled::Held
+            }
+        }
+    }
+
+    /// The store finished `key`. `None` if no such operation is held.
+    #[inline]
+    pub fn on_store(
+        &mut self,
+        key: StoreKey,
+        result: Result<(), StoreFailure>,
+    ) -> Option<(PeerId, Reply)> {
+        let slot = self.held.find(key)?;
+        let Held {
+            peer,
+            id,
+            fence,
+            noted,
+        } = self.held[slot];
+        self.held.give_back(slot);
+        self.note_stored(noted, result);
+        if let (Some((layer, generation, buffers)), Ok(())) = (fence, result) {
+            self.tell_unresolved(layer, generation, &buffers, 0);
+        }
+        Some((peer, self.reply(id, outcome(result))))
+    }
+
+    /// Checks the fences, and notes what a write is about to change.
+    #[inline]
+    fn admit(&mut self, request: &Request) -> Result<Option<Noted>, Refusal> {
+        if let Some(layer) = request.command.layer() {
+            match self.fences.of(layer) {
+                Some(fence) => fence.admit(request)?,
+                // It may have been created a moment ago: asked again, this node will have heard of it.
+                None if request.command.mutates() => return Err(Refusal::Behind(self.known())),
+                None => {}
+            }
+        }
+        let noted = match &self.peers {
+            Some(peers) => peers.admit(request)?,
+            None => None,
+        };
+        if let Command::Fence { layer, .. } = request.command
+            && let Some(fence) = self.fences.of(layer)
+        {
+            // In memory first: no write slips in between.
+            fence.raise(request.generation, request.epoch);
+        }
+        Ok(noted)
+    }
+
+    /// The newest map that this node knows.
+    fn known(&self) -> Epoch {
+        let peers = self.peers.as_ref();
+        peers.map_or(Epoch(0), |peers| peers.groups.known())
+    }
+
+    /// The store is done with a write that was noted.
+    #[inline]
+    fn note_stored(&self, noted: Option<Noted>, result: Result<(), StoreFailure>) {
+        if let (Some(noted), Ok(()), Some(peers)) = (noted, result, &self.peers) {
+            peers.groups.stored(noted.pg, &noted.command, noted.since);
+        }
+    }
+
+    /// A fence holds from the moment in which it was raised, which is before it is persisted.
+    fn add_unpersisted(&mut self, layer: LayerId, buffers: &IoVecs) {
+        let fence = self.fences.of(layer);
+        let (generation, epoch) = fence.map_or_else(Default::default, |fence| fence.get());
+        let raised = FenceEntry {
+            generation: generation.0,
+            epoch: epoch.0,
+        };
+        // SAFETY: the transport keeps the list and its memory until the reply.
+        let buffer = unsafe { buffers.first_mut() };
+        let both = FenceEntry::from_memory(buffer).max(raised);
+        if let Some(place) = buffer.first_chunk_mut::<{ size_of::<FenceEntry>() }>() {
+            place.copy_from_slice(both.as_bytes());
+        }
+    }
+
+    /// Fills the list that is asked for, behind the first `skip` bytes; nothing if there is no room for one.
+    fn tell_unresolved(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        buffers: &IoVecs,
+        skip: usize,
+    ) {
+        let entry = size_of::<UnresolvedEntry>();
+        // SAFETY: the transport keeps the list and its memory until the reply.
+        let buffer = unsafe { buffers.first_mut() };
+        let Some(buffer) = buffer.get_mut(skip..).filter(|b| b.len() >= entry) else {
+            return;
+        };
+        let room = buffer.len() / entry;
+        let list = match &self.peers {
+            // The last one ends the list.
+            Some(peers) => unresolved::list(&peers.unresolved, layer, generation, room - 1),
+            None => Vec::new(),
+        };
+        buffer.fill(0);
+        for (place, entry) in buffer.chunks_exact_mut(entry).zip(&list) {
+            place.copy_from_slice(entry.as_bytes());
+        }
+    }
+
+    /// This start of the replica.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Requests held.
+    pub fn in_flight(&self) -> usize {
+        self.held.taken()
+    }
+
+    #[inline]
+    fn reply(&self, id: RequestId, result: Result<(), Refusal>) -> Reply {
+        Reply {
+            id,
+            incarnation: self.incarnation,
+            result,
+        }
+    }
+}
+
+impl Peers {
+    #[inline]
+    fn admit(&self, request: &Request) -> Result<Option<Noted>, Refusal> {
+        self.groups.admit(request)?;
+        let since = match request.command {
+            Command::Write { .. } | Command::Zero { .. } => {
+                self.unresolved[self.lane].note(request);
+                self.groups.note(request)
+            }
+            Command::Restore { .. } => self.groups.note(request),
+            Command::Join => {
+                self.groups.join(request.pg, request.epoch);
+                None
+            }
+            _ => None,
+        };
+        let noted = |since| Noted {
+            pg: request.pg,
+            command: request.command,
+            since,
+        };
+        Ok(since.map(noted))
+    }
+}
+
+/// What the client is told.
+#[inline]
+pub fn outcome(result: Result<(), StoreFailure>) -> Result<(), Refusal> {
+    match result {
+        Ok(()) | Err(StoreFailure::Stale) => Ok(()),
+        Err(StoreFailure::Renumber) => Err(Refusal::Renumber),
+        Err(StoreFailure::NoSpace) => Err(Refusal::NoSpace),
+        Err(StoreFailure::Corrupt) => Err(Refusal::Corrupt),
+        Err(StoreFailure::Device(errno)) => Err(Refusal::Device(errno)),
+        Err(StoreFailure::Fenced(refusal)) => Err(refusal),
+        Err(StoreFailure::Changed) => Err(Refusal::Changed),
+        Err(StoreFailure::Mismatch) => Err(Refusal::Mismatch),
+        Err(StoreFailure::Invalid) => Err(Refusal::Invalid),
+    }
+}
+
+#[cfg(test)]
+mod tests;

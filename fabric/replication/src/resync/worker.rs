@@ -1,0 +1,437 @@
+//! One worker of a round: compares a map page and takes over what differs, then the next one.
+
+use std::collections::BTreeSet;
+
+use fabric_types::block::{BLOCK_BYTES, Block, BlockStamp, Holds, LEAF_BLOCKS};
+use fabric_types::checksum::crc32c;
+use fabric_types::ids::ChunkKey;
+use fabric_types::iov::IoVecs;
+use fabric_types::{Command, Refusal};
+
+use super::unread::Unreadable;
+use super::{Progress, RoundFailure, TRIES_MAX};
+use crate::groups::{LeafKey, Touched};
+
+/// Blocks read from the source at a time.
+pub const RUN_BLOCKS: usize = 16;
+
+const BLOCKS: usize = LEAF_BLOCKS as usize;
+
+/// Who executes a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The source.
+    Source,
+    /// This node's store.
+    Here,
+}
+
+/// What follows a worker's step.
+#[derive(Debug)]
+pub enum Step {
+    /// Have these executed; each is answered by another step.
+    Do(Vec<(Side, Command)>),
+    /// More answers are due.
+    Wait,
+    /// The page agrees.
+    Done(LeafKey),
+    /// It agrees but for blocks that clients are writing: look again in a moment.
+    Later(LeafKey),
+    /// It agrees but for these blocks of it, which are data by the source's map and which the source cannot
+    /// read.
+    Unread(LeafKey, Vec<(u32, BlockStamp)>),
+    /// The round is over.
+    Failed(RoundFailure),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Begun,
+    Inspecting,
+    /// The run `first..end` is read from the source.
+    Reading {
+        first: usize,
+        end: usize,
+    },
+    /// The blocks of the run are stored here; `lost`: without their data.
+    Restoring {
+        first: usize,
+        end: usize,
+        lost: bool,
+    },
+}
+
+/// Memory that requests in flight point into.
+#[derive(Debug)]
+struct Memory {
+    source: [BlockStamp; BLOCKS],
+    here: [BlockStamp; BLOCKS],
+    blocks: [Block; RUN_BLOCKS],
+    stamps_iovs: [libc::iovec; 2],
+    run_iov: libc::iovec,
+    block_iovs: [libc::iovec; RUN_BLOCKS],
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Worker {
+    state: State,
+    leaf: Option<LeafKey>,
+    memory: Box<Memory>,
+    /// Answers due.
+    waiting: u32,
+    /// The page changed while it was being compared.
+    again: bool,
+    tries: u32,
+    refused: Option<Refusal>,
+    /// Blocks below this one are read one at a time: a run with one of them could not be read.
+    one_by_one: usize,
+    /// Blocks that the source could not read.
+    unread: Vec<u32>,
+    /// Blocks that cannot be read here, and have not been taken over.
+    bad: BTreeSet<usize>,
+}
+
+// SAFETY: the iovecs point into memory that the worker owns.
+unsafe impl Send for Worker {}
+
+const NO_IOV: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+impl Worker {
+    pub fn new() -> Self {
+        let memory = Box::new(Memory {
+            source: [BlockStamp::default(); BLOCKS],
+            here: [BlockStamp::default(); BLOCKS],
+            blocks: [Block([0; BLOCK_BYTES]); RUN_BLOCKS],
+            stamps_iovs: [NO_IOV; 2],
+            run_iov: NO_IOV,
+            block_iovs: [NO_IOV; RUN_BLOCKS],
+        });
+        Self {
+            state: State::Idle,
+            leaf: None,
+            memory,
+            waiting: 0,
+            again: false,
+            tries: 0,
+            refused: None,
+            one_by_one: 0,
+            unread: Vec::new(),
+            bad: BTreeSet::new(),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Idle
+    }
+
+    /// The page it is at.
+    pub fn leaf(&self) -> Option<LeafKey> {
+        self.leaf
+    }
+
+    /// Takes a page on; the first [`step`](Self::step) follows.
+    pub fn begin(&mut self, leaf: LeafKey) {
+        self.leaf = Some(leaf);
+        self.state = State::Begun;
+        self.tries = 0;
+    }
+
+    /// An answer is there (or the page was just begun). `touched` is what clients have done to the page in
+    /// this receiving period.
+    pub fn step(
+        &mut self,
+        result: Result<(), Refusal>,
+        touched: &Touched,
+        known: &Unreadable,
+        progress: &mut Progress,
+    ) -> Step {
+        match (result, self.state) {
+            (Ok(()), _) => {}
+            (Err(Refusal::Changed | Refusal::Mismatch), _) => self.again = true,
+            // What is refused for another reason may be read in a moment, or once the node is started again:
+            // the round fails.
+            (Err(refusal), State::Reading { first, end }) if refusal.is_unreadable() => {
+                self.waiting = 0;
+                return self.unreadable((first, end), touched, known, progress);
+            }
+            (Err(refusal), _) => self.refused = self.refused.or(Some(refusal)),
+        }
+        self.waiting = self.waiting.saturating_sub(1);
+        if self.waiting > 0 {
+            return Step::Wait;
+        }
+        if let Some(refusal) = self.refused {
+            return Step::Failed(RoundFailure::Source(refusal));
+        }
+        match self.state {
+            State::Idle => Step::Wait,
+            State::Begun => {
+                self.note_bad(known);
+                self.inspect()
+            }
+            State::Inspecting => {
+                progress.leaves += u64::from(self.tries == 0);
+                self.go_on(0, touched, progress)
+            }
+            State::Reading { first, end } => {
+                // A discard leaves no version behind where nothing is mapped: only by the notes is it known
+                // that the block was written while it was being read from the source.
+                let written = (first..end).any(|i| touched.is_noted(i));
+                if self.again || written || !self.is_as_inspected(first, end) {
+                    return self.try_again();
+                }
+                self.restore((first, end), true, progress)
+            }
+            State::Restoring { .. } if self.again => self.try_again(),
+            State::Restoring { first, end, lost } => {
+                let Memory { source, here, .. } = &mut *self.memory;
+                here[first..end].copy_from_slice(&source[first..end]);
+                self.bad.retain(|i| !(first..end).contains(i));
+                if lost {
+                    self.tell_lost(first);
+                    progress.lost += 1;
+                }
+                self.go_on(end, touched, progress)
+            }
+        }
+    }
+
+    fn chunk(&self) -> ChunkKey {
+        let leaf = self.leaf.expect("a page is being compared");
+        ChunkKey {
+            layer: leaf.layer,
+            index: leaf.chunk,
+        }
+    }
+
+    /// First block of the page within the chunk.
+    fn base(&self) -> u32 {
+        self.leaf.expect("a page is being compared").leaf * LEAF_BLOCKS
+    }
+
+    fn send(&mut self, commands: Vec<(Side, Command)>) -> Step {
+        self.waiting = commands.len() as u32;
+        Step::Do(commands)
+    }
+
+    fn try_again(&mut self) -> Step {
+        self.tries += 1;
+        if self.tries >= TRIES_MAX {
+            return Step::Failed(RoundFailure::Busy);
+        }
+        self.inspect()
+    }
+
+    /// The source has blocks of a run that it cannot read: which, is found by reading them one by one.
+    fn unreadable(
+        &mut self,
+        (first, end): (usize, usize),
+        touched: &Touched,
+        known: &Unreadable,
+        progress: &mut Progress,
+    ) -> Step {
+        if end - first > 1 {
+            self.one_by_one = end;
+            return self.go_on(first, touched, progress);
+        }
+        if touched.is_noted(first) {
+            return self.try_again();
+        }
+        if self.agrees(first) {
+            // Neither side can: this one lacks nothing that the source has, and what is here is not kept for
+            // a write of it that comes again. The store refuses unless it has met the damage itself.
+            self.bad.remove(&first);
+            return self.restore((first, end), false, progress);
+        }
+        let leaf = self.leaf.expect("a page is being compared");
+        let (block, stamp) = (first as u32, self.memory.source[first]);
+        if known.lost.get(&(leaf, block)) == Some(&stamp) {
+            return self.restore((first, end), false, progress);
+        }
+        self.unread.push(block);
+        self.go_on(end, touched, progress)
+    }
+
+    /// A block is known to be lost on this side, too.
+    fn tell_lost(&self, block: usize) {
+        tracing::error!(
+            block = self.base() + block as u32,
+            chunk = ?self.chunk(),
+            "no replica in sync can read the block: its data are lost"
+        );
+    }
+
+    fn inspect(&mut self) -> Step {
+        self.again = false;
+        self.one_by_one = 0;
+        self.unread.clear();
+        self.state = State::Inspecting;
+        let len = size_of::<[BlockStamp; BLOCKS]>();
+        let memory = &mut *self.memory;
+        let places = [
+            memory.source.as_mut_ptr().cast(),
+            memory.here.as_mut_ptr().cast(),
+        ];
+        for (iov, iov_base) in memory.stamps_iovs.iter_mut().zip(places) {
+            *iov = libc::iovec {
+                iov_base,
+                iov_len: len,
+            };
+        }
+        let command = |which: usize| Command::Inspect {
+            chunk: self.chunk(),
+            block: self.base(),
+            buffers: IoVecs {
+                ptr: &raw const self.memory.stamps_iovs[which],
+                len: 1,
+            },
+            len: len as u32,
+        };
+        let commands = vec![(Side::Source, command(0)), (Side::Here, command(1))];
+        self.send(commands)
+    }
+
+    /// Whether block `i` is to be taken over: it differs, or cannot be read here, and not because a client is
+    /// just writing it.
+    fn differs(&self, i: usize, touched: &Touched) -> bool {
+        !touched.is_noted(i) && (!self.agrees(i) || self.is_bad(i))
+    }
+
+    fn is_bad(&self, i: usize) -> bool {
+        self.bad.contains(&i) && self.memory.source[i].holds() == Holds::Data
+    }
+
+    fn note_bad(&mut self, known: &Unreadable) {
+        let leaf = self.leaf.expect("a page is being compared");
+        let of_page = known.here.range((leaf, 0)..(leaf, LEAF_BLOCKS));
+        self.bad = of_page.map(|(_, block)| *block as usize).collect();
+    }
+
+    fn agrees(&self, i: usize) -> bool {
+        self.memory.source[i].agrees_with(&self.memory.here[i])
+    }
+
+    /// Whether block `i` differs, and a client has sent a write to it of which it is not known that it is
+    /// stored here: it may be about to be, or have failed. The same if one is stored, and the source has a
+    /// newer: that may be about to come.
+    fn is_unclear(&self, i: usize, touched: &Touched) -> bool {
+        let (source, here) = (&self.memory.source[i], &self.memory.here[i]);
+        let lags = source.holds() != Holds::Nothing && source.version >= here.version;
+        touched.is_noted(i) && (!touched.is_stored(i) || lags) && !self.agrees(i)
+    }
+
+    /// Nothing is left to be taken over.
+    fn end(&mut self, touched: &Touched) -> Step {
+        let leaf = self.leaf.take().expect("a page is being compared");
+        self.state = State::Idle;
+        if (0..BLOCKS).any(|i| self.is_unclear(i, touched)) {
+            return Step::Later(leaf);
+        }
+        if self.unread.is_empty() {
+            return Step::Done(leaf);
+        }
+        let source = &self.memory.source;
+        let unread = self.unread.iter();
+        let unread = unread.map(|&block| (block, source[block as usize]));
+        Step::Unread(leaf, unread.collect())
+    }
+
+    /// Takes over the next run of blocks from `at` on.
+    fn go_on(&mut self, at: usize, touched: &Touched, progress: &mut Progress) -> Step {
+        let Some(first) = (at..BLOCKS).find(|&i| self.differs(i, touched)) else {
+            return self.end(touched);
+        };
+        let is_data = |i: usize| self.memory.source[i].holds() == Holds::Data;
+        let most = match first < self.one_by_one {
+            true => first + 1,
+            false => BLOCKS.min(first + RUN_BLOCKS),
+        };
+        let alike = |&i: &usize| self.differs(i, touched) && is_data(i) == is_data(first);
+        let end = first + (first..most).take_while(alike).count();
+        if !is_data(first) {
+            return self.restore((first, end), true, progress);
+        }
+        self.state = State::Reading { first, end };
+        let len = (end - first) * BLOCK_BYTES;
+        self.memory.run_iov = libc::iovec {
+            iov_base: self.memory.blocks.as_mut_ptr().cast(),
+            iov_len: len,
+        };
+        let read = Command::Read {
+            chunk: self.chunk(),
+            offset: (self.base() + first as u32) * BLOCK_BYTES as u32,
+            buffers: IoVecs {
+                ptr: &raw const self.memory.run_iov,
+                len: 1,
+            },
+            len: len as u32,
+        };
+        self.send(vec![(Side::Source, read)])
+    }
+
+    /// Whether the source sent what it told before.
+    fn is_as_inspected(&self, first: usize, end: usize) -> bool {
+        let stamps = &self.memory.source[first..end];
+        let blocks = self.memory.blocks.iter();
+        stamps
+            .iter()
+            .zip(blocks)
+            .all(|(s, b)| crc32c(&b.0) == s.crc)
+    }
+
+    /// Makes the run what the source has; without its data if they are lost.
+    fn restore(
+        &mut self,
+        (first, end): (usize, usize),
+        has_data: bool,
+        progress: &mut Progress,
+    ) -> Step {
+        self.state = State::Restoring {
+            first,
+            end,
+            lost: !has_data && !self.agrees(first),
+        };
+        let mut commands = Vec::with_capacity(end - first);
+        for (nth, i) in (first..end).enumerate() {
+            let memory = &mut *self.memory;
+            let (source, here) = (memory.source[i], memory.here[i]);
+            let is_data = source.holds() == Holds::Data;
+            let len = if is_data && has_data { BLOCK_BYTES } else { 0 };
+            memory.block_iovs[nth] = libc::iovec {
+                iov_base: memory.blocks[nth].0.as_mut_ptr().cast(),
+                iov_len: len,
+            };
+            progress.blocks += 1;
+            progress.dropped += u64::from(here.version > source.version);
+            if here.version == source.version && here.crc != source.crc && is_data && has_data {
+                tracing::error!(
+                    block = self.base() + i as u32,
+                    chunk = ?self.chunk(),
+                    "two replicas hold different data under one version; the source's are taken"
+                );
+            }
+            commands.push((
+                Side::Here,
+                Command::Restore {
+                    chunk: self.chunk(),
+                    block: self.base() + i as u32,
+                    stamps: [here, source],
+                    buffers: IoVecs {
+                        ptr: &raw const self.memory.block_iovs[nth],
+                        len: 1,
+                    },
+                    len: len as u32,
+                },
+            ));
+        }
+        self.send(commands)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! The writes of a layer that may not be on every replica: those above the client's watermark.
+//!
+//! Kept in memory only: a replica that restarts is compared as a whole before it counts again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use fabric_types::block::BLOCK_BYTES;
+use fabric_types::ids::{CHUNK_BYTES, LayerId, Version};
+use fabric_types::message::UnresolvedEntry;
+use fabric_types::{Command, Generation, Request, Sequence};
+
+/// Writes remembered of a layer one by one; beyond, those of a chunk are merged into one range. A client has
+/// at most some thousands in flight per data thread.
+const WRITES_MAX: usize = 16_384;
+/// Ranges that such a merge may leave; with more the whole layer counts as unresolved, until the watermark
+/// has passed the newest of them. Far enough below [`WRITES_MAX`] that merges stay rare whatever a client
+/// writes.
+const MERGED_MAX: usize = WRITES_MAX / 2;
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32;
+
+/// A range of blocks in a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    chunk: u32,
+    first: u32,
+    end: u32,
+}
+
+/// The unresolved writes of one layer, by version.
+#[derive(Debug, Default)]
+struct Layer {
+    writes: BTreeMap<(u64, u32), Range>,
+    /// Every block may be unresolved until the watermark has passed this version: more was written than is
+    /// remembered, or another replica said so, of which no watermark tells.
+    everything: Option<Version>,
+}
+
+impl Layer {
+    fn note(&mut self, version: Version, range: Range) {
+        self.writes
+            .entry((version.0, range.chunk))
+            .and_modify(|known| {
+                known.first = known.first.min(range.first);
+                known.end = known.end.max(range.end);
+            })
+            .or_insert(range);
+        if self.writes.len() <= WRITES_MAX {
+            return;
+        }
+        self.merge();
+        if self.writes.len() > MERGED_MAX {
+            let newest = self.writes.last_key_value();
+            let newest = newest.map(|((version, _), _)| Version(*version));
+            self.everything = self.everything.max(newest);
+            self.writes.clear();
+        }
+    }
+
+    /// One range for each chunk, under the newest version: nothing is forgotten, though more is recovered
+    /// than needed.
+    fn merge(&mut self) {
+        let mut chunks: BTreeMap<u32, (u64, Range)> = BTreeMap::new();
+        for ((version, _), range) in &self.writes {
+            chunks
+                .entry(range.chunk)
+                .and_modify(|(newest, known)| {
+                    *newest = (*newest).max(*version);
+                    known.first = known.first.min(range.first);
+                    known.end = known.end.max(range.end);
+                })
+                .or_insert((*version, *range));
+        }
+        let merged = chunks.into_values();
+        self.writes = merged.map(|(v, range)| ((v, range.chunk), range)).collect();
+    }
+
+    /// Writes below the watermark, those of older leases among them, are on every replica.
+    fn prune(&mut self, below: Version) {
+        self.everything = self.everything.filter(|newest| *newest >= below);
+        while let Some(oldest) = self.writes.first_entry() {
+            if oldest.key().0 >= below.0 {
+                return;
+            }
+            oldest.remove();
+        }
+    }
+}
+
+/// The answer to a fence of `generation`: what any data thread remembers of older leases' writes, in at most
+/// `room` entries. What does not fit is merged, at last into [`UnresolvedEntry::EVERYTHING`].
+pub fn list(
+    lanes: &[Arc<Unresolved>],
+    layer: LayerId,
+    generation: Generation,
+    room: usize,
+) -> Vec<UnresolvedEntry> {
+    let mut all = Layer::default();
+    for lane in lanes {
+        lane.collect(layer, generation, &mut all);
+    }
+    if all.writes.len() > room {
+        all.merge();
+    }
+    if all.everything.is_some() || all.writes.len() > room {
+        return vec![UnresolvedEntry::EVERYTHING];
+    }
+    let entry = |((version, chunk), range): (&(u64, u32), &Range)| UnresolvedEntry {
+        version: *version,
+        chunk: *chunk,
+        block: range.first,
+        count: range.end - range.first,
+        reserved: 0,
+    };
+    all.writes.iter().map(entry).collect()
+}
+
+/// One data thread's share of what a node remembers.
+#[derive(Debug, Default)]
+pub struct Unresolved(Mutex<BTreeMap<LayerId, Layer>>);
+
+impl Unresolved {
+    /// A write was admitted and goes to the store.
+    pub fn note(&self, request: &Request) {
+        let (chunk, offset, len) = match request.command {
+            Command::Write {
+                chunk, offset, len, ..
+            }
+            | Command::Zero {
+                chunk, offset, len, ..
+            } => (chunk, offset, len),
+            _ => return,
+        };
+        let block = BLOCK_BYTES as u32;
+        let range = Range {
+            chunk: chunk.index,
+            first: offset / block,
+            end: offset.saturating_add(len).div_ceil(block),
+        };
+        let mut layers = self.0.lock().expect("no panic under this lock");
+        let layer = layers.entry(chunk.layer).or_default();
+        // Right after a lease was renewed nothing is known to be resolved, neither under the new one nor
+        // under the old.
+        if request.watermark.0 > 0 {
+            layer.prune(Version::of(request.generation, request.watermark));
+        }
+        layer.note(Version::of(request.generation, request.sequence), range);
+    }
+
+    /// Another replica takes these for unresolved, and this one has them from there.
+    ///
+    /// They are forgotten with the writes that come later by the same data thread; until then a takeover
+    /// recovers more than it has to.
+    pub fn adopt(&self, layer: LayerId, told: &[UnresolvedEntry]) {
+        if told.is_empty() {
+            return;
+        }
+        let mut layers = self.0.lock().expect("no panic under this lock");
+        let layer = layers.entry(layer).or_default();
+        for entry in told {
+            if *entry == UnresolvedEntry::EVERYTHING {
+                layer.everything = Some(Version(u64::MAX));
+                continue;
+            }
+            // What a peer told is any bytes. A range without blocks would end the list that others are told.
+            let end = entry.block.saturating_add(entry.count).min(CHUNK_BLOCKS);
+            if entry.block < end && entry.chunk != u32::MAX {
+                let range = Range {
+                    chunk: entry.chunk,
+                    first: entry.block,
+                    end,
+                };
+                layer.note(Version(entry.version), range);
+            }
+        }
+    }
+
+    /// Adds what is unresolved of leases older than `generation`.
+    fn collect(&self, layer: LayerId, generation: Generation, into: &mut Layer) {
+        let layers = self.0.lock().expect("no panic under this lock");
+        let before = Version::of(generation, Sequence(0));
+        let Some(known) = layers.get(&layer) else {
+            return;
+        };
+        into.everything = into.everything.max(known.everything);
+        let writes = known.writes.iter();
+        for ((version, _), range) in writes.take_while(|((version, _), _)| *version < before.0) {
+            into.note(Version(*version), *range);
+        }
+    }
+
+    /// The layer is gone.
+    pub fn forget(&self, layer: LayerId) {
+        self.0
+            .lock()
+            .expect("no panic under this lock")
+            .remove(&layer);
+    }
+
+    /// Writes remembered.
+    pub fn len(&self) -> usize {
+        let layers = self.0.lock().expect("no panic under this lock");
+        layers.values().map(|layer| layer.writes.len()).sum()
+    }
+
+    /// None is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+//! What only opening does to a shard: applying the log to the map, and driving the machine on a synchronous
+//! device.
+
+use zerocopy::IntoBytes;
+
+use super::super::api::{CoreParams, Fence, LayerId};
+use super::super::device::{DeviceAction, IoVecs, SyncDevice};
+use super::super::error::OpenError;
+use super::super::format::{
+    CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO,
+    entry_kind, is_place, record_kind,
+};
+use super::super::leaf::LeafState;
+use super::super::log::ReadEntry;
+use super::super::table::NONE;
+use super::{ShardCore, leaf_slots};
+
+/// What replay found: units to claim at its end, and counts.
+#[derive(Debug, Default)]
+pub(crate) struct Replay {
+    /// Units that the log used or replaced.
+    pub touched: Vec<u32>,
+    /// Blocks mapped or unmapped.
+    pub blocks: u64,
+}
+
+impl ShardCore {
+    /// Applies one entry; `good[i]` says whether data block `i` is intact.
+    pub(crate) fn replay(
+        &mut self,
+        read: &ReadEntry,
+        good: &[bool],
+        out: &mut Replay,
+    ) -> Result<(), OpenError> {
+        let entry = read.entry;
+        let layer = LayerId(entry.layer);
+        match entry.kind {
+            entry_kind::FENCE => {
+                self.table.raise_fence(
+                    layer,
+                    Fence {
+                        generation: entry.version as u32,
+                        epoch: read.epoch,
+                    },
+                );
+                return Ok(());
+            }
+            entry_kind::FENCE_DROP => {
+                self.table.drop_fence(layer);
+                return Ok(());
+            }
+            _ => {}
+        }
+        let first = u32::from(entry.block);
+        let (leaf, last) = (first as usize / LEAF_BLOCKS, first + u32::from(entry.count));
+        let within = last <= CHUNK_BLOCKS && (last as usize).div_ceil(LEAF_BLOCKS) == leaf + 1;
+        let rec = self.table.find_or_create(layer, entry.chunk);
+        let (true, Some(rec)) = (within, rec) else {
+            return Err(self.damaged("log entry", entry.unit));
+        };
+        let slot = self.leaf_now(rec, leaf as u8);
+        for i in 0..entry.count {
+            let block = (usize::from(entry.block + i)) % LEAF_BLOCKS;
+            let old = self.leaves.entries(slot)[block];
+            // What is not mapped may carry the floor of a neighbour that was dropped after this entry was
+            // logged. When it was logged it was the newest, and what came after follows in the log.
+            let newer = old.version > entry.version
+                && old.unit != UNIT_UNMAPPED
+                && entry.kind != entry_kind::DROP;
+            let new = replayed(read, i);
+            if entry.kind == entry_kind::DATA {
+                out.touched.push(new.unit);
+                // Invariant *Verified*: after power loss a header may be there without its data.
+                if !good[usize::from(i)] {
+                    continue;
+                }
+            }
+            if newer {
+                continue;
+            }
+            out.blocks += 1;
+            self.leaves.entries_mut(slot)[block] = new;
+            if is_place(old.unit) {
+                out.touched.push(old.unit);
+                self.alloc.uncommit(old.unit);
+            }
+            if is_place(new.unit) {
+                self.alloc.commit(new.unit);
+            }
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, what: &'static str, unit: u32) -> OpenError {
+        OpenError::Damaged {
+            what,
+            shard: self.geo.shard,
+            offset: self.geo.offset(unit),
+        }
+    }
+
+    /// Where the leaf is on the device, and the record that names it; `None` when it is not there or already
+    /// cached.
+    pub(crate) fn stored_leaf(&self, layer: u64, chunk: u32, leaf: u8) -> Option<(u32, u8, Ptr)> {
+        let rec = self.table.find(LayerId(layer), chunk)?;
+        let ptr = self.table.record(rec).leaves.get(usize::from(leaf))?;
+        (ptr.unit != 0).then_some((rec, leaf, *ptr))
+    }
+
+    /// Puts a leaf read from the device into the cache.
+    pub(crate) fn put_leaf(&mut self, rec: u32, leaf: u8, page: &[u8]) {
+        let slot = self.new_leaf(rec, leaf);
+        self.leaves.fill_from(slot, page);
+    }
+
+    /// The cached leaf, or an empty one: what the device has of the log's leaves was put into the cache
+    /// before.
+    fn leaf_now(&mut self, rec: u32, leaf: u8) -> u32 {
+        let cached = self.table.runtime(rec).leaf_slots[usize::from(leaf)];
+        if cached != NONE {
+            return cached;
+        }
+        let record = *self.table.record(rec);
+        assert_eq!(record.leaves[usize::from(leaf)].unit, 0);
+        let slot = self.new_leaf(rec, leaf);
+        self.leaves.fill_empty(slot, record.floor);
+        slot
+    }
+
+    fn new_leaf(&mut self, rec: u32, leaf: u8) -> u32 {
+        let (slot, _) = self
+            .leaves
+            .take(rec, leaf, LeafState::Ready)
+            .expect("the cache has room for the whole log");
+        self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = slot;
+        slot
+    }
+
+    /// Brings the leaf cache, which replay made as large as the log wanted it, down to its bound. The
+    /// recovery checkpoint left nothing in it that is not on the device.
+    pub(crate) fn shrink_leaf_cache(&mut self, params: &CoreParams) {
+        let slots = leaf_slots(params, self.shards);
+        for (rec, leaf) in self.leaves.shrink_to(slots) {
+            self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = NONE;
+            self.note_if_bare(rec);
+        }
+    }
+
+    fn read_unit(&self, dev: &mut dyn SyncDevice, unit: u32) -> Result<Box<Page>, OpenError> {
+        let (mut page, offset) = (Page::zeroed(), self.geo.offset(unit));
+        dev.read_at(offset, &mut page.0)
+            .map_err(|source| OpenError::Io {
+                what: "read a map page",
+                offset,
+                source,
+            })?;
+        Ok(page)
+    }
+
+    /// Ends replay: whatever the log used and the map does not refer to comes back with the next checkpoint.
+    pub(crate) fn finish_replay(&mut self, mut replay: Replay) {
+        replay.touched.sort_unstable();
+        replay.touched.dedup();
+        for unit in replay.touched {
+            self.alloc.claim(unit);
+            if !self.alloc.committed().get(unit) {
+                self.alloc.quarantine_claimed(unit);
+            }
+        }
+        self.table.note_bare();
+    }
+
+    /// Runs the machine on a synchronous device until no checkpoint is wanted.
+    pub(crate) fn run_checkpoint(
+        &mut self,
+        dev: &mut dyn SyncDevice,
+        closed: bool,
+    ) -> Result<(), OpenError> {
+        use super::super::api::StoreCore;
+        self.force_checkpoint(closed);
+        while self.checkpoint_pending() {
+            let mut idle = true;
+            while let Some(action) = self.poll_action() {
+                idle = false;
+                execute(self, dev, &action);
+            }
+            let stuck = idle && self.checkpoint_pending();
+            if let Some(errno) = self.failed.or(stuck.then_some(libc::ENOSPC)) {
+                return Err(OpenError::Checkpoint {
+                    shard: self.geo.shard,
+                    errno,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the space map with what the map refers to; a description of the first difference. For tests
+    /// and tools: reads every map page, and expects nothing in flight.
+    pub fn check(&self, dev: &mut dyn SyncDevice) -> Result<(), String> {
+        let mut seen = super::super::bitmap::Bitmap::new(self.geo.units);
+        let mut refer = |unit: u32, what: &str| {
+            if !self.alloc.is_data_unit(unit) || !seen.set(unit) {
+                return Err(format!(
+                    "unit {unit} ({what}) is referred to twice or outside the data area"
+                ));
+            }
+            if !self.alloc.committed().get(unit) {
+                return Err(format!("unit {unit} ({what}) is in use and not marked"));
+            }
+            Ok(())
+        };
+        let tables = self
+            .table
+            .page_ptrs
+            .iter()
+            .chain(&self.table.dir_ptrs)
+            .chain([self.ckpt.root()]);
+        for ptr in tables.filter(|p| p.unit != 0) {
+            refer(ptr.unit, "table page")?;
+        }
+        for rec in 0..self.table.slots() {
+            let record = self.table.record(rec);
+            for (leaf, ptr) in record
+                .leaves
+                .iter()
+                .enumerate()
+                .filter(|_| record.kind == record_kind::CHUNK)
+            {
+                if ptr.unit != 0 {
+                    refer(ptr.unit, "leaf")?;
+                }
+                let slot = self.table.runtime(rec).leaf_slots[leaf];
+                let mut entries = [MapEntry::default(); LEAF_BLOCKS];
+                if slot != NONE && self.leaves.meta(slot).state == LeafState::Ready {
+                    entries = *self.leaves.entries(slot);
+                } else if ptr.unit != 0 {
+                    let page = self.read_unit(dev, ptr.unit).map_err(|e| e.to_string())?;
+                    entries.as_mut_bytes().copy_from_slice(&page.0);
+                }
+                for entry in entries.iter().filter(|e| is_place(e.unit)) {
+                    refer(entry.unit, "data")?;
+                }
+            }
+        }
+        match (0..self.geo.units).find(|&u| self.alloc.committed().get(u) && !seen.get(u)) {
+            Some(unit) => Err(format!("unit {unit} is marked and nothing refers to it")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What an entry makes of its block `i`.
+fn replayed(read: &ReadEntry, i: u16) -> MapEntry {
+    let version = read.entry.version;
+    let (unit, crc) = match read.entry.kind {
+        entry_kind::DATA => (read.entry.unit + u32::from(i), read.crcs[usize::from(i)]),
+        entry_kind::DROP => return MapEntry::default(),
+        entry_kind::ZERO => (UNIT_ZERO, 0),
+        entry_kind::LOST => (UNIT_LOST, read.entry.unit),
+        _ => (UNIT_UNMAPPED, 0),
+    };
+    MapEntry { unit, crc, version }
+}
+
+/// Executes one action at once.
+fn execute(core: &mut ShardCore, dev: &mut dyn SyncDevice, action: &DeviceAction) {
+    use super::super::api::StoreCore;
+    let errno =
+        |result: std::io::Result<()>| result.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
+    match action {
+        DeviceAction::Read { id, offset, iovecs } => {
+            let result = each_buffer(*offset, iovecs, |at, buf| dev.read_at(at, buf));
+            core.on_device(*id, errno(result));
+        }
+        DeviceAction::Write { id, offset, iovecs } => {
+            let result = each_buffer(*offset, iovecs, |at, buf| dev.write_at(at, buf));
+            core.on_device(*id, errno(result));
+        }
+        DeviceAction::Flush { id } => {
+            let result = dev.flush();
+            core.on_device(*id, errno(result));
+        }
+        DeviceAction::Discard { id, .. } => core.on_device(*id, Ok(())),
+    }
+}
+
+fn each_buffer(
+    offset: u64,
+    iovecs: &IoVecs,
+    mut f: impl FnMut(u64, &mut [u8]) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let mut at = offset;
+    for i in 0..iovecs.len as usize {
+        // SAFETY: the core keeps its scatter lists and the shard's own buffers valid until the completion,
+        // and the requests of opening go to its own buffers only.
+        let buf = unsafe {
+            let iov = &*iovecs.ptr.add(i);
+            std::slice::from_raw_parts_mut(iov.iov_base.cast::<u8>(), iov.iov_len)
+        };
+        f(at, buf)?;
+        at += buf.len() as u64;
+    }
+    Ok(())
+}

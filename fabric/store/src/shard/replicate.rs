@@ -1,0 +1,252 @@
+//! What replicas need beside reading and writing: telling what a block is, and making it what another replica
+//! has. See `docs/REPLICATION.md`.
+
+use super::super::api::{BlockStamp, Holds, LayerId, StoreError, StoreResult};
+use super::super::format::{
+    BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO,
+    entry_kind,
+};
+use super::super::table::NONE;
+use super::fill::Filling;
+use super::leaves::LeafLookup;
+use super::write::Item;
+use super::{PartKind, ShardCore};
+
+impl ShardCore {
+    pub(super) fn start_inspect(
+        &mut self,
+        slot: u32,
+        (layer, chunk, block): (LayerId, u32, u32),
+        iovecs: &[libc::iovec],
+    ) -> StoreResult {
+        let count = self.set_iovecs(slot, iovecs) / size_of::<BlockStamp>() as u64;
+        let [iov] = self.ops[slot].iovs.as_slice() else {
+            return Err(StoreError::OutOfRange);
+        };
+        let whole = iov.iov_len % size_of::<BlockStamp>() == 0
+            && iov.iov_base as usize % align_of::<BlockStamp>() == 0;
+        let end = u64::from(block) + count;
+        let leaf_end = (u64::from(block) / LEAF_BLOCKS as u64 + 1) * LEAF_BLOCKS as u64;
+        let is_outside = end > leaf_end || end > u64::from(CHUNK_BLOCKS) || chunk == u32::MAX;
+        if !whole || count == 0 || is_outside {
+            return Err(StoreError::OutOfRange);
+        }
+        self.start_blocks(slot, PartKind::Inspect, (layer, chunk), (block, end as u32));
+        Ok(())
+    }
+
+    pub(super) fn start_restore(
+        &mut self,
+        slot: u32,
+        (layer, chunk, block): (LayerId, u32, u32),
+        restore: [BlockStamp; 2],
+        iovecs: &[libc::iovec],
+    ) -> StoreResult {
+        self.refuse_if_failed()?;
+        let bytes = self.set_iovecs(slot, iovecs);
+        let may_bring = match restore[1].holds() {
+            // Without data: they are lost.
+            Holds::Data => bytes == UNIT_BYTES as u64 || iovecs.is_empty(),
+            Holds::Nothing | Holds::Zeroes => bytes == 0,
+        };
+        if !may_bring || block >= CHUNK_BLOCKS || chunk == u32::MAX {
+            return Err(StoreError::OutOfRange);
+        }
+        // The record is made now, so that there is room for it when the log has it.
+        let record = self.table.find_or_create(layer, chunk);
+        record.ok_or(StoreError::NoSpace)?;
+        let part = self.start_blocks(slot, PartKind::Restore, (layer, chunk), (block, block + 1));
+        self.parts[part].restore = restore;
+        Ok(())
+    }
+
+    /// Starts the one part of an operation on whole blocks.
+    fn start_blocks(
+        &mut self,
+        slot: u32,
+        kind: PartKind,
+        (layer, chunk): (LayerId, u32),
+        (first, end): (u32, u32),
+    ) -> u32 {
+        let rec = self.table.find(layer, chunk).unwrap_or(NONE);
+        let block = UNIT_BYTES as u32;
+        let op = &mut self.ops[slot];
+        (op.chunk, op.offset, op.fua, op.layer_count) = (chunk, first * block, false, 1);
+        op.layers[0] = layer.0;
+        op.parts_left = 1;
+        let range = (first * block, end * block);
+        self.start_part(slot, kind, (layer.0, chunk, rec), range, 0)
+    }
+
+    /// Looks the blocks up and tells what they are.
+    pub(super) fn step_inspect(&mut self, part: u32) -> bool {
+        let (rec, leaf) = (self.parts[part].rec, self.parts[part].leaf);
+        let lookup = match rec {
+            NONE => LeafLookup::Absent,
+            rec => self.look_up_leaf(part, rec, leaf),
+        };
+        let (first, count) = (self.parts[part].first, self.parts[part].count);
+        match lookup {
+            LeafLookup::Loading => return true,
+            LeafLookup::Stalled => return self.fail_if_hopeless(part),
+            LeafLookup::Ready(slot) => {
+                for i in 0..count {
+                    let entry = self.leaves.entries(slot)[usize::from(first + i)];
+                    self.tell(part, i, stamp_of(&entry));
+                }
+            }
+            LeafLookup::Absent => {
+                let version = match rec {
+                    NONE => 0,
+                    rec => self.table.record(rec).floor,
+                };
+                let stamp = BlockStamp {
+                    version,
+                    ..BlockStamp::default()
+                };
+                (0..count).for_each(|i| self.tell(part, i, stamp));
+            }
+        }
+        self.finish_part(part);
+        true
+    }
+
+    fn tell(&mut self, part: u32, i: u16, stamp: BlockStamp) {
+        let iov = self.ops[self.parts[part].op].iovs[0];
+        // SAFETY: the submitter keeps the memory valid until the completion; `start_inspect` saw that it is
+        // aligned and has room for a stamp for each block of the part.
+        unsafe {
+            iov.iov_base
+                .cast::<BlockStamp>()
+                .add(usize::from(i))
+                .write(stamp);
+        }
+    }
+
+    /// Puts the restored block into the batch, unless it has changed.
+    pub(super) fn fill_restored(&mut self, filling: &mut Filling, part: u32) -> bool {
+        let slot = self.leaf_slot(part);
+        let (first, [expect, stamp]) = (self.parts[part].first, self.parts[part].restore);
+        let entry = self.leaves.entries(slot)[usize::from(first)];
+        let now = stamp_of(&entry);
+        // What is there is not given up for nothing, only if it could not be read.
+        let loses_itself = now == stamp
+            && stamp.holds() == Holds::Data
+            && !self.brings_data(part)
+            && !self.is_known_bad(part, &entry);
+        if now != expect || loses_itself {
+            self.parts[part].error = Some(StoreError::Changed);
+            return true;
+        }
+        // An older version replaces a newer one only if that is dropped before, at recovery as well.
+        let drops = now.version > stamp.version || stamp.holds() == Holds::Nothing;
+        let entries = u32::from(drops) + 1;
+        let needs_data = self.brings_data(part);
+        if !filling.writer.has_room_for(entries) || (needs_data && !self.can_fill(filling)) {
+            return false;
+        }
+        if needs_data && !self.is_as_stamped(part, stamp.crc) {
+            self.parts[part].error = Some(StoreError::Mismatch);
+            return true;
+        }
+        if drops {
+            self.fill_without_data(filling, part, entry_kind::DROP);
+        }
+        self.parts[part].version = stamp.version;
+        match stamp.holds() {
+            Holds::Data if !needs_data => self.fill_without_data(filling, part, entry_kind::LOST),
+            Holds::Data => {
+                let filled = self.fill_block(filling, part, 0, true);
+                assert!(filled, "there was room for it");
+                let items = &self.batches[filling.batch].items;
+                if items.last().is_none_or(|item| item.crc != stamp.crc) {
+                    // It changed between two looks: what is stored has its own checksum, and the submitter is
+                    // told.
+                    self.parts[part].error = Some(StoreError::Mismatch);
+                }
+            }
+            Holds::Zeroes => self.fill_without_data(filling, part, entry_kind::ZERO),
+            Holds::Nothing => self.fill_without_data(filling, part, entry_kind::UNMAP),
+        }
+        true
+    }
+
+    fn is_known_bad(&self, part: u32, entry: &MapEntry) -> bool {
+        let p = &self.parts[part];
+        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first);
+        let known = self.known_bad.get(&(LayerId(p.layer), p.chunk, block));
+        known == Some(&entry.unit)
+    }
+
+    /// Whether a restored block comes with its data.
+    pub(super) fn brings_data(&self, part: u32) -> bool {
+        !self.ops[self.parts[part].op].iovs.is_empty()
+    }
+
+    /// Whether a block can be put into the batch now.
+    fn can_fill(&mut self, filling: &mut Filling) -> bool {
+        if filling.budget == 0 {
+            return false;
+        }
+        let Some(unit) = self.next_unit(filling) else {
+            return false;
+        };
+        // Back to where it was taken from, for `fill_block` to take.
+        filling.units.start = unit;
+        filling.units.len += 1;
+        true
+    }
+
+    fn is_as_stamped(&self, part: u32, crc: u32) -> bool {
+        let mut block = [0; UNIT_BYTES];
+        let op = &self.ops[self.parts[part].op];
+        // SAFETY: the submitter keeps the memory valid until the completion.
+        unsafe { fabric_types::iov::copy_from(&op.iovs, 0, &mut block) };
+        fabric_types::checksum::crc32c(&block) == crc
+    }
+
+    /// Puts an entry for the restored block into the batch, behind which no data follow.
+    fn fill_without_data(&mut self, filling: &mut Filling, part: u32, kind: u32) {
+        let p = &self.parts[part];
+        let first = p.first;
+        let crc = match kind {
+            entry_kind::LOST => p.restore[1].crc,
+            _ => 0,
+        };
+        let version = match kind {
+            entry_kind::DROP => u64::MAX,
+            _ => p.version,
+        };
+        let entry = BatchEntry {
+            layer: p.layer,
+            version,
+            chunk: p.chunk,
+            unit: crc,
+            block: u16::from(p.leaf) * LEAF_BLOCKS as u16 + first,
+            count: 1,
+            kind,
+        };
+        self.push_entry(filling, entry);
+        self.batches[filling.batch].items.push(Item {
+            part,
+            first,
+            count: 1,
+            unit: 0,
+            crc,
+            kind,
+        });
+    }
+}
+
+fn stamp_of(entry: &MapEntry) -> BlockStamp {
+    let holds = match entry.unit {
+        UNIT_UNMAPPED => Holds::Nothing,
+        UNIT_ZERO => Holds::Zeroes,
+        _ => Holds::Data,
+    };
+    BlockStamp {
+        version: entry.version,
+        crc: if holds == Holds::Data { entry.crc } else { 0 },
+        holds: holds as u32,
+    }
+}

@@ -1,0 +1,351 @@
+//! Writes: from a part that has its leaf, through a log batch, into the map.
+
+use super::super::alloc::Run;
+use super::super::api::StoreError;
+use super::super::format::{
+    BatchHeader, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
+};
+use super::super::leaf::LeafState;
+use super::super::log::HeaderWriter;
+use super::super::table::NONE;
+use super::applied::{is_drop, zero_target};
+use super::fill::Filling;
+use super::leaves::LeafLookup;
+use super::reserve::SpaceDemand;
+use super::{BATCHES_MAX, IoKind, PartKind, PartState, ShardCore};
+
+/// Data blocks of one batch.
+const BATCH_BLOCKS_MAX: u32 = 256;
+/// Device requests of one batch when its units are scattered.
+pub(super) const BATCH_IOS_MAX: usize = 64;
+/// Device requests that batches leave to checkpoints and flushes.
+const CHECKPOINT_IOS_RESERVED: usize = 32;
+/// Writes from this many blocks on do not use up the window: their data go elsewhere, beside the header.
+pub(super) const LARGE_BLOCKS: u32 = 16;
+/// Runs in quarantine (12 bytes each) that bring a checkpoint on, and those at which writes wait for it.
+pub(super) const QUARANTINE_RUNS: usize = 1 << 16;
+const QUARANTINE_RUNS_MAX: usize = 1 << 18;
+
+/// One change of the map that a batch makes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Item {
+    pub(super) part: u32,
+    pub(super) first: u16,
+    pub(super) count: u16,
+    pub(super) unit: u32,
+    pub(super) crc: u32,
+    pub(super) kind: u32,
+}
+
+/// A log batch in flight.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) lsn: u64,
+    pub(super) window: u64,
+    pub(super) header: u32,
+    pub(super) buffer: u32,
+    pub(super) blocks: u32,
+    pub(super) ios: u32,
+    pub(super) errno: Option<i32>,
+    pub(super) watermark: u64,
+    pub(super) items: Vec<Item>,
+    pub(super) parts: Vec<u32>,
+    /// Map pages that it will make dirty at most.
+    pub(super) leaves: u32,
+    /// It could not be written, and an empty one takes its place.
+    pub(super) cancelled: bool,
+    /// Device requests to be made: unit, buffer block, blocks.
+    pub(super) spans: Vec<(u32, u32, u32)>,
+}
+
+impl ShardCore {
+    /// Gets the leaf that the part changes, and queues the part for the log.
+    pub(super) fn step_acquire(&mut self, part: u32) -> bool {
+        let (rec, leaf, kind) = (
+            self.parts[part].rec,
+            self.parts[part].leaf,
+            self.parts[part].kind,
+        );
+        if kind == PartKind::Inspect {
+            return self.step_inspect(part);
+        }
+        if rec == NONE {
+            self.finish_part(part);
+            return true;
+        }
+        if let Some(errno) = self.failed {
+            // Not later, in the log's queue: a page that it would wait for may never come.
+            self.fail_part(part, StoreError::ReadOnly(errno));
+            return true;
+        }
+        let slot = match self.look_up_leaf(part, rec, leaf) {
+            LeafLookup::Ready(slot) => slot,
+            LeafLookup::Loading => return true,
+            LeafLookup::Stalled => return false,
+            LeafLookup::Absent => {
+                let single =
+                    self.parts[part].op == NONE || self.ops[self.parts[part].op].layer_count <= 1;
+                // What was to be moved is gone with its leaf.
+                let nothing = matches!(kind, PartKind::Drop | PartKind::Move);
+                if nothing || (kind == PartKind::Zero && single) {
+                    self.finish_part(part);
+                    return true;
+                }
+                let Some(slot) = self.take_leaf_slot(rec, leaf, LeafState::Ready) else {
+                    return false;
+                };
+                let floor = self.table.record(rec).floor;
+                self.leaves.fill_empty(slot, floor);
+                slot
+            }
+        };
+        if kind == PartKind::Zero {
+            self.note_newer(part, slot);
+        }
+        if matches!(kind, PartKind::Zero | PartKind::Drop) && !self.zero_changes(part, slot) {
+            self.finish_part(part);
+            return true;
+        }
+        self.leaves.meta_mut(slot).pins += 1;
+        let p = &mut self.parts[part];
+        p.pinned = true;
+        p.cursor = 0;
+        p.state = PartState::Logging;
+        self.ready.push_back(part);
+        true
+    }
+
+    /// Remembers the newest version among the blocks that a discard leaves alone because they are newer.
+    fn note_newer(&mut self, part: u32, slot: u32) {
+        let (first, last, kind) = self.zero_range(part);
+        let entries = &self.leaves.entries(slot)[usize::from(first)..usize::from(last)];
+        let newest = entries.iter().map(|e| e.version).max().unwrap_or(0);
+        let p = &mut self.parts[part];
+        // What is not mapped reads as zeroes already, unless it has to hide older layers.
+        let floored = |e: &MapEntry| e.unit == UNIT_UNMAPPED && e.version > p.version;
+        p.renumber |= kind == entry_kind::ZERO && entries.iter().any(floored);
+        // `finish_part` compares it with the part's own.
+        p.stale = p.stale.max(newest);
+    }
+
+    /// A block was left alone because what is there is newer. Of a block covered `partly` the newer write may
+    /// have been another part, so that this one was not overwritten.
+    pub(super) fn note_stale(&mut self, part: u32, entry: MapEntry, partly: bool) {
+        let p = &mut self.parts[part];
+        p.stale = p.stale.max(entry.version);
+        p.renumber |= entry.unit == UNIT_UNMAPPED || partly;
+    }
+
+    /// Whether a discard has anything to do.
+    fn zero_changes(&mut self, part: u32, slot: u32) -> bool {
+        if self.parts[part].old.iter().any(Option::is_some) {
+            return true;
+        }
+        let (first, last, kind) = self.zero_range(part);
+        let target = zero_target(kind);
+        let entries = &self.leaves.entries(slot)[usize::from(first)..usize::from(last)];
+        entries.iter().any(|e| {
+            e.unit != target && !(target == UNIT_UNMAPPED && e.unit == UNIT_ZERO && !is_drop(kind))
+        })
+    }
+
+    /// The fully covered blocks of a discard, in the leaf, and what it makes of them.
+    pub(super) fn zero_range(&self, part: u32) -> (u16, u16, u32) {
+        let p = &self.parts[part];
+        let block = UNIT_BYTES as u32;
+        let first = p.first + u16::from(p.start % block != 0);
+        let last = (p.first + p.count - u16::from(p.end % block != 0)).max(first);
+        let kind = match p.kind {
+            PartKind::Drop => entry_kind::DROP,
+            _ if self.ops[p.op].layer_count > 1 => entry_kind::ZERO,
+            _ => entry_kind::UNMAP,
+        };
+        (first, last, kind)
+    }
+
+    /// Turns what is ready into log batches until something runs out.
+    pub(super) fn build_batches(&mut self) {
+        if let Some(errno) = self.failed {
+            for _ in 0..self.ready.len() {
+                self.refuse_head(StoreError::ReadOnly(errno));
+            }
+            return;
+        }
+        if self.is_under_space_pressure() {
+            self.ride_out();
+            return;
+        }
+        while !self.ready.is_empty() && self.build_batch() {}
+    }
+
+    /// Data blocks that the part still has to place.
+    pub(super) fn blocks_left(&self, part: u32) -> u32 {
+        let p = &self.parts[part];
+        match p.kind {
+            PartKind::Write => u32::from(p.count) - p.cursor,
+            PartKind::Restore => u32::from(self.brings_data(part)),
+            PartKind::Zero => p.old.iter().flatten().count() as u32,
+            PartKind::Move => self.clean.blocks_left(p.cursor),
+            _ => 0,
+        }
+    }
+
+    /// What the next batch would hold if there were room for it.
+    fn batch_demand(&self, inline: bool) -> SpaceDemand {
+        let mut want = SpaceDemand {
+            blocks: 0,
+            parts: 0,
+        };
+        let takes_room = |kind| matches!(kind, PartKind::Write | PartKind::Restore);
+        let writes = takes_room(self.parts[self.ready[0]].kind);
+        for &part in &self.ready {
+            let blocks = self.blocks_left(part);
+            // Discards may use the reserve, writes behind them may not.
+            if takes_room(self.parts[part].kind) != writes {
+                break;
+            }
+            if inline && self.parts[part].kind == PartKind::Move {
+                break;
+            }
+            if want.blocks >= BATCH_BLOCKS_MAX || (inline && blocks >= LARGE_BLOCKS) {
+                break;
+            }
+            want.blocks = (want.blocks + blocks).min(BATCH_BLOCKS_MAX);
+            want.parts += 1;
+            if !inline {
+                break;
+            }
+        }
+        want
+    }
+
+    /// Builds one batch; `false` when nothing more can be built now.
+    fn build_batch(&mut self) -> bool {
+        if self.log.hold
+            || self.batches.free() == 0
+            || self.ios.free() < BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED
+        {
+            return false;
+        }
+        if self.alloc.quarantine_runs() > QUARANTINE_RUNS_MAX {
+            self.ckpt.want();
+            return false;
+        }
+        let moves = self.parts[self.ready[0]].kind == PartKind::Move;
+        let inline = !moves && self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
+        let want = self.batch_demand(inline);
+        let before = self.ready.len();
+        let Some(room) = self.space_for(want) else {
+            return self.ready.len() < before;
+        };
+        let Some((buffer, blocks)) = self.arena.take_up_to(1 + room.blocks) else {
+            return false;
+        };
+        let least = 1 + u32::from(self.blocks_left(self.ready[0]) > 0);
+        let header = if blocks < least {
+            None
+        } else {
+            self.log.current.take(&mut self.alloc, 1)
+        };
+        let Some(header) = header else {
+            self.arena.give_back(buffer, blocks);
+            if blocks >= least {
+                self.ckpt.want();
+            }
+            return false;
+        };
+        let batch = self.open_batch(header.start, buffer);
+        let mut filling = Filling {
+            batch,
+            writer: HeaderWriter::new(),
+            used: 1,
+            units: Run { start: 0, len: 0 },
+            inline,
+            budget: blocks - 1,
+            parts: room.parts,
+        };
+        while let Some(&part) = self.ready.front() {
+            if !self.fill_from(&mut filling, part) {
+                break;
+            }
+            self.ready.pop_front();
+        }
+        self.close_batch(filling, blocks);
+        true
+    }
+
+    pub(super) fn open_batch(&mut self, header: u32, buffer: u32) -> u32 {
+        let slot = self.batches.take().expect("checked by the caller");
+        let batch = &mut self.batches[slot];
+        batch.lsn = self.log.next_lsn;
+        batch.window = self.log.current.id;
+        (batch.header, batch.buffer, batch.ios, batch.errno) = (header, buffer, 0, None);
+        (batch.leaves, batch.cancelled) = (0, false);
+        batch.watermark = self.log.durable_lsn;
+        batch.items.clear();
+        batch.parts.clear();
+        batch.spans.clear();
+        batch.spans.push((header, buffer, 1));
+        self.log.next_lsn += 1;
+        self.log.current.batches += 1;
+        self.log.in_flight[(self.log.current.id & 1) as usize] += 1;
+        slot
+    }
+
+    /// Seals the header and hands the batch to the device.
+    pub(super) fn close_batch(&mut self, filling: Filling, blocks: u32) {
+        let Filling {
+            batch: slot,
+            writer,
+            used,
+            units,
+            ..
+        } = filling;
+        if units.len > 0 {
+            self.alloc.give_back(units);
+            self.log.current.untake(units);
+        }
+        let buffer = self.batches[slot].buffer;
+        if blocks > used {
+            self.arena.give_back(buffer + used, blocks - used);
+        }
+        let batch = &mut self.batches[slot];
+        batch.blocks = used;
+        let checkpoint = self.ckpt.number();
+        let header = BatchHeader::new(
+            self.log.nonce,
+            batch.window,
+            batch.lsn,
+            batch.watermark,
+            checkpoint,
+            batch.header,
+        );
+        writer.finish(self.arena.buf_mut().blocks_mut(buffer, 1), header);
+        self.counters.log_batches += 1;
+        self.counters.log_blocks += u64::from(used - 1);
+        let first = self.batches[slot].items.first();
+        let moves = first.is_some_and(|item| self.parts[item.part].kind == PartKind::Move);
+        let bytes = u64::from(used - 1) * UNIT_BYTES as u64;
+        if moves {
+            self.counters.moved_bytes += bytes;
+        } else {
+            self.counters.write_op_bytes += bytes;
+        }
+        let spans = std::mem::take(&mut self.batches[slot].spans);
+        self.batches[slot].ios = spans.len() as u32;
+        if !self.batches[slot].items.is_empty() {
+            self.log.newest_content = self.batches[slot].lsn;
+        }
+        for &(unit, from, len) in &spans {
+            let io = self
+                .take_io(false)
+                .expect("checked before the batch was opened");
+            self.emit_write(io, unit, from, len, IoKind::Log { batch: slot });
+        }
+        self.batches[slot].spans = spans;
+    }
+}
+
+/// Invariant *Bounded*: whether the number of batches in flight and their requests fit the request table.
+const _: () =
+    assert!(BATCHES_MAX >= 2 && BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED < super::LOG_IOS_RESERVED);
