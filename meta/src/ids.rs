@@ -1,5 +1,5 @@
-//! Newtypes for every identity and counter of the cluster's metadata. Those that the data path knows, too, are
-//! its own.
+//! Newtypes for every identity and counter of the cluster's metadata. Those that the data path knows, too,
+//! are its own.
 
 use std::fmt;
 

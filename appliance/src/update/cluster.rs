@@ -3,9 +3,10 @@
 //! Nothing is remembered here. Which nodes are done is asked of them, so that the same command goes on after
 //! it was ended, whoever types it and wherever.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -65,11 +66,34 @@ pub trait Shell {
     fn pause(&mut self);
 }
 
-/// ssh(1), as root, which asks nothing.
-#[derive(Debug, Default)]
+/// ssh(1), as root, which asks nothing. All commands for a node go over one connection.
+#[derive(Debug)]
 pub struct Ssh {
-    /// Arguments of ssh besides, like `-i FILE`.
-    pub options: Vec<String>,
+    options: Vec<String>,
+    /// Where the sockets of connections lie; `None`: each command makes its own.
+    sockets: Option<PathBuf>,
+}
+
+impl Ssh {
+    /// With these arguments of ssh besides, like `-i FILE`.
+    pub fn new(options: Vec<String>) -> Self {
+        let sockets = std::env::temp_dir().join(format!("penstock-ssh-{}", std::process::id()));
+        // Nobody else may lie in wait there: what exists already is not used.
+        let made = DirBuilder::new().mode(0o700).create(&sockets);
+        Self {
+            options,
+            sockets: made.is_ok().then_some(sockets),
+        }
+    }
+}
+
+impl Drop for Ssh {
+    fn drop(&mut self) {
+        if let Some(sockets) = &self.sockets {
+            // The connections end by themselves once nobody uses them.
+            let _ = std::fs::remove_dir_all(sockets);
+        }
+    }
 }
 
 impl Shell for Ssh {
@@ -85,8 +109,13 @@ impl Shell for Ssh {
             "-oLogLevel=ERROR",
             "-lroot",
         ])
-        .args(&self.options)
-        .args([address, command]);
+        .args(&self.options);
+        if let Some(sockets) = &self.sockets {
+            // A login costs more than most commands; on a slow machine it takes seconds of a processor.
+            ssh.args(["-oControlMaster=auto", "-oControlPersist=30"])
+                .arg(format!("-oControlPath={}/%C", sockets.display()));
+        }
+        ssh.args([address, command]);
         ssh.stdin(match input {
             Some(path) => File::open(path)
                 .with_context(|| format!("open {}", path.display()))?

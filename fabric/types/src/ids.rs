@@ -99,8 +99,8 @@ id!(
     ""
 );
 id!(
-    /// Counts the grants of one volume's lease; a newer holder fences the older. Only ever grows; 0 means that
-    /// it was never granted.
+    /// Counts the grants of one volume's lease; a newer holder fences the older. Only ever grows; 0 means
+    /// that it was never granted.
     Generation,
     ""
 );

@@ -123,10 +123,9 @@ fn install(machine: &Machine, places: &Places, args: &UpdateInstallArgs) -> Resu
 
 fn update_cluster(args: &UpdateClusterArgs) -> Result<()> {
     let version = update::manifest(&args.file).map_err(failed)?.version;
-    let mut ssh = Ssh::default();
-    if let Some(identity) = &args.identity {
-        ssh.options = vec!["-i".to_owned(), identity.display().to_string()];
-    }
+    let identity = args.identity.iter();
+    let options = identity.flat_map(|file| ["-i".to_owned(), file.display().to_string()]);
+    let mut ssh = Ssh::new(options.collect());
     let mut rollout = Rollout {
         shell: &mut ssh,
         file: &args.file,

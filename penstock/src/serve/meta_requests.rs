@@ -226,7 +226,7 @@ mod tests {
         let before = moving(&map);
         let pg = PgId(before.id().to_u64());
         let node = NodeId(3);
-        let failed = |map: &ClusterMap, node: NodeId, epoch: meta::Epoch| {
+        let failed = |map: &ClusterMap, node: NodeId, epoch: Epoch| {
             let member = failed(map, pg, node, epoch);
             member.map(|member| member.device)
         };

@@ -54,7 +54,7 @@ impl Credentials {
     /// Asks a node for what any node of the cluster may ask.
     fn ask_control(&self, target: u64, address: &str) -> Result<PeerReply, TransportError> {
         let (ca, certificate, key) = (&self.ca, &self.certificate, &self.key);
-        let own = meta::NodeId(self.node);
+        let own = NodeId(self.node);
         let identity = TlsIdentity::from_pem(self.cluster, own, ca, certificate, key)
             .expect("they were good yesterday");
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -64,12 +64,8 @@ impl Credentials {
         let address = BasicNode::new(format!("{address}:{CONTROL_PORT}"));
         runtime.block_on(async move {
             let transport = TlsTransport::new(identity);
-            let request = PeerRequest::WasRemoved {
-                node: meta::NodeId(1),
-            };
-            transport
-                .call(meta::NodeId(target), &address, request)
-                .await
+            let request = PeerRequest::WasRemoved { node: NodeId(1) };
+            transport.call(NodeId(target), &address, request).await
         })
     }
 

@@ -29,8 +29,8 @@ fn for_each_seed(
     let run = |seed| {
         run(seed).unwrap_or_else(|failure| {
             panic!(
-                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, --overlaps, \
-                 --sound-disks, --usual-pace, --rough, --outages or --devices 2 if the test has it"
+                "{SEED_VAR}={seed} {failure}\nagain: cargo xtask sim --from {seed} --trace, with --blocks, \
+                 --overlaps, --sound-disks, --usual-pace, --rough, --outages or --devices 2 if the test does"
             )
         })
     };

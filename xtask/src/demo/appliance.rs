@@ -256,7 +256,8 @@ impl Demo {
             "(HOME=/run penstock update cluster {update} --node 10.0.0.1 --identity /run/key --yes \
              > /run/update.log 2>&1; echo $? > /run/update.rc) > /dev/null 2>&1 &"
         ))?;
-        let deadline = Instant::now() + LIMIT * 2;
+        // Where machines are emulated a node takes some eleven minutes.
+        let deadline = Instant::now() + LIMIT * 4;
         // A machine that restarts ends its QEMU here, and is switched on again.
         while self
             .client
