@@ -452,9 +452,10 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
     }
 
-    /// The thread polls the ring again.
+    /// The thread polls the ring again, unless it takes nothing more off it: another daemon may do so by now,
+    /// and would not be kicked.
     pub(crate) fn disarm(&mut self) {
-        if !self.broken {
+        if !self.broken && self.schedule.drain.is_none() {
             self.ring.disarm();
         }
     }
