@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_store::api::{CleanStep, ScrubFinding};
+use fabric_store::api::{CleanStep, ScrubFinding, StoreCore};
 
 use super::config::CleanConfig;
 use super::stores::{IoDriver, Stores};

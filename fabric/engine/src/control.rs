@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use fabric_replication::volume::VolumeParams;
-use fabric_store::api::{DeviceLabel, Fence, RecoveryReport, StoreResult};
+use fabric_store::api::{DeviceLabel, Fence, RecoveryReport, StoreCore, StoreResult};
 use fabric_store::metrics::StoreMetrics;
 use fabric_types::ids::{ChunkKey, LayerId};
 use fabric_types::{Epoch, Generation, PgId, placement};

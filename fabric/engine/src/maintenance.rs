@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::time::{Duration, Instant};
 
-use fabric_store::api::{Fence, StoreError, StoreOp, StoreResult, Submitted};
+use fabric_store::api::{Fence, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
 use fabric_types::Epoch;
 use fabric_types::ids::LayerId;
 use rustix::event::{PollFd, PollFlags, poll};

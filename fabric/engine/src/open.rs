@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use fabric_store::api::{CoreParams, DeviceLabel, StoreCore};
+use fabric_store::api::{CoreParams, DeviceLabel};
 use fabric_store::device::SyncDevice;
 use fabric_store::error::{OpenError, hex};
 use fabric_store::file::{Allocation, DeviceError, DeviceFile};
@@ -92,10 +92,7 @@ fn open_one(device: &DeviceConfig, config: &FabricConfig) -> Result<OpenStore, F
             cluster: label.cluster,
             device: label.device,
         },
-        cores: cores
-            .into_iter()
-            .map(|core| Box::new(core) as Box<dyn StoreCore>)
-            .collect(),
+        cores,
         report,
     })
 }

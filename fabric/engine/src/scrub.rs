@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_store::api::{ScrubFinding, ScrubStep};
+use fabric_store::api::{ScrubFinding, ScrubStep, StoreCore};
 use fabric_types::block::BLOCK_BYTES;
 
 use super::config::ScrubConfig;

@@ -9,12 +9,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use fabric_replication::fence::{FenceCache, Fences};
-use fabric_replication::groups::Groups;
+use fabric_replication::groups::{Group, GroupCache, Groups};
 use fabric_replication::replica::store_op::{
     ROUND, failure, operation, still_admitted, tell_fence,
 };
 use fabric_replication::replica::{StoreFailure, StoreKey};
-use fabric_store::api::{OpId, ScrubFinding, StoreError, Submitted};
+use fabric_store::api::{OpId, ScrubFinding, StoreCore, StoreError, Submitted};
 use fabric_types::block::Holds;
 use fabric_types::ids::{ChunkKey, LayerId, Version};
 use fabric_types::{Command, Refusal, Request};
@@ -58,7 +58,7 @@ pub struct ShardPort {
     stores: Arc<Stores>,
     fences: FenceCache,
     /// `None`: the node is alone.
-    groups: Option<Arc<Groups>>,
+    groups: Option<GroupCache>,
     slots: Box<[Slot]>,
     queues: Box<[Queue]>,
     queued: u32,
@@ -87,7 +87,7 @@ impl ShardPort {
         };
         Ok(Self {
             fences: FenceCache::new(fences),
-            groups,
+            groups: groups.map(GroupCache::new),
             driver,
             slots: (0..HELD_MAX).map(slot).collect(),
             queues: vec![EMPTY; stores.shards.len()].into(),
@@ -168,8 +168,8 @@ impl ShardPort {
         if self.stores.devices.len() == 1 {
             return Some(0);
         }
-        match &self.groups {
-            Some(groups) => groups.get(request.pg).map(|group| group.device()),
+        match &mut self.groups {
+            Some(groups) => groups.get(request.pg).map(Group::device),
             None => self.home_of_layer(layer),
         }
     }
@@ -179,7 +179,7 @@ impl ShardPort {
     fn homeless(&self) -> StoreFailure {
         match &self.groups {
             // It was when the request was admitted: a newer map took it away.
-            Some(groups) => StoreFailure::Fenced(Refusal::StaleEpoch(groups.known())),
+            Some(groups) => StoreFailure::Fenced(Refusal::StaleEpoch(groups.shared().known())),
             None => StoreFailure::Invalid,
         }
     }
@@ -223,7 +223,7 @@ impl ShardPort {
         while self.queues[shard as usize].head != NONE {
             let index = self.queues[shard as usize].head;
             let slot = &self.slots[index as usize];
-            let groups = self.groups.as_deref();
+            let groups = self.groups.as_mut();
             match submit_one(state, &mut self.fences, groups, self.driver.lane, slot) {
                 Ok(Submitted::Accepted) => {}
                 Ok(Submitted::Busy) => {
@@ -406,7 +406,7 @@ impl Queue {
 fn submit_one(
     state: &mut ShardState,
     fences: &mut FenceCache,
-    groups: Option<&Groups>,
+    groups: Option<&mut GroupCache>,
     lane: usize,
     slot: &Slot,
 ) -> Result<Submitted, Refusal> {

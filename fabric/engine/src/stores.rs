@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use fabric_replication::watermark::LANES_MAX;
+use fabric_store::ShardCore;
 use fabric_store::api::{
     DeviceLabel, Fence, OpId, RecoveryReport, StoreCore, StoreResult, shard_of,
 };
@@ -62,7 +63,7 @@ pub struct OpenStore {
     /// Its identity.
     pub label: DeviceLabel,
     /// Its shards, in the order of [`shard_of`].
-    pub cores: Vec<Box<dyn StoreCore>>,
+    pub cores: Vec<ShardCore>,
     /// What opening did.
     pub report: RecoveryReport,
 }
@@ -92,7 +93,7 @@ pub struct Shard {
 
 /// What the lock guards.
 pub struct ShardState {
-    pub core: Box<dyn StoreCore>,
+    pub core: ShardCore,
     /// Lanes whose operations found the core's table full.
     pub waiting: u128,
 }
@@ -190,14 +191,14 @@ impl Stores {
 
     /// Goes through the table of a shard: `step` shows what it finds from a position on, and says where to go
     /// on.
-    fn walk(&self, shard: u32, mut step: impl FnMut(&dyn StoreCore, u32) -> Option<u32>) {
+    fn walk(&self, shard: u32, mut step: impl FnMut(&ShardCore, u32) -> Option<u32>) {
         let mut cursor = Some(0);
         while cursor.is_some() {
             // Bounded, for others want the lock, too.
             let state = self.lock(shard);
             for _ in 0..LISTED_MAX {
                 let Some(at) = cursor else { break };
-                cursor = step(&*state.core, at);
+                cursor = step(&state.core, at);
             }
         }
     }

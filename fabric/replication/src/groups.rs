@@ -4,12 +4,14 @@
 //! ([`Refusal::Behind`]), so that a replica that is to be compared notes every write that it is sent from the
 //! first one on. See `docs/REPLICATION.md`.
 
+mod cache;
 mod fan_out;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+pub use self::cache::GroupCache;
 pub use self::fan_out::FAN_OUT_DEVICES_MAX;
 use fabric_types::block::{BLOCK_BYTES, LEAF_BLOCKS};
 use fabric_types::ids::{CHUNK_BYTES, ChunkKey, LayerId};
@@ -366,6 +368,8 @@ pub struct Groups {
     /// Newest map applied.
     known: AtomicU64,
     groups: RwLock<HashMap<PgId, Arc<Group>>>,
+    /// How often a group was put into the table or taken out: what [`GroupCache`]s hold is out of date then.
+    changes: AtomicU64,
     /// On which of the node's devices, a bit for each, groups are sent writes by the newest map applied.
     receiving: AtomicU64,
     /// By pool: the newest map for which a replica has joined one of its groups.
@@ -376,6 +380,7 @@ impl Groups {
     fn make(&self, pg: PgId) -> Arc<Group> {
         let mut groups = self.groups.write().expect("no panic under this lock");
         let group = groups.entry(pg).or_insert_with(|| {
+            self.changed();
             Arc::new(Group {
                 state: AtomicU8::new(OUT),
                 since: AtomicU64::new(0),
@@ -418,6 +423,12 @@ impl Groups {
             new.fence.fetch_max(fence, Ordering::AcqRel);
         }
         groups.insert(pg, new);
+        self.changed();
+    }
+
+    /// The table is another. To be called under its lock: whoever sees the new number finds the new table.
+    fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The map of `epoch` says so of this node's replica of the group. To be called for every group that
@@ -460,13 +471,18 @@ impl Groups {
     pub fn forget(&self, pg: PgId) {
         let mut groups = self.groups.write().expect("no panic under this lock");
         groups.remove(&pg);
+        self.changed();
     }
 
     /// These are the groups that this node is a member of, and no others.
     pub fn keep(&self, pgs: &[PgId]) {
         let pgs: HashSet<PgId> = pgs.iter().copied().collect();
         let mut groups = self.groups.write().expect("no panic under this lock");
+        let before = groups.len();
         groups.retain(|pg, _| pgs.contains(pg));
+        if groups.len() != before {
+            self.changed();
+        }
     }
 
     /// All of the map of `epoch` has been told.
@@ -492,23 +508,31 @@ impl Groups {
     /// Invariant *One writer*, the map's part of it: a request made under a map older than the group's fence
     /// is refused.
     pub fn admit(&self, request: &Request) -> Result<(), Refusal> {
+        let Some(known) = self.admit_map(request)? else {
+            return Ok(());
+        };
+        match self.get(request.pg) {
+            Some(group) => group.admit(request, known),
+            None => Err(Refusal::StaleEpoch(known)),
+        }
+    }
+
+    /// What of that does not concern the group: the newest map applied, if the group is to be asked, too.
+    fn admit_map(&self, request: &Request) -> Result<Option<Epoch>, Refusal> {
         // Fences are about a layer, not a group. One that comes of a map in which a replica that has joined
         // is not told of yet is refused: whoever takes over has to fence that one, too.
         if let Command::Fence { layer, .. } = request.command {
             let joined = self.joined_in(placement::pool_of(layer));
             return match request.epoch < joined {
                 true => Err(Refusal::StaleEpoch(joined)),
-                false => Ok(()),
+                false => Ok(None),
             };
         }
         let known = self.known();
         if request.epoch > known {
             return Err(Refusal::Behind(known));
         }
-        let Some(group) = self.get(request.pg) else {
-            return Err(Refusal::StaleEpoch(known));
-        };
-        group.admit(request, known)
+        Ok(Some(known))
     }
 
     /// Notes a write that was admitted, before the store gets it. `Some` if [`stored`](Self::stored) is to be

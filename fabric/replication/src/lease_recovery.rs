@@ -540,7 +540,7 @@ impl LeaseRecovery {
             };
             self.ask_member(Purpose::Restore(member), member, command);
         }
-        debug_assert!(!self.calls.is_empty(), "somebody disagreed");
+        assert!(!self.calls.is_empty(), "somebody disagreed");
     }
 
     fn ask_member(&mut self, purpose: Purpose, member: usize, command: Command) {

@@ -16,7 +16,7 @@ use fabric_types::{
 use zerocopy::IntoBytes;
 
 use super::fence::{FenceCache, Fences};
-use super::groups::Groups;
+use super::groups::{GroupCache, Groups};
 use super::unresolved::{self, Unresolved};
 
 pub mod store_op;
@@ -103,6 +103,8 @@ pub struct Replica {
     held: Slab<Held>,
     /// `None`: the node is alone.
     peers: Option<Peers>,
+    /// The groups of `peers`, as this thread knows them.
+    groups: Option<GroupCache>,
 }
 
 impl Replica {
@@ -119,12 +121,14 @@ impl Replica {
             fences: FenceCache::new(fences),
             held: Slab::new(slots, || empty),
             peers: None,
+            groups: None,
         }
     }
 
     /// One of several replicas.
     #[must_use]
     pub fn with_peers(mut self, peers: Peers) -> Self {
+        self.groups = Some(GroupCache::new(Arc::clone(&peers.groups)));
         self.peers = Some(peers);
         self
     }
@@ -209,9 +213,9 @@ impl Replica {
                 None => {}
             }
         }
-        let noted = match &self.peers {
-            Some(peers) => peers.admit(request)?,
-            None => None,
+        let noted = match (&self.peers, &mut self.groups) {
+            (Some(peers), Some(groups)) => peers.admit(request, groups)?,
+            _ => None,
         };
         if let Command::Fence { layer, .. } = request.command
             && let Some(fence) = self.fences.of(layer)
@@ -300,14 +304,14 @@ impl Replica {
 
 impl Peers {
     #[inline]
-    fn admit(&self, request: &Request) -> Result<Option<Noted>, Refusal> {
-        self.groups.admit(request)?;
+    fn admit(&self, request: &Request, groups: &mut GroupCache) -> Result<Option<Noted>, Refusal> {
+        groups.admit(request)?;
         let since = match request.command {
             Command::Write { .. } | Command::Zero { .. } => {
                 self.unresolved[self.lane].note(request);
-                self.groups.note(request)
+                groups.note(request)
             }
-            Command::Restore { .. } => self.groups.note(request),
+            Command::Restore { .. } => groups.note(request),
             Command::Join => {
                 self.groups.join(request.pg, request.epoch);
                 None

@@ -113,7 +113,7 @@ impl<'a> Cutter<'a> {
                 self.skip += take;
             }
         }
-        debug_assert_eq!(left, 0);
+        assert_eq!(left, 0);
     }
 }
 
@@ -185,7 +185,7 @@ impl SegmentPool {
         bytes: usize,
         held: &mut ArraysHeld,
     ) -> Result<(), ListRefusal> {
-        debug_assert!(to.lease.is_none());
+        assert!(to.lease.is_none());
         if let [one] = from.rest {
             if from.skip == 0 && one.iov_len == bytes {
                 to.inline[0] = *one;

@@ -106,7 +106,7 @@ impl Drop for AlignedBuf {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`, and nobody has it any more.
         let unmapped = unsafe { munmap(self.mapping.0.cast(), self.mapping.1) };
-        debug_assert!(unmapped.is_ok());
+        assert!(unmapped.is_ok(), "what was mapped can be unmapped");
     }
 }
 

@@ -177,7 +177,7 @@ impl Handshake {
     /// So many of them are sent.
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
-        debug_assert!(self.sent <= self.outgoing.len());
+        assert!(self.sent <= self.outgoing.len());
     }
 
     /// True once all is said, heard and sent. Nothing more is to be received before [`finish`](Self::finish).

@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::ops::Range;
 
-use fabric_store::testing::sim_disk::{CrashKind, IoKey, SimDisk};
+use fabric_store::testing::sim_disk::{CrashKind, SimDisk};
 use fabric_types::ids::{ChunkKey, LayerId};
-use fabric_types::membership::ReplicaSet;
-use fabric_types::{Epoch, Generation, Incarnation, NodeId, PgId, Reply, placement};
+use fabric_types::{Generation, NodeId, PgId, placement};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -15,7 +13,7 @@ use crate::checker::Checker;
 use crate::host::{Conn, Host};
 use crate::invariants::Ledger;
 use crate::metadata::Metadata;
-use crate::node::{self, Answer, DeviceAt, Node, NodeMap, Parcel};
+use crate::node::{self, DeviceAt, Node};
 use crate::pace::{Pace, Upkeep};
 use crate::plan::Plan;
 use crate::queue::{At, Queue, Span};
@@ -27,6 +25,7 @@ mod control;
 mod disks;
 mod durable;
 mod end;
+mod event;
 mod faults;
 mod forge;
 mod guests;
@@ -38,7 +37,7 @@ mod net;
 mod nodes;
 mod script;
 
-use control::{LeaseSeeker, MetaMessage};
+pub(crate) use event::Event;
 pub use faults::{Fault, Outage};
 pub use lease_time::CLOCK_PARTS;
 use leases::{Lease, Takeover};
@@ -59,88 +58,6 @@ pub enum End {
     Node(usize),
     /// Meta's leader.
     Meta,
-}
-
-/// What may happen.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// A guest's turn.
-    Guest(usize),
-    /// A request's data leave the guest's memory.
-    Pickup { conn: usize, id: u64 },
-    /// A request arrives.
-    Request { conn: usize, parcel: Parcel },
-    /// An answer arrives.
-    Answer { answer: Answer },
-    /// A disk request ends.
-    Disk {
-        at: DeviceAt,
-        incarnation: Incarnation,
-        key: IoKey,
-    },
-    /// Has this connection been silent for too long?
-    Watch { conn: usize },
-    /// A data thread tries to connect.
-    Connect {
-        host: usize,
-        life: u64,
-        lane: usize,
-        node: usize,
-    },
-    /// An idle node looks at its store.
-    Idle(usize),
-    /// A node's maintenance does something of its own accord.
-    Upkeep(usize, Upkeep),
-    /// A node looks at its rounds of comparison.
-    RoundTick(usize),
-    /// A node tells meta that it lives.
-    HeartbeatReply(usize),
-    /// Meta's planner.
-    Plan,
-    /// Something arrives at meta.
-    MetaMessage(MetaMessage),
-    /// Raft has committed a command; a host may wait for what it says. How often leaders had been lost then.
-    Commit(Box<meta::Command>, Option<(LeaseSeeker, u32)>),
-    /// Reports are judged without a witness.
-    JudgeReports,
-    /// A node's share is given to others.
-    Replace(usize),
-    /// A map arrives at a host.
-    Map {
-        host: usize,
-        life: u64,
-        epoch: Epoch,
-        sets: Vec<ReplicaSet>,
-        leases: Vec<Lease>,
-    },
-    /// A host hears that it has a lease.
-    Granted {
-        seeker: LeaseSeeker,
-        generation: Generation,
-        epoch: Epoch,
-    },
-    /// A host renews what it holds.
-    RenewLeases(usize),
-    /// It hears that it did.
-    Renewed(lease_time::Renewal),
-    /// A guest that waits for the lease looks after it.
-    AskLease(usize),
-    /// A takeover looks at what waits for a moment.
-    LeaseRecoveryTick { volume: usize, number: u64 },
-    /// A map arrives at a node.
-    NodeMap { node: usize, map: NodeMap },
-    /// See [`Mutation::ForgetIncoming`](crate::mutation::Mutation::ForgetIncoming).
-    Forgotten { conn: usize, reply: Reply },
-    /// A data thread looks again at what waits for a moment.
-    Tick { host: usize, life: u64, lane: usize },
-    /// A call between machines arrives.
-    Call { number: usize, parcel: Parcel },
-    /// Its answer is overdue.
-    CallOver(usize),
-    /// A host repeats what it told meta.
-    Report(usize),
-    /// Something goes wrong, or is repaired.
-    Fault(Fault),
 }
 
 /// Why a run failed.
@@ -237,10 +154,7 @@ pub struct Sim {
     next_slot: u32,
     /// Who may write each volume, as meta knows it.
     pub leases: Vec<Lease>,
-    /// Leases that were given back, by volume.
-    released: BTreeMap<usize, Generation>,
-    /// When a host that does not reach meta renews the lease of a volume: by host and volume.
-    renews_again: BTreeMap<(usize, usize), Range<At>>,
+    lease_time: lease_time::LeaseTime,
     /// New leases that are not used yet, by volume.
     takeovers: BTreeMap<usize, Takeover>,
     /// Requests of guests that left the host that still has them, by name.
@@ -265,11 +179,7 @@ pub struct Sim {
     durable_sectors: u64,
     /// Bytes that cleaners have moved.
     cleaned_bytes: u64,
-    /// For which block is forged.
-    forge_rng: ChaCha8Rng,
-    /// Blocks that are to be forged, and were.
-    forges_due: u32,
-    forged: u32,
+    forging: forge::Forging,
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
 }
@@ -419,8 +329,7 @@ impl Sim {
             next_tag: 1,
             next_slot: 0,
             leases: Vec::new(),
-            released: BTreeMap::new(),
-            renews_again: BTreeMap::new(),
+            lease_time: lease_time::LeaseTime::default(),
             takeovers: BTreeMap::new(),
             orphans: BTreeMap::new(),
             repaired: Vec::new(),
@@ -434,9 +343,7 @@ impl Sim {
             durable_rng: rng_of(0, 4),
             durable_sectors: 0,
             cleaned_bytes: 0,
-            forge_rng: rng_of(0, 6),
-            forges_due: 0,
-            forged: 0,
+            forging: forge::Forging::new(rng_of(0, 6)),
             failure: None,
         };
         sim.begin();
@@ -627,7 +534,7 @@ impl Sim {
                 outages: self.outages_had,
                 durable_sectors: self.durable_sectors,
                 cleaned_bytes: self.cleaned_bytes,
-                forged: self.forged,
+                forged: self.forging.done,
                 time: self.now,
             }),
         }

@@ -60,7 +60,7 @@ impl MemoryView {
     fn translate_slow(&mut self, guest: GuestAddr, len: u64) -> Option<(*mut u8, u64)> {
         let region = self.memory.region_of(guest)?;
         (self.guest, self.size, self.host) = (region.guest, region.size, region.host);
-        debug_assert!(region.mapped.mapping.len() as u64 >= region.size);
+        assert!(region.mapped.mapping.len() as u64 >= region.size);
         self.translate_part(guest, len)
     }
 }

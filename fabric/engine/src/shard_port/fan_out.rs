@@ -33,7 +33,7 @@ impl ShardPort {
     fn next_device(&self, request: &Request, after: Option<u32>) -> Option<u32> {
         let devices = self.stores.devices.len() as u32;
         match &self.groups {
-            Some(groups) => groups.next_stop(request, after, devices),
+            Some(groups) => groups.shared().next_stop(request, after, devices),
             None => (after.map_or(0, |device| device + 1)..devices).next(),
         }
     }
@@ -41,7 +41,7 @@ impl ShardPort {
     fn fails_flush(&self, request: &Request, device: u32) -> bool {
         let devices = self.stores.devices.len() as u32;
         let groups = self.groups.as_ref();
-        groups.is_none_or(|groups| groups.fails_flush(request, device, devices))
+        groups.is_none_or(|groups| groups.shared().fails_flush(request, device, devices))
     }
 
     /// Queues a request for a device, or for the first of its shards.

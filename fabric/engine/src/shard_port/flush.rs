@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fabric_store::ShardCore;
 use fabric_store::api::{FlushMark, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
 
 use super::{EMPTY, NONE, Queue, ShardPort};
@@ -84,11 +85,11 @@ impl ShardPort {
     }
 
     /// Begins a step that concerns the shards that are not `done` with it.
-    fn ask_shards(&mut self, device: usize, step: Step, done: fn(&dyn StoreCore) -> bool) {
+    fn ask_shards(&mut self, device: usize, step: Step, done: fn(&ShardCore) -> bool) {
         let mut unasked = 0;
         for (nth, shard) in self.stores.devices[device].shard_indexes().enumerate() {
             let state = self.stores.lock(shard);
-            unasked |= u128::from(!done(&*state.core)) << nth;
+            unasked |= u128::from(!done(&state.core)) << nth;
         }
         let flush = &mut self.flushes[device];
         flush.step = step;
@@ -133,7 +134,7 @@ impl ShardPort {
     /// A shard is done with a step of a flush.
     #[cold]
     pub(super) fn on_flush_step(&mut self, name: u64, result: StoreResult) {
-        debug_assert!(result.is_ok(), "steps of a flush do not fail");
+        assert!(result.is_ok(), "steps of a flush do not fail");
         let device = (name & u64::from(u32::MAX)) as usize - HELD_MAX as usize;
         let flush = &mut self.flushes[device];
         if flush.due == 0 || flush.name(device) != name {

@@ -2,6 +2,7 @@
 
 use fabric_replication::replica::StoreFailure;
 use fabric_replication::replica::store_op::{Listed, list_chunks};
+use fabric_store::api::StoreCore;
 use fabric_types::ids::ChunkKey;
 use fabric_types::{Command, Request, placement};
 
@@ -20,7 +21,7 @@ impl ShardPort {
         let group = self
             .groups
             .as_ref()
-            .and_then(|groups| groups.get(request.pg));
+            .and_then(|groups| groups.shared().get(request.pg));
         let (
             Command::ListChunks {
                 cursor, buffers, ..

@@ -383,7 +383,7 @@ impl Piece {
     /// What follows; to be asked with no answer outstanding.
     #[inline]
     pub(super) fn next(&self, set: &ReplicaSet) -> Next {
-        debug_assert!(self.waiting.is_empty());
+        assert!(self.waiting.is_empty());
         let alone = set.is_alone();
         let is_write = matches!(self.request.command, Command::Write { .. });
         match self.refusal {

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::StoreFailure;
 use crate::fence::Fence as LayerFence;
-use crate::groups::{Groups, leaf_of};
+use crate::groups::{GroupCache, Groups, leaf_of};
 
 /// The shard's operation that executes the request. `None` where none does: a join, a look at a fence
 /// ([`tell_fence`]), and the list of a group's chunks ([`list_chunks`]). A flush and a fence concern every
@@ -223,7 +223,7 @@ pub const ROUND: Generation = Generation::MAX;
 pub fn still_admitted(
     request: &Request,
     fence: Option<&LayerFence>,
-    groups: Option<&Groups>,
+    groups: Option<&mut GroupCache>,
 ) -> Result<(), Refusal> {
     if let Some(fence) = fence {
         fence.admit(request)?;
@@ -237,7 +237,7 @@ pub fn still_admitted(
     }
     groups.admit(request)?;
     match request.generation {
-        ROUND => still_untouched(request.pg, &request.command, groups),
+        ROUND => still_untouched(request.pg, &request.command, groups.shared()),
         _ => Ok(()),
     }
 }

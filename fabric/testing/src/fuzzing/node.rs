@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use fabric_replication::fence::Fences;
-use fabric_replication::groups::{Groups, LeafKey};
+use fabric_replication::groups::{GroupCache, Groups, LeafKey};
 use fabric_replication::replica::store_op::{
     failure, list_chunks, operation, still_admitted, tell_fence,
 };
@@ -133,7 +133,7 @@ struct Asked {
 struct Port {
     core: ShardCore,
     fences: Arc<Fences>,
-    groups: Arc<Groups>,
+    groups: GroupCache,
     /// Requests that the store has not taken yet.
     waiting: VecDeque<u64>,
     held: BTreeMap<u64, (StoreKey, Request)>,
@@ -178,7 +178,8 @@ impl Port {
             let (key, request) = self.held[number];
             let fence = request.command.layer();
             let fence = fence.and_then(|layer| self.fences.of(layer));
-            if let Err(refusal) = still_admitted(&request, fence.as_deref(), Some(&self.groups)) {
+            if let Err(refusal) = still_admitted(&request, fence.as_deref(), Some(&mut self.groups))
+            {
                 self.held.remove(number);
                 self.waiting.pop_front();
                 let failure = StoreFailure::Fenced(refusal);
@@ -236,7 +237,7 @@ impl Process {
         let port = Port {
             core: cores.remove(0),
             fences: Arc::clone(&fences),
-            groups: Arc::clone(&groups),
+            groups: GroupCache::new(Arc::clone(&groups)),
             waiting: VecDeque::new(),
             held: BTreeMap::new(),
             next: 0,

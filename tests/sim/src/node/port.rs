@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use fabric_replication::fence::Fences;
-use fabric_replication::groups::Groups;
+use fabric_replication::groups::{GroupCache, Groups};
 use fabric_replication::repair::queue::BadBlock;
 use fabric_replication::replica::store_op::{
     ROUND, failure, list_chunks, operation, still_admitted, tell_fence,
@@ -76,6 +76,7 @@ pub struct Port {
     pub stores: Vec<Store>,
     fences: Arc<Fences>,
     groups: Arc<Groups>,
+    cache: GroupCache,
     of_groups: usize,
     held: BTreeMap<u64, Held>,
     /// A fence or a flush has gone on to its next device.
@@ -109,6 +110,7 @@ impl Port {
         Self {
             stores: cores.into_iter().map(Store::new).collect(),
             fences,
+            cache: GroupCache::new(Arc::clone(&groups)),
             groups,
             of_groups,
             held: BTreeMap::new(),
@@ -291,7 +293,7 @@ impl Port {
         let Store { core, waiting } = &mut self.stores[device];
         while let Some(&number) = waiting.front() {
             let held = self.held.get_mut(&number).expect("it waits");
-            if let Err(failure) = may_still(held, &self.fences, &self.groups) {
+            if let Err(failure) = may_still(held, &self.fences, &mut self.cache) {
                 waiting.pop_front();
                 self.refused.push_back((number, failure));
                 continue;
@@ -489,7 +491,7 @@ impl StorePort for Port {
 }
 
 /// The last look at a request.
-fn may_still(held: &Held, fences: &Fences, groups: &Groups) -> Result<(), StoreFailure> {
+fn may_still(held: &Held, fences: &Fences, groups: &mut GroupCache) -> Result<(), StoreFailure> {
     let request = &held.request;
     if matches!(request.command, Command::Flush { .. }) && held.is_on_tour {
         return Ok(());

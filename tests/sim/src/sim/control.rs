@@ -126,7 +126,7 @@ impl Sim {
             }
             MetaMessage::Renew(renewal) => self.on_renew(renewal),
             MetaMessage::Release(volume, generation) => {
-                self.released.insert(volume, generation);
+                self.lease_time.released.insert(volume, generation);
             }
             MetaMessage::Propose(command) => self.propose([*command]),
         }

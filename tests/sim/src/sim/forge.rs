@@ -8,34 +8,53 @@ use fabric_types::PgId;
 use fabric_types::block::Holds;
 use fabric_types::ids::ChunkKey;
 use rand::Rng;
+use rand_chacha::ChaCha8Rng;
 
 use super::faults::ACTIVE;
 use super::{Event, Fault, Sim, layer_of, rng_of};
 use crate::node::DeviceAt;
 use crate::queue::Span;
 
+/// What is forged.
+pub(super) struct Forging {
+    /// For when, and which block.
+    rng: ChaCha8Rng,
+    /// Blocks that are to be.
+    due: u32,
+    /// Blocks that were.
+    pub done: u32,
+}
+
+impl Forging {
+    /// Nothing yet.
+    pub fn new(rng: ChaCha8Rng) -> Self {
+        let (due, done) = (0, 0);
+        Self { rng, due, done }
+    }
+}
+
 impl Sim {
     /// Draws when blocks are forged. Beside blocks that cannot be read none is: who lies could not be told.
     pub(super) fn schedule_forges(&mut self, seed: u64) {
-        self.forge_rng = rng_of(seed, 6);
+        self.forging.rng = rng_of(seed, 6);
         let plan = self.plan.faults;
         if plan.rots + plan.spoils > 0 {
             return;
         }
         for _ in 0..plan.forges {
-            let at = self.now + Span(self.forge_rng.random_range(0..ACTIVE.0));
+            let at = self.now + Span(self.forging.rng.random_range(0..ACTIVE.0));
             self.at(at, Event::Fault(Fault::Forge));
         }
     }
 
     /// The next process that starts finds a block forged, if there is one that may be.
     pub(super) fn forge_at_start(&mut self) {
-        self.forges_due += 1;
+        self.forging.due += 1;
     }
 
     /// The process of a node has just started.
     pub(super) fn forge_if_due(&mut self, node: usize) {
-        if self.forges_due == 0 {
+        if self.forging.due == 0 {
             return;
         }
         let mut places = Vec::new();
@@ -49,10 +68,10 @@ impl Sim {
         if places.is_empty() {
             return;
         }
-        let nth = self.forge_rng.random_range(0..places.len());
+        let nth = self.forging.rng.random_range(0..places.len());
         let (at, chunk, block) = places[nth];
-        self.forges_due -= 1;
-        self.forged += 1;
+        self.forging.due -= 1;
+        self.forging.done += 1;
         let numbers = [
             43,
             node as u64,

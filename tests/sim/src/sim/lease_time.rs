@@ -4,6 +4,8 @@
 //! Replicas keep the writes of an older lease out, not its reads. So the rule is that a holder begins nothing
 //! any more, by its own clock, when another host is granted the next lease.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use fabric_replication::volume::VolumeState;
@@ -12,7 +14,7 @@ use fabric_types::Generation;
 use super::control::{LeaseSeeker, MetaMessage};
 use super::{End, Event, Sim};
 use crate::mutation::Mutation;
-use crate::queue::Span;
+use crate::queue::{At, Span};
 
 /// Renewals in one lease's duration.
 const RENEWALS: u64 = 3;
@@ -26,6 +28,15 @@ pub struct Renewal {
     pub seeker: LeaseSeeker,
     /// The lease.
     pub generation: Generation,
+}
+
+/// What there is to know of leases that end by time.
+#[derive(Debug, Default)]
+pub(super) struct LeaseTime {
+    /// Leases that were given back, by volume.
+    pub released: BTreeMap<usize, Generation>,
+    /// When a host that does not reach meta renews the lease of a volume: by host and volume.
+    pub renews_again: BTreeMap<(usize, usize), Range<At>>,
 }
 
 impl Sim {
@@ -91,7 +102,7 @@ impl Sim {
         };
         let all = open.chain(taken);
         let is_cut = |volume| {
-            let renews = self.renews_again.get(&(host, volume));
+            let renews = self.lease_time.renews_again.get(&(host, volume));
             renews.is_some_and(|renews| !renews.contains(&self.now))
         };
         let kept = all.filter(|(volume, _)| !is_cut(*volume));
@@ -104,7 +115,9 @@ impl Sim {
         if self.has_lease_time() {
             let again = self.now + self.some(Span(3 * self.pace.lease.0));
             let end = again + self.some(Span(2 * self.pace.lease.0));
-            self.renews_again.insert((host, volume), again..end);
+            self.lease_time
+                .renews_again
+                .insert((host, volume), again..end);
         }
     }
 
@@ -154,7 +167,7 @@ impl Sim {
     pub(super) fn may_grant(&mut self, seeker: &LeaseSeeker) -> bool {
         let lease = self.leases[seeker.volume];
         let is_free = lease.host == seeker.host
-            || self.released.get(&seeker.volume) == Some(&lease.generation);
+            || self.lease_time.released.get(&seeker.volume) == Some(&lease.generation);
         !self.has_lease_time()
             || is_free
             || self

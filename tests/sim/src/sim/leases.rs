@@ -233,7 +233,7 @@ impl Sim {
             ticking: false,
         };
         self.takeovers.insert(volume, takeover);
-        self.renews_again.remove(&(host, volume));
+        self.lease_time.renews_again.remove(&(host, volume));
         self.map_for_takeovers(host);
     }
 

@@ -183,7 +183,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     pub(crate) fn complete(&mut self, tag: Tag, result: IoResult, scratch: &mut Scratch) {
         let id = tag.0 as u16;
         let slot = &mut self.slots[usize::from(id)];
-        debug_assert!(slot.busy && slot.outstanding > 0);
+        assert!(slot.busy && slot.outstanding > 0);
         slot.outstanding -= 1;
         slot.failed |= result.is_err();
         if let Err(error) = result {

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use fabric_types::block::BlockStamp;
 use fabric_types::ids::LayerId;
 use fabric_types::membership::ReplicaState;
@@ -32,8 +34,8 @@ fn zero() -> Command {
     }
 }
 
-fn in_sync() -> Groups {
-    let groups = Groups::default();
+fn in_sync() -> Arc<Groups> {
+    let groups = Arc::new(Groups::default());
     groups.set(PG, ReplicaState::InSync, Epoch(1));
     groups.applied(Epoch(4));
     groups
@@ -43,7 +45,8 @@ fn in_sync() -> Groups {
 fn request_admitted_before_a_join_is_refused_if_it_runs_after() {
     let (groups, fence) = (in_sync(), LayerFence::default());
     let waiting = request(3, 1, zero());
-    let look = |request| still_admitted(request, Some(&fence), Some(&groups));
+    let mut cache = GroupCache::new(Arc::clone(&groups));
+    let mut look = |request| still_admitted(request, Some(&fence), Some(&mut cache));
     assert_eq!(look(&waiting), Ok(()));
     groups.join(PG, Epoch(4));
     assert_eq!(look(&waiting), Err(Refusal::StaleEpoch(Epoch(4))));
@@ -55,19 +58,20 @@ fn request_admitted_before_a_join_is_refused_if_it_runs_after() {
 #[test]
 fn queued_request_is_refused_once_the_replica_is_out() {
     let (groups, fence) = (in_sync(), LayerFence::default());
+    let mut cache = GroupCache::new(Arc::clone(&groups));
     let waiting = request(4, 1, zero());
     groups.set(PG, ReplicaState::Out, Epoch(5));
     groups.applied(Epoch(5));
-    let looked = still_admitted(&waiting, Some(&fence), Some(&groups));
+    let looked = still_admitted(&waiting, Some(&fence), Some(&mut cache));
     assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
     groups.keep(&[]);
-    let looked = still_admitted(&waiting, Some(&fence), Some(&groups));
+    let looked = still_admitted(&waiting, Some(&fence), Some(&mut cache));
     assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
 }
 
 #[test]
 fn queued_restore_of_a_block_written_meanwhile_is_refused() {
-    let groups = Groups::default();
+    let groups = Arc::new(Groups::default());
     groups.set(PG, ReplicaState::Syncing, Epoch(1));
     groups.applied(Epoch(4));
     let buffers = IoVecs {
@@ -81,9 +85,10 @@ fn queued_restore_of_a_block_written_meanwhile_is_refused() {
         buffers,
         len: 0,
     };
-    let look = |block, generation| {
+    let mut cache = GroupCache::new(Arc::clone(&groups));
+    let mut look = |block, generation| {
         let request = request(4, generation, restore(block));
-        still_admitted(&request, None, Some(&groups))
+        still_admitted(&request, None, Some(&mut cache))
     };
     assert_eq!(look(300, ROUND.0), Ok(()));
     // A discard leaves no trace where nothing is mapped.
@@ -102,8 +107,9 @@ fn queued_restore_of_a_block_written_meanwhile_is_refused() {
 #[test]
 fn queued_request_of_an_older_lease_is_refused_but_a_fence_runs() {
     let (groups, fence) = (in_sync(), LayerFence::default());
+    let mut cache = GroupCache::new(Arc::clone(&groups));
     fence.raise(Generation(2), Epoch(4));
-    let old = still_admitted(&request(4, 1, zero()), Some(&fence), Some(&groups));
+    let old = still_admitted(&request(4, 1, zero()), Some(&fence), Some(&mut cache));
     assert_eq!(old, Err(Refusal::StaleGeneration(Generation(2))));
     let fences = Command::Fence {
         layer: LAYER,
@@ -115,7 +121,7 @@ fn queued_request_of_an_older_lease_is_refused_but_a_fence_runs() {
     };
     let raising = request(4, 2, fences);
     assert_eq!(
-        still_admitted(&raising, Some(&fence), Some(&groups)),
+        still_admitted(&raising, Some(&fence), Some(&mut cache)),
         Ok(())
     );
     // SAFETY: the operation has no buffers.

@@ -193,7 +193,7 @@ impl Requester {
             sent.crcs.reserve_exact(CRCS_MAX);
         }
         sent.crcs.extend_from_slice(crcs);
-        debug_assert!(sent.bounce.is_none() && sent.answer.is_none());
+        assert!(sent.bounce.is_none() && sent.answer.is_none());
         (sent.bounce, sent.has_windows) = (bounce, has_windows);
         (sent.is_sending, sent.is_closing) = (is_gathered, false);
         PairSend::Sent
