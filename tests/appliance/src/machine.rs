@@ -212,6 +212,8 @@ impl Machine {
                     return Ok(());
                 }
                 Err(error) if format!("{error:#}").contains("the guest is gone") => {
+                    // Whoever did not expect it finds here why.
+                    eprintln!("rig: a machine restarts before it was up: {error:#}");
                     self.switch_on()?;
                 }
                 Err(error) => return Err(error),
