@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
-use crate::long;
+use crate::{coverage, long};
 
 /// Runs every test, or those that `args` select; `rdma` as the first: those in virtual machines with RDMA
 /// devices.
@@ -111,6 +111,11 @@ pub fn bench(args: &[OsString]) -> Result<()> {
 
 /// Builds and runs the simulator.
 pub fn sim(args: &[OsString]) -> Result<()> {
+    if let Some(at) = args.iter().position(|arg| arg == "--coverage") {
+        let mut rest = args.to_vec();
+        rest.remove(at);
+        return coverage::sim(&rest);
+    }
     // Alone it would be built of other variants of its dependencies, and compile RocksDB once more for that.
     build()?;
     let mut command = std::process::Command::new(binary("penstock-sim")?);
