@@ -205,7 +205,7 @@ impl DeviceFile {
     /// # Errors
     /// It cannot be opened.
     #[cfg(feature = "testing")]
-    pub fn stub(path: &Path) -> io::Result<Self> {
+    pub fn unchecked(path: &Path) -> io::Result<Self> {
         Ok(Self {
             file: OpenOptions::new().read(true).write(true).open(path)?,
             path: path.to_owned(),

@@ -34,16 +34,9 @@ struct Cli {
     profiles: Vec<PathBuf>,
 }
 
-/// A line on which regions begin, and how many of them were run.
+/// Regions, of a line or of a core.
 #[derive(Default)]
-struct Line {
-    run: usize,
-    regions: usize,
-}
-
-/// Of a core.
-#[derive(Default)]
-struct Total {
+struct Count {
     run: usize,
     regions: usize,
 }
@@ -57,7 +50,7 @@ fn main() -> Result<()> {
         let mut paths = paths.iter();
         paths.any(|path| core_of(&cli.root, path).is_some())
     })?;
-    let mut totals: BTreeMap<&str, Total> = BTreeMap::new();
+    let mut totals: BTreeMap<&str, Count> = BTreeMap::new();
     for (path, result) in &report.files {
         let Some((core, file)) = core_of(&cli.root, path) else {
             continue;
@@ -70,7 +63,7 @@ fn main() -> Result<()> {
         "the program holds nothing of {CORES:?}: was it built of {}?",
         cli.root.display()
     );
-    for (core, Total { run, regions }) in totals {
+    for (core, Count { run, regions }) in totals {
         let percent = 100.0 * run as f64 / regions.max(1) as f64;
         println!("{core}: {run} of {regions} regions were run, {percent:.1} %");
     }
@@ -90,10 +83,10 @@ fn core_of<'a>(root: &Path, path: &'a Path) -> Option<(&'static str, &'a Path)> 
 }
 
 /// Prints the lines of a file on which a region begins that never ran.
-fn show(place: &Path, file: &Path, result: &CoverageResult, total: &mut Total) -> Result<()> {
+fn show(place: &Path, file: &Path, result: &CoverageResult, total: &mut Count) -> Result<()> {
     let source = std::fs::read_to_string(place);
     let source = source.with_context(|| format!("read {}", place.display()))?;
-    let mut lines: BTreeMap<usize, Line> = BTreeMap::new();
+    let mut lines: BTreeMap<usize, Count> = BTreeMap::new();
     for (at, count) in &result.hits {
         let line = lines.entry(at.line_start).or_default();
         line.regions += 1;
