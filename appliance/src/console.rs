@@ -88,7 +88,11 @@ impl Console<'_> {
                 } else {
                     output.stdout
                 };
-                String::from_utf8_lossy(&bytes).trim().to_owned()
+                let text = String::from_utf8_lossy(&bytes);
+                let text = text.trim();
+                text.strip_prefix("penstock: error: ")
+                    .unwrap_or(text)
+                    .to_owned()
             },
         )
     }

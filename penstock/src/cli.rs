@@ -8,10 +8,12 @@ mod nfs;
 mod privileges;
 mod rdma;
 mod recovery;
+mod span;
 mod stats;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -63,6 +65,10 @@ pub struct Global {
     /// $XDG_DATA_HOME/penstock; a command finds the daemon of this machine if none runs there]
     #[arg(long, global = true, value_name = "DIR", display_order = 102)]
     pub data: Option<PathBuf>,
+    /// How long the daemon's answer is waited for, like 30s or 5m [default: 10s; 2m for what changes
+    /// something]
+    #[arg(long, global = true, value_name = "TIME", display_order = 103, value_parser = span::parse)]
+    pub timeout: Option<Duration>,
 }
 
 /// Environment variable for `--api`.
@@ -484,6 +490,7 @@ mod tests {
             json: false,
             api: api.map(str::to_owned),
             data: data.map(PathBuf::from),
+            timeout: None,
         };
         let none = |_: &str| None;
         let both = |name: &str| Some(OsString::from(name));

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Columns of a console of 80 that are left beside the names.
+const VALUE_COLUMNS: usize = 80 - 2 - 12 - 1;
+
 /// What the page shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Page {
@@ -45,6 +48,23 @@ impl Page {
     }
 }
 
+/// The line in pieces that fit beside the names, cut between words. A longer word has a piece of its own.
+fn wrapped(line: &str) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    for word in line.split(' ') {
+        let piece = pieces.last_mut().expect("there is always one");
+        if !piece.is_empty() && piece.chars().count() + 1 + word.chars().count() > VALUE_COLUMNS {
+            pieces.push(word.to_owned());
+            continue;
+        }
+        if !piece.is_empty() {
+            piece.push(' ');
+        }
+        piece.push_str(word);
+    }
+    pieces
+}
+
 impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -53,7 +73,7 @@ impl fmt::Display for Page {
             self.version, self.hostname
         )?;
         let mut line = |name: &str, value: &str| -> fmt::Result {
-            for (at, text) in value.lines().enumerate() {
+            for (at, text) in value.lines().flat_map(wrapped).enumerate() {
                 let name = if at == 0 { name } else { "" };
                 writeln!(f, "  {name:<12} {text}")?;
             }
@@ -104,6 +124,28 @@ mod tests {
             text.contains("no node yet")
                 && text.contains("press w")
                 && text.contains("Address      none")
+        );
+    }
+
+    #[test]
+    fn a_long_line_is_cut_between_words() {
+        let long =
+            "cannot reach the daemon at /run/penstock/admin.sock: no such file; look at the log";
+        let page = Page {
+            health: Some(format!("{long}\nsecond line")),
+            ..Page::default()
+        };
+        let text = page.to_string();
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert!(
+            words
+                .join(" ")
+                .contains(&format!("Health {long} second line")),
+            "{text}"
         );
     }
 

@@ -1,8 +1,10 @@
 //! The command line's end of the admin API.
 
+use std::future::Future;
 #[cfg(test)]
 use std::path::Path;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use axum::body::Body;
 use http_body_util::BodyExt;
@@ -20,10 +22,18 @@ use crate::serve::datadir;
 /// Longest JSON answer that is read, in bytes: more volumes than one node serves.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
+/// How long an answer that only tells something is waited for. The daemon itself waits five seconds for
+/// metadata without a leader.
+const TELL_WAIT: Duration = Duration::from_secs(10);
+/// The same for what changes something: guests may have to finish their requests first.
+const CHANGE_WAIT: Duration = Duration::from_secs(120);
+
 /// An admin endpoint.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
+    /// How long every answer is waited for, if somebody said so.
+    timeout: Option<Duration>,
 }
 
 impl Client {
@@ -36,14 +46,21 @@ impl Client {
                 "give the path of a daemon's socket, like unix:/var/lib/penstock/penstock.sock",
             ));
         }
-        Ok(Client {
-            socket: path.into(),
-        })
+        Ok(Client::at(path.into()))
     }
 
     /// The endpoint behind this socket.
     pub fn at(socket: PathBuf) -> Self {
-        Client { socket }
+        Client {
+            socket,
+            timeout: None,
+        }
+    }
+
+    /// The same endpoint, whose answers are waited for this long.
+    #[must_use]
+    pub fn with_timeout(self, timeout: Option<Duration>) -> Self {
+        Client { timeout, ..self }
     }
 
     /// The socket.
@@ -64,8 +81,11 @@ impl Client {
 
     /// Reads a resource.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        let answer = self.send(Method::GET, path, None, Body::empty()).await?;
-        self.json(answer).await
+        let answer = async {
+            let answer = self.send(Method::GET, path, None, Body::empty()).await?;
+            self.json(answer).await
+        };
+        self.within(TELL_WAIT, answer).await?
     }
 
     /// Sends JSON and reads the answer.
@@ -76,20 +96,22 @@ impl Client {
         body: &B,
     ) -> Result<T> {
         let json = serde_json::to_vec(body).map_err(|e| Failure::plain(Kind::Failed, e))?;
-        let answer = self
-            .send(method, path, Some("application/json"), Body::from(json))
-            .await?;
-        self.json(answer).await
+        let answer = async {
+            let answer = self
+                .send(method, path, Some("application/json"), Body::from(json))
+                .await?;
+            self.json(answer).await
+        };
+        self.within(CHANGE_WAIT, answer).await?
     }
 
     /// Deletes a resource.
     pub async fn delete(&self, path: &str) -> Result<()> {
-        self.send(Method::DELETE, path, None, Body::empty())
-            .await
-            .map(drop)
+        let answer = self.send(Method::DELETE, path, None, Body::empty());
+        self.within(CHANGE_WAIT, answer).await?.map(drop)
     }
 
-    /// Sends a stream and reads a JSON answer.
+    /// Sends a stream and reads a JSON answer. It takes as long as the stream: no wait ends it.
     pub async fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -100,12 +122,17 @@ impl Client {
         self.json(answer).await
     }
 
-    /// Reads a stream.
+    /// Reads a stream, whose beginning is waited for.
     pub async fn download(&self, path: &str) -> Result<Incoming> {
-        Ok(self
-            .send(Method::GET, path, None, Body::empty())
-            .await?
-            .into_body())
+        let answer = self.send(Method::GET, path, None, Body::empty());
+        Ok(self.within(CHANGE_WAIT, answer).await??.into_body())
+    }
+
+    /// What comes of it in time.
+    async fn within<T>(&self, usual: Duration, answer: impl Future<Output = T>) -> Result<T> {
+        let limit = self.timeout.unwrap_or(usual);
+        let in_time = tokio::time::timeout(limit, answer).await;
+        in_time.map_err(|_| self.silent(limit))
     }
 
     async fn send(
@@ -215,6 +242,22 @@ impl Client {
         )
     }
 
+    /// It takes connections and says nothing: stopped, or not able to go on.
+    fn silent(&self, limit: Duration) -> Failure {
+        let process = self.holder().map(|id| format!(" (process {id})"));
+        Failure::new(
+            Kind::Unreachable,
+            format!(
+                "the daemon{} on {} has not answered within {} s",
+                process.unwrap_or_default(),
+                self.socket.display(),
+                limit.as_secs_f64()
+            ),
+            "what was asked for may still be done; look whether the process is stopped, and at its log, or \
+             wait longer with --timeout",
+        )
+    }
+
     fn broken(&self, e: &hyper::Error) -> Failure {
         Failure::new(
             Kind::Unreachable,
@@ -251,6 +294,23 @@ mod tests {
         assert_eq!(Client::new("/a/b").unwrap().socket(), Path::new("/a/b"));
         assert_eq!(Client::new("https://host:1").unwrap_err().exit_code(), 2);
         assert_eq!(Client::new("unix:").unwrap_err().exit_code(), 2);
+    }
+
+    #[tokio::test]
+    async fn silent_daemon_is_given_up_in_time() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let socket = dir.path().join("admin.sock");
+        // Takes connections, as the kernel does for a process that is stopped.
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        let client = Client::at(socket).with_timeout(Some(Duration::from_millis(20)));
+        let told = client.get::<()>("/v1/health").await.unwrap_err();
+        assert_eq!(told.kind, Kind::Unreachable);
+        assert!(
+            told.error.ends_with("has not answered within 0.02 s"),
+            "{told}"
+        );
+        let changed = client.delete("/v1/volumes/a").await.unwrap_err();
+        assert!(changed.hint.unwrap().contains("may still be done"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use super::span;
 use crate::config::{RoleName, Transport, Wire};
 
 /// Options of whoever is a node of several.
@@ -90,26 +91,15 @@ fn replicas() -> clap::builder::RangedI64ValueParser<u8> {
 }
 
 fn lifetime(text: &str) -> Result<Duration, String> {
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let seconds = match &text[number.len()..] {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 24 * 3600,
-        _ => return Err("give a number and s, m, h or d, like 2h".to_owned()),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "give a number and s, m, h or d, like 2h")?;
-    let total = number.checked_mul(seconds);
-    total
-        .filter(|total| (1..=LIFETIME_SECONDS_MAX).contains(total))
-        .map(Duration::from_secs)
-        .ok_or_else(|| "give at least 1s and at most 365d".to_owned())
+    let span = span::parse(text)?;
+    match span <= LIFETIME_MAX {
+        true => Ok(span),
+        false => Err("give at most 365d".to_owned()),
+    }
 }
 
 /// A token that can be used for longer is refused: it would be forgotten where it lies.
-const LIFETIME_SECONDS_MAX: u64 = 365 * 24 * 3600;
+const LIFETIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]
 mod tests {

@@ -25,6 +25,7 @@ pub async fn client(global: &Global) -> Result<Client> {
     let mut seen = begin;
     loop {
         let (client, is_seen) = find(global)?;
+        let client = client.with_timeout(global.timeout);
         let Err(error) = client.try_connect().await else {
             return Ok(client);
         };

@@ -267,6 +267,28 @@ fn back_end_program_serves_one_volume_by_path_or_descriptor() {
     assert!(!socket.exists());
 }
 
+#[test]
+fn commands_give_a_stopped_daemon_up_and_work_again_when_it_goes_on() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    daemon.signal(libc::SIGSTOP);
+    for command in [
+        &["health"][..],
+        &["status"],
+        &["volume", "create", "a", "64M"],
+    ] {
+        let told = daemon.refused(&[command, &["--timeout", "1s"]].concat());
+        let process = format!("the daemon (process {})", daemon.pid());
+        assert!(
+            told.contains(&process) && told.contains("within 1 s"),
+            "{told}"
+        );
+    }
+    daemon.signal(libc::SIGCONT);
+    // Health may tell for a moment of what stood still.
+    crate::harness::eventually(|| daemon.run(&["health"]).status.success());
+}
+
 /// Waits for a socket to appear. The loop is bounded by the test runner's own limit.
 fn wait_for(path: &Path) {
     while !path.exists() {
