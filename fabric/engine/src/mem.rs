@@ -1,33 +1,35 @@
 //! The replica is in this process, on this thread: sending is a call.
 
 use fabric_replication::client::Transport;
-use fabric_replication::replica::{Handled, Replica, StoreFailure, StoreKey, StorePort};
+use fabric_replication::replica::{Handled, Replica, StoreFailure, StoreKey};
 use fabric_types::ids::PeerId;
 use fabric_types::{Incarnation, NodeId, Refusal, Reply, Request};
+
+use crate::store_port::StorePorts;
 
 /// The peer that reaches the replica by a call.
 pub const LOCAL: PeerId = PeerId(0);
 
 /// Direct calls into one replica and its store.
-pub struct MemTransport<P> {
+pub struct MemTransport {
     replica: Replica,
-    store: P,
+    store: StorePorts,
 }
 
-impl<P: StorePort> MemTransport<P> {
+impl MemTransport {
     /// A transport to `replica`, which keeps its data in `store`.
-    pub fn new(replica: Replica, store: P) -> Self {
+    pub fn new(replica: Replica, store: StorePorts) -> Self {
         Self { replica, store }
     }
 
     /// The replica's store.
     #[inline]
-    pub fn store(&mut self) -> &mut P {
+    pub fn store(&mut self) -> &mut StorePorts {
         &mut self.store
     }
 
     /// The store, for looking.
-    pub fn store_ref(&self) -> &P {
+    pub fn store_ref(&self) -> &StorePorts {
         &self.store
     }
 
@@ -38,7 +40,7 @@ impl<P: StorePort> MemTransport<P> {
         key: StoreKey,
         result: Result<(), StoreFailure>,
     ) -> Option<(PeerId, Reply)> {
-        self.replica.on_store(key, result)
+        self.replica.on_store(key, self.store.request(key), result)
     }
 
     /// The start of the replica.
@@ -64,7 +66,7 @@ impl<P: StorePort> MemTransport<P> {
     }
 }
 
-impl<P: StorePort> Transport for MemTransport<P> {
+impl Transport for MemTransport {
     #[inline]
     fn send(&mut self, _node: NodeId, request: &Request) -> Option<Reply> {
         self.request_of(LOCAL, request)

@@ -156,6 +156,12 @@ impl ShardPort {
         None
     }
 
+    /// What was submitted as `key`, which no other request has been given since.
+    #[inline]
+    pub fn request(&self, key: StoreKey) -> &Request {
+        &self.slots[key.index() as usize].request
+    }
+
     #[inline]
     fn queue(&mut self, shard: u32, index: u32) {
         self.queues[shard as usize].push(&mut self.slots, index);

@@ -24,6 +24,8 @@ pub enum StorePorts {
 /// Has done everything by the next look, and keeps nothing.
 pub struct NullPort {
     done: VecDeque<StoreKey>,
+    /// What was submitted, at the index of its key.
+    requests: Box<[Request]>,
     /// Never readable: whoever has something done here looks before it sleeps.
     never: OwnedFd,
     _lane: Lane,
@@ -41,6 +43,7 @@ impl StorePorts {
             eventfd(0, EventfdFlags::CLOEXEC).map_err(FabricError::os("create an eventfd"))?;
         Ok(Self::Null(NullPort {
             done: VecDeque::with_capacity(HELD_MAX as usize),
+            requests: (0..HELD_MAX).map(|_| Request::NOTHING).collect(),
             never,
             _lane: lane,
         }))
@@ -70,6 +73,15 @@ impl StorePorts {
         match self {
             Self::Null(port) => Some((port.done.pop_front()?, Ok(()))),
             Self::Shards(port) => port.next_completion(),
+        }
+    }
+
+    /// What was submitted as `key`, which no other request has been given since.
+    #[inline]
+    pub fn request(&self, key: StoreKey) -> &Request {
+        match self {
+            Self::Null(port) => &port.requests[key.index() as usize],
+            Self::Shards(port) => port.request(key),
         }
     }
 
@@ -104,6 +116,7 @@ impl StorePort for StorePorts {
     fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
         match self {
             Self::Null(port) => {
+                port.requests[key.index() as usize] = *request;
                 port.done.push_back(key);
                 None
             }

@@ -19,7 +19,6 @@ use rustix::time::{
 use super::cluster::Cluster;
 use super::cluster::traffic::Counters;
 use super::config::FabricError;
-use super::store_port::StorePorts;
 use crate::mem::{LOCAL, MemTransport};
 
 /// What the engine passes on to its client.
@@ -45,7 +44,7 @@ pub struct NodeTransport {
     node: NodeId,
     index: usize,
     /// Before `remote`: what its store works on last may lie in memory of requests that came from there.
-    pub local: MemTransport<StorePorts>,
+    pub local: MemTransport,
     remote: Option<Box<Remote>>,
 }
 
@@ -68,7 +67,7 @@ struct Remote {
 
 impl NodeTransport {
     /// For a node without peers.
-    pub fn alone(node: NodeId, index: usize, local: MemTransport<StorePorts>) -> Self {
+    pub fn alone(node: NodeId, index: usize, local: MemTransport) -> Self {
         Self {
             node,
             index,
@@ -94,7 +93,7 @@ impl NodeTransport {
     /// With connections of its own. One that `serves` answers other nodes, too.
     pub fn connected(
         cluster: &Cluster,
-        local: MemTransport<StorePorts>,
+        local: MemTransport,
         control: Arc<Control>,
         index: usize,
         serves: bool,

@@ -10,9 +10,7 @@ use fabric_types::ids::{LayerId, PeerId};
 use fabric_types::iov::IoVecs;
 use fabric_types::message::{FenceEntry, UnresolvedEntry};
 use fabric_types::slab::{Key, Slab};
-use fabric_types::{
-    Command, Epoch, Generation, Incarnation, PgId, Refusal, Reply, Request, RequestId,
-};
+use fabric_types::{Command, Epoch, Generation, Incarnation, Refusal, Reply, Request, RequestId};
 use zerocopy::IntoBytes;
 
 use super::fence::{FenceCache, Fences};
@@ -51,27 +49,17 @@ pub enum StoreFailure {
 
 /// A store as the replica sees it.
 pub trait StorePort {
-    /// Takes a request that passed the fences. `Some`: finished already. `None`: [`Replica::on_store`] is
-    /// told `key` later. Takes as many as the replica has slots.
+    /// Takes a request that passed the fences. `Some`: finished already. `None`: the store keeps it, and
+    /// [`Replica::on_store`] is told `key` and the request later. Takes as many as the replica has slots.
     fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>>;
 }
 
+/// What is known of a request that the store has. The store keeps the request itself.
 #[derive(Clone, Copy)]
 struct Held {
     peer: PeerId,
-    id: RequestId,
-    /// Of a fence: the layer, the lease, and where the list of unresolved writes goes.
-    fence: Option<(LayerId, Generation, IoVecs)>,
-    /// Of a write that was noted because this replica is being compared: its group, what it is, and the
-    /// receiving period.
-    noted: Option<Noted>,
-}
-
-#[derive(Clone, Copy)]
-struct Noted {
-    pg: PgId,
-    command: Command,
-    since: Epoch,
+    /// Of a write that was noted because this replica is being compared: the receiving period.
+    noted: Option<Epoch>,
 }
 
 /// What a replica that has peers shares with the node's other data threads.
@@ -112,8 +100,6 @@ impl Replica {
     pub fn new(incarnation: Incarnation, fences: Arc<Fences>, slots: u32) -> Self {
         let empty = Held {
             peer: PeerId(0),
-            id: RequestId(0),
-            fence: None,
             noted: None,
         };
         Self {
@@ -154,7 +140,7 @@ impl Replica {
         match store.submit(self.held.key(slot), request) {
             Some(result) => {
                 self.held.give_back(slot);
-                self.note_stored(noted, result);
+                self.note_stored(noted, request, result);
                 if let (Command::TellFence { layer, buffers, .. }, Ok(())) =
                     (request.command, result)
                 {
@@ -164,47 +150,33 @@ impl Replica {
                 Handled::Replied(self.reply(request.id, outcome(result)))
             }
             None => {
-                let (id, generation) = (request.id, request.generation);
-                let fence = match request.command {
-                    Command::Fence { layer, buffers, .. } => Some((layer, generation, buffers)),
-                    _ => None,
-                };
-                self.held[slot] = Held {
-                    peer,
-                    id,
-                    fence,
-                    noted,
-                };
+                self.held[slot] = Held { peer, noted };
                 Handled::Held
             }
         }
     }
 
-    /// The store finished `key`. `None` if no such operation is held.
+    /// The store finished `key`, which it was given for `request`. `None` if no such operation is held.
     #[inline]
     pub fn on_store(
         &mut self,
         key: StoreKey,
+        request: &Request,
         result: Result<(), StoreFailure>,
     ) -> Option<(PeerId, Reply)> {
         let slot = self.held.find(key)?;
-        let Held {
-            peer,
-            id,
-            fence,
-            noted,
-        } = self.held[slot];
+        let Held { peer, noted } = self.held[slot];
         self.held.give_back(slot);
-        self.note_stored(noted, result);
-        if let (Some((layer, generation, buffers)), Ok(())) = (fence, result) {
-            self.tell_unresolved(layer, generation, &buffers, 0);
+        self.note_stored(noted, request, result);
+        if let (Command::Fence { layer, buffers, .. }, Ok(())) = (request.command, result) {
+            self.tell_unresolved(layer, request.generation, &buffers, 0);
         }
-        Some((peer, self.reply(id, outcome(result))))
+        Some((peer, self.reply(request.id, outcome(result))))
     }
 
     /// Checks the fences, and notes what a write is about to change.
     #[inline]
-    fn admit(&mut self, request: &Request) -> Result<Option<Noted>, Refusal> {
+    fn admit(&mut self, request: &Request) -> Result<Option<Epoch>, Refusal> {
         if let Some(layer) = request.command.layer() {
             match self.fences.of(layer) {
                 Some(fence) => fence.admit(request)?,
@@ -234,9 +206,14 @@ impl Replica {
 
     /// The store is done with a write that was noted.
     #[inline]
-    fn note_stored(&self, noted: Option<Noted>, result: Result<(), StoreFailure>) {
-        if let (Some(noted), Ok(()), Some(peers)) = (noted, result, &self.peers) {
-            peers.groups.stored(noted.pg, &noted.command, noted.since);
+    fn note_stored(
+        &self,
+        noted: Option<Epoch>,
+        request: &Request,
+        result: Result<(), StoreFailure>,
+    ) {
+        if let (Some(since), Ok(()), Some(peers)) = (noted, result, &self.peers) {
+            peers.groups.stored(request.pg, &request.command, since);
         }
     }
 
@@ -303,10 +280,11 @@ impl Replica {
 }
 
 impl Peers {
+    /// The receiving period in which a write was noted, if it was.
     #[inline]
-    fn admit(&self, request: &Request, groups: &mut GroupCache) -> Result<Option<Noted>, Refusal> {
+    fn admit(&self, request: &Request, groups: &mut GroupCache) -> Result<Option<Epoch>, Refusal> {
         groups.admit(request)?;
-        let since = match request.command {
+        Ok(match request.command {
             Command::Write { .. } | Command::Zero { .. } => {
                 self.unresolved[self.lane].note(request);
                 groups.note(request)
@@ -317,13 +295,7 @@ impl Peers {
                 None
             }
             _ => None,
-        };
-        let noted = |since| Noted {
-            pg: request.pg,
-            command: request.command,
-            since,
-        };
-        Ok(since.map(noted))
+        })
     }
 }
 

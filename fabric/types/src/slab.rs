@@ -7,6 +7,7 @@ pub struct Key(pub u64);
 
 impl Key {
     /// The slot's index.
+    #[inline]
     pub fn index(self) -> u32 {
         (self.0 & u64::from(u32::MAX)) as u32
     }

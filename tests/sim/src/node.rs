@@ -226,6 +226,9 @@ impl Node {
         bytes[..8].copy_from_slice(&nonce.to_le_bytes());
         let mut cores = Vec::new();
         for device in &mut self.devices {
+            if self.mutation == Some(Mutation::IgnoreDeviceFlush) {
+                device.disk.ignore_flushes();
+            }
             cores.push(device.open(bytes)?);
             bytes[8] += 1;
         }
@@ -457,7 +460,9 @@ impl Process {
             match finished.purpose {
                 Purpose::Replica(thread, key) => {
                     let replica = &mut self.replicas[thread];
-                    if let Some((peer, reply)) = replica.on_store(key, finished.result) {
+                    if let Some((peer, reply)) =
+                        replica.on_store(key, &finished.request, finished.result)
+                    {
                         let data = finished.data().filter(|_| reply.result.is_ok());
                         outputs.answers.push(Answer::new(peer, reply, data));
                     }

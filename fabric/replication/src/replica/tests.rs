@@ -10,12 +10,12 @@ const LAYER: LayerId = LayerId(3);
 /// A store that answers as told, or later.
 struct Scripted {
     answer: Option<Result<(), StoreFailure>>,
-    keys: Vec<StoreKey>,
+    asked: Vec<(StoreKey, Request)>,
 }
 
 impl StorePort for Scripted {
-    fn submit(&mut self, key: StoreKey, _request: &Request) -> Option<Result<(), StoreFailure>> {
-        self.keys.push(key);
+    fn submit(&mut self, key: StoreKey, request: &Request) -> Option<Result<(), StoreFailure>> {
+        self.asked.push((key, *request));
         self.answer
     }
 }
@@ -59,7 +59,7 @@ fn one_writer_stale_generation_or_epoch_never_reaches_the_store() {
     let (mut replica, fences) = replica(4);
     let mut store = Scripted {
         answer: Some(Ok(())),
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     let mut ask = |generation, epoch| match replica.on_request(
         PeerId(0),
@@ -79,7 +79,7 @@ fn one_writer_stale_generation_or_epoch_never_reaches_the_store() {
     assert_eq!(ask(5, 10), Ok(()));
     fences.raise(LAYER, Generation(2), Epoch(3));
     assert_eq!(ask(3, 9), stale_generation, "a fence is never lowered");
-    assert_eq!(store.keys.len(), 3);
+    assert_eq!(store.asked.len(), 3);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn reads_and_flushes_are_fenced_by_the_epoch_only() {
     fences.raise(LAYER, Generation(4), Epoch(9));
     let mut store = Scripted {
         answer: Some(Ok(())),
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     for (generation, epoch, expected) in
         [(3, 9, Ok(())), (3, 8, Err(Refusal::StaleEpoch(Epoch(9))))]
@@ -107,7 +107,7 @@ fn a_held_request_is_answered_to_its_peer_once() {
     let (mut replica, _) = replica(2);
     let mut store = Scripted {
         answer: None,
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     for id in [10, 11] {
         let handled = replica.on_request(PeerId(id as u32), &write(id, 1, 1), &mut store);
@@ -115,10 +115,13 @@ fn a_held_request_is_answered_to_its_peer_once() {
     }
     let full = replica.on_request(PeerId(3), &write(12, 1, 1), &mut store);
     assert_eq!(full, Handled::Full);
-    let second = replica.on_store(store.keys[1], Err(StoreFailure::NoSpace));
+    let [(first_key, first_request), (second_key, second_request)] = store.asked[..] else {
+        panic!("two are held");
+    };
+    let second = replica.on_store(second_key, &second_request, Err(StoreFailure::NoSpace));
     assert_eq!(second, Some((PeerId(11), reply(11, Err(Refusal::NoSpace)))));
-    assert_eq!(replica.on_store(store.keys[1], Ok(())), None);
-    let first = replica.on_store(store.keys[0], Ok(()));
+    assert_eq!(replica.on_store(second_key, &second_request, Ok(())), None);
+    let first = replica.on_store(first_key, &first_request, Ok(()));
     assert_eq!(first, Some((PeerId(10), reply(10, Ok(())))));
     assert_eq!(replica.in_flight(), 0);
 }
@@ -128,7 +131,7 @@ fn an_overwritten_write_of_the_same_lease_counts_as_done() {
     let (mut replica, _) = replica(1);
     let mut store = Scripted {
         answer: Some(Err(StoreFailure::Stale)),
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     let handled = replica.on_request(PeerId(0), &write(1, 1, 1), &mut store);
     assert_eq!(handled, Handled::Replied(reply(1, Ok(()))));
@@ -166,7 +169,7 @@ fn syncing_replica_counts_only_fully_stored_blocks_as_written() {
     });
     let mut store = Scripted {
         answer: None,
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     let touched = || {
         let group = groups.get(pg).unwrap();
@@ -184,10 +187,12 @@ fn syncing_replica_counts_only_fully_stored_blocks_as_written() {
         Handled::Held
     );
     assert_eq!(touched(), (0b11, 0));
-    replica.on_store(store.keys[0], Err(StoreFailure::Mismatch));
+    let (key, request) = store.asked[0];
+    replica.on_store(key, &request, Err(StoreFailure::Mismatch));
     assert_eq!(touched(), (0b11, 0), "it may still hold what it held");
     replica.on_request(PeerId(1), &to_group(pg, 0, 8192), &mut store);
-    replica.on_store(store.keys[1], Ok(()));
+    let (key, request) = store.asked[1];
+    replica.on_store(key, &request, Ok(()));
     assert_eq!(touched(), (0b11, 0b11));
     // At once, and under a map that is none any more when the store answers.
     store.answer = Some(Ok(()));
@@ -195,10 +200,10 @@ fn syncing_replica_counts_only_fully_stored_blocks_as_written() {
     assert_eq!(touched(), (0b111, 0b111));
     store.answer = None;
     replica.on_request(PeerId(1), &to_group(pg, 16384, 4096), &mut store);
-    let last = *store.keys.last().unwrap();
+    let (last, request) = *store.asked.last().unwrap();
     groups.set(pg, ReplicaState::Syncing, Epoch(4));
     groups.applied(Epoch(4));
-    replica.on_store(last, Ok(()));
+    replica.on_store(last, &request, Ok(()));
     assert_eq!(touched(), (0, 0), "a new receiving period");
 }
 
@@ -215,7 +220,7 @@ fn syncing_replica_takes_partial_writes_only_once_compared() {
     });
     let mut store = Scripted {
         answer: Some(Ok(())),
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     let part = to_group(pg, 512, 512);
     let put_off = reply(1, Err(Refusal::Behind(Epoch(1))));
@@ -223,7 +228,7 @@ fn syncing_replica_takes_partial_writes_only_once_compared() {
         replica.on_request(PeerId(1), &part, &mut store),
         Handled::Replied(put_off)
     );
-    assert!(store.keys.is_empty());
+    assert!(store.asked.is_empty());
     let group = groups.get(pg).unwrap();
     let wanted = group.take_wanted().expect("the round is asked for it");
     assert_eq!(group.take_wanted(), None);
@@ -253,7 +258,7 @@ fn syncing_replica_takes_writes_only_once_it_knows_the_fence() {
     });
     let mut store = Scripted {
         answer: Some(Ok(())),
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     let whole = to_group(pg, 0, 4096);
     let mut answer = || match replica.on_request(PeerId(1), &whole, &mut store) {
@@ -338,7 +343,7 @@ fn changes_of_a_layer_that_metadata_do_not_know_are_put_off() {
     });
     let mut store = Scripted {
         answer: Some(Ok(())),
-        keys: Vec::new(),
+        asked: Vec::new(),
     };
     let mut ask = |layer: u64, command: fn(LayerId) -> Command| {
         let request = Request {

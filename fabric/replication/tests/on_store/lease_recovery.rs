@@ -84,7 +84,10 @@ impl Node {
             Handled::Replied(reply) => reply.result,
             Handled::Held => {
                 let key = port.1.expect("only fences are held");
-                let (_, reply) = self.replica.on_store(key, Ok(())).expect("it is held");
+                let (_, reply) = self
+                    .replica
+                    .on_store(key, request, Ok(()))
+                    .expect("it is held");
                 if let Command::Fence { buffers, .. } = request.command
                     && self.forgetful
                 {

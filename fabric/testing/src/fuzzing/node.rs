@@ -129,6 +129,9 @@ struct Asked {
     memory: Memory,
 }
 
+/// What the store is done with.
+type Finished = (StoreKey, Request, Result<(), StoreFailure>);
+
 /// The store as the replica machine sees it.
 struct Port {
     core: ShardCore,
@@ -138,7 +141,7 @@ struct Port {
     waiting: VecDeque<u64>,
     held: BTreeMap<u64, (StoreKey, Request)>,
     next: u64,
-    finished: VecDeque<(StoreKey, Result<(), StoreFailure>)>,
+    finished: VecDeque<Finished>,
 }
 
 impl StorePort for Port {
@@ -183,7 +186,7 @@ impl Port {
                 self.held.remove(number);
                 self.waiting.pop_front();
                 let failure = StoreFailure::Fenced(refusal);
-                self.finished.push_back((key, Err(failure)));
+                self.finished.push_back((key, request, Err(failure)));
                 continue;
             }
             // SAFETY: the memory is there until the answer.
@@ -198,14 +201,15 @@ impl Port {
         }
     }
 
-    fn next_finished(&mut self) -> Option<(StoreKey, Result<(), StoreFailure>)> {
+    fn next_finished(&mut self) -> Option<Finished> {
         if let Some(finished) = self.finished.pop_front() {
             return Some(finished);
         }
         let (id, result) = self.core.poll_completion()?;
         let held = self.held.remove(&id.0);
         let (key, request) = held.expect("an operation ends once");
-        Some((key, result.map_err(|error| failure(error, &request))))
+        let result = result.map_err(|error| failure(error, &request));
+        Some((key, request, result))
     }
 }
 
@@ -463,9 +467,9 @@ impl Node {
                 moved = true;
                 self.disk.submit(0, action);
             }
-            while let Some((key, result)) = self.process.port.next_finished() {
+            while let Some((key, request, result)) = self.process.port.next_finished() {
                 moved = true;
-                let answer = self.process.replica.on_store(key, result);
+                let answer = self.process.replica.on_store(key, &request, result);
                 let (_, reply) = answer.expect("the replica holds it");
                 self.answered(&reply);
             }

@@ -59,6 +59,7 @@ struct Held {
 /// A finished store operation. Its memory is that of the request, which the replica machine may still fill.
 pub struct Finished {
     pub purpose: Purpose,
+    pub request: Request,
     pub result: Result<(), StoreFailure>,
     memory: Option<Memory>,
 }
@@ -251,8 +252,8 @@ impl Port {
     }
 
     fn hold(&mut self, purpose: Purpose, mut request: Request, memory: Memory, device: usize) {
-        if let Some((Mutation::IgnoreFua, _)) = self.mutation {
-            without_fua(&mut request.command);
+        if let Some((mutation, _)) = self.mutation {
+            without_fua(mutation, &mut request.command);
         }
         let number = self.next;
         self.next += 1;
@@ -362,6 +363,7 @@ impl Port {
             let held = self.held.remove(&number).expect("it waited");
             return Some(Finished {
                 purpose: held.purpose,
+                request: held.request,
                 result: Err(failure),
                 memory: None,
             });
@@ -400,6 +402,7 @@ impl Port {
         let fills = matches!(usage(&held.request.command), Use::Destination(_));
         Some(Finished {
             purpose: held.purpose,
+            request: held.request,
             result: result.map_err(|error| failure(error, &held.request)),
             memory: fills.then_some(held.memory),
         })
