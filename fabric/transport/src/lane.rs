@@ -5,15 +5,11 @@
 //! [`Lane::poll`] takes in what came, and [`Lane::next_event`] tells of it.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
+use rustix::event::epoll::EventFlags;
 
 use super::caller::{Caller, LinkError, shape_of};
 use super::control::{ConnectorCommand, Control};
@@ -26,27 +22,27 @@ use super::responder::{Answer, ReceivedRequest, Responder};
 use super::serving::{Serving, Servings};
 use super::shape::{self, Shape};
 use super::socket::Socket;
-use crate::queue_pair::pair::{Done, Offered};
+use crate::queue_pair::pair::Offered;
 use fabric_types::ids::PeerId;
 use fabric_types::message::PIECES_MAX;
 use fabric_types::slab::{Key, Slab};
 use fabric_types::{Incarnation, NodeId, Refusal, Reply, Request};
 
 use pair_responder::PairResponder;
+use pairs::Pairs;
+use readiness::{Readiness, Ready};
 use requester::{PairSend, Requester};
-use sums::Summed;
+use sums::Sums;
 
 mod links;
 mod pair_responder;
 mod pairs;
+mod readiness;
 mod receive;
 mod requester;
 mod sums;
 #[cfg(test)]
 mod tests;
-
-/// Memory for data that go over RDMA and are not open to the device, see `bounces`.
-const BOUNCE_BYTES: usize = 16 << 20;
 
 /// Connections of a data thread; one more is closed at once.
 const LINKS_MAX: u32 = 2048;
@@ -59,14 +55,6 @@ const READS_MAX: usize = 16;
 
 /// Rounds of a poll; with more to do it notifies itself and returns.
 const ROUNDS_MAX: usize = 16;
-
-/// Events taken from one wait.
-const WAIT_EVENTS: usize = 64;
-
-/// Event data of what is no connection: the inbox's eventfd, the timer, and queue pairs.
-const INBOX: u64 = u64::MAX;
-const TIMER: u64 = u64::MAX - 1;
-const PAIRS: u64 = u64::MAX - 2;
 
 /// What happened.
 #[derive(Debug, Clone, Copy)]
@@ -137,28 +125,18 @@ pub struct Lane {
     index: usize,
     inbox: Arc<Inbox>,
     control: Arc<Control>,
-    epoll: OwnedFd,
-    timer: OwnedFd,
-    ready: Vec<epoll::Event>,
+    readiness: Readiness,
     links: Slab<Option<Box<Link>>>,
     peers: HashMap<NodeId, Peer>,
     dirty: Vec<u32>,
     stalled: VecDeque<Key>,
-    /// Connections that have a queue pair beside them.
-    paired: Vec<u32>,
-    /// Messages that came by one wait for room.
-    pairs_wait: bool,
-    done: Vec<Done>,
+    pairs: Pairs,
     servings: Servings,
     /// Version of the members by which connections were looked at.
     members_version: u64,
     counters: Arc<Counters>,
-    /// Memory for data of this node's requests that is not open to the device. Of its own: while a peer waits
-    /// for memory of the other pool, the request that it serves needs none of that.
-    bounces: Pool,
     events: VecDeque<Event>,
-    crcs: Vec<u32>,
-    summed: Option<Summed>,
+    sums: Sums,
 }
 
 // SAFETY: requests name memory that their submitters keep valid on whatever thread.
@@ -169,23 +147,14 @@ impl Lane {
     /// and must be polled as long as it lives.
     pub fn new(control: Arc<Control>, index: usize, serves: bool) -> std::io::Result<Self> {
         let inbox = Arc::new(Inbox::new()?);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        epoll::add(
-            &epoll,
-            inbox.eventfd.fd(),
-            EventData::new_u64(INBOX),
-            EventFlags::IN,
-        )?;
-        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
+        let readiness = Readiness::new(inbox.eventfd.fd())?;
         let counters = control.counters.begin();
         let mut servings = Servings::new(Pool::new(POOL_BYTES));
-        let mut bounces = Pool::new(BOUNCE_BYTES);
+        let mut pairs = Pairs::default();
         if let Offered::Port(port) = control.pairs() {
             // Now, when no request waits for it: pinning so much takes a while. What fails is tried again,
             // and told, when there is to be a queue pair.
-            let _ = bounces.register(&**port);
+            let _ = pairs.bounces.register(&**port);
             if serves {
                 let _ = servings.register(&**port);
             }
@@ -199,29 +168,23 @@ impl Lane {
             index,
             inbox,
             control,
-            epoll,
-            timer,
-            ready: Vec::with_capacity(WAIT_EVENTS),
+            readiness,
             links: Slab::new(LINKS_MAX, || None),
             peers: HashMap::new(),
             dirty: Vec::new(),
             stalled: VecDeque::new(),
-            paired: Vec::new(),
-            pairs_wait: false,
-            done: Vec::new(),
+            pairs,
             servings,
             members_version: 0,
             counters,
-            bounces,
             events: VecDeque::new(),
-            crcs: Vec::new(),
-            summed: None,
+            sums: Sums::default(),
         })
     }
 
     /// Readable when [`poll`](Self::poll) has something to do.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.readiness.fd()
     }
 
     /// Whether `poll` has to be called.
@@ -239,7 +202,7 @@ impl Lane {
     /// loss.
     pub fn send(&mut self, node: NodeId, request: &Request) -> Option<Reply> {
         let shape = shape_of(request);
-        self.sum(request, &shape);
+        self.sums.take(request, &shape);
         let peer = self.peers.entry(node).or_insert_with(|| Peer {
             link: LinkState::None,
             pause: requester::PAUSE_TICKS_MIN,
@@ -250,9 +213,9 @@ impl Lane {
             LinkState::Down => return Some(unreachable(request)),
             LinkState::Up(index) if peer.waiting.is_empty() => {
                 let link = self.links[index].as_deref_mut().expect("up means linked");
-                let (what, counters) = ((&shape, &self.crcs[..]), &self.counters);
+                let (what, counters) = ((&shape, self.sums.crcs()), &self.counters);
                 // SAFETY: the client keeps the buffers until the answer or the loss.
-                if unsafe { link.send(request, what, &mut self.bounces, counters) } {
+                if unsafe { link.send(request, what, &mut self.pairs.bounces, counters) } {
                     self.mark(index);
                     return None;
                 }
@@ -275,7 +238,7 @@ impl Lane {
         peer.waiting.push_back(Waiting {
             request: *request,
             shape,
-            crcs: self.crcs.as_slice().into(),
+            crcs: self.sums.crcs().into(),
         });
         None
     }
@@ -304,7 +267,7 @@ impl Lane {
             self.servings.free(slot);
             return;
         };
-        let mut crcs = std::mem::take(&mut self.crcs);
+        let mut crcs = self.sums.lend();
         let mut answer = Answer {
             pair,
             cost,
@@ -317,7 +280,7 @@ impl Lane {
             let list = self.servings.list(slot);
             // SAFETY: the serving holds the list and its memory until the reply is out.
             unsafe { shape::sums(&list, skip, room, &mut crcs) };
-            self.summed = None;
+            self.sums.forget();
             answer.payload = Some(list);
             answer.payload_len = room;
             answer.crcs = &crcs;
@@ -335,7 +298,7 @@ impl Lane {
             self.counters.add(Count::TcpBytesOut, out);
             self.mark(index);
         }
-        self.crcs = crcs;
+        self.sums.give_back(crcs);
     }
 
     /// Notes that a connection has something to send.
@@ -351,7 +314,7 @@ impl Lane {
     /// Sends what was queued.
     #[inline]
     pub fn kick(&mut self) {
-        self.summed = None;
+        self.sums.forget();
         while let Some(index) = self.dirty.pop() {
             let Some(link) = self.links[index].as_deref_mut() else {
                 continue;
@@ -364,7 +327,7 @@ impl Lane {
                 self.lose(index, &error);
             }
         }
-        let waits = !self.stalled.is_empty() || self.pairs_wait;
+        let waits = !self.stalled.is_empty() || self.pairs.wait;
         if self.servings.has_freed() && waits {
             self.inbox.eventfd.signal();
         }
@@ -404,10 +367,9 @@ impl Lane {
         if link.blocked {
             flags |= EventFlags::OUT;
         }
-        let data = EventData::new_u64(self.links.key(index).0);
-        if let Err(error) = epoll::modify(&self.epoll, link.socket.fd(), data, flags) {
-            tracing::error!(%error, "cannot watch a connection");
-        }
+        let key = self.links.key(index).0;
+        self.readiness
+            .change_connection(link.socket.fd(), key, flags);
     }
 
     /// Takes in what came. Nothing is done while there are events to tell of: a node that comes back is never
@@ -428,32 +390,19 @@ impl Lane {
 
     /// One round; false if there was nothing.
     fn poll_once(&mut self) -> bool {
-        let mut ready = std::mem::take(&mut self.ready);
-        ready.clear();
-        let zero = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let waited = epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut ready),
-            Some(&zero),
-        );
-        if waited.is_err() {
-            ready.clear();
-        }
+        let ready = self.readiness.look();
         let mut ticked = false;
-        for event in &ready {
-            match event.data.u64() {
-                INBOX => {
+        for at in 0..ready {
+            match self.readiness.ready(at) {
+                Ready::Inbox => {
                     self.drain_inbox();
                     self.look_at_members();
                 }
-                TIMER => ticked = true,
-                PAIRS => self.pairs_heard(),
-                key => {
+                Ready::Timer => ticked = true,
+                Ready::Pairs => self.pairs_heard(),
+                Ready::Connection(key, flags) => {
                     if let Some(index) = self.links.find(Key(key)) {
-                        self.serve(index, event.flags);
+                        self.serve(index, flags);
                     }
                 }
             }
@@ -466,9 +415,7 @@ impl Lane {
             self.tick();
         }
         self.kick();
-        let busy = !ready.is_empty() || by_pairs || self.arm_pairs();
-        self.ready = ready;
-        busy
+        ready > 0 || by_pairs || self.arm_pairs()
     }
 
     /// Next thing that happened.
@@ -478,8 +425,7 @@ impl Lane {
     }
 
     fn tick(&mut self) {
-        let mut count = [0u8; 8];
-        let _ = rustix::io::read(&self.timer, &mut count);
+        self.readiness.clear_timer();
         for index in 0..self.links.capacity() {
             if !self.links.is_taken(index) {
                 continue;

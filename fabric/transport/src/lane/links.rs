@@ -1,5 +1,7 @@
 //! How connections come to a lane, and how they leave it.
 
+use std::os::fd::OwnedFd;
+
 use super::*;
 
 impl Lane {
@@ -130,14 +132,14 @@ impl Lane {
             }
         }
         let socket = Socket::new(fd, session, if plain { &[] } else { &rest });
-        let data = EventData::new_u64(self.links.key(index).0);
-        if let Err(error) = epoll::add(&self.epoll, socket.fd(), data, EventFlags::IN) {
+        let key = self.links.key(index).0;
+        if let Err(error) = self.readiness.add_connection(socket.fd(), key) {
             tracing::error!(%error, "cannot watch a connection");
             self.links.give_back(index);
             return None;
         }
         if self.links.taken() == 1 {
-            self.set_timer(TICK_MS);
+            self.readiness.set_timer(TICK_MS);
         }
         self.links[index] = Some(Box::new(Link {
             requester: None,
@@ -155,33 +157,19 @@ impl Lane {
         Some(index)
     }
 
-    pub(super) fn set_timer(&self, every_ms: i64) {
-        let every = Timespec {
-            tv_sec: 0,
-            tv_nsec: every_ms * 1_000_000,
-        };
-        let spec = Itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
-            tracing::error!(%error, "cannot set a timer; lost peers will not be noticed");
-        }
-    }
-
     /// A connection is over.
     pub(super) fn lose(&mut self, index: u32, error: &LinkError) {
         let Some(mut link) = self.links[index].take() else {
             return;
         };
         self.links.give_back(index);
-        self.paired.retain(|paired| *paired != index);
+        self.pairs.remove(index);
         // No device works on anybody's memory when the loss is told.
         let requester = link.requester.take();
-        let pause = requester.map(|requester| requester.end(&mut self.bounces));
+        let pause = requester.map(|requester| requester.end(&mut self.pairs.bounces));
         let pair_responder = link.pair_responder.take();
         if self.links.taken() == 0 {
-            self.set_timer(0);
+            self.readiness.set_timer(0);
         }
         let receiving = link.receiving;
         match link.end {

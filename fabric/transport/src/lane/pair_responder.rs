@@ -180,7 +180,7 @@ impl Lane {
 
     /// Takes in what has come by a queue pair on which this node is asked; true if there was something.
     pub(super) fn poll_responder(&mut self, index: u32) -> bool {
-        let mut done = std::mem::take(&mut self.done);
+        let mut done = std::mem::take(&mut self.pairs.done);
         done.clear();
         let polled = match self.pair_responder(index).and_then(|(_, a)| a.endpoint()) {
             Some(endpoint) => endpoint.poll(&mut done),
@@ -188,7 +188,7 @@ impl Lane {
         };
         let busy = !done.is_empty() || polled.is_err();
         let taken = self.take_up(index, &done);
-        self.done = done;
+        self.pairs.done = done;
         let taken = taken.and_then(|()| self.take_arrived(index));
         let outcome = taken.and_then(|unproven| match unproven.map_or(polled, Err) {
             Err(reason) => self.tear_responder(index, &reason, true),
@@ -287,7 +287,7 @@ impl Lane {
         for leaving in unsent {
             self.answer(leaving.serving, &leaving.reply);
         }
-        self.paired.retain(|paired| *paired != index);
+        self.pairs.remove(index);
         self.mark(index);
         Ok(())
     }

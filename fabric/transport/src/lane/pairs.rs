@@ -2,6 +2,41 @@
 
 use super::*;
 use crate::queue_pair::endpoint::QueuePairEndpoint;
+use crate::queue_pair::pair::Done;
+
+/// Bytes of [`Pairs::bounces`].
+const BOUNCE_BYTES: usize = 16 << 20;
+
+/// What a lane has for its queue pairs.
+pub(super) struct Pairs {
+    /// Connections that have one beside them.
+    links: Vec<u32>,
+    /// Messages that came by one wait for room.
+    pub wait: bool,
+    /// What has come by one; kept for its memory.
+    pub done: Vec<Done>,
+    /// Memory for data of this node's requests that is not open to the device. Of its own: while a peer waits
+    /// for memory of the other pool, the request that it serves needs none of that.
+    pub bounces: Pool,
+}
+
+impl Default for Pairs {
+    fn default() -> Self {
+        Self {
+            links: Vec::new(),
+            wait: false,
+            done: Vec::new(),
+            bounces: Pool::new(BOUNCE_BYTES),
+        }
+    }
+}
+
+impl Pairs {
+    /// The connection has none any more.
+    pub fn remove(&mut self, index: u32) {
+        self.links.retain(|link| *link != index);
+    }
+}
 
 fn endpoint_of(link: &mut Link) -> Option<&mut QueuePairEndpoint> {
     match (&mut link.requester, &mut link.pair_responder) {
@@ -18,14 +53,11 @@ impl Lane {
 
     /// A queue pair is there: it is looked at in each turn, and wakes the thread.
     pub(super) fn watch_pair(&mut self, index: u32) {
-        self.paired.push(index);
+        self.pairs.links.push(index);
         let Some(endpoint) = self.links[index].as_deref_mut().and_then(endpoint_of) else {
             return;
         };
-        let data = EventData::new_u64(PAIRS);
-        if let Err(error) = epoll::add(&self.epoll, endpoint.wait_fd(), data, EventFlags::IN) {
-            tracing::error!(%error, "cannot watch a queue pair");
-        }
+        self.readiness.add_pair(endpoint.wait_fd());
     }
 
     /// The peer's words about queue pairs; true if there were any.
@@ -49,14 +81,14 @@ impl Lane {
 
     /// Takes in what has come by queue pairs; true if there was something.
     pub(super) fn poll_pairs(&mut self) -> bool {
-        self.pairs_wait = false;
+        self.pairs.wait = false;
         // Each is the first in turn: those that wait for memory share what becomes free.
-        if self.paired.len() > 1 {
-            self.paired.rotate_left(1);
+        if self.pairs.links.len() > 1 {
+            self.pairs.links.rotate_left(1);
         }
         let mut busy = false;
         let mut at = 0;
-        while let Some(&index) = self.paired.get(at) {
+        while let Some(&index) = self.pairs.links.get(at) {
             let is_caller = self.links[index]
                 .as_deref()
                 .is_some_and(|link| link.requester.is_some());
@@ -65,15 +97,15 @@ impl Lane {
                 false => self.poll_responder(index),
             };
             // If it is over, another one has its place.
-            at += usize::from(self.paired.get(at) == Some(&index));
+            at += usize::from(self.pairs.links.get(at) == Some(&index));
         }
         busy
     }
 
     /// Something has told of itself by the descriptor of a queue pair.
     pub(super) fn pairs_heard(&mut self) {
-        for at in 0..self.paired.len() {
-            if let Some(endpoint) = self.endpoint(self.paired[at]) {
+        for at in 0..self.pairs.links.len() {
+            if let Some(endpoint) = self.endpoint(self.pairs.links[at]) {
                 endpoint.heard();
             }
         }
@@ -82,8 +114,8 @@ impl Lane {
     /// Nothing was there: has the descriptors tell what comes next. True if something came meanwhile.
     pub(super) fn arm_pairs(&mut self) -> bool {
         let mut failed = Vec::new();
-        for at in 0..self.paired.len() {
-            let index = self.paired[at];
+        for at in 0..self.pairs.links.len() {
+            let index = self.pairs.links[at];
             let armed = self.endpoint(index).map_or(Ok(()), QueuePairEndpoint::arm);
             if let Err(reason) = armed {
                 failed.push((index, reason));
@@ -92,7 +124,7 @@ impl Lane {
         for (index, reason) in failed {
             self.tear(index, &reason);
         }
-        !self.paired.is_empty() && self.poll_pairs()
+        !self.pairs.links.is_empty() && self.poll_pairs()
     }
 
     /// Hands to the device what is to be sent.

@@ -96,7 +96,7 @@ impl Lane {
         while let Some(next) = peer.waiting.front() {
             let (what, counters) = ((&next.shape, &next.crcs[..]), &self.counters);
             // SAFETY: the client keeps the buffers until the answer or the loss.
-            let went = unsafe { link.send(&next.request, what, &mut self.bounces, counters) };
+            let went = unsafe { link.send(&next.request, what, &mut self.pairs.bounces, counters) };
             if !went {
                 break;
             }

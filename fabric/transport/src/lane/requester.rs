@@ -163,7 +163,7 @@ impl Lane {
         if !requester.is_some_and(|(.., requester)| matches!(requester.stage, Stage::Pause(0))) {
             return;
         }
-        let registered = self.bounces.register(&**port);
+        let registered = self.pairs.bounces.register(&**port);
         let Some((node, caller, requester)) = self.requester(index) else {
             return;
         };
@@ -235,7 +235,7 @@ impl Lane {
                 if number == endpoint.number() =>
             {
                 requester.wait();
-                self.paired.retain(|paired| *paired != index);
+                self.pairs.remove(index);
                 self.tell_way(node, Err(format!("the peer: {reason}")));
             }
             (
@@ -346,7 +346,7 @@ impl Lane {
             unanswered: unanswered.clone(),
         });
         caller.tell(&Pairing::FailedPair { number, unanswered });
-        let answers = requester.all_closed(caller, &mut self.bounces);
+        let answers = requester.all_closed(caller, &mut self.pairs.bounces);
         if !answers.is_empty() {
             // Found while sending, they would else be told only with the next thing that comes.
             self.inbox.eventfd.signal();
@@ -354,7 +354,7 @@ impl Lane {
         let answers = answers.into_iter();
         self.events
             .extend(answers.map(|reply| Event::Reply(node, reply)));
-        self.paired.retain(|paired| *paired != index);
+        self.pairs.remove(index);
         self.mark(index);
         self.tell_way(node, Err(reason.to_owned()));
         Ok(())

@@ -25,10 +25,54 @@ impl Summed {
     }
 }
 
-impl Lane {
-    /// Reuses the checksums that were computed for this node's own replica of a write, if the other replicas
-    /// have none yet. False if that replica's copy differs from what the others were sent.
-    pub fn matches(&mut self, request: &Request, copy: &Request) -> bool {
+/// The CRCs that were taken last.
+#[derive(Default)]
+pub(super) struct Sums {
+    crcs: Vec<u32>,
+    /// Of what; `None`: of nothing that may be sent once more.
+    summed: Option<Summed>,
+}
+
+impl Sums {
+    /// CRC32C of each block.
+    pub fn crcs(&self) -> &[u32] {
+        &self.crcs
+    }
+
+    /// What is sent next is another request's.
+    pub fn forget(&mut self) {
+        self.summed = None;
+    }
+
+    /// The vector, for CRCs of something else; [`give_back`](Self::give_back) ends the loan. Whoever changes
+    /// it calls [`forget`](Self::forget).
+    pub fn lend(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.crcs)
+    }
+
+    /// See [`lend`](Self::lend).
+    pub fn give_back(&mut self, crcs: Vec<u32>) {
+        self.crcs = crcs;
+    }
+
+    /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest
+    /// may change its buffer meanwhile, and all replicas are to take the same bytes or none.
+    pub fn take(&mut self, request: &Request, shape: &Shape) {
+        let Some((now, list)) = Summed::of(request, shape).zip(shape.payload) else {
+            self.crcs.clear();
+            self.summed = None;
+            return;
+        };
+        if self.summed != Some(now) {
+            // SAFETY: the list and the memory are valid until the answer.
+            unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut self.crcs) };
+            self.summed = Some(now);
+        }
+    }
+
+    /// Takes those of this node's own copy of a write, if there are none yet; false if they differ from those
+    /// that there are.
+    fn matches(&mut self, request: &Request, copy: &Request) -> bool {
         let (shape, copied) = (shape_of(request), shape_of(copy));
         let Some((now, list)) = Summed::of(request, &shape).zip(copied.payload) else {
             return true;
@@ -44,19 +88,12 @@ impl Lane {
         self.summed = Some(now);
         same
     }
+}
 
-    /// Takes the CRCs of what a request sends, unless they have just been taken for another replica: a guest
-    /// may change its buffer meanwhile, and all replicas are to take the same bytes or none.
-    pub(super) fn sum(&mut self, request: &Request, shape: &Shape) {
-        let Some((now, list)) = Summed::of(request, shape).zip(shape.payload) else {
-            self.crcs.clear();
-            self.summed = None;
-            return;
-        };
-        if self.summed != Some(now) {
-            // SAFETY: the list and the memory are valid until the answer.
-            unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut self.crcs) };
-            self.summed = Some(now);
-        }
+impl Lane {
+    /// Reuses the checksums that were computed for this node's own replica of a write, if the other replicas
+    /// have none yet. False if that replica's copy differs from what the others were sent.
+    pub fn matches(&mut self, request: &Request, copy: &Request) -> bool {
+        self.sums.matches(request, copy)
     }
 }

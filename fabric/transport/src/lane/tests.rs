@@ -1,5 +1,6 @@
 //! A lane and its inbox, without the connector.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 

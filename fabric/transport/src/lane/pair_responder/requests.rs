@@ -114,7 +114,7 @@ impl Lane {
             return Ok(None);
         };
         if !self.servings.has_room() || !endpoint.has_free() {
-            self.pairs_wait |= pair_responder.has_arrived();
+            self.pairs.wait |= pair_responder.has_arrived();
             return Ok(None);
         }
         let received = match (
@@ -146,7 +146,7 @@ impl Lane {
                 Some(buffer) => Some(buffer),
                 None => {
                     pair_responder.waits = Some(received);
-                    self.pairs_wait = true;
+                    self.pairs.wait = true;
                     return Ok(None);
                 }
             },

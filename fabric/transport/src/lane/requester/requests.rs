@@ -361,7 +361,7 @@ unsafe fn bring_home(
 impl Lane {
     /// Takes in what has come by a queue pair on which this node asks; true if there was something.
     pub(in super::super) fn poll_requester(&mut self, index: u32) -> bool {
-        let mut done = std::mem::take(&mut self.done);
+        let mut done = std::mem::take(&mut self.pairs.done);
         done.clear();
         let polled = match self
             .requester(index)
@@ -375,7 +375,7 @@ impl Lane {
             true => self.take_proof(index, &done),
             false => self.take_done(index, &done),
         };
-        self.done = done;
+        self.pairs.done = done;
         let outcome = taken.and_then(|()| match polled {
             Err(reason) => self.tear_requester(index, &reason),
             Ok(()) => {
@@ -440,7 +440,7 @@ impl Lane {
             return Ok(());
         };
         let node = *node;
-        let (bounces, counters) = (&mut self.bounces, &self.counters);
+        let (bounces, counters) = (&mut self.pairs.bounces, &self.counters);
         for one in done {
             let reply = match *one {
                 Done::Sent(slot) => requester.arrived(caller, slot, bounces),

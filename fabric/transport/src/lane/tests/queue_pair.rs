@@ -122,8 +122,8 @@ impl World {
         self.asking.poll();
         self.serving.poll();
         // Time passes when the test says so.
-        self.asking.set_timer(0);
-        self.serving.set_timer(0);
+        self.asking.readiness.set_timer(0);
+        self.serving.readiness.set_timer(0);
     }
 
     /// Requests lie beside each other, so that their order does not matter.
@@ -314,7 +314,10 @@ impl World {
             }
         }
         for lane in [&self.asking, &self.serving] {
-            assert_eq!((lane.servings.buffers(), lane.bounces.in_use()), (0, 0));
+            assert_eq!(
+                (lane.servings.buffers(), lane.pairs.bounces.in_use()),
+                (0, 0)
+            );
         }
     }
 }
