@@ -105,6 +105,10 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
         plan.mutation = cli.mutation;
         let needed = cli.mutation.map_or(1, Mutation::devices);
         plan.devices = usize::from(cli.devices).max(needed);
+        plan.faults.forges = cli.mutation.map_or(0, Mutation::forges);
+        if cli.mutation.is_some_and(Mutation::writes_through) {
+            plan.write_through = plan.volumes;
+        }
         plan
     };
     let ran = catch_unwind(AssertUnwindSafe(|| {

@@ -61,6 +61,16 @@ pub enum Mutation {
     CountFromAnswer,
     /// Host and leader count a lease for equally long.
     IgnoreDrift,
+    /// A host uses its lease until it hears of a newer one.
+    IgnoreEnd,
+    /// The leader grants a lease before the last one has run out.
+    GrantBeforeEnd,
+    /// A returning replica takes blocks of equal versions for equal, whatever their checksums.
+    CompareVersionsOnly,
+    /// Disks answer flushes and keep in their caches what was written.
+    IgnoreDeviceFlush,
+    /// Replicas take zeroes that are to be durable for ordinary ones.
+    IgnoreFuaOfZero,
 }
 
 impl Mutation {
@@ -80,9 +90,24 @@ impl Mutation {
                 lease: Span::millis(30),
                 ..Pace::WITH_LEASES
             },
-            Self::CountFromAnswer | Self::IgnoreDrift => Pace::WITH_LEASES,
+            Self::CountFromAnswer | Self::IgnoreDrift | Self::IgnoreEnd | Self::GrantBeforeEnd => {
+                Pace::WITH_LEASES
+            }
             _ => Pace::USUAL,
         }
+    }
+
+    /// Blocks of replicas that are not in sync that are forged, for it to show.
+    pub fn forges(self) -> u32 {
+        match self {
+            Self::CompareVersionsOnly => 3,
+            _ => 0,
+        }
+    }
+
+    /// Whether all volumes are in write-through mode, for it to show.
+    pub fn writes_through(self) -> bool {
+        self == Self::IgnoreFuaOfZero
     }
 
     /// Whether it is looked for with [`Plan::draw_outages`](crate::Plan::draw_outages).
@@ -99,6 +124,8 @@ impl Mutation {
                 | Self::PromoteUnflushed
                 | Self::PromoteEarly
                 | Self::ForgetBoot
+                | Self::IgnoreDeviceFlush
+                | Self::IgnoreFuaOfZero
         )
     }
 
@@ -135,10 +162,12 @@ pub enum Asker {
     Round,
 }
 
-/// A command that is not durable before its reply.
-pub fn without_fua(command: &mut Command) {
-    if let Command::Write { fua, .. } | Command::Zero { fua, .. } = command {
-        *fua = false;
+/// A command that is not durable before its reply, where the mistake says so.
+pub fn without_fua(mutation: Mutation, command: &mut Command) {
+    match (mutation, command) {
+        (Mutation::IgnoreFua, Command::Write { fua, .. } | Command::Zero { fua, .. })
+        | (Mutation::IgnoreFuaOfZero, Command::Zero { fua, .. }) => *fua = false,
+        _ => {}
     }
 }
 
@@ -148,12 +177,27 @@ pub type Newest = BTreeMap<LayerId, u64>;
 /// The source's stamps as they are compared by who looks only at what was written since it left: what is not
 /// newer counts as what it has itself.
 pub fn only_newer(source: &[u8], here: &[u8], newest: u64) -> Vec<u8> {
+    shown(source, here, |theirs, _| theirs.version <= newest)
+}
+
+/// The source's stamps as they are compared by who looks at versions alone: what has the version that it has
+/// itself counts as the same.
+pub fn by_version(source: &[u8], here: &[u8]) -> Vec<u8> {
+    shown(source, here, |theirs, ours| theirs.version == ours.version)
+}
+
+/// The source's stamps, and in place of those that count as equal this side's.
+fn shown(
+    source: &[u8],
+    here: &[u8],
+    is_equal: impl Fn(&BlockStamp, &BlockStamp) -> bool,
+) -> Vec<u8> {
     let stamp = size_of::<BlockStamp>();
+    let read = |bytes| BlockStamp::read_from_bytes(bytes).expect("its size");
     let mut out = Vec::with_capacity(source.len());
     for (theirs, ours) in source.chunks_exact(stamp).zip(here.chunks_exact(stamp)) {
-        let read = BlockStamp::read_from_bytes(theirs).expect("its size");
-        let shown = if read.version <= newest { ours } else { theirs };
-        out.extend_from_slice(shown);
+        let same = is_equal(&read(theirs), &read(ours));
+        out.extend_from_slice(if same { ours } else { theirs });
     }
     out
 }

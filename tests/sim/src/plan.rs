@@ -112,6 +112,8 @@ pub struct Plan {
     pub min_in_sync: usize,
     /// Volumes; the first is host 0's, the next host 1's, and so on in turn.
     pub volumes: usize,
+    /// Of them, the first so many are in write-through mode.
+    pub write_through: usize,
     /// Chunks of each.
     pub chunks: u64,
     /// Places of each chunk where guests write.
@@ -158,6 +160,7 @@ impl Plan {
             replicas: 3,
             min_in_sync: 2,
             volumes: 2,
+            write_through: 0,
             chunks: 2,
             spots: 3,
             device_bytes: 12 << 20,
@@ -300,6 +303,9 @@ impl Plan {
         });
         if is_drawn && self.faults.victims > 0 {
             self.faults.forges = rng.random_range(0..=3);
+        }
+        if is_drawn {
+            self.write_through = rng.random_range(0..=self.volumes);
         }
     }
 

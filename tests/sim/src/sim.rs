@@ -5,7 +5,7 @@ use std::fmt;
 
 use fabric_store::testing::sim_disk::{CrashKind, SimDisk};
 use fabric_types::ids::{ChunkKey, LayerId};
-use fabric_types::{Generation, NodeId, PgId, placement};
+use fabric_types::{Generation, Incarnation, NodeId, PgId, placement};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -155,8 +155,8 @@ pub struct Sim {
     /// Who may write each volume, as meta knows it.
     pub leases: Vec<Lease>,
     lease_time: lease_time::LeaseTime,
-    /// New leases that are not used yet, by volume.
-    takeovers: BTreeMap<usize, Takeover>,
+    /// New leases that are not used yet, by volume and host.
+    takeovers: BTreeMap<(usize, usize), Takeover>,
     /// Requests of guests that left the host that still has them, by name.
     orphans: BTreeMap<u64, (usize, GuestOp)>,
     /// Blocks that were repaired after a read: node, chunk, block.
@@ -226,6 +226,31 @@ fn has_narrow_windows(seed: u64) -> bool {
     seed % 8 == 5
 }
 
+/// The plan's nodes with empty devices, and their first processes.
+fn start_nodes(plan: &Plan, rng: &mut ChaCha8Rng) -> (Vec<Node>, Vec<Incarnation>) {
+    let layers: Vec<LayerId> = (0..plan.volumes).map(layer_of).collect();
+    let disk = formatted(plan.device_bytes);
+    let new = |n: usize| {
+        let (id, devices) = (NodeId(n as u64), (&disk, plan.devices));
+        Node::new(id, devices, layers.clone(), plan.groups, rng.random())
+    };
+    let mut nodes: Vec<Node> = (0..plan.nodes).map(new).collect();
+    if let (Some(bytes), Some(last)) = (plan.small_device_bytes, nodes.last_mut()) {
+        last.set_devices((&formatted(bytes), plan.devices), rng.random());
+    }
+    let mut incarnations = Vec::new();
+    for node in &mut nodes {
+        node.mutation = plan.mutation;
+        let nonce = rng.random();
+        let started = node.start(plan.replica_threads, nonce);
+        incarnations.push(started.expect("a formatted disk opens"));
+    }
+    for spare in &mut nodes[plan.nodes - plan.spares..] {
+        spare.member = false;
+    }
+    (nodes, incarnations)
+}
+
 impl Sim {
     /// The run of a seed.
     pub fn from_seed(seed: u64, print: bool) -> Self {
@@ -272,32 +297,7 @@ impl Sim {
 
     /// A cluster that runs, with guests that begin at once.
     pub fn new(plan: Plan, mut rng: ChaCha8Rng, print: bool) -> Self {
-        let layers: Vec<LayerId> = (0..plan.volumes).map(layer_of).collect();
-        let disk = formatted(plan.device_bytes);
-        let mut nodes: Vec<Node> = (0..plan.nodes)
-            .map(|n| {
-                Node::new(
-                    NodeId(n as u64),
-                    (&disk, plan.devices),
-                    layers.clone(),
-                    plan.groups,
-                    rng.random(),
-                )
-            })
-            .collect();
-        let mut incarnations = Vec::new();
-        if let (Some(bytes), Some(last)) = (plan.small_device_bytes, nodes.last_mut()) {
-            last.set_devices((&formatted(bytes), plan.devices), rng.random());
-        }
-        for node in &mut nodes {
-            node.mutation = plan.mutation;
-            let nonce = rng.random();
-            let started = node.start(plan.replica_threads, nonce);
-            incarnations.push(started.expect("a formatted disk opens"));
-        }
-        for spare in &mut nodes[plan.nodes - plan.spares..] {
-            spare.member = false;
-        }
+        let (nodes, incarnations) = start_nodes(&plan, &mut rng);
         let plan_pace = plan.pace.unwrap_or(Pace::USUAL);
         let mut sim = Self {
             meta: Metadata::new(&plan, &incarnations),
@@ -499,9 +499,7 @@ impl Sim {
                 epoch,
             } => self.on_granted(seeker, generation, epoch),
             Event::AskLease(guest) => self.on_ask_lease(guest),
-            Event::LeaseRecoveryTick { volume, number } => {
-                self.on_lease_recovery_tick(volume, number)
-            }
+            Event::LeaseRecoveryTick { by, number } => self.on_lease_recovery_tick(by, number),
             Event::NodeMap { node, map } => self.on_node_map(node, map),
             Event::Forgotten { conn, reply } => self.on_forgotten(conn, &reply),
             Event::Tick { host, life, lane } => self.on_tick(host, life, lane),

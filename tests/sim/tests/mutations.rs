@@ -19,6 +19,10 @@ fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
         plan.pace = Some(mutation.pace());
         plan.mutation = Some(mutation);
         plan.devices = mutation.devices();
+        plan.faults.forges = mutation.forges();
+        if mutation.writes_through() {
+            plan.write_through = plan.volumes;
+        }
         plan
     };
     let ran = catch_unwind(AssertUnwindSafe(|| {

@@ -10,6 +10,8 @@ use fabric_types::{Incarnation, NodeId};
 
 use super::rig::*;
 
+/// Reads of which one is refused at the latest.
+const READS_MAX: usize = 100;
 /// Long enough for a request that is not held up.
 const WHILE: Duration = Duration::from_millis(300);
 
@@ -154,7 +156,8 @@ fn a_former_start_of_a_node_is_refused() {
     };
     tell_two(&nodes, [(one, newer), member(2)]);
     guest.set_map(set_of(&[1, 2], &[1], 2));
-    assert!(read_or_report(&mut guest, |_| ()));
+    // Its data thread may answer some requests before it looks at the newer members.
+    assert!((0..READS_MAX).any(|_| read_or_report(&mut guest, |_| ())));
 }
 
 #[test]

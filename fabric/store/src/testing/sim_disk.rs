@@ -146,6 +146,8 @@ pub struct SimDisk {
     filled: Option<IoVecs>,
     /// Synchronous writes until the power goes.
     fuse: Option<u64>,
+    /// Flushes are answered, and nothing is durable for them.
+    ignores_flushes: bool,
     counts: Counts,
     rng: ChaCha8Rng,
 }
@@ -170,6 +172,7 @@ impl SimDisk {
             host_room: None,
             filled: None,
             fuse: None,
+            ignores_flushes: false,
             counts: Counts::default(),
             rng: seeded(seed, 0xd15c),
         }
@@ -300,18 +303,24 @@ impl SimDisk {
                     },
                 )
             }
-            DeviceAction::Flush { id } => (
-                id,
-                Request::Flush {
-                    upto: self.unflushed_end(),
-                },
-            ),
+            DeviceAction::Flush { id } => {
+                let upto = match self.ignores_flushes {
+                    true => self.unflushed_first,
+                    false => self.unflushed_end(),
+                };
+                (id, Request::Flush { upto })
+            }
             DeviceAction::Discard { id, offset, len } => {
                 self.check_range(offset, len);
                 (id, Request::Discard { offset, len })
             }
         };
         self.push(IoKey { shard, id }, request)
+    }
+
+    /// From now on the disk answers flushes and keeps what was written in its cache.
+    pub fn ignore_flushes(&mut self) {
+        self.ignores_flushes = true;
     }
 
     /// Starts a flush of the whole device in the name of `key`.

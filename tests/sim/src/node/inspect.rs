@@ -32,11 +32,12 @@ impl Node {
         process.port.stores[device].stamps(disk, chunk)
     }
 
-    /// Gives a block another content with a checksum that fits, and the version that it has.
+    /// Gives a block another content with a checksum that fits, and the version that it has; false if the
+    /// device has no room for it.
     ///
     /// # Errors
     /// What the store says when it cannot.
-    pub fn forge(&mut self, device: usize, chunk: ChunkKey, block: u32) -> Result<(), String> {
+    pub fn forge(&mut self, device: usize, chunk: ChunkKey, block: u32) -> Result<bool, String> {
         let process = self.process.as_mut().expect("it runs");
         let disk = &mut self.devices[device].disk;
         process.port.stores[device].forge(disk, chunk, block)

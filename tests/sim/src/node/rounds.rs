@@ -46,7 +46,8 @@ pub struct Shell {
     pub machine: Rounds,
     /// Commands that are being executed, here or at the source; they name the machine's memory.
     open: BTreeMap<Token, Command>,
-    /// What this side said of its blocks, by chunk and first block; for [`Mutation::DeltaLogFromDeparture`].
+    /// What this side said of its blocks, by chunk and first block; for mistakes in
+    /// comparing.
     here: BTreeMap<(ChunkKey, u32), Vec<u8>>,
     /// Blocks that are known to be bad, as `engine::damage` lists them.
     bad: BTreeSet<BadBlock>,
@@ -148,22 +149,25 @@ impl Node {
 
 impl Process {
     fn end_ask(&mut self, token: Token, result: Result<(), Refusal>, data: Option<&[u8]>) {
-        let shown = data.and_then(|data| self.only_newer(token, data));
+        let shown = data.and_then(|data| self.mistaken_stamps(token, data));
         self.rounds.end(token, shown.as_deref().or(data));
         self.rounds.machine.on_reply(token, result);
     }
 
-    /// See [`mutation::only_newer`].
-    fn only_newer(&self, token: Token, data: &[u8]) -> Option<Vec<u8>> {
-        let Some(Mutation::DeltaLogFromDeparture) = self.mutation else {
-            return None;
-        };
+    /// The source's stamps as a mistake has them, see [`mutation::only_newer`] and [`mutation::by_version`].
+    fn mistaken_stamps(&self, token: Token, data: &[u8]) -> Option<Vec<u8>> {
         let Command::Inspect { chunk, block, .. } = *self.rounds.open.get(&token)? else {
             return None;
         };
         let here = self.rounds.here.get(&(chunk, block))?;
-        let newest = self.newest.get(&chunk.layer)?;
-        Some(mutation::only_newer(data, here, *newest))
+        match self.mutation? {
+            Mutation::DeltaLogFromDeparture => {
+                let newest = self.newest.get(&chunk.layer)?;
+                Some(mutation::only_newer(data, here, *newest))
+            }
+            Mutation::CompareVersionsOnly => Some(mutation::by_version(data, here)),
+            _ => None,
+        }
     }
 
     /// The store is done with a command of a round.
@@ -174,9 +178,12 @@ impl Process {
         data: Option<Arc<[u8]>>,
     ) {
         let data = data.filter(|_| result.is_ok());
-        let delta = self.mutation == Some(Mutation::DeltaLogFromDeparture);
+        let compares = matches!(
+            self.mutation,
+            Some(Mutation::DeltaLogFromDeparture | Mutation::CompareVersionsOnly)
+        );
         if let (true, Some(data), Some(Command::Inspect { chunk, block, .. })) =
-            (delta, &data, self.rounds.open.get(&token))
+            (compares, &data, self.rounds.open.get(&token))
         {
             self.rounds.here.insert((*chunk, *block), data.to_vec());
         }

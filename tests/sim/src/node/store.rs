@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use fabric_store::ShardCore;
 use fabric_store::api::{
-    OpId, ScrubFinding, ScrubStep, StoreCore, StoreOp, StoreResult, Submitted,
+    OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
 };
 use fabric_store::device::DeviceAction;
 use fabric_store::testing::sim_disk::{IoKey, IoKind, SimDisk};
@@ -130,8 +130,13 @@ impl Store {
     }
 
     /// Gives a block another content with a checksum that fits, and the version that it has, beside the data
-    /// path.
-    pub fn forge(&mut self, disk: &mut SimDisk, chunk: ChunkKey, block: u32) -> Result<(), String> {
+    /// path; false if there is no room for it.
+    pub fn forge(
+        &mut self,
+        disk: &mut SimDisk,
+        chunk: ChunkKey,
+        block: u32,
+    ) -> Result<bool, String> {
         let expect = self.stamps(disk, chunk)?[block as usize];
         let mut buffer = Buffer::new(BLOCK_BYTES, FORGED, true);
         let list = buffer.list();
@@ -150,7 +155,11 @@ impl Store {
         // SAFETY: the memory is on this stack until the completion below.
         let taken = unsafe { self.core.submit(OpId(PEEK), op) };
         assert_eq!(taken, Submitted::Accepted, "an idle store has room");
-        self.run_alone(disk).map_err(|e| e.to_string())
+        match self.run_alone(disk) {
+            Ok(()) => Ok(true),
+            Err(StoreError::NoSpace) => Ok(false),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Reads every block once beside the data path.

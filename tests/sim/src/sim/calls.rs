@@ -173,7 +173,8 @@ impl Sim {
                     format!("host {host}: takeover of volume {volume} hears {call:?} {result:?}")
                 });
                 if self.hosts[host].life == life {
-                    self.on_lease_recovery_reply((volume, takeover), call, result, data);
+                    let takeover = ((volume, host), takeover);
+                    self.on_lease_recovery_reply(takeover, call, result, data);
                 }
             }
         }

@@ -126,7 +126,8 @@ impl Sim {
             }
             MetaMessage::Renew(renewal) => self.on_renew(renewal),
             MetaMessage::Release(volume, generation) => {
-                self.lease_time.released.insert(volume, generation);
+                let released = self.lease_time.released.entry(volume).or_default();
+                *released = generation.max(*released);
             }
             MetaMessage::Propose(command) => self.propose([*command]),
         }

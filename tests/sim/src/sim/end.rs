@@ -30,17 +30,18 @@ impl Sim {
             let mut guests = sim.guests.iter();
             guests.all(|g| g.left == 0 && g.in_flight.is_empty() && !g.suspended)
                 && sim.orphans.is_empty()
+                && sim.takeovers.is_empty()
         };
         let done = self.run_until(WAIT_MAX, all_done);
         if !done && self.failure.is_none() {
             let waiting: Vec<usize> = self.guests.iter().map(|g| g.in_flight.len()).collect();
             let orphans = self.orphans.len();
-            let takeovers: Vec<usize> = self.takeovers.keys().copied().collect();
+            let takeovers: Vec<(usize, usize)> = self.takeovers.keys().copied().collect();
             let groups = self.meta.groups();
             self.fail(format!(
                 "all is repaired, and guests still wait for {waiting:?} requests, {orphans} of guests that \
                  left have not ended, \
-                 volumes {takeovers:?} are being taken over; map: {groups:?}"
+                 volumes are being taken over, by hosts: {takeovers:?}; map: {groups:?}"
             ));
         }
     }

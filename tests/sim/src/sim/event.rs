@@ -75,8 +75,8 @@ pub(crate) enum Event {
     Renewed(Renewal),
     /// A guest that waits for the lease looks after it.
     AskLease(usize),
-    /// A takeover looks at what waits for a moment.
-    LeaseRecoveryTick { volume: usize, number: u64 },
+    /// A takeover, of a volume by a host, looks at what waits for a moment.
+    LeaseRecoveryTick { by: (usize, usize), number: u64 },
     /// A map arrives at a node.
     NodeMap { node: usize, map: NodeMap },
     /// See [`Mutation::ForgetIncoming`](crate::mutation::Mutation::ForgetIncoming).

@@ -70,8 +70,6 @@ impl Sim {
         }
         let nth = self.forging.rng.random_range(0..places.len());
         let (at, chunk, block) = places[nth];
-        self.forging.due -= 1;
-        self.forging.done += 1;
         let numbers = [
             43,
             node as u64,
@@ -82,10 +80,16 @@ impl Sim {
         self.trace.note(self.now, &numbers, || {
             format!("{at}: block {block} of {chunk:?} is another with the same version")
         });
-        if let Err(error) = self.nodes[node].forge(at.device, chunk, block) {
-            self.fail(format!(
+        match self.nodes[node].forge(at.device, chunk, block) {
+            Ok(true) => {
+                self.forging.due -= 1;
+                self.forging.done += 1;
+            }
+            // The device is full: another start may find one that is not.
+            Ok(false) => {}
+            Err(error) => self.fail(format!(
                 "{at}: block {block} of {chunk:?} cannot be forged: {error}"
-            ));
+            )),
         }
     }
 

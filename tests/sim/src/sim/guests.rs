@@ -77,7 +77,10 @@ impl Sim {
             generation,
             epoch,
             read_only: false,
-            durability: Durability::Flush,
+            durability: match volume < self.plan.write_through {
+                true => Durability::Write,
+                false => Durability::Flush,
+            },
         };
         self.next_name += 1;
         self.next_slot += 1;
@@ -326,8 +329,10 @@ impl Sim {
             }
             _ => {
                 self.check_acknowledged(volume, op);
+                let is_durable =
+                    op.is_fua() || volume < self.plan.write_through && op.op != Op::Discard;
                 self.checker
-                    .end_write(volume, op.range(), op.tag, op.is_fua())
+                    .end_write(volume, op.range(), op.tag, is_durable)
             }
         };
         if let Err(violation) = verdict {

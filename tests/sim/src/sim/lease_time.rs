@@ -52,7 +52,8 @@ impl Sim {
 
     /// Until when a host counts a lease that it asked for at `asked_us`, by its clock.
     pub(super) fn counts_until(&self, asked_us: u64) -> u64 {
-        if !self.has_lease_time() {
+        let ignores_end = self.plan.mutation == Some(Mutation::IgnoreEnd);
+        if !self.has_lease_time() || ignores_end {
             return u64::MAX;
         }
         let duration = Duration::from_micros(self.pace.lease.0);
@@ -89,8 +90,8 @@ impl Sim {
         }
         let open = state.volumes.iter();
         let open = open.map(|(volume, state)| (*volume, state.generation()));
-        let taken = self.takeovers.iter().filter(|(_, one)| one.host == host);
-        let taken = taken.map(|(volume, one)| (*volume, one.generation()));
+        let taken = self.takeovers.iter().filter(|((_, by), _)| *by == host);
+        let taken = taken.map(|((volume, _), one)| (*volume, one.generation()));
         let renewal = |(volume, generation)| Renewal {
             seeker: LeaseSeeker {
                 volume,
@@ -155,8 +156,8 @@ impl Sim {
             && state.generation() == renewal.generation
         {
             state.set_lease_until_us(until);
-        } else if let Some(takeover) = self.takeovers.get_mut(&volume)
-            && (takeover.host, takeover.generation()) == (host, renewal.generation)
+        } else if let Some(takeover) = self.takeovers.get_mut(&(volume, host))
+            && takeover.generation() == renewal.generation
         {
             takeover.lease_until_us = until;
         }
@@ -170,6 +171,7 @@ impl Sim {
             || self.lease_time.released.get(&seeker.volume) == Some(&lease.generation);
         !self.has_lease_time()
             || is_free
+            || self.plan.mutation == Some(Mutation::GrantBeforeEnd)
             || self
                 .meta
                 .lease_has_run_out(seeker.volume, lease.generation, self.now)

@@ -6,6 +6,7 @@
 //! ([`takeover`](fabric_replication::lease_recovery::takeover)) before its guest's first request.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use fabric_replication::lease_recovery::takeover::{Action, Takeover as Machine};
 use fabric_replication::lease_recovery::{self, Call};
@@ -38,7 +39,6 @@ pub struct Lease {
 
 /// A new lease on its way to its first I/O.
 pub(crate) struct Takeover {
-    pub host: usize,
     life: u64,
     /// Tells it from those before it.
     number: u64,
@@ -49,6 +49,8 @@ pub(crate) struct Takeover {
     open: BTreeMap<Call, Command>,
     /// A tick is due.
     ticking: bool,
+    /// The guest has gone elsewhere, and the host does not know.
+    is_abandoned: bool,
 }
 
 impl Takeover {
@@ -122,7 +124,7 @@ impl Sim {
         self.hosts[host].reports.clear();
         self.close_conns_of(host);
         self.orphans.retain(|_, (of, _)| *of != host);
-        self.takeovers.retain(|_, takeover| takeover.host != host);
+        self.takeovers.retain(|(_, by), _| *by != host);
         for guest in 0..self.guests.len() {
             if self.guests[guest].host != host {
                 continue;
@@ -148,7 +150,7 @@ impl Sim {
         state.draining = false;
         state.host = host;
         let volume = state.volume;
-        self.takeovers.remove(&volume);
+        self.abandon_takeovers(volume);
         self.trace
             .note(self.now, &[31, guest as u64, host as u64], || {
                 format!("guest {guest} moves to host {host}")
@@ -167,7 +169,9 @@ impl Sim {
         }
         let (host, volume) = (state.host, state.volume);
         let life = self.hosts[host].life;
-        if self.hosts[host].up && !state.draining && !self.takeovers.contains_key(&volume) {
+        let is_taking_over = self.takeovers.get(&(volume, host));
+        let is_taking_over = is_taking_over.is_some_and(|takeover| !takeover.is_abandoned);
+        if self.hosts[host].up && !state.draining && !is_taking_over {
             let word = MetaMessage::Lease(LeaseSeeker {
                 volume,
                 host,
@@ -213,7 +217,7 @@ impl Sim {
         let current = self.hosts[host].life == life && self.guests[volume].host == host;
         let newer = self
             .takeovers
-            .get(&volume)
+            .get(&(volume, host))
             .is_none_or(|takeover| takeover.machine.generation() < generation);
         let open = self.hosts[host].volumes.get(&volume);
         let newer = newer && open.is_none_or(|state| state.generation() < generation);
@@ -224,17 +228,33 @@ impl Sim {
         self.revoke(host, volume);
         self.next_name += 1;
         let takeover = Takeover {
-            host,
             life,
             number: self.next_name,
             machine: Machine::new(layer_of(volume), generation, epoch),
             lease_until_us: self.counts_until(asked_us),
             open: BTreeMap::new(),
             ticking: false,
+            is_abandoned: false,
         };
-        self.takeovers.insert(volume, takeover);
+        self.takeovers.insert((volume, host), takeover);
         self.lease_time.renews_again.remove(&(host, volume));
         self.map_for_takeovers(host);
+    }
+
+    /// The guest goes elsewhere while hosts take its volume over for it: they go on until they are done, hear
+    /// of a newer lease, or replicas keep them out.
+    fn abandon_takeovers(&mut self, volume: usize) {
+        let of_volume = (volume, 0)..(volume + 1, 0);
+        let all = self.takeovers.range_mut(of_volume);
+        let hosts: Vec<usize> = all
+            .map(|((_, host), takeover)| {
+                takeover.is_abandoned = true;
+                *host
+            })
+            .collect();
+        for host in hosts {
+            self.cut_from_lease(host, volume);
+        }
     }
 
     /// The host closes a volume.
@@ -252,6 +272,13 @@ impl Sim {
     /// A host heard of newer leases.
     pub(super) fn learn_leases(&mut self, host: usize, leases: &[Lease]) {
         for (volume, lease) in leases.iter().enumerate() {
+            let is_older = |takeover: &mut Takeover| takeover.generation() < lease.generation;
+            let taking = self.takeovers.entry((volume, host));
+            if let Entry::Occupied(mut entry) = taking
+                && is_older(entry.get_mut())
+            {
+                entry.remove();
+            }
             let open = self.hosts[host].volumes.get(&volume);
             if open.is_some_and(|state| state.generation() < lease.generation) {
                 if self.guests[volume].host == host {
@@ -265,38 +292,37 @@ impl Sim {
 
     /// The map that a host has, for whoever is taking over there.
     pub(super) fn map_for_takeovers(&mut self, host: usize) {
-        let of_host =
-            |(volume, takeover): (&usize, &Takeover)| (takeover.host == host).then_some(*volume);
-        let volumes: Vec<usize> = self.takeovers.iter().filter_map(of_host).collect();
+        let by_host = |&(volume, by): &(usize, usize)| (by == host).then_some(volume);
+        let volumes: Vec<usize> = self.takeovers.keys().filter_map(by_host).collect();
         let size_bytes = self.plan.chunks * CHUNK_BYTES;
         for volume in volumes {
-            if let Some(takeover) = self.takeovers.get_mut(&volume) {
+            if let Some(takeover) = self.takeovers.get_mut(&(volume, host)) {
                 let state = &self.hosts[host];
                 takeover.machine.on_map(state.map, &state.sets, size_bytes);
             }
-            self.drive_takeover(volume);
+            self.drive_takeover(volume, host);
         }
     }
 
-    pub(super) fn on_lease_recovery_tick(&mut self, volume: usize, number: u64) {
-        if let Some(takeover) = self.takeovers.get_mut(&volume) {
-            if takeover.number == number {
-                takeover.ticking = false;
-                takeover.machine.on_tick();
-                self.drive_takeover(volume);
-            }
+    pub(super) fn on_lease_recovery_tick(&mut self, (volume, host): (usize, usize), number: u64) {
+        if let Some(takeover) = self.takeovers.get_mut(&(volume, host))
+            && takeover.number == number
+        {
+            takeover.ticking = false;
+            takeover.machine.on_tick();
+            self.drive_takeover(volume, host);
         }
     }
 
     /// A replica answered a takeover, or is lost.
     pub(super) fn on_lease_recovery_reply(
         &mut self,
-        (volume, number): (usize, u64),
+        ((volume, host), number): ((usize, usize), u64),
         call: Call,
         result: Result<(), Refusal>,
         data: Option<&[u8]>,
     ) {
-        let Some(takeover) = self.takeovers.get_mut(&volume) else {
+        let Some(takeover) = self.takeovers.get_mut(&(volume, host)) else {
             return;
         };
         if takeover.number != number {
@@ -309,17 +335,18 @@ impl Sim {
             memory::put_down(command, data);
         }
         takeover.machine.on_reply(call, result);
-        self.drive_takeover(volume);
+        self.drive_takeover(volume, host);
     }
 
     /// Takes a takeover as far as it goes now.
-    fn drive_takeover(&mut self, volume: usize) {
-        while let Some(takeover) = self.takeovers.get_mut(&volume) {
-            let (host, life, number) = (takeover.host, takeover.life, takeover.number);
+    fn drive_takeover(&mut self, volume: usize, host: usize) {
+        while let Some(takeover) = self.takeovers.get_mut(&(volume, host)) {
+            let (life, number) = (takeover.life, takeover.number);
             let Some(action) = takeover.machine.poll() else {
                 if takeover.machine.needs_tick() && !std::mem::replace(&mut takeover.ticking, true)
                 {
-                    self.after(TICK, Event::LeaseRecoveryTick { volume, number });
+                    let by = (volume, host);
+                    self.after(TICK, Event::LeaseRecoveryTick { by, number });
                 }
                 return;
             };
@@ -338,10 +365,10 @@ impl Sim {
                 Action::ReportFailed { pg, node, epoch } => {
                     self.note_report(host, pg, node, epoch);
                 }
-                Action::Done(epoch) => self.taken_over(volume, epoch),
+                Action::Done(epoch) => self.taken_over(volume, host, epoch),
                 // Somebody has a newer lease; the guest, if it is still here, asks for another.
                 Action::Fenced => {
-                    self.takeovers.remove(&volume);
+                    self.takeovers.remove(&(volume, host));
                 }
             }
         }
@@ -349,11 +376,19 @@ impl Sim {
 
     /// All replicas agree, and whoever held the lease before is kept out: the guest goes on, under no map
     /// older than `epoch`.
-    fn taken_over(&mut self, volume: usize, epoch: Epoch) {
-        let Some(takeover) = self.takeovers.remove(&volume) else {
+    fn taken_over(&mut self, volume: usize, host: usize, epoch: Epoch) {
+        let Some(takeover) = self.takeovers.remove(&(volume, host)) else {
             return;
         };
-        let (host, generation) = (takeover.host, takeover.generation());
+        if takeover.is_abandoned {
+            // The host gives the lease back: it has no use for it.
+            let word = MetaMessage::Release(volume, takeover.generation());
+            if self.has_lease_time() {
+                self.send_control(End::Host(host), End::Meta, Event::MetaMessage(word));
+            }
+            return;
+        }
+        let generation = takeover.generation();
         let until = takeover.lease_until_us;
         let blocks = takeover.machine.recovered_blocks();
         self.recovered_blocks += blocks;
