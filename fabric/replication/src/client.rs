@@ -21,6 +21,7 @@ use super::segments::{ListRefusal, SegmentPool, Segments};
 use super::share::may_take;
 use super::volume::{Finished, VolumeState};
 
+mod answers;
 mod data;
 mod fences;
 mod flush;
@@ -35,14 +36,16 @@ mod places;
 mod private;
 mod repair;
 mod shares;
+mod tally;
 mod waiting;
 mod window;
 
+use answers::Next;
 use data::pieces_of;
 use hedge::Sent;
 use ios::{GuestIo, LocalVolume, NO_IO, check};
 use latency::Latency;
-use piece::{Next, Piece};
+use piece::{Piece, Stage};
 use places::Places;
 use window::Window;
 
@@ -329,7 +332,7 @@ impl Client {
             self.note_answered(piece, node);
         }
         self.drop_slower(piece, transport);
-        if self.pieces[piece].waiting.is_empty() {
+        if self.pieces[piece].answers.are_complete() {
             self.go_on(piece, transport, done);
         }
     }
@@ -392,7 +395,6 @@ impl Client {
     #[inline]
     fn start<T: Transport>(&mut self, piece: u32, io: u32, transport: &mut T) {
         self.ios[io].open += 1;
-        self.pieces[piece].begun = true;
         if !self.ios[io].entered {
             self.number_by_turn(piece);
         }
@@ -412,7 +414,7 @@ impl Client {
     #[inline]
     fn record(&mut self, piece: u32, member: usize, reply: &Reply) -> bool {
         let slot = &mut self.pieces[piece];
-        if !slot.waiting.remove(member) {
+        if !slot.answers.receive(member) {
             return false;
         }
         let group = &mut self.groups[usize::from(slot.group)];
@@ -437,7 +439,7 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        if self.pieces[piece].repair.is_some() {
+        if self.pieces[piece].is_repair() {
             self.go_on_repairing(piece, transport);
             return;
         }
@@ -474,11 +476,14 @@ impl Client {
     /// Does what is next for a piece without outstanding answers, until it waits (`None`) or is done.
     #[inline]
     fn drive<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
-        self.note_idle(piece, false);
+        self.idle_pieces -= usize::from(self.pieces[piece].resume());
         let result = self.take_steps(piece, transport);
-        if self.pieces[piece].waiting.is_empty() {
+        if self.pieces[piece].answers.are_complete() {
             self.leave_window(piece);
-            self.note_idle(piece, result.is_none());
+            if result.is_none() {
+                self.pieces[piece].stage = Stage::Idle;
+                self.idle_pieces += 1;
+            }
         }
         result
     }
@@ -495,7 +500,7 @@ impl Client {
             }
             match next {
                 Next::Done(result) => {
-                    if result.is_ok() && !slot.unreadable.is_empty() {
+                    if result.is_ok() && !slot.answers.unreadable().is_empty() {
                         self.repair(piece, transport);
                     }
                     let set = &self.groups[usize::from(self.pieces[piece].group)].set;
@@ -511,7 +516,7 @@ impl Client {
                 }
                 Next::Send(to) => {
                     self.dispatch(piece, to, transport);
-                    if !self.pieces[piece].waiting.is_empty() {
+                    if !self.pieces[piece].answers.are_complete() {
                         return None;
                     }
                 }
@@ -519,24 +524,24 @@ impl Client {
                     if !self.refresh_fences(piece) || !self.reaches(piece, generation, epoch) {
                         return Some(Err(IoError::Fenced));
                     }
-                    self.pieces[piece].forget_answers();
+                    self.pieces[piece].answers.forget();
                 }
                 Next::Renumber => {
                     if !self.renumber(piece) {
                         return Some(Err(IoError::Device(libc::EIO)));
                     }
-                    self.pieces[piece].forget_answers();
+                    self.pieces[piece].answers.forget();
                 }
                 Next::Copy if !self.copy_piece(piece) => return None,
                 Next::Copy => {}
-                Next::Again => self.pieces[piece].read_again(),
+                Next::Again => self.pieces[piece].answers.read_again(),
                 Next::Retry => {
                     self.retrying = true;
-                    self.report(piece, self.pieces[piece].lagging());
+                    self.report(piece, self.pieces[piece].answers.lagging());
                     return None;
                 }
                 Next::Fail { refusal, others } => {
-                    self.pieces[piece].condemn(refusal);
+                    self.pieces[piece].answers.condemn(refusal);
                     self.report(piece, others);
                     return None;
                 }
@@ -544,7 +549,7 @@ impl Client {
                     self.report(piece, failed);
                     let io = self.pieces[piece].io;
                     self.ios[io].failed_somewhere = true;
-                    self.parked |= self.pieces[piece].is_parked();
+                    self.parked |= self.pieces[piece].answers.has_unreachable();
                     return None;
                 }
             }
@@ -553,7 +558,7 @@ impl Client {
 
     #[inline]
     fn dispatch<T: Transport>(&mut self, piece: u32, to: Members, transport: &mut T) {
-        self.pieces[piece].sending(to);
+        self.pieces[piece].answers.sending(to);
         self.enter_window(piece);
         self.note_sent(piece, to);
         let group = usize::from(self.pieces[piece].group);

@@ -7,6 +7,7 @@ use fabric_types::io::{self, IoResult, Op, Tag};
 use fabric_types::iov::IoVecs;
 
 use super::ios::{GuestIo, NONE};
+use super::piece::Stage;
 use super::window::SMALL_BYTES;
 use super::{Client, Transport};
 use crate::segments::{Cutter, ListRefusal};
@@ -62,7 +63,7 @@ impl Client {
             };
             match last {
                 NONE => self.ios[io].unsent = piece,
-                last => self.pieces[last].next = piece,
+                last => self.pieces[last].stage = Stage::Unsent { next: piece },
             }
             last = piece;
             at += len;
@@ -102,7 +103,7 @@ impl Client {
     /// Forgets what of a request was not sent.
     pub(super) fn drop_unsent(&mut self, io: u32) {
         while let Some(piece) = self.next_unsent(io) {
-            self.ios[io].unsent = self.pieces[piece].next;
+            self.ios[io].unsent = self.pieces[piece].next_unsent();
             self.free_piece(piece);
         }
     }
@@ -135,7 +136,7 @@ impl Client {
 
     #[inline]
     fn send_piece<T: Transport>(&mut self, io: u32, piece: u32, transport: &mut T) {
-        self.ios[io].unsent = self.pieces[piece].next;
+        self.ios[io].unsent = self.pieces[piece].next_unsent();
         self.start(piece, io, transport);
     }
 

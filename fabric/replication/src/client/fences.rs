@@ -53,11 +53,11 @@ impl Client {
     pub(super) fn ask_again(&mut self, piece: u32) {
         let version = self.pieces[piece].request.sequence;
         let generation = self.pieces[piece].request.generation;
-        self.pieces[piece].ask_failed_again();
+        self.pieces[piece].answers.ask_failed_again();
         self.refresh_fences(piece);
         let request = &self.pieces[piece].request;
         if (request.generation, request.sequence) != (generation, version) {
-            self.pieces[piece].forget_answers();
+            self.pieces[piece].answers.forget();
         }
     }
 
@@ -95,8 +95,7 @@ impl Client {
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
         for piece in 0..self.pieces.capacity() {
-            let slot = &self.pieces[piece];
-            let waits = self.pieces.is_taken(piece) && slot.begun && slot.waiting.is_empty();
+            let waits = self.pieces.is_taken(piece) && self.pieces[piece].is_idle();
             if waits && self.is_revoked(piece) {
                 self.go_on(piece, transport, done);
             }

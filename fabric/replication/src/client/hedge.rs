@@ -31,10 +31,13 @@ impl Client {
         if !self.is_replicated() {
             return;
         }
-        self.pieces[piece].sent_us = self.now_us;
-        let read = matches!(self.pieces[piece].request.command, Command::Read { .. });
+        let slot = &mut self.pieces[piece];
+        if let Some(asked) = slot.asked_mut() {
+            asked.sent_us = self.now_us;
+        }
+        let read = matches!(slot.request.command, Command::Read { .. });
         let room = self.sent.len() < SENT_MAX;
-        if read && room && !self.pieces[piece].hedged && to.len() == 1 {
+        if read && room && !slot.answers.is_hedged() && to.len() == 1 {
             self.sent.push_back(Sent {
                 piece: self.pieces.key(piece),
                 at_us: self.now_us,
@@ -45,13 +48,14 @@ impl Client {
     /// A replica did what it was asked.
     #[inline]
     pub(super) fn note_answered(&mut self, piece: u32, node: NodeId) {
-        if !self.is_replicated() || self.pieces[piece].repair.is_some() {
+        let slot = &self.pieces[piece];
+        let Some(sent_us) = slot.sent_us().filter(|_| self.is_replicated()) else {
             return;
-        }
-        let us = self.now_us.saturating_sub(self.pieces[piece].sent_us);
-        match self.pieces[piece].request.command {
+        };
+        let us = self.now_us.saturating_sub(sent_us);
+        match slot.request.command {
             // Of a doubled read it is not known how long the first one takes.
-            Command::Read { .. } if self.pieces[piece].hedged => {}
+            Command::Read { .. } if slot.answers.is_hedged() => {}
             Command::Read { .. } => self.latency.read(node, us),
             Command::Write { .. } => self.latency.write(node, us),
             _ => {}
@@ -78,19 +82,15 @@ impl Client {
             let set = &self.groups[usize::from(slot.group)].set;
             // One that began anew meanwhile has yet to answer as what it was: until then it must not be asked
             // twice.
-            let busy = slot.asked().or(slot.waiting);
-            let Some(other) = set.nearest(set.in_sync().without(busy)) else {
+            let untried = set.in_sync().without(slot.answers.busy());
+            let Some(other) = set.nearest(untried) else {
                 continue;
             };
-            self.pieces[piece].hedged = true;
-            self.pieces[piece].shared = true;
+            self.pieces[piece].answers.note_hedged();
             self.hedged_reads += 1;
-            let before = self.pieces[piece].waiting;
             self.dispatch(piece, Members::only(other), transport);
-            let still = self.pieces[piece].waiting;
-            self.pieces[piece].waiting = still.or(before);
             self.drop_slower(piece, transport);
-            if self.pieces[piece].waiting.is_empty() {
+            if self.pieces[piece].answers.are_complete() {
                 self.go_on(piece, transport, done);
             }
         }
@@ -100,8 +100,8 @@ impl Client {
     fn due_for_hedge(&mut self, key: Key, at_us: u64) -> Option<bool> {
         let piece = self.pieces.find(key)?;
         let slot = &self.pieces[piece];
-        let waited_for = slot.waiting.iter().next();
-        if slot.hedged || waited_for.is_none() || slot.sent_us != at_us {
+        let waited_for = slot.answers.waiting().iter().next();
+        if slot.answers.is_hedged() || waited_for.is_none() || slot.sent_us() != Some(at_us) {
             return None;
         }
         let set = &self.groups[usize::from(slot.group)].set;
@@ -113,15 +113,16 @@ impl Client {
     /// One replica has answered a read: nobody waits for the other, if the transport can promise that it does
     /// not touch the guest's buffers any more.
     pub(super) fn drop_slower<T: Transport>(&mut self, piece: u32, transport: &mut T) {
-        if !self.pieces[piece].hedged || !self.pieces[piece].has_answer() {
+        let answers = &self.pieces[piece].answers;
+        if !answers.is_hedged() || !answers.has_answer() {
             return;
         }
         let id = RequestId(self.pieces.key(piece).0);
         let group = usize::from(self.pieces[piece].group);
-        for member in self.pieces[piece].waiting.iter() {
+        for member in self.pieces[piece].answers.waiting().iter() {
             let node = self.groups[group].set.members()[member].node;
             if transport.abandon(node, id) {
-                self.pieces[piece].waiting.remove(member);
+                self.pieces[piece].answers.receive(member);
                 self.groups[group].in_flight[member] -= 1;
             }
         }

@@ -21,14 +21,15 @@ impl Client {
             }
             let key = self.pieces.key(piece);
             for member in [node, node.incoming()] {
-                if self.lose(piece, member) && self.pieces[piece].waiting.is_empty() {
+                if self.lose(piece, member) && self.pieces[piece].answers.are_complete() {
                     answered.push(key);
                 }
             }
         }
         for key in answered {
             let piece = self.pieces.find(key);
-            if let Some(piece) = piece.filter(|&piece| self.pieces[piece].waiting.is_empty()) {
+            let is_due = |&piece: &u32| self.pieces[piece].answers.are_complete();
+            if let Some(piece) = piece.filter(is_due) {
                 self.go_on(piece, transport, done);
             }
         }

@@ -42,9 +42,8 @@ impl Client {
             let Some(renewed) = renewed[usize::from(self.pieces[piece].group)] else {
                 continue;
             };
-            self.pieces[piece].renew(renewed);
-            let slot = &self.pieces[piece];
-            if slot.begun && slot.waiting.is_empty() {
+            self.pieces[piece].answers.renew(renewed);
+            if self.pieces[piece].is_idle() {
                 self.ask_again(piece);
                 self.go_on(piece, transport, done);
             }

@@ -5,6 +5,7 @@
 use fabric_types::ids::CHUNK_BYTES;
 use fabric_types::io::{self, Op};
 
+use super::piece::InWindow;
 use super::window::{InFlight, WindowSizes};
 use super::{Client, IOS_MAX, changes_data};
 use crate::segments::ArraysHeld;
@@ -119,7 +120,7 @@ impl Client {
         held.refused = false;
         let list = &mut self.pieces[piece].segments;
         self.segments.clear(list, &mut held.arrays);
-        self.drop_copy(piece);
+        self.private_bytes -= self.pieces[piece].drop_copy();
         self.pieces.give_back(piece);
     }
 
@@ -136,10 +137,11 @@ impl Client {
     #[inline]
     pub(super) fn enter_window(&mut self, piece: u32) {
         let slot = &mut self.pieces[piece];
-        if slot.in_window == 0 {
-            let bytes = slot.data_bytes();
-            (slot.in_window, slot.entered_us) = (bytes, self.now_us);
-            let volume = self.ios[slot.io].volume;
+        let (bytes, since_us) = (slot.data_bytes(), self.now_us);
+        let volume = self.ios[slot.io].volume;
+        let asked = slot.asked_mut().expect("replicas are asked for it");
+        if asked.in_window.is_none() {
+            asked.in_window = Some(InWindow { bytes, since_us });
             self.local_mut(volume).held.in_flight.add(bytes);
             self.window.in_flight.add(bytes);
         }
@@ -149,9 +151,9 @@ impl Client {
     #[inline]
     pub(super) fn leave_window(&mut self, piece: u32) {
         let slot = &mut self.pieces[piece];
-        let bytes = std::mem::take(&mut slot.in_window);
-        if bytes > 0 {
-            let us = self.now_us.saturating_sub(slot.entered_us);
+        let in_window = slot.asked_mut().and_then(|asked| asked.in_window.take());
+        if let Some(InWindow { bytes, since_us }) = in_window {
+            let us = self.now_us.saturating_sub(since_us);
             let volume = self.ios[slot.io].volume;
             self.window.adapt(bytes, us);
             self.local_mut(volume).held.in_flight.remove(bytes);
@@ -163,17 +165,6 @@ impl Client {
     #[inline]
     pub fn wants_time(&self) -> bool {
         self.window.is_shared()
-    }
-
-    /// Nobody has anything of the piece to answer, and it is not over: it waits for a map, or for a moment.
-    #[inline]
-    pub(super) fn note_idle(&mut self, piece: u32, idle: bool) {
-        if std::mem::replace(&mut self.pieces[piece].idle, idle) != idle {
-            match idle {
-                true => self.idle_pieces += 1,
-                false => self.idle_pieces -= 1,
-            }
-        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use fabric_types::io::{IoResult, Op, Tag};
 
+use super::answers::Answers;
 use super::ios::{GuestIo, NONE};
-use super::piece::Piece;
 use super::{Client, Transport};
 use crate::overlap::{Access, Conflict};
 
@@ -150,7 +150,7 @@ impl Client {
         while piece != NONE {
             let slot = &mut self.pieces[piece];
             (slot.request.generation, slot.request.sequence) = (generation, sequence);
-            piece = slot.next;
+            piece = slot.next_unsent();
         }
         self.send_unsent(io, transport);
     }
@@ -185,9 +185,11 @@ impl Client {
         }
         if std::mem::take(&mut self.retrying) || look {
             for piece in 0..self.pieces.capacity() {
-                let waits = self.pieces.is_taken(piece) && self.pieces[piece].waiting.is_empty();
-                let asks = |piece: &mut Piece| piece.take_retry() || (look && piece.is_parked());
-                if waits && asks(&mut self.pieces[piece]) {
+                let waits = self.pieces.is_taken(piece) && self.pieces[piece].is_idle();
+                let asks = |answers: &mut Answers| {
+                    answers.take_retry() || (look && answers.has_unreachable())
+                };
+                if waits && asks(&mut self.pieces[piece].answers) {
                     self.ask_again(piece);
                     self.go_on(piece, transport, done);
                 }
