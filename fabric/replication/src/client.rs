@@ -37,8 +37,10 @@ mod private;
 mod repair;
 mod shares;
 mod tally;
+mod unsent;
 mod waiting;
 mod window;
+mod writes;
 
 use answers::Next;
 use data::pieces_of;
@@ -47,6 +49,7 @@ use ios::{GuestIo, LocalVolume, NO_IO, check};
 use latency::Latency;
 use piece::{Piece, Stage};
 use places::Places;
+use unsent::Unsent;
 use window::Window;
 
 pub use window::WindowSizes;
@@ -340,8 +343,11 @@ impl Client {
     /// Cuts and sends pieces of a flush, discard or write-zeroes up to its window.
     fn pump<T: Transport>(&mut self, io: u32, transport: &mut T) {
         loop {
+            let Some(at) = self.ios[io].unsent.next_cut() else {
+                return;
+            };
             let state = self.ios[io];
-            if state.error.is_some() || state.cursor >= state.end || state.open >= RANGE_WINDOW {
+            if state.error.is_some() || state.open >= RANGE_WINDOW {
                 return;
             }
             let held = self.local(state.volume).held.pieces as usize;
@@ -352,27 +358,35 @@ impl Client {
             let Some(piece) = self.take_piece(io) else {
                 return;
             };
-            let volume = &self.local(state.volume).state;
-            let at = state.cursor;
-            let (group, command, next) = if state.op == Op::Flush {
-                let layer = volume.layer();
-                let next = self.next_to_flush(&state);
-                (at as u16, Command::Flush { layer }, next)
-            } else {
-                let chunk = volume.chunk_at(at).expect("check() bounds the offset");
-                let next = state.end.min(at - at % CHUNK_BYTES + CHUNK_BYTES);
-                let command = Command::Zero {
-                    chunk,
-                    offset: (at % CHUNK_BYTES) as u32,
-                    len: (next - at) as u32,
-                    fua: state.fua,
-                };
-                (self.group_of(chunk), command, next)
-            };
-            self.ios[io].cursor = next;
+            let (group, command, next) = self.cut_range(&state, at);
+            self.ios[io].unsent.cut_to(next);
             self.fill_piece(piece, io, group, command);
             self.start(piece, io, transport);
         }
+    }
+
+    /// What is to be done at `at` for a flush, discard or write-zeroes, by which group, and where the next
+    /// piece begins.
+    fn cut_range(&self, io: &GuestIo, at: u64) -> (u16, Command, u64) {
+        let volume = &self.local(io.volume).state;
+        if let Unsent::Groups(flush) = &io.unsent {
+            let layer = volume.layer();
+            return (
+                at as u16,
+                Command::Flush { layer },
+                self.next_to_flush(flush),
+            );
+        }
+        let chunk = volume.chunk_at(at).expect("check() bounds the offset");
+        let end = io.offset + io.len;
+        let next = end.min(at - at % CHUNK_BYTES + CHUNK_BYTES);
+        let command = Command::Zero {
+            chunk,
+            offset: (at % CHUNK_BYTES) as u32,
+            len: (next - at) as u32,
+            fua: io.fua,
+        };
+        (self.group_of(chunk), command, next)
     }
 
     /// Gives a fresh piece its request; the fences are filled in when it is sent.
@@ -450,9 +464,7 @@ impl Client {
         let io = self.pieces[piece].io;
         let volume = self.ios[io].volume;
         self.end_piece(piece, result);
-        if self.ios[io].cursor < self.ios[io].end {
-            self.pump(io, transport);
-        }
+        self.pump(io, transport);
         if self.flush_each_group(io) {
             self.pump(io, transport);
         }
@@ -548,7 +560,9 @@ impl Client {
                 Next::Park { failed } => {
                     self.report(piece, failed);
                     let io = self.pieces[piece].io;
-                    self.ios[io].failed_somewhere = true;
+                    if let Unsent::Groups(flush) = &mut self.ios[io].unsent {
+                        flush.note_failed();
+                    }
                     self.parked |= self.pieces[piece].answers.has_unreachable();
                     return None;
                 }
@@ -582,7 +596,7 @@ impl Client {
             // The first error is the guest's; what was not cut yet is not tried.
             Err(error) => {
                 io.error = io.error.or(Some(error));
-                io.cursor = io.end;
+                io.unsent.stop_cutting();
                 self.drop_unsent(index);
             }
         }

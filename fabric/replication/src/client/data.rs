@@ -8,6 +8,7 @@ use fabric_types::iov::IoVecs;
 
 use super::ios::{GuestIo, NONE};
 use super::piece::Stage;
+use super::unsent::Unsent;
 use super::window::SMALL_BYTES;
 use super::{Client, Transport};
 use crate::segments::{Cutter, ListRefusal};
@@ -62,7 +63,7 @@ impl Client {
                 }
             };
             match last {
-                NONE => self.ios[io].unsent = piece,
+                NONE => self.ios[io].unsent = Unsent::Pieces(piece),
                 last => self.pieces[last].stage = Stage::Unsent { next: piece },
             }
             last = piece;
@@ -103,15 +104,20 @@ impl Client {
     /// Forgets what of a request was not sent.
     pub(super) fn drop_unsent(&mut self, io: u32) {
         while let Some(piece) = self.next_unsent(io) {
-            self.ios[io].unsent = self.pieces[piece].next_unsent();
+            self.take_unsent(io, piece);
             self.free_piece(piece);
         }
     }
 
     #[inline]
     fn next_unsent(&self, io: u32) -> Option<u32> {
-        let piece = self.ios[io].unsent;
-        (piece != NONE).then_some(piece)
+        self.ios[io].unsent.first_piece()
+    }
+
+    /// Takes the first piece off those that are not sent.
+    #[inline]
+    fn take_unsent(&mut self, io: u32, piece: u32) {
+        self.ios[io].unsent = Unsent::Pieces(self.pieces[piece].next_unsent());
     }
 
     /// Sends what the window has room for; the rest has its turn when others' data have been answered.
@@ -136,7 +142,7 @@ impl Client {
 
     #[inline]
     fn send_piece<T: Transport>(&mut self, io: u32, piece: u32, transport: &mut T) {
-        self.ios[io].unsent = self.pieces[piece].next_unsent();
+        self.take_unsent(io, piece);
         self.start(piece, io, transport);
     }
 

@@ -5,15 +5,75 @@
 use std::collections::HashMap;
 
 use fabric_types::ids::LayerId;
-use fabric_types::io::Op;
 use fabric_types::{Command, Epoch};
 
-use super::ios::GuestIo;
 use super::places::Places;
+use super::unsent::{Rest, Unsent};
 use super::{Client, Group};
+use crate::unflushed::FlushMark;
+use crate::volume::VolumeState;
 
-/// [`GuestIo::maps`] of a flush that goes to each group.
-const EACH_GROUP: u64 = u64::MAX;
+/// Which groups a flush goes to.
+#[derive(Clone, Copy)]
+enum Scope {
+    /// To the first of those on the same nodes.
+    Nodes {
+        /// Maps that the client had taken up when it began.
+        maps: u64,
+        /// Some replica did not do it.
+        failed_somewhere: bool,
+    },
+    /// To each.
+    EachGroup,
+}
+
+/// A flush under way.
+#[derive(Clone, Copy)]
+pub(super) struct Flush {
+    /// Groups that it has not been sent to.
+    pub(super) rest: Rest,
+    scope: Scope,
+    mark: FlushMark,
+}
+
+impl Flush {
+    /// What it has to know at its end.
+    pub(super) fn mark(&self) -> FlushMark {
+        self.mark
+    }
+
+    /// Some replica did not do it.
+    pub(super) fn note_failed(&mut self) {
+        if let Scope::Nodes {
+            failed_somewhere, ..
+        } = &mut self.scope
+        {
+            *failed_somewhere = true;
+        }
+    }
+
+    /// Whether it has to go to each group after all; so many maps have been taken up by now.
+    fn is_uncertain(&self, maps: u64) -> bool {
+        match self.scope {
+            Scope::Nodes {
+                maps: before,
+                failed_somewhere,
+            } => before != maps || failed_somewhere,
+            Scope::EachGroup => false,
+        }
+    }
+
+    /// The group that it goes to after the one that it is at.
+    fn next(&self, flushes: &[Option<Epoch>]) -> u64 {
+        let next = self.rest.at + 1;
+        if let Scope::EachGroup = self.scope {
+            return next;
+        }
+        let groups = &flushes[next as usize..self.rest.end as usize];
+        let skipped = groups.iter().take_while(|flushes| flushes.is_none());
+        next + skipped.count() as u64
+    }
+}
 
 /// For each group whether a flush has to go to it, the first of its pool's on the same nodes, and under which
 /// map: the newest of all those groups. Under an older one a node may not know yet on which of its devices
@@ -50,18 +110,27 @@ impl Client {
         (first as u64, groups.end as u64)
     }
 
-    /// The group that a flush goes to after the one at its cursor.
-    pub(super) fn next_to_flush(&self, io: &GuestIo) -> u64 {
-        let next = io.cursor + 1;
-        if io.maps == EACH_GROUP {
-            return next;
+    /// A flush begins.
+    pub(super) fn begin_flush(&self, volume: &VolumeState) -> Flush {
+        let (at, end) = self.groups_of(volume.layer());
+        Flush {
+            rest: Rest { at, end },
+            scope: Scope::Nodes {
+                maps: self.maps,
+                failed_somewhere: false,
+            },
+            mark: match self.replicated {
+                true => volume
+                    .unflushed
+                    .begin(self.places.power_lost(volume.layer())),
+                false => FlushMark::NONE,
+            },
         }
-        let groups = &self.flushes[next as usize..io.end as usize];
-        let skipped = groups
-            .iter()
-            .take_while(|flushes| flushes.is_none())
-            .count();
-        next + skipped as u64
+    }
+
+    /// The group that a flush goes to after the one that it is at.
+    pub(super) fn next_to_flush(&self, flush: &Flush) -> u64 {
+        flush.next(&self.flushes)
     }
 
     /// The map that a piece goes under: its group's, or the newest of the groups for which it flushes.
@@ -78,17 +147,19 @@ impl Client {
 
     /// Whether a flush that seems done has to go to each group all the same.
     pub(super) fn flush_each_group(&mut self, io: u32) -> bool {
-        let maps = self.maps;
-        let state = &mut self.ios[io];
-        let through = state.open == 0 && state.cursor >= state.end && state.error.is_none();
-        let untouched = state.maps == maps && !state.failed_somewhere;
-        if state.op != Op::Flush || !through || untouched || state.maps == EACH_GROUP {
+        let state = &self.ios[io];
+        let Unsent::Groups(mut flush) = state.unsent else {
+            return false;
+        };
+        let is_through =
+            state.open == 0 && state.unsent.next_cut().is_none() && state.error.is_none();
+        if !is_through || !flush.is_uncertain(self.maps) {
             return false;
         }
-        state.maps = EACH_GROUP;
-        let slot = state.volume;
-        let (first, _) = self.groups_of(self.local(slot).state.layer());
-        self.ios[io].cursor = first;
+        let layer = self.local(state.volume).state.layer();
+        flush.scope = Scope::EachGroup;
+        flush.rest.at = self.groups_of(layer).0;
+        self.ios[io].unsent = Unsent::Groups(flush);
         true
     }
 }

@@ -1,4 +1,4 @@
-//! The table of guest requests in flight, and which of a volume's writes is the oldest.
+//! The table of guest requests in flight.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,9 +9,10 @@ use fabric_types::slab::Key;
 use fabric_types::{Epoch, Sequence};
 
 use super::shares::Holdings;
+use super::unsent::{Rest, Unsent};
 use super::waiting::Waiting;
+use super::writes::{Link, Writes};
 use super::{Client, ClientAction, TRANSFER_BYTES_MAX, changes_data};
-use crate::unflushed::FlushMark;
 use crate::volume::{Finished, VolumeState};
 
 /// No element of a linked list.
@@ -24,58 +25,38 @@ pub(super) struct GuestIo {
     pub(super) op: Op,
     /// Index into `Client::volumes`.
     pub(super) volume: u32,
-    /// Drawn when it came: no older one is its own.
-    pub(super) version: Version,
-    /// What its pieces are numbered with.
-    pub(super) number: Version,
-    pub(super) fua: bool,
     pub(super) offset: u64,
     pub(super) len: u64,
+    pub(super) fua: bool,
+    /// What its pieces are numbered with.
+    pub(super) number: Version,
+    /// Of what changes data: its place among the lane's writes of this volume.
+    pub(super) link: Link,
     /// It keeps others that overlap it away.
     pub(super) entered: bool,
-    /// Maps that the client had taken up when it began; of a flush that goes to each group, `EACH_GROUP`.
-    pub(super) maps: u64,
-    /// Some replica did not do it.
-    pub(super) failed_somewhere: bool,
-    /// Of a flush.
-    pub(super) mark: FlushMark,
-    /// Range requests: what is not cut into pieces yet. A flush counts groups.
-    pub(super) cursor: u64,
-    pub(super) end: u64,
+    pub(super) unsent: Unsent,
+    /// Pieces in flight.
+    pub(super) open: u32,
     /// Newest loss of power known when the first of several pieces was done; with none done yet the largest
     /// epoch.
     pub(super) begun: Epoch,
-    /// Pieces in flight.
-    pub(super) open: u32,
-    /// First of its pieces that are cut and not sent; each names the next.
-    pub(super) unsent: u32,
     pub(super) error: Option<IoError>,
-    /// Neighbours among the lane's writes of this volume, oldest first.
-    pub(super) older: u32,
-    pub(super) newer: u32,
 }
 
 pub(super) const NO_IO: GuestIo = GuestIo {
     tag: Tag(0),
-    op: Op::Flush,
+    op: Op::Read,
     volume: 0,
-    version: Version(0),
-    number: Version(0),
-    fua: false,
     offset: 0,
     len: 0,
+    fua: false,
+    number: Version(0),
+    link: Link::NONE,
     entered: false,
-    maps: 0,
-    failed_somewhere: false,
-    mark: FlushMark::NONE,
-    cursor: 0,
-    end: 0,
-    begun: Epoch(u64::MAX),
+    unsent: Unsent::Pieces(NONE),
     open: 0,
-    unsent: NONE,
+    begun: Epoch(u64::MAX),
     error: None,
-    older: NONE,
-    newer: NONE,
 };
 
 /// One data thread's view of an open volume.
@@ -83,8 +64,7 @@ pub(super) struct LocalVolume {
     pub(super) id: u64,
     pub(super) state: Arc<VolumeState>,
     pub(super) in_flight: u32,
-    pub(super) oldest: u32,
-    pub(super) newest: u32,
+    pub(super) writes: Writes,
     /// What it holds of what all volumes of the thread share.
     pub(super) held: Holdings,
     /// Requests that wait for others that overlap them, oldest first; at most
@@ -100,7 +80,7 @@ impl GuestIo {
     /// No piece of it waits for an answer, or to be sent.
     #[inline]
     pub(super) fn is_sent(&self) -> bool {
-        self.open == 0 && self.unsent == NONE
+        self.open == 0 && self.unsent.first_piece().is_none()
     }
 }
 
@@ -112,61 +92,45 @@ impl Client {
         volume: &Arc<VolumeState>,
         request: &io::Request<'_>,
     ) -> Option<u32> {
-        let lane = self.lane;
+        let unsent = match request.op {
+            Op::Flush => Unsent::Groups(self.begin_flush(volume)),
+            Op::Discard | Op::WriteZeroes { .. } => Unsent::Bytes(Rest {
+                at: request.offset,
+                end: request.offset + request.len,
+            }),
+            Op::Read | Op::Write { .. } => Unsent::Pieces(NONE),
+        };
         let local = self.volumes[volume.slot() as usize]
             .as_mut()
             .expect("attached by the caller");
         let mutates = changes_data(request.op);
-        let version = if mutates {
-            volume.watermark.draw(lane, local.oldest == NONE)?
+        let number = if mutates {
+            volume.watermark.draw(self.lane, local.writes.is_empty())?
         } else {
             Version::of(volume.generation(), Sequence(0))
         };
         let io = self.ios.take().expect("the caller saw a free slot");
         local.in_flight += 1;
-        let older = local.newest;
-        if mutates {
-            local.newest = io;
-            if older == NONE {
-                local.oldest = io;
-            } else {
-                self.ios[older].newer = io;
-            }
-        }
-        let (cursor, end) = match request.op {
-            Op::Flush => self.groups_of(volume.layer()),
-            Op::Discard | Op::WriteZeroes { .. } => (request.offset, request.offset + request.len),
-            Op::Read | Op::Write { .. } => (0, 0),
-        };
         let asks = matches!(request.op, Op::Write { fua: true });
         let durable = volume.durable_writes() && request.op != Op::Discard;
         self.ios[io] = GuestIo {
             tag: request.tag,
             op: request.op,
             volume: volume.slot(),
-            version,
-            number: version,
-            fua: mutates && (asks || durable),
             offset: request.offset,
             len: request.len,
+            fua: mutates && (asks || durable),
+            number,
+            link: Link::NONE,
             entered: false,
-            maps: self.maps,
-            failed_somewhere: false,
-            mark: match request.op {
-                Op::Flush if self.replicated => volume
-                    .unflushed
-                    .begin(self.places.power_lost(volume.layer())),
-                _ => FlushMark::NONE,
-            },
-            cursor,
-            end,
-            begun: Epoch(u64::MAX),
+            unsent,
             open: 0,
-            unsent: NONE,
+            begun: Epoch(u64::MAX),
             error: None,
-            older: if mutates { older } else { NONE },
-            newer: NONE,
         };
+        if mutates {
+            local.writes.push(io, number, &mut self.ios);
+        }
         Some(io)
     }
 
@@ -180,12 +144,14 @@ impl Client {
         }
         let volume = &self.local(state.volume).state;
         let known = self.places.power_lost(volume.layer());
-        if state.op != Op::Flush {
+        let Unsent::Groups(flush) = state.unsent else {
             if !state.fua {
                 let begun = known.min(state.begun);
                 volume.unflushed.acknowledge(begun, known);
             }
-        } else if !volume.unflushed.end(state.mark, known) {
+            return;
+        };
+        if !volume.unflushed.end(flush.mark(), known) {
             let layer = volume.layer();
             self.actions
                 .push_back(ClientAction::UnflushedLost { layer });
@@ -197,7 +163,7 @@ impl Client {
     #[inline]
     pub(super) fn note_begun(&mut self, io: u32) {
         let state = self.ios[io];
-        let is_last = state.is_sent() && state.cursor == state.end;
+        let is_last = state.is_sent() && state.unsent.next_cut().is_none();
         if !self.replicated || is_last || state.fua || !changes_data(state.op) {
             return;
         }
@@ -230,19 +196,10 @@ impl Client {
             .as_mut()
             .expect("a volume stays while it has requests");
         local.in_flight -= 1;
-        if changes_data(state.op) {
-            match state.newer {
-                NONE => local.newest = state.older,
-                newer => self.ios[newer].older = state.older,
-            }
-            match state.older {
-                NONE => {
-                    local.oldest = state.newer;
-                    let oldest = (state.newer != NONE).then(|| self.ios[state.newer].version);
-                    local.state.watermark.set_oldest(self.lane, oldest);
-                }
-                older => self.ios[older].newer = state.newer,
-            }
+        if changes_data(state.op)
+            && let Some(oldest) = local.writes.remove(io, &mut self.ios)
+        {
+            local.state.watermark.set_oldest(self.lane, oldest);
         }
         self.ios.give_back(io);
         state.error.map_or(Ok(()), Err)
@@ -286,8 +243,7 @@ impl Client {
             id: volume.id(),
             state: Arc::clone(volume),
             in_flight: 0,
-            oldest: NONE,
-            newest: NONE,
+            writes: Writes::EMPTY,
             held: Holdings::default(),
             waiting: VecDeque::new(),
             unsent: VecDeque::new(),

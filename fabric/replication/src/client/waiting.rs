@@ -129,7 +129,7 @@ impl Client {
     fn try_begin(&mut self, waiting: &Waiting) -> Result<(), Conflict> {
         let state = &self.ios[waiting.io];
         // Zeroes take their pieces when they begin; without one they would look as if they had ended.
-        let lacks_piece = state.unsent == NONE && self.pieces.free() == 0;
+        let lacks_piece = state.unsent.first_piece().is_none() && self.pieces.free() == 0;
         let overlap = self.local(state.volume).state.overlap.get();
         let is_over = overlap
             .zip(access_of(state))
@@ -142,11 +142,10 @@ impl Client {
 
     pub(super) fn begin<T: Transport>(&mut self, io: u32, transport: &mut T) {
         let (generation, sequence) = self.ios[io].number.parts();
-        let mut piece = self.ios[io].unsent;
-        if piece == NONE {
+        let Some(mut piece) = self.ios[io].unsent.first_piece() else {
             self.pump(io, transport);
             return;
-        }
+        };
         while piece != NONE {
             let slot = &mut self.pieces[piece];
             (slot.request.generation, slot.request.sequence) = (generation, sequence);
