@@ -25,6 +25,7 @@ mod answers;
 mod data;
 mod fences;
 mod flush;
+mod group_table;
 mod hedge;
 mod ios;
 mod latency;
@@ -37,19 +38,22 @@ mod private;
 mod repair;
 mod shares;
 mod tally;
+mod ticks;
 mod unsent;
+mod volumes;
 mod waiting;
 mod window;
 mod writes;
 
 use answers::Next;
 use data::pieces_of;
-use hedge::Sent;
-use ios::{GuestIo, LocalVolume, NO_IO, check};
-use latency::Latency;
+use group_table::GroupTable;
+use hedge::Hedging;
+use ios::{GuestIo, NO_IO, check};
 use piece::{Piece, Stage};
-use places::Places;
+use ticks::Ticks;
 use unsent::Unsent;
+use volumes::Volumes;
 use window::Window;
 
 pub use window::WindowSizes;
@@ -122,54 +126,26 @@ pub enum ClientAction {
     },
 }
 
-/// A placement group and how its replicas fare.
-struct Group {
-    set: ReplicaSet,
-    reported: Members,
-    in_flight: [u32; REPLICAS_MAX],
-}
-
 /// The machine. One per data thread.
 pub struct Client {
     lane: usize,
     ios: Slab<GuestIo>,
     pieces: Slab<Piece>,
     segments: SegmentPool,
-    groups: Vec<Group>,
-    /// Where in `groups` each pool's are.
-    places: Places,
-    volumes: Vec<Option<LocalVolume>>,
-    actions: VecDeque<ClientAction>,
-    /// Some set has more than one member.
-    replicated: bool,
-    /// Maps taken up.
-    maps: u64,
-    /// See [`flush::groups_to_flush`].
-    flushes: Vec<Option<Epoch>>,
-    /// Some pieces wait for a tick.
-    retrying: bool,
-    /// Some wait for a replica that could not be reached; ticks since they were looked at.
-    parked: bool,
-    parked_ticks: u32,
-    /// Bytes copied for writes in flight.
-    private_bytes: usize,
-    /// Requests that wait for others that overlap them, of all volumes.
-    waiting: usize,
+    groups: GroupTable,
+    volumes: Volumes,
     window: Window,
-    /// Volumes with data that wait for the window, in the order of their turns.
-    senders: VecDeque<u32>,
-    /// Pieces that have begun, and of which nobody has anything to answer.
-    idle_pieces: usize,
-    /// A request found no room since the last tick.
-    refused: bool,
+    ticks: Ticks,
+    hedging: Hedging,
     /// What the shell said last.
     now_us: u64,
-    latency: Latency,
-    /// Reads sent to one replica, oldest first; some may have been answered.
-    sent: VecDeque<Sent>,
-    hedged_reads: u64,
+    /// Bytes copied for writes in flight.
+    private_bytes: usize,
+    /// Pieces that have begun, and of which nobody has anything to answer.
+    idle_pieces: usize,
     /// Reads that are being repaired.
     repairs: usize,
+    actions: VecDeque<ClientAction>,
 }
 
 fn changes_data(op: Op) -> bool {
@@ -181,35 +157,25 @@ impl Client {
     /// it knows none is answered busy. A set of group 0 alone holds the chunks of every volume: the node is a
     /// cluster of its own.
     pub fn new(lane: usize, sets: Vec<ReplicaSet>) -> Self {
-        let mut client = Self {
+        let actions = VecDeque::with_capacity(sets.len() * REPLICAS_MAX);
+        let mut groups = GroupTable::default();
+        groups.add(sets);
+        Self {
             lane,
             ios: Slab::new(IOS_MAX, || NO_IO),
             pieces: Slab::new(PIECES_MAX, Piece::new),
             segments: SegmentPool::new(),
-            volumes: Vec::new(),
-            actions: VecDeque::with_capacity(sets.len() * REPLICAS_MAX),
-            replicated: false,
-            maps: 0,
-            flushes: Vec::new(),
-            groups: Vec::new(),
-            places: Places::default(),
-            retrying: false,
-            parked: false,
-            parked_ticks: 0,
-            private_bytes: 0,
-            waiting: 0,
+            groups,
+            volumes: Volumes::default(),
             window: Window::default(),
-            senders: VecDeque::new(),
-            idle_pieces: 0,
-            refused: false,
+            ticks: Ticks::default(),
+            hedging: Hedging::default(),
             now_us: 0,
-            latency: Latency::default(),
-            sent: VecDeque::new(),
-            hedged_reads: 0,
+            private_bytes: 0,
+            idle_pieces: 0,
             repairs: 0,
-        };
-        client.add_groups(sets);
-        client
+            actions,
+        }
     }
 
     /// Guest requests accepted and not reported.
@@ -220,23 +186,18 @@ impl Client {
 
     /// Requests to replicas that are not answered: their buffers are in use.
     pub fn unanswered(&self) -> u64 {
-        let all = self.groups.iter().flat_map(|group| &group.in_flight);
-        all.map(|&count| u64::from(count)).sum()
+        self.groups.unanswered()
     }
 
     /// What is kept for requests in flight, of whatever kind: nothing while there is none.
     pub fn left_over(&self) -> u64 {
-        let kept = self.pieces.taken() + self.waiting + self.private_bytes + self.repairs;
+        let kept = self.pieces.taken() + self.volumes.waiting() + self.private_bytes + self.repairs;
         self.unanswered() + kept as u64 + self.actions.len() as u64
     }
 
     /// Requests that a replica of a group has not answered.
     pub fn in_flight_at(&self, pg: PgId, node: NodeId) -> u32 {
-        self.groups
-            .iter()
-            .filter(|g| g.set.pg() == pg)
-            .filter_map(|g| Some(g.in_flight[g.set.index_of(node)?]))
-            .sum()
+        self.groups.in_flight_at(pg, node)
     }
 
     /// Next thing to ask of the control plane.
@@ -266,8 +227,8 @@ impl Client {
         // Without a lease nothing is begun, but nothing is an error either: it may be renewed.
         let may_begin = self.now_us < volume.lease_until_us()
             && volume.is_recovered()
-            && self.places.knows(volume.layer());
-        if !may_begin || !self.attach(volume) {
+            && self.groups.knows(volume.layer());
+        if !may_begin || !self.volumes.attach(volume) {
             return Submit::Busy;
         }
         let piece_bytes = self.window.piece_bytes(volume.slot());
@@ -324,8 +285,8 @@ impl Client {
         let Some(piece) = self.pieces.find(Key(reply.id.0)) else {
             return;
         };
-        let group = &self.groups[usize::from(self.pieces[piece].group)];
-        let Some(member) = group.set.index_of(node) else {
+        let set = self.groups.set(self.pieces[piece].group);
+        let Some(member) = set.index_of(node) else {
             return;
         };
         if !self.record(piece, member, reply) {
@@ -350,7 +311,7 @@ impl Client {
             if state.error.is_some() || state.open >= RANGE_WINDOW {
                 return;
             }
-            let held = self.local(state.volume).held.pieces as usize;
+            let held = self.volumes[state.volume].held.pieces as usize;
             if state.open > 0 && !may_take(held, 1, self.pieces.free()) {
                 return;
             }
@@ -368,13 +329,13 @@ impl Client {
     /// What is to be done at `at` for a flush, discard or write-zeroes, by which group, and where the next
     /// piece begins.
     fn cut_range(&self, io: &GuestIo, at: u64) -> (u16, Command, u64) {
-        let volume = &self.local(io.volume).state;
+        let volume = &self.volumes[io.volume].state;
         if let Unsent::Groups(flush) = &io.unsent {
             let layer = volume.layer();
             return (
                 at as u16,
                 Command::Flush { layer },
-                self.next_to_flush(flush),
+                self.groups.next_to_flush(flush),
             );
         }
         let chunk = volume.chunk_at(at).expect("check() bounds the offset");
@@ -386,7 +347,7 @@ impl Client {
             len: (next - at) as u32,
             fua: io.fua,
         };
-        (self.group_of(chunk), command, next)
+        (self.groups.group_of(chunk), command, next)
     }
 
     /// Gives a fresh piece its request; the fences are filled in when it is sent.
@@ -395,7 +356,7 @@ impl Client {
         let (generation, sequence) = self.ios[io].number.parts();
         let request = Request {
             id: RequestId(self.pieces.key(piece).0),
-            pg: self.groups[usize::from(group)].set.pg(),
+            pg: self.groups.set(group).pg(),
             epoch: Epoch(0),
             generation,
             sequence,
@@ -418,12 +379,6 @@ impl Client {
         }
     }
 
-    /// Which group holds a chunk of a volume whose pool is known.
-    #[inline]
-    fn group_of(&self, chunk: ChunkKey) -> u16 {
-        self.places.group_of(chunk)
-    }
-
     /// Notes an answer; false if none was awaited.
     #[inline]
     fn record(&mut self, piece: u32, member: usize, reply: &Reply) -> bool {
@@ -431,10 +386,9 @@ impl Client {
         if !slot.answers.receive(member) {
             return false;
         }
-        let group = &mut self.groups[usize::from(slot.group)];
-        group.in_flight[member] -= 1;
+        self.groups.note_answered(slot.group, member);
         // Invariant *No trust on return*: a replica that restarted is not the one that the map calls in-sync.
-        let known = group.set.members()[member].incarnation == reply.incarnation;
+        let known = self.groups.set(slot.group).members()[member].incarnation == reply.incarnation;
         slot.answered(
             member,
             if known {
@@ -469,7 +423,7 @@ impl Client {
             self.pump(io, transport);
         }
         self.report_if_done(io, done);
-        if self.waiting > 0 {
+        if self.volumes.waiting() > 0 {
             self.begin_waiting(volume, transport, done);
         }
         self.send_waiting(transport, done);
@@ -506,7 +460,7 @@ impl Client {
     fn take_steps<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
         loop {
             let slot = &self.pieces[piece];
-            let next = slot.next(&self.groups[usize::from(slot.group)].set);
+            let next = slot.next(self.groups.set(slot.group));
             if !matches!(next, Next::Done(_)) && self.is_revoked(piece) {
                 return Some(Err(IoError::Fenced));
             }
@@ -515,7 +469,7 @@ impl Client {
                     if result.is_ok() && !slot.answers.unreadable().is_empty() {
                         self.repair(piece, transport);
                     }
-                    let set = &self.groups[usize::from(self.pieces[piece].group)].set;
+                    let set = self.groups.set(self.pieces[piece].group);
                     let others = set.in_sync().len() > 1;
                     if let Some(result) = self.pieces[piece].or_next_part(result, others) {
                         return Some(result);
@@ -548,7 +502,7 @@ impl Client {
                 Next::Copy => {}
                 Next::Again => self.pieces[piece].answers.read_again(),
                 Next::Retry => {
-                    self.retrying = true;
+                    self.ticks.retry();
                     self.report(piece, self.pieces[piece].answers.lagging());
                     return None;
                 }
@@ -563,7 +517,9 @@ impl Client {
                     if let Unsent::Groups(flush) = &mut self.ios[io].unsent {
                         flush.note_failed();
                     }
-                    self.parked |= self.pieces[piece].answers.has_unreachable();
+                    if self.pieces[piece].answers.has_unreachable() {
+                        self.ticks.park();
+                    }
                     return None;
                 }
             }
@@ -575,10 +531,9 @@ impl Client {
         self.pieces[piece].answers.sending(to);
         self.enter_window(piece);
         self.note_sent(piece, to);
-        let group = usize::from(self.pieces[piece].group);
+        let group = self.pieces[piece].group;
         for member in to.iter() {
-            self.groups[group].in_flight[member] += 1;
-            let node = self.groups[group].set.members()[member].node;
+            let node = self.groups.note_sent(group, member);
             if let Some(reply) = transport.send(node, &self.pieces[piece].request) {
                 self.record(piece, member, &reply);
             }

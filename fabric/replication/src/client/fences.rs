@@ -20,7 +20,7 @@ impl Client {
     pub(super) fn refresh_fences(&mut self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
         let request = &slot.request;
-        let volume = &self.local(self.ios[slot.io].volume).state;
+        let volume = &self.volumes[self.ios[slot.io].volume].state;
         let generation = volume.generation();
         let (mut version, newer_lease) = (None, generation > request.generation);
         if newer_lease && request.command.mutates() {
@@ -65,7 +65,7 @@ impl Client {
     #[cold]
     pub(super) fn renumber(&mut self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
-        let volume = &self.local(self.ios[slot.io].volume).state;
+        let volume = &self.volumes[self.ios[slot.io].volume].state;
         if slot.renumbered >= RENUMBERS_MAX {
             return false;
         }
@@ -84,7 +84,7 @@ impl Client {
     #[inline]
     pub(super) fn is_revoked(&self, piece: u32) -> bool {
         let io = self.pieces[piece].io;
-        self.local(self.ios[io].volume).state.is_revoked()
+        self.volumes[self.ios[io].volume].state.is_revoked()
     }
 
     /// Ends what waits for a map or for a moment, of volumes that were

@@ -2,14 +2,10 @@
 //! nodes the first one's flush does for all. Should a replica fail, or a map change meanwhile, it goes to
 //! each group after all: only so it is known that every group's map has left the failed one out.
 
-use std::collections::HashMap;
-
-use fabric_types::ids::LayerId;
 use fabric_types::{Command, Epoch};
 
-use super::places::Places;
+use super::Client;
 use super::unsent::{Rest, Unsent};
-use super::{Client, Group};
 use crate::unflushed::FlushMark;
 use crate::volume::VolumeState;
 
@@ -63,8 +59,9 @@ impl Flush {
         }
     }
 
-    /// The group that it goes to after the one that it is at.
-    fn next(&self, flushes: &[Option<Epoch>]) -> u64 {
+    /// The group that it goes to after the one that it is at; of each group it is told whether flushes go to
+    /// it.
+    pub(super) fn next(&self, flushes: &[Option<Epoch>]) -> u64 {
         let next = self.rest.at + 1;
         if let Scope::EachGroup = self.scope {
             return next;
@@ -75,73 +72,31 @@ impl Flush {
     }
 }
 
-/// For each group whether a flush has to go to it, the first of its pool's on the same nodes, and under which
-/// map: the newest of all those groups. Under an older one a node may not know yet on which of its devices
-/// they are written.
-pub(super) fn groups_to_flush(groups: &[Group], places: &Places) -> Vec<Option<Epoch>> {
-    let mut flushes = vec![None; groups.len()];
-    for pool in places.pools() {
-        let mut seen = HashMap::new();
-        for at in pool {
-            let set = &groups[at].set;
-            // Nobody may do it now: the group waits for a map, and the flush with it.
-            let waits = set.receiving().is_empty() || set.in_sync().len() < set.min_in_sync();
-            let member = |i: usize| (set.members()[i].node, set.members()[i].incarnation);
-            let mut nodes: Vec<_> = set.receiving().iter().map(member).collect();
-            nodes.sort_unstable_by_key(|(node, _)| *node);
-            let first = match waits {
-                true => at,
-                false => *seen.entry(nodes).or_insert(at),
-            };
-            flushes[first] = flushes[first].max(Some(set.epoch()));
-        }
-    }
-    flushes
-}
-
 impl Client {
-    /// Where a flush of the layer begins and ends.
-    pub(super) fn groups_of(&self, layer: LayerId) -> (u64, u64) {
-        let groups = self.places.groups_of(layer);
-        let skipped = self.flushes[groups.clone()]
-            .iter()
-            .take_while(|flushes| flushes.is_none());
-        let first = groups.start + skipped.count();
-        (first as u64, groups.end as u64)
-    }
-
     /// A flush begins.
     pub(super) fn begin_flush(&self, volume: &VolumeState) -> Flush {
-        let (at, end) = self.groups_of(volume.layer());
         Flush {
-            rest: Rest { at, end },
+            rest: self.groups.to_flush(volume.layer()),
             scope: Scope::Nodes {
-                maps: self.maps,
+                maps: self.groups.maps(),
                 failed_somewhere: false,
             },
-            mark: match self.replicated {
+            mark: match self.is_replicated() {
                 true => volume
                     .unflushed
-                    .begin(self.places.power_lost(volume.layer())),
+                    .begin(self.groups.power_lost(volume.layer())),
                 false => FlushMark::NONE,
             },
         }
-    }
-
-    /// The group that a flush goes to after the one that it is at.
-    pub(super) fn next_to_flush(&self, flush: &Flush) -> u64 {
-        flush.next(&self.flushes)
     }
 
     /// The map that a piece goes under: its group's, or the newest of the groups for which it flushes.
     #[inline]
     pub(super) fn map_of(&self, piece: u32) -> Epoch {
         let slot = &self.pieces[piece];
-        let group = usize::from(slot.group);
-        let epoch = self.groups[group].set.epoch();
         match slot.request.command {
-            Command::Flush { .. } => epoch.max(self.flushes[group].unwrap_or_default()),
-            _ => epoch,
+            Command::Flush { .. } => self.groups.flushed_under(slot.group),
+            _ => self.groups.set(slot.group).epoch(),
         }
     }
 
@@ -153,12 +108,12 @@ impl Client {
         };
         let is_through =
             state.open == 0 && state.unsent.next_cut().is_none() && state.error.is_none();
-        if !is_through || !flush.is_uncertain(self.maps) {
+        if !is_through || !flush.is_uncertain(self.groups.maps()) {
             return false;
         }
-        let layer = self.local(state.volume).state.layer();
+        let layer = self.volumes[state.volume].state.layer();
         flush.scope = Scope::EachGroup;
-        flush.rest.at = self.groups_of(layer).0;
+        flush.rest.at = self.groups.to_flush(layer).at;
         self.ios[io].unsent = Unsent::Groups(flush);
         true
     }

@@ -1,17 +1,13 @@
 //! The table of guest requests in flight.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fabric_types::ids::Version;
 use fabric_types::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
-use fabric_types::slab::Key;
 use fabric_types::{Epoch, Sequence};
 
-use super::shares::Holdings;
 use super::unsent::{Rest, Unsent};
-use super::waiting::Waiting;
-use super::writes::{Link, Writes};
+use super::writes::Link;
 use super::{Client, ClientAction, TRANSFER_BYTES_MAX, changes_data};
 use crate::volume::{Finished, VolumeState};
 
@@ -59,23 +55,6 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     error: None,
 };
 
-/// One data thread's view of an open volume.
-pub(super) struct LocalVolume {
-    pub(super) id: u64,
-    pub(super) state: Arc<VolumeState>,
-    pub(super) in_flight: u32,
-    pub(super) writes: Writes,
-    /// What it holds of what all volumes of the thread share.
-    pub(super) held: Holdings,
-    /// Requests that wait for others that overlap them, oldest first; at most
-    /// [`super::waiting::WAITING_MAX`].
-    pub(super) waiting: VecDeque<Waiting>,
-    /// Requests of which pieces wait for the window, oldest first. One that failed meanwhile has none.
-    pub(super) unsent: VecDeque<Key>,
-    /// It has its place in [`Client::senders`].
-    pub(super) is_sender: bool,
-}
-
 impl GuestIo {
     /// No piece of it waits for an answer, or to be sent.
     #[inline]
@@ -100,9 +79,7 @@ impl Client {
             }),
             Op::Read | Op::Write { .. } => Unsent::Pieces(NONE),
         };
-        let local = self.volumes[volume.slot() as usize]
-            .as_mut()
-            .expect("attached by the caller");
+        let local = &mut self.volumes[volume.slot()];
         let mutates = changes_data(request.op);
         let number = if mutates {
             volume.watermark.draw(self.lane, local.writes.is_empty())?
@@ -139,11 +116,11 @@ impl Client {
     #[inline]
     pub(super) fn conclude(&mut self, io: u32) {
         let state = self.ios[io];
-        if !self.replicated || state.error.is_some() || state.op == Op::Read {
+        if !self.is_replicated() || state.error.is_some() || state.op == Op::Read {
             return;
         }
-        let volume = &self.local(state.volume).state;
-        let known = self.places.power_lost(volume.layer());
+        let volume = &self.volumes[state.volume].state;
+        let known = self.groups.power_lost(volume.layer());
         let Unsent::Groups(flush) = state.unsent else {
             if !state.fua {
                 let begun = known.min(state.begun);
@@ -164,12 +141,11 @@ impl Client {
     pub(super) fn note_begun(&mut self, io: u32) {
         let state = self.ios[io];
         let is_last = state.is_sent() && state.unsent.next_cut().is_none();
-        if !self.replicated || is_last || state.fua || !changes_data(state.op) {
+        if !self.is_replicated() || is_last || state.fua || !changes_data(state.op) {
             return;
         }
-        let known = self
-            .places
-            .power_lost(self.local(state.volume).state.layer());
+        let layer = self.volumes[state.volume].state.layer();
+        let known = self.groups.power_lost(layer);
         let begun = &mut self.ios[io].begun;
         *begun = known.min(*begun);
     }
@@ -184,7 +160,7 @@ impl Client {
             (None, Op::Flush) => Finished::Flush,
             (None, Op::Discard | Op::WriteZeroes { .. }) => Finished::Discard,
         };
-        self.local(state.volume).state.count(self.lane, finished);
+        self.volumes[state.volume].state.count(self.lane, finished);
     }
 
     /// Ends a guest request: frees its slot and resolves its version.
@@ -192,9 +168,7 @@ impl Client {
     pub(super) fn close_io(&mut self, io: u32) -> IoResult {
         self.leave(io);
         let state = self.ios[io];
-        let local = self.volumes[state.volume as usize]
-            .as_mut()
-            .expect("a volume stays while it has requests");
+        let local = &mut self.volumes[state.volume];
         local.in_flight -= 1;
         if changes_data(state.op)
             && let Some(oldest) = local.writes.remove(io, &mut self.ios)
@@ -203,53 +177,6 @@ impl Client {
         }
         self.ios.give_back(io);
         state.error.map_or(Ok(()), Err)
-    }
-
-    #[inline]
-    pub(super) fn local(&self, slot: u32) -> &LocalVolume {
-        self.volumes[slot as usize]
-            .as_ref()
-            .expect("a volume stays while it has requests")
-    }
-
-    #[inline]
-    pub(super) fn local_mut(&mut self, slot: u32) -> &mut LocalVolume {
-        self.volumes[slot as usize]
-            .as_mut()
-            .expect("a volume stays while it has requests")
-    }
-
-    /// Makes the volume known to this thread; false while its slot's last user still has requests here.
-    #[inline]
-    pub(super) fn attach(&mut self, volume: &Arc<VolumeState>) -> bool {
-        match self.volumes.get(volume.slot() as usize) {
-            Some(Some(local)) if local.id == volume.id() => true,
-            _ => self.attach_new(volume),
-        }
-    }
-
-    #[cold]
-    fn attach_new(&mut self, volume: &Arc<VolumeState>) -> bool {
-        let slot = volume.slot() as usize;
-        if self.volumes.len() <= slot {
-            self.volumes.resize_with(slot + 1, || None);
-        }
-        let old = self.volumes[slot].as_ref();
-        if old.is_some_and(|l| l.in_flight > 0) {
-            return false;
-        }
-        let is_sender = old.is_some_and(|l| l.is_sender);
-        self.volumes[slot] = Some(LocalVolume {
-            id: volume.id(),
-            state: Arc::clone(volume),
-            in_flight: 0,
-            writes: Writes::EMPTY,
-            held: Holdings::default(),
-            waiting: VecDeque::new(),
-            unsent: VecDeque::new(),
-            is_sender,
-        });
-        true
     }
 }
 

@@ -37,13 +37,13 @@ impl Client {
 
     /// Takes down that a replica will not answer; false if nobody waits for it.
     fn lose(&mut self, piece: u32, node: NodeId) -> bool {
-        let group = &self.groups[usize::from(self.pieces[piece].group)];
-        let Some(member) = group.set.index_of(node) else {
+        let set = self.groups.set(self.pieces[piece].group);
+        let Some(member) = set.index_of(node) else {
             return false;
         };
         let lost = Reply {
             id: RequestId(self.pieces.key(piece).0),
-            incarnation: group.set.members()[member].incarnation,
+            incarnation: set.members()[member].incarnation,
             result: Err(Refusal::Unreachable),
         };
         self.record(piece, member, &lost)

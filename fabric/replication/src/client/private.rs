@@ -58,7 +58,7 @@ impl Client {
     pub(super) fn copy_piece(&mut self, piece: u32) -> bool {
         if self.private_bytes >= PRIVATE_BYTES_MAX {
             self.pieces[piece].answers.put_off();
-            self.retrying = true;
+            self.ticks.retry();
             return false;
         }
         self.private_bytes += self.pieces[piece].make_private();
@@ -70,6 +70,6 @@ impl Client {
     #[inline]
     pub(super) fn needs_copy(&self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
-        slot.is_spread() && self.groups[usize::from(slot.group)].set.members().len() > 1
+        slot.is_spread() && self.groups.set(slot.group).members().len() > 1
     }
 }

@@ -72,7 +72,7 @@ impl Client {
             return;
         };
         let (group, io, good) = (slot.group, slot.io, slot.answers.answered_by());
-        let set = &self.groups[usize::from(group)].set;
+        let set = self.groups.set(group);
         let node = |member: usize| set.members()[member].node;
         let (Some(bad), Some(good)) = (slot.answers.unreadable().iter().next(), good) else {
             return;
@@ -85,7 +85,7 @@ impl Client {
             return;
         };
         self.repairs += 1;
-        let volume = Arc::clone(&self.local(self.ios[io].volume).state);
+        let volume = Arc::clone(&self.volumes[self.ios[io].volume].state);
         self.fill_piece(piece, io, group, Command::Join);
         self.pieces[piece].stage = Stage::Repair(Repair {
             volume,
@@ -102,13 +102,13 @@ impl Client {
     /// The answer to a repair's last question is there, or it has just begun.
     pub(super) fn go_on_repairing<T: Transport>(&mut self, piece: u32, transport: &mut T) {
         while self.pieces[piece].answers.are_complete() {
-            let group = usize::from(self.pieces[piece].group);
+            let set = self.groups.set(self.pieces[piece].group);
             let result = self.pieces[piece].answers.outcome();
             let Stage::Repair(repair) = &mut self.pieces[piece].stage else {
                 return;
             };
             let told = ClientAction::Repaired {
-                pg: self.groups[group].set.pg(),
+                pg: set.pg(),
                 node: repair.bad,
                 chunk: repair.machine.chunk(),
                 block: repair.block,
@@ -122,8 +122,8 @@ impl Client {
                 self.actions.push_back(told);
             }
             let asked = next.and_then(|(node, command)| {
-                let member = self.groups[group].set.index_of(node)?;
-                let state = self.groups[group].set.members()[member].state;
+                let member = set.index_of(node)?;
+                let state = set.members()[member].state;
                 (state == ReplicaState::InSync).then_some((member, command))
             });
             let Some((member, command)) = asked else {
@@ -141,9 +141,8 @@ impl Client {
         command: Command,
         transport: &mut T,
     ) {
-        let group = usize::from(self.pieces[piece].group);
-        let set = &self.groups[group].set;
-        let (node, map, pg) = (set.members()[member].node, set.epoch(), set.pg());
+        let group = self.pieces[piece].group;
+        let (map, pg) = (self.groups.set(group).epoch(), self.groups.set(group).pg());
         let slot = &mut self.pieces[piece];
         let Stage::Repair(repair) = &slot.stage else {
             return;
@@ -159,7 +158,7 @@ impl Client {
         };
         slot.answers.forget();
         slot.answers.sending(Members::only(member));
-        self.groups[group].in_flight[member] += 1;
+        let node = self.groups.note_sent(group, member);
         if let Some(reply) = transport.send(node, &self.pieces[piece].request) {
             self.record(piece, member, &reply);
         }
