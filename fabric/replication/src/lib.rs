@@ -8,6 +8,7 @@
 //!
 //! Begin with `docs/REPLICATION.md`, whose rules and invariants these machines follow.
 
+mod calls;
 pub mod client;
 pub mod fence;
 pub mod groups;
