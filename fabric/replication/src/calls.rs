@@ -37,4 +37,9 @@ impl<Purpose> Calls<Purpose> {
     pub(crate) fn len(&self) -> usize {
         self.due.len()
     }
+
+    /// None is.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.due.is_empty()
+    }
 }
