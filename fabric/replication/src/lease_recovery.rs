@@ -22,7 +22,6 @@ use fabric_types::{Command, Epoch, Incarnation, NodeId, PgId, Refusal};
 use crate::calls::Calls;
 
 mod list;
-mod memory;
 mod page;
 mod pages;
 pub mod takeover;
@@ -114,9 +113,6 @@ pub struct LeaseRecovery {
     reported: BTreeSet<(PgId, NodeId, Epoch)>,
     actions: VecDeque<Action>,
 }
-
-// SAFETY: the iovecs point into memory that the machine owns.
-unsafe impl Send for LeaseRecovery {}
 
 impl LeaseRecovery {
     /// For the layer of a volume of this size, whose chunks lie in these sets.
@@ -295,11 +291,8 @@ impl LeaseRecovery {
             self.actions.push_back(Action::Done);
             return;
         };
-        let chunk = ChunkKey {
-            layer: leaf.layer,
-            index: leaf.chunk,
-        };
-        self.page.begin(places.set_of(chunk), leaf, blocks);
+        let set = places.set_of(leaf.chunk_key());
+        self.page.begin(set, leaf, blocks);
         self.inspect();
     }
 

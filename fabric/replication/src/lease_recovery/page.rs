@@ -3,14 +3,12 @@
 
 use std::ops::Range;
 
-use fabric_types::block::{BLOCK_BYTES, BlockStamp, Holds, LEAF_BLOCKS};
-use fabric_types::ids::ChunkKey;
-use fabric_types::iov::IoVecs;
-use fabric_types::membership::{Members, ReplicaSet, ReplicaState};
+use fabric_types::block::Holds;
+use fabric_types::membership::{Members, REPLICAS_MAX, ReplicaSet, ReplicaState};
 use fabric_types::{Command, Refusal};
 
-use super::memory::Memory;
-use super::{LOST_MAX, winner};
+use super::{BLOCKS, LOST_MAX, winner};
+use crate::block_copy::{BlockCopy, Place};
 use crate::groups::LeafKey;
 
 /// Where the recovery of a page is.
@@ -18,7 +16,6 @@ use crate::groups::LeafKey;
 pub(super) struct Current {
     /// Index of the page's set.
     set: usize,
-    leaf: LeafKey,
     /// Blocks within the page.
     first: usize,
     pub(super) end: usize,
@@ -40,18 +37,6 @@ impl Current {
     fn begin_block(&mut self) {
         (self.unreadable, self.by_device) = (Members::NONE, false);
     }
-
-    fn chunk(&self) -> ChunkKey {
-        ChunkKey {
-            layer: self.leaf.layer,
-            index: self.leaf.chunk,
-        }
-    }
-
-    /// A block of the page within the chunk.
-    fn block(&self, at: usize) -> u32 {
-        self.leaf.leaf * LEAF_BLOCKS + at as u32
-    }
 }
 
 /// What comes next for a page, of which member it is asked.
@@ -72,7 +57,8 @@ pub(super) struct PageRecovery {
     current: Option<Current>,
     /// A replica does not have any more what it told, or not what it was to have.
     has_changed: bool,
-    memory: Box<Memory>,
+    /// What each member has, and the block that is copied.
+    copy: BlockCopy<REPLICAS_MAX, BLOCKS, 1>,
     recovered: u64,
     /// Of these, in all attempts: those whose loss was passed on, see [`LOST_MAX`].
     lost_by_device: u32,
@@ -83,7 +69,7 @@ impl PageRecovery {
         Self {
             current: None,
             has_changed: false,
-            memory: Memory::new(),
+            copy: BlockCopy::new(Place::NONE),
             recovered: 0,
             lost_by_device: 0,
         }
@@ -102,9 +88,9 @@ impl PageRecovery {
 
     /// Takes a page on: these blocks of it, of this set. It is to be [inspected](Self::inspect).
     pub(super) fn begin(&mut self, set: usize, leaf: LeafKey, blocks: Range<usize>) {
+        self.copy.go_to(Place::of(leaf));
         self.current = Some(Current {
             set,
-            leaf,
             first: blocks.start,
             end: blocks.end,
             at: blocks.start,
@@ -140,57 +126,28 @@ impl PageRecovery {
         current.at = current.first;
         current.begin_block();
         self.current = Some(current);
-        let blocks = current.end - current.first;
-        let mut commands = Vec::new();
-        for member in sets[current.set].receiving().iter() {
-            let len = blocks * size_of::<BlockStamp>();
-            let place = &mut self.memory.stamps[member][current.first..];
-            self.memory.stamps_iovs[member] = libc::iovec {
-                iov_base: place.as_mut_ptr().cast(),
-                iov_len: len,
-            };
-            let command = Command::Inspect {
-                chunk: current.chunk(),
-                block: current.block(current.first),
-                buffers: IoVecs {
-                    ptr: &raw const self.memory.stamps_iovs[member],
-                    len: 1,
-                },
-                len: len as u32,
-            };
-            commands.push((member, command));
-        }
-        commands
+        let members = sets[current.set].receiving().iter();
+        let blocks = current.first..current.end;
+        members
+            .map(|member| (member, self.copy.inspect(member, blocks.clone())))
+            .collect()
     }
 
     /// Goes to the next block on which they do not agree.
     pub(super) fn next(&mut self, sets: &[ReplicaSet]) -> Next {
         let current = self.current();
         let set = &sets[current.set];
-        let Some(next) = winner::next(current, set, &self.memory.stamps) else {
+        let Some(next) = winner::next(current, set, self.copy.stamps()) else {
             self.current = None;
             return Next::Over;
         };
         let (at, winner) = (next.at, next.winner);
         self.current = Some(next);
-        let stamp = self.memory.stamps[winner][at];
+        let stamp = self.copy.stamps()[winner][at];
         if stamp.holds() != Holds::Data || winner::is_lost(&next, set) {
             return Next::Restore(self.restore(sets));
         }
-        self.memory.block_iov = libc::iovec {
-            iov_base: self.memory.block.0.as_mut_ptr().cast(),
-            iov_len: BLOCK_BYTES,
-        };
-        let command = Command::Read {
-            chunk: next.chunk(),
-            offset: next.block(at) * BLOCK_BYTES as u32,
-            buffers: IoVecs {
-                ptr: &raw const self.memory.block_iov,
-                len: 1,
-            },
-            len: BLOCK_BYTES as u32,
-        };
-        Next::Read(winner, command)
+        Next::Read(winner, self.copy.read(at..at + 1))
     }
 
     /// A member cannot read the block; false if that is not to be believed.
@@ -212,15 +169,15 @@ impl PageRecovery {
     }
 
     /// Makes the others' block what the winner's is.
-    pub(super) fn restore(&self, sets: &[ReplicaSet]) -> Vec<(usize, Command)> {
+    pub(super) fn restore(&mut self, sets: &[ReplicaSet]) -> Vec<(usize, Command)> {
         let current = self.current();
         let (set, at) = (&sets[current.set], current.at);
-        let stamp = self.memory.stamps[current.winner][at];
+        let stamp = self.copy.stamps()[current.winner][at];
         let is_lost = winner::is_lost(&current, set);
-        let is_data = stamp.holds() == Holds::Data && !is_lost;
+        let has_data = stamp.holds() == Holds::Data && !is_lost;
         let mut commands = Vec::new();
         for member in set.receiving().iter() {
-            let theirs = self.memory.stamps[member][at];
+            let theirs = self.copy.stamps()[member][at];
             // One that is being compared is told in any case, and then knows the block for one that changes
             // in its receiving period. Else, were it compared with one that has yet to get the block, it
             // would give it up for what that one has.
@@ -228,16 +185,8 @@ impl PageRecovery {
             if (in_sync || is_lost) && theirs.agrees_with(&stamp) {
                 continue;
             }
-            let command = Command::Restore {
-                chunk: current.chunk(),
-                block: current.block(at),
-                stamps: [theirs, stamp],
-                buffers: IoVecs {
-                    ptr: &raw const self.memory.block_iov,
-                    len: u32::from(is_data),
-                },
-                len: if is_data { BLOCK_BYTES as u32 } else { 0 },
-            };
+            let nth = has_data.then_some(0);
+            let command = self.copy.restore(at, [theirs, stamp], nth);
             commands.push((member, command));
         }
         assert!(!commands.is_empty(), "somebody disagreed");
@@ -250,8 +199,8 @@ impl PageRecovery {
         let mut current = self.current();
         if winner::is_lost(&current, &sets[current.set]) {
             tracing::error!(
-                block = current.block(current.at),
-                chunk = ?current.chunk(),
+                block = self.copy.block(current.at),
+                chunk = ?self.copy.chunk(),
                 "no replica in sync can read the block: its data are lost"
             );
             self.lost_by_device += u32::from(current.by_device);
