@@ -21,9 +21,11 @@ use super::segments::{ListRefusal, SegmentPool, Segments};
 use super::share::may_take;
 use super::volume::{Finished, VolumeState};
 
+mod answers;
 mod data;
 mod fences;
 mod flush;
+mod group_table;
 mod hedge;
 mod ios;
 mod latency;
@@ -35,15 +37,23 @@ mod places;
 mod private;
 mod repair;
 mod shares;
+mod tally;
+mod ticks;
+mod unsent;
+mod volumes;
 mod waiting;
 mod window;
+mod writes;
 
+use answers::Next;
 use data::pieces_of;
-use hedge::Sent;
-use ios::{GuestIo, LocalVolume, NO_IO, check};
-use latency::Latency;
-use piece::{Next, Piece};
-use places::Places;
+use group_table::GroupTable;
+use hedge::Hedging;
+use ios::{GuestIo, NO_IO, check};
+use piece::{Piece, Stage};
+use ticks::Ticks;
+use unsent::Unsent;
+use volumes::Volumes;
 use window::Window;
 
 pub use window::WindowSizes;
@@ -116,54 +126,26 @@ pub enum ClientAction {
     },
 }
 
-/// A placement group and how its replicas fare.
-struct Group {
-    set: ReplicaSet,
-    reported: Members,
-    in_flight: [u32; REPLICAS_MAX],
-}
-
 /// The machine. One per data thread.
 pub struct Client {
     lane: usize,
     ios: Slab<GuestIo>,
     pieces: Slab<Piece>,
     segments: SegmentPool,
-    groups: Vec<Group>,
-    /// Where in `groups` each pool's are.
-    places: Places,
-    volumes: Vec<Option<LocalVolume>>,
-    actions: VecDeque<ClientAction>,
-    /// Some set has more than one member.
-    replicated: bool,
-    /// Maps taken up.
-    maps: u64,
-    /// See [`flush::groups_to_flush`].
-    flushes: Vec<Option<Epoch>>,
-    /// Some pieces wait for a tick.
-    retrying: bool,
-    /// Some wait for a replica that could not be reached; ticks since they were looked at.
-    parked: bool,
-    parked_ticks: u32,
-    /// Bytes copied for writes in flight.
-    private_bytes: usize,
-    /// Requests that wait for others that overlap them, of all volumes.
-    waiting: usize,
+    groups: GroupTable,
+    volumes: Volumes,
     window: Window,
-    /// Volumes with data that wait for the window, in the order of their turns.
-    senders: VecDeque<u32>,
-    /// Pieces that have begun, and of which nobody has anything to answer.
-    idle_pieces: usize,
-    /// A request found no room since the last tick.
-    refused: bool,
+    ticks: Ticks,
+    hedging: Hedging,
     /// What the shell said last.
     now_us: u64,
-    latency: Latency,
-    /// Reads sent to one replica, oldest first; some may have been answered.
-    sent: VecDeque<Sent>,
-    hedged_reads: u64,
+    /// Bytes copied for writes in flight.
+    private_bytes: usize,
+    /// Pieces that have begun, and of which nobody has anything to answer.
+    idle_pieces: usize,
     /// Reads that are being repaired.
     repairs: usize,
+    actions: VecDeque<ClientAction>,
 }
 
 fn changes_data(op: Op) -> bool {
@@ -175,35 +157,25 @@ impl Client {
     /// it knows none is answered busy. A set of group 0 alone holds the chunks of every volume: the node is a
     /// cluster of its own.
     pub fn new(lane: usize, sets: Vec<ReplicaSet>) -> Self {
-        let mut client = Self {
+        let actions = VecDeque::with_capacity(sets.len() * REPLICAS_MAX);
+        let mut groups = GroupTable::default();
+        groups.add(sets);
+        Self {
             lane,
             ios: Slab::new(IOS_MAX, || NO_IO),
             pieces: Slab::new(PIECES_MAX, Piece::new),
             segments: SegmentPool::new(),
-            volumes: Vec::new(),
-            actions: VecDeque::with_capacity(sets.len() * REPLICAS_MAX),
-            replicated: false,
-            maps: 0,
-            flushes: Vec::new(),
-            groups: Vec::new(),
-            places: Places::default(),
-            retrying: false,
-            parked: false,
-            parked_ticks: 0,
-            private_bytes: 0,
-            waiting: 0,
+            groups,
+            volumes: Volumes::default(),
             window: Window::default(),
-            senders: VecDeque::new(),
-            idle_pieces: 0,
-            refused: false,
+            ticks: Ticks::default(),
+            hedging: Hedging::default(),
             now_us: 0,
-            latency: Latency::default(),
-            sent: VecDeque::new(),
-            hedged_reads: 0,
+            private_bytes: 0,
+            idle_pieces: 0,
             repairs: 0,
-        };
-        client.add_groups(sets);
-        client
+            actions,
+        }
     }
 
     /// Guest requests accepted and not reported.
@@ -214,23 +186,18 @@ impl Client {
 
     /// Requests to replicas that are not answered: their buffers are in use.
     pub fn unanswered(&self) -> u64 {
-        let all = self.groups.iter().flat_map(|group| &group.in_flight);
-        all.map(|&count| u64::from(count)).sum()
+        self.groups.unanswered()
     }
 
     /// What is kept for requests in flight, of whatever kind: nothing while there is none.
     pub fn left_over(&self) -> u64 {
-        let kept = self.pieces.taken() + self.waiting + self.private_bytes + self.repairs;
+        let kept = self.pieces.taken() + self.volumes.waiting() + self.private_bytes + self.repairs;
         self.unanswered() + kept as u64 + self.actions.len() as u64
     }
 
     /// Requests that a replica of a group has not answered.
     pub fn in_flight_at(&self, pg: PgId, node: NodeId) -> u32 {
-        self.groups
-            .iter()
-            .filter(|g| g.set.pg() == pg)
-            .filter_map(|g| Some(g.in_flight[g.set.index_of(node)?]))
-            .sum()
+        self.groups.in_flight_at(pg, node)
     }
 
     /// Next thing to ask of the control plane.
@@ -260,8 +227,8 @@ impl Client {
         // Without a lease nothing is begun, but nothing is an error either: it may be renewed.
         let may_begin = self.now_us < volume.lease_until_us()
             && volume.is_recovered()
-            && self.places.knows(volume.layer());
-        if !may_begin || !self.attach(volume) {
+            && self.groups.knows(volume.layer());
+        if !may_begin || !self.volumes.attach(volume) {
             return Submit::Busy;
         }
         let piece_bytes = self.window.piece_bytes(volume.slot());
@@ -318,8 +285,8 @@ impl Client {
         let Some(piece) = self.pieces.find(Key(reply.id.0)) else {
             return;
         };
-        let group = &self.groups[usize::from(self.pieces[piece].group)];
-        let Some(member) = group.set.index_of(node) else {
+        let set = self.groups.set(self.pieces[piece].group);
+        let Some(member) = set.index_of(node) else {
             return;
         };
         if !self.record(piece, member, reply) {
@@ -329,7 +296,7 @@ impl Client {
             self.note_answered(piece, node);
         }
         self.drop_slower(piece, transport);
-        if self.pieces[piece].waiting.is_empty() {
+        if self.pieces[piece].answers.are_complete() {
             self.go_on(piece, transport, done);
         }
     }
@@ -337,11 +304,14 @@ impl Client {
     /// Cuts and sends pieces of a flush, discard or write-zeroes up to its window.
     fn pump<T: Transport>(&mut self, io: u32, transport: &mut T) {
         loop {
+            let Some(at) = self.ios[io].unsent.next_cut() else {
+                return;
+            };
             let state = self.ios[io];
-            if state.error.is_some() || state.cursor >= state.end || state.open >= RANGE_WINDOW {
+            if state.error.is_some() || state.open >= RANGE_WINDOW {
                 return;
             }
-            let held = self.local(state.volume).held.pieces as usize;
+            let held = self.volumes[state.volume].held.pieces as usize;
             if state.open > 0 && !may_take(held, 1, self.pieces.free()) {
                 return;
             }
@@ -349,27 +319,35 @@ impl Client {
             let Some(piece) = self.take_piece(io) else {
                 return;
             };
-            let volume = &self.local(state.volume).state;
-            let at = state.cursor;
-            let (group, command, next) = if state.op == Op::Flush {
-                let layer = volume.layer();
-                let next = self.next_to_flush(&state);
-                (at as u16, Command::Flush { layer }, next)
-            } else {
-                let chunk = volume.chunk_at(at).expect("check() bounds the offset");
-                let next = state.end.min(at - at % CHUNK_BYTES + CHUNK_BYTES);
-                let command = Command::Zero {
-                    chunk,
-                    offset: (at % CHUNK_BYTES) as u32,
-                    len: (next - at) as u32,
-                    fua: state.fua,
-                };
-                (self.group_of(chunk), command, next)
-            };
-            self.ios[io].cursor = next;
+            let (group, command, next) = self.cut_range(&state, at);
+            self.ios[io].unsent.cut_to(next);
             self.fill_piece(piece, io, group, command);
             self.start(piece, io, transport);
         }
+    }
+
+    /// What is to be done at `at` for a flush, discard or write-zeroes, by which group, and where the next
+    /// piece begins.
+    fn cut_range(&self, io: &GuestIo, at: u64) -> (u16, Command, u64) {
+        let volume = &self.volumes[io.volume].state;
+        if let Unsent::Groups(flush) = &io.unsent {
+            let layer = volume.layer();
+            return (
+                at as u16,
+                Command::Flush { layer },
+                self.groups.next_to_flush(flush),
+            );
+        }
+        let chunk = volume.chunk_at(at).expect("check() bounds the offset");
+        let end = io.offset + io.len;
+        let next = end.min(at - at % CHUNK_BYTES + CHUNK_BYTES);
+        let command = Command::Zero {
+            chunk,
+            offset: (at % CHUNK_BYTES) as u32,
+            len: (next - at) as u32,
+            fua: io.fua,
+        };
+        (self.groups.group_of(chunk), command, next)
     }
 
     /// Gives a fresh piece its request; the fences are filled in when it is sent.
@@ -378,7 +356,7 @@ impl Client {
         let (generation, sequence) = self.ios[io].number.parts();
         let request = Request {
             id: RequestId(self.pieces.key(piece).0),
-            pg: self.groups[usize::from(group)].set.pg(),
+            pg: self.groups.set(group).pg(),
             epoch: Epoch(0),
             generation,
             sequence,
@@ -392,7 +370,6 @@ impl Client {
     #[inline]
     fn start<T: Transport>(&mut self, piece: u32, io: u32, transport: &mut T) {
         self.ios[io].open += 1;
-        self.pieces[piece].begun = true;
         if !self.ios[io].entered {
             self.number_by_turn(piece);
         }
@@ -402,23 +379,16 @@ impl Client {
         }
     }
 
-    /// Which group holds a chunk of a volume whose pool is known.
-    #[inline]
-    fn group_of(&self, chunk: ChunkKey) -> u16 {
-        self.places.group_of(chunk)
-    }
-
     /// Notes an answer; false if none was awaited.
     #[inline]
     fn record(&mut self, piece: u32, member: usize, reply: &Reply) -> bool {
         let slot = &mut self.pieces[piece];
-        if !slot.waiting.remove(member) {
+        if !slot.answers.receive(member) {
             return false;
         }
-        let group = &mut self.groups[usize::from(slot.group)];
-        group.in_flight[member] -= 1;
+        self.groups.note_answered(slot.group, member);
         // Invariant *No trust on return*: a replica that restarted is not the one that the map calls in-sync.
-        let known = group.set.members()[member].incarnation == reply.incarnation;
+        let known = self.groups.set(slot.group).members()[member].incarnation == reply.incarnation;
         slot.answered(
             member,
             if known {
@@ -437,7 +407,7 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        if self.pieces[piece].repair.is_some() {
+        if self.pieces[piece].is_repair() {
             self.go_on_repairing(piece, transport);
             return;
         }
@@ -448,14 +418,12 @@ impl Client {
         let io = self.pieces[piece].io;
         let volume = self.ios[io].volume;
         self.end_piece(piece, result);
-        if self.ios[io].cursor < self.ios[io].end {
-            self.pump(io, transport);
-        }
+        self.pump(io, transport);
         if self.flush_each_group(io) {
             self.pump(io, transport);
         }
         self.report_if_done(io, done);
-        if self.waiting > 0 {
+        if self.volumes.waiting() > 0 {
             self.begin_waiting(volume, transport, done);
         }
         self.send_waiting(transport, done);
@@ -474,11 +442,14 @@ impl Client {
     /// Does what is next for a piece without outstanding answers, until it waits (`None`) or is done.
     #[inline]
     fn drive<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
-        self.note_idle(piece, false);
+        self.idle_pieces -= usize::from(self.pieces[piece].resume());
         let result = self.take_steps(piece, transport);
-        if self.pieces[piece].waiting.is_empty() {
+        if self.pieces[piece].answers.are_complete() {
             self.leave_window(piece);
-            self.note_idle(piece, result.is_none());
+            if result.is_none() {
+                self.pieces[piece].stage = Stage::Idle;
+                self.idle_pieces += 1;
+            }
         }
         result
     }
@@ -489,16 +460,16 @@ impl Client {
     fn take_steps<T: Transport>(&mut self, piece: u32, transport: &mut T) -> Option<IoResult> {
         loop {
             let slot = &self.pieces[piece];
-            let next = slot.next(&self.groups[usize::from(slot.group)].set);
+            let next = slot.next(self.groups.set(slot.group));
             if !matches!(next, Next::Done(_)) && self.is_revoked(piece) {
                 return Some(Err(IoError::Fenced));
             }
             match next {
                 Next::Done(result) => {
-                    if result.is_ok() && !slot.unreadable.is_empty() {
+                    if result.is_ok() && !slot.answers.unreadable().is_empty() {
                         self.repair(piece, transport);
                     }
-                    let set = &self.groups[usize::from(self.pieces[piece].group)].set;
+                    let set = self.groups.set(self.pieces[piece].group);
                     let others = set.in_sync().len() > 1;
                     if let Some(result) = self.pieces[piece].or_next_part(result, others) {
                         return Some(result);
@@ -511,7 +482,7 @@ impl Client {
                 }
                 Next::Send(to) => {
                     self.dispatch(piece, to, transport);
-                    if !self.pieces[piece].waiting.is_empty() {
+                    if !self.pieces[piece].answers.are_complete() {
                         return None;
                     }
                 }
@@ -519,32 +490,36 @@ impl Client {
                     if !self.refresh_fences(piece) || !self.reaches(piece, generation, epoch) {
                         return Some(Err(IoError::Fenced));
                     }
-                    self.pieces[piece].forget_answers();
+                    self.pieces[piece].answers.forget();
                 }
                 Next::Renumber => {
                     if !self.renumber(piece) {
                         return Some(Err(IoError::Device(libc::EIO)));
                     }
-                    self.pieces[piece].forget_answers();
+                    self.pieces[piece].answers.forget();
                 }
                 Next::Copy if !self.copy_piece(piece) => return None,
                 Next::Copy => {}
-                Next::Again => self.pieces[piece].read_again(),
+                Next::Again => self.pieces[piece].answers.read_again(),
                 Next::Retry => {
-                    self.retrying = true;
-                    self.report(piece, self.pieces[piece].lagging());
+                    self.ticks.retry();
+                    self.report(piece, self.pieces[piece].answers.lagging());
                     return None;
                 }
                 Next::Fail { refusal, others } => {
-                    self.pieces[piece].condemn(refusal);
+                    self.pieces[piece].answers.condemn(refusal);
                     self.report(piece, others);
                     return None;
                 }
                 Next::Park { failed } => {
                     self.report(piece, failed);
                     let io = self.pieces[piece].io;
-                    self.ios[io].failed_somewhere = true;
-                    self.parked |= self.pieces[piece].is_parked();
+                    if let Unsent::Groups(flush) = &mut self.ios[io].unsent {
+                        flush.note_failed();
+                    }
+                    if self.pieces[piece].answers.has_unreachable() {
+                        self.ticks.park();
+                    }
                     return None;
                 }
             }
@@ -553,13 +528,12 @@ impl Client {
 
     #[inline]
     fn dispatch<T: Transport>(&mut self, piece: u32, to: Members, transport: &mut T) {
-        self.pieces[piece].sending(to);
+        self.pieces[piece].answers.sending(to);
         self.enter_window(piece);
         self.note_sent(piece, to);
-        let group = usize::from(self.pieces[piece].group);
+        let group = self.pieces[piece].group;
         for member in to.iter() {
-            self.groups[group].in_flight[member] += 1;
-            let node = self.groups[group].set.members()[member].node;
+            let node = self.groups.note_sent(group, member);
             if let Some(reply) = transport.send(node, &self.pieces[piece].request) {
                 self.record(piece, member, &reply);
             }
@@ -577,7 +551,7 @@ impl Client {
             // The first error is the guest's; what was not cut yet is not tried.
             Err(error) => {
                 io.error = io.error.or(Some(error));
-                io.cursor = io.end;
+                io.unsent.stop_cutting();
                 self.drop_unsent(index);
             }
         }

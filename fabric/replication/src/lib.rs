@@ -8,6 +8,8 @@
 //!
 //! Begin with `docs/REPLICATION.md`, whose rules and invariants these machines follow.
 
+mod block_copy;
+mod calls;
 pub mod client;
 pub mod fence;
 pub mod groups;

@@ -7,21 +7,13 @@
 //! Two drive this: the client that a read has failed (`client::repair`), and a node whose scrubber has found
 //! something ([`queue`]).
 
-use fabric_types::block::{BLOCK_BYTES, Block, BlockStamp, Holds};
-use fabric_types::checksum::crc32c;
+use fabric_types::block::Holds;
 use fabric_types::ids::ChunkKey;
-use fabric_types::iov::IoVecs;
 use fabric_types::{Command, Refusal};
 
-pub mod queue;
+use crate::block_copy::{BlockCopy, Place};
 
-/// Memory that a request in flight points into.
-#[derive(Debug)]
-struct Memory {
-    block: Block,
-    stamp: BlockStamp,
-    iov: libc::iovec,
-}
+pub mod queue;
 
 /// What was asked last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,42 +66,29 @@ pub enum Next {
 /// Of a chunk, one block after another. While a command is in flight its memory is in use.
 #[derive(Debug)]
 pub struct BlockRepair {
-    chunk: ChunkKey,
-    block: u32,
     step: Step,
-    memory: Box<Memory>,
+    /// What the bad replica should have, and what the good one has.
+    copy: BlockCopy<1, 1, 1>,
 }
-
-// SAFETY: the iovec points into memory that the machine owns.
-unsafe impl Send for BlockRepair {}
 
 impl BlockRepair {
     /// Nothing is asked yet.
     pub fn new(chunk: ChunkKey) -> Self {
-        let memory = Memory {
-            block: Block([0; BLOCK_BYTES]),
-            stamp: BlockStamp::default(),
-            iov: libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: 0,
-            },
-        };
         Self {
-            chunk,
-            block: 0,
             step: Step::Probe,
-            memory: Box::new(memory),
+            copy: BlockCopy::new(Place { chunk, block: 0 }),
         }
     }
 
     /// The chunk.
     pub fn chunk(&self) -> ChunkKey {
-        self.chunk
+        self.copy.chunk()
     }
 
     /// Begins with a block.
     pub fn begin(&mut self, block: u32) -> (RepairPeer, Command) {
-        self.block = block;
+        let chunk = self.copy.chunk();
+        self.copy.go_to(Place { chunk, block });
         self.step = Step::Probe;
         self.command()
     }
@@ -122,15 +101,15 @@ impl BlockRepair {
 
     /// The answer to the command that was given out last.
     pub fn on_answer(&mut self, result: Result<(), Refusal>) -> Next {
-        let memory = &*self.memory;
+        let stamp = self.copy.stamps()[0][0];
         self.step = match (self.step, result) {
             (Step::Probe, Ok(())) => return Next::Over(End::Healthy),
             (Step::Probe, Err(Refusal::Corrupt | Refusal::Device(_))) => Step::Inspect,
-            (Step::Inspect, Ok(())) if memory.stamp.holds() != Holds::Data => {
+            (Step::Inspect, Ok(())) if stamp.holds() != Holds::Data => {
                 return Next::Over(End::Healthy);
             }
             (Step::Inspect, Ok(())) => Step::Fetch,
-            (Step::Fetch, Ok(())) if crc32c(&memory.block.0) != memory.stamp.crc => {
+            (Step::Fetch, Ok(())) if !self.copy.is_as_inspected(0, 0..1) => {
                 return Next::Over(End::Differs);
             }
             (Step::Fetch, Ok(())) => Step::Restore,
@@ -144,37 +123,11 @@ impl BlockRepair {
     }
 
     fn command(&mut self) -> (RepairPeer, Command) {
-        let memory = &mut *self.memory;
-        let (iov_base, iov_len) = match self.step {
-            Step::Inspect => ((&raw mut memory.stamp).cast(), size_of::<BlockStamp>()),
-            _ => (memory.block.0.as_mut_ptr().cast(), BLOCK_BYTES),
-        };
-        memory.iov = libc::iovec { iov_base, iov_len };
-        let buffers = IoVecs {
-            ptr: &raw const memory.iov,
-            len: 1,
-        };
-        let (chunk, block, len) = (self.chunk, self.block, iov_len as u32);
+        let stamp = self.copy.stamps()[0][0];
         let command = match self.step {
-            Step::Probe | Step::Fetch => Command::Read {
-                chunk,
-                offset: block * BLOCK_BYTES as u32,
-                buffers,
-                len,
-            },
-            Step::Inspect => Command::Inspect {
-                chunk,
-                block,
-                buffers,
-                len,
-            },
-            Step::Restore => Command::Restore {
-                chunk,
-                block,
-                stamps: [memory.stamp; 2],
-                buffers,
-                len,
-            },
+            Step::Probe | Step::Fetch => self.copy.read(0..1),
+            Step::Inspect => self.copy.inspect(0, 0..1),
+            Step::Restore => self.copy.restore(0, [stamp; 2], Some(0)),
         };
         let peer = match self.step {
             Step::Fetch => RepairPeer::Good,

@@ -9,45 +9,36 @@
 
 mod listing;
 mod memories;
+mod outbox;
+mod pages;
 pub mod rounds;
 mod unread;
 mod worker;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::groups::{Groups, LeafKey, Touched};
 use super::replica::StoreFailure;
-use fabric_types::block::LEAF_BLOCKS;
-use fabric_types::ids::{ChunkKey, LayerId};
-use fabric_types::message::{FenceEntry, UnresolvedEntry};
+use fabric_types::ids::LayerId;
+use fabric_types::message::UnresolvedEntry;
 use fabric_types::{Command, Epoch, Generation, NodeId, PgId, Refusal};
-use listing::Listing;
-use memories::{Memories, ReportedFence};
+use memories::Memories;
+use outbox::{Outbox, Purpose};
+use pages::Pages;
 use unread::UNREAD_MAX;
 pub use unread::{BlockKey, Lost, Unreadable};
 use worker::{Side, Step, Worker};
+
+pub use crate::calls::Call;
 
 /// Pages compared at a time.
 pub const WORKERS: usize = 4;
 /// One more for pages that clients' writes wait for: it takes no others, and is not held back.
 const WANTED_WORKER: u32 = WORKERS as u32;
-/// Map pages of a chunk.
-const LEAVES: u32 = 4;
 /// How often a page is compared anew at once because it changed meanwhile; then the round fails.
 const TRIES_MAX: u32 = 1000;
 /// How often [`Resync::on_tick`] is called while something waits for it.
 pub const TICK: Duration = Duration::from_millis(10);
-/// How often a page is looked at once more, a tick later, because it is not known what becomes of a write to
-/// it; then the round fails. A client that lives stores it or gives this replica up within that time.
-const LOOKS_MAX: u32 = 1000;
-/// Pages that may wait for another look; with more the round fails. Each is waited for because of another
-/// write.
-const POSTPONED_MAX: usize = 16_384;
-
-/// Names a request of this machine in [`Action`] and the answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Call(pub u32);
 
 /// What the shell is to do.
 #[derive(Debug)]
@@ -105,24 +96,6 @@ pub struct Progress {
     pub lost: u64,
 }
 
-/// What a call was for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
-    Join,
-    ListSource,
-    ListLocal,
-    Worker(u32),
-    /// What the source's fence of the layer is.
-    TellFence(LayerId),
-    /// The layer's fence is being raised here.
-    Fence(LayerId),
-    /// What the source remembers of the layer.
-    Remember(LayerId),
-    /// A fence that the source remembers is being raised here.
-    FenceRemembered,
-    Flush,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Join,
@@ -142,32 +115,13 @@ pub struct Resync {
     since: Epoch,
     source: NodeId,
     phase: Phase,
-    /// The source's chunks, then this side's.
-    listings: [Listing; 2],
-    chunks: VecDeque<ChunkKey>,
-    /// Those that the source has listed: they need not be compared once more when this side lists them.
-    seen: BTreeSet<ChunkKey>,
-    leaf: u32,
-    /// Pages to be looked at once more after a tick, and how often that was so.
-    postponed: BTreeMap<LeafKey, u32>,
-    /// Those of them that are to be looked at now.
-    again: VecDeque<LeafKey>,
+    pages: Pages,
     workers: Vec<Worker>,
-    /// Fences that the source is being asked for.
-    fences: BTreeMap<LayerId, Box<ReportedFence>>,
-    /// What the source remembers is asked for, once all is compared.
-    memories: Option<Box<Memories>>,
-    /// What it has told, and nobody has taken.
-    unresolved: Vec<(LayerId, Vec<UnresolvedEntry>)>,
+    memories: Memories,
     known: Unreadable,
     /// Blocks that this source could not read.
     unread: Lost,
-    calls: Vec<(Call, Purpose)>,
-    next_call: u32,
-    /// Comparisons and reads of the source, which the shell may hold back.
-    actions: VecDeque<Action>,
-    /// Everything else.
-    urgent: VecDeque<Action>,
+    outbox: Outbox,
     progress: Progress,
 }
 
@@ -183,26 +137,16 @@ impl Resync {
             since,
             source,
             phase: Phase::Join,
-            listings: [Listing::new(), Listing::new()],
-            chunks: VecDeque::new(),
-            seen: BTreeSet::new(),
-            leaf: 0,
-            postponed: BTreeMap::new(),
-            again: VecDeque::new(),
-            fences: BTreeMap::new(),
-            memories: None,
-            unresolved: Vec::new(),
+            pages: Pages::new(),
             workers: (0..=WORKERS).map(|_| Worker::new()).collect(),
+            memories: Memories::default(),
             known: Unreadable::default(),
             unread: Lost::new(),
-            calls: Vec::new(),
-            next_call: 0,
-            actions: VecDeque::new(),
-            urgent: VecDeque::new(),
+            outbox: Outbox::new(),
             progress: Progress::default(),
         };
         // From now on every write reaches this replica, or is refused by the source.
-        round.ask(Purpose::Join, Command::Join);
+        round.outbox.ask(Purpose::Join, Command::Join);
         round
     }
 
@@ -248,10 +192,10 @@ impl Resync {
         if let Some(action) = self.poll_urgent(groups) {
             return Some(action);
         }
-        if self.actions.is_empty() {
+        if self.outbox.lacks_comparisons() {
             self.go_on(groups);
         }
-        self.actions.pop_front().or_else(|| self.urgent.pop_front())
+        self.outbox.next()
     }
 
     /// Next thing to do that is not to be held back: what clients' writes wait for, what ends the round, and
@@ -267,12 +211,12 @@ impl Resync {
             self.workers[WANTED_WORKER as usize].begin(leaf);
             self.step(WANTED_WORKER, Ok(()), groups);
         }
-        self.urgent.pop_front()
+        self.outbox.next_urgent()
     }
 
     /// The source answered. Answers to calls of an earlier life are ignored.
     pub fn on_reply(&mut self, call: Call, result: Result<(), Refusal>, groups: &Groups) {
-        let Some(purpose) = self.end_call(call) else {
+        let Some(purpose) = self.outbox.end_call(call) else {
             return;
         };
         if self.phase == Phase::Over {
@@ -286,9 +230,7 @@ impl Resync {
             }
             (_, Err(refusal)) => self.fail(RoundFailure::Source(refusal)),
             (Purpose::Join, Ok(())) => self.phase = Phase::Compare,
-            (Purpose::ListSource, Ok(())) => {
-                self.listings[0].take(&mut self.chunks, &mut self.seen)
-            }
+            (Purpose::ListSource, Ok(())) => self.pages.take_listed(Side::Source),
             (Purpose::TellFence(layer), Ok(())) => self.fence(layer, groups),
             (Purpose::Remember(layer), Ok(())) => self.remembered(layer),
             (
@@ -300,42 +242,25 @@ impl Resync {
 
     /// The source has told its fence of a layer.
     fn fence(&mut self, layer: LayerId, groups: &Groups) {
-        let told = self.fences.remove(&layer);
-        let told = told.map_or_else(FenceEntry::default, |memory| memory.entry);
-        if told == FenceEntry::default() {
-            // Nobody is fenced out.
-            if let Some(group) = groups.get(self.pg) {
-                group.fenced(layer);
-            }
-            return;
+        if let Some(told) = self.memories.take_fence(layer) {
+            self.outbox.raise(Purpose::Fence(layer), layer, told);
+        } else if let Some(group) = groups.get(self.pg) {
+            group.fenced(layer);
         }
-        self.raise(Purpose::Fence(layer), layer, told);
-    }
-
-    fn raise(&mut self, purpose: Purpose, layer: LayerId, told: FenceEntry) {
-        let call = self.begin_call(purpose);
-        let (generation, epoch) = (Generation(told.generation), Epoch(told.epoch));
-        // What a peer wrote is any bytes.
-        let generation = generation.min(Generation::MAX);
-        let action = Action::Fence(call, layer, generation, epoch);
-        self.urgent.push_back(action);
     }
 
     /// Asks the source who may write layers whose writes wait for that.
     fn ask_fences(&mut self, groups: &Groups) {
         while let Some(layer) = groups.get(self.pg).and_then(|g| g.take_to_fence()) {
-            let told = self.fences.entry(layer).or_insert_with(ReportedFence::new);
-            if std::mem::replace(&mut told.asked, true) {
-                continue;
+            if let Some(command) = self.memories.ask_fence(layer) {
+                self.outbox.ask(Purpose::TellFence(layer), command);
             }
-            let command = told.command(layer);
-            self.ask(Purpose::TellFence(layer), command);
         }
     }
 
     /// This node's store is done with a call.
     pub fn on_local(&mut self, call: Call, result: Result<(), StoreFailure>, groups: &Groups) {
-        let Some(purpose) = self.end_call(call) else {
+        let Some(purpose) = self.outbox.end_call(call) else {
             return;
         };
         if self.phase == Phase::Over {
@@ -350,10 +275,10 @@ impl Resync {
                 self.step(worker, Err(Refusal::Mismatch), groups);
             }
             (_, Err(failure)) => self.fail(RoundFailure::Store(failure)),
-            (Purpose::ListLocal, Ok(())) => self.listings[1].take(&mut self.chunks, &mut self.seen),
+            (Purpose::ListLocal, Ok(())) => self.pages.take_listed(Side::Here),
             (Purpose::Flush, Ok(())) => {
                 self.phase = Phase::Promoted;
-                self.urgent.push_back(Action::Promote);
+                self.outbox.tell(Action::Promote);
             }
             (Purpose::FenceRemembered, Ok(())) => self.remember(),
             (Purpose::Fence(layer), Ok(())) => {
@@ -370,14 +295,12 @@ impl Resync {
 
     /// A [`TICK`] has passed: looks once more at the pages that a client was writing.
     pub fn on_tick(&mut self) {
-        if self.again.is_empty() {
-            self.again.extend(self.postponed.keys());
-        }
+        self.pages.on_tick();
     }
 
     /// Whether something waits for the next tick.
     pub fn needs_tick(&self) -> bool {
-        !self.is_over() && !self.postponed.is_empty()
+        !self.is_over() && self.pages.needs_tick()
     }
 
     fn go_on(&mut self, groups: &Groups) {
@@ -395,10 +318,8 @@ impl Resync {
             self.workers[worker as usize].begin(leaf);
             self.step(worker, Ok(()), groups);
         }
-        let listed = self.listings.iter().all(|listing| listing.ended);
-        let idle = self.workers.iter().all(Worker::is_idle);
-        let nothing_left = self.chunks.is_empty() && self.postponed.is_empty();
-        if listed && idle && nothing_left && self.phase == Phase::Compare {
+        let is_idle = self.workers.iter().all(Worker::is_idle);
+        if is_idle && self.pages.is_empty() && self.phase == Phase::Compare {
             if !self.unread.is_empty() {
                 return self.fail(RoundFailure::Unread);
             }
@@ -406,35 +327,26 @@ impl Resync {
                 group.all_compared();
             }
             self.phase = Phase::Remember;
-            // In the order of their layers, as the set is.
-            let mut layers: Vec<LayerId> = self.seen.iter().map(|chunk| chunk.layer).collect();
-            layers.dedup();
-            self.memories = Some(Memories::new(layers.into_iter()));
+            self.memories.begin(self.pages.layers());
             self.remember();
         }
     }
 
     /// Asks about the next layer; behind the last one comes the flush.
     fn remember(&mut self) {
-        let next = self.memories.as_mut().and_then(|memories| memories.next());
-        if let Some((layer, command)) = next {
-            self.ask(Purpose::Remember(layer), command);
+        if let Some((layer, command)) = self.memories.next() {
+            self.outbox.ask(Purpose::Remember(layer), command);
             return;
         }
         self.phase = Phase::Flush;
         let layer = LayerId(0);
-        self.local(Purpose::Flush, Command::Flush { layer });
+        self.outbox.local(Purpose::Flush, Command::Flush { layer });
     }
 
     /// The source has told what it remembers of a layer.
     fn remembered(&mut self, layer: LayerId) {
-        let Some(memories) = &self.memories else {
-            return;
-        };
-        let (fence, unresolved) = (memories.fence(), memories.unresolved());
-        self.unresolved.push((layer, unresolved));
-        match fence {
-            Some(fence) => self.raise(Purpose::FenceRemembered, layer, fence),
+        match self.memories.take_answer(layer) {
+            Some(fence) => self.outbox.raise(Purpose::FenceRemembered, layer, fence),
             None => self.remember(),
         }
     }
@@ -442,42 +354,20 @@ impl Resync {
     /// Unresolved writes that the source has told of since the last call: this replica has them, too, and is
     /// to remember them before it is promoted.
     pub fn take_unresolved(&mut self) -> Vec<(LayerId, Vec<UnresolvedEntry>)> {
-        std::mem::take(&mut self.unresolved)
+        self.memories.take_unresolved()
     }
 
     /// The next page to compare; asks for more chunks when there are few.
     fn next_leaf(&mut self) -> Option<LeafKey> {
-        if let Some(leaf) = self.again.pop_front() {
-            return Some(leaf);
-        }
-        if self.chunks.is_empty() {
-            self.list_more();
-        }
-        let chunk = *self.chunks.front()?;
-        let leaf = LeafKey {
-            layer: chunk.layer,
-            chunk: chunk.index,
-            leaf: self.leaf,
-        };
-        self.leaf += 1;
-        if self.leaf == LEAVES {
-            self.leaf = 0;
-            self.chunks.pop_front();
-        }
-        Some(leaf)
-    }
-
-    fn list_more(&mut self) {
-        let [source, here] = &mut self.listings;
-        if !source.ended {
-            if !source.asked {
-                let command = source.command();
-                self.ask(Purpose::ListSource, command);
+        let next = self.pages.next();
+        if next.is_none() {
+            match self.pages.list_more() {
+                Some((Side::Source, command)) => self.outbox.ask(Purpose::ListSource, command),
+                Some((Side::Here, command)) => self.outbox.local(Purpose::ListLocal, command),
+                None => {}
             }
-        } else if !here.ended && !here.asked {
-            let command = here.command();
-            self.local(Purpose::ListLocal, command);
         }
+        next
     }
 
     /// A worker has what it waited for.
@@ -492,22 +382,26 @@ impl Resync {
             Step::Do(commands) => {
                 for (side, command) in commands {
                     match side {
-                        Side::Source => self.ask(Purpose::Worker(worker), command),
-                        Side::Here => self.local(Purpose::Worker(worker), command),
+                        Side::Source => self.outbox.ask(Purpose::Worker(worker), command),
+                        Side::Here => self.outbox.local(Purpose::Worker(worker), command),
                     }
                 }
             }
             Step::Wait => {}
             Step::Done(leaf) => {
-                self.postponed.remove(&leaf);
+                self.pages.note_compared(leaf);
                 self.unread.retain(|(of, _), _| *of != leaf);
                 if let Some(group) = group {
                     group.compared(leaf);
                 }
             }
-            Step::Later(leaf) => self.postpone(leaf),
+            Step::Later(leaf) => {
+                if !self.pages.postpone(leaf) {
+                    self.fail(RoundFailure::Busy);
+                }
+            }
             Step::Unread(leaf, blocks) => {
-                self.postponed.remove(&leaf);
+                self.pages.note_compared(leaf);
                 self.unread.retain(|(of, _), _| *of != leaf);
                 let blocks = blocks.into_iter();
                 let unread = blocks.map(|(block, stamp)| ((leaf, block), stamp));
@@ -520,61 +414,20 @@ impl Resync {
         }
     }
 
-    fn postpone(&mut self, leaf: LeafKey) {
-        let looks = self.postponed.entry(leaf).or_default();
-        *looks += 1;
-        if *looks > LOOKS_MAX || self.postponed.len() > POSTPONED_MAX {
-            self.fail(RoundFailure::Busy);
-        }
-    }
-
     fn fail(&mut self, why: RoundFailure) {
         self.give_up();
-        self.urgent.push_back(Action::Failed(why));
+        self.outbox.tell(Action::Failed(why));
     }
 
     /// The round is over: nothing more is asked, and answers that are due only free the memory they are
     /// written to.
     pub fn give_up(&mut self) {
         self.phase = Phase::Over;
-        // Nobody has heard of these, so nobody answers them.
-        let unheard = self.actions.drain(..).chain(self.urgent.drain(..));
-        let unheard: Vec<Call> = unheard.filter_map(|action| action.call()).collect();
-        for call in unheard {
-            self.end_call(call);
-        }
-    }
-
-    fn ask(&mut self, purpose: Purpose, command: Command) {
-        let call = self.begin_call(purpose);
-        let queue = match purpose {
-            Purpose::Worker(worker) if worker != WANTED_WORKER => &mut self.actions,
-            _ => &mut self.urgent,
-        };
-        queue.push_back(Action::Ask(call, command));
-    }
-
-    fn local(&mut self, purpose: Purpose, command: Command) {
-        let call = self.begin_call(purpose);
-        self.urgent.push_back(Action::Local(call, command));
-    }
-
-    fn begin_call(&mut self, purpose: Purpose) -> Call {
-        let call = Call(self.next_call);
-        self.next_call = self.next_call.wrapping_add(1);
-        self.calls.push((call, purpose));
-        call
-    }
-
-    fn end_call(&mut self, call: Call) -> Option<Purpose> {
-        let at = self.calls.iter().position(|(c, _)| *c == call)?;
-        Some(self.calls.swap_remove(at).1)
+        self.outbox.clear();
     }
 
     /// Calls whose answers are due: until they are, the machine's memory is in use.
     pub fn calls_due(&self) -> usize {
-        self.calls.len()
+        self.outbox.calls_due()
     }
 }
-
-const _: () = assert!(LEAF_BLOCKS as u64 * LEAVES as u64 * 4096 == fabric_types::ids::CHUNK_BYTES);

@@ -7,6 +7,8 @@ use fabric_types::io::{self, IoResult, Op, Tag};
 use fabric_types::iov::IoVecs;
 
 use super::ios::{GuestIo, NONE};
+use super::piece::Stage;
+use super::unsent::Unsent;
 use super::window::SMALL_BYTES;
 use super::{Client, Transport};
 use crate::segments::{Cutter, ListRefusal};
@@ -48,7 +50,7 @@ impl Client {
         let mut cutter = Cutter::new(request.buffers);
         let (mut at, end) = (request.offset, request.offset + request.len);
         let mut last = NONE;
-        self.local_mut(volume.slot()).held.arrays.begin_request();
+        self.volumes[volume.slot()].held.arrays.begin_request();
         while at < end {
             // A chunk is a multiple of a piece: none lies in two of them.
             let len = (end - at).min(piece_bytes - at % piece_bytes);
@@ -61,8 +63,8 @@ impl Client {
                 }
             };
             match last {
-                NONE => self.ios[io].unsent = piece,
-                last => self.pieces[last].next = piece,
+                NONE => self.ios[io].unsent = Unsent::Pieces(piece),
+                last => self.pieces[last].stage = Stage::Unsent { next: piece },
             }
             last = piece;
             at += len;
@@ -81,10 +83,7 @@ impl Client {
     ) -> Result<u32, ListRefusal> {
         let piece = self.take_piece(io).ok_or(ListRefusal::Busy)?;
         let list = &mut self.pieces[piece].segments;
-        let held = &mut self.volumes[volume.slot() as usize]
-            .as_mut()
-            .expect("attached by the caller")
-            .held;
+        let held = &mut self.volumes[volume.slot()].held;
         if let Err(refusal) = self
             .segments
             .fill(list, cutter, len as usize, &mut held.arrays)
@@ -95,22 +94,27 @@ impl Client {
         let buffers = self.pieces[piece].segments.as_iovecs();
         let chunk = volume.chunk_at(at).expect("check() bounds the offset");
         let command = data_command(&self.ios[io], chunk, at, len, buffers);
-        self.fill_piece(piece, io, self.group_of(chunk), command);
+        self.fill_piece(piece, io, self.groups.group_of(chunk), command);
         Ok(piece)
     }
 
     /// Forgets what of a request was not sent.
     pub(super) fn drop_unsent(&mut self, io: u32) {
         while let Some(piece) = self.next_unsent(io) {
-            self.ios[io].unsent = self.pieces[piece].next;
+            self.take_unsent(io, piece);
             self.free_piece(piece);
         }
     }
 
     #[inline]
     fn next_unsent(&self, io: u32) -> Option<u32> {
-        let piece = self.ios[io].unsent;
-        (piece != NONE).then_some(piece)
+        self.ios[io].unsent.first_piece()
+    }
+
+    /// Takes the first piece off those that are not sent.
+    #[inline]
+    fn take_unsent(&mut self, io: u32, piece: u32) {
+        self.ios[io].unsent = Unsent::Pieces(self.pieces[piece].next_unsent());
     }
 
     /// Sends what the window has room for; the rest has its turn when others' data have been answered.
@@ -119,14 +123,10 @@ impl Client {
         let volume = self.ios[io].volume;
         while let Some(piece) = self.next_unsent(io) {
             let is_small = self.pieces[piece].data_bytes() <= SMALL_BYTES;
-            let first = is_small || self.local(volume).unsent.is_empty();
+            let first = is_small || self.volumes[volume].unsent.is_empty();
             if !first || !self.is_admitted(piece) {
                 let key = self.ios.key(io);
-                let local = self.local_mut(volume);
-                local.unsent.push_back(key);
-                if !std::mem::replace(&mut local.is_sender, true) {
-                    self.senders.push_back(volume);
-                }
+                self.volumes.wait_for_window(volume, key);
                 return;
             }
             self.send_piece(io, piece, transport);
@@ -135,7 +135,7 @@ impl Client {
 
     #[inline]
     fn send_piece<T: Transport>(&mut self, io: u32, piece: u32, transport: &mut T) {
-        self.ios[io].unsent = self.pieces[piece].next;
+        self.take_unsent(io, piece);
         self.start(piece, io, transport);
     }
 
@@ -147,7 +147,7 @@ impl Client {
         let slot = &self.pieces[piece];
         let request = &slot.request;
         let version = Version::of(request.generation, request.sequence);
-        let volume = &self.local(self.ios[slot.io].volume).state;
+        let volume = &self.volumes[self.ios[slot.io].volume].state;
         if !request.command.mutates() || volume.watermark.is_newest(version) {
             return;
         }
@@ -166,19 +166,19 @@ impl Client {
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
         let mut waits = 0;
-        while waits < self.senders.len() {
-            let Some(volume) = self.senders.pop_front() else {
+        while waits < self.volumes.senders() {
+            let Some(volume) = self.volumes.next_sender() else {
                 return;
             };
             match self.take_turn(volume, transport, done) {
                 Turn::Sent => waits = 0,
                 Turn::Waits => waits += 1,
                 Turn::Done => {
-                    self.local_mut(volume).is_sender = false;
+                    self.volumes.ends_sending(volume);
                     continue;
                 }
             }
-            self.senders.push_back(volume);
+            self.volumes.sends_again(volume);
         }
     }
 
@@ -189,13 +189,13 @@ impl Client {
         done: &mut dyn FnMut(Tag, IoResult),
     ) -> Turn {
         loop {
-            let Some(&key) = self.local(volume).unsent.front() else {
+            let Some(&key) = self.volumes[volume].unsent.front() else {
                 return Turn::Done;
             };
             // One that has failed has nothing left to send, or is over.
             let next = self.ios.find(key).map(|io| (io, self.next_unsent(io)));
             let Some((io, Some(piece))) = next else {
-                self.local_mut(volume).unsent.pop_front();
+                self.volumes[volume].unsent.pop_front();
                 continue;
             };
             if !self.is_admitted(piece) {
@@ -203,7 +203,7 @@ impl Client {
             }
             self.send_piece(io, piece, transport);
             if self.next_unsent(io).is_none() {
-                self.local_mut(volume).unsent.pop_front();
+                self.volumes[volume].unsent.pop_front();
             }
             self.report_if_done(io, done);
             return Turn::Sent;

@@ -20,7 +20,7 @@ impl Client {
     pub(super) fn refresh_fences(&mut self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
         let request = &slot.request;
-        let volume = &self.local(self.ios[slot.io].volume).state;
+        let volume = &self.volumes[self.ios[slot.io].volume].state;
         let generation = volume.generation();
         let (mut version, newer_lease) = (None, generation > request.generation);
         if newer_lease && request.command.mutates() {
@@ -53,11 +53,11 @@ impl Client {
     pub(super) fn ask_again(&mut self, piece: u32) {
         let version = self.pieces[piece].request.sequence;
         let generation = self.pieces[piece].request.generation;
-        self.pieces[piece].ask_failed_again();
+        self.pieces[piece].answers.ask_failed_again();
         self.refresh_fences(piece);
         let request = &self.pieces[piece].request;
         if (request.generation, request.sequence) != (generation, version) {
-            self.pieces[piece].forget_answers();
+            self.pieces[piece].answers.forget();
         }
     }
 
@@ -65,7 +65,7 @@ impl Client {
     #[cold]
     pub(super) fn renumber(&mut self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
-        let volume = &self.local(self.ios[slot.io].volume).state;
+        let volume = &self.volumes[self.ios[slot.io].volume].state;
         if slot.renumbered >= RENUMBERS_MAX {
             return false;
         }
@@ -84,7 +84,7 @@ impl Client {
     #[inline]
     pub(super) fn is_revoked(&self, piece: u32) -> bool {
         let io = self.pieces[piece].io;
-        self.local(self.ios[io].volume).state.is_revoked()
+        self.volumes[self.ios[io].volume].state.is_revoked()
     }
 
     /// Ends what waits for a map or for a moment, of volumes that were
@@ -95,8 +95,7 @@ impl Client {
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
         for piece in 0..self.pieces.capacity() {
-            let slot = &self.pieces[piece];
-            let waits = self.pieces.is_taken(piece) && slot.begun && slot.waiting.is_empty();
+            let waits = self.pieces.is_taken(piece) && self.pieces[piece].is_idle();
             if waits && self.is_revoked(piece) {
                 self.go_on(piece, transport, done);
             }

@@ -1,21 +1,50 @@
 //! Hedged reads: a read that a replica keeps for unusually long is asked of another one, too. See
 //! [`super::latency`].
 
+use std::collections::VecDeque;
+
 use fabric_types::io::{IoResult, Tag};
 use fabric_types::membership::Members;
 use fabric_types::message::PIECES_MAX;
 use fabric_types::slab::Key;
 use fabric_types::{Command, NodeId, RequestId};
 
-use super::{Client, ClientAction, Transport};
+use super::latency::Latency;
+use super::{Client, Transport};
 
 /// Reads that are watched at a time; further ones are not doubled.
 const SENT_MAX: usize = 2 * PIECES_MAX as usize;
 
-/// A read that was sent, in the order of sending.
-pub(super) struct Sent {
+/// A read that was sent to one replica.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
     piece: Key,
     at_us: u64,
+}
+
+/// Reads that may have to be asked of another replica, and how fast replicas are.
+#[derive(Debug, Default)]
+pub(super) struct Hedging {
+    latency: Latency,
+    /// Oldest first; some may have been answered.
+    sent: VecDeque<Sent>,
+    hedged_reads: u64,
+}
+
+impl Hedging {
+    /// A read was sent to one replica.
+    #[inline]
+    fn watch(&mut self, piece: Key, at_us: u64) {
+        if self.sent.len() < SENT_MAX {
+            self.sent.push_back(Sent { piece, at_us });
+        }
+    }
+
+    /// No read is watched.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.sent.is_empty()
+    }
 }
 
 impl Client {
@@ -31,29 +60,30 @@ impl Client {
         if !self.is_replicated() {
             return;
         }
-        self.pieces[piece].sent_us = self.now_us;
-        let read = matches!(self.pieces[piece].request.command, Command::Read { .. });
-        let room = self.sent.len() < SENT_MAX;
-        if read && room && !self.pieces[piece].hedged && to.len() == 1 {
-            self.sent.push_back(Sent {
-                piece: self.pieces.key(piece),
-                at_us: self.now_us,
-            });
+        let slot = &mut self.pieces[piece];
+        if let Some(asked) = slot.asked_mut() {
+            asked.sent_us = self.now_us;
+        }
+        let read = matches!(slot.request.command, Command::Read { .. });
+        if read && !slot.answers.is_hedged() && to.len() == 1 {
+            let key = self.pieces.key(piece);
+            self.hedging.watch(key, self.now_us);
         }
     }
 
     /// A replica did what it was asked.
     #[inline]
     pub(super) fn note_answered(&mut self, piece: u32, node: NodeId) {
-        if !self.is_replicated() || self.pieces[piece].repair.is_some() {
+        let slot = &self.pieces[piece];
+        let Some(sent_us) = slot.sent_us().filter(|_| self.is_replicated()) else {
             return;
-        }
-        let us = self.now_us.saturating_sub(self.pieces[piece].sent_us);
-        match self.pieces[piece].request.command {
+        };
+        let us = self.now_us.saturating_sub(sent_us);
+        match slot.request.command {
             // Of a doubled read it is not known how long the first one takes.
-            Command::Read { .. } if self.pieces[piece].hedged => {}
-            Command::Read { .. } => self.latency.read(node, us),
-            Command::Write { .. } => self.latency.write(node, us),
+            Command::Read { .. } if slot.answers.is_hedged() => {}
+            Command::Read { .. } => self.hedging.latency.read(node, us),
+            Command::Write { .. } => self.hedging.latency.write(node, us),
             _ => {}
         }
     }
@@ -64,33 +94,28 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        while let Some(sent) = self.sent.front() {
-            let (key, at_us) = (sent.piece, sent.at_us);
+        while let Some(&Sent { piece: key, at_us }) = self.hedging.sent.front() {
             let due = self.due_for_hedge(key, at_us);
             if due == Some(false) {
                 return;
             }
-            self.sent.pop_front();
+            self.hedging.sent.pop_front();
             let Some(piece) = self.pieces.find(key).filter(|_| due == Some(true)) else {
                 continue;
             };
             let slot = &self.pieces[piece];
-            let set = &self.groups[usize::from(slot.group)].set;
+            let set = self.groups.set(slot.group);
             // One that began anew meanwhile has yet to answer as what it was: until then it must not be asked
             // twice.
-            let busy = slot.asked().or(slot.waiting);
-            let Some(other) = set.nearest(set.in_sync().without(busy)) else {
+            let untried = set.in_sync().without(slot.answers.busy());
+            let Some(other) = set.nearest(untried) else {
                 continue;
             };
-            self.pieces[piece].hedged = true;
-            self.pieces[piece].shared = true;
-            self.hedged_reads += 1;
-            let before = self.pieces[piece].waiting;
+            self.pieces[piece].answers.note_hedged();
+            self.hedging.hedged_reads += 1;
             self.dispatch(piece, Members::only(other), transport);
-            let still = self.pieces[piece].waiting;
-            self.pieces[piece].waiting = still.or(before);
             self.drop_slower(piece, transport);
-            if self.pieces[piece].waiting.is_empty() {
+            if self.pieces[piece].answers.are_complete() {
                 self.go_on(piece, transport, done);
             }
         }
@@ -100,53 +125,42 @@ impl Client {
     fn due_for_hedge(&mut self, key: Key, at_us: u64) -> Option<bool> {
         let piece = self.pieces.find(key)?;
         let slot = &self.pieces[piece];
-        let waited_for = slot.waiting.iter().next();
-        if slot.hedged || waited_for.is_none() || slot.sent_us != at_us {
+        let waited_for = slot.answers.waiting().iter().next();
+        if slot.answers.is_hedged() || waited_for.is_none() || slot.sent_us() != Some(at_us) {
             return None;
         }
-        let set = &self.groups[usize::from(slot.group)].set;
-        let node = set.members()[waited_for?].node;
-        let wait = self.latency.hedge_after_us(node);
+        let node = self.groups.set(slot.group).members()[waited_for?].node;
+        let wait = self.hedging.latency.hedge_after_us(node);
         Some(self.now_us.saturating_sub(at_us) >= wait)
     }
 
     /// One replica has answered a read: nobody waits for the other, if the transport can promise that it does
     /// not touch the guest's buffers any more.
     pub(super) fn drop_slower<T: Transport>(&mut self, piece: u32, transport: &mut T) {
-        if !self.pieces[piece].hedged || !self.pieces[piece].has_answer() {
+        let answers = &self.pieces[piece].answers;
+        if !answers.is_hedged() || !answers.has_answer() {
             return;
         }
         let id = RequestId(self.pieces.key(piece).0);
-        let group = usize::from(self.pieces[piece].group);
-        for member in self.pieces[piece].waiting.iter() {
-            let node = self.groups[group].set.members()[member].node;
+        let group = self.pieces[piece].group;
+        for member in self.pieces[piece].answers.waiting().iter() {
+            let node = self.groups.set(group).members()[member].node;
             if transport.abandon(node, id) {
-                self.pieces[piece].waiting.remove(member);
-                self.groups[group].in_flight[member] -= 1;
+                self.pieces[piece].answers.receive(member);
+                self.groups.note_answered(group, member);
             }
         }
     }
 
     /// Reads that were asked of a second replica.
     pub fn hedged_reads(&self) -> u64 {
-        self.hedged_reads
+        self.hedging.hedged_reads
     }
 
     /// Says which replicas hold every write up.
     pub(super) fn report_grey(&mut self) {
-        for node in self.latency.grey(self.now_us) {
-            for group in &self.groups {
-                let set = &group.set;
-                let member = set.index_of(node).filter(|&m| set.receiving().contains(m));
-                // Slow is better than too few.
-                if member.is_some() && set.in_sync().len() > set.min_in_sync() {
-                    self.actions.push_back(ClientAction::ReportSlow {
-                        pg: set.pg(),
-                        node,
-                        epoch: set.epoch(),
-                    });
-                }
-            }
+        for node in self.hedging.latency.grey(self.now_us) {
+            self.groups.report_slow(node, &mut self.actions);
         }
     }
 }

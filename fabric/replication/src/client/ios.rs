@@ -1,17 +1,14 @@
-//! The table of guest requests in flight, and which of a volume's writes is the oldest.
+//! The table of guest requests in flight.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fabric_types::ids::Version;
 use fabric_types::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
-use fabric_types::slab::Key;
 use fabric_types::{Epoch, Sequence};
 
-use super::shares::Holdings;
-use super::waiting::Waiting;
+use super::unsent::{Rest, Unsent};
+use super::writes::Link;
 use super::{Client, ClientAction, TRANSFER_BYTES_MAX, changes_data};
-use crate::unflushed::FlushMark;
 use crate::volume::{Finished, VolumeState};
 
 /// No element of a linked list.
@@ -24,83 +21,45 @@ pub(super) struct GuestIo {
     pub(super) op: Op,
     /// Index into `Client::volumes`.
     pub(super) volume: u32,
-    /// Drawn when it came: no older one is its own.
-    pub(super) version: Version,
-    /// What its pieces are numbered with.
-    pub(super) number: Version,
-    pub(super) fua: bool,
     pub(super) offset: u64,
     pub(super) len: u64,
+    pub(super) fua: bool,
+    /// What its pieces are numbered with.
+    pub(super) number: Version,
+    /// Of what changes data: its place among the lane's writes of this volume.
+    pub(super) link: Link,
     /// It keeps others that overlap it away.
     pub(super) entered: bool,
-    /// Maps that the client had taken up when it began; of a flush that goes to each group, `EACH_GROUP`.
-    pub(super) maps: u64,
-    /// Some replica did not do it.
-    pub(super) failed_somewhere: bool,
-    /// Of a flush.
-    pub(super) mark: FlushMark,
-    /// Range requests: what is not cut into pieces yet. A flush counts groups.
-    pub(super) cursor: u64,
-    pub(super) end: u64,
+    pub(super) unsent: Unsent,
+    /// Pieces in flight.
+    pub(super) open: u32,
     /// Newest loss of power known when the first of several pieces was done; with none done yet the largest
     /// epoch.
     pub(super) begun: Epoch,
-    /// Pieces in flight.
-    pub(super) open: u32,
-    /// First of its pieces that are cut and not sent; each names the next.
-    pub(super) unsent: u32,
     pub(super) error: Option<IoError>,
-    /// Neighbours among the lane's writes of this volume, oldest first.
-    pub(super) older: u32,
-    pub(super) newer: u32,
 }
 
 pub(super) const NO_IO: GuestIo = GuestIo {
     tag: Tag(0),
-    op: Op::Flush,
+    op: Op::Read,
     volume: 0,
-    version: Version(0),
-    number: Version(0),
-    fua: false,
     offset: 0,
     len: 0,
+    fua: false,
+    number: Version(0),
+    link: Link::NONE,
     entered: false,
-    maps: 0,
-    failed_somewhere: false,
-    mark: FlushMark::NONE,
-    cursor: 0,
-    end: 0,
-    begun: Epoch(u64::MAX),
+    unsent: Unsent::Pieces(NONE),
     open: 0,
-    unsent: NONE,
+    begun: Epoch(u64::MAX),
     error: None,
-    older: NONE,
-    newer: NONE,
 };
-
-/// One data thread's view of an open volume.
-pub(super) struct LocalVolume {
-    pub(super) id: u64,
-    pub(super) state: Arc<VolumeState>,
-    pub(super) in_flight: u32,
-    pub(super) oldest: u32,
-    pub(super) newest: u32,
-    /// What it holds of what all volumes of the thread share.
-    pub(super) held: Holdings,
-    /// Requests that wait for others that overlap them, oldest first; at most
-    /// [`super::waiting::WAITING_MAX`].
-    pub(super) waiting: VecDeque<Waiting>,
-    /// Requests of which pieces wait for the window, oldest first. One that failed meanwhile has none.
-    pub(super) unsent: VecDeque<Key>,
-    /// It has its place in [`Client::senders`].
-    pub(super) is_sender: bool,
-}
 
 impl GuestIo {
     /// No piece of it waits for an answer, or to be sent.
     #[inline]
     pub(super) fn is_sent(&self) -> bool {
-        self.open == 0 && self.unsent == NONE
+        self.open == 0 && self.unsent.first_piece().is_none()
     }
 }
 
@@ -112,61 +71,43 @@ impl Client {
         volume: &Arc<VolumeState>,
         request: &io::Request<'_>,
     ) -> Option<u32> {
-        let lane = self.lane;
-        let local = self.volumes[volume.slot() as usize]
-            .as_mut()
-            .expect("attached by the caller");
+        let unsent = match request.op {
+            Op::Flush => Unsent::Groups(self.begin_flush(volume)),
+            Op::Discard | Op::WriteZeroes { .. } => Unsent::Bytes(Rest {
+                at: request.offset,
+                end: request.offset + request.len,
+            }),
+            Op::Read | Op::Write { .. } => Unsent::Pieces(NONE),
+        };
+        let local = &mut self.volumes[volume.slot()];
         let mutates = changes_data(request.op);
-        let version = if mutates {
-            volume.watermark.draw(lane, local.oldest == NONE)?
+        let number = if mutates {
+            volume.watermark.draw(self.lane, local.writes.is_empty())?
         } else {
             Version::of(volume.generation(), Sequence(0))
         };
         let io = self.ios.take().expect("the caller saw a free slot");
         local.in_flight += 1;
-        let older = local.newest;
-        if mutates {
-            local.newest = io;
-            if older == NONE {
-                local.oldest = io;
-            } else {
-                self.ios[older].newer = io;
-            }
-        }
-        let (cursor, end) = match request.op {
-            Op::Flush => self.groups_of(volume.layer()),
-            Op::Discard | Op::WriteZeroes { .. } => (request.offset, request.offset + request.len),
-            Op::Read | Op::Write { .. } => (0, 0),
-        };
         let asks = matches!(request.op, Op::Write { fua: true });
         let durable = volume.durable_writes() && request.op != Op::Discard;
         self.ios[io] = GuestIo {
             tag: request.tag,
             op: request.op,
             volume: volume.slot(),
-            version,
-            number: version,
-            fua: mutates && (asks || durable),
             offset: request.offset,
             len: request.len,
+            fua: mutates && (asks || durable),
+            number,
+            link: Link::NONE,
             entered: false,
-            maps: self.maps,
-            failed_somewhere: false,
-            mark: match request.op {
-                Op::Flush if self.replicated => volume
-                    .unflushed
-                    .begin(self.places.power_lost(volume.layer())),
-                _ => FlushMark::NONE,
-            },
-            cursor,
-            end,
-            begun: Epoch(u64::MAX),
+            unsent,
             open: 0,
-            unsent: NONE,
+            begun: Epoch(u64::MAX),
             error: None,
-            older: if mutates { older } else { NONE },
-            newer: NONE,
         };
+        if mutates {
+            local.writes.push(io, number, &mut self.ios);
+        }
         Some(io)
     }
 
@@ -175,17 +116,19 @@ impl Client {
     #[inline]
     pub(super) fn conclude(&mut self, io: u32) {
         let state = self.ios[io];
-        if !self.replicated || state.error.is_some() || state.op == Op::Read {
+        if !self.is_replicated() || state.error.is_some() || state.op == Op::Read {
             return;
         }
-        let volume = &self.local(state.volume).state;
-        let known = self.places.power_lost(volume.layer());
-        if state.op != Op::Flush {
+        let volume = &self.volumes[state.volume].state;
+        let known = self.groups.power_lost(volume.layer());
+        let Unsent::Groups(flush) = state.unsent else {
             if !state.fua {
                 let begun = known.min(state.begun);
                 volume.unflushed.acknowledge(begun, known);
             }
-        } else if !volume.unflushed.end(state.mark, known) {
+            return;
+        };
+        if !volume.unflushed.end(flush.mark(), known) {
             let layer = volume.layer();
             self.actions
                 .push_back(ClientAction::UnflushedLost { layer });
@@ -197,13 +140,12 @@ impl Client {
     #[inline]
     pub(super) fn note_begun(&mut self, io: u32) {
         let state = self.ios[io];
-        let is_last = state.is_sent() && state.cursor == state.end;
-        if !self.replicated || is_last || state.fua || !changes_data(state.op) {
+        let is_last = state.is_sent() && state.unsent.next_cut().is_none();
+        if !self.is_replicated() || is_last || state.fua || !changes_data(state.op) {
             return;
         }
-        let known = self
-            .places
-            .power_lost(self.local(state.volume).state.layer());
+        let layer = self.volumes[state.volume].state.layer();
+        let known = self.groups.power_lost(layer);
         let begun = &mut self.ios[io].begun;
         *begun = known.min(*begun);
     }
@@ -218,7 +160,7 @@ impl Client {
             (None, Op::Flush) => Finished::Flush,
             (None, Op::Discard | Op::WriteZeroes { .. }) => Finished::Discard,
         };
-        self.local(state.volume).state.count(self.lane, finished);
+        self.volumes[state.volume].state.count(self.lane, finished);
     }
 
     /// Ends a guest request: frees its slot and resolves its version.
@@ -226,74 +168,15 @@ impl Client {
     pub(super) fn close_io(&mut self, io: u32) -> IoResult {
         self.leave(io);
         let state = self.ios[io];
-        let local = self.volumes[state.volume as usize]
-            .as_mut()
-            .expect("a volume stays while it has requests");
+        let local = &mut self.volumes[state.volume];
         local.in_flight -= 1;
-        if changes_data(state.op) {
-            match state.newer {
-                NONE => local.newest = state.older,
-                newer => self.ios[newer].older = state.older,
-            }
-            match state.older {
-                NONE => {
-                    local.oldest = state.newer;
-                    let oldest = (state.newer != NONE).then(|| self.ios[state.newer].version);
-                    local.state.watermark.set_oldest(self.lane, oldest);
-                }
-                older => self.ios[older].newer = state.newer,
-            }
+        if changes_data(state.op)
+            && let Some(oldest) = local.writes.remove(io, &mut self.ios)
+        {
+            local.state.watermark.set_oldest(self.lane, oldest);
         }
         self.ios.give_back(io);
         state.error.map_or(Ok(()), Err)
-    }
-
-    #[inline]
-    pub(super) fn local(&self, slot: u32) -> &LocalVolume {
-        self.volumes[slot as usize]
-            .as_ref()
-            .expect("a volume stays while it has requests")
-    }
-
-    #[inline]
-    pub(super) fn local_mut(&mut self, slot: u32) -> &mut LocalVolume {
-        self.volumes[slot as usize]
-            .as_mut()
-            .expect("a volume stays while it has requests")
-    }
-
-    /// Makes the volume known to this thread; false while its slot's last user still has requests here.
-    #[inline]
-    pub(super) fn attach(&mut self, volume: &Arc<VolumeState>) -> bool {
-        match self.volumes.get(volume.slot() as usize) {
-            Some(Some(local)) if local.id == volume.id() => true,
-            _ => self.attach_new(volume),
-        }
-    }
-
-    #[cold]
-    fn attach_new(&mut self, volume: &Arc<VolumeState>) -> bool {
-        let slot = volume.slot() as usize;
-        if self.volumes.len() <= slot {
-            self.volumes.resize_with(slot + 1, || None);
-        }
-        let old = self.volumes[slot].as_ref();
-        if old.is_some_and(|l| l.in_flight > 0) {
-            return false;
-        }
-        let is_sender = old.is_some_and(|l| l.is_sender);
-        self.volumes[slot] = Some(LocalVolume {
-            id: volume.id(),
-            state: Arc::clone(volume),
-            in_flight: 0,
-            oldest: NONE,
-            newest: NONE,
-            held: Holdings::default(),
-            waiting: VecDeque::new(),
-            unsent: VecDeque::new(),
-            is_sender,
-        });
-        true
     }
 }
 

@@ -21,14 +21,15 @@ impl Client {
             }
             let key = self.pieces.key(piece);
             for member in [node, node.incoming()] {
-                if self.lose(piece, member) && self.pieces[piece].waiting.is_empty() {
+                if self.lose(piece, member) && self.pieces[piece].answers.are_complete() {
                     answered.push(key);
                 }
             }
         }
         for key in answered {
             let piece = self.pieces.find(key);
-            if let Some(piece) = piece.filter(|&piece| self.pieces[piece].waiting.is_empty()) {
+            let is_due = |&piece: &u32| self.pieces[piece].answers.are_complete();
+            if let Some(piece) = piece.filter(is_due) {
                 self.go_on(piece, transport, done);
             }
         }
@@ -36,13 +37,13 @@ impl Client {
 
     /// Takes down that a replica will not answer; false if nobody waits for it.
     fn lose(&mut self, piece: u32, node: NodeId) -> bool {
-        let group = &self.groups[usize::from(self.pieces[piece].group)];
-        let Some(member) = group.set.index_of(node) else {
+        let set = self.groups.set(self.pieces[piece].group);
+        let Some(member) = set.index_of(node) else {
             return false;
         };
         let lost = Reply {
             id: RequestId(self.pieces.key(piece).0),
-            incarnation: group.set.members()[member].incarnation,
+            incarnation: set.members()[member].incarnation,
             result: Err(Refusal::Unreachable),
         };
         self.record(piece, member, &lost)

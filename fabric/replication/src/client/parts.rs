@@ -4,16 +4,16 @@
 
 use fabric_types::Command;
 use fabric_types::block::BLOCK_BYTES;
-use fabric_types::io::{IoError, IoResult};
+use fabric_types::ids::ChunkKey;
 use fabric_types::iov::{IoVecs, IovCursor};
-use fabric_types::membership::Members;
-
-use super::piece::Piece;
 
 /// How far such a read is.
 pub(super) struct Parts {
+    chunk: ChunkKey,
     /// All of it.
-    whole: Command,
+    offset: u32,
+    len: u32,
+    buffers: IoVecs,
     /// First byte within the chunk that has not been asked for.
     next: u32,
     /// Buffers of the block that is asked for.
@@ -23,68 +23,65 @@ pub(super) struct Parts {
 // SAFETY: the iovecs name the guest's buffers, as the piece's own list does.
 unsafe impl Send for Parts {}
 
-impl Piece {
-    /// What the end of a read means: `None` if it goes on with the next block, which nobody has been asked
-    /// for yet. To be asked with no answer outstanding.
-    #[inline]
-    pub(super) fn or_next_part(&mut self, result: IoResult, others: bool) -> Option<IoResult> {
-        let is_bad = others && matches!(result, Err(IoError::Corrupt | IoError::Device(_)));
-        if self.parts.is_none() && !is_bad {
-            return Some(result);
-        }
-        self.next_part(result)
-    }
-
-    #[cold]
-    fn next_part(&mut self, result: IoResult) -> Option<IoResult> {
-        let whole = self
-            .parts
-            .as_ref()
-            .map_or(self.request.command, |p| p.whole);
+impl Parts {
+    /// Of this command, before its first block; `None` if it is no read, or one of a single block.
+    pub(super) fn of(command: Command) -> Option<Box<Self>> {
         let Command::Read {
             chunk,
             offset,
             buffers,
             len,
-        } = whole
+        } = command
         else {
-            return Some(result);
+            return None;
         };
-        let (end, block) = (offset + len, BLOCK_BYTES as u32);
-        let is_one = offset / block == (end - 1) / block;
-        let is_over = |parts: &Parts| result.is_err() || parts.next == end;
-        if self.parts.as_deref().map_or(is_one, is_over) {
-            self.request.command = whole;
-            self.parts = None;
-            return Some(result);
-        }
-        let parts = self.parts.get_or_insert_with(|| {
-            Box::new(Parts {
-                whole,
+        let block = BLOCK_BYTES as u32;
+        let is_one = offset / block == (offset + len - 1) / block;
+        (!is_one).then(|| {
+            Box::new(Self {
+                chunk,
+                offset,
+                len,
+                buffers,
                 next: offset,
                 list: Vec::new(),
             })
-        });
-        let from = parts.next;
-        parts.next = end.min((from / block + 1) * block);
+        })
+    }
+
+    /// The read of all of it.
+    pub(super) fn whole(&self) -> Command {
+        Command::Read {
+            chunk: self.chunk,
+            offset: self.offset,
+            buffers: self.buffers,
+            len: self.len,
+        }
+    }
+
+    /// The read of the next block, with no answer outstanding; `None` behind the last one.
+    pub(super) fn next(&mut self) -> Option<Command> {
+        let (from, end, block) = (self.next, self.offset + self.len, BLOCK_BYTES as u32);
+        if from == end {
+            return None;
+        }
+        self.next = end.min((from / block + 1) * block);
+        let len = self.next - from;
         // SAFETY: the piece's list of the guest's buffers is valid until it is done.
-        let all = unsafe { std::slice::from_raw_parts(buffers.ptr, buffers.len as usize) };
+        let all =
+            unsafe { std::slice::from_raw_parts(self.buffers.ptr, self.buffers.len as usize) };
         let mut cursor = IovCursor::default();
-        cursor.seek(all, (from - offset) as usize);
-        parts.list.clear();
-        cursor.slice(all, (parts.next - from) as usize, &mut parts.list);
-        self.request.command = Command::Read {
-            chunk,
+        cursor.seek(all, (from - self.offset) as usize);
+        self.list.clear();
+        cursor.slice(all, len as usize, &mut self.list);
+        Some(Command::Read {
+            chunk: self.chunk,
             offset: from,
             buffers: IoVecs {
-                ptr: parts.list.as_ptr(),
-                len: parts.list.len() as u32,
+                ptr: self.list.as_ptr(),
+                len: self.list.len() as u32,
             },
-            len: parts.next - from,
-        };
-        self.unreadable = Members::NONE;
-        self.hedged = false;
-        self.forget_answers();
-        None
+            len,
+        })
     }
 }

@@ -1,11 +1,11 @@
-//! Which of a client's groups holds a chunk.
+//! Where in a client's table of groups those of each pool are.
 
 use std::ops::Range;
 
 use fabric_types::ids::{ChunkKey, LayerId};
 use fabric_types::{Epoch, PgId, placement};
 
-use super::Group;
+use super::group_table::Group;
 
 /// A pool's groups lie one after another, by index.
 #[derive(Debug, Clone, Copy)]

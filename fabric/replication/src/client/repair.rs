@@ -10,6 +10,8 @@ use fabric_types::block::BLOCK_BYTES;
 use fabric_types::membership::{Members, ReplicaState};
 use fabric_types::{Command, NodeId, Refusal, Request, Sequence};
 
+use super::ios::NONE;
+use super::piece::Stage;
 use super::{Client, ClientAction, Transport};
 use crate::repair::{BlockRepair, End, Next, RepairPeer};
 use crate::volume::VolumeState;
@@ -69,10 +71,10 @@ impl Client {
         else {
             return;
         };
-        let (group, io, good) = (slot.group, slot.io, slot.answered_by());
-        let set = &self.groups[usize::from(group)].set;
+        let (group, io, good) = (slot.group, slot.io, slot.answers.answered_by());
+        let set = self.groups.set(group);
         let node = |member: usize| set.members()[member].node;
-        let (Some(bad), Some(good)) = (slot.unreadable.iter().next(), good) else {
+        let (Some(bad), Some(good)) = (slot.answers.unreadable().iter().next(), good) else {
             return;
         };
         let (bad, good) = (node(bad), node(good));
@@ -83,9 +85,9 @@ impl Client {
             return;
         };
         self.repairs += 1;
-        let volume = Arc::clone(&self.local(self.ios[io].volume).state);
+        let volume = Arc::clone(&self.volumes[self.ios[io].volume].state);
         self.fill_piece(piece, io, group, Command::Join);
-        self.pieces[piece].repair = Some(Repair {
+        self.pieces[piece].stage = Stage::Repair(Repair {
             volume,
             bad,
             good,
@@ -99,14 +101,14 @@ impl Client {
 
     /// The answer to a repair's last question is there, or it has just begun.
     pub(super) fn go_on_repairing<T: Transport>(&mut self, piece: u32, transport: &mut T) {
-        while self.pieces[piece].waiting.is_empty() {
-            let group = usize::from(self.pieces[piece].group);
-            let result = self.pieces[piece].outcome();
-            let Some(repair) = &mut self.pieces[piece].repair else {
+        while self.pieces[piece].answers.are_complete() {
+            let set = self.groups.set(self.pieces[piece].group);
+            let result = self.pieces[piece].answers.outcome();
+            let Stage::Repair(repair) = &mut self.pieces[piece].stage else {
                 return;
             };
             let told = ClientAction::Repaired {
-                pg: self.groups[group].set.pg(),
+                pg: set.pg(),
                 node: repair.bad,
                 chunk: repair.machine.chunk(),
                 block: repair.block,
@@ -120,8 +122,8 @@ impl Client {
                 self.actions.push_back(told);
             }
             let asked = next.and_then(|(node, command)| {
-                let member = self.groups[group].set.index_of(node)?;
-                let state = self.groups[group].set.members()[member].state;
+                let member = set.index_of(node)?;
+                let state = set.members()[member].state;
                 (state == ReplicaState::InSync).then_some((member, command))
             });
             let Some((member, command)) = asked else {
@@ -139,11 +141,10 @@ impl Client {
         command: Command,
         transport: &mut T,
     ) {
-        let group = usize::from(self.pieces[piece].group);
-        let set = &self.groups[group].set;
-        let (node, map, pg) = (set.members()[member].node, set.epoch(), set.pg());
+        let group = self.pieces[piece].group;
+        let (map, pg) = (self.groups.set(group).epoch(), self.groups.set(group).pg());
         let slot = &mut self.pieces[piece];
-        let Some(repair) = &slot.repair else {
+        let Stage::Repair(repair) = &slot.stage else {
             return;
         };
         slot.request = Request {
@@ -155,9 +156,9 @@ impl Client {
             watermark: Sequence(0),
             command,
         };
-        slot.forget_answers();
-        slot.sending(Members::only(member));
-        self.groups[group].in_flight[member] += 1;
+        slot.answers.forget();
+        slot.answers.sending(Members::only(member));
+        let node = self.groups.note_sent(group, member);
         if let Some(reply) = transport.send(node, &self.pieces[piece].request) {
             self.record(piece, member, &reply);
         }
@@ -165,7 +166,7 @@ impl Client {
 
     fn end_repair(&mut self, piece: u32) {
         self.repairs -= 1;
-        self.pieces[piece].repair = None;
+        self.pieces[piece].stage = Stage::Unsent { next: NONE };
         // It is on no volume's account: the read that it repairs may be over, and its slot another's.
         self.pieces.give_back(piece);
     }

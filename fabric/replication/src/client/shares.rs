@@ -5,6 +5,7 @@
 use fabric_types::ids::CHUNK_BYTES;
 use fabric_types::io::{self, Op};
 
+use super::piece::InWindow;
 use super::window::{InFlight, WindowSizes};
 use super::{Client, IOS_MAX, changes_data};
 use crate::segments::ArraysHeld;
@@ -43,58 +44,48 @@ impl Client {
     ) -> bool {
         let (ios, free_pieces) = (self.ios.free(), self.pieces.free());
         let commits = self.idle_pieces < IDLE_PIECES_MAX || self.can_commit(volume, request);
-        let local = self.local_mut(volume.slot());
+        let local = &mut self.volumes[volume.slot()];
         let has_share = may_take(local.in_flight as usize, 1, ios)
             && may_take(local.held.pieces as usize, pieces, free_pieces)
             && commits;
         local.held.refused = !has_share;
-        self.refused |= !has_share;
+        if !has_share {
+            self.ticks.note_refused();
+        }
         has_share
     }
 
     /// A request found no room although its volume has a share left: of scatter lists, or of places to wait.
     pub(super) fn note_refused(&mut self, volume: u32) {
-        self.local_mut(volume).held.refused = true;
-        self.refused = true;
+        self.volumes[volume].held.refused = true;
+        self.ticks.note_refused();
     }
 
     /// Whether it is worth its while to submit a request again for which there was no room.
     #[inline]
     pub fn has_room(&self, volume: &VolumeState) -> bool {
-        let local = self.volumes.get(volume.slot() as usize);
-        let local = local
-            .and_then(Option::as_ref)
-            .filter(|l| l.id == volume.id());
+        let local = self.volumes.find(volume);
         local.is_none_or(|local| !local.held.refused || local.in_flight == 0)
     }
 
     /// Time has passed: whoever found no room may look again, for others may have left some.
     pub(super) fn let_all_try(&mut self) {
-        if std::mem::take(&mut self.refused) {
-            let volumes = self.volumes.iter_mut().flatten();
+        if self.ticks.take_refused() {
+            let volumes = self.volumes.iter_mut();
             volumes.for_each(|local| local.held.refused = false);
         }
     }
 
     /// Whether what the request changes can be committed under the present map: enough replicas of each of
-    /// its chunks are in sync. A request of as many chunks as the pool has groups counts as one for all of
-    /// them: no more than those are looked at.
+    /// its chunks are in sync.
     fn can_commit(&self, volume: &VolumeState, request: &io::Request<'_>) -> bool {
         if request.op == Op::Flush || !changes_data(request.op) {
             return true;
         }
-        let commits = |group: usize| {
-            let set = &self.groups[group].set;
-            set.in_sync().len() >= set.min_in_sync()
-        };
-        let (offset, end) = (request.offset, request.offset + request.len);
-        let chunks = offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
-        let mut groups = self.places.groups_of(volume.layer());
-        if chunks.end - chunks.start >= groups.len() as u64 {
-            return groups.all(commits);
-        }
-        let mut chunks = chunks.filter_map(|index| volume.chunk_at(index * CHUNK_BYTES));
-        chunks.all(|chunk| commits(usize::from(self.group_of(chunk))))
+        let end = request.offset + request.len;
+        let chunks = request.offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
+        let chunk_at = |index| volume.chunk_at(index * CHUNK_BYTES);
+        self.groups.can_commit(volume.layer(), chunks, chunk_at)
     }
 
     /// Takes a piece for a request; the caller saw a free one.
@@ -103,7 +94,7 @@ impl Client {
         let piece = self.pieces.take()?;
         self.pieces[piece].io = io;
         let volume = self.ios[io].volume;
-        self.local_mut(volume).held.pieces += 1;
+        self.volumes[volume].held.pieces += 1;
         Some(piece)
     }
 
@@ -111,15 +102,12 @@ impl Client {
     #[inline]
     pub(super) fn free_piece(&mut self, piece: u32) {
         let volume = self.ios[self.pieces[piece].io].volume;
-        let held = &mut self.volumes[volume as usize]
-            .as_mut()
-            .expect("a volume stays while it has requests")
-            .held;
+        let held = &mut self.volumes[volume].held;
         held.pieces -= 1;
         held.refused = false;
         let list = &mut self.pieces[piece].segments;
         self.segments.clear(list, &mut held.arrays);
-        self.drop_copy(piece);
+        self.private_bytes -= self.pieces[piece].drop_copy();
         self.pieces.give_back(piece);
     }
 
@@ -129,18 +117,19 @@ impl Client {
         let volume = self.ios[self.pieces[piece].io].volume;
         let bytes = self.pieces[piece].data_bytes();
         self.window
-            .admits(&self.local(volume).held.in_flight, bytes)
+            .admits(&self.volumes[volume].held.in_flight, bytes)
     }
 
     /// A piece is sent: until replicas have answered its data count against the window.
     #[inline]
     pub(super) fn enter_window(&mut self, piece: u32) {
         let slot = &mut self.pieces[piece];
-        if slot.in_window == 0 {
-            let bytes = slot.data_bytes();
-            (slot.in_window, slot.entered_us) = (bytes, self.now_us);
-            let volume = self.ios[slot.io].volume;
-            self.local_mut(volume).held.in_flight.add(bytes);
+        let (bytes, since_us) = (slot.data_bytes(), self.now_us);
+        let volume = self.ios[slot.io].volume;
+        let asked = slot.asked_mut().expect("replicas are asked for it");
+        if asked.in_window.is_none() {
+            asked.in_window = Some(InWindow { bytes, since_us });
+            self.volumes[volume].held.in_flight.add(bytes);
             self.window.in_flight.add(bytes);
         }
     }
@@ -149,12 +138,12 @@ impl Client {
     #[inline]
     pub(super) fn leave_window(&mut self, piece: u32) {
         let slot = &mut self.pieces[piece];
-        let bytes = std::mem::take(&mut slot.in_window);
-        if bytes > 0 {
-            let us = self.now_us.saturating_sub(slot.entered_us);
+        let in_window = slot.asked_mut().and_then(|asked| asked.in_window.take());
+        if let Some(InWindow { bytes, since_us }) = in_window {
+            let us = self.now_us.saturating_sub(since_us);
             let volume = self.ios[slot.io].volume;
             self.window.adapt(bytes, us);
-            self.local_mut(volume).held.in_flight.remove(bytes);
+            self.volumes[volume].held.in_flight.remove(bytes);
             self.window.in_flight.remove(bytes);
         }
     }
@@ -163,17 +152,6 @@ impl Client {
     #[inline]
     pub fn wants_time(&self) -> bool {
         self.window.is_shared()
-    }
-
-    /// Nobody has anything of the piece to answer, and it is not over: it waits for a map, or for a moment.
-    #[inline]
-    pub(super) fn note_idle(&mut self, piece: u32, idle: bool) {
-        if std::mem::replace(&mut self.pieces[piece].idle, idle) != idle {
-            match idle {
-                true => self.idle_pieces += 1,
-                false => self.idle_pieces -= 1,
-            }
-        }
     }
 }
 

@@ -4,13 +4,10 @@ use std::ops::Range;
 
 use fabric_types::io::{IoResult, Op, Tag};
 
+use super::answers::Answers;
 use super::ios::{GuestIo, NONE};
-use super::piece::Piece;
 use super::{Client, Transport};
 use crate::overlap::{Access, Conflict};
-
-/// Ticks after which a replica that could not be reached is asked again, if the map still has it.
-pub(super) const PARKED_TICKS: u32 = 100;
 
 /// Requests of a volume that wait on a data thread at a time. Who has as many is answered busy: its queue
 /// stands still until one has begun.
@@ -40,7 +37,7 @@ impl Client {
     /// Whether the volumes have more than one replica: a store keeps the requests to itself in order.
     #[inline]
     pub(super) fn is_replicated(&self) -> bool {
-        self.replicated
+        self.groups.is_replicated()
     }
 
     /// Lets the request begin, or tells what it has to wait for.
@@ -53,7 +50,7 @@ impl Client {
         let Some((access, bytes)) = access_of(&state) else {
             return Ok(());
         };
-        let volume = &self.local(state.volume).state;
+        let volume = &self.volumes[state.volume].state;
         let overlap = volume.overlap.get_or_init(Default::default);
         overlap.enter(self.lane, access, &bytes)?;
         // Whoever overlaps it was done before, or waits. A version that one of those drew, and that is newer
@@ -74,7 +71,7 @@ impl Client {
         if !state.entered {
             return;
         }
-        let overlap = self.local(state.volume).state.overlap.get();
+        let overlap = self.volumes[state.volume].state.overlap.get();
         if let (Some((access, bytes)), Some(overlap)) = (access_of(&state), overlap) {
             overlap.leave(self.lane, access, &bytes);
         }
@@ -82,13 +79,8 @@ impl Client {
 
     /// Keeps a request until it may begin; false if its volume has too many that wait.
     pub(super) fn wait(&mut self, io: u32, met: Conflict) -> bool {
-        let waiting = &mut self.local_mut(self.ios[io].volume).waiting;
-        if waiting.len() >= WAITING_MAX {
-            return false;
-        }
-        waiting.push_back(Waiting { io, met });
-        self.waiting += 1;
-        true
+        let volume = self.ios[io].volume;
+        self.volumes.wait(volume, Waiting { io, met })
     }
 
     /// Begins those of a volume's requests that may begin now: what one of them had met has left.
@@ -100,12 +92,12 @@ impl Client {
     ) {
         let mut tried_bytes = 0;
         // Those that cannot begin are put back in order.
-        for _ in 0..self.local(volume).waiting.len() {
+        for _ in 0..self.volumes[volume].waiting.len() {
             // A guest can have each of them meet another conflict at its end.
             if tried_bytes > TRIED_BYTES_MAX {
                 return;
             }
-            let Some(mut waiting) = self.local_mut(volume).waiting.pop_front() else {
+            let Some(mut waiting) = self.volumes[volume].waiting.pop_front() else {
                 return;
             };
             match self.try_begin(&waiting) {
@@ -115,11 +107,11 @@ impl Client {
                         tried_bytes += self.ios[waiting.io].len;
                     }
                     waiting.met = met;
-                    self.local_mut(volume).waiting.push_back(waiting);
+                    self.volumes[volume].waiting.push_back(waiting);
                     continue;
                 }
             }
-            self.waiting -= 1;
+            self.volumes.note_begun();
             self.begin(waiting.io, transport);
             self.report_if_done(waiting.io, done);
         }
@@ -129,8 +121,8 @@ impl Client {
     fn try_begin(&mut self, waiting: &Waiting) -> Result<(), Conflict> {
         let state = &self.ios[waiting.io];
         // Zeroes take their pieces when they begin; without one they would look as if they had ended.
-        let lacks_piece = state.unsent == NONE && self.pieces.free() == 0;
-        let overlap = self.local(state.volume).state.overlap.get();
+        let lacks_piece = state.unsent.first_piece().is_none() && self.pieces.free() == 0;
+        let overlap = self.volumes[state.volume].state.overlap.get();
         let is_over = overlap
             .zip(access_of(state))
             .is_none_or(|(overlap, (access, bytes))| overlap.is_over(waiting.met, access, &bytes));
@@ -142,15 +134,14 @@ impl Client {
 
     pub(super) fn begin<T: Transport>(&mut self, io: u32, transport: &mut T) {
         let (generation, sequence) = self.ios[io].number.parts();
-        let mut piece = self.ios[io].unsent;
-        if piece == NONE {
+        let Some(mut piece) = self.ios[io].unsent.first_piece() else {
             self.pump(io, transport);
             return;
-        }
+        };
         while piece != NONE {
             let slot = &mut self.pieces[piece];
             (slot.request.generation, slot.request.sequence) = (generation, sequence);
-            piece = slot.next;
+            piece = slot.next_unsent();
         }
         self.send_unsent(io, transport);
     }
@@ -161,9 +152,9 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        for volume in 0..self.volumes.len() {
-            if self.waiting > 0 && self.volumes[volume].is_some() {
-                self.begin_waiting(volume as u32, transport, done);
+        for volume in 0..self.volumes.slots() {
+            if self.volumes.waiting() > 0 && self.volumes.get(volume).is_some() {
+                self.begin_waiting(volume, transport, done);
             }
         }
         self.send_waiting(transport, done);
@@ -177,17 +168,14 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        // Meta never takes the last in-sync replica out: no newer map will tell that it is back.
-        self.parked_ticks += u32::from(self.parked);
-        let look = self.parked_ticks >= PARKED_TICKS;
-        if look {
-            (self.parked, self.parked_ticks) = (false, 0);
-        }
-        if std::mem::take(&mut self.retrying) || look {
+        let due = self.ticks.pass();
+        if due.pieces {
             for piece in 0..self.pieces.capacity() {
-                let waits = self.pieces.is_taken(piece) && self.pieces[piece].waiting.is_empty();
-                let asks = |piece: &mut Piece| piece.take_retry() || (look && piece.is_parked());
-                if waits && asks(&mut self.pieces[piece]) {
+                let waits = self.pieces.is_taken(piece) && self.pieces[piece].is_idle();
+                let asks = |answers: &mut Answers| {
+                    answers.take_retry() || (due.parked && answers.has_unreachable())
+                };
+                if waits && asks(&mut self.pieces[piece].answers) {
                     self.ask_again(piece);
                     self.go_on(piece, transport, done);
                 }
@@ -202,6 +190,6 @@ impl Client {
     /// Whether something waits for the next tick.
     #[inline]
     pub fn needs_tick(&self) -> bool {
-        self.retrying || self.parked || self.refused || self.waiting > 0 || !self.sent.is_empty()
+        !self.ticks.is_idle() || self.volumes.waiting() > 0 || !self.hedging.is_idle()
     }
 }

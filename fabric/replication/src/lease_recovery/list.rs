@@ -16,6 +16,9 @@ pub(super) struct List {
     iov: Box<libc::iovec>,
 }
 
+// SAFETY: the iovec points into memory that the list owns.
+unsafe impl Send for List {}
+
 impl List {
     pub(super) fn new() -> Self {
         let mut entries = vec![UnresolvedEntry::default(); LIST_ENTRIES].into_boxed_slice();

@@ -9,7 +9,8 @@
 use fabric_types::block::BlockStamp;
 use fabric_types::membership::{REPLICAS_MAX, ReplicaSet};
 
-use super::{BLOCKS, Current};
+use super::BLOCKS;
+use super::page::Current;
 
 /// Whether no replica in sync can read the block.
 pub(super) fn is_lost(current: &Current, set: &ReplicaSet) -> bool {
@@ -39,7 +40,8 @@ pub(super) fn next(
             .iter()
             .max_by_key(|&m| (stamps[m][next.at].version, std::cmp::Reverse(m)));
         if let Some(winner) = winner.filter(|_| disagree(next.at)) {
-            return Some(Current { winner, ..next });
+            next.winner = winner;
+            return Some(next);
         }
         next.pass();
     }

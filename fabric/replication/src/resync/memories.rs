@@ -9,7 +9,8 @@
 //! source then leave, and the writer die, nobody else could tell a takeover of those writes, and replicas in
 //! sync would differ.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 
 use fabric_types::Command;
 use fabric_types::ids::LayerId;
@@ -20,18 +21,66 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Entries that a source tells of a layer one by one.
 const ENTRIES: usize = 1024;
 
+/// What the source is asked of who may write a layer, and what it has told.
+#[derive(Debug, Default)]
+pub(super) struct Memories {
+    /// Fences that it is being asked for.
+    fences: BTreeMap<LayerId, Box<ReportedFence>>,
+    /// All that it remembers is asked for, once all is compared.
+    questions: Option<Box<Questions>>,
+    /// Unresolved writes that it has told of, and that nobody has taken.
+    unresolved: Vec<(LayerId, Vec<UnresolvedEntry>)>,
+}
+
+impl Memories {
+    /// Writes wait for the source's fence of a layer: what to ask. `None`: it is being asked.
+    pub(super) fn ask_fence(&mut self, layer: LayerId) -> Option<Command> {
+        match self.fences.entry(layer) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(vacant) => Some(vacant.insert(ReportedFence::new()).command(layer)),
+        }
+    }
+
+    /// The source has told its fence of a layer; `None`: nobody is fenced out.
+    pub(super) fn take_fence(&mut self, layer: LayerId) -> Option<FenceEntry> {
+        let told = self.fences.remove(&layer)?.entry;
+        (told != FenceEntry::default()).then_some(told)
+    }
+
+    /// All is compared: the source is to be asked about these layers.
+    pub(super) fn begin(&mut self, layers: Vec<LayerId>) {
+        self.questions = Some(Questions::new(layers.into()));
+    }
+
+    /// The next layer, and what to ask the source.
+    pub(super) fn next(&mut self) -> Option<(LayerId, Command)> {
+        self.questions.as_mut()?.next()
+    }
+
+    /// The source has told what it remembers of the layer that was asked about last: its fence, if it has
+    /// one.
+    pub(super) fn take_answer(&mut self, layer: LayerId) -> Option<FenceEntry> {
+        let questions = self.questions.as_ref()?;
+        self.unresolved.push((layer, questions.unresolved()));
+        questions.fence()
+    }
+
+    /// Unresolved writes that the source has told of since the last call.
+    pub(super) fn take_unresolved(&mut self) -> Vec<(LayerId, Vec<UnresolvedEntry>)> {
+        std::mem::take(&mut self.unresolved)
+    }
+}
+
 /// A fence that the source tells while writes of the layer wait for it.
 #[derive(Debug)]
-pub(super) struct ReportedFence {
-    pub(super) asked: bool,
-    pub(super) entry: FenceEntry,
+struct ReportedFence {
+    entry: FenceEntry,
     iov: libc::iovec,
 }
 
 impl ReportedFence {
-    pub(super) fn new() -> Box<Self> {
+    fn new() -> Box<Self> {
         let mut told = Box::new(Self {
-            asked: false,
             entry: FenceEntry::default(),
             iov: libc::iovec {
                 iov_base: std::ptr::null_mut(),
@@ -42,7 +91,7 @@ impl ReportedFence {
         told
     }
 
-    pub(super) fn command(&self, layer: LayerId) -> Command {
+    fn command(&self, layer: LayerId) -> Command {
         Command::TellFence {
             layer,
             buffers: IoVecs {
@@ -64,17 +113,17 @@ struct Answer {
 
 /// Layers to be asked about, and the memory for an answer.
 #[derive(Debug)]
-pub(super) struct Memories {
+struct Questions {
     left: VecDeque<LayerId>,
     answer: Box<Answer>,
     iov: libc::iovec,
 }
 
-impl Memories {
-    /// Of these layers.
-    pub(super) fn new(layers: impl Iterator<Item = LayerId>) -> Box<Self> {
-        let mut memories = Box::new(Self {
-            left: layers.collect(),
+impl Questions {
+    /// About these layers.
+    fn new(left: VecDeque<LayerId>) -> Box<Self> {
+        let mut questions = Box::new(Self {
+            left,
             answer: Box::new(Answer {
                 fence: FenceEntry::default(),
                 entries: [UnresolvedEntry::default(); ENTRIES],
@@ -84,12 +133,12 @@ impl Memories {
                 iov_len: size_of::<Answer>(),
             },
         });
-        memories.iov.iov_base = (&raw mut *memories.answer).cast();
-        memories
+        questions.iov.iov_base = (&raw mut *questions.answer).cast();
+        questions
     }
 
     /// The next layer, and what to ask the source.
-    pub(super) fn next(&mut self) -> Option<(LayerId, Command)> {
+    fn next(&mut self) -> Option<(LayerId, Command)> {
         let layer = self.left.pop_front()?;
         let command = Command::TellFence {
             layer,
@@ -103,13 +152,13 @@ impl Memories {
     }
 
     /// The source's fence of the layer that was asked about last, if it has one.
-    pub(super) fn fence(&self) -> Option<FenceEntry> {
+    fn fence(&self) -> Option<FenceEntry> {
         let told = self.answer.fence;
         (told != FenceEntry::default()).then_some(told)
     }
 
     /// The unresolved writes that the source remembers of it.
-    pub(super) fn unresolved(&self) -> Vec<UnresolvedEntry> {
+    fn unresolved(&self) -> Vec<UnresolvedEntry> {
         let entries = self.answer.entries.iter();
         entries
             .take_while(|entry| entry.count > 0)

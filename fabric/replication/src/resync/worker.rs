@@ -2,20 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use fabric_types::block::{BLOCK_BYTES, Block, BlockStamp, Holds, LEAF_BLOCKS};
-use fabric_types::checksum::crc32c;
-use fabric_types::ids::ChunkKey;
-use fabric_types::iov::IoVecs;
+use fabric_types::block::{BlockStamp, Holds, LEAF_BLOCKS};
 use fabric_types::{Command, Refusal};
 
 use super::unread::Unreadable;
 use super::{Progress, RoundFailure, TRIES_MAX};
+use crate::block_copy::{BlockCopy, Place};
 use crate::groups::{LeafKey, Touched};
 
 /// Blocks read from the source at a time.
 pub const RUN_BLOCKS: usize = 16;
 
 const BLOCKS: usize = LEAF_BLOCKS as usize;
+/// The sides of the comparison.
+const SOURCE: usize = 0;
+const HERE: usize = 1;
 
 /// Who executes a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,23 +63,12 @@ enum State {
     },
 }
 
-/// Memory that requests in flight point into.
-#[derive(Debug)]
-struct Memory {
-    source: [BlockStamp; BLOCKS],
-    here: [BlockStamp; BLOCKS],
-    blocks: [Block; RUN_BLOCKS],
-    stamps_iovs: [libc::iovec; 2],
-    run_iov: libc::iovec,
-    block_iovs: [libc::iovec; RUN_BLOCKS],
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Worker {
     state: State,
     leaf: Option<LeafKey>,
-    memory: Box<Memory>,
+    copy: BlockCopy<2, BLOCKS, RUN_BLOCKS>,
     /// Answers due.
     waiting: u32,
     /// The page changed while it was being compared.
@@ -93,28 +83,12 @@ pub struct Worker {
     bad: BTreeSet<usize>,
 }
 
-// SAFETY: the iovecs point into memory that the worker owns.
-unsafe impl Send for Worker {}
-
-const NO_IOV: libc::iovec = libc::iovec {
-    iov_base: std::ptr::null_mut(),
-    iov_len: 0,
-};
-
 impl Worker {
     pub fn new() -> Self {
-        let memory = Box::new(Memory {
-            source: [BlockStamp::default(); BLOCKS],
-            here: [BlockStamp::default(); BLOCKS],
-            blocks: [Block([0; BLOCK_BYTES]); RUN_BLOCKS],
-            stamps_iovs: [NO_IOV; 2],
-            run_iov: NO_IOV,
-            block_iovs: [NO_IOV; RUN_BLOCKS],
-        });
         Self {
             state: State::Idle,
             leaf: None,
-            memory,
+            copy: BlockCopy::new(Place::NONE),
             waiting: 0,
             again: false,
             tries: 0,
@@ -137,6 +111,7 @@ impl Worker {
     /// Takes a page on; the first [`step`](Self::step) follows.
     pub fn begin(&mut self, leaf: LeafKey) {
         self.leaf = Some(leaf);
+        self.copy.go_to(Place::of(leaf));
         self.state = State::Begun;
         self.tries = 0;
     }
@@ -182,15 +157,14 @@ impl Worker {
                 // A discard leaves no version behind where nothing is mapped: only by the notes is it known
                 // that the block was written while it was being read from the source.
                 let written = (first..end).any(|i| touched.is_noted(i));
-                if self.again || written || !self.is_as_inspected(first, end) {
+                if self.again || written || !self.copy.is_as_inspected(SOURCE, first..end) {
                     return self.try_again();
                 }
                 self.restore((first, end), true, progress)
             }
             State::Restoring { .. } if self.again => self.try_again(),
             State::Restoring { first, end, lost } => {
-                let Memory { source, here, .. } = &mut *self.memory;
-                here[first..end].copy_from_slice(&source[first..end]);
+                self.copy.note_copied(SOURCE, HERE, first..end);
                 self.bad.retain(|i| !(first..end).contains(i));
                 if lost {
                     self.tell_lost(first);
@@ -201,17 +175,14 @@ impl Worker {
         }
     }
 
-    fn chunk(&self) -> ChunkKey {
-        let leaf = self.leaf.expect("a page is being compared");
-        ChunkKey {
-            layer: leaf.layer,
-            index: leaf.chunk,
-        }
+    /// What the source has.
+    fn source(&self, i: usize) -> BlockStamp {
+        self.copy.stamps()[SOURCE][i]
     }
 
-    /// First block of the page within the chunk.
-    fn base(&self) -> u32 {
-        self.leaf.expect("a page is being compared").leaf * LEAF_BLOCKS
+    /// What this side has.
+    fn here(&self, i: usize) -> BlockStamp {
+        self.copy.stamps()[HERE][i]
     }
 
     fn send(&mut self, commands: Vec<(Side, Command)>) -> Step {
@@ -249,7 +220,7 @@ impl Worker {
             return self.restore((first, end), false, progress);
         }
         let leaf = self.leaf.expect("a page is being compared");
-        let (block, stamp) = (first as u32, self.memory.source[first]);
+        let (block, stamp) = (first as u32, self.source(first));
         if known.lost.get(&(leaf, block)) == Some(&stamp) {
             return self.restore((first, end), false, progress);
         }
@@ -260,8 +231,8 @@ impl Worker {
     /// A block is known to be lost on this side, too.
     fn tell_lost(&self, block: usize) {
         tracing::error!(
-            block = self.base() + block as u32,
-            chunk = ?self.chunk(),
+            block = self.copy.block(block),
+            chunk = ?self.copy.chunk(),
             "no replica in sync can read the block: its data are lost"
         );
     }
@@ -271,29 +242,9 @@ impl Worker {
         self.one_by_one = 0;
         self.unread.clear();
         self.state = State::Inspecting;
-        let len = size_of::<[BlockStamp; BLOCKS]>();
-        let memory = &mut *self.memory;
-        let places = [
-            memory.source.as_mut_ptr().cast(),
-            memory.here.as_mut_ptr().cast(),
-        ];
-        for (iov, iov_base) in memory.stamps_iovs.iter_mut().zip(places) {
-            *iov = libc::iovec {
-                iov_base,
-                iov_len: len,
-            };
-        }
-        let command = |which: usize| Command::Inspect {
-            chunk: self.chunk(),
-            block: self.base(),
-            buffers: IoVecs {
-                ptr: &raw const self.memory.stamps_iovs[which],
-                len: 1,
-            },
-            len: len as u32,
-        };
-        let commands = vec![(Side::Source, command(0)), (Side::Here, command(1))];
-        self.send(commands)
+        let source = self.copy.inspect(SOURCE, 0..BLOCKS);
+        let here = self.copy.inspect(HERE, 0..BLOCKS);
+        self.send(vec![(Side::Source, source), (Side::Here, here)])
     }
 
     /// Whether block `i` is to be taken over: it differs, or cannot be read here, and not because a client is
@@ -303,7 +254,7 @@ impl Worker {
     }
 
     fn is_bad(&self, i: usize) -> bool {
-        self.bad.contains(&i) && self.memory.source[i].holds() == Holds::Data
+        self.bad.contains(&i) && self.source(i).holds() == Holds::Data
     }
 
     fn note_bad(&mut self, known: &Unreadable) {
@@ -313,14 +264,14 @@ impl Worker {
     }
 
     fn agrees(&self, i: usize) -> bool {
-        self.memory.source[i].agrees_with(&self.memory.here[i])
+        self.source(i).agrees_with(&self.here(i))
     }
 
     /// Whether block `i` differs, and a client has sent a write to it of which it is not known that it is
     /// stored here: it may be about to be, or have failed. The same if one is stored, and the source has a
     /// newer: that may be about to come.
     fn is_unclear(&self, i: usize, touched: &Touched) -> bool {
-        let (source, here) = (&self.memory.source[i], &self.memory.here[i]);
+        let (source, here) = (self.source(i), self.here(i));
         let lags = source.holds() != Holds::Nothing && source.version >= here.version;
         touched.is_noted(i) && (!touched.is_stored(i) || lags) && !self.agrees(i)
     }
@@ -335,9 +286,8 @@ impl Worker {
         if self.unread.is_empty() {
             return Step::Done(leaf);
         }
-        let source = &self.memory.source;
         let unread = self.unread.iter();
-        let unread = unread.map(|&block| (block, source[block as usize]));
+        let unread = unread.map(|&block| (block, self.source(block as usize)));
         Step::Unread(leaf, unread.collect())
     }
 
@@ -346,7 +296,7 @@ impl Worker {
         let Some(first) = (at..BLOCKS).find(|&i| self.differs(i, touched)) else {
             return self.end(touched);
         };
-        let is_data = |i: usize| self.memory.source[i].holds() == Holds::Data;
+        let is_data = |i: usize| self.source(i).holds() == Holds::Data;
         let most = match first < self.one_by_one {
             true => first + 1,
             false => BLOCKS.min(first + RUN_BLOCKS),
@@ -357,31 +307,8 @@ impl Worker {
             return self.restore((first, end), true, progress);
         }
         self.state = State::Reading { first, end };
-        let len = (end - first) * BLOCK_BYTES;
-        self.memory.run_iov = libc::iovec {
-            iov_base: self.memory.blocks.as_mut_ptr().cast(),
-            iov_len: len,
-        };
-        let read = Command::Read {
-            chunk: self.chunk(),
-            offset: (self.base() + first as u32) * BLOCK_BYTES as u32,
-            buffers: IoVecs {
-                ptr: &raw const self.memory.run_iov,
-                len: 1,
-            },
-            len: len as u32,
-        };
+        let read = self.copy.read(first..end);
         self.send(vec![(Side::Source, read)])
-    }
-
-    /// Whether the source sent what it told before.
-    fn is_as_inspected(&self, first: usize, end: usize) -> bool {
-        let stamps = &self.memory.source[first..end];
-        let blocks = self.memory.blocks.iter();
-        stamps
-            .iter()
-            .zip(blocks)
-            .all(|(s, b)| crc32c(&b.0) == s.crc)
     }
 
     /// Makes the run what the source has; without its data if they are lost.
@@ -398,36 +325,20 @@ impl Worker {
         };
         let mut commands = Vec::with_capacity(end - first);
         for (nth, i) in (first..end).enumerate() {
-            let memory = &mut *self.memory;
-            let (source, here) = (memory.source[i], memory.here[i]);
-            let is_data = source.holds() == Holds::Data;
-            let len = if is_data && has_data { BLOCK_BYTES } else { 0 };
-            memory.block_iovs[nth] = libc::iovec {
-                iov_base: memory.blocks[nth].0.as_mut_ptr().cast(),
-                iov_len: len,
-            };
+            let (source, here) = (self.source(i), self.here(i));
+            let has_data = has_data && source.holds() == Holds::Data;
             progress.blocks += 1;
             progress.dropped += u64::from(here.version > source.version);
-            if here.version == source.version && here.crc != source.crc && is_data && has_data {
+            if here.version == source.version && here.crc != source.crc && has_data {
                 tracing::error!(
-                    block = self.base() + i as u32,
-                    chunk = ?self.chunk(),
+                    block = self.copy.block(i),
+                    chunk = ?self.copy.chunk(),
                     "two replicas hold different data under one version; the source's are taken"
                 );
             }
-            commands.push((
-                Side::Here,
-                Command::Restore {
-                    chunk: self.chunk(),
-                    block: self.base() + i as u32,
-                    stamps: [here, source],
-                    buffers: IoVecs {
-                        ptr: &raw const self.memory.block_iovs[nth],
-                        len: 1,
-                    },
-                    len: len as u32,
-                },
-            ));
+            let nth = has_data.then_some(nth);
+            let command = self.copy.restore(i, [here, source], nth);
+            commands.push((Side::Here, command));
         }
         self.send(commands)
     }

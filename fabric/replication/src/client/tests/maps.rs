@@ -1,7 +1,7 @@
 //! What maps and their epochs mean for requests under way.
 
 use super::*;
-use crate::client::piece::PUT_OFF_MAX;
+use crate::client::answers::PUT_OFF_MAX;
 
 #[test]
 fn write_missed_by_a_syncing_replica_waits_until_it_is_out() {

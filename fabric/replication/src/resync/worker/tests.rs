@@ -1,3 +1,5 @@
+use fabric_types::block::BLOCK_BYTES;
+use fabric_types::checksum::crc32c;
 use fabric_types::ids::LayerId;
 use zerocopy::IntoBytes;
 
