@@ -7,8 +7,10 @@
 use super::bitmap::Bitmap;
 use super::format::{BITMAP_PAGE_BITS, Geometry, REGION_UNITS};
 
+mod quarantine;
 mod regions;
 
+use quarantine::Quarantine;
 pub use regions::FreeSpace;
 
 /// Regions looked at for a good one before any is taken.
@@ -39,11 +41,7 @@ pub struct Allocator {
     free_units: u32,
     /// Bitmap pages that changed since they were written.
     dirty_pages: Bitmap,
-    /// Freed since the last checkpoint began.
-    quarantine: Vec<Run>,
-    /// Freed before the running checkpoint began.
-    frozen: Vec<Run>,
-    quarantined_units: u64,
+    quarantine: Quarantine,
     cursor: u32,
     page_cursor: u32,
     /// Where the cleaner's next data go: what is left of a region that was empty.
@@ -87,9 +85,7 @@ impl Allocator {
             empty_regions,
             free_units,
             dirty_pages: Bitmap::new(geo.bitmap_pages()),
-            quarantine: Vec::new(),
-            frozen: Vec::new(),
-            quarantined_units: 0,
+            quarantine: Quarantine::default(),
             cursor: 0,
             page_cursor: 0,
             stream: Run { start: 0, len: 0 },
@@ -122,13 +118,13 @@ impl Allocator {
     /// Units that will be free after the next checkpoints.
     #[must_use]
     pub fn quarantined_units(&self) -> u64 {
-        self.quarantined_units
+        self.quarantine.units()
     }
 
     /// Runs in quarantine, the measure of its RAM.
     #[must_use]
     pub fn quarantine_runs(&self) -> usize {
-        self.quarantine.len() + self.frozen.len()
+        self.quarantine.runs()
     }
 
     /// What the map refers to.
@@ -196,20 +192,15 @@ impl Allocator {
     pub fn free_replaced(&mut self, unit: u32) {
         self.committed.clear(unit);
         self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
-        self.quarantined_units += 1;
-        push_run(
-            &mut self.frozen,
-            Run {
-                start: unit,
-                len: 1,
-            },
-        );
+        self.quarantine.push_frozen(Run {
+            start: unit,
+            len: 1,
+        });
     }
 
     /// Keeps units that the map does not refer to (log headers, refused blocks) busy until a checkpoint.
     pub fn quarantine(&mut self, run: Run) {
-        self.quarantined_units += u64::from(run.len);
-        push_run(&mut self.quarantine, run);
+        self.quarantine.push(run);
     }
 
     /// As [`quarantine`](Self::quarantine), for one unit.
@@ -222,21 +213,29 @@ impl Allocator {
 
     /// A checkpoint begins.
     pub fn freeze(&mut self) {
-        assert!(
-            self.frozen.is_empty(),
-            "the previous checkpoint has not released its units"
-        );
-        std::mem::swap(&mut self.quarantine, &mut self.frozen);
+        self.quarantine.freeze();
     }
 
-    /// The checkpoint is durable and nobody reads the units any more.
-    pub fn release(&mut self) {
-        let mut frozen = std::mem::take(&mut self.frozen);
-        for run in frozen.drain(..) {
-            self.quarantined_units -= u64::from(run.len);
-            self.give_back(run);
+    /// The checkpoint is durable: frees what it waited for, unless somebody still reads it. Whether it did.
+    pub fn release(&mut self) -> bool {
+        if self.quarantine.is_frozen_read() {
+            return false;
         }
-        self.frozen = frozen;
+        let frozen = self.quarantine.take_frozen();
+        frozen.iter().for_each(|&run| self.give_back(run));
+        self.quarantine.reuse(frozen);
+        true
+    }
+
+    /// Somebody begins to read units that the map names, which stay as they are until
+    /// [`end_reader`](Self::end_reader) is called with what this returns.
+    pub fn begin_reader(&mut self) -> u8 {
+        self.quarantine.begin_reader()
+    }
+
+    /// See [`begin_reader`](Self::begin_reader).
+    pub fn end_reader(&mut self, generation: u8) {
+        self.quarantine.end_reader(generation);
     }
 
     /// Recovery found `unit` in use (by a log header or a block it maps).
@@ -342,13 +341,6 @@ impl Allocator {
     /// RAM held by the quarantine.
     #[must_use]
     pub fn quarantine_ram_bytes(&self) -> u64 {
-        ((self.quarantine.capacity() + self.frozen.capacity()) * size_of::<Run>()) as u64
-    }
-}
-
-fn push_run(runs: &mut Vec<Run>, run: Run) {
-    match runs.last_mut() {
-        Some(last) if last.start + last.len == run.start => last.len += run.len,
-        _ => runs.push(run),
+        self.quarantine.ram_bytes()
     }
 }

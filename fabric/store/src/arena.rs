@@ -143,6 +143,16 @@ impl Arena {
         &mut self.buf
     }
 
+    /// Blocks `first..first + count` as memory for a device request.
+    #[must_use]
+    pub fn iovec(&self, first: u32, count: u32) -> libc::iovec {
+        let base = self.buf.as_ptr();
+        libc::iovec {
+            iov_base: base.wrapping_add(first as usize * UNIT_BYTES).cast(),
+            iov_len: count as usize * UNIT_BYTES,
+        }
+    }
+
     /// Blocks in all.
     #[must_use]
     pub fn blocks(&self) -> u32 {

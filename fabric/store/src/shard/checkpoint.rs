@@ -2,13 +2,14 @@
 
 use zerocopy::IntoBytes;
 
-use super::super::api::{FlushMark, StoreCore, StoreError};
+use super::super::api::{FlushMark, StoreError};
 use super::super::arena::Arena;
-use super::super::format::{Ptr, Superblock, UNIT_BYTES, WINDOW_REGIONS_MAX, seal};
+use super::super::format::{Superblock, UNIT_BYTES, WINDOW_REGIONS_MAX, seal};
 use super::super::log::Window;
+use super::requests::IoKind;
 use super::stage::Pages;
 use super::write::QUARANTINE_RUNS;
-use super::{CHECKPOINT_IO_BLOCKS, CHECKPOINT_IOS_MAX, IoKind, ShardCore};
+use super::{CHECKPOINT_IO_BLOCKS, CHECKPOINT_IOS_MAX, ShardCore};
 
 /// A window is this share of the shard, within bounds.
 const WINDOW_SHARE: u32 = 64;
@@ -51,14 +52,10 @@ pub(super) struct Checkpoint {
     requested_clean: bool,
     running: Vec<u32>,
     running_clean: bool,
-    pub(super) table_root: Ptr,
-    pub(super) root_dirty: bool,
-    pub(super) bitmap_dirs_dirty: u64,
     /// Free buffers of `CHECKPOINT_IO_BLOCKS` each.
     pub(super) buffers: Vec<u32>,
-    /// Parity of the window that is being left, and the generation whose readers must be gone.
-    old_parity: usize,
-    old_generation: u8,
+    /// The window that is being left, and its regions.
+    old_window: u64,
     old_regions: Vec<u32>,
     window_regions: usize,
     next_window_id: u64,
@@ -73,7 +70,7 @@ pub(super) struct Checkpoint {
 }
 
 impl Checkpoint {
-    pub(super) fn new(arena: &mut Arena, number: u64, table_root: Ptr, shards: u32) -> Self {
+    pub(super) fn new(arena: &mut Arena, number: u64, shards: u32) -> Self {
         let buffers = (0..CHECKPOINT_IOS_MAX)
             .map(|_| {
                 let (start, len) = arena
@@ -94,12 +91,8 @@ impl Checkpoint {
             requested_clean: false,
             running: Vec::new(),
             running_clean: false,
-            table_root,
-            root_dirty: false,
-            bitmap_dirs_dirty: 0,
             buffers,
-            old_parity: 0,
-            old_generation: 0,
+            old_window: 0,
             old_regions: Vec::new(),
             window_regions: (WINDOW_REGIONS_MAX / shards as usize).max(2),
             next_window_id: 0,
@@ -143,11 +136,6 @@ impl Checkpoint {
         self.number
     }
 
-    /// The table root page.
-    pub(super) fn root(&self) -> &Ptr {
-        &self.table_root
-    }
-
     pub(super) fn next_phase(&mut self, phase: Phase) {
         self.phase = phase;
         self.cursor = 0;
@@ -157,7 +145,7 @@ impl Checkpoint {
 impl ShardCore {
     /// Takes the checkpoint as far as it goes now.
     pub(super) fn step_checkpoint(&mut self) {
-        if self.failed.is_some() {
+        if self.res.faults.has_failed() {
             self.abandon_checkpoint();
             return;
         }
@@ -166,7 +154,7 @@ impl ShardCore {
             match before {
                 Phase::Idle => self.start_checkpoint(),
                 Phase::Drain => {
-                    if self.log.in_flight[self.ckpt.old_parity] == 0 {
+                    if self.res.log.in_flight_of(self.ckpt.old_window) == 0 {
                         self.ckpt.next_phase(Phase::Leaves);
                     }
                 }
@@ -180,57 +168,54 @@ impl ShardCore {
                 Phase::FlushPages | Phase::Superblock | Phase::FlushSuperblock => {}
                 Phase::Release => self.release_units(),
             }
-            if self.ckpt.phase == before || self.ckpt.ended || self.failed.is_some() {
+            if self.ckpt.phase == before || self.ckpt.ended || self.res.faults.has_failed() {
                 return;
             }
         }
     }
 
     fn start_checkpoint(&mut self) {
-        let reopen = self.log.hold && !self.ready.is_empty();
-        let cache_dirty = self.leaves.dirty() * 2 > self.leaves.slots();
-        let many_freed = self.alloc.quarantine_runs() > QUARANTINE_RUNS;
+        let reopen = self.res.log.hold && !self.waiting.ready().is_empty();
+        let cache_dirty = self.res.map.leaves.dirty() * 2 > self.res.map.leaves.slots();
+        let many_freed = self.res.alloc.quarantine_runs() > QUARANTINE_RUNS;
         let asked = self.ckpt.wanted || !self.ckpt.requested.is_empty();
-        if !(asked || reopen || cache_dirty || many_freed || self.log.current.is_nearly_full()) {
+        if !(asked || reopen || cache_dirty || many_freed || self.res.log.current.is_nearly_full())
+        {
             return;
         }
         self.ckpt.wanted = false;
         std::mem::swap(&mut self.ckpt.requested, &mut self.ckpt.running);
         self.ckpt.running_clean = std::mem::take(&mut self.ckpt.requested_clean);
-        self.alloc.freeze();
-        self.ckpt.old_generation = self.generation;
-        self.generation ^= 1;
-        self.ckpt.old_parity = (self.log.current.id & 1) as usize;
+        self.res.alloc.freeze();
+        self.ckpt.old_window = self.res.log.current.id;
         self.ckpt.old_regions.clear();
-        if let Some(mut next) = self.log.next.take() {
-            next.open(&self.alloc);
-            let old = std::mem::replace(&mut self.log.current, next);
+        if let Some(mut next) = self.res.log.next.take() {
+            next.open(&self.res.alloc);
+            let old = std::mem::replace(&mut self.res.log.current, next);
             self.ckpt.old_regions.extend(&old.regions);
         }
-        self.ckpt.log_start = self.log.next_lsn;
-        self.table.reap();
+        self.ckpt.log_start = self.res.log.next_lsn();
+        self.res.map.table.reap();
         self.ckpt.next_phase(Phase::Drain);
     }
 
     pub(super) fn on_pages(&mut self, io: u32, buffer: u32, result: Result<(), i32>) {
-        let mut leaves = std::mem::take(&mut self.ios[io].leaves);
-        for slot in leaves.drain(..) {
-            self.leaves.meta_mut(slot).pins -= 1;
+        for slot in self.res.device.leaves_mut(io).drain(..) {
+            self.res.map.leaves.meta_mut(slot).pins -= 1;
             if result.is_err() {
                 // What was not written can only be read from here: dirty, it is never evicted.
-                self.leaves.entries_mut(slot);
+                self.res.map.leaves.entries_mut(slot);
             }
         }
-        self.ios[io].leaves = leaves;
         self.end_checkpoint_io(io, Some(buffer), result);
     }
 
     fn end_checkpoint_io(&mut self, io: u32, buffer: Option<u32>, result: Result<(), i32>) {
-        self.ios.give_back(io);
+        self.res.device.give_back(io);
         self.ckpt.buffers.extend(buffer);
         self.ckpt.ios -= 1;
         if let Err(errno) = result {
-            self.fail(errno);
+            self.res.faults.fail(errno);
         }
     }
 
@@ -238,24 +223,24 @@ impl ShardCore {
         if self.ckpt.ios > 0 {
             return;
         }
-        let Some(io) = self.take_io(false) else {
+        let Some(io) = self.res.device.take() else {
             return;
         };
-        self.ckpt.mark = self.mark();
+        self.ckpt.mark = self.res.mark();
         self.ckpt.ios += 1;
-        self.emit_flush(io, IoKind::CheckpointFlush);
+        self.res.flush(io, IoKind::CheckpointFlush);
         self.ckpt.next_phase(Phase::FlushPages);
     }
 
     pub(super) fn on_checkpoint_flush(&mut self, result: Result<(), i32>) {
         self.ckpt.ios -= 1;
         if let Err(errno) = result {
-            self.flush_failed(errno);
+            self.res.faults.fail_flush(errno);
         }
-        if self.failed.is_some() {
+        if self.res.faults.has_failed() {
             return;
         }
-        if self.flushed(self.ckpt.mark).is_err() {
+        if self.res.note_flushed(self.ckpt.mark).is_err() {
             return;
         }
         match self.ckpt.phase {
@@ -269,84 +254,90 @@ impl ShardCore {
     /// room), and writes both copies of the superblock.
     fn write_superblock(&mut self) {
         let marked = std::mem::take(&mut self.ckpt.old_regions);
-        self.alloc.mark_window(&marked, false);
+        self.res.alloc.mark_window(&marked, false);
         self.ckpt.old_regions = marked;
-        let regions = self.geo.units / super::super::format::REGION_UNITS;
+        let regions = self.res.geo.units / super::super::format::REGION_UNITS;
         let count = (regions / WINDOW_SHARE).clamp(2, self.ckpt.window_regions as u32) as usize;
-        let unused = self.log.current.batches == 0;
-        let room = self.alloc.free_in(&self.log.current.regions);
-        if unused && (self.log.hold || room < self.reserve_units()) {
+        let unused = self.res.log.current.batches == 0;
+        let room = self.res.alloc.free_in(&self.res.log.current.regions);
+        if unused && (self.res.log.hold || room < self.res.reserve_units()) {
             // No batch may go to it before this superblock is durable.
-            self.log.hold = true;
-            let current = std::mem::take(&mut self.log.current.regions);
-            self.alloc.mark_window(&current, false);
-            self.log.current = self.pick_window(self.log.current.id, count, current);
+            self.res.log.hold = true;
+            let current = std::mem::take(&mut self.res.log.current.regions);
+            self.res.alloc.mark_window(&current, false);
+            self.res.log.current = self.pick_window(self.res.log.current.id, count, current);
         }
-        self.alloc
-            .mark_window(&self.log.current.regions.clone(), true);
-        self.ckpt.next_window_id = self.log.current.id + 1;
+        self.res
+            .alloc
+            .mark_window(&self.res.log.current.regions.clone(), true);
+        self.ckpt.next_window_id = self.res.log.current.id + 1;
         let next = self.pick_window(self.ckpt.next_window_id, count, Vec::new());
-        let quiet =
-            self.leaves.dirty() == 0 && self.ready.is_empty() && self.log.in_flight == [0; 2];
+        let quiet = self.res.map.leaves.dirty() == 0
+            && self.waiting.ready().is_empty()
+            && self.res.log.is_quiet();
         self.ckpt.closed = self.ckpt.running_clean && unused && quiet;
 
-        let mut sb = Superblock::new(self.geo.shard, self.geo.units, self.log.nonce);
+        let mut sb = Superblock::new(self.res.geo.shard, self.res.geo.units, self.res.log.nonce);
         sb.checkpoint = self.ckpt.number + 1;
         sb.clean = u32::from(self.ckpt.closed);
         sb.log_start = self.ckpt.log_start;
-        sb.watermark = self.log.durable_lsn;
+        sb.watermark = self.res.log.durable_lsn();
         self.ckpt.superblock_mark = sb.watermark;
-        sb.table_root = self.ckpt.table_root;
-        sb.table_pages = self.table.page_ptrs.len() as u64;
-        sb.windows = [self.log.current.record(), next.record()];
-        sb.bitmap_dirs = self.bitmap_dir_ptrs;
+        sb.table_pages = self.res.map.table.page_ptrs.len() as u64;
+        sb.windows = [self.res.log.current.record(), next.record()];
+        self.res.map.roots.name_in(&mut sb);
         self.ckpt.next = Some(next);
         self.ckpt.next_phase(Phase::Superblock);
-        for unit in self.geo.superblock_units(sb.checkpoint) {
+        for unit in self.res.geo.superblock_units(sb.checkpoint) {
             let io = self
-                .take_io(false)
+                .res
+                .device
+                .take()
                 .expect("requests are reserved for checkpoints");
             let buffer = self.ckpt.buffers.pop().expect("all pages are written");
-            let page = self.arena.buf_mut().blocks_mut(buffer, 1);
+            let page = self.res.arena.buf_mut().blocks_mut(buffer, 1);
             page.fill(0);
             page[..size_of::<Superblock>()].copy_from_slice(sb.as_bytes());
             seal(page);
             self.ckpt.ios += 1;
-            self.counters.checkpoint_bytes += UNIT_BYTES as u64;
-            self.emit_write(io, unit, buffer, 1, IoKind::Superblock { buffer });
+            self.res.counters.checkpoint_bytes += UNIT_BYTES as u64;
+            self.res
+                .write(io, unit, (buffer, 1), IoKind::Superblock { buffer });
         }
     }
 
     fn pick_window(&mut self, id: u64, count: usize, mut regions: Vec<u32>) -> Window {
-        self.alloc.pick_window(count, &mut regions);
-        self.alloc.mark_window(&regions, true);
+        self.res.alloc.pick_window(count, &mut regions);
+        self.res.alloc.mark_window(&regions, true);
         let mut window = Window::new(id, regions);
-        window.open(&self.alloc);
+        window.open(&self.res.alloc);
         window
     }
 
     pub(super) fn on_superblock(&mut self, io: u32, buffer: u32, result: Result<(), i32>) {
         self.end_checkpoint_io(io, Some(buffer), result);
-        if self.ckpt.ios > 0 || self.failed.is_some() {
+        if self.ckpt.ios > 0 || self.res.faults.has_failed() {
             return;
         }
         let io = self
-            .take_io(false)
+            .res
+            .device
+            .take()
             .expect("requests are reserved for checkpoints");
-        self.ckpt.mark = self.mark();
+        self.ckpt.mark = self.res.mark();
         self.ckpt.ios += 1;
-        self.emit_flush(io, IoKind::CheckpointFlush);
+        self.res.flush(io, IoKind::CheckpointFlush);
         self.ckpt.next_phase(Phase::FlushSuperblock);
     }
 
     fn end_checkpoint(&mut self) {
         self.ckpt.number += 1;
         // The superblock carries the watermark, so no batch needs to.
-        self.log.watermark_written = self.log.watermark_written.max(self.ckpt.superblock_mark);
-        self.counters.checkpoints += 1;
-        self.log.next = self.ckpt.next.take();
+        self.res.log.note_recorded(self.ckpt.superblock_mark);
+        self.res.counters.checkpoints += 1;
+        self.res.log.next = self.ckpt.next.take();
         // After a clean close the superblock promises an empty log: a write needs another checkpoint first.
-        self.log.hold = self.ckpt.closed;
+        self.res.log.hold = self.ckpt.closed;
         let mut running = std::mem::take(&mut self.ckpt.running);
         for op in running.drain(..) {
             self.finish_op(op, Ok(()));
@@ -356,8 +347,7 @@ impl ShardCore {
     }
 
     fn release_units(&mut self) {
-        if self.readers[usize::from(self.ckpt.old_generation)] == 0 {
-            self.alloc.release();
+        if self.res.alloc.release() {
             self.ckpt.ended = true;
             self.ckpt.next_phase(Phase::Idle);
         }
@@ -379,19 +369,20 @@ impl ShardCore {
 
     /// A write failed: whoever waits for a checkpoint hears it.
     fn abandon_checkpoint(&mut self) {
-        let Some(errno) = self.failed else { return };
+        let Some(errno) = self.res.faults.errno() else {
+            return;
+        };
         self.refuse_checkpoints(StoreError::ReadOnly(errno));
-        for op in std::mem::take(&mut self.flushes.waiting) {
-            self.finish_op(op, Err(StoreError::ReadOnly(errno)));
-        }
+        let error = StoreError::ReadOnly(errno);
+        self.flushes.refuse(error, &mut self.res, &mut self.ops);
     }
 
     /// The shard had nothing to do for one more call: space that was given back should not wait for the next
     /// write.
     pub(super) fn note_idle(&mut self) {
-        let untouched = self.ckpt.idle_since == self.log.finished;
-        if !untouched || self.alloc.quarantined_units() == 0 || self.ckpt.is_running() {
-            self.ckpt.idle_since = self.log.finished;
+        let untouched = self.ckpt.idle_since == self.res.log.finished();
+        if !untouched || self.res.alloc.quarantined_units() == 0 || self.ckpt.is_running() {
+            self.ckpt.idle_since = self.res.log.finished();
             self.ckpt.idle_calls = 0;
             return;
         }

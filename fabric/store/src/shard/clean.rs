@@ -260,7 +260,7 @@ impl ShardCore {
         } else {
             CREDIT_PER_DISCARD
         };
-        let most = u64::from(self.geo.units) * CREDIT_SHARDS_MAX;
+        let most = u64::from(self.res.geo.units) * CREDIT_SHARDS_MAX;
         let earned = clean.credit + u64::from(blocks) * each;
         clean.credit = earned.min(most.max(clean.credit));
         clean.changes += u64::from(blocks);
@@ -271,7 +271,9 @@ impl ShardCore {
         if clean.busy {
             return CleanStep::Busy;
         }
-        let hopeless = self.failed.is_some() || self.is_under_space_pressure() || self.log.hold;
+        let hopeless = self.res.faults.has_failed()
+            || self.res.device.is_under_space_pressure()
+            || self.res.log.hold;
         if hopeless || self.ckpt.is_closing() || !self.is_roomy() {
             self.stop_cleaning();
             return CleanStep::Idle;
@@ -288,32 +290,32 @@ impl ShardCore {
 
     /// Whether enough is free, or will be, for cleaning to be of use.
     fn is_roomy(&self) -> bool {
-        let free = u64::from(self.alloc.free_units()) + self.alloc.quarantined_units();
+        let free = u64::from(self.res.alloc.free_units()) + self.res.alloc.quarantined_units();
         self.clean.credit >= LEAF_BLOCKS as u64
-            && free >= u64::from(self.alloc.total_units() / FREE_SHARE_MIN)
+            && free >= u64::from(self.res.alloc.total_units() / FREE_SHARE_MIN)
     }
 
     fn stop_cleaning(&mut self) {
         if self.clean.state != State::Idle {
             self.clean.state = State::Idle;
-            self.alloc.forget_victims();
+            self.res.alloc.forget_victims();
         }
         self.clean.job = Job::default();
     }
 
     fn keep_empty(&self) -> u32 {
-        (self.geo.units / REGION_UNITS / KEEP_SHARE).max(KEEP_MIN)
+        (self.res.geo.units / REGION_UNITS / KEEP_SHARE).max(KEEP_MIN)
     }
 
     /// Decides what the next sweep is for, if one is worth while.
     fn begin_sweep(&mut self) -> CleanStep {
         let clean = &self.clean;
-        let now = (clean.changes, self.alloc.free_units(), clean.waiting);
+        let now = (clean.changes, self.res.alloc.free_units(), clean.waiting);
         if clean.changed == 0 && clean.looked_at == Some(now) {
             self.stop_cleaning();
             return CleanStep::Idle;
         }
-        let space = self.alloc.free_space();
+        let space = self.res.alloc.free_space();
         self.clean.looked_at = Some(now);
         self.clean.place = space.empty.saturating_sub(self.keep_empty());
         (self.clean.moves, self.clean.evicted) = (0, 0);
@@ -345,7 +347,8 @@ impl ShardCore {
     }
 
     fn is_much_quarantined(&self) -> bool {
-        self.alloc.quarantined_units() * QUARANTINE_SHARE > u64::from(self.alloc.free_units())
+        self.res.alloc.quarantined_units() * QUARANTINE_SHARE
+            > u64::from(self.res.alloc.free_units())
     }
 
     /// Chooses regions to be emptied; `false` if none is worth it.
@@ -359,7 +362,7 @@ impl ShardCore {
         if self.clean.changes < self.clean.wake_at {
             return false;
         }
-        let most = (self.geo.units / REGION_UNITS / VICTIMS_SHARE).max(VICTIMS_MIN);
+        let most = (self.res.geo.units / REGION_UNITS / VICTIMS_SHARE).max(VICTIMS_MIN);
         let wanted = if wants_room {
             // Windows take some of what becomes empty.
             self.clean.waiting + 2 * self.keep_empty()
@@ -367,8 +370,9 @@ impl ShardCore {
             most
         };
         let credit = u32::try_from(self.clean.credit).unwrap_or(u32::MAX);
-        let units = credit.min(self.spare_units());
+        let units = credit.min(self.res.spare_units());
         let victims = self
+            .res
             .alloc
             .choose_victims(wanted.min(most), VICTIM_UNITS_MAX, units);
         if victims.regions == 0 {
@@ -377,14 +381,17 @@ impl ShardCore {
         }
         self.clean.evacuated_at = wants_room.then_some(now);
         // Map pages in them move when the next checkpoint writes them anew; leaves follow in the sweep.
-        let alloc = &self.alloc;
-        self.table.rewrite_pages(|unit| alloc.is_victim(unit));
+        let alloc = &self.res.alloc;
+        self.res
+            .map
+            .table
+            .rewrite_pages(|unit| alloc.is_victim(unit));
         true
     }
 
     /// No victims are chosen again before guests have changed something to speak of.
     fn rest(&mut self) {
-        let share = u64::from(self.geo.units / WAKE_SHARE).max(LEAF_BLOCKS as u64);
+        let share = u64::from(self.res.geo.units / WAKE_SHARE).max(LEAF_BLOCKS as u64);
         self.clean.wake_at = self.clean.changes + share;
     }
 
@@ -395,11 +402,11 @@ impl ShardCore {
         }
         for _ in 0..RECORDS_PER_STEP {
             let (rec, leaf) = (self.clean.rec, self.clean.leaf);
-            if rec >= self.table.slots() {
+            if rec >= self.res.map.table.slots() {
                 return self.end_sweep(evacuate);
             }
             let news = self.clean.activity.get(rec as usize).unwrap_or(&0) & ANY != 0;
-            let record = self.table.record(rec);
+            let record = self.res.map.table.record(rec);
             if record.kind != record_kind::CHUNK {
                 self.clean.forget(rec);
             }
@@ -410,7 +417,7 @@ impl ShardCore {
             self.clean.leaf = (leaf + 1) % CHUNK_LEAVES;
             self.clean.rec += u32::from(self.clean.leaf == 0);
             let (layer, chunk) = (record.layer, record.index);
-            let cached = self.table.runtime(rec).leaf_slots[leaf] != NONE;
+            let cached = self.res.map.table.runtime(rec).leaf_slots[leaf] != NONE;
             let there = cached || record.leaves[leaf].unit != 0;
             if !self.is_wanted(rec, leaf as u8, evacuate) || !there {
                 continue;
@@ -418,7 +425,7 @@ impl ShardCore {
             let bytes = (LEAF_BLOCKS * UNIT_BYTES) as u32;
             let range = (leaf as u32 * bytes, (leaf as u32 + 1) * bytes);
             self.clean.busy = true;
-            self.counters.cleaned_leaves += 1;
+            self.res.counters.cleaned_leaves += 1;
             // Without a record the part waits for no write in flight: it looks at what is mapped now.
             self.start_part(
                 NONE,
@@ -484,7 +491,7 @@ impl ShardCore {
         }
         if evacuated {
             // What guests took of other empty regions meanwhile says nothing of the sweep.
-            let (victims, emptied) = self.alloc.forget_victims();
+            let (victims, emptied) = self.res.alloc.forget_victims();
             let gained = emptied.saturating_sub(self.clean.evicted / REGION_UNITS);
             if gained * GAIN_SHARE < victims {
                 self.rest();
@@ -498,18 +505,18 @@ impl ShardCore {
 
     /// Chooses what of the leaf in `slot` is moved, and makes room for it; `false` if nothing is.
     pub(super) fn choose_moves(&mut self, slot: u32) -> bool {
-        let alloc = &self.alloc;
-        let entries = self.leaves.entries(slot);
+        let alloc = &self.res.alloc;
+        let entries = self.res.map.leaves.entries(slot);
         let shape = LeafShape::of(entries, &self.clean.bad, |unit| alloc.is_victim(unit));
         let job = &mut self.clean.job;
         job.entries.clear();
         job.entries.extend_from_slice(entries);
         job.room.clear();
         let (rec, leaf) = (job.rec, job.leaf);
-        let page = self.table.record(rec).leaves[usize::from(leaf)].unit;
-        if self.alloc.is_victim(page) && self.spares(1) {
+        let page = self.res.map.table.record(rec).leaves[usize::from(leaf)].unit;
+        if self.res.alloc.is_victim(page) && self.res.spares(1) {
             // Dirty, it goes elsewhere with the checkpoint that ends the sweep.
-            self.leaves.entries_mut(slot);
+            self.res.map.leaves.entries_mut(slot);
         }
         if shape.breaks >= BREAKS_MIN && !self.clean.job.hot {
             if self.make_room(shape.movable, true) {
@@ -519,7 +526,7 @@ impl ShardCore {
             self.clean.set(rec, leaf, WAITS);
         }
         if shape.in_victims > 0 && self.make_room(shape.in_victims, false) {
-            self.choose(|core, unit| core.alloc.is_victim(unit));
+            self.choose(|core, unit| core.res.alloc.is_victim(unit));
             if shape.breaks < BREAKS_MIN {
                 // It may be in pieces now.
                 self.clean.set(rec, leaf, CHANGED);
@@ -542,12 +549,13 @@ impl ShardCore {
 
     /// Hands the job room for so many units, in an empty region, or else in holes if it need not stay whole.
     fn make_room(&mut self, units: u32, whole: bool) -> bool {
-        if self.clean.credit < u64::from(units) || !self.spares(units) {
+        if self.clean.credit < u64::from(units) || !self.res.spares(units) {
             return false;
         }
         let may_begin = self.clean.place > 0;
         let clean = &mut self.clean;
         let begun = self
+            .res
             .alloc
             .take_stream(units, may_begin, &mut clean.job.room);
         match begun {
@@ -557,7 +565,12 @@ impl ShardCore {
             }
             None => {
                 clean.place = 0;
-                if whole || !self.alloc.take_holes(units, RUNS_MAX, &mut clean.job.room) {
+                if whole
+                    || !self
+                        .res
+                        .alloc
+                        .take_holes(units, RUNS_MAX, &mut clean.job.room)
+                {
                     return false;
                 }
             }

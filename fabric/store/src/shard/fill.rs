@@ -5,7 +5,8 @@ use fabric_types::checksum::crc32c;
 use super::super::alloc::Run;
 use super::super::format::{BatchEntry, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_LOST, entry_kind};
 use super::super::log::{DataBlock, HeaderWriter};
-use super::write::{BATCH_IOS_MAX, Item, LARGE_BLOCKS};
+use super::log_state::Item;
+use super::write::{BATCH_IOS_MAX, LARGE_BLOCKS};
 use super::{OpKind, PartKind, ShardCore};
 
 /// What a batch is being filled from.
@@ -34,7 +35,7 @@ impl ShardCore {
         if too_large || filling.parts == 0 {
             return false;
         }
-        let items = self.batches[filling.batch].items.len();
+        let items = self.res.log.batches[filling.batch].items.len();
         let done = match self.parts[part].kind {
             PartKind::Write => self.fill_blocks(filling, part),
             PartKind::Restore => self.fill_restored(filling, part),
@@ -45,11 +46,10 @@ impl ShardCore {
                 unreachable!("reads are not logged")
             }
         };
-        if self.batches[filling.batch].items.len() > items {
+        if self.res.log.batches[filling.batch].items.len() > items {
             let leaves = u32::from(self.dirties_leaf(part));
-            self.batches[filling.batch].leaves += leaves;
-            self.pending_leaves += leaves;
-            self.batches[filling.batch].parts.push(part);
+            self.res.log.expect_leaves(filling.batch, leaves);
+            self.res.log.batches[filling.batch].parts.push(part);
             self.parts[part].batches += 1;
             filling.parts -= 1;
         }
@@ -83,7 +83,7 @@ impl ShardCore {
         while self.parts[part].cursor < u32::from(self.parts[part].count) {
             let i = self.parts[part].cursor;
             let (version, first) = (self.parts[part].version, self.parts[part].first);
-            let entry = self.leaves.entries(slot)[usize::from(first) + i as usize];
+            let entry = self.res.map.leaves.entries(slot)[usize::from(first) + i as usize];
             if entry.version > version {
                 let partly = self.is_partly_covered(part, i);
                 self.note_stale(part, entry, partly);
@@ -126,7 +126,7 @@ impl ShardCore {
                     crc: 0,
                     kind,
                 };
-                self.batches[filling.batch].items.push(item);
+                self.res.log.batches[filling.batch].items.push(item);
             }
             self.parts[part].cursor = 1;
         }
@@ -135,14 +135,15 @@ impl ShardCore {
             let Some((index, buffer)) = self.parts[part].old[which] else {
                 continue;
             };
-            let entry = self.leaves.entries(slot)[usize::from(self.parts[part].first + index)];
+            let entry =
+                self.res.map.leaves.entries(slot)[usize::from(self.parts[part].first + index)];
             if entry.version > self.parts[part].version {
                 self.note_stale(part, entry, true);
             } else if !self.fill_block(filling, part, u32::from(index), false) {
                 return false;
             }
             self.parts[part].old[which] = None;
-            self.arena.give_back(buffer, 1);
+            self.res.arena.give_back(buffer, 1);
         }
         true
     }
@@ -176,12 +177,12 @@ impl ShardCore {
             },
         );
         if let Some(fence) = fence {
-            let header = self.batches[filling.batch].buffer;
+            let header = self.res.log.batches[filling.batch].buffer;
             filling
                 .writer
-                .push_u64(self.arena.buf_mut().blocks_mut(header, 1), fence.epoch);
+                .push_u64(self.res.arena.buf_mut().blocks_mut(header, 1), fence.epoch);
         }
-        self.batches[filling.batch].items.push(Item {
+        self.res.log.batches[filling.batch].items.push(Item {
             part,
             first: 0,
             count: 0,
@@ -193,15 +194,15 @@ impl ShardCore {
     }
 
     pub(super) fn push_entry(&mut self, filling: &mut Filling, entry: BatchEntry) {
-        let header = self.batches[filling.batch].buffer;
+        let header = self.res.log.batches[filling.batch].buffer;
         filling
             .writer
-            .push_entry(self.arena.buf_mut().blocks_mut(header, 1), entry);
+            .push_entry(self.res.arena.buf_mut().blocks_mut(header, 1), entry);
     }
 
     pub(super) fn leaf_slot(&self, part: u32) -> u32 {
         let p = &self.parts[part];
-        self.table.runtime(p.rec).leaf_slots[usize::from(p.leaf)]
+        self.res.map.leaf_slot(p.rec, p.leaf)
     }
 
     /// Adds block `i` of the part: its content to the buffer, its entry to the header.
@@ -218,7 +219,7 @@ impl ShardCore {
         let Some(unit) = self.next_unit(filling) else {
             return false;
         };
-        let header = self.batches[filling.batch].buffer;
+        let header = self.res.log.batches[filling.batch].buffer;
         let buffer = header + filling.used;
         let (from, to) = self.covered_range(part, i);
         if to - from < UNIT_BYTES as u32 {
@@ -230,8 +231,9 @@ impl ShardCore {
                 .copied();
             let (inside, len) = (from as usize % UNIT_BYTES, (to - from) as usize);
             let start = buffer as usize * UNIT_BYTES;
-            let bytes = self.arena.buf().len();
+            let bytes = self.res.arena.buf().len();
             let all = self
+                .res
                 .arena
                 .buf_mut()
                 .blocks_mut(0, (bytes / UNIT_BYTES) as u32);
@@ -247,7 +249,7 @@ impl ShardCore {
         if from_op {
             self.copy_in(part, from, to, buffer);
         }
-        let crc = crc32c(self.arena.buf().blocks(buffer, 1));
+        let crc = crc32c(self.res.arena.buf().blocks(buffer, 1));
         let p = &self.parts[part];
         let first = p.first + i as u16;
         let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;
@@ -261,7 +263,7 @@ impl ShardCore {
         };
         filling
             .writer
-            .push_data(self.arena.buf_mut().blocks_mut(header, 1), &data);
+            .push_data(self.res.arena.buf_mut().blocks_mut(header, 1), &data);
         self.push_block(filling, (part, first), (unit, crc));
         true
     }
@@ -273,7 +275,7 @@ impl ShardCore {
         (part, first): (u32, u16),
         (unit, crc): (u32, u32),
     ) {
-        let batch = &mut self.batches[filling.batch];
+        let batch = &mut self.res.log.batches[filling.batch];
         let buffer = batch.buffer + filling.used;
         batch.items.push(Item {
             part,
@@ -295,15 +297,18 @@ impl ShardCore {
 
     pub(super) fn next_unit(&mut self, filling: &mut Filling) -> Option<u32> {
         if filling.units.len == 0 {
-            if self.batches[filling.batch].spans.len() >= BATCH_IOS_MAX {
+            if self.res.log.batches[filling.batch].spans.len() >= BATCH_IOS_MAX {
                 return None;
             }
             let inline = if filling.inline {
-                self.log.current.take(&mut self.alloc, filling.budget)
+                self.res
+                    .log
+                    .current
+                    .take(&mut self.res.alloc, filling.budget)
             } else {
                 None
             };
-            filling.units = inline.or_else(|| self.alloc.take_run(filling.budget))?;
+            filling.units = inline.or_else(|| self.res.alloc.take_run(filling.budget))?;
         }
         let unit = filling.units.start;
         filling.units.start += 1;

@@ -9,25 +9,23 @@ use super::super::format::{
 };
 use super::super::table::NONE;
 use super::leaves::LeafLookup;
-use super::{Found, IoKind, IoOutcome, PartKind, PartState, ShardCore};
+use super::requests::{IoKind, IoOutcome};
+use super::{Found, PartKind, PartState, ShardCore};
 
 /// Scatter list elements of one device read (the kernel takes 1024).
 const READ_IOVECS_MAX: usize = 1000;
 /// Blocks of one read into buffers.
 const BUFFER_READ_BLOCKS: u32 = 32;
-/// One in so many buffers may hold old content of partly covered blocks; writes that need more wait.
-const OLD_SHARE: u32 = 4;
 
 impl ShardCore {
     /// Looks up every block of the part along the layer chain.
     pub(super) fn step_resolve(&mut self, part: u32) -> bool {
         if !self.promise_old(part) {
-            self.no_old.push_back(part);
+            self.waiting.wait_for_old(part);
             return true;
         }
         if self.parts[part].tag.is_none() {
-            self.parts[part].tag = Some(self.generation);
-            self.readers[usize::from(self.generation)] += 1;
+            self.begin_reader(part);
         }
         loop {
             let p = &self.parts[part];
@@ -45,7 +43,7 @@ impl ShardCore {
             } else {
                 self.ops[op].layers[at]
             };
-            if let Some(rec) = self.table.find(LayerId(layer), p.chunk) {
+            if let Some(rec) = self.res.map.table.find(LayerId(layer), p.chunk) {
                 match self.look_up_leaf(part, rec, leaf) {
                     LeafLookup::Ready(slot) => self.resolve_from(part, slot),
                     LeafLookup::Absent => {}
@@ -53,7 +51,7 @@ impl ShardCore {
                     LeafLookup::Stalled => {
                         // What was looked up so far may be overwritten, and reused, until the page can be
                         // read.
-                        self.drop_tag(part);
+                        self.end_reader(part);
                         self.parts[part].begin_resolve();
                         return self.fail_if_hopeless(part);
                     }
@@ -81,8 +79,8 @@ impl ShardCore {
     /// With writing stopped no checkpoint makes room in a cache that is all dirty: a read of another page
     /// fails, rather than wait for ever. True if it did.
     pub(super) fn fail_if_hopeless(&mut self, part: u32) -> bool {
-        match self.failed {
-            Some(errno) if self.leaves.dirty() == self.leaves.slots() => {
+        match self.res.faults.errno() {
+            Some(errno) if self.res.map.leaves.dirty() == self.res.map.leaves.slots() => {
                 self.fail_part(part, StoreError::ReadOnly(errno));
                 true
             }
@@ -90,32 +88,35 @@ impl ShardCore {
         }
     }
 
+    /// The part reads units from now on that a checkpoint may free.
+    pub(super) fn begin_reader(&mut self, part: u32) {
+        self.parts[part].tag = Some(self.res.alloc.begin_reader());
+    }
+
     /// The part reads no units any more that a checkpoint may free.
-    pub(super) fn drop_tag(&mut self, part: u32) {
+    pub(super) fn end_reader(&mut self, part: u32) {
         if let Some(tag) = self.parts[part].tag.take() {
-            self.readers[usize::from(tag)] -= 1;
+            self.res.alloc.end_reader(tag);
         }
     }
 
-    /// Sets buffers aside for the old content that a write needs, which it keeps until it is in a batch. They
-    /// are bounded: with all buffers waiting for a checkpoint, no read could end, and with it no checkpoint.
+    /// Sets buffers aside for the old content that a write needs, see [`Waiting`](super::waiting::Waiting).
     fn promise_old(&mut self, part: u32) -> bool {
         let p = &mut self.parts[part];
         if p.old_promised > 0 || matches!(p.kind, PartKind::Read | PartKind::Scrub) {
             return true;
         }
-        if self.old_held + p.unresolved > self.arena.blocks() / OLD_SHARE {
+        if !self.waiting.promise_old(p.unresolved) {
             return false;
         }
         p.old_promised = p.unresolved;
-        self.old_held += p.unresolved;
         true
     }
 
     fn resolve_from(&mut self, part: u32, slot: u32) {
         let p = &mut self.parts[part];
         let is_read = matches!(p.kind, PartKind::Read | PartKind::Scrub);
-        let entries = &self.leaves.entries(slot)[usize::from(p.first)..];
+        let entries = &self.res.map.leaves.entries(slot)[usize::from(p.first)..];
         for (found, entry) in p.map.iter_mut().zip(entries) {
             if found.unit == UNIT_UNMAPPED && entry.unit != UNIT_UNMAPPED {
                 // What is there of a write that was lost itself stays as it is, see `fill_blocks`: nothing
@@ -155,11 +156,11 @@ impl ShardCore {
                 self.parts[part].cursor += 1;
                 continue;
             }
-            let Some(io) = self.take_io(true) else {
+            let Some(io) = self.res.device.take_for_read() else {
                 return false;
             };
             let Some(blocks) = self.issue_read(io, part, at, count) else {
-                self.ios.give_back(io);
+                self.res.device.give_back(io);
                 return false;
             };
             self.parts[part].ios += 1;
@@ -200,8 +201,7 @@ impl ShardCore {
             let (from, _) = self.covered(part, at);
             let mut cursor = IovCursor::default();
             cursor.seek(&op.iovs, (from - op.offset) as usize);
-            let iovs = &mut self.ios[io].iovs;
-            iovs.clear();
+            let iovs = self.res.device.new_iovs(io);
             let mut blocks = 0;
             while blocks < run && iovs.len() < READ_IOVECS_MAX - UNIT_BYTES / 512 {
                 cursor.slice(&op.iovs, UNIT_BYTES, iovs);
@@ -214,11 +214,13 @@ impl ShardCore {
                 buffer: None,
                 second: false,
             };
-            self.emit_read(io, unit, kind);
+            self.res.read(io, unit, kind);
             return Some(blocks);
         }
-        let (buffer, blocks) = self.arena.take_for_read(run.min(BUFFER_READ_BLOCKS))?;
-        self.aim_at_buffer(io, buffer, blocks);
+        let (buffer, blocks) = self.res.arena.take_for_read(run.min(BUFFER_READ_BLOCKS))?;
+        self.res
+            .device
+            .aim(io, self.res.arena.iovec(buffer, blocks));
         let kind = IoKind::Read {
             part,
             first,
@@ -226,23 +228,8 @@ impl ShardCore {
             buffer: Some(buffer),
             second: false,
         };
-        self.emit_read(io, unit, kind);
+        self.res.read(io, unit, kind);
         Some(blocks)
-    }
-
-    fn aim_at_buffer(&mut self, io: u32, buffer: u32, blocks: u32) {
-        let base = self
-            .arena
-            .buf()
-            .as_ptr()
-            .wrapping_add(buffer as usize * UNIT_BYTES)
-            .cast();
-        let iovs = &mut self.ios[io].iovs;
-        iovs.clear();
-        iovs.push(libc::iovec {
-            iov_base: base,
-            iov_len: blocks as usize * UNIT_BYTES,
-        });
     }
 
     pub(super) fn end_read(
@@ -259,10 +246,10 @@ impl ShardCore {
             let index = first + i;
             let found = self.parts[part].map[usize::from(index)];
             let compute = || match buffer {
-                Some(buffer) => crc32c(self.arena.buf().blocks(buffer + u32::from(i), 1)),
+                Some(buffer) => crc32c(self.res.arena.buf().blocks(buffer + u32::from(i), 1)),
                 // SAFETY: the submitter keeps the memory valid; that it may change only makes the checksum
                 // differ.
-                None => unsafe { cursor.crc(&self.ios[io].iovs, UNIT_BYTES) },
+                None => unsafe { cursor.crc(self.res.device.iovs(io), UNIT_BYTES) },
             };
             if outcome.proves(i, found.crc, compute) {
                 if let Some(buffer) = buffer {
@@ -272,14 +259,14 @@ impl ShardCore {
                 self.accuse(part, index, outcome.result);
             } else {
                 // A guest that writes into its own buffer meanwhile is no damage: read once more, in private.
-                self.counters.checksum_retries += 1;
+                self.res.counters.checksum_retries += 1;
                 self.parts[part].retry.push(index);
             }
         }
         if let Some(buffer) = buffer {
-            self.arena.give_back(buffer, u32::from(count));
+            self.res.arena.give_back(buffer, u32::from(count));
         }
-        self.ios.give_back(io);
+        self.res.device.give_back(io);
         self.parts[part].ios -= 1;
         self.end_reads(part);
     }
@@ -288,11 +275,11 @@ impl ShardCore {
         let (from, to) = self.covered(part, u32::from(index));
         let op = self.parts[part].op;
         if op == NONE {
-            self.counters.scrubbed_blocks += 1;
+            self.res.counters.scrubbed_blocks += 1;
             return;
         }
         let op = &self.ops[op];
-        let block = self.arena.buf().blocks(buffer, 1);
+        let block = self.res.arena.buf().blocks(buffer, 1);
         let inside = from as usize % UNIT_BYTES;
         let mut cursor = IovCursor::default();
         cursor.seek(&op.iovs, (from - op.offset) as usize);
@@ -305,13 +292,13 @@ impl ShardCore {
         let p = &self.parts[part];
         let (layer, chunk, unit) = (LayerId(p.layer), p.chunk, p.map[usize::from(index)].unit);
         let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first + index);
-        let error = self.block_error(layer, chunk, block, unit, result);
+        let error = self.res.note_damage((layer, chunk, block), unit, result);
         if self.parts[part].kind != PartKind::Scrub {
             self.parts[part].error.get_or_insert(error);
         } else {
-            let device_offset = self.place_of(unit);
+            let device_offset = self.res.damage.place_of(unit);
             let version = Version(self.current_version(part, index));
-            self.report(ScrubFinding {
+            self.res.damage.report(ScrubFinding {
                 layer,
                 chunk,
                 block,
@@ -323,14 +310,12 @@ impl ShardCore {
 
     fn current_version(&self, part: u32, index: u16) -> u64 {
         let p = &self.parts[part];
-        let rec = self.table.find(LayerId(p.layer), p.chunk);
-        let slot = rec.map_or(NONE, |rec| {
-            self.table.runtime(rec).leaf_slots[usize::from(p.leaf)]
-        });
+        let rec = self.res.map.table.find(LayerId(p.layer), p.chunk);
+        let slot = rec.map_or(NONE, |rec| self.res.map.leaf_slot(rec, p.leaf));
         if slot == NONE {
             0
         } else {
-            self.leaves.entries(slot)[usize::from(p.first + index)].version
+            self.res.map.leaves.entries(slot)[usize::from(p.first + index)].version
         }
     }
 
@@ -343,11 +328,11 @@ impl ShardCore {
         if p.retry.is_empty() {
             let bytes = u64::from(p.end - p.start);
             let scrub = p.kind == PartKind::Scrub;
-            self.counters.read_op_bytes += if scrub { 0 } else { bytes };
+            self.res.counters.read_op_bytes += if scrub { 0 } else { bytes };
             self.finish_part(part);
         } else if p.state != PartState::Retry {
             p.state = PartState::Retry;
-            self.runnable.push_back(part);
+            self.waiting.run(part);
         }
     }
 
@@ -355,16 +340,16 @@ impl ShardCore {
         // A cursor before the end says that something is still to be queued: the part does not end early.
         self.parts[part].cursor = 0;
         while let Some(&index) = self.parts[part].retry.last() {
-            let Some(io) = self.take_io(true) else {
+            let Some(io) = self.res.device.take_for_read() else {
                 return false;
             };
-            let Some((buffer, _)) = self.arena.take_for_read(1) else {
-                self.ios.give_back(io);
+            let Some((buffer, _)) = self.res.arena.take_for_read(1) else {
+                self.res.device.give_back(io);
                 return false;
             };
             self.parts[part].retry.pop();
             self.parts[part].ios += 1;
-            self.aim_at_buffer(io, buffer, 1);
+            self.res.device.aim(io, self.res.arena.iovec(buffer, 1));
             let unit = self.parts[part].map[usize::from(index)].unit;
             let kind = IoKind::Read {
                 part,
@@ -373,7 +358,7 @@ impl ShardCore {
                 buffer: Some(buffer),
                 second: true,
             };
-            self.emit_read(io, unit, kind);
+            self.res.read(io, unit, kind);
         }
         self.parts[part].cursor = u32::from(self.parts[part].count);
         self.end_reads(part);
@@ -393,17 +378,17 @@ impl ShardCore {
                 self.accuse(part, index, Ok(()));
             }
             if partial && is_place(found.unit) {
-                let Some(io) = self.take_io(true) else {
+                let Some(io) = self.res.device.take_for_read() else {
                     return false;
                 };
-                let Some((buffer, _)) = self.arena.take_for_read(1) else {
-                    self.ios.give_back(io);
+                let Some((buffer, _)) = self.res.arena.take_for_read(1) else {
+                    self.res.device.give_back(io);
                     return false;
                 };
                 self.parts[part].old[which] = Some((index, buffer));
                 self.parts[part].ios += 1;
-                self.aim_at_buffer(io, buffer, 1);
-                self.emit_read(
+                self.res.device.aim(io, self.res.arena.iovec(buffer, 1));
+                self.res.read(
                     io,
                     found.unit,
                     IoKind::Fetch {
@@ -433,11 +418,11 @@ impl ShardCore {
         let (index, buffer) =
             self.parts[part].old[usize::from(which)].expect("fetched into a buffer");
         let found = self.parts[part].map[usize::from(index)];
-        let compute = || crc32c(self.arena.buf().blocks(buffer, 1));
+        let compute = || crc32c(self.res.arena.buf().blocks(buffer, 1));
         let good = outcome.proves(0, found.crc, compute);
         if !good && !second {
-            self.counters.checksum_retries += 1;
-            self.emit_read(
+            self.res.counters.checksum_retries += 1;
+            self.res.read(
                 io,
                 found.unit,
                 IoKind::Fetch {
@@ -451,7 +436,7 @@ impl ShardCore {
         if !good {
             self.accuse(part, index, outcome.result);
         }
-        self.ios.give_back(io);
+        self.res.device.give_back(io);
         self.parts[part].ios -= 1;
         if self.parts[part].ios == 0 && self.parts[part].cursor == 2 {
             self.end_fetches(part);
@@ -460,37 +445,33 @@ impl ShardCore {
 
     fn end_fetches(&mut self, part: u32) {
         // The old content is in its buffers: a write that has to wait for space now holds no checkpoint up.
-        self.drop_tag(part);
+        self.end_reader(part);
         if self.parts[part].error.is_some() {
             self.finish_part(part);
             return;
         }
         self.parts[part].cursor = 0;
         self.parts[part].state = PartState::Acquire;
-        self.runnable.push_back(part);
+        self.waiting.run(part);
     }
 
     /// Gives back the buffers with old content.
     pub(super) fn release_old(&mut self, part: u32) {
         for which in 0..2 {
             if let Some((_, buffer)) = self.parts[part].old[which].take() {
-                self.arena.give_back(buffer, 1);
+                self.res.arena.give_back(buffer, 1);
             }
         }
         let promised = std::mem::take(&mut self.parts[part].old_promised);
-        self.old_held -= promised;
-        // Each needs one or two.
-        for _ in 0..promised {
-            self.runnable.extend(self.no_old.pop_front());
-        }
+        self.waiting.return_old(promised);
     }
 
     /// Copies the operation's bytes for chunk bytes `from..to` into a buffer block.
     pub(super) fn copy_in(&mut self, part: u32, from: u32, to: u32, buffer: u32) {
         let op = &self.ops[self.parts[part].op];
         let inside = from as usize % UNIT_BYTES;
-        let block =
-            &mut self.arena.buf_mut().blocks_mut(buffer, 1)[inside..inside + (to - from) as usize];
+        let block = &mut self.res.arena.buf_mut().blocks_mut(buffer, 1)
+            [inside..inside + (to - from) as usize];
         // SAFETY: the submitter keeps the memory valid until the completion.
         unsafe { iov::copy_from(&op.iovs, (from - op.offset) as usize, block) };
     }

@@ -17,8 +17,10 @@ use super::super::table::NONE;
 use super::clean::Job;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
-use super::write::{BATCH_IOS_MAX, Item};
-use super::{IoKind, IoOutcome, PartKind, PartState, ShardCore};
+use super::log_state::Item;
+use super::requests::{IoKind, IoOutcome};
+use super::write::BATCH_IOS_MAX;
+use super::{PartKind, PartState, ShardCore};
 
 /// What a part's cursor says while it reads, beside the block at which it goes on: blocks are to be read
 /// again, or everything is queued.
@@ -30,7 +32,7 @@ impl ShardCore {
     pub(super) fn step_locate_victims(&mut self, part: u32) -> bool {
         let p = &self.parts[part];
         let (leaf, range) = (p.leaf, (LayerId(p.layer), p.chunk));
-        let Some(rec) = self.table.find(range.0, range.1) else {
+        let Some(rec) = self.res.map.table.find(range.0, range.1) else {
             self.finish_part(part);
             return true;
         };
@@ -51,7 +53,7 @@ impl ShardCore {
         (self.clean.job.rec, self.clean.job.leaf) = (rec, leaf);
         if !self.choose_moves(slot) {
             // What was only looked at makes room before what guests use.
-            self.leaves.meta_mut(slot).used &= !loaded;
+            self.res.map.leaves.meta_mut(slot).used &= !loaded;
             self.finish_part(part);
             return true;
         }
@@ -61,8 +63,7 @@ impl ShardCore {
         let p = &mut self.parts[part];
         p.cursor = 0;
         p.state = PartState::Relocate;
-        p.tag = Some(self.generation);
-        self.readers[usize::from(self.generation)] += 1;
+        self.begin_reader(part);
         self.advance(part)
     }
 
@@ -92,7 +93,7 @@ impl ShardCore {
     }
 
     fn issue_relocation(&mut self, part: u32, (first, count): (u16, u16), second: bool) -> bool {
-        let Some(io) = self.take_io(true) else {
+        let Some(io) = self.res.device.take_for_read() else {
             return false;
         };
         let job = &self.clean.job;
@@ -102,12 +103,11 @@ impl ShardCore {
             .as_ref()
             .expect("made when victims were located")
             .as_ptr();
-        let iovs = &mut self.ios[io].iovs;
-        iovs.clear();
-        iovs.push(libc::iovec {
+        let memory = libc::iovec {
             iov_base: base.wrapping_add(usize::from(first) * UNIT_BYTES).cast(),
             iov_len: usize::from(count) * UNIT_BYTES,
-        });
+        };
+        self.res.device.aim(io, memory);
         self.parts[part].ios += 1;
         let kind = IoKind::Relocate {
             part,
@@ -115,7 +115,7 @@ impl ShardCore {
             count,
             second,
         };
-        self.emit_read(io, unit, kind);
+        self.res.read(io, unit, kind);
         true
     }
 
@@ -128,7 +128,7 @@ impl ShardCore {
         second: bool,
         outcome: IoOutcome<'_>,
     ) {
-        self.ios.give_back(io);
+        self.res.device.give_back(io);
         self.parts[part].ios -= 1;
         for i in 0..count {
             let index = first + i;
@@ -140,7 +140,7 @@ impl ShardCore {
             if second {
                 self.leave_behind(part, index, outcome.result);
             } else {
-                self.counters.checksum_retries += 1;
+                self.res.counters.checksum_retries += 1;
                 self.clean.job.retry.push(index);
             }
         }
@@ -151,7 +151,7 @@ impl ShardCore {
         }
         if !self.clean.job.retry.is_empty() {
             p.cursor = RETRIES;
-            self.runnable.push_back(part);
+            self.waiting.run(part);
         } else if p.ios == 0 {
             self.end_relocation(part);
         }
@@ -167,25 +167,29 @@ impl ShardCore {
         let entry = job.entries[usize::from(index)];
         let MapEntry { unit, version, .. } = entry;
         self.clean.note_bad(entry);
-        self.block_error(layer, chunk, block, unit, result);
-        self.report(ScrubFinding {
+        self.res.note_damage((layer, chunk, block), unit, result);
+        self.res.damage.report(ScrubFinding {
             layer,
             chunk,
             block,
             version: Version(version),
-            device_offset: self.geo.offset(unit),
+            device_offset: self.res.geo.offset(unit),
         });
     }
 
     /// All that can be read is in the buffer: from here on it is a write.
     fn end_relocation(&mut self, part: u32) {
-        self.drop_tag(part);
+        self.end_reader(part);
         let p = &self.parts[part];
         let (layer, chunk, range) = (p.layer, p.chunk, (p.start, p.end));
-        let rec = self.table.find(LayerId(layer), chunk);
+        let rec = self.res.map.table.find(LayerId(layer), chunk);
         let job = &self.clean.job;
         let nothing = job.chosen_from(0) == 0 || job.room.is_empty();
-        let (Some(rec), false, None) = (rec, nothing || self.ckpt.is_closing(), self.failed) else {
+        let (Some(rec), false, None) = (
+            rec,
+            nothing || self.ckpt.is_closing(),
+            self.res.faults.errno(),
+        ) else {
             self.finish_part(part);
             return;
         };
@@ -200,12 +204,12 @@ impl ShardCore {
         while self.parts[part].cursor < LEAF_BLOCKS as u32 {
             let at = self.parts[part].cursor as usize;
             let source = self.clean.job.entries[at];
-            if self.clean.job.chosen[at] && self.leaves.entries(slot)[at] == source {
+            if self.clean.job.chosen[at] && self.res.map.leaves.entries(slot)[at] == source {
                 let Some(run) = self.clean.job.room.first() else {
                     // Guests needed the room.
                     return true;
                 };
-                let spans = &self.batches[filling.batch].spans;
+                let spans = &self.res.log.batches[filling.batch].spans;
                 let joined = spans.last().is_some_and(|s| s.0 + s.2 == run.start);
                 let full = filling.budget == 0 || !filling.writer.has_room();
                 if full || (!joined && spans.len() >= BATCH_IOS_MAX) {
@@ -220,13 +224,13 @@ impl ShardCore {
 
     fn fill_move(&mut self, filling: &mut Filling, part: u32, index: u16) {
         let source = self.clean.job.entries[usize::from(index)];
-        let header = self.batches[filling.batch].buffer;
+        let header = self.res.log.batches[filling.batch].buffer;
         let buffer = header + filling.used;
-        let block = self.arena.buf_mut().blocks_mut(buffer, 1);
+        let block = self.res.arena.buf_mut().blocks_mut(buffer, 1);
         block.copy_from_slice(self.clean.job.block(index));
         if crc32c(block) != source.crc {
             // Proved when it was read, so that it went bad in memory. On the device it is as it was.
-            self.counters.checksum_errors += 1;
+            self.res.counters.checksum_errors += 1;
             self.clean.job.chosen[usize::from(index)] = false;
             return;
         }
@@ -240,7 +244,7 @@ impl ShardCore {
             crc: source.crc,
             version: source.version,
         };
-        let page = self.arena.buf_mut().blocks_mut(header, 1);
+        let page = self.res.arena.buf_mut().blocks_mut(header, 1);
         filling.writer.push_data(page, &data);
         self.push_block(filling, (part, index), (unit, source.crc));
     }
@@ -249,7 +253,7 @@ impl ShardCore {
     pub(super) fn apply_move(&mut self, item: &Item) {
         let slot = self.leaf_slot(item.part);
         let source = self.clean.job.entries[usize::from(item.first)];
-        let now = self.leaves.entries(slot)[usize::from(item.first)];
+        let now = self.res.map.leaves.entries(slot)[usize::from(item.first)];
         // A move changes neither content nor version, and nothing else changed the block meanwhile.
         assert_eq!(
             (now, item.crc),
@@ -260,14 +264,14 @@ impl ShardCore {
             unit: item.unit,
             ..source
         };
-        self.set_entry(slot, item.first, entry);
+        self.res.set_entry(slot, item.first, entry);
     }
 
     /// Gives room back that the cleaner holds and has not used; whether there was any.
     pub(super) fn yield_room(&mut self) -> bool {
         let mut room = std::mem::take(&mut self.clean.job.room);
         let any = !room.is_empty();
-        room.drain(..).for_each(|run| self.alloc.give_back(run));
+        room.drain(..).for_each(|run| self.res.alloc.give_back(run));
         self.clean.job.room = room;
         any
     }

@@ -9,7 +9,7 @@ use super::super::format::{
 use super::super::table::NONE;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
-use super::write::Item;
+use super::log_state::Item;
 use super::{PartKind, ShardCore};
 
 impl ShardCore {
@@ -42,7 +42,7 @@ impl ShardCore {
         restore: [BlockStamp; 2],
         iovecs: &[libc::iovec],
     ) -> StoreResult {
-        self.refuse_if_failed()?;
+        self.res.faults.refuse_if_failed()?;
         let bytes = self.set_iovecs(slot, iovecs);
         let may_bring = match restore[1].holds() {
             // Without data: they are lost.
@@ -53,7 +53,7 @@ impl ShardCore {
             return Err(StoreError::OutOfRange);
         }
         // The record is made now, so that there is room for it when the log has it.
-        let record = self.table.find_or_create(layer, chunk);
+        let record = self.res.map.table.find_or_create(layer, chunk);
         record.ok_or(StoreError::NoSpace)?;
         let part = self.start_blocks(slot, PartKind::Restore, (layer, chunk), (block, block + 1));
         self.parts[part].restore = restore;
@@ -68,7 +68,7 @@ impl ShardCore {
         (layer, chunk): (LayerId, u32),
         (first, end): (u32, u32),
     ) -> u32 {
-        let rec = self.table.find(layer, chunk).unwrap_or(NONE);
+        let rec = self.res.map.table.find(layer, chunk).unwrap_or(NONE);
         let block = UNIT_BYTES as u32;
         let op = &mut self.ops[slot];
         (op.chunk, op.offset, op.fua, op.layer_count) = (chunk, first * block, false, 1);
@@ -91,14 +91,14 @@ impl ShardCore {
             LeafLookup::Stalled => return self.fail_if_hopeless(part),
             LeafLookup::Ready(slot) => {
                 for i in 0..count {
-                    let entry = self.leaves.entries(slot)[usize::from(first + i)];
+                    let entry = self.res.map.leaves.entries(slot)[usize::from(first + i)];
                     self.tell(part, i, stamp_of(&entry));
                 }
             }
             LeafLookup::Absent => {
                 let version = match rec {
                     NONE => 0,
-                    rec => self.table.record(rec).floor,
+                    rec => self.res.map.table.record(rec).floor,
                 };
                 let stamp = BlockStamp {
                     version,
@@ -127,7 +127,7 @@ impl ShardCore {
     pub(super) fn fill_restored(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
         let (first, [expect, stamp]) = (self.parts[part].first, self.parts[part].restore);
-        let entry = self.leaves.entries(slot)[usize::from(first)];
+        let entry = self.res.map.leaves.entries(slot)[usize::from(first)];
         let now = stamp_of(&entry);
         // What is there is not given up for nothing, only if it could not be read.
         let loses_itself = now == stamp
@@ -158,7 +158,7 @@ impl ShardCore {
             Holds::Data => {
                 let filled = self.fill_block(filling, part, 0, true);
                 assert!(filled, "there was room for it");
-                let items = &self.batches[filling.batch].items;
+                let items = &self.res.log.batches[filling.batch].items;
                 if items.last().is_none_or(|item| item.crc != stamp.crc) {
                     // It changed between two looks: what is stored has its own checksum, and the submitter is
                     // told.
@@ -174,8 +174,9 @@ impl ShardCore {
     fn is_known_bad(&self, part: u32, entry: &MapEntry) -> bool {
         let p = &self.parts[part];
         let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first);
-        let known = self.known_bad.get(&(LayerId(p.layer), p.chunk, block));
-        known == Some(&entry.unit)
+        self.res
+            .damage
+            .is_known((LayerId(p.layer), p.chunk, block), entry.unit)
     }
 
     /// Whether a restored block comes with its data.
@@ -227,7 +228,7 @@ impl ShardCore {
             kind,
         };
         self.push_entry(filling, entry);
-        self.batches[filling.batch].items.push(Item {
+        self.res.log.batches[filling.batch].items.push(Item {
             part,
             first,
             count: 1,

@@ -6,9 +6,9 @@ use zerocopy::IntoBytes;
 use super::super::alloc::Run;
 use super::super::format::{DIR_PTRS, Ptr, UNIT_BYTES, UNIT_UNMAPPED};
 use super::super::leaf::LeafState;
-use super::super::table::NONE;
 use super::checkpoint::Phase;
-use super::{CHECKPOINT_IO_BLOCKS, IoKind, ShardCore};
+use super::requests::IoKind;
+use super::{CHECKPOINT_IO_BLOCKS, ShardCore};
 
 /// Words of the bitmap in one page.
 const PAGE_WORDS: usize = UNIT_BYTES / 8;
@@ -26,10 +26,10 @@ impl ShardCore {
     pub(super) fn stage_all(&mut self, pages: Pages, then: Phase) {
         loop {
             let left = match pages {
-                Pages::Leaves => self.leaves.dirty(),
-                Pages::Tables => self.table.dirty_count(),
-                Pages::Dirs => self.table.page_ptrs.len().div_ceil(DIR_PTRS) as u32,
-                Pages::Root => u32::from(self.ckpt.root_dirty),
+                Pages::Leaves => self.res.map.leaves.dirty(),
+                Pages::Tables => self.res.map.table.dirty_count(),
+                Pages::Dirs => self.res.map.table.page_ptrs.len().div_ceil(DIR_PTRS) as u32,
+                Pages::Root => u32::from(self.res.map.roots.is_root_dirty()),
             };
             if left == 0 {
                 self.ckpt.next_phase(then);
@@ -38,28 +38,28 @@ impl ShardCore {
             let Some(&buffer) = self.ckpt.buffers.last() else {
                 return;
             };
-            let Some(io) = self.take_io(false) else {
+            let Some(io) = self.res.device.take() else {
                 return;
             };
-            let Some(units) = self.alloc.take_pages(left.min(CHECKPOINT_IO_BLOCKS)) else {
-                self.ios.give_back(io);
-                self.fail(libc::ENOSPC);
+            let Some(units) = self.res.alloc.take_pages(left.min(CHECKPOINT_IO_BLOCKS)) else {
+                self.res.device.give_back(io);
+                self.res.faults.fail(libc::ENOSPC);
                 return;
             };
-            self.ios[io].leaves.clear();
+            self.res.device.leaves_mut(io).clear();
             let mut used = 0;
             while used < units.len && self.stage_page(pages, io, units.start + used, buffer + used)
             {
                 used += 1;
             }
             if used < units.len {
-                self.alloc.give_back(Run {
+                self.res.alloc.give_back(Run {
                     start: units.start + used,
                     len: units.len - used,
                 });
             }
             if used == 0 {
-                self.ios.give_back(io);
+                self.res.device.give_back(io);
                 self.ckpt.next_phase(then);
                 return;
             }
@@ -70,8 +70,9 @@ impl ShardCore {
     fn emit_pages(&mut self, io: u32, unit: u32, buffer: u32, count: u32) {
         self.ckpt.buffers.pop();
         self.ckpt.ios += 1;
-        self.counters.checkpoint_bytes += u64::from(count) * UNIT_BYTES as u64;
-        self.emit_write(io, unit, buffer, count, IoKind::Pages { buffer });
+        self.res.counters.checkpoint_bytes += u64::from(count) * UNIT_BYTES as u64;
+        self.res
+            .write(io, unit, (buffer, count), IoKind::Pages { buffer });
     }
 
     /// Puts the next dirty page into the buffer, destined for `unit`; `false` when there is none.
@@ -83,46 +84,46 @@ impl ShardCore {
                 };
                 let ptr = Ptr {
                     unit,
-                    crc: self.fill_page(buffer, |core| core.leaves.bytes(slot)),
+                    crc: self.fill_page(buffer, |core| core.res.map.leaves.bytes(slot)),
                 };
-                self.leaves.mark_clean(slot);
+                self.res.map.leaves.mark_clean(slot);
                 // Until it is written nobody may evict it and read it back.
-                self.leaves.meta_mut(slot).pins += 1;
-                self.ios[io].leaves.push(slot);
-                let meta = *self.leaves.meta(slot);
+                self.res.map.leaves.meta_mut(slot).pins += 1;
+                self.res.device.leaves_mut(io).push(slot);
+                let meta = *self.res.map.leaves.meta(slot);
                 std::mem::replace(
-                    &mut self.table.record_mut(meta.rec).leaves[usize::from(meta.leaf)],
+                    &mut self.res.map.table.record_mut(meta.rec).leaves[usize::from(meta.leaf)],
                     ptr,
                 )
             }
             Pages::Tables => {
-                let Some(page) = self.table.next_dirty_page(self.ckpt.cursor) else {
+                let Some(page) = self.res.map.table.next_dirty_page(self.ckpt.cursor) else {
                     return false;
                 };
                 self.ckpt.cursor = page + 1;
-                let crc = self.fill_page(buffer, |core| core.table.page_bytes(page));
-                self.table.set_page_ptr(page, Ptr { unit, crc })
+                let crc = self.fill_page(buffer, |core| core.res.map.table.page_bytes(page));
+                self.res.map.table.set_page_ptr(page, Ptr { unit, crc })
             }
             Pages::Dirs => {
-                let Some(dir) = self.table.next_dirty_dir(self.ckpt.cursor) else {
+                let Some(dir) = self.res.map.table.next_dirty_dir(self.ckpt.cursor) else {
                     return false;
                 };
                 self.ckpt.cursor = dir + 1;
-                let crc = self.fill_page(buffer, |core| core.table.dir_bytes(dir));
-                self.ckpt.root_dirty = true;
-                self.table.set_dir_ptr(dir, Ptr { unit, crc })
+                let crc = self.fill_page(buffer, |core| core.res.map.table.dir_bytes(dir));
+                self.res.map.roots.touch_root();
+                self.res.map.table.set_dir_ptr(dir, Ptr { unit, crc })
             }
             Pages::Root => {
-                if !std::mem::take(&mut self.ckpt.root_dirty) {
+                if !self.res.map.roots.is_root_dirty() {
                     return false;
                 }
-                let crc = self.fill_page(buffer, |core| core.table.dir_ptrs.as_bytes());
-                std::mem::replace(&mut self.ckpt.table_root, Ptr { unit, crc })
+                let crc = self.fill_page(buffer, |core| core.res.map.table.dir_ptrs.as_bytes());
+                self.res.map.roots.move_root(Ptr { unit, crc })
             }
         };
-        self.alloc.commit(unit);
+        self.res.alloc.commit(unit);
         if old.unit != 0 {
-            self.alloc.free_replaced(old.unit);
+            self.res.alloc.free_replaced(old.unit);
         }
         true
     }
@@ -133,7 +134,7 @@ impl ShardCore {
             let bytes = bytes(self);
             (bytes.as_ptr(), bytes.len())
         };
-        let page = self.arena.buf_mut().blocks_mut(buffer, 1);
+        let page = self.res.arena.buf_mut().blocks_mut(buffer, 1);
         page[len..].fill(0);
         // SAFETY: the source is a table or cache page of this shard, which the arena's blocks never overlap.
         unsafe { page.as_mut_ptr().copy_from_nonoverlapping(ptr, len) };
@@ -142,47 +143,23 @@ impl ShardCore {
 
     /// Next leaf to be written; those in which nothing is mapped any more are dropped on the way.
     fn next_dirty_leaf(&mut self) -> Option<u32> {
-        while self.ckpt.cursor < self.leaves.slots() {
+        while self.ckpt.cursor < self.res.map.leaves.slots() {
             let slot = self.ckpt.cursor;
             self.ckpt.cursor += 1;
-            let meta = *self.leaves.meta(slot);
+            let meta = *self.res.map.leaves.meta(slot);
             if meta.state != LeafState::Ready || !meta.dirty {
                 continue;
             }
-            if self
-                .leaves
-                .entries(slot)
-                .iter()
-                .any(|e| e.unit != UNIT_UNMAPPED)
-            {
+            let entries = self.res.map.leaves.entries(slot);
+            if entries.iter().any(|e| e.unit != UNIT_UNMAPPED) {
                 return Some(slot);
             }
-            self.drop_empty_leaf(slot);
+            let old = self.res.map.drop_empty_leaf(slot);
+            if old.unit != 0 {
+                self.res.alloc.free_replaced(old.unit);
+            }
         }
         None
-    }
-
-    fn drop_empty_leaf(&mut self, slot: u32) {
-        let meta = *self.leaves.meta(slot);
-        let newest = self
-            .leaves
-            .entries(slot)
-            .iter()
-            .map(|e| e.version)
-            .max()
-            .unwrap_or(0);
-        let record = self.table.record_mut(meta.rec);
-        record.floor = record.floor.max(newest);
-        let old = std::mem::take(&mut record.leaves[usize::from(meta.leaf)]);
-        if old.unit != 0 {
-            self.alloc.free_replaced(old.unit);
-        }
-        self.leaves.mark_clean(slot);
-        if meta.pins == 0 {
-            self.leaves.drop_slot(slot);
-            self.table.runtime_mut(meta.rec).leaf_slots[usize::from(meta.leaf)] = NONE;
-            self.note_if_bare(meta.rec);
-        }
     }
 
     pub(super) fn stage_bitmap(&mut self) {
@@ -190,46 +167,38 @@ impl ShardCore {
             let Some(&buffer) = self.ckpt.buffers.last() else {
                 return;
             };
-            let Some(io) = self.take_io(false) else {
+            let Some(io) = self.res.device.take() else {
                 return;
             };
-            let Some(page) = self.alloc.next_dirty_page(self.ckpt.cursor) else {
-                self.ios.give_back(io);
+            let Some(page) = self.res.alloc.next_dirty_page(self.ckpt.cursor) else {
+                self.res.device.give_back(io);
                 self.ckpt.next_phase(Phase::BitmapDirs);
                 return;
             };
             self.ckpt.cursor = page + 1;
-            let block = self.arena.buf_mut().blocks_mut(buffer, 1);
-            self.alloc
+            let block = self.res.arena.buf_mut().blocks_mut(buffer, 1);
+            self.res
+                .alloc
                 .committed()
                 .write_bytes(page as usize * PAGE_WORDS, block);
             let crc = crc32c(block);
-            let was = self.bitmap_ptrs[page as usize].unit;
-            let slot = u32::from(was == self.geo.bitmap_slot(page, 0));
-            let unit = self.geo.bitmap_slot(page, slot);
-            self.bitmap_ptrs[page as usize] = Ptr { unit, crc };
-            self.ckpt.bitmap_dirs_dirty |= 1 << (page as usize / DIR_PTRS);
+            let roots = &mut self.res.map.roots;
+            let unit = roots.move_bitmap_page(&self.res.geo, page, crc);
             self.emit_pages(io, unit, buffer, 1);
         }
     }
 
     pub(super) fn stage_bitmap_dirs(&mut self) {
-        while self.ckpt.bitmap_dirs_dirty != 0 {
+        while let Some(dir) = self.res.map.roots.next_bitmap_dir() {
             let Some(&buffer) = self.ckpt.buffers.last() else {
                 return;
             };
-            let Some(io) = self.take_io(false) else {
+            let Some(io) = self.res.device.take() else {
                 return;
             };
-            let dir = self.ckpt.bitmap_dirs_dirty.trailing_zeros();
-            self.ckpt.bitmap_dirs_dirty &= self.ckpt.bitmap_dirs_dirty - 1;
-            let start = dir as usize * DIR_PTRS;
-            let end = (start + DIR_PTRS).min(self.bitmap_ptrs.len());
-            let crc = self.fill_page(buffer, |core| core.bitmap_ptrs[start..end].as_bytes());
-            let was = self.bitmap_dir_ptrs[dir as usize].unit;
-            let slot = u32::from(was == self.geo.bitmap_dir_slot(dir, 0));
-            let unit = self.geo.bitmap_dir_slot(dir, slot);
-            self.bitmap_dir_ptrs[dir as usize] = Ptr { unit, crc };
+            let crc = self.fill_page(buffer, |core| core.res.map.roots.bitmap_dir_bytes(dir));
+            let roots = &mut self.res.map.roots;
+            let unit = roots.move_bitmap_dir(&self.res.geo, dir, crc);
             self.emit_pages(io, unit, buffer, 1);
         }
         self.ckpt.next_phase(Phase::LeaseRecovery);

@@ -1,40 +1,8 @@
-//! What a shard remembers of operations, their parts, device requests and the log.
+//! A part of an operation: what lies in one leaf.
 
-use super::super::api::{BlockStamp, Fence, FlushMark, LAYER_CHAIN_MAX, LayerId, StoreError};
+use super::super::api::{BlockStamp, StoreError, Version};
 use super::super::format::{UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO};
-use super::super::log::Window;
 use super::super::table::NONE;
-
-/// What an operation is, once its parts are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum OpKind {
-    #[default]
-    Io,
-    Flush,
-    Fence(Fence),
-    Drop,
-    Checkpoint,
-}
-
-/// An operation in flight.
-#[derive(Debug, Default)]
-pub(super) struct Op {
-    pub(super) id: u64,
-    pub(super) kind: OpKind,
-    pub(super) iovs: Vec<libc::iovec>,
-    /// Every iovec can be handed to an `O_DIRECT` device.
-    pub(super) aligned: bool,
-    pub(super) layers: [u64; LAYER_CHAIN_MAX],
-    pub(super) layer_count: usize,
-    pub(super) chunk: u32,
-    pub(super) offset: u32,
-    pub(super) fua: bool,
-    pub(super) parts_left: u32,
-    pub(super) error: Option<StoreError>,
-}
-
-// SAFETY: the iovecs are descriptions of memory that the submitter keeps valid, see `StoreCore::submit`.
-unsafe impl Send for Op {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum PartKind {
@@ -191,159 +159,18 @@ impl Part {
         self.unresolved = missing.count() as u32;
         self.chain_at = 0;
     }
-}
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum IoKind {
-    #[default]
-    Free,
-    /// Blocks `first..first + count` of a part, into its memory or into buffer blocks.
-    Read {
-        part: u32,
-        first: u16,
-        count: u16,
-        buffer: Option<u32>,
-        second: bool,
-    },
-    /// Old content of a partly covered block.
-    Fetch {
-        part: u32,
-        which: u8,
-        second: bool,
-    },
-    Leaf {
-        slot: u32,
-    },
-    /// Blocks of a leaf into the cleaner's buffer.
-    Relocate {
-        part: u32,
-        first: u16,
-        count: u16,
-        second: bool,
-    },
-    Log {
-        batch: u32,
-    },
-    /// Checkpoint pages; the pinned leaves are in the request's list.
-    Pages {
-        buffer: u32,
-    },
-    Superblock {
-        buffer: u32,
-    },
-    Flush,
-    CheckpointFlush,
-}
-
-/// How a device request ended.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct IoOutcome<'a> {
-    pub(super) result: Result<(), i32>,
-    /// Sums of the blocks of a read, if somebody took them already.
-    pub(super) crcs: Option<&'a [u32]>,
-}
-
-impl IoOutcome<'_> {
-    /// Whether block `i` arrived with this sum. `compute` takes it if nobody has.
-    ///
-    /// Invariant *Verified*: what this denies is never answered as good, be it data or a page that says where
-    /// they are.
-    pub(super) fn proves(&self, i: u16, crc: u32, compute: impl FnOnce() -> u32) -> bool {
-        let found = match self.crcs {
-            Some(crcs) => crcs[usize::from(i)],
-            None => compute(),
-        };
-        self.result.is_ok() && found == crc
-    }
-}
-
-/// A device request in flight.
-#[derive(Debug, Default)]
-pub(super) struct Io {
-    pub(super) kind: IoKind,
-    /// Where it goes, if it is a write.
-    pub(super) unit: u32,
-    /// Made again after it was put off.
-    pub(super) retried: bool,
-    pub(super) iovs: Vec<libc::iovec>,
-    pub(super) leaves: Vec<u32>,
-}
-
-// SAFETY: as for `Op`; the other iovecs lie in memory that the shard owns.
-unsafe impl Send for Io {}
-
-/// Flush operations: at most one device flush at a time serves all that wait.
-#[derive(Debug, Default)]
-pub(super) struct Flushes {
-    pub(super) waiting: Vec<u32>,
-    /// Newest batch that was done when somebody began to wait: older ones must be done before the flush
-    /// begins.
-    pub(super) after: u64,
-    pub(super) running: Vec<u32>,
-    pub(super) mark: FlushMark,
-    pub(super) busy: bool,
-    /// Operations that wait for all batches up to one to be done.
-    pub(super) ordering: Vec<(u32, u64)>,
-    /// Operations that wait for the log to say that it is durable up to a batch.
-    pub(super) recording: Vec<(u32, u64)>,
-}
-
-/// The log's position.
-#[derive(Debug)]
-pub(super) struct Log {
-    pub(super) nonce: [u8; 16],
-    pub(super) current: Window,
-    /// Named by the durable superblock as the one that follows; `None` while a checkpoint runs.
-    pub(super) next: Option<Window>,
-    /// Batches in flight by window number's parity.
-    pub(super) in_flight: [u32; 2],
-    /// Closed until the superblock that names the window anew is durable.
-    pub(super) hold: bool,
-    pub(super) next_lsn: u64,
-    pub(super) durable_lsn: u64,
-    /// Batches done since opening, and how many of them were done before the newest good flush began.
-    pub(super) finished: u64,
-    pub(super) flushed: u64,
-    /// Newest batch done, whether or not all before it are.
-    pub(super) newest_done: u64,
-    /// Newest batch that holds more than a watermark.
-    pub(super) newest_content: u64,
-    /// Newest watermark in a header on the device.
-    pub(super) watermark_written: u64,
-}
-
-impl Log {
-    /// Closed until the first checkpoint has given it windows.
-    pub(super) fn new(loaded: &super::Loaded) -> Self {
-        Self {
-            nonce: loaded.nonce,
-            current: Window::new(loaded.window_id, Vec::new()),
-            next: None,
-            in_flight: [0; 2],
-            hold: true,
-            next_lsn: loaded.next_lsn,
-            durable_lsn: loaded.next_lsn - 1,
-            finished: 0,
-            flushed: 0,
-            newest_done: loaded.next_lsn - 1,
-            newest_content: loaded.next_lsn - 1,
-            watermark_written: loaded.next_lsn - 1,
-        }
+    /// Whether it reads units that a checkpoint may free.
+    pub(super) fn is_reader(&self) -> bool {
+        self.tag.is_some()
     }
 
-    /// What the log should say to be durable: that of empty batches would not be worth a write.
-    pub(super) fn to_record(&self) -> u64 {
-        self.durable_lsn.min(self.newest_content)
+    /// The error of a write that was overtaken by newer ones, if this one was.
+    pub(super) fn stale_error(&self) -> Option<StoreError> {
+        let newest = Version(self.stale);
+        (self.stale > self.version).then_some(match self.renumber {
+            true => StoreError::Renumber { newest },
+            false => StoreError::Stale { newest },
+        })
     }
-}
-
-/// A layer being dropped.
-#[derive(Debug)]
-pub(super) struct Dropping {
-    pub(super) op: u32,
-    pub(super) layer: LayerId,
-    pub(super) rec: u32,
-    pub(super) leaf: usize,
-    pub(super) parts: u32,
-    pub(super) fence_sent: bool,
 }
