@@ -32,7 +32,6 @@ mod reserve;
 mod resources;
 mod roots;
 mod scrub;
-mod stage;
 mod state;
 mod waiting;
 mod write;
@@ -47,7 +46,7 @@ use super::format::{BITMAP_DIRS_MAX, Geometry, Ptr, UNIT_BYTES, record_kind};
 use super::leaf::LEAVES_MIN;
 use super::metrics::{RamBytes, StoreMetrics};
 use super::table::Table;
-use checkpoint::Checkpoint;
+use checkpoint::Checkpointer;
 use clean::Clean;
 use dropper::Dropper;
 use flush::Flushes;
@@ -60,10 +59,6 @@ use scrub::Scrubber;
 use state::{Found, PartKind, PartState};
 use waiting::Waiting;
 
-/// Map pages and tables written by one checkpoint request.
-const CHECKPOINT_IO_BLOCKS: u32 = 32;
-/// Checkpoint requests in flight; more would crowd out guests.
-const CHECKPOINT_IOS_MAX: u32 = 8;
 /// Parts beyond those of the operations: scrubbing, cleaning and dropping layers.
 const INTERNAL_PARTS: u32 = 32;
 /// Parts of one operation at most: the leaves of a chunk.
@@ -80,7 +75,7 @@ pub struct ShardCore {
     parts: Parts,
     waiting: Waiting,
     flushes: Flushes,
-    ckpt: Checkpoint,
+    ckpt: Checkpointer,
     dropper: Dropper,
     scrubber: Scrubber,
     clean: Clean,
@@ -131,7 +126,7 @@ impl ShardCore {
             parts: Parts::new(parts),
             waiting: Waiting::new(parts, res.arena.blocks()),
             flushes: Flushes::default(),
-            ckpt: Checkpoint::new(&mut res.arena, number, shards),
+            ckpt: Checkpointer::new(&mut res.arena, number, shards),
             dropper: Dropper::default(),
             scrubber: Scrubber::default(),
             clean,
@@ -153,7 +148,7 @@ impl ShardCore {
             self.step_flushes();
             self.step_checkpoint();
             // Again only after a checkpoint has ended, which takes device requests.
-            if !std::mem::take(&mut self.ckpt.ended) {
+            if !self.ckpt.take_ended() {
                 return;
             }
         }
@@ -260,8 +255,10 @@ impl ShardCore {
                 second,
             } => self.on_relocation(io, part, (first, count), second, outcome),
             IoKind::Log { batch } => self.on_log_write(io, batch, result),
-            IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
-            IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
+            IoKind::Pages { buffer } => self.ckpt.on_pages(io, buffer, result, &mut self.res),
+            IoKind::Superblock { buffer } => {
+                self.ckpt.on_superblock(io, buffer, result, &mut self.res);
+            }
             IoKind::Flush => {
                 self.res.device.give_back(io);
                 self.flushes.on_flush(result, &mut self.res, &mut self.ops);
