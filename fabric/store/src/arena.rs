@@ -95,6 +95,16 @@ impl AlignedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
 
+    /// Blocks `first..first + count` as memory for a device request.
+    #[must_use]
+    pub fn iovec(&self, first: u32, count: u32) -> libc::iovec {
+        let (start, iov_len) = self.range(first, count);
+        libc::iovec {
+            iov_base: self.ptr.wrapping_add(start).cast(),
+            iov_len,
+        }
+    }
+
     fn range(&self, first: u32, count: u32) -> (usize, usize) {
         let (start, len) = (first as usize * UNIT_BYTES, count as usize * UNIT_BYTES);
         assert!(start + len <= self.bytes);
@@ -146,11 +156,7 @@ impl Arena {
     /// Blocks `first..first + count` as memory for a device request.
     #[must_use]
     pub fn iovec(&self, first: u32, count: u32) -> libc::iovec {
-        let base = self.buf.as_ptr();
-        libc::iovec {
-            iov_base: base.wrapping_add(first as usize * UNIT_BYTES).cast(),
-            iov_len: count as usize * UNIT_BYTES,
-        }
+        self.buf.iovec(first, count)
     }
 
     /// Blocks in all.

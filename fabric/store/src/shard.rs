@@ -10,7 +10,7 @@
 
 mod applied;
 mod checkpoint;
-mod clean;
+mod cleaner;
 mod damage;
 mod dropper;
 mod enospc;
@@ -47,7 +47,7 @@ use super::leaf::LEAVES_MIN;
 use super::metrics::{RamBytes, StoreMetrics};
 use super::table::Table;
 use checkpoint::Checkpointer;
-use clean::Clean;
+use cleaner::Cleaner;
 use dropper::Dropper;
 use flush::Flushes;
 use operations::{OpKind, Operations};
@@ -78,7 +78,7 @@ pub struct ShardCore {
     ckpt: Checkpointer,
     dropper: Dropper,
     scrubber: Scrubber,
-    clean: Clean,
+    cleaner: Cleaner,
 }
 
 /// What a shard starts from, read from the device or empty.
@@ -119,8 +119,6 @@ impl ShardCore {
         let parts = ops_max * 2 + OP_PARTS_MAX as u32 + INTERNAL_PARTS;
         let (number, shards) = (loaded.checkpoint, loaded.shards);
         let mut res = Resources::new(loaded, params);
-        let used = res.alloc.total_units() - res.alloc.free_units();
-        let clean = Clean::new(res.map.table.slots(), used);
         Self {
             ops: Operations::new(ops_max),
             parts: Parts::new(parts),
@@ -129,7 +127,7 @@ impl ShardCore {
             ckpt: Checkpointer::new(&mut res.arena, number, shards),
             dropper: Dropper::default(),
             scrubber: Scrubber::default(),
-            clean,
+            cleaner: Cleaner::new(&res),
             res,
         }
     }
@@ -220,7 +218,7 @@ impl ShardCore {
             leaf_cache: map.leaves.ram_bytes(),
             leaves: map.leaves.filled_bytes(),
             buffers: arena.buf().len() as u64,
-            tables: tables as u64 + alloc.quarantine_ram_bytes() + self.clean.ram_bytes(),
+            tables: tables as u64 + alloc.quarantine_ram_bytes() + self.cleaner.ram_bytes(),
         }
     }
 
@@ -393,7 +391,7 @@ impl StoreCore for ShardCore {
             chunks: u64::from(self.res.map.table.len()),
             dirty_leaves: u64::from(self.res.map.leaves.dirty()),
             quarantined_units: self.res.alloc.quarantined_units(),
-            leaves_to_clean: self.clean.leaves_left(),
+            leaves_to_clean: self.cleaner.leaves_left(),
             ..self.res.counters
         }
     }

@@ -131,6 +131,12 @@ impl ShardCore {
         }
     }
 
+    /// A guest changed blocks of the part's leaf.
+    fn note_change(&mut self, part: u32, blocks: u16, written: bool) {
+        let p = &self.parts[part];
+        self.cleaner.note_change((p.rec, p.leaf), blocks, written);
+    }
+
     /// Unmaps a block unless it is newer.
     pub(super) fn zero_entry(&mut self, slot: u32, block: u16, kind: u32, version: u64) {
         let old = self.res.map.leaves.entries(slot)[usize::from(block)];

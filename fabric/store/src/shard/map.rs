@@ -119,6 +119,10 @@ impl LeafCursor {
         self.rec >= map.table.slots()
     }
 
+    pub(super) fn rec(&self) -> u32 {
+        self.rec
+    }
+
     pub(super) fn skip_record(&mut self) {
         (self.rec, self.leaf) = (self.rec + 1, 0);
     }

@@ -257,7 +257,7 @@ impl ShardCore {
         self.parts.give_back(slot);
         match kind {
             PartKind::Scrub => self.scrubber.end_leaf(),
-            PartKind::LocateVictims | PartKind::Move => self.end_cleaning(),
+            PartKind::LocateVictims | PartKind::Move => self.cleaner.end_leaf(&mut self.res.alloc),
             PartKind::Drop | PartKind::FenceDrop if self.ops[op].kind == OpKind::Drop => {
                 self.on_drop_part(op, error);
             }

@@ -103,7 +103,7 @@ impl ShardCore {
             }
             _ => {}
         }
-        if self.yield_room() {
+        if self.cleaner.yield_room(&mut self.res.alloc) {
             return self.space_for(want);
         }
         if self.res.alloc.quarantined_units() > 0 || self.ckpt.is_running() {

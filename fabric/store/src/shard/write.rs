@@ -155,7 +155,7 @@ impl ShardCore {
             PartKind::Write => u32::from(p.count) - p.cursor,
             PartKind::Restore => u32::from(self.brings_data(part)),
             PartKind::Zero => p.old.iter().flatten().count() as u32,
-            PartKind::Move => self.clean.blocks_left(p.cursor),
+            PartKind::Move => self.cleaner.job.chosen_from(p.cursor),
             _ => 0,
         }
     }
