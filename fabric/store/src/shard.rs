@@ -22,6 +22,7 @@ mod log_state;
 mod map;
 mod operations;
 mod ops;
+mod part;
 mod parts;
 mod read;
 mod relocate;
@@ -32,7 +33,6 @@ mod reserve;
 mod resources;
 mod roots;
 mod scrub;
-mod state;
 mod waiting;
 mod write;
 
@@ -51,12 +51,12 @@ use cleaner::Cleaner;
 use dropper::Dropper;
 use flush::Flushes;
 use operations::{OpKind, Operations};
+use part::{PartKind, PartState};
 use parts::Parts;
 pub(super) use replay::Replay;
 use requests::{IoKind, IoOutcome};
 use resources::Resources;
 use scrub::Scrubber;
-use state::{Found, PartKind, PartState};
 use waiting::Waiting;
 
 /// Parts beyond those of the operations: scrubbing, cleaning and dropping layers.

@@ -1,7 +1,7 @@
 //! The end of a batch: the map changes, and whoever waited hears it.
 
 use super::super::alloc::Run;
-use super::super::api::{LayerId, StoreError};
+use super::super::api::StoreError;
 use super::super::format::{MapEntry, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
 use super::enospc::is_no_space;
 use super::log_state::Item;
@@ -58,8 +58,9 @@ impl ShardCore {
                         // What was to be moved is still where it was.
                         continue;
                     }
-                    let range = (p.start, p.end);
-                    self.res.faults.poison(LayerId(p.layer), p.chunk, range);
+                    let place = &p.place;
+                    let faults = &mut self.res.faults;
+                    faults.poison(place.layer, place.chunk, place.range());
                 }
                 Some(StoreError::ReadOnly(errno))
             }
@@ -75,9 +76,11 @@ impl ShardCore {
         let mut parts = std::mem::take(&mut self.res.log.batches[slot].parts);
         for part in parts.drain(..) {
             let p = &mut self.parts[part];
-            p.error = p.error.or(error);
-            p.batches -= 1;
-            if p.logged && p.batches == 0 {
+            p.in_log.leave();
+            if let Some(error) = error {
+                p.outcome.fail(error);
+            }
+            if p.in_log.is_done() {
                 self.finish_part(part);
             }
         }
@@ -86,18 +89,15 @@ impl ShardCore {
 
     /// The batch is on the device: the map changes.
     pub(super) fn apply(&mut self, item: &Item) {
-        let (version, layer, op) = (
-            self.parts[item.part].version,
-            self.parts[item.part].layer,
-            self.parts[item.part].op,
-        );
+        let p = &self.parts[item.part];
+        let (version, layer, op) = (p.version, p.place.layer, p.op);
         match item.kind {
             entry_kind::FENCE => {
                 if let OpKind::Fence(fence) = self.ops[op].kind {
-                    self.res.map.table.raise_fence(LayerId(layer), fence);
+                    self.res.map.table.raise_fence(layer, fence);
                 }
             }
-            entry_kind::FENCE_DROP => self.res.map.table.drop_fence(LayerId(layer)),
+            entry_kind::FENCE_DROP => self.res.map.table.drop_fence(layer),
             entry_kind::DATA if self.parts[item.part].kind == PartKind::Move => {
                 self.apply_move(item);
             }
@@ -134,7 +134,8 @@ impl ShardCore {
     /// A guest changed blocks of the part's leaf.
     fn note_change(&mut self, part: u32, blocks: u16, written: bool) {
         let p = &self.parts[part];
-        self.cleaner.note_change((p.rec, p.leaf), blocks, written);
+        self.cleaner
+            .note_change((p.place.rec, p.place.leaf), blocks, written);
     }
 
     /// Unmaps a block unless it is newer.

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use super::super::api::{LayerId, StoreError, StoreResult};
-use super::super::table::NONE;
 use super::map::{LeafCursor, LeafPlace, Map};
 use super::operations::OpKind;
+use super::part::Place;
 use super::{PartKind, ShardCore};
 
 /// Parts of a dropped layer in flight: its space comes back in parallel, guests still get through.
@@ -98,13 +98,14 @@ impl ShardCore {
             return;
         }
         while self.parts.free() > 0
-            && let Some((op, place)) = self.dropper.next_leaf(&self.res.map)
+            && let Some((op, leaf)) = self.dropper.next_leaf(&self.res.map)
         {
-            let chunk = (place.layer.0, place.chunk, place.rec);
-            self.start_part(op, PartKind::Drop, chunk, place.range(), u64::MAX);
+            let chunk = (leaf.layer, leaf.chunk, leaf.rec);
+            let place = Place::new(chunk, leaf.range());
+            self.start_part(op, PartKind::Drop, place, u64::MAX);
         }
         if let Some((op, layer)) = self.dropper.next_fence(&self.res.map) {
-            self.start_part(op, PartKind::FenceDrop, (layer.0, 0, NONE), (0, 0), 0);
+            self.start_fence_part(op, PartKind::FenceDrop, layer, 0);
         }
     }
 

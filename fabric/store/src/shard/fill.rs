@@ -3,7 +3,7 @@
 use fabric_types::checksum::crc32c;
 
 use super::super::alloc::Run;
-use super::super::format::{BatchEntry, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_LOST, entry_kind};
+use super::super::format::{BatchEntry, MapEntry, UNIT_BYTES, UNIT_LOST, entry_kind};
 use super::super::log::{DataBlock, HeaderWriter};
 use super::log_state::Item;
 use super::write::{BATCH_IOS_MAX, LARGE_BLOCKS};
@@ -50,13 +50,13 @@ impl ShardCore {
             let leaves = u32::from(self.dirties_leaf(part));
             self.res.log.expect_leaves(filling.batch, leaves);
             self.res.log.batches[filling.batch].parts.push(part);
-            self.parts[part].batches += 1;
+            self.parts[part].in_log.join();
             filling.parts -= 1;
         }
         if done {
-            self.parts[part].logged = true;
+            self.parts[part].in_log.complete();
             self.release_old(part);
-            if self.parts[part].batches == 0 {
+            if self.parts[part].in_log.is_done() {
                 // Every block was stale.
                 self.finish_part(part);
             }
@@ -64,28 +64,21 @@ impl ShardCore {
         done
     }
 
-    /// Whether the write touches only a part of its block `i`.
-    fn is_partly_covered(&self, part: u32, i: u32) -> bool {
-        let p = &self.parts[part];
-        let block = UNIT_BYTES as u32;
-        (i == 0 && p.start % block != 0) || (i + 1 == u32::from(p.count) && p.end % block != 0)
-    }
-
     /// Whether this very write of a part of the block is what was lost: another replica had it, and could not
     /// be read when this one was compared with it.
     fn is_lost_itself(&self, part: u32, i: u32, entry: MapEntry) -> bool {
         let is_lost = entry.unit == UNIT_LOST && entry.version == self.parts[part].version;
-        is_lost && self.is_partly_covered(part, i)
+        is_lost && self.parts[part].place.is_partly_covered(i)
     }
 
     fn fill_blocks(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
-        while self.parts[part].cursor < u32::from(self.parts[part].count) {
-            let i = self.parts[part].cursor;
-            let (version, first) = (self.parts[part].version, self.parts[part].first);
+        while self.parts[part].progress.cursor < u32::from(self.parts[part].place.count) {
+            let i = self.parts[part].progress.cursor;
+            let (version, first) = (self.parts[part].version, self.parts[part].place.first);
             let entry = self.res.map.leaves.entries(slot)[usize::from(first) + i as usize];
             if entry.version > version {
-                let partly = self.is_partly_covered(part, i);
+                let partly = self.parts[part].place.is_partly_covered(i);
                 self.note_stale(part, entry, partly);
             } else if self.is_lost_itself(part, i, entry) {
                 // Done here as it is on the replica that lost it. To refuse it would have this one compared
@@ -93,27 +86,26 @@ impl ShardCore {
             } else if !self.fill_block(filling, part, i, true) {
                 return false;
             }
-            self.parts[part].cursor += 1;
+            self.parts[part].progress.cursor += 1;
         }
         true
     }
 
     fn fill_zeroes(&mut self, filling: &mut Filling, part: u32) -> bool {
         let (first, last, kind) = self.zero_range(part);
-        if self.parts[part].cursor == 0 {
+        if self.parts[part].progress.cursor == 0 {
             if !filling.writer.has_room() {
                 return false;
             }
             if last > first {
                 let p = &self.parts[part];
-                let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;
-                let (layer, version, chunk, count) = (p.layer, p.version, p.chunk, last - first);
+                let count = last - first;
                 let entry = BatchEntry {
-                    layer,
-                    version,
-                    chunk,
+                    layer: p.place.layer.0,
+                    version: p.version,
+                    chunk: p.place.chunk,
                     unit: 0,
-                    block,
+                    block: p.place.in_chunk(first),
                     count,
                     kind,
                 };
@@ -128,21 +120,21 @@ impl ShardCore {
                 };
                 self.res.log.batches[filling.batch].items.push(item);
             }
-            self.parts[part].cursor = 1;
+            self.parts[part].progress.cursor = 1;
         }
         let slot = self.leaf_slot(part);
         for which in 0..2 {
-            let Some((index, buffer)) = self.parts[part].old[which] else {
+            let Some((index, buffer)) = self.parts[part].old.buffers[which] else {
                 continue;
             };
-            let entry =
-                self.res.map.leaves.entries(slot)[usize::from(self.parts[part].first + index)];
+            let entry = self.res.map.leaves.entries(slot)
+                [usize::from(self.parts[part].place.first + index)];
             if entry.version > self.parts[part].version {
                 self.note_stale(part, entry, true);
             } else if !self.fill_block(filling, part, u32::from(index), false) {
                 return false;
             }
-            self.parts[part].old[which] = None;
+            self.parts[part].old.buffers[which] = None;
             self.res.arena.give_back(buffer, 1);
         }
         true
@@ -163,7 +155,7 @@ impl ShardCore {
         } else {
             entry_kind::FENCE_DROP
         };
-        let (layer, version) = (p.layer, p.version);
+        let (layer, version) = (p.place.layer.0, p.version);
         self.push_entry(
             filling,
             BatchEntry {
@@ -202,7 +194,7 @@ impl ShardCore {
 
     pub(super) fn leaf_slot(&self, part: u32) -> u32 {
         let p = &self.parts[part];
-        self.res.map.leaf_slot(p.rec, p.leaf)
+        self.res.map.leaf_slot(p.place.rec, p.place.leaf)
     }
 
     /// Adds block `i` of the part: its content to the buffer, its entry to the header.
@@ -221,14 +213,9 @@ impl ShardCore {
         };
         let header = self.res.log.batches[filling.batch].buffer;
         let buffer = header + filling.used;
-        let (from, to) = self.covered_range(part, i);
+        let (from, to) = self.parts[part].place.covered(i);
         if to - from < UNIT_BYTES as u32 {
-            let old = self.parts[part]
-                .old
-                .iter()
-                .flatten()
-                .find(|(index, _)| u32::from(*index) == i)
-                .copied();
+            let old = self.parts[part].old.buffer_of(i);
             let (inside, len) = (from as usize % UNIT_BYTES, (to - from) as usize);
             let start = buffer as usize * UNIT_BYTES;
             let bytes = self.res.arena.buf().len();
@@ -238,7 +225,7 @@ impl ShardCore {
                 .buf_mut()
                 .blocks_mut(0, (bytes / UNIT_BYTES) as u32);
             match old {
-                Some((_, old)) => {
+                Some(old) => {
                     let old = old as usize * UNIT_BYTES;
                     all.copy_within(old..old + UNIT_BYTES, start);
                 }
@@ -251,12 +238,11 @@ impl ShardCore {
         }
         let crc = crc32c(self.res.arena.buf().blocks(buffer, 1));
         let p = &self.parts[part];
-        let first = p.first + i as u16;
-        let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;
+        let first = p.place.first + i as u16;
         let data = DataBlock {
-            layer: p.layer,
-            chunk: p.chunk,
-            block,
+            layer: p.place.layer.0,
+            chunk: p.place.chunk,
+            block: p.place.in_chunk(first),
             unit,
             crc,
             version: p.version,

@@ -112,7 +112,7 @@ impl ShardCore {
 
     /// Ends a part that nothing of it is in flight of.
     pub(super) fn fail_part(&mut self, part: u32, error: StoreError) {
-        self.parts[part].error.get_or_insert(error);
+        self.parts[part].outcome.fail(error);
         if let PartKind::Scrub | PartKind::LocateVictims | PartKind::Move = self.parts[part].kind
             && let Some(finding) = error.finding()
         {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use fabric_types::slab::Slab;
 
-use super::super::api::{Fence, LAYER_CHAIN_MAX, OpId, StoreError, StoreResult};
+use super::super::api::{Fence, LAYER_CHAIN_MAX, LayerId, OpId, StoreError, StoreResult};
 use super::resources::Resources;
 
 /// What an operation is, once its parts are made.
@@ -39,6 +39,17 @@ pub(super) struct Op {
 unsafe impl Send for Op {}
 
 impl Op {
+    /// Layer of the chain, from the newest on.
+    pub(super) fn layer(&self, at: usize) -> Option<LayerId> {
+        let chain = &self.layers[..self.layer_count];
+        chain.get(at).map(|&layer| LayerId(layer))
+    }
+
+    /// Whether there are older layers that it may have to hide.
+    pub(super) fn hides_layers(&self) -> bool {
+        self.layer_count > 1
+    }
+
     /// One of the parts has ended; returns the outcome if it was the last.
     pub(super) fn end_part(&mut self, error: Option<StoreError>) -> Option<StoreResult> {
         self.parts_left -= 1;

@@ -6,6 +6,7 @@ use super::super::api::{
 };
 use super::super::table::NONE;
 use super::map::{LEAF_BYTES, LeafPlace};
+use super::part::Place;
 use super::{INTERNAL_PARTS, OP_PARTS_MAX, OpKind, PartKind, ShardCore};
 
 /// Granularity of offsets and lengths.
@@ -173,49 +174,35 @@ impl ShardCore {
         if layers.is_empty() || layers.len() > LAYER_CHAIN_MAX {
             return Err(StoreError::OutOfRange);
         }
-        let mut rec = self.res.map.table.find(layers[0], chunk);
+        let (table, faults) = (&mut self.res.map.table, &self.res.faults);
+        let mut rec = table.find(layers[0], chunk);
         if kind != PartKind::Read {
-            self.res.faults.refuse_if_failed()?;
-            let fence = self.res.map.table.fence(layers[0]);
-            if version.generation() < fence.generation {
-                return Err(StoreError::Fenced {
-                    generation: fence.generation,
-                });
+            faults.refuse_if_failed()?;
+            let Fence { generation, .. } = table.fence(layers[0]);
+            if version.generation() < generation {
+                return Err(StoreError::Fenced { generation });
             }
             if kind == PartKind::Write || layers.len() > 1 {
-                rec = Some(
-                    self.res
-                        .map
-                        .table
-                        .find_or_create(layers[0], chunk)
-                        .ok_or(StoreError::NoSpace)?,
-                );
+                let made = table.find_or_create(layers[0], chunk);
+                rec = Some(made.ok_or(StoreError::NoSpace)?);
             }
-        } else if self
-            .res
-            .faults
-            .is_poisoned(layers[0], chunk, (offset, end as u32))
-        {
-            return self.res.faults.refuse_if_failed();
+        } else if faults.is_poisoned(layers[0], chunk, (offset, end as u32)) {
+            return faults.refuse_if_failed();
         }
         let op = &mut self.ops[slot];
         (op.chunk, op.offset, op.fua, op.layer_count) = (chunk, offset, fua, layers.len());
         for (to, from) in op.layers.iter_mut().zip(layers) {
             *to = from.0;
         }
+        let rec = rec.unwrap_or(NONE);
         let mut start = offset;
         while start < end as u32 {
             let stop = (start / LEAF_BYTES + 1)
                 .saturating_mul(LEAF_BYTES)
                 .min(end as u32);
             self.ops[slot].parts_left += 1;
-            self.start_part(
-                slot,
-                kind,
-                (layers[0].0, chunk, rec.unwrap_or(NONE)),
-                (start, stop),
-                version.0,
-            );
+            let place = Place::new((layers[0], chunk, rec), (start, stop));
+            self.start_part(slot, kind, place, version.0);
             start = stop;
         }
         Ok(())
@@ -226,19 +213,30 @@ impl ShardCore {
         &mut self,
         op: u32,
         kind: PartKind,
-        chunk: (u64, u32, u32),
-        range: (u32, u32),
+        place: Place,
         version: u64,
     ) -> u32 {
         let lists = (&mut self.res.map.table, &mut self.waiting);
-        self.parts.start(op, kind, chunk, range, version, lists)
+        self.parts.start(op, kind, place, version, lists)
     }
 
     /// Starts a part that looks at what is mapped now, for no operation. Without a record it waits for no
     /// write in flight.
-    pub(super) fn start_unordered(&mut self, kind: PartKind, place: &LeafPlace) {
-        let chunk = (place.layer.0, place.chunk, NONE);
-        self.start_part(NONE, kind, chunk, place.range(), 0);
+    pub(super) fn start_unordered(&mut self, kind: PartKind, leaf: &LeafPlace) {
+        let place = Place::new((leaf.layer, leaf.chunk, NONE), leaf.range());
+        self.start_part(NONE, kind, place, 0);
+    }
+
+    /// Starts the part that changes a layer's fence.
+    pub(super) fn start_fence_part(
+        &mut self,
+        op: u32,
+        kind: PartKind,
+        layer: LayerId,
+        version: u64,
+    ) {
+        let place = Place::new((layer, 0, NONE), (0, 0));
+        self.start_part(op, kind, place, version);
     }
 
     /// The part is through, with the error recorded in it if any.
@@ -248,10 +246,10 @@ impl ShardCore {
         self.release_old(slot);
         self.end_reader(slot);
         let part = &mut self.parts[slot];
-        let (op, kind, rec, leaf) = (part.op, part.kind, part.rec, part.leaf);
-        let error = part.error.or(part.stale_error());
+        let (op, kind) = (part.op, part.kind);
+        let error = part.outcome.error(part.version);
         if std::mem::take(&mut part.pinned) {
-            let leaf_slot = self.res.map.leaf_slot(rec, leaf);
+            let leaf_slot = self.res.map.leaf_slot(part.place.rec, part.place.leaf);
             self.res.map.leaves.meta_mut(leaf_slot).pins -= 1;
         }
         self.parts.give_back(slot);
@@ -294,13 +292,8 @@ impl ShardCore {
         }
         self.ops[slot].kind = OpKind::Fence(fence);
         self.ops[slot].parts_left = 1;
-        self.start_part(
-            slot,
-            PartKind::Fence,
-            (layer.0, 0, NONE),
-            (0, 0),
-            u64::from(fence.generation),
-        );
+        let version = u64::from(fence.generation);
+        self.start_fence_part(slot, PartKind::Fence, layer, version);
         Ok(())
     }
 }

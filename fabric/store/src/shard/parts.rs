@@ -2,10 +2,8 @@
 
 use fabric_types::slab::Slab;
 
-use super::super::format::{LEAF_BLOCKS, UNIT_BYTES};
 use super::super::table::{NONE, Table};
-use super::map::LEAF_BYTES;
-use super::state::{Part, PartKind, PartState};
+use super::part::{Part, PartKind, PartState, Place};
 use super::waiting::Waiting;
 
 /// The parts of one shard. Those of one record are linked, newest first.
@@ -42,13 +40,12 @@ impl Parts {
         self.slots.capacity() as usize * size_of::<Part>()
     }
 
-    /// Makes a part of `start..end` (within one leaf) and lets it run unless an earlier write overlaps.
+    /// Makes a part and lets it run unless an earlier write overlaps.
     pub(super) fn start(
         &mut self,
         op: u32,
         kind: PartKind,
-        (layer, chunk, rec): (u64, u32, u32),
-        (start, end): (u32, u32),
+        place: Place,
         version: u64,
         (table, waiting): (&mut Table, &mut Waiting),
     ) -> u32 {
@@ -56,45 +53,17 @@ impl Parts {
             .slots
             .take()
             .expect("parts are reserved before an operation is accepted");
-        let block = UNIT_BYTES as u32;
-        let (first, last) = (start / block, end.div_ceil(block));
-        let part = &mut self.slots[slot];
-        let (mut map, mut retry) = (
-            std::mem::take(&mut part.map),
-            std::mem::take(&mut part.retry),
-        );
-        map.clear();
-        retry.clear();
-        *part = Part {
-            op,
-            kind,
-            seq: self.next_seq,
-            layer,
-            chunk,
-            rec,
-            start,
-            end,
-            version,
-            ..Default::default()
-        };
-        (part.map, part.retry) = (map, retry);
-        part.leaf = (start / LEAF_BYTES) as u8;
-        part.first = (first % LEAF_BLOCKS as u32) as u16;
-        part.count = (last - first) as u16;
+        self.slots[slot].renew(op, kind, place, version, self.next_seq);
         self.next_seq += 1;
-        part.state = first_state(kind, start % block != 0 || end % block != 0);
-        if part.state == PartState::Resolve {
-            part.begin_resolve();
-        }
-        let part = &self.slots[slot];
-        if part.state == PartState::Logging {
+        let has_record = place.rec != NONE;
+        if self.slots[slot].state == PartState::Logging {
             waiting.push_ready(slot);
-        } else if rec != NONE && self.has_hazard(slot, table) {
+        } else if has_record && self.has_hazard(slot, table) {
             self.link(slot, table);
-            self.slots[slot].wait_next = state_code(self.slots[slot].state);
-            self.slots[slot].state = PartState::WaitHazard;
+            let part = &mut self.slots[slot];
+            part.hazard.resume = std::mem::replace(&mut part.state, PartState::WaitHazard);
         } else {
-            if rec != NONE && is_writer(kind) {
+            if has_record && kind.is_writer() {
                 self.link(slot, table);
             }
             waiting.run(slot);
@@ -106,49 +75,48 @@ impl Parts {
     /// waits.
     fn has_hazard(&self, slot: u32, table: &Table) -> bool {
         let part = &self.slots[slot];
-        let mut at = table.runtime(part.rec).hazards;
+        let mut at = table.runtime(part.place.rec).hazards;
         while at != NONE {
             let other = &self.slots[at];
-            let overlap = other.leaf == part.leaf
-                && other.first < part.first + part.count
-                && part.first < other.first + other.count;
+            let overlap = part.place.overlaps(&other.place);
             // Before and after a move a block reads the same: its readers need not wait.
             let harmless = other.kind == PartKind::Move
                 && matches!(part.kind, PartKind::Read | PartKind::Inspect);
-            if is_writer(other.kind) && other.seq < part.seq && overlap && !harmless {
+            let is_earlier = other.hazard.seq < part.hazard.seq;
+            if other.kind.is_writer() && is_earlier && overlap && !harmless {
                 return true;
             }
-            at = other.hazard_next;
+            at = other.hazard.next;
         }
         false
     }
 
     fn link(&mut self, slot: u32, table: &mut Table) {
         let part = &mut self.slots[slot];
-        part.linked = true;
-        let head = &mut table.runtime_mut(part.rec).hazards;
-        part.hazard_next = *head;
+        let head = &mut table.runtime_mut(part.place.rec).hazards;
+        part.hazard.is_linked = true;
+        part.hazard.next = *head;
         *head = slot;
     }
 
     /// The part has ended: whoever waited for nothing but it goes on.
     pub(super) fn unlink(&mut self, slot: u32, table: &mut Table, waiting: &mut Waiting) {
         let part = &mut self.slots[slot];
-        if !std::mem::take(&mut part.linked) {
+        if !std::mem::take(&mut part.hazard.is_linked) {
             return;
         }
-        let (rec, next, kind) = (part.rec, part.hazard_next, part.kind);
+        let (rec, next, kind) = (part.place.rec, part.hazard.next, part.kind);
         let head = table.runtime(rec).hazards;
         if head == slot {
             table.runtime_mut(rec).hazards = next;
         } else {
             let mut at = head;
-            while self.slots[at].hazard_next != slot {
-                at = self.slots[at].hazard_next;
+            while self.slots[at].hazard.next != slot {
+                at = self.slots[at].hazard.next;
             }
-            self.slots[at].hazard_next = next;
+            self.slots[at].hazard.next = next;
         }
-        if is_writer(kind) {
+        if kind.is_writer() {
             self.wake(rec, table, waiting);
         }
     }
@@ -162,13 +130,12 @@ impl Parts {
             if part.state == PartState::WaitHazard && !self.has_hazard(at, table) {
                 woken.push(at);
             }
-            at = part.hazard_next;
+            at = part.hazard.next;
         }
         // The list is newest first.
         for slot in woken.drain(..).rev() {
             let part = &mut self.slots[slot];
-            part.state = state_from_code(part.wait_next);
-            part.wait_next = NONE;
+            part.state = part.hazard.resume;
             waiting.run(slot);
         }
         self.woken = woken;
@@ -188,41 +155,5 @@ impl std::ops::IndexMut<u32> for Parts {
     #[inline]
     fn index_mut(&mut self, part: u32) -> &mut Part {
         &mut self.slots[part]
-    }
-}
-
-/// What a part begins with. A write of a block that it covers `partly` needs what is there.
-fn first_state(kind: PartKind, partly: bool) -> PartState {
-    match kind {
-        PartKind::Read | PartKind::Scrub => PartState::Resolve,
-        PartKind::Write | PartKind::Zero if partly => PartState::Resolve,
-        PartKind::Write
-        | PartKind::Zero
-        | PartKind::Drop
-        | PartKind::Inspect
-        | PartKind::Restore
-        | PartKind::Move => PartState::Acquire,
-        PartKind::LocateVictims => PartState::LocateVictims,
-        PartKind::Fence | PartKind::FenceDrop => PartState::Logging,
-    }
-}
-
-pub(super) fn is_writer(kind: PartKind) -> bool {
-    matches!(
-        kind,
-        PartKind::Write | PartKind::Zero | PartKind::Drop | PartKind::Restore | PartKind::Move
-    )
-}
-
-/// A waiting part is in no leaf's list, so `wait_next` keeps the state it goes on with.
-fn state_code(state: PartState) -> u32 {
-    u32::from(state == PartState::Acquire)
-}
-
-fn state_from_code(code: u32) -> PartState {
-    if code == 1 {
-        PartState::Acquire
-    } else {
-        PartState::Resolve
     }
 }

@@ -9,13 +9,14 @@
 
 use fabric_types::checksum::crc32c;
 
-use super::super::api::{LayerId, ScrubFinding, Version};
+use super::super::api::Version;
 use super::super::format::{LEAF_BLOCKS, MapEntry};
 use super::super::log::DataBlock;
 use super::super::table::NONE;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
 use super::log_state::Item;
+use super::part::Place;
 use super::requests::{IoKind, IoOutcome};
 use super::write::BATCH_IOS_MAX;
 use super::{PartKind, PartState, ShardCore};
@@ -29,8 +30,8 @@ impl ShardCore {
     /// Looks at a leaf, once it is in the cache, and begins to read what is to be moved.
     pub(super) fn step_locate_victims(&mut self, part: u32) -> bool {
         let p = &self.parts[part];
-        let (leaf, range) = (p.leaf, (LayerId(p.layer), p.chunk));
-        let Some(rec) = self.res.map.table.find(range.0, range.1) else {
+        let leaf = p.place.leaf;
+        let Some(rec) = self.res.map.table.find(p.place.layer, p.place.chunk) else {
             self.finish_part(part);
             return true;
         };
@@ -57,7 +58,7 @@ impl ShardCore {
         }
         self.cleaner.job.begin_reads();
         let p = &mut self.parts[part];
-        p.cursor = 0;
+        p.progress.cursor = 0;
         p.state = PartState::Relocate;
         self.begin_reader(part);
         self.advance(part)
@@ -66,14 +67,15 @@ impl ShardCore {
     /// Queues the device reads of the chosen blocks; `false` when requests ran out, to go on later.
     pub(super) fn issue_relocations(&mut self, part: u32) -> bool {
         loop {
-            let Some((first, count)) = self.cleaner.job.next_run(self.parts[part].cursor) else {
-                self.parts[part].cursor = RETRIES;
+            let Some((first, count)) = self.cleaner.job.next_run(self.parts[part].progress.cursor)
+            else {
+                self.parts[part].progress.cursor = RETRIES;
                 break;
             };
             if !self.issue_relocation(part, (first, count), false) {
                 return false;
             }
-            self.parts[part].cursor = u32::from(first + count);
+            self.parts[part].progress.cursor = u32::from(first + count);
         }
         while let Some(&index) = self.cleaner.job.retry.last() {
             if !self.issue_relocation(part, (index, 1), true) {
@@ -81,8 +83,8 @@ impl ShardCore {
             }
             self.cleaner.job.retry.pop();
         }
-        self.parts[part].cursor = ALL_QUEUED;
-        if self.parts[part].ios == 0 {
+        self.parts[part].progress.cursor = ALL_QUEUED;
+        if self.parts[part].progress.ios == 0 {
             self.end_relocation(part);
         }
         true
@@ -95,7 +97,7 @@ impl ShardCore {
         let job = &self.cleaner.job;
         let unit = job.entry(first).unit;
         self.res.device.aim(io, job.memory(first, count));
-        self.parts[part].ios += 1;
+        self.parts[part].progress.ios += 1;
         let kind = IoKind::Relocate {
             part,
             first,
@@ -116,7 +118,7 @@ impl ShardCore {
         outcome: IoOutcome<'_>,
     ) {
         self.res.device.give_back(io);
-        self.parts[part].ios -= 1;
+        self.parts[part].progress.ios -= 1;
         for i in 0..count {
             let index = first + i;
             let job = &self.cleaner.job;
@@ -132,40 +134,32 @@ impl ShardCore {
             }
         }
         let p = &mut self.parts[part];
-        if p.cursor < ALL_QUEUED {
+        if p.progress.cursor < ALL_QUEUED {
             // The part is in a list already, and goes on by itself.
             return;
         }
         if !self.cleaner.job.retry.is_empty() {
-            p.cursor = RETRIES;
+            p.progress.cursor = RETRIES;
             self.waiting.run(part);
-        } else if p.ios == 0 {
+        } else if p.progress.ios == 0 {
             self.end_relocation(part);
         }
     }
 
     /// A block was bad twice: it stays, and whoever reads it hears so.
     fn leave_behind(&mut self, part: u32, index: u16, result: Result<(), i32>) {
-        let p = &self.parts[part];
-        let (layer, chunk) = (LayerId(p.layer), p.chunk);
-        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(index);
+        // The part is about a whole leaf.
+        let key = self.parts[part].place.key(index);
         let MapEntry { unit, version, .. } = self.cleaner.leave_behind(index);
-        self.res.note_damage((layer, chunk, block), unit, result);
-        self.res.damage.report(ScrubFinding {
-            layer,
-            chunk,
-            block,
-            version: Version(version),
-            device_offset: self.res.geo.offset(unit),
-        });
+        self.res.note_damage(key, unit, result);
+        self.res.report(key, Version(version), unit);
     }
 
     /// All that can be read is in the buffer: from here on it is a write.
     fn end_relocation(&mut self, part: u32) {
         self.end_reader(part);
-        let p = &self.parts[part];
-        let (layer, chunk, range) = (p.layer, p.chunk, (p.start, p.end));
-        let rec = self.res.map.table.find(LayerId(layer), chunk);
+        let place = self.parts[part].place;
+        let rec = self.res.map.table.find(place.layer, place.chunk);
         let job = &self.cleaner.job;
         let nothing = job.chosen_from(0) == 0 || job.next_unit().is_none();
         let (Some(rec), false, None) = (
@@ -177,14 +171,14 @@ impl ShardCore {
             return;
         };
         self.parts.give_back(part);
-        self.start_part(NONE, PartKind::Move, (layer, chunk, rec), range, 0);
+        self.start_part(NONE, PartKind::Move, Place { rec, ..place }, 0);
     }
 
     /// Puts the chosen blocks that the map still has where they were into the batch; `false` when it is full.
     pub(super) fn fill_moves(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
-        while self.parts[part].cursor < LEAF_BLOCKS as u32 {
-            let at = self.parts[part].cursor as u16;
+        while self.parts[part].progress.cursor < LEAF_BLOCKS as u32 {
+            let at = self.parts[part].progress.cursor as u16;
             let job = &self.cleaner.job;
             let now = self.res.map.leaves.entries(slot)[usize::from(at)];
             if job.is_chosen(at) && now == job.entry(at) {
@@ -200,7 +194,7 @@ impl ShardCore {
                 }
                 self.fill_move(filling, part, at);
             }
-            self.parts[part].cursor += 1;
+            self.parts[part].progress.cursor += 1;
         }
         true
     }
@@ -220,9 +214,9 @@ impl ShardCore {
         let unit = self.cleaner.job.take_unit();
         let p = &self.parts[part];
         let data = DataBlock {
-            layer: p.layer,
-            chunk: p.chunk,
-            block: u16::from(p.leaf) * LEAF_BLOCKS as u16 + index,
+            layer: p.place.layer.0,
+            chunk: p.place.chunk,
+            block: p.place.in_chunk(index),
             unit,
             crc: source.crc,
             version: source.version,

@@ -10,6 +10,7 @@ use super::super::table::NONE;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
 use super::log_state::Item;
+use super::part::Place;
 use super::{PartKind, ShardCore};
 
 impl ShardCore {
@@ -74,18 +75,23 @@ impl ShardCore {
         (op.chunk, op.offset, op.fua, op.layer_count) = (chunk, first * block, false, 1);
         op.layers[0] = layer.0;
         op.parts_left = 1;
-        let range = (first * block, end * block);
-        self.start_part(slot, kind, (layer.0, chunk, rec), range, 0)
+        let place = Place::new((layer, chunk, rec), (first * block, end * block));
+        self.start_part(slot, kind, place, 0)
     }
 
     /// Looks the blocks up and tells what they are.
     pub(super) fn step_inspect(&mut self, part: u32) -> bool {
-        let (rec, leaf) = (self.parts[part].rec, self.parts[part].leaf);
+        let Place {
+            rec,
+            leaf,
+            first,
+            count,
+            ..
+        } = self.parts[part].place;
         let lookup = match rec {
             NONE => LeafLookup::Absent,
             rec => self.look_up_leaf(part, rec, leaf),
         };
-        let (first, count) = (self.parts[part].first, self.parts[part].count);
         match lookup {
             LeafLookup::Loading => return true,
             LeafLookup::Stalled => return self.fail_if_hopeless(part),
@@ -126,7 +132,7 @@ impl ShardCore {
     /// Puts the restored block into the batch, unless it has changed.
     pub(super) fn fill_restored(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
-        let (first, [expect, stamp]) = (self.parts[part].first, self.parts[part].restore);
+        let (first, [expect, stamp]) = (self.parts[part].place.first, self.parts[part].restore);
         let entry = self.res.map.leaves.entries(slot)[usize::from(first)];
         let now = stamp_of(&entry);
         // What is there is not given up for nothing, only if it could not be read.
@@ -135,7 +141,7 @@ impl ShardCore {
             && !self.brings_data(part)
             && !self.is_known_bad(part, &entry);
         if now != expect || loses_itself {
-            self.parts[part].error = Some(StoreError::Changed);
+            self.parts[part].outcome.fail(StoreError::Changed);
             return true;
         }
         // An older version replaces a newer one only if that is dropped before, at recovery as well.
@@ -146,7 +152,7 @@ impl ShardCore {
             return false;
         }
         if needs_data && !self.is_as_stamped(part, stamp.crc) {
-            self.parts[part].error = Some(StoreError::Mismatch);
+            self.parts[part].outcome.fail(StoreError::Mismatch);
             return true;
         }
         if drops {
@@ -162,7 +168,7 @@ impl ShardCore {
                 if items.last().is_none_or(|item| item.crc != stamp.crc) {
                     // It changed between two looks: what is stored has its own checksum, and the submitter is
                     // told.
-                    self.parts[part].error = Some(StoreError::Mismatch);
+                    self.parts[part].outcome.fail(StoreError::Mismatch);
                 }
             }
             Holds::Zeroes => self.fill_without_data(filling, part, entry_kind::ZERO),
@@ -172,11 +178,8 @@ impl ShardCore {
     }
 
     fn is_known_bad(&self, part: u32, entry: &MapEntry) -> bool {
-        let p = &self.parts[part];
-        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first);
-        self.res
-            .damage
-            .is_known((LayerId(p.layer), p.chunk, block), entry.unit)
+        let key = self.parts[part].place.key(0);
+        self.res.damage.is_known(key, entry.unit)
     }
 
     /// Whether a restored block comes with its data.
@@ -209,7 +212,7 @@ impl ShardCore {
     /// Puts an entry for the restored block into the batch, behind which no data follow.
     fn fill_without_data(&mut self, filling: &mut Filling, part: u32, kind: u32) {
         let p = &self.parts[part];
-        let first = p.first;
+        let first = p.place.first;
         let crc = match kind {
             entry_kind::LOST => p.restore[1].crc,
             _ => 0,
@@ -219,11 +222,11 @@ impl ShardCore {
             _ => p.version,
         };
         let entry = BatchEntry {
-            layer: p.layer,
+            layer: p.place.layer.0,
             version,
-            chunk: p.chunk,
+            chunk: p.place.chunk,
             unit: crc,
-            block: u16::from(p.leaf) * LEAF_BLOCKS as u16 + first,
+            block: p.place.in_chunk(first),
             count: 1,
             kind,
         };

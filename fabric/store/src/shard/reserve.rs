@@ -70,7 +70,7 @@ impl Resources {
 impl ShardCore {
     /// Whether the part will make its map page dirty.
     pub(super) fn dirties_leaf(&self, part: u32) -> bool {
-        self.parts[part].rec != NONE && !self.res.map.leaves.meta(self.leaf_slot(part)).dirty
+        self.parts[part].place.rec != NONE && !self.res.map.leaves.meta(self.leaf_slot(part)).dirty
     }
 
     /// How much of what is wanted fits, the part at the head before the others; `None` when it has to wait
@@ -146,9 +146,10 @@ impl ShardCore {
         let Some(part) = self.waiting.pop_ready() else {
             return;
         };
-        self.parts[part].logged = true;
-        self.parts[part].error.get_or_insert(error);
-        if self.parts[part].batches == 0 {
+        let p = &mut self.parts[part];
+        p.in_log.complete();
+        p.outcome.fail(error);
+        if p.in_log.is_done() {
             self.finish_part(part);
         }
     }

@@ -1,7 +1,7 @@
 //! What the machines of a shard use together, and borrow from it for each step.
 
 use super::super::alloc::Allocator;
-use super::super::api::{CoreParams, FlushMark, StoreError, StoreResult};
+use super::super::api::{CoreParams, FlushMark, ScrubFinding, StoreError, StoreResult, Version};
 use super::super::arena::Arena;
 use super::super::format::{Geometry, MapEntry, UNIT_BYTES, is_place};
 use super::super::leaf::{LEAVES_MIN, LeafCache};
@@ -91,6 +91,17 @@ impl Resources {
     ) -> StoreError {
         self.counters.checksum_errors += 1;
         self.damage.note(key, unit, result)
+    }
+
+    /// Keeps a finding for whoever repairs: a block of this version is bad in `unit`.
+    pub(super) fn report(&mut self, (layer, chunk, block): BlockKey, version: Version, unit: u32) {
+        self.damage.report(ScrubFinding {
+            layer,
+            chunk,
+            block,
+            version,
+            device_offset: self.damage.place_of(unit),
+        });
     }
 
     /// What a flush that begins now will cover.

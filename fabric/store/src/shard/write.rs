@@ -31,11 +31,8 @@ const QUARANTINE_RUNS_MAX: usize = 1 << 18;
 impl ShardCore {
     /// Gets the leaf that the part changes, and queues the part for the log.
     pub(super) fn step_acquire(&mut self, part: u32) -> bool {
-        let (rec, leaf, kind) = (
-            self.parts[part].rec,
-            self.parts[part].leaf,
-            self.parts[part].kind,
-        );
+        let p = &self.parts[part];
+        let (rec, leaf, kind) = (p.place.rec, p.place.leaf, p.kind);
         if kind == PartKind::Inspect {
             return self.step_inspect(part);
         }
@@ -53,8 +50,8 @@ impl ShardCore {
             LeafLookup::Loading => return true,
             LeafLookup::Stalled => return false,
             LeafLookup::Absent => {
-                let single =
-                    self.parts[part].op == NONE || self.ops[self.parts[part].op].layer_count <= 1;
+                let op = self.parts[part].op;
+                let single = op == NONE || !self.ops[op].hides_layers();
                 // What was to be moved is gone with its leaf.
                 let nothing = matches!(kind, PartKind::Drop | PartKind::Move);
                 if nothing || (kind == PartKind::Zero && single) {
@@ -79,7 +76,7 @@ impl ShardCore {
         self.res.map.leaves.meta_mut(slot).pins += 1;
         let p = &mut self.parts[part];
         p.pinned = true;
-        p.cursor = 0;
+        p.progress.cursor = 0;
         p.state = PartState::Logging;
         self.waiting.push_ready(part);
         true
@@ -93,22 +90,21 @@ impl ShardCore {
         let p = &mut self.parts[part];
         // What is not mapped reads as zeroes already, unless it has to hide older layers.
         let floored = |e: &MapEntry| e.unit == UNIT_UNMAPPED && e.version > p.version;
-        p.renumber |= kind == entry_kind::ZERO && entries.iter().any(floored);
-        // `finish_part` compares it with the part's own.
-        p.stale = p.stale.max(newest);
+        let renumber = kind == entry_kind::ZERO && entries.iter().any(floored);
+        p.outcome.note_version(newest, renumber);
     }
 
     /// A block was left alone because what is there is newer. Of a block covered `partly` the newer write may
     /// have been another part, so that this one was not overwritten.
     pub(super) fn note_stale(&mut self, part: u32, entry: MapEntry, partly: bool) {
-        let p = &mut self.parts[part];
-        p.stale = p.stale.max(entry.version);
-        p.renumber |= entry.unit == UNIT_UNMAPPED || partly;
+        let renumber = entry.unit == UNIT_UNMAPPED || partly;
+        let outcome = &mut self.parts[part].outcome;
+        outcome.note_version(entry.version, renumber);
     }
 
     /// Whether a discard has anything to do.
     fn zero_changes(&mut self, part: u32, slot: u32) -> bool {
-        if self.parts[part].old.iter().any(Option::is_some) {
+        if self.parts[part].old.count() > 0 {
             return true;
         }
         let (first, last, kind) = self.zero_range(part);
@@ -122,12 +118,10 @@ impl ShardCore {
     /// The fully covered blocks of a discard, in the leaf, and what it makes of them.
     pub(super) fn zero_range(&self, part: u32) -> (u16, u16, u32) {
         let p = &self.parts[part];
-        let block = UNIT_BYTES as u32;
-        let first = p.first + u16::from(p.start % block != 0);
-        let last = (p.first + p.count - u16::from(p.end % block != 0)).max(first);
+        let (first, last) = p.place.whole_blocks();
         let kind = match p.kind {
             PartKind::Drop => entry_kind::DROP,
-            _ if self.ops[p.op].layer_count > 1 => entry_kind::ZERO,
+            _ if self.ops[p.op].hides_layers() => entry_kind::ZERO,
             _ => entry_kind::UNMAP,
         };
         (first, last, kind)
@@ -152,10 +146,10 @@ impl ShardCore {
     pub(super) fn blocks_left(&self, part: u32) -> u32 {
         let p = &self.parts[part];
         match p.kind {
-            PartKind::Write => u32::from(p.count) - p.cursor,
+            PartKind::Write => u32::from(p.place.count) - p.progress.cursor,
             PartKind::Restore => u32::from(self.brings_data(part)),
-            PartKind::Zero => p.old.iter().flatten().count() as u32,
-            PartKind::Move => self.cleaner.job.chosen_from(p.cursor),
+            PartKind::Zero => p.old.count(),
+            PartKind::Move => self.cleaner.job.chosen_from(p.progress.cursor),
             _ => 0,
         }
     }
