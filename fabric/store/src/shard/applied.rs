@@ -1,6 +1,5 @@
 //! The end of a batch: the map changes, and whoever waited hears it.
 
-use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{MapEntry, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
 use super::enospc::is_no_space;
@@ -37,10 +36,7 @@ impl ShardCore {
         self.res.log.note_done(slot);
         let mut items = std::mem::take(&mut self.res.log.batches[slot].items);
         self.res.arena.give_back(buffer, blocks);
-        self.res.alloc.quarantine(Run {
-            start: header,
-            len: 1,
-        });
+        self.res.alloc.quarantine_unit(header);
         let error = match errno {
             None => {
                 self.res.log.note_recorded(watermark);

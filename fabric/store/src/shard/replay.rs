@@ -167,7 +167,7 @@ impl ShardCore {
         for unit in replay.touched {
             self.res.alloc.claim(unit);
             if !self.res.alloc.committed().get(unit) {
-                self.res.alloc.quarantine_claimed(unit);
+                self.res.alloc.quarantine_unit(unit);
             }
         }
         self.res.map.table.note_bare();
