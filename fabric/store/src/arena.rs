@@ -159,6 +159,13 @@ impl Arena {
         self.buf.iovec(first, count)
     }
 
+    /// Copies a block to another one.
+    pub fn copy_block(&mut self, from: u32, to: u32) {
+        let all = self.buf.blocks_mut(0, self.used.len());
+        let start = from as usize * UNIT_BYTES;
+        all.copy_within(start..start + UNIT_BYTES, to as usize * UNIT_BYTES);
+    }
+
     /// Blocks in all.
     #[must_use]
     pub fn blocks(&self) -> u32 {

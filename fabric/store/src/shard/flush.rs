@@ -10,13 +10,12 @@
 //! machine where the device keeps what it accepted. If power is lost before the next flush and a bit flips in
 //! what the last one wrote, nothing tells that from a write that was cut short.
 
-use super::super::alloc::Run;
 use super::super::api::{FlushMark, StoreError};
-use super::super::log::HeaderWriter;
 use super::ShardCore;
 use super::fill::Filling;
 use super::operations::Operations;
 use super::requests::IoKind;
+use super::reserve::SpaceDemand;
 use super::resources::Resources;
 
 /// Operations that wait for the log or a flush: at most one device flush at a time serves all that wait.
@@ -168,15 +167,11 @@ impl ShardCore {
             return;
         };
         let batch = res.log.open_batch(header.start, buffer);
-        let filling = Filling {
-            batch,
-            writer: HeaderWriter::new(),
-            used: 1,
-            units: Run { start: 0, len: 0 },
-            inline: true,
-            budget: 0,
+        let nothing = SpaceDemand {
+            blocks: 0,
             parts: 0,
         };
+        let filling = Filling::new(batch, true, nothing);
         self.close_batch(filling, 1);
     }
 }

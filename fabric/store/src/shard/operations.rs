@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use fabric_types::iov::{self, IovCursor};
 use fabric_types::slab::Slab;
 
 use super::super::api::{Fence, LAYER_CHAIN_MAX, LayerId, OpId, StoreError, StoreResult};
@@ -43,6 +44,28 @@ impl Op {
     pub(super) fn layer(&self, at: usize) -> Option<LayerId> {
         let chain = &self.layers[..self.layer_count];
         chain.get(at).map(|&layer| LayerId(layer))
+    }
+
+    /// Copies the operation's bytes from chunk byte `from` on into `block`.
+    pub(super) fn copy_in(&self, from: u32, block: &mut [u8]) {
+        // SAFETY: the submitter keeps the memory valid until the completion.
+        unsafe { iov::copy_from(&self.iovs, (from - self.offset) as usize, block) };
+    }
+
+    /// Copies bytes to where the operation wants those from chunk byte `from` on.
+    pub(super) fn copy_out(&self, from: u32, bytes: &[u8]) {
+        let mut cursor = IovCursor::default();
+        cursor.seek(&self.iovs, (from - self.offset) as usize);
+        // SAFETY: the submitter keeps the memory valid until the completion.
+        unsafe { cursor.copy_to(&self.iovs, bytes) };
+    }
+
+    /// Fills what the operation wants of chunk bytes `from..to` with zeroes.
+    pub(super) fn zero(&self, (from, to): (u32, u32)) {
+        let mut cursor = IovCursor::default();
+        cursor.seek(&self.iovs, (from - self.offset) as usize);
+        // SAFETY: the submitter keeps the memory valid until the completion.
+        unsafe { cursor.fill_zero(&self.iovs, (to - from) as usize) };
     }
 
     /// Whether there are older layers that it may have to hide.

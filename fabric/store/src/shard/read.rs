@@ -1,7 +1,7 @@
 //! Looking blocks up and reading them: for guests, for partly covered blocks of writes, for the scrubber.
 
 use fabric_types::checksum::crc32c;
-use fabric_types::iov::{self, IovCursor};
+use fabric_types::iov::IovCursor;
 
 use super::super::api::{LayerId, StoreError, Version};
 use super::super::format::{UNIT_BYTES, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, is_place};
@@ -138,14 +138,9 @@ impl ShardCore {
     }
 
     fn zero_fill(&mut self, part: u32, i: u32) {
-        let (from, to) = self.parts[part].place.covered(i);
-        let op = self.parts[part].op;
-        if op != NONE {
-            let op = &self.ops[op];
-            let mut cursor = IovCursor::default();
-            cursor.seek(&op.iovs, (from - op.offset) as usize);
-            // SAFETY: the submitter keeps the memory valid until the completion.
-            unsafe { cursor.fill_zero(&op.iovs, (to - from) as usize) };
+        let p = &self.parts[part];
+        if p.op != NONE {
+            self.ops[p.op].zero(p.place.covered(i));
         }
     }
 
@@ -234,19 +229,15 @@ impl ShardCore {
     }
 
     fn copy_out(&mut self, part: u32, index: u16, buffer: u32) {
-        let (from, to) = self.parts[part].place.covered(u32::from(index));
-        let op = self.parts[part].op;
-        if op == NONE {
+        let p = &self.parts[part];
+        if p.op == NONE {
             self.res.counters.scrubbed_blocks += 1;
             return;
         }
-        let op = &self.ops[op];
+        let (from, to) = p.place.covered(u32::from(index));
         let block = self.res.arena.buf().blocks(buffer, 1);
         let inside = from as usize % UNIT_BYTES;
-        let mut cursor = IovCursor::default();
-        cursor.seek(&op.iovs, (from - op.offset) as usize);
-        // SAFETY: the submitter keeps the memory valid until the completion.
-        unsafe { cursor.copy_to(&op.iovs, &block[inside..inside + (to - from) as usize]) };
+        self.ops[p.op].copy_out(from, &block[inside..inside + (to - from) as usize]);
     }
 
     /// A block was bad twice, or its data are lost.
@@ -413,15 +404,5 @@ impl ShardCore {
     pub(super) fn release_old(&mut self, part: u32) {
         let old = &mut self.parts[part].old;
         old.release(&mut self.res.arena, &mut self.waiting);
-    }
-
-    /// Copies the operation's bytes for chunk bytes `from..to` into a buffer block.
-    pub(super) fn copy_in(&mut self, part: u32, from: u32, to: u32, buffer: u32) {
-        let op = &self.ops[self.parts[part].op];
-        let inside = from as usize % UNIT_BYTES;
-        let block = &mut self.res.arena.buf_mut().blocks_mut(buffer, 1)
-            [inside..inside + (to - from) as usize];
-        // SAFETY: the submitter keeps the memory valid until the completion.
-        unsafe { iov::copy_from(&op.iovs, (from - op.offset) as usize, block) };
     }
 }

@@ -18,7 +18,6 @@ use super::leaves::LeafLookup;
 use super::log_state::Item;
 use super::part::Place;
 use super::requests::{IoKind, IoOutcome};
-use super::write::BATCH_IOS_MAX;
 use super::{PartKind, PartState, ShardCore};
 
 /// What a part's cursor says while it reads, beside the block at which it goes on: blocks are to be read
@@ -186,10 +185,7 @@ impl ShardCore {
                     // Guests needed the room.
                     return true;
                 };
-                let spans = &self.res.log.batches[filling.batch].spans;
-                let joined = spans.last().is_some_and(|s| s.0 + s.2 == unit);
-                let full = filling.budget == 0 || !filling.writer.has_room();
-                if full || (!joined && spans.len() >= BATCH_IOS_MAX) {
+                if filling.is_full() || filling.is_too_scattered(unit, &self.res) {
                     return false;
                 }
                 self.fill_move(filling, part, at);
@@ -201,8 +197,7 @@ impl ShardCore {
 
     fn fill_move(&mut self, filling: &mut Filling, part: u32, index: u16) {
         let source = self.cleaner.job.entry(index);
-        let header = self.res.log.batches[filling.batch].buffer;
-        let buffer = header + filling.used;
+        let buffer = filling.buffer(&self.res);
         let block = self.res.arena.buf_mut().blocks_mut(buffer, 1);
         block.copy_from_slice(self.cleaner.job.block(index));
         if crc32c(block) != source.crc {
@@ -221,9 +216,7 @@ impl ShardCore {
             crc: source.crc,
             version: source.version,
         };
-        let page = self.res.arena.buf_mut().blocks_mut(header, 1);
-        filling.writer.push_data(page, &data);
-        self.push_block(filling, (part, index), (unit, source.crc));
+        filling.push_block((part, index), &data, &mut self.res);
     }
 
     /// The block is in its new place.

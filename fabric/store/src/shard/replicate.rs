@@ -1,6 +1,8 @@
 //! What replicas need beside reading and writing: telling what a block is, and making it what another replica
 //! has. See `docs/REPLICATION.md`.
 
+use fabric_types::checksum::crc32c;
+
 use super::super::api::{BlockStamp, Holds, LayerId, StoreError, StoreResult};
 use super::super::format::{
     BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO,
@@ -9,7 +11,6 @@ use super::super::format::{
 use super::super::table::NONE;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
-use super::log_state::Item;
 use super::part::Place;
 use super::{PartKind, ShardCore};
 
@@ -148,7 +149,8 @@ impl ShardCore {
         let drops = now.version > stamp.version || stamp.holds() == Holds::Nothing;
         let entries = u32::from(drops) + 1;
         let needs_data = self.brings_data(part);
-        if !filling.writer.has_room_for(entries) || (needs_data && !self.can_fill(filling)) {
+        if !filling.writer.has_room_for(entries) || (needs_data && !filling.has_unit(&mut self.res))
+        {
             return false;
         }
         if needs_data && !self.is_as_stamped(part, stamp.crc) {
@@ -187,26 +189,11 @@ impl ShardCore {
         !self.ops[self.parts[part].op].iovs.is_empty()
     }
 
-    /// Whether a block can be put into the batch now.
-    fn can_fill(&mut self, filling: &mut Filling) -> bool {
-        if filling.budget == 0 {
-            return false;
-        }
-        let Some(unit) = self.next_unit(filling) else {
-            return false;
-        };
-        // Back to where it was taken from, for `fill_block` to take.
-        filling.units.start = unit;
-        filling.units.len += 1;
-        true
-    }
-
     fn is_as_stamped(&self, part: u32, crc: u32) -> bool {
         let mut block = [0; UNIT_BYTES];
         let op = &self.ops[self.parts[part].op];
-        // SAFETY: the submitter keeps the memory valid until the completion.
-        unsafe { fabric_types::iov::copy_from(&op.iovs, 0, &mut block) };
-        fabric_types::checksum::crc32c(&block) == crc
+        op.copy_in(op.offset, &mut block);
+        crc32c(&block) == crc
     }
 
     /// Puts an entry for the restored block into the batch, behind which no data follow.
@@ -230,15 +217,7 @@ impl ShardCore {
             count: 1,
             kind,
         };
-        self.push_entry(filling, entry);
-        self.res.log.batches[filling.batch].items.push(Item {
-            part,
-            first,
-            count: 1,
-            unit: 0,
-            crc,
-            kind,
-        });
+        filling.push_entry((part, first), entry, &mut self.res);
     }
 }
 

@@ -1,12 +1,10 @@
 //! Writes: from a part that has its leaf, through a log batch, into the map.
 
-use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{
     BatchHeader, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
 };
 use super::super::leaf::LeafState;
-use super::super::log::HeaderWriter;
 use super::super::table::NONE;
 use super::applied::{is_drop, zero_target};
 use super::fill::Filling;
@@ -217,15 +215,11 @@ impl ShardCore {
             return false;
         };
         let batch = self.res.log.open_batch(header.start, buffer);
-        let mut filling = Filling {
-            batch,
-            writer: HeaderWriter::new(),
-            used: 1,
-            units: Run { start: 0, len: 0 },
-            inline,
-            budget: blocks - 1,
-            parts: room.parts,
+        let room = SpaceDemand {
+            blocks: blocks - 1,
+            ..room
         };
+        let mut filling = Filling::new(batch, inline, room);
         while let Some(&part) = self.waiting.ready().front() {
             if !self.fill_from(&mut filling, part) {
                 break;
