@@ -5,8 +5,11 @@
 //! reads them (`read`); a write gets its leaf, and old content for blocks it covers partly, and joins the
 //! next log batch (`write`). Checkpoints (`checkpoint`) and scrubbing (`scrub`) run beside.
 //!
-//! What the machines of a shard share ([`resources`]) they borrow for each step: units, buffers, device
-//! requests, the map and the log. Whatever lacks one of them waits in a list ([`waiting`]).
+//! A shard is made of machines, each of which owns what it remembers and borrows what all of them share
+//! ([`resources`]: units, buffers, device requests, the map and the log) for a step: [`operations`] and their
+//! [`parts`], [`waiting`] for those that lack a resource, [`flush`], [`checkpoint`], [`cleaner`], [`scrub`]
+//! and [`dropper`]. What a part goes through concerns most of them, so that those steps are methods of the
+//! shard.
 
 mod applied;
 mod checkpoint;
