@@ -1,21 +1,25 @@
 //! Which units are in use.
 //!
-//! Two bitmaps: `committed` is what the map refers to and what checkpoints write; `busy` is what must not be
-//! handed out, that is committed units, units of batches in flight, log headers, and units that were freed
-//! but that the last durable checkpoint or the log may still name (*quarantined*).
+//! Two bitmaps: `committed` is what the map refers to and what checkpoints write; `busy` (in `regions`) is
+//! what must not be handed out, that is committed units, units of batches in flight, log headers, and units
+//! that were freed but that the last durable checkpoint or the log may still name (*quarantined*).
 
 use super::bitmap::Bitmap;
-use super::format::{BITMAP_PAGE_BITS, Geometry, REGION_UNITS};
+use super::format::Geometry;
 
+mod committed;
+mod placement;
+mod quarantine;
 mod regions;
 
+use committed::Committed;
+use placement::Cursors;
+use quarantine::Quarantine;
 pub use regions::FreeSpace;
-
-/// Regions looked at for a good one before any is taken.
-const REGION_SEARCH_MAX: u32 = 1024;
+use regions::{Regions, Victims};
 
 /// Consecutive units.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Run {
     /// First unit.
     pub start: u32,
@@ -23,35 +27,22 @@ pub struct Run {
     pub len: u32,
 }
 
+impl Run {
+    fn one(unit: u32) -> Self {
+        Self {
+            start: unit,
+            len: 1,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Allocator {
-    committed: Bitmap,
-    busy: Bitmap,
-    /// Free units per region; fixed places count as used.
-    region_free: Vec<u16>,
-    /// Regions of live windows: taken by others only when nothing else is left.
-    in_window: Bitmap,
-    /// Regions that the cleaner empties: nothing new goes there while there is another place.
-    victims: Bitmap,
-    /// Regions that are free from end to end.
-    empty_regions: u32,
-    free_units: u32,
-    /// Bitmap pages that changed since they were written.
-    dirty_pages: Bitmap,
-    /// Freed since the last checkpoint began.
-    quarantine: Vec<Run>,
-    /// Freed before the running checkpoint began.
-    frozen: Vec<Run>,
-    quarantined_units: u64,
-    cursor: u32,
-    page_cursor: u32,
-    /// Where the cleaner's next data go: what is left of a region that was empty.
-    stream: Run,
-    hole_cursor: u32,
-    window_cursor: u32,
-    first: u32,
-    end: u32,
+    committed: Committed,
+    regions: Regions,
+    quarantine: Quarantine,
+    cursors: Cursors,
 }
 
 impl Allocator {
@@ -64,291 +55,182 @@ impl Allocator {
     /// A shard with these units in use.
     #[must_use]
     pub fn from_committed(geo: &Geometry, committed: Bitmap) -> Self {
-        let regions = geo.units / REGION_UNITS;
-        let (first, end) = (geo.first_free(), geo.end_free());
-        let mut busy = committed.clone();
-        for unit in (0..first).chain(end..geo.units) {
-            busy.set(unit);
-        }
-        let region_free: Vec<u16> = (0..regions)
-            .map(|r| busy.count_clear(r * REGION_UNITS, (r + 1) * REGION_UNITS) as u16)
-            .collect();
-        let free_units = region_free.iter().map(|&n| u32::from(n)).sum();
-        let empty = region_free
-            .iter()
-            .filter(|&&n| u32::from(n) == REGION_UNITS);
-        let empty_regions = empty.count() as u32;
         Self {
-            committed,
-            busy,
-            region_free,
-            in_window: Bitmap::new(regions),
-            victims: Bitmap::new(regions),
-            empty_regions,
-            free_units,
-            dirty_pages: Bitmap::new(geo.bitmap_pages()),
-            quarantine: Vec::new(),
-            frozen: Vec::new(),
-            quarantined_units: 0,
-            cursor: 0,
-            page_cursor: 0,
-            stream: Run { start: 0, len: 0 },
-            hole_cursor: 0,
-            window_cursor: 0,
-            first,
-            end,
+            regions: Regions::new(geo, &committed),
+            committed: Committed::new(geo, committed),
+            quarantine: Quarantine::default(),
+            cursors: Cursors::default(),
         }
     }
 
     /// The next checkpoint writes every bitmap page: those on the device are damaged.
     pub fn write_all_pages(&mut self) {
-        for page in 0..self.dirty_pages.len() {
-            self.dirty_pages.set(page);
-        }
+        self.committed.write_all_pages();
     }
 
     /// Units that may hold data at all.
     #[must_use]
     pub fn total_units(&self) -> u32 {
-        self.end - self.first
+        self.regions.total_units()
     }
 
     /// Units that can be handed out now.
     #[must_use]
     pub fn free_units(&self) -> u32 {
-        self.free_units
+        self.regions.free_units()
     }
 
     /// Units that will be free after the next checkpoints.
     #[must_use]
     pub fn quarantined_units(&self) -> u64 {
-        self.quarantined_units
+        self.quarantine.units()
     }
 
     /// Runs in quarantine, the measure of its RAM.
     #[must_use]
     pub fn quarantine_runs(&self) -> usize {
-        self.quarantine.len() + self.frozen.len()
+        self.quarantine.runs()
     }
 
     /// What the map refers to.
     #[must_use]
     pub fn committed(&self) -> &Bitmap {
-        &self.committed
+        self.committed.units()
     }
 
     /// Whether `unit` can be named by a map at all.
     #[must_use]
     pub fn is_data_unit(&self, unit: u32) -> bool {
-        (self.first..self.end).contains(&unit)
-    }
-
-    fn take(&mut self, run: Run) {
-        for unit in run.start..run.start + run.len {
-            assert!(self.busy.set(unit), "unit handed out twice");
-            self.one_less(unit);
-        }
+        self.regions.is_data_unit(unit)
     }
 
     /// Makes units free again that were handed out and never written.
     pub fn give_back(&mut self, run: Run) {
-        for unit in run.start..run.start + run.len {
-            assert!(self.busy.clear(unit), "unit freed twice");
-            let free = &mut self.region_free[(unit / REGION_UNITS) as usize];
-            *free += 1;
-            self.empty_regions += u32::from(u32::from(*free) == REGION_UNITS);
-        }
-        self.free_units += run.len;
-    }
-
-    fn one_less(&mut self, unit: u32) {
-        let free = &mut self.region_free[(unit / REGION_UNITS) as usize];
-        self.empty_regions -= u32::from(u32::from(*free) == REGION_UNITS);
-        *free -= 1;
-        self.free_units -= 1;
+        self.regions.give_back(run);
     }
 
     /// Hands out the first free run within `from..to`, at most `max` long.
     pub fn take_between(&mut self, from: u32, to: u32, max: u32) -> Option<Run> {
-        let (start, len) = self.busy.clear_run(from, to, max)?;
-        let run = Run { start, len };
-        self.take(run);
+        let run = self.regions.first_run(from, to, max)?;
+        self.regions.take(run);
         Some(run)
     }
 
     /// The map now refers to `unit`.
     pub fn commit(&mut self, unit: u32) {
         self.committed.set(unit);
-        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
     }
 
     /// The map no longer refers to `unit`; it comes back with the checkpoint that begins after this.
     pub fn free(&mut self, unit: u32) {
         self.committed.clear(unit);
-        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
-        self.quarantine(Run {
-            start: unit,
-            len: 1,
-        });
+        self.quarantine_unit(unit);
     }
 
     /// A map page replaced by the running checkpoint: comes back when that is durable.
     pub fn free_replaced(&mut self, unit: u32) {
         self.committed.clear(unit);
-        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
-        self.quarantined_units += 1;
-        push_run(
-            &mut self.frozen,
-            Run {
-                start: unit,
-                len: 1,
-            },
-        );
+        self.quarantine.push_frozen(Run::one(unit));
     }
 
-    /// Keeps units that the map does not refer to (log headers, refused blocks) busy until a checkpoint.
-    pub fn quarantine(&mut self, run: Run) {
-        self.quarantined_units += u64::from(run.len);
-        push_run(&mut self.quarantine, run);
-    }
-
-    /// As [`quarantine`](Self::quarantine), for one unit.
+    /// Keeps a unit that the map does not refer to (log header, refused block) busy until a checkpoint.
     pub fn quarantine_unit(&mut self, unit: u32) {
-        self.quarantine(Run {
-            start: unit,
-            len: 1,
-        });
+        self.quarantine.push(Run::one(unit));
     }
 
     /// A checkpoint begins.
     pub fn freeze(&mut self) {
-        assert!(
-            self.frozen.is_empty(),
-            "the previous checkpoint has not released its units"
-        );
-        std::mem::swap(&mut self.quarantine, &mut self.frozen);
+        self.quarantine.freeze();
     }
 
-    /// The checkpoint is durable and nobody reads the units any more.
-    pub fn release(&mut self) {
-        let mut frozen = std::mem::take(&mut self.frozen);
-        for run in frozen.drain(..) {
-            self.quarantined_units -= u64::from(run.len);
-            self.give_back(run);
+    /// The checkpoint is durable: frees what it waited for, unless somebody still reads it. Whether it did.
+    pub fn release(&mut self) -> bool {
+        if self.quarantine.is_frozen_read() {
+            return false;
         }
-        self.frozen = frozen;
+        let frozen = self.quarantine.take_frozen();
+        frozen.iter().for_each(|&run| self.regions.give_back(run));
+        self.quarantine.reuse(frozen);
+        true
+    }
+
+    /// Somebody begins to read units that the map names, which stay as they are until
+    /// [`end_reader`](Self::end_reader) is called with what this returns.
+    pub fn begin_reader(&mut self) -> u8 {
+        self.quarantine.begin_reader()
+    }
+
+    /// See [`begin_reader`](Self::begin_reader).
+    pub fn end_reader(&mut self, generation: u8) {
+        self.quarantine.end_reader(generation);
     }
 
     /// Recovery found `unit` in use (by a log header or a block it maps).
     pub fn claim(&mut self, unit: u32) {
-        if self.busy.set(unit) {
-            self.one_less(unit);
-        }
+        self.regions.claim(unit);
     }
 
     /// Recovery: the map no longer refers to `unit`; its fate is decided at the end of the log.
     pub fn uncommit(&mut self, unit: u32) {
         self.committed.clear(unit);
-        self.dirty_pages.set(unit / BITMAP_PAGE_BITS);
     }
 
-    /// Recovery: `unit` was claimed and is not referred to.
-    pub fn quarantine_claimed(&mut self, unit: u32) {
-        self.quarantine(Run {
-            start: unit,
-            len: 1,
-        });
-    }
-
-    /// First dirty bitmap page at or after `from`, marked clean and written to `out`.
+    /// First dirty bitmap page at or after `from`, marked clean.
     pub fn next_dirty_page(&mut self, from: u32) -> Option<u32> {
-        let page = self.dirty_pages.find(true, from, self.dirty_pages.len())?;
-        self.dirty_pages.clear(page);
-        Some(page)
+        self.committed.next_dirty_page(from)
     }
 
     /// Up to `count` regions with the most free units for a new window.
     pub fn pick_window(&mut self, count: usize, out: &mut Vec<u32>) {
-        out.clear();
-        let regions = self.region_free.len() as u32;
-        let mut by_free = [0u32; REGION_UNITS as usize + 1];
-        for region in 0..regions {
-            if !self.in_window.get(region) && !self.victims.get(region) {
-                by_free[self.region_free[region as usize] as usize] += 1;
-            }
-        }
-        let mut need = count as u32;
-        let mut floor = REGION_UNITS;
-        while floor > 1 && by_free[floor as usize] < need {
-            need -= by_free[floor as usize];
-            floor -= 1;
-        }
-        let mut at_floor = need;
-        for i in 0..regions {
-            let region = (self.window_cursor + i) % regions;
-            let free = u32::from(self.region_free[region as usize]);
-            if out.len() == count {
-                break;
-            }
-            let taken = self.in_window.get(region) || self.victims.get(region);
-            if free < floor || taken || (free == floor && at_floor == 0) {
-                continue;
-            }
-            at_floor -= u32::from(free == floor);
-            out.push(region);
-        }
-        // On a small or full shard windows share regions: a header knows its window.
-        for region in 0..regions {
-            if out.len() < 2.min(count)
-                && self.region_free[region as usize] > 0
-                && !out.contains(&region)
-            {
-                out.push(region);
-            }
-        }
-        self.window_cursor = out.last().map_or(0, |last| (last + 1) % regions);
+        self.regions.pick_window(self.cursors.window, count, out);
+        let next = |last: &u32| (last + 1) % self.regions.count();
+        self.cursors.window = out.last().map_or(0, next);
     }
 
     /// Marks or unmarks regions as belonging to a live window.
     pub fn mark_window(&mut self, regions: &[u32], live: bool) {
-        for &region in regions {
-            if live {
-                self.in_window.set(region);
-            } else {
-                self.in_window.clear(region);
-            }
-        }
+        self.regions.mark_window(regions, live);
     }
 
     /// Free units in these regions.
     #[must_use]
     pub fn free_in(&self, regions: &[u32]) -> u32 {
-        regions
-            .iter()
-            .map(|&r| u32::from(self.region_free[r as usize]))
-            .sum()
+        self.regions.free_in(regions)
+    }
+
+    /// What free space looks like now. Looks at every region.
+    #[must_use]
+    pub fn free_space(&self) -> FreeSpace {
+        self.regions.free_space()
+    }
+
+    /// Chooses the regions with the fewest units in use: at most `regions_max`, each with at most `used_max`
+    /// units, and no more units in all than `units_max` or half the free ones in regions that stay.
+    pub fn choose_victims(&mut self, regions_max: u32, used_max: u32, units_max: u32) -> Victims {
+        self.regions
+            .choose_victims(regions_max, used_max, units_max)
+    }
+
+    /// Whether `unit` lies in a region that is being emptied.
+    #[must_use]
+    pub fn is_victim(&self, unit: u32) -> bool {
+        self.regions.is_victim(unit)
+    }
+
+    /// The cleaner has done with them; returns how many there were, and how many of them are empty.
+    pub fn forget_victims(&mut self) -> (u32, u32) {
+        self.regions.forget_victims()
     }
 
     /// RAM held by the bitmaps.
     #[must_use]
     pub fn ram_bytes(&self) -> u64 {
-        self.committed.ram_bytes()
-            + self.busy.ram_bytes()
-            + self.region_free.len() as u64 * 2
-            + self.in_window.ram_bytes()
-            + self.victims.ram_bytes()
+        self.committed.units().ram_bytes() + self.regions.ram_bytes()
     }
 
     /// RAM held by the quarantine.
     #[must_use]
     pub fn quarantine_ram_bytes(&self) -> u64 {
-        ((self.quarantine.capacity() + self.frozen.capacity()) * size_of::<Run>()) as u64
-    }
-}
-
-fn push_run(runs: &mut Vec<Run>, run: Run) {
-    match runs.last_mut() {
-        Some(last) if last.start + last.len == run.start => last.len += run.len,
-        _ => runs.push(run),
+        self.quarantine.ram_bytes()
     }
 }

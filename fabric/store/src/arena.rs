@@ -95,6 +95,16 @@ impl AlignedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
 
+    /// Blocks `first..first + count` as memory for a device request.
+    #[must_use]
+    pub fn iovec(&self, first: u32, count: u32) -> libc::iovec {
+        let (start, iov_len) = self.range(first, count);
+        libc::iovec {
+            iov_base: self.ptr.wrapping_add(start).cast(),
+            iov_len,
+        }
+    }
+
     fn range(&self, first: u32, count: u32) -> (usize, usize) {
         let (start, len) = (first as usize * UNIT_BYTES, count as usize * UNIT_BYTES);
         assert!(start + len <= self.bytes);
@@ -141,6 +151,19 @@ impl Arena {
     /// The memory, to be changed.
     pub fn buf_mut(&mut self) -> &mut AlignedBuf {
         &mut self.buf
+    }
+
+    /// Blocks `first..first + count` as memory for a device request.
+    #[must_use]
+    pub fn iovec(&self, first: u32, count: u32) -> libc::iovec {
+        self.buf.iovec(first, count)
+    }
+
+    /// Copies a block to another one.
+    pub fn copy_block(&mut self, from: u32, to: u32) {
+        let all = self.buf.blocks_mut(0, self.used.len());
+        let start = from as usize * UNIT_BYTES;
+        all.copy_within(start..start + UNIT_BYTES, to as usize * UNIT_BYTES);
     }
 
     /// Blocks in all.

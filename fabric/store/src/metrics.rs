@@ -32,6 +32,9 @@ impl RamBytes {
 }
 
 /// Counters since the shard was opened, and current sizes.
+///
+/// A flat record of more fields than other types have: it has no behaviour to divide, every field is one
+/// exported figure, and whoever adds shards up takes them one by one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreMetrics {
     /// RAM by purpose.

@@ -337,7 +337,7 @@ impl Opening<'_> {
         // What was seen must stay until the checkpoint below is durable.
         self.dev.flush().map_err(io_error("flush", 0))?;
         core.run_checkpoint(self.dev, false)?;
-        core.shrink_leaf_cache(params);
+        core.shrink_leaf_cache(params, shards);
         let space = core.space();
         self.report.chunks += core.metrics().chunks;
         self.report.used_bytes += space.used_bytes;

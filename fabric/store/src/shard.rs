@@ -5,128 +5,83 @@
 //! reads them (`read`); a write gets its leaf, and old content for blocks it covers partly, and joins the
 //! next log batch (`write`). Checkpoints (`checkpoint`) and scrubbing (`scrub`) run beside.
 //!
-//! Whatever lacks a resource is put in a list and tried again in order. Nothing that waits holds what another
-//! one waits for: a part that may be waiting for a checkpoint (for a leaf slot in `stalled`, for space in
-//! `ready`, for a place among the buffers of old content in `no_old`) holds no units back, because the
-//! checkpoint ends only when nobody reads freed units any more. A part that does read them (it has a `tag`)
-//! waits only for what comes back by itself: request slots and buffers, in `starved`.
+//! A shard is made of machines, each of which owns what it remembers and borrows what all of them share
+//! ([`resources`]: units, buffers, device requests, the map and the log) for a step: [`operations`] and their
+//! [`parts`], [`waiting`] for those that lack a resource, [`flush`], [`checkpoint`], [`cleaner`], [`scrub`]
+//! and [`dropper`]. What a part goes through concerns most of them, so that those steps are methods of the
+//! shard.
 
 mod applied;
 mod checkpoint;
-mod clean;
+mod cleaner;
+mod damage;
+mod dropper;
 mod enospc;
+mod faults;
 mod fill;
 mod flush;
 mod leaves;
+mod log_state;
+mod map;
+mod operations;
 mod ops;
+mod part;
+mod parts;
 mod read;
 mod relocate;
 mod replay;
 mod replicate;
+mod requests;
 mod reserve;
+mod resources;
+mod roots;
 mod scrub;
-mod stage;
-mod state;
+mod waiting;
 mod write;
-
-use std::collections::{BTreeMap, VecDeque};
-
-use fabric_types::slab::Slab;
 
 use super::alloc::Allocator;
 use super::api::{
     BufferRange, CleanStep, CoreParams, Fence, FlushMark, LayerId, OpId, ScrubFinding, ScrubStep,
     Space, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
 };
-use super::arena::Arena;
-use super::device::{DeviceAction, IoId, IoVecs};
-use super::format::{BITMAP_DIRS_MAX, Geometry, Ptr, UNIT_BYTES};
-use super::leaf::{LEAVES_MIN, LeafCache};
+use super::device::{DeviceAction, IoId};
+use super::format::{BITMAP_DIRS_MAX, Geometry, Ptr, UNIT_BYTES, record_kind};
+use super::leaf::LEAVES_MIN;
 use super::metrics::{RamBytes, StoreMetrics};
 use super::table::Table;
-use checkpoint::Checkpoint;
+use checkpoint::Checkpointer;
+use cleaner::Cleaner;
+use dropper::Dropper;
+use flush::Flushes;
+use operations::{OpKind, Operations};
+use part::{PartKind, PartState};
+use parts::Parts;
 pub(super) use replay::Replay;
-use state::{
-    Dropping, Flushes, Found, Io, IoKind, IoOutcome, Log, Op, OpKind, Part, PartKind, PartState,
-};
+use requests::{IoKind, IoOutcome};
+use resources::Resources;
+use scrub::Scrubber;
+use waiting::Waiting;
 
-/// Map pages and tables written by one checkpoint request.
-const CHECKPOINT_IO_BLOCKS: u32 = 32;
-/// Checkpoint requests in flight; more would crowd out guests.
-const CHECKPOINT_IOS_MAX: u32 = 8;
-/// Log batches in flight; further writes gather in the next batch meanwhile.
-const BATCHES_MAX: usize = 32;
-/// Device requests in flight; reads leave [`LOG_IOS_RESERVED`] of them to the log and checkpoints.
-const IOS_MAX: usize = 1536;
-/// See [`IOS_MAX`].
-const LOG_IOS_RESERVED: usize = 512;
-/// Buffers of a shard at least: checkpoint buffers, a few log batches and reads.
-const ARENA_BLOCKS_MIN: u64 = 1024;
 /// Parts beyond those of the operations: scrubbing, cleaning and dropping layers.
 const INTERNAL_PARTS: u32 = 32;
 /// Parts of one operation at most: the leaves of a chunk.
 const OP_PARTS_MAX: usize = 4;
-/// Findings of the scrubber that wait to be fetched; further ones are only logged.
-const FINDINGS_MAX: usize = 1024;
-/// Blocks that could not be read, as many as are remembered before it begins anew.
-const KNOWN_BAD_MAX: usize = 4096;
 /// A chunk needs 64 bytes of RAM however little it holds, so sparse chunks are bounded: sixteen times as many
 /// as would fill the shard. When reached, writes to new chunks get `NoSpace`.
 const SPARSE_FACTOR: u32 = 16;
-/// Units that only discards and checkpoints may use, as a share of the shard.
-const RESERVE_SHARE: u32 = 128;
 
 /// One shard. See the module, and [`StoreCore`] for the calls.
 #[derive(Debug)]
 pub struct ShardCore {
-    geo: Geometry,
-    /// Shards of the device, which share its bounds.
-    shards: u32,
-    alloc: Allocator,
-    arena: Arena,
-    table: Table,
-    leaves: LeafCache,
-    log: Log,
-    ops: Slab<Op>,
-    parts: Slab<Part>,
-    ios: Slab<Io>,
-    batches: Slab<write::Batch>,
-    next_seq: u64,
-    runnable: VecDeque<u32>,
-    stalled: VecDeque<u32>,
-    starved: VecDeque<u32>,
-    no_old: VecDeque<u32>,
-    /// Buffers promised to old content, which a write may hold until the next checkpoint.
-    old_held: u32,
-    ready: VecDeque<u32>,
-    actions: VecDeque<DeviceAction>,
-    done: VecDeque<(OpId, StoreResult)>,
+    res: Resources,
+    ops: Operations,
+    parts: Parts,
+    waiting: Waiting,
     flushes: Flushes,
-    ckpt: Checkpoint,
-    enospc: enospc::EnospcQueue,
-    /// Map pages that batches in flight will make dirty at most.
-    pending_leaves: u32,
-    bitmap_ptrs: Vec<Ptr>,
-    bitmap_dir_ptrs: [Ptr; BITMAP_DIRS_MAX],
-    dropping: VecDeque<Dropping>,
-    scrub: scrub::Scrub,
-    clean: clean::Clean,
-    findings: VecDeque<ScrubFinding>,
-    /// Reads in flight by the parity of the quarantine generation they began in.
-    readers: [u32; 2],
-    generation: u8,
-    /// Errno of the device write or flush that failed.
-    failed: Option<i32>,
-    /// It was a flush: no later one proves anything.
-    flush_lost: bool,
-    /// Blocks that could not be read, and the unit that it was. What is not there any more is of no meaning.
-    known_bad: BTreeMap<(LayerId, u32, u32), u32>,
-    /// Blocks whose last write failed: it may or may not be on the device (layer, chunk, byte range).
-    poisoned: Vec<(u64, u32, u32, u32)>,
-    counters: StoreMetrics,
-    /// Units that were free when an operation was refused for want of room.
-    no_room_at: Option<u64>,
-    scratch: Vec<u32>,
+    ckpt: Checkpointer,
+    dropper: Dropper,
+    scrubber: Scrubber,
+    cleaner: Cleaner,
 }
 
 /// What a shard starts from, read from the device or empty.
@@ -163,70 +118,20 @@ fn leaf_slots(params: &CoreParams, shards: u32) -> u32 {
 impl ShardCore {
     /// A shard that has no log window yet: its first checkpoint gives it two.
     pub(super) fn new(loaded: Loaded, params: &CoreParams) -> Self {
-        let log = Log::new(&loaded);
-        let Loaded {
-            geo,
-            alloc,
-            table,
-            bitmap_ptrs,
-            bitmap_dir_ptrs,
-            ..
-        } = loaded;
-        let used = alloc.total_units() - alloc.free_units();
-        let clean = clean::Clean::new(table.slots(), used);
-        let leaves = leaf_slots(params, loaded.shards);
-        let leaves = leaves.max(loaded.leaves_needed.saturating_add(LEAVES_MIN));
-        let blocks = params.buffer_bytes / u64::from(loaded.shards) / UNIT_BYTES as u64;
-        let blocks = blocks.clamp(ARENA_BLOCKS_MIN, 1 << 20) as u32;
         let ops_max = params.ops_max.max(1);
         let parts = ops_max * 2 + OP_PARTS_MAX as u32 + INTERNAL_PARTS;
-        let mut arena = Arena::new(blocks);
-        let ckpt = Checkpoint::new(
-            &mut arena,
-            loaded.checkpoint,
-            loaded.table_root,
-            loaded.shards,
-        );
+        let (number, shards) = (loaded.checkpoint, loaded.shards);
+        let mut res = Resources::new(loaded, params);
         Self {
-            geo,
-            shards: loaded.shards,
-            alloc,
-            arena,
-            table,
-            leaves: LeafCache::new(leaves),
-            log,
-            ops: Slab::new(ops_max, Op::default),
-            parts: Slab::new(parts, Part::default),
-            ios: Slab::new(IOS_MAX as u32, Io::default),
-            batches: Slab::new(BATCHES_MAX as u32, write::Batch::default),
-            next_seq: 1,
-            runnable: VecDeque::with_capacity(parts as usize),
-            stalled: VecDeque::with_capacity(parts as usize),
-            starved: VecDeque::with_capacity(parts as usize),
-            no_old: VecDeque::with_capacity(parts as usize),
-            old_held: 0,
-            ready: VecDeque::with_capacity(parts as usize),
-            actions: VecDeque::with_capacity(IOS_MAX),
-            done: VecDeque::with_capacity(ops_max as usize),
+            ops: Operations::new(ops_max),
+            parts: Parts::new(parts),
+            waiting: Waiting::new(parts, res.arena.blocks()),
             flushes: Flushes::default(),
-            ckpt,
-            enospc: enospc::EnospcQueue::default(),
-            pending_leaves: 0,
-            bitmap_ptrs,
-            bitmap_dir_ptrs,
-            dropping: VecDeque::new(),
-            scrub: scrub::Scrub::default(),
-            clean,
-            findings: VecDeque::new(),
-            readers: [0; 2],
-            generation: 0,
-            failed: None,
-            flush_lost: false,
-            known_bad: BTreeMap::new(),
-            poisoned: Vec::new(),
-            counters: StoreMetrics::default(),
-            no_room_at: None,
-            scratch: Vec::new(),
+            ckpt: Checkpointer::new(&mut res.arena, number, shards),
+            dropper: Dropper::default(),
+            scrubber: Scrubber::default(),
+            cleaner: Cleaner::new(&res),
+            res,
         }
     }
 
@@ -241,49 +146,49 @@ impl ShardCore {
             self.run_runnable();
             self.build_batches();
             self.run_runnable();
-            self.end_ordering();
-            self.start_flush();
-            self.record_flush();
+            self.step_flushes();
             self.step_checkpoint();
             // Again only after a checkpoint has ended, which takes device requests.
-            if !std::mem::take(&mut self.ckpt.ended) {
+            if !self.ckpt.take_ended() {
                 return;
             }
         }
     }
 
     fn run_runnable(&mut self) {
-        while let Some(part) = self.runnable.pop_front() {
+        while let Some(part) = self.waiting.next_runnable() {
             if !self.advance(part) {
-                self.wait_list(part).push_back(part);
+                self.waiting.wait(part, self.parts[part].is_reader());
             }
-        }
-    }
-
-    /// Where a part that lacks something waits, see the module.
-    fn wait_list(&mut self, part: u32) -> &mut VecDeque<u32> {
-        match self.parts[part].tag {
-            None => &mut self.stalled,
-            Some(_) => &mut self.starved,
         }
     }
 
     fn retry_waiting(&mut self) {
-        while let Some(part) = self.starved.pop_front() {
+        while let Some(part) = self.waiting.next_starved() {
             if !self.advance(part) {
-                self.starved.push_front(part);
+                self.waiting.starve_on(part);
                 break;
             }
         }
-        while let Some(part) = self.stalled.pop_front() {
+        while let Some(part) = self.waiting.next_stalled() {
             if self.advance(part) {
                 continue;
             }
-            if self.parts[part].tag.is_none() {
-                self.stalled.push_front(part);
+            let is_reader = self.parts[part].is_reader();
+            if !is_reader {
+                self.waiting.stall_on(part);
                 break;
             }
-            self.starved.push_back(part);
+            self.waiting.wait(part, is_reader);
+        }
+    }
+
+    fn step_flushes(&mut self) {
+        let (res, ops) = (&mut self.res, &mut self.ops);
+        self.flushes.end_ordering(res, ops);
+        self.flushes.start(res);
+        if self.flushes.end_recording(res, ops) {
+            self.write_watermark();
         }
     }
 
@@ -301,108 +206,34 @@ impl ShardCore {
         }
     }
 
-    /// A free device request slot; reads leave some to the log.
-    fn take_io(&mut self, for_read: bool) -> Option<u32> {
-        if for_read && self.ios.free() <= LOG_IOS_RESERVED {
-            return None;
-        }
-        self.ios.take()
-    }
-
-    /// Queues the device read of `unit`.. into the request's iovecs.
-    fn emit_read(&mut self, io: u32, unit: u32, kind: IoKind) {
-        let slot = &mut self.ios[io];
-        slot.kind = kind;
-        let bytes: u64 = slot.iovs.iter().map(|v| v.iov_len as u64).sum();
-        let iovecs = IoVecs {
-            ptr: slot.iovs.as_ptr(),
-            len: slot.iovs.len() as u32,
-        };
-        self.counters.device_reads += 1;
-        self.counters.device_read_bytes += bytes;
-        self.actions.push_back(DeviceAction::Read {
-            id: IoId(u64::from(io)),
-            offset: self.geo.offset(unit),
-            iovecs,
-        });
-    }
-
-    /// Queues the device write of buffer blocks to `unit`...
-    fn emit_write(&mut self, io: u32, unit: u32, block: u32, count: u32, kind: IoKind) {
-        let base = self
-            .arena
-            .buf()
-            .as_ptr()
-            .wrapping_add(block as usize * UNIT_BYTES);
-        let len = count as usize * UNIT_BYTES;
-        let slot = &mut self.ios[io];
-        (slot.kind, slot.unit) = (kind, unit);
-        slot.iovs.clear();
-        slot.iovs.push(libc::iovec {
-            iov_base: base.cast(),
-            iov_len: len,
-        });
-        let iovecs = IoVecs {
-            ptr: slot.iovs.as_ptr(),
-            len: 1,
-        };
-        self.counters.device_writes += 1;
-        self.counters.device_write_bytes += len as u64;
-        self.actions.push_back(DeviceAction::Write {
-            id: IoId(u64::from(io)),
-            offset: self.geo.offset(unit),
-            iovecs,
-        });
-    }
-
-    fn emit_flush(&mut self, io: u32, kind: IoKind) {
-        self.ios[io].kind = kind;
-        self.counters.device_flushes += 1;
-        self.actions.push_back(DeviceAction::Flush {
-            id: IoId(u64::from(io)),
-        });
-    }
-
-    /// A device write or flush failed: nobody knows what is there now. Writing stops, reading goes on.
-    fn fail(&mut self, errno: i32) {
-        if self.failed.is_none() {
-            tracing::error!(
-                shard = self.geo.shard,
-                errno,
-                "device write or flush failed, shard is read-only until restart"
-            );
-            self.failed = Some(errno);
-        }
-    }
-
-    fn reserve_units(&self) -> u32 {
-        (self.geo.units / RESERVE_SHARE).clamp(48, 1024)
-    }
-
     fn ram(&self) -> RamBytes {
-        let tables = self.ops.capacity() as usize * (size_of::<Op>() + 64)
-            + self.parts.capacity() as usize * size_of::<Part>()
-            + self.ios.capacity() as usize * (size_of::<Io>() + 64);
+        let Resources {
+            alloc,
+            arena,
+            device,
+            map,
+            ..
+        } = &self.res;
+        let tables = self.ops.ram_bytes() + self.parts.ram_bytes() + device.ram_bytes();
         RamBytes {
-            chunks: self.table.ram_bytes(),
-            bitmaps: self.alloc.ram_bytes() + (self.bitmap_ptrs.len() * size_of::<Ptr>()) as u64,
-            leaf_cache: self.leaves.ram_bytes(),
-            leaves: self.leaves.filled_bytes(),
-            buffers: self.arena.buf().len() as u64,
-            tables: tables as u64 + self.alloc.quarantine_ram_bytes() + self.clean.ram_bytes(),
+            chunks: map.table.ram_bytes(),
+            bitmaps: alloc.ram_bytes() + map.roots.ram_bytes(),
+            leaf_cache: map.leaves.ram_bytes(),
+            leaves: map.leaves.filled_bytes(),
+            buffers: arena.buf().len() as u64,
+            tables: tables as u64 + alloc.quarantine_ram_bytes() + self.cleaner.ram_bytes(),
         }
     }
 
     /// A device request has ended.
     fn complete_io(&mut self, id: IoId, outcome: IoOutcome<'_>) {
         let result = outcome.result;
-        let io = id.0 as u32;
-        let kind = std::mem::take(&mut self.ios[io].kind);
+        let (io, kind) = self.res.device.end(id);
         if self.put_off(io, kind, result) {
             return;
         }
         match kind {
-            IoKind::Free => panic!("completion of a device request that is not in flight: {id:?}"),
+            IoKind::Free => unreachable!("such a request has not ended"),
             IoKind::Read {
                 part,
                 first,
@@ -425,14 +256,16 @@ impl ShardCore {
                 second,
             } => self.on_relocation(io, part, (first, count), second, outcome),
             IoKind::Log { batch } => self.on_log_write(io, batch, result),
-            IoKind::Pages { buffer } => self.on_pages(io, buffer, result),
-            IoKind::Superblock { buffer } => self.on_superblock(io, buffer, result),
+            IoKind::Pages { buffer } => self.ckpt.on_pages(io, buffer, result, &mut self.res),
+            IoKind::Superblock { buffer } => {
+                self.ckpt.on_superblock(io, buffer, result, &mut self.res);
+            }
             IoKind::Flush => {
-                self.ios.give_back(io);
-                self.on_flush(result);
+                self.res.device.give_back(io);
+                self.flushes.on_flush(result, &mut self.res, &mut self.ops);
             }
             IoKind::CheckpointFlush => {
-                self.ios.give_back(io);
+                self.res.device.give_back(io);
                 self.on_checkpoint_flush(result);
             }
         }
@@ -445,10 +278,10 @@ impl StoreCore for ShardCore {
     }
 
     fn poll_action(&mut self) -> Option<DeviceAction> {
-        if self.actions.is_empty() {
+        if !self.res.device.has_action() {
             self.pump();
         }
-        self.actions.pop_front()
+        self.res.device.next_action()
     }
 
     fn on_device(&mut self, id: IoId, result: Result<(), i32>) {
@@ -462,71 +295,73 @@ impl StoreCore for ShardCore {
     }
 
     fn poll_completion(&mut self) -> Option<(OpId, StoreResult)> {
-        self.done.pop_front()
+        self.ops.next_done()
     }
 
     fn in_flight(&self) -> usize {
-        self.ops.taken() + self.done.len()
+        self.ops.in_flight()
     }
 
     fn device_in_flight(&self) -> usize {
-        self.ios.taken() - self.actions.len() - self.put_off_count()
+        self.res.device.executing()
     }
 
     fn on_idle(&mut self) {
-        self.retry_put_off();
+        self.res.retry_put_off();
         self.write_idle_watermark();
         self.note_idle();
     }
 
     fn flush_mark(&self) -> Result<Option<FlushMark>, StoreError> {
-        self.refuse_if_flush_lost()?;
+        self.res.faults.refuse_if_flush_lost()?;
         // Not the LSN: with an older batch in flight it stays while later ones are done and acknowledged.
-        Ok((self.log.finished > self.log.flushed).then(|| self.mark()))
+        let log = &self.res.log;
+        Ok(log.has_unflushed().then(|| log.mark()))
     }
 
     fn is_log_in_order(&self) -> bool {
-        self.completed_lsn() >= self.log.newest_done
+        let log = &self.res.log;
+        log.completed_lsn() >= log.newest_done()
     }
 
     fn is_flush_recorded(&self) -> bool {
-        self.log.watermark_written >= self.log.to_record()
+        let log = &self.res.log;
+        log.is_recorded(log.to_record())
     }
 
     fn flushed(&mut self, mark: FlushMark) -> StoreResult {
-        self.note_flushed(mark)
+        self.res.note_flushed(mark)
     }
 
     fn flush_failed(&mut self, errno: i32) {
-        self.flush_lost = true;
-        self.fail(errno);
+        self.res.faults.fail_flush(errno);
     }
 
     fn next_chunk(&self, cursor: u32) -> Option<(LayerId, u32, u32)> {
-        (cursor..self.table.slots()).find_map(|slot| {
-            let record = self.table.record(slot);
-            let chunk = record.kind == super::format::record_kind::CHUNK;
+        (cursor..self.res.map.table.slots()).find_map(|slot| {
+            let record = self.res.map.table.record(slot);
+            let chunk = record.kind == record_kind::CHUNK;
             chunk.then(|| (LayerId(record.layer), record.index, slot + 1))
         })
     }
 
     fn fence(&self, layer: LayerId) -> Fence {
-        self.table.fence(layer)
+        self.res.map.table.fence(layer)
     }
 
     fn next_fence(&self, cursor: u32) -> Option<(LayerId, Fence, u32)> {
-        (cursor..self.table.slots()).find_map(|slot| {
-            let record = self.table.record(slot);
-            let is_fence = record.kind == super::format::record_kind::FENCE;
+        (cursor..self.res.map.table.slots()).find_map(|slot| {
+            let record = self.res.map.table.record(slot);
+            let is_fence = record.kind == record_kind::FENCE;
             let layer = LayerId(record.layer);
-            is_fence.then(|| (layer, self.table.fence(layer), slot + 1))
+            is_fence.then(|| (layer, self.res.map.table.fence(layer), slot + 1))
         })
     }
 
     fn space(&self) -> Space {
         let unit = UNIT_BYTES as u64;
-        let total = u64::from(self.alloc.total_units());
-        let free = self.free_soon();
+        let total = u64::from(self.res.alloc.total_units());
+        let free = self.res.free_soon();
         Space {
             total_bytes: total * unit,
             used_bytes: (total - free) * unit,
@@ -536,8 +371,8 @@ impl StoreCore for ShardCore {
 
     fn buffers(&self) -> BufferRange {
         BufferRange {
-            ptr: self.arena.buf().as_ptr(),
-            len: self.arena.buf().len(),
+            ptr: self.res.arena.buf().as_ptr(),
+            len: self.res.arena.buf().len(),
         }
     }
 
@@ -550,17 +385,17 @@ impl StoreCore for ShardCore {
     }
 
     fn poll_finding(&mut self) -> Option<ScrubFinding> {
-        self.findings.pop_front()
+        self.res.damage.next_finding()
     }
 
     fn metrics(&self) -> StoreMetrics {
         StoreMetrics {
             ram: self.ram(),
-            chunks: u64::from(self.table.len()),
-            dirty_leaves: u64::from(self.leaves.dirty()),
-            quarantined_units: self.alloc.quarantined_units(),
-            leaves_to_clean: self.clean.leaves_left(),
-            ..self.counters
+            chunks: u64::from(self.res.map.table.len()),
+            dirty_leaves: u64::from(self.res.map.leaves.dirty()),
+            quarantined_units: self.res.alloc.quarantined_units(),
+            leaves_to_clean: self.cleaner.leaves_left(),
+            ..self.res.counters
         }
     }
 }

@@ -1,14 +1,13 @@
-//! Where new data go: in long runs while there are any, and what the cleaner needs to know of free space.
+//! Units that are busy, region by region: what new data may go to, and what the cleaner needs to know.
 
-use super::{Allocator, REGION_SEARCH_MAX, Run};
-use crate::format::REGION_UNITS;
+use super::Run;
+use crate::bitmap::Bitmap;
+use crate::format::{Geometry, REGION_UNITS};
 
-/// Runs from this length on are worth an empty region.
-const LONG_RUN: u32 = 16;
+/// Regions looked at for a good one before any is taken.
+pub(super) const REGION_SEARCH_MAX: u32 = 1024;
 /// Thin regions of which the one with the longest run is taken, where no region is empty.
 const REGIONS_COMPARED: u32 = 16;
-/// A whole leaf is not cut in two from this size on: it begins a region of its own.
-const UNCUT: u32 = REGION_UNITS / 2;
 
 /// What free space looks like. Regions of live windows do not count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,17 +27,105 @@ pub struct Victims {
     pub units: u32,
 }
 
-impl Allocator {
-    fn regions(&self) -> u32 {
-        self.region_free.len() as u32
+/// Which units are busy, counted by region, and which regions are set aside.
+#[derive(Debug)]
+pub(super) struct Regions {
+    busy: Bitmap,
+    /// Free units per region; fixed places count as used.
+    free: Vec<u16>,
+    free_units: u32,
+    /// Regions that are free from end to end.
+    empty: u32,
+    /// Regions of live windows: taken by others only when nothing else is left.
+    in_window: Bitmap,
+    /// Regions that the cleaner empties: nothing new goes there while there is another place.
+    victims: Bitmap,
+    /// Units that may hold data at all, up to `end`.
+    first: u32,
+    end: u32,
+}
+
+impl Regions {
+    /// Busy is what is `committed`, and the fixed places.
+    pub(super) fn new(geo: &Geometry, committed: &Bitmap) -> Self {
+        let regions = geo.units / REGION_UNITS;
+        let (first, end) = (geo.first_free(), geo.end_free());
+        let mut busy = committed.clone();
+        for unit in (0..first).chain(end..geo.units) {
+            busy.set(unit);
+        }
+        let free: Vec<u16> = (0..regions)
+            .map(|r| busy.count_clear(r * REGION_UNITS, (r + 1) * REGION_UNITS) as u16)
+            .collect();
+        let empty = free.iter().filter(|&&n| u32::from(n) == REGION_UNITS);
+        Self {
+            busy,
+            free_units: free.iter().map(|&n| u32::from(n)).sum(),
+            empty: empty.count() as u32,
+            free,
+            in_window: Bitmap::new(regions),
+            victims: Bitmap::new(regions),
+            first,
+            end,
+        }
     }
 
-    fn free_of(&self, region: u32) -> u32 {
-        u32::from(self.region_free[region as usize])
+    /// Units that may hold data at all.
+    pub(super) fn total_units(&self) -> u32 {
+        self.end - self.first
+    }
+
+    pub(super) fn free_units(&self) -> u32 {
+        self.free_units
+    }
+
+    /// Whether `unit` can be named by a map at all.
+    pub(super) fn is_data_unit(&self, unit: u32) -> bool {
+        (self.first..self.end).contains(&unit)
+    }
+
+    pub(super) fn take(&mut self, run: Run) {
+        for unit in run.start..run.start + run.len {
+            assert!(self.busy.set(unit), "unit handed out twice");
+            self.one_less(unit);
+        }
+    }
+
+    pub(super) fn give_back(&mut self, run: Run) {
+        for unit in run.start..run.start + run.len {
+            assert!(self.busy.clear(unit), "unit freed twice");
+            let free = &mut self.free[(unit / REGION_UNITS) as usize];
+            *free += 1;
+            self.empty += u32::from(u32::from(*free) == REGION_UNITS);
+        }
+        self.free_units += run.len;
+    }
+
+    /// Makes a unit busy if it is not.
+    pub(super) fn claim(&mut self, unit: u32) {
+        if self.busy.set(unit) {
+            self.one_less(unit);
+        }
+    }
+
+    fn one_less(&mut self, unit: u32) {
+        let free = &mut self.free[(unit / REGION_UNITS) as usize];
+        self.empty -= u32::from(u32::from(*free) == REGION_UNITS);
+        *free -= 1;
+        self.free_units -= 1;
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Free units of a region.
+    pub(super) fn free_of(&self, region: u32) -> u32 {
+        u32::from(self.free[region as usize])
     }
 
     /// Neither of a window nor being emptied.
-    fn is_open(&self, region: u32) -> bool {
+    pub(super) fn is_open(&self, region: u32) -> bool {
         !self.in_window.get(region) && !self.victims.get(region)
     }
 
@@ -49,27 +136,38 @@ impl Allocator {
 
     /// Regions that can be emptied at all.
     fn cleanable(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.regions()).filter(|&r| self.is_whole(r) && !self.in_window.get(r))
+        (0..self.count()).filter(|&r| self.is_whole(r) && !self.in_window.get(r))
     }
 
-    fn longest_run(&self, region: u32, max: u32) -> Run {
+    /// Whether all of the run is free.
+    pub(super) fn is_free(&self, run: Run) -> bool {
+        self.busy.count_clear(run.start, run.start + run.len) == run.len
+    }
+
+    /// The first free run within `from..to`, at most `max` long.
+    pub(super) fn first_run(&self, from: u32, to: u32, max: u32) -> Option<Run> {
+        let (start, len) = self.busy.clear_run(from, to, max)?;
+        Some(Run { start, len })
+    }
+
+    pub(super) fn longest_run(&self, region: u32, max: u32) -> Run {
         let (start, len) = self.busy.longest_clear_run(region * REGION_UNITS, max);
         Run { start, len }
     }
 
-    fn find_empty(&self, from: u32, search_max: u32) -> Option<u32> {
-        if self.empty_regions == 0 {
+    pub(super) fn find_empty(&self, from: u32, search_max: u32) -> Option<u32> {
+        if self.empty == 0 {
             return None;
         }
-        let regions = self.regions();
+        let regions = self.count();
         (0..regions.min(search_max))
             .map(|i| (from + i) % regions)
             .find(|&r| self.free_of(r) == REGION_UNITS && self.is_open(r))
     }
 
     /// The longest run (at most `max`) among the next regions from `from` on that are partly free.
-    fn best_of_some(&self, from: u32, max: u32) -> Option<Run> {
-        let regions = self.regions();
+    pub(super) fn best_of_some(&self, from: u32, max: u32) -> Option<Run> {
+        let regions = self.count();
         let thin = |&r: &u32| (1..REGION_UNITS).contains(&self.free_of(r)) && self.is_open(r);
         let near = (0..regions.min(REGION_SEARCH_MAX)).map(|i| (from + i) % regions);
         let mut best: Option<Run> = None;
@@ -86,8 +184,8 @@ impl Allocator {
     }
 
     /// The first free run of any region, outside windows and victims if possible.
-    fn any_run(&self, from: u32, max: u32) -> Option<Run> {
-        let regions = self.regions();
+    pub(super) fn any_run(&self, from: u32, max: u32) -> Option<Run> {
+        let regions = self.count();
         let at = |i: u32| (from + i) % regions;
         let outside = |r: &u32| self.free_of(*r) > 0 && self.is_open(*r);
         let thinned = |r: &u32| self.free_of(*r) > 0 && !self.in_window.get(*r);
@@ -97,124 +195,61 @@ impl Allocator {
         Some(self.longest_run(region, max))
     }
 
-    /// Hands out a run of at most `max` units for data, preferably that long and outside the windows: where
-    /// the last one ended, in an empty region, in the best of some others.
-    pub fn take_run(&mut self, max: u32) -> Option<Run> {
-        if self.free_units == 0 {
-            return None;
+    /// Marks or unmarks regions as belonging to a live window.
+    pub(super) fn mark_window(&mut self, regions: &[u32], live: bool) {
+        for &region in regions {
+            if live {
+                self.in_window.set(region);
+            } else {
+                self.in_window.clear(region);
+            }
         }
-        let max = max.min(REGION_UNITS);
-        let here = Some(self.cursor).filter(|&r| self.is_open(r));
-        let here = here.map(|r| self.longest_run(r, max));
-        let mut run = here.filter(|run| run.len == max);
-        if run.is_none() && max >= LONG_RUN {
-            let region = self.find_empty(self.cursor, REGION_SEARCH_MAX);
-            run = region.map(|r| self.longest_run(r, max));
-        }
-        let run = run
-            .or_else(|| self.best_of_some(self.cursor, max))
-            .or_else(|| self.any_run(self.cursor, max))?;
-        self.cursor = run.start / REGION_UNITS;
-        self.take(run);
-        Some(run)
     }
 
-    /// Hands out a run of at most `max` units for map pages, which leave empty regions to data while there
-    /// are others.
-    pub fn take_pages(&mut self, max: u32) -> Option<Run> {
-        if self.free_units == 0 {
-            return None;
-        }
-        let here = Some(self.page_cursor).filter(|&r| self.is_open(r) && self.free_of(r) > 0);
-        let here = here.map(|r| self.longest_run(r, max));
-        let run = here
-            .filter(|run| run.len == max)
-            .or_else(|| {
-                let best = self.best_of_some(self.page_cursor, max);
-                best.filter(|run| run.len >= max.min(LONG_RUN / 2))
-            })
-            .or_else(|| {
-                let region = self.find_empty(self.page_cursor, REGION_SEARCH_MAX);
-                region.map(|r| self.longest_run(r, max))
-            })
-            .or_else(|| self.any_run(self.page_cursor, max))?;
-        self.page_cursor = run.start / REGION_UNITS;
-        self.take(run);
-        Some(run)
+    /// Free units in these regions.
+    pub(super) fn free_in(&self, regions: &[u32]) -> u32 {
+        regions.iter().map(|&r| self.free_of(r)).sum()
     }
 
-    /// Hands out room for `count` units that the cleaner moves, in at most two runs: what is left of the
-    /// region where the last ones went, and an empty region if it may begin one. Returns how many it began,
-    /// `None` if there is no room.
-    pub fn take_stream(&mut self, count: u32, may_begin: bool, out: &mut Vec<Run>) -> Option<u32> {
-        let stream = self.stream;
-        let region = stream.start / REGION_UNITS;
-        let usable = stream.len > 0
-            && self.is_open(region)
-            && self
-                .busy
-                .count_clear(stream.start, stream.start + stream.len)
-                == stream.len;
-        let left = if usable { stream.len } else { 0 };
-        if left >= count {
-            out.push(self.take_from_stream(count));
-            return Some(0);
+    /// Up to `count` regions with the most free units for a new window, from region `from` on.
+    pub(super) fn pick_window(&self, from: u32, count: usize, out: &mut Vec<u32>) {
+        out.clear();
+        let regions = self.count();
+        let mut by_free = [0u32; REGION_UNITS as usize + 1];
+        for region in 0..regions {
+            if self.is_open(region) {
+                by_free[self.free_of(region) as usize] += 1;
+            }
         }
-        let empty = may_begin.then(|| self.find_empty(region, u32::MAX))??;
-        if left >= LONG_RUN && count < UNCUT {
-            out.push(self.take_from_stream(left));
+        let mut need = count as u32;
+        let mut floor = REGION_UNITS;
+        while floor > 1 && by_free[floor as usize] < need {
+            need -= by_free[floor as usize];
+            floor -= 1;
         }
-        let rest = count - out.iter().map(|run| run.len).sum::<u32>();
-        let fresh = Run {
-            start: empty * REGION_UNITS,
-            len: REGION_UNITS,
-        };
-        let run = Run { len: rest, ..fresh };
-        self.take(run);
-        out.push(run);
-        // The longer rest is the better place to go on.
-        if REGION_UNITS - rest >= self.stream.len || !usable {
-            self.stream = Run {
-                start: fresh.start + rest,
-                len: REGION_UNITS - rest,
-            };
-        }
-        Some(1)
-    }
-
-    fn take_from_stream(&mut self, count: u32) -> Run {
-        let run = Run {
-            start: self.stream.start,
-            len: count,
-        };
-        self.take(run);
-        self.stream.start += count;
-        self.stream.len -= count;
-        run
-    }
-
-    /// Hands out room for `count` units that the cleaner moves out of its victims, in partly used regions, in
-    /// at most `runs_max` runs; `false`, and nothing, if that is not enough.
-    pub fn take_holes(&mut self, count: u32, runs_max: usize, out: &mut Vec<Run>) -> bool {
-        let mut left = count;
-        while left > 0 && out.len() < runs_max {
-            let Some(run) = self.best_of_some(self.hole_cursor, left) else {
+        let mut at_floor = need;
+        for i in 0..regions {
+            let region = (from + i) % regions;
+            let free = self.free_of(region);
+            if out.len() == count {
                 break;
-            };
-            self.hole_cursor = run.start / REGION_UNITS;
-            self.take(run);
-            out.push(run);
-            left -= run.len;
+            }
+            if free < floor || !self.is_open(region) || (free == floor && at_floor == 0) {
+                continue;
+            }
+            at_floor -= u32::from(free == floor);
+            out.push(region);
         }
-        if left > 0 {
-            out.drain(..).for_each(|run| self.give_back(run));
+        // On a small or full shard windows share regions: a header knows its window.
+        for region in 0..regions {
+            if out.len() < 2.min(count) && self.free_of(region) > 0 && !out.contains(&region) {
+                out.push(region);
+            }
         }
-        left == 0
     }
 
     /// What free space looks like now. Looks at every region.
-    #[must_use]
-    pub fn free_space(&self) -> FreeSpace {
+    pub(super) fn free_space(&self) -> FreeSpace {
         let mut space = FreeSpace::default();
         for region in self.cleanable() {
             match self.free_of(region) {
@@ -227,7 +262,12 @@ impl Allocator {
 
     /// Chooses the regions with the fewest units in use: at most `regions_max`, each with at most `used_max`
     /// units, and no more units in all than `units_max` or half the free ones in regions that stay.
-    pub fn choose_victims(&mut self, regions_max: u32, used_max: u32, units_max: u32) -> Victims {
+    pub(super) fn choose_victims(
+        &mut self,
+        regions_max: u32,
+        used_max: u32,
+        units_max: u32,
+    ) -> Victims {
         self.forget_victims();
         let mut by_used = [0u32; REGION_UNITS as usize + 1];
         let mut free_units = 0;
@@ -253,7 +293,7 @@ impl Allocator {
                 };
             }
         }
-        for region in 0..self.regions() {
+        for region in 0..self.count() {
             let free = self.free_of(region);
             let quota = &mut quota[(REGION_UNITS - free) as usize];
             if *quota > 0 && self.is_whole(region) && !self.in_window.get(region) {
@@ -265,20 +305,26 @@ impl Allocator {
     }
 
     /// Whether `unit` lies in a region that is being emptied.
-    #[must_use]
-    pub fn is_victim(&self, unit: u32) -> bool {
+    pub(super) fn is_victim(&self, unit: u32) -> bool {
         self.victims.get(unit / REGION_UNITS)
     }
 
     /// The cleaner has done with them; returns how many there were, and how many of them are empty.
-    pub fn forget_victims(&mut self) -> (u32, u32) {
+    pub(super) fn forget_victims(&mut self) -> (u32, u32) {
         let (mut from, mut count, mut empty) = (0, 0, 0);
-        while let Some(region) = self.victims.find(true, from, self.regions()) {
+        while let Some(region) = self.victims.find(true, from, self.count()) {
             self.victims.clear(region);
             from = region + 1;
             count += 1;
             empty += u32::from(self.free_of(region) == REGION_UNITS);
         }
         (count, empty)
+    }
+
+    pub(super) fn ram_bytes(&self) -> u64 {
+        self.busy.ram_bytes()
+            + self.free.len() as u64 * 2
+            + self.in_window.ram_bytes()
+            + self.victims.ram_bytes()
     }
 }

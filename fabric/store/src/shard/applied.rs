@@ -1,16 +1,15 @@
 //! The end of a batch: the map changes, and whoever waited hears it.
 
-use super::super::alloc::Run;
 use super::super::api::StoreError;
-use super::super::format::{MapEntry, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, entry_kind, is_place};
+use super::super::format::{MapEntry, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
 use super::enospc::is_no_space;
-use super::write::Item;
+use super::log_state::Item;
 use super::{OpKind, PartKind, ShardCore};
 
 impl ShardCore {
     pub(super) fn on_log_write(&mut self, io: u32, batch: u32, result: Result<(), i32>) {
-        self.ios.give_back(io);
-        let state = &mut self.batches[batch];
+        self.res.device.give_back(io);
+        let state = &mut self.res.log.batches[batch];
         state.ios -= 1;
         if let Err(errno) = result {
             // A broken device is worse news than a full one.
@@ -28,26 +27,19 @@ impl ShardCore {
     }
 
     pub(super) fn finish_batch(&mut self, slot: u32) {
-        let batch = &mut self.batches[slot];
+        let batch = &self.res.log.batches[slot];
         // Invariant *Stable reads*: nothing can be read before all of it is on the device.
         assert_eq!(batch.ios, 0, "a batch ends with its last device write");
         let (buffer, blocks, header, errno) =
             (batch.buffer, batch.blocks, batch.header, batch.errno);
-        let (window, watermark, cancelled) = (batch.window, batch.watermark, batch.cancelled);
-        self.log.newest_done = self.log.newest_done.max(batch.lsn);
-        let mut items = std::mem::take(&mut batch.items);
-        self.pending_leaves -= std::mem::take(&mut batch.leaves);
-        self.arena.give_back(buffer, blocks);
-        // Empty ones hold nothing that a flush would have to cover.
-        self.log.finished += u64::from(!items.is_empty());
-        self.log.in_flight[(window & 1) as usize] -= 1;
-        self.alloc.quarantine(Run {
-            start: header,
-            len: 1,
-        });
+        let (watermark, cancelled) = (batch.watermark, batch.cancelled);
+        self.res.log.note_done(slot);
+        let mut items = std::mem::take(&mut self.res.log.batches[slot].items);
+        self.res.arena.give_back(buffer, blocks);
+        self.res.alloc.quarantine_unit(header);
         let error = match errno {
             None => {
-                self.log.watermark_written = self.log.watermark_written.max(watermark);
+                self.res.log.note_recorded(watermark);
                 items.iter().for_each(|item| self.apply(item));
                 if !items.is_empty() {
                     self.note_room();
@@ -55,52 +47,53 @@ impl ShardCore {
                 cancelled.then_some(StoreError::NoSpace)
             }
             Some(errno) => {
-                self.fail(errno);
-                for &part in &self.batches[slot].parts {
+                self.res.faults.fail(errno);
+                for &part in &self.res.log.batches[slot].parts {
                     let p = &self.parts[part];
                     if p.kind == PartKind::Move {
                         // What was to be moved is still where it was.
                         continue;
                     }
-                    self.poisoned.push((p.layer, p.chunk, p.start, p.end));
+                    let place = &p.place;
+                    let faults = &mut self.res.faults;
+                    faults.poison(place.layer, place.chunk, place.range());
                 }
                 Some(StoreError::ReadOnly(errno))
             }
         };
         items.clear();
-        self.batches[slot].items = items;
+        self.res.log.batches[slot].items = items;
         self.end_parts(slot, error);
-        self.batches.give_back(slot);
+        self.res.log.batches.give_back(slot);
     }
 
     /// The batch is as far as it goes for the requests in it.
     pub(super) fn end_parts(&mut self, slot: u32, error: Option<StoreError>) {
-        let mut parts = std::mem::take(&mut self.batches[slot].parts);
+        let mut parts = std::mem::take(&mut self.res.log.batches[slot].parts);
         for part in parts.drain(..) {
             let p = &mut self.parts[part];
-            p.error = p.error.or(error);
-            p.batches -= 1;
-            if p.logged && p.batches == 0 {
+            p.in_log.leave();
+            if let Some(error) = error {
+                p.outcome.fail(error);
+            }
+            if p.in_log.is_done() {
                 self.finish_part(part);
             }
         }
-        self.batches[slot].parts = parts;
+        self.res.log.batches[slot].parts = parts;
     }
 
     /// The batch is on the device: the map changes.
     pub(super) fn apply(&mut self, item: &Item) {
-        let (version, layer, op) = (
-            self.parts[item.part].version,
-            self.parts[item.part].layer,
-            self.parts[item.part].op,
-        );
+        let p = &self.parts[item.part];
+        let (version, layer, op) = (p.version, p.place.layer, p.op);
         match item.kind {
             entry_kind::FENCE => {
                 if let OpKind::Fence(fence) = self.ops[op].kind {
-                    self.table.raise_fence(super::LayerId(layer), fence);
+                    self.res.map.table.raise_fence(layer, fence);
                 }
             }
-            entry_kind::FENCE_DROP => self.table.drop_fence(super::LayerId(layer)),
+            entry_kind::FENCE_DROP => self.res.map.table.drop_fence(layer),
             entry_kind::DATA if self.parts[item.part].kind == PartKind::Move => {
                 self.apply_move(item);
             }
@@ -112,7 +105,7 @@ impl ShardCore {
                     crc: item.crc,
                     version,
                 };
-                self.set_entry(slot, item.first, entry);
+                self.res.set_entry(slot, item.first, entry);
             }
             entry_kind::LOST => {
                 let slot = self.leaf_slot(item.part);
@@ -122,7 +115,7 @@ impl ShardCore {
                     crc: item.crc,
                     version,
                 };
-                self.set_entry(slot, item.first, entry);
+                self.res.set_entry(slot, item.first, entry);
             }
             _ => {
                 let slot = self.leaf_slot(item.part);
@@ -134,27 +127,20 @@ impl ShardCore {
         }
     }
 
-    /// Replaces an entry; the unit it named comes back later.
-    pub(super) fn set_entry(&mut self, slot: u32, block: u16, entry: MapEntry) {
-        let old = std::mem::replace(
-            &mut self.leaves.entries_mut(slot)[usize::from(block)],
-            entry,
-        );
-        if is_place(entry.unit) {
-            self.alloc.commit(entry.unit);
-        }
-        if is_place(old.unit) && old.unit != entry.unit {
-            self.alloc.free(old.unit);
-        }
+    /// A guest changed blocks of the part's leaf.
+    fn note_change(&mut self, part: u32, blocks: u16, written: bool) {
+        let p = &self.parts[part];
+        self.cleaner
+            .note_change((p.place.rec, p.place.leaf), blocks, written);
     }
 
     /// Unmaps a block unless it is newer.
     pub(super) fn zero_entry(&mut self, slot: u32, block: u16, kind: u32, version: u64) {
-        let old = self.leaves.entries(slot)[usize::from(block)];
+        let old = self.res.map.leaves.entries(slot)[usize::from(block)];
         if is_drop(kind) {
-            self.set_entry(slot, block, MapEntry::default());
+            self.res.set_entry(slot, block, MapEntry::default());
         } else if old.version <= version {
-            self.set_entry(
+            self.res.set_entry(
                 slot,
                 block,
                 MapEntry {

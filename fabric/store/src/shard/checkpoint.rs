@@ -1,14 +1,22 @@
 //! Checkpoints: bringing the map to the device while writes go on. `format` says why in this order.
 
+mod demand;
+mod pages;
+
 use zerocopy::IntoBytes;
 
-use super::super::api::{FlushMark, StoreCore, StoreError};
+use super::super::alloc::Allocator;
+use super::super::api::{FlushMark, StoreError};
 use super::super::arena::Arena;
-use super::super::format::{Ptr, Superblock, UNIT_BYTES, WINDOW_REGIONS_MAX, seal};
+use super::super::format::{REGION_UNITS, Superblock, WINDOW_REGIONS_MAX, seal};
 use super::super::log::Window;
-use super::stage::Pages;
+use super::ShardCore;
+use super::operations::Operations;
+use super::requests::IoKind;
+use super::resources::Resources;
 use super::write::QUARANTINE_RUNS;
-use super::{CHECKPOINT_IO_BLOCKS, CHECKPOINT_IOS_MAX, IoKind, ShardCore};
+use demand::Demand;
+use pages::{PageWriter, Pages};
 
 /// A window is this share of the shard, within bounds.
 const WINDOW_SHARE: u32 = 64;
@@ -16,126 +24,126 @@ const WINDOW_SHARE: u32 = 64;
 /// engine's pace. Sooner, and a guest that writes a little now and then would pay for a checkpoint each time.
 const IDLE_CALLS: u32 = 10;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+/// How far the running checkpoint is, and what only this phase knows.
+#[derive(Debug)]
+enum Phase {
     Idle,
     /// The old window's batches are still in flight.
     Drain,
-    Leaves,
-    Tables,
-    Dirs,
-    Root,
-    Bitmap,
-    BitmapDirs,
+    /// Pages of a kind are being queued.
+    Stage(Pages),
     /// All pages are queued.
-    LeaseRecovery,
-    FlushPages,
-    Superblock,
-    FlushSuperblock,
+    Queued,
+    FlushPages {
+        mark: FlushMark,
+    },
+    Superblock(Promise),
+    FlushSuperblock {
+        mark: FlushMark,
+        promise: Promise,
+    },
     /// Durable; reads of freed units are still in flight.
     Release,
 }
 
-/// State of the running checkpoint, and what asks for the next.
+/// What holds once the superblock on its way is durable.
 #[derive(Debug)]
-pub(super) struct Checkpoint {
-    number: u64,
-    phase: Phase,
-    pub(super) cursor: u32,
-    pub(super) ios: u32,
-    /// Something needs space or clean leaves.
-    wanted: bool,
-    /// One has just ended: what waited for it is to be tried again.
-    pub(super) ended: bool,
-    requested: Vec<u32>,
-    requested_clean: bool,
-    running: Vec<u32>,
-    running_clean: bool,
-    pub(super) table_root: Ptr,
-    pub(super) root_dirty: bool,
-    pub(super) bitmap_dirs_dirty: u64,
-    /// Free buffers of `CHECKPOINT_IO_BLOCKS` each.
-    pub(super) buffers: Vec<u32>,
-    /// Parity of the window that is being left, and the generation whose readers must be gone.
-    old_parity: usize,
-    old_generation: u8,
-    old_regions: Vec<u32>,
-    window_regions: usize,
-    next_window_id: u64,
-    next: Option<Window>,
-    log_start: u64,
-    mark: FlushMark,
-    superblock_mark: u64,
+struct Promise {
+    /// The window after the current one.
+    next: Window,
+    watermark: u64,
+    /// The log stays empty.
     closed: bool,
-    /// Calls of `on_idle` since so many batches were done.
-    idle_calls: u32,
-    idle_since: u64,
 }
 
-impl Checkpoint {
-    pub(super) fn new(arena: &mut Arena, number: u64, table_root: Ptr, shards: u32) -> Self {
-        let buffers = (0..CHECKPOINT_IOS_MAX)
-            .map(|_| {
-                let (start, len) = arena
-                    .take_up_to(CHECKPOINT_IO_BLOCKS)
-                    .expect("the arena has a least size");
-                assert_eq!(len, CHECKPOINT_IO_BLOCKS);
-                start
-            })
-            .collect();
+/// The window in use when the checkpoint began. What it holds is in the map that the checkpoint writes.
+#[derive(Debug, Default)]
+struct OldWindow {
+    id: u64,
+    regions: Vec<u32>,
+    /// First batch after it.
+    log_start: u64,
+}
+
+/// Calls of `on_idle` since so many batches were done.
+#[derive(Debug, Default)]
+struct IdleWatch {
+    calls: u32,
+    since: u64,
+}
+
+impl IdleWatch {
+    /// One more call, with so many batches done; whether it is time for a checkpoint, which would be of use.
+    fn note(&mut self, finished: u64, is_of_use: bool) -> bool {
+        if self.since != finished || !is_of_use {
+            (self.calls, self.since) = (0, finished);
+            return false;
+        }
+        self.calls += 1;
+        let is_due = self.calls >= IDLE_CALLS;
+        if is_due {
+            self.calls = 0;
+        }
+        is_due
+    }
+}
+
+/// Writes checkpoints, one at a time, when somebody asks or the log, the cache or the quarantine fills up.
+#[derive(Debug)]
+pub(super) struct Checkpointer {
+    /// Newest durable one.
+    number: u64,
+    phase: Phase,
+    demand: Demand,
+    writer: PageWriter,
+    old: OldWindow,
+    /// Regions of a window at most.
+    window_regions: usize,
+    idle: IdleWatch,
+    /// One has just ended: what waited for it is to be tried again.
+    ended: bool,
+}
+
+impl Checkpointer {
+    pub(super) fn new(arena: &mut Arena, number: u64, shards: u32) -> Self {
         Self {
             number,
             phase: Phase::Idle,
-            cursor: 0,
-            ios: 0,
-            wanted: false,
-            ended: false,
-            requested: Vec::new(),
-            requested_clean: false,
-            running: Vec::new(),
-            running_clean: false,
-            table_root,
-            root_dirty: false,
-            bitmap_dirs_dirty: 0,
-            buffers,
-            old_parity: 0,
-            old_generation: 0,
-            old_regions: Vec::new(),
+            demand: Demand::default(),
+            writer: PageWriter::new(arena),
+            old: OldWindow::default(),
             window_regions: (WINDOW_REGIONS_MAX / shards as usize).max(2),
-            next_window_id: 0,
-            next: None,
-            log_start: 0,
-            mark: FlushMark::default(),
-            superblock_mark: 0,
-            closed: false,
-            idle_calls: 0,
-            idle_since: 0,
+            idle: IdleWatch::default(),
+            ended: false,
         }
     }
 
+    /// The operation is done once a checkpoint that begins after this is durable; `clean` if whoever asks
+    /// promises to write no more.
     pub(super) fn request(&mut self, op: u32, clean: bool) {
-        self.requested.push(op);
-        self.requested_clean |= clean;
+        self.demand.add(op, clean);
     }
 
     /// Asks for a checkpoint. While one runs this does nothing: whether another is needed shows when it has
     /// ended.
     pub(super) fn want(&mut self) {
-        self.wanted |= self.phase == Phase::Idle;
+        if !self.is_running() {
+            self.demand.want();
+        }
     }
 
     /// Whether somebody waits for one.
     pub(super) fn is_asked_for(&self) -> bool {
-        !self.running.is_empty() || !self.requested.is_empty()
+        self.demand.has_operations()
     }
 
     /// Whether somebody promised to write no more.
     pub(super) fn is_closing(&self) -> bool {
-        self.requested_clean || (self.running_clean && self.is_running())
+        self.demand.is_closing()
     }
 
     pub(super) fn is_running(&self) -> bool {
-        self.phase != Phase::Idle
+        !matches!(self.phase, Phase::Idle)
     }
 
     /// Newest durable checkpoint.
@@ -143,274 +151,278 @@ impl Checkpoint {
         self.number
     }
 
-    /// The table root page.
-    pub(super) fn root(&self) -> &Ptr {
-        &self.table_root
+    /// Whether one has ended since this was last asked.
+    pub(super) fn take_ended(&mut self) -> bool {
+        std::mem::take(&mut self.ended)
     }
 
-    pub(super) fn next_phase(&mut self, phase: Phase) {
-        self.phase = phase;
-        self.cursor = 0;
+    /// Whoever waits for a checkpoint hears that it cannot be written now.
+    pub(super) fn refuse(&mut self, error: StoreError, res: &mut Resources, ops: &mut Operations) {
+        self.demand.refuse(|op| ops.finish(op, Err(error), res));
     }
-}
 
-impl ShardCore {
     /// Takes the checkpoint as far as it goes now.
-    pub(super) fn step_checkpoint(&mut self) {
-        if self.failed.is_some() {
-            self.abandon_checkpoint();
-            return;
-        }
-        loop {
-            let before = self.ckpt.phase;
-            match before {
-                Phase::Idle => self.start_checkpoint(),
-                Phase::Drain => {
-                    if self.log.in_flight[self.ckpt.old_parity] == 0 {
-                        self.ckpt.next_phase(Phase::Leaves);
-                    }
+    fn step(&mut self, res: &mut Resources, writes_wait: bool) {
+        while self.advance(res, writes_wait) && !self.ended && !res.faults.has_failed() {}
+    }
+
+    /// Takes one step; `false` when it has to wait for something.
+    fn advance(&mut self, res: &mut Resources, writes_wait: bool) -> bool {
+        match self.phase {
+            Phase::Idle => self.start(res, writes_wait),
+            Phase::Drain => {
+                let is_drained = res.log.in_flight_of(self.old.id) == 0;
+                if is_drained {
+                    self.phase = Phase::Stage(Pages::FIRST);
                 }
-                Phase::Leaves => self.stage_all(Pages::Leaves, Phase::Tables),
-                Phase::Tables => self.stage_all(Pages::Tables, Phase::Dirs),
-                Phase::Dirs => self.stage_all(Pages::Dirs, Phase::Root),
-                Phase::Root => self.stage_all(Pages::Root, Phase::Bitmap),
-                Phase::Bitmap => self.stage_bitmap(),
-                Phase::BitmapDirs => self.stage_bitmap_dirs(),
-                Phase::LeaseRecovery => self.flush_pages(),
-                Phase::FlushPages | Phase::Superblock | Phase::FlushSuperblock => {}
-                Phase::Release => self.release_units(),
+                is_drained
             }
-            if self.ckpt.phase == before || self.ckpt.ended || self.failed.is_some() {
-                return;
+            Phase::Stage(pages) => {
+                let is_done = self.writer.stage(pages, res);
+                if is_done {
+                    self.phase = pages.next().map_or(Phase::Queued, Phase::Stage);
+                }
+                is_done
             }
+            Phase::Queued => self.flush_pages(res),
+            Phase::FlushPages { .. } | Phase::Superblock(_) | Phase::FlushSuperblock { .. } => {
+                false
+            }
+            Phase::Release => self.release_units(res),
         }
     }
 
-    fn start_checkpoint(&mut self) {
-        let reopen = self.log.hold && !self.ready.is_empty();
-        let cache_dirty = self.leaves.dirty() * 2 > self.leaves.slots();
-        let many_freed = self.alloc.quarantine_runs() > QUARANTINE_RUNS;
-        let asked = self.ckpt.wanted || !self.ckpt.requested.is_empty();
-        if !(asked || reopen || cache_dirty || many_freed || self.log.current.is_nearly_full()) {
-            return;
+    fn start(&mut self, res: &mut Resources, writes_wait: bool) -> bool {
+        let leaves = &res.map.leaves;
+        let reopen = res.log.hold && writes_wait;
+        let cache_dirty = leaves.dirty() * 2 > leaves.slots();
+        let many_freed = res.alloc.quarantine_runs() > QUARANTINE_RUNS;
+        let full = res.log.current.is_nearly_full();
+        if !(self.demand.is_any() || reopen || cache_dirty || many_freed || full) {
+            return false;
         }
-        self.ckpt.wanted = false;
-        std::mem::swap(&mut self.ckpt.requested, &mut self.ckpt.running);
-        self.ckpt.running_clean = std::mem::take(&mut self.ckpt.requested_clean);
-        self.alloc.freeze();
-        self.ckpt.old_generation = self.generation;
-        self.generation ^= 1;
-        self.ckpt.old_parity = (self.log.current.id & 1) as usize;
-        self.ckpt.old_regions.clear();
-        if let Some(mut next) = self.log.next.take() {
-            next.open(&self.alloc);
-            let old = std::mem::replace(&mut self.log.current, next);
-            self.ckpt.old_regions.extend(&old.regions);
+        self.demand.begin();
+        res.alloc.freeze();
+        self.old = OldWindow {
+            id: res.log.current.id,
+            regions: Vec::new(),
+            log_start: res.log.next_lsn(),
+        };
+        if let Some(mut next) = res.log.next.take() {
+            next.open(&res.alloc);
+            let old = std::mem::replace(&mut res.log.current, next);
+            self.old.regions = old.regions;
         }
-        self.ckpt.log_start = self.log.next_lsn;
-        self.table.reap();
-        self.ckpt.next_phase(Phase::Drain);
+        res.map.table.reap();
+        self.phase = Phase::Drain;
+        true
     }
 
-    pub(super) fn on_pages(&mut self, io: u32, buffer: u32, result: Result<(), i32>) {
-        let mut leaves = std::mem::take(&mut self.ios[io].leaves);
-        for slot in leaves.drain(..) {
-            self.leaves.meta_mut(slot).pins -= 1;
+    pub(super) fn on_pages(
+        &mut self,
+        io: u32,
+        buffer: u32,
+        result: Result<(), i32>,
+        res: &mut Resources,
+    ) {
+        for slot in res.device.leaves_mut(io).drain(..) {
+            res.map.leaves.meta_mut(slot).pins -= 1;
             if result.is_err() {
                 // What was not written can only be read from here: dirty, it is never evicted.
-                self.leaves.entries_mut(slot);
+                res.map.leaves.entries_mut(slot);
             }
         }
-        self.ios[io].leaves = leaves;
-        self.end_checkpoint_io(io, Some(buffer), result);
+        self.writer.end(io, buffer, result, res);
     }
 
-    fn end_checkpoint_io(&mut self, io: u32, buffer: Option<u32>, result: Result<(), i32>) {
-        self.ios.give_back(io);
-        self.ckpt.buffers.extend(buffer);
-        self.ckpt.ios -= 1;
-        if let Err(errno) = result {
-            self.fail(errno);
+    fn flush_pages(&mut self, res: &mut Resources) -> bool {
+        if self.writer.is_busy() {
+            return false;
         }
-    }
-
-    fn flush_pages(&mut self) {
-        if self.ckpt.ios > 0 {
-            return;
-        }
-        let Some(io) = self.take_io(false) else {
-            return;
+        let Some(io) = res.device.take() else {
+            return false;
         };
-        self.ckpt.mark = self.mark();
-        self.ckpt.ios += 1;
-        self.emit_flush(io, IoKind::CheckpointFlush);
-        self.ckpt.next_phase(Phase::FlushPages);
+        let mark = res.mark();
+        res.flush(io, IoKind::CheckpointFlush);
+        self.phase = Phase::FlushPages { mark };
+        true
     }
 
-    pub(super) fn on_checkpoint_flush(&mut self, result: Result<(), i32>) {
-        self.ckpt.ios -= 1;
+    pub(super) fn on_flush(
+        &mut self,
+        result: Result<(), i32>,
+        res: &mut Resources,
+        ops: &mut Operations,
+        writes_wait: bool,
+    ) {
         if let Err(errno) = result {
-            self.flush_failed(errno);
+            res.faults.fail_flush(errno);
         }
-        if self.failed.is_some() {
+        if res.faults.has_failed() {
             return;
         }
-        if self.flushed(self.ckpt.mark).is_err() {
-            return;
-        }
-        match self.ckpt.phase {
-            Phase::FlushPages => self.write_superblock(),
-            Phase::FlushSuperblock => self.end_checkpoint(),
+        match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::FlushPages { mark } => {
+                res.log.note_flushed(mark);
+                self.write_superblock(res, writes_wait);
+            }
+            Phase::FlushSuperblock { mark, promise } => {
+                res.log.note_flushed(mark);
+                self.end(promise, res, ops);
+            }
             _ => unreachable!("a checkpoint flush belongs to one of two phases"),
         }
     }
 
     /// Chooses the window after the current one (and the current one anew if it is unused and has little
-    /// room), and writes both copies of the superblock.
-    fn write_superblock(&mut self) {
-        let marked = std::mem::take(&mut self.ckpt.old_regions);
-        self.alloc.mark_window(&marked, false);
-        self.ckpt.old_regions = marked;
-        let regions = self.geo.units / super::super::format::REGION_UNITS;
-        let count = (regions / WINDOW_SHARE).clamp(2, self.ckpt.window_regions as u32) as usize;
-        let unused = self.log.current.batches == 0;
-        let room = self.alloc.free_in(&self.log.current.regions);
-        if unused && (self.log.hold || room < self.reserve_units()) {
+    /// room).
+    fn choose_window(&mut self, res: &mut Resources) -> Window {
+        res.alloc.mark_window(&self.old.regions, false);
+        let regions = res.geo.units / REGION_UNITS;
+        let count = (regions / WINDOW_SHARE).clamp(2, self.window_regions as u32) as usize;
+        let unused = res.log.current.batches == 0;
+        let room = res.alloc.free_in(&res.log.current.regions);
+        if unused && (res.log.hold || room < res.reserve_units()) {
             // No batch may go to it before this superblock is durable.
-            self.log.hold = true;
-            let current = std::mem::take(&mut self.log.current.regions);
-            self.alloc.mark_window(&current, false);
-            self.log.current = self.pick_window(self.log.current.id, count, current);
+            res.log.hold = true;
+            let current = std::mem::take(&mut res.log.current.regions);
+            res.alloc.mark_window(&current, false);
+            let id = res.log.current.id;
+            res.log.current = pick_window(&mut res.alloc, id, count, current);
         }
-        self.alloc
-            .mark_window(&self.log.current.regions.clone(), true);
-        self.ckpt.next_window_id = self.log.current.id + 1;
-        let next = self.pick_window(self.ckpt.next_window_id, count, Vec::new());
-        let quiet =
-            self.leaves.dirty() == 0 && self.ready.is_empty() && self.log.in_flight == [0; 2];
-        self.ckpt.closed = self.ckpt.running_clean && unused && quiet;
+        res.alloc.mark_window(&res.log.current.regions, true);
+        let id = res.log.current.id + 1;
+        pick_window(&mut res.alloc, id, count, Vec::new())
+    }
 
-        let mut sb = Superblock::new(self.geo.shard, self.geo.units, self.log.nonce);
-        sb.checkpoint = self.ckpt.number + 1;
-        sb.clean = u32::from(self.ckpt.closed);
-        sb.log_start = self.ckpt.log_start;
-        sb.watermark = self.log.durable_lsn;
-        self.ckpt.superblock_mark = sb.watermark;
-        sb.table_root = self.ckpt.table_root;
-        sb.table_pages = self.table.page_ptrs.len() as u64;
-        sb.windows = [self.log.current.record(), next.record()];
-        sb.bitmap_dirs = self.bitmap_dir_ptrs;
-        self.ckpt.next = Some(next);
-        self.ckpt.next_phase(Phase::Superblock);
-        for unit in self.geo.superblock_units(sb.checkpoint) {
-            let io = self
-                .take_io(false)
-                .expect("requests are reserved for checkpoints");
-            let buffer = self.ckpt.buffers.pop().expect("all pages are written");
-            let page = self.arena.buf_mut().blocks_mut(buffer, 1);
+    /// Writes both copies of the superblock.
+    fn write_superblock(&mut self, res: &mut Resources, writes_wait: bool) {
+        let next = self.choose_window(res);
+        let unused = res.log.current.batches == 0;
+        let quiet = res.map.leaves.dirty() == 0 && !writes_wait && res.log.is_quiet();
+        let closed = self.demand.is_begun_clean() && unused && quiet;
+
+        let mut sb = Superblock::new(res.geo.shard, res.geo.units, res.log.nonce);
+        sb.checkpoint = self.number + 1;
+        sb.clean = u32::from(closed);
+        sb.log_start = self.old.log_start;
+        sb.watermark = res.log.durable_lsn();
+        sb.table_pages = res.map.table.page_ptrs.len() as u64;
+        sb.windows = [res.log.current.record(), next.record()];
+        res.map.roots.name_in(&mut sb);
+        for unit in res.geo.superblock_units(sb.checkpoint) {
+            let io = res.device.take();
+            let io = io.expect("requests are reserved for checkpoints");
+            let buffer = self.writer.buffer().expect("all pages are written");
+            let page = res.arena.buf_mut().blocks_mut(buffer, 1);
             page.fill(0);
             page[..size_of::<Superblock>()].copy_from_slice(sb.as_bytes());
             seal(page);
-            self.ckpt.ios += 1;
-            self.counters.checkpoint_bytes += UNIT_BYTES as u64;
-            self.emit_write(io, unit, buffer, 1, IoKind::Superblock { buffer });
+            let kind = IoKind::Superblock { buffer };
+            self.writer.write(io, unit, (buffer, 1), kind, res);
         }
+        self.phase = Phase::Superblock(Promise {
+            next,
+            watermark: sb.watermark,
+            closed,
+        });
     }
 
-    fn pick_window(&mut self, id: u64, count: usize, mut regions: Vec<u32>) -> Window {
-        self.alloc.pick_window(count, &mut regions);
-        self.alloc.mark_window(&regions, true);
-        let mut window = Window::new(id, regions);
-        window.open(&self.alloc);
-        window
-    }
-
-    pub(super) fn on_superblock(&mut self, io: u32, buffer: u32, result: Result<(), i32>) {
-        self.end_checkpoint_io(io, Some(buffer), result);
-        if self.ckpt.ios > 0 || self.failed.is_some() {
+    pub(super) fn on_superblock(
+        &mut self,
+        io: u32,
+        buffer: u32,
+        result: Result<(), i32>,
+        res: &mut Resources,
+    ) {
+        self.writer.end(io, buffer, result, res);
+        if self.writer.is_busy() || res.faults.has_failed() {
             return;
         }
-        let io = self
-            .take_io(false)
-            .expect("requests are reserved for checkpoints");
-        self.ckpt.mark = self.mark();
-        self.ckpt.ios += 1;
-        self.emit_flush(io, IoKind::CheckpointFlush);
-        self.ckpt.next_phase(Phase::FlushSuperblock);
+        let Phase::Superblock(promise) = std::mem::replace(&mut self.phase, Phase::Idle) else {
+            unreachable!("a superblock is written in one phase");
+        };
+        let io = res.device.take();
+        let io = io.expect("requests are reserved for checkpoints");
+        let mark = res.mark();
+        res.flush(io, IoKind::CheckpointFlush);
+        self.phase = Phase::FlushSuperblock { mark, promise };
     }
 
-    fn end_checkpoint(&mut self) {
-        self.ckpt.number += 1;
+    /// The superblock is durable.
+    fn end(&mut self, promise: Promise, res: &mut Resources, ops: &mut Operations) {
+        self.number += 1;
         // The superblock carries the watermark, so no batch needs to.
-        self.log.watermark_written = self.log.watermark_written.max(self.ckpt.superblock_mark);
-        self.counters.checkpoints += 1;
-        self.log.next = self.ckpt.next.take();
+        res.log.note_recorded(promise.watermark);
+        res.counters.checkpoints += 1;
+        res.log.next = Some(promise.next);
         // After a clean close the superblock promises an empty log: a write needs another checkpoint first.
-        self.log.hold = self.ckpt.closed;
-        let mut running = std::mem::take(&mut self.ckpt.running);
-        for op in running.drain(..) {
-            self.finish_op(op, Ok(()));
-        }
-        self.ckpt.running = running;
-        self.ckpt.next_phase(Phase::Release);
+        res.log.hold = promise.closed;
+        self.demand.finish(|op| ops.finish(op, Ok(()), res));
+        self.phase = Phase::Release;
     }
 
-    fn release_units(&mut self) {
-        if self.readers[usize::from(self.ckpt.old_generation)] == 0 {
-            self.alloc.release();
-            self.ckpt.ended = true;
-            self.ckpt.next_phase(Phase::Idle);
+    fn release_units(&mut self, res: &mut Resources) -> bool {
+        if !res.alloc.release() {
+            return false;
         }
+        self.ended = true;
+        self.demand.end();
+        self.phase = Phase::Idle;
+        true
+    }
+}
+
+/// The regions with the most room, as a window; `regions` is taken for its memory.
+fn pick_window(alloc: &mut Allocator, id: u64, count: usize, mut regions: Vec<u32>) -> Window {
+    alloc.pick_window(count, &mut regions);
+    alloc.mark_window(&regions, true);
+    let mut window = Window::new(id, regions);
+    window.open(alloc);
+    window
+}
+
+impl ShardCore {
+    /// Takes the checkpoint as far as it goes now. With writing stopped whoever waits for one hears it.
+    pub(super) fn step_checkpoint(&mut self) {
+        if let Some(errno) = self.res.faults.errno() {
+            let error = StoreError::ReadOnly(errno);
+            self.refuse_checkpoints(error);
+            self.flushes.refuse(error, &mut self.res, &mut self.ops);
+            return;
+        }
+        let writes_wait = !self.waiting.ready().is_empty();
+        self.ckpt.step(&mut self.res, writes_wait);
     }
 
-    /// Whoever waits for a checkpoint hears that it cannot be written now.
+    pub(super) fn on_checkpoint_flush(&mut self, result: Result<(), i32>) {
+        let writes_wait = !self.waiting.ready().is_empty();
+        self.ckpt
+            .on_flush(result, &mut self.res, &mut self.ops, writes_wait);
+    }
+
+    /// See [`Checkpointer::refuse`].
     pub(super) fn refuse_checkpoints(&mut self, error: StoreError) {
-        for list in [
-            std::mem::take(&mut self.ckpt.running),
-            std::mem::take(&mut self.ckpt.requested),
-        ] {
-            for op in list {
-                self.finish_op(op, Err(error));
-            }
-        }
-        // Whoever comes later has not promised to write no more.
-        (self.ckpt.running_clean, self.ckpt.requested_clean) = (false, false);
-    }
-
-    /// A write failed: whoever waits for a checkpoint hears it.
-    fn abandon_checkpoint(&mut self) {
-        let Some(errno) = self.failed else { return };
-        self.refuse_checkpoints(StoreError::ReadOnly(errno));
-        for op in std::mem::take(&mut self.flushes.waiting) {
-            self.finish_op(op, Err(StoreError::ReadOnly(errno)));
-        }
+        self.ckpt.refuse(error, &mut self.res, &mut self.ops);
     }
 
     /// The shard had nothing to do for one more call: space that was given back should not wait for the next
     /// write.
     pub(super) fn note_idle(&mut self) {
-        let untouched = self.ckpt.idle_since == self.log.finished;
-        if !untouched || self.alloc.quarantined_units() == 0 || self.ckpt.is_running() {
-            self.ckpt.idle_since = self.log.finished;
-            self.ckpt.idle_calls = 0;
-            return;
-        }
-        self.ckpt.idle_calls += 1;
-        if self.ckpt.idle_calls >= IDLE_CALLS {
+        let is_of_use = self.res.alloc.quarantined_units() > 0 && !self.ckpt.is_running();
+        if self.ckpt.idle.note(self.res.log.finished(), is_of_use) {
             // It frees all that is in quarantine, so that it is the last one until something is written.
-            self.ckpt.idle_calls = 0;
             self.ckpt.want();
         }
     }
 
     /// Asks for a checkpoint whatever the state (opening, formatting).
     pub(crate) fn force_checkpoint(&mut self, closed: bool) {
-        self.ckpt.wanted = true;
-        self.ckpt.requested_clean = closed;
+        self.ckpt.demand.force(closed);
     }
 
     /// Whether a checkpoint is wanted or running.
     pub(crate) fn checkpoint_pending(&self) -> bool {
-        self.ckpt.wanted || self.ckpt.is_running()
+        self.ckpt.demand.is_wanted() || self.ckpt.is_running()
     }
 }

@@ -14,10 +14,10 @@
 //! off, and tried again with the next request, which waits for the outcome, or when the shard is idle.
 
 use super::super::api::StoreError;
-use super::super::device::{DeviceAction, IoId, IoVecs};
 use super::super::format::{BatchHeader, entry_kind};
 use super::super::log::HeaderWriter;
-use super::{IoKind, ShardCore};
+use super::ShardCore;
+use super::requests::IoKind;
 
 /// Writes that wait for room below the device file.
 #[derive(Debug, Default)]
@@ -35,24 +35,53 @@ pub(super) fn is_no_space(errno: i32) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT)
 }
 
-impl ShardCore {
+impl EnospcQueue {
     /// Device requests that nobody executes now.
-    pub(super) fn put_off_count(&self) -> usize {
-        self.enospc.put_off.len()
+    pub(super) fn len(&self) -> usize {
+        self.put_off.len()
     }
 
-    pub(super) fn is_under_space_pressure(&self) -> bool {
-        self.enospc.retrying > 0 || !self.enospc.put_off.is_empty()
+    pub(super) fn is_retrying(&self) -> bool {
+        self.retrying > 0
     }
 
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is_retrying() || !self.put_off.is_empty()
+    }
+
+    pub(super) fn push(&mut self, io: u32, is_retried: bool) {
+        self.put_off.push(io);
+        self.refuse |= is_retried;
+    }
+
+    /// All of them, to be made again; none while some are under way.
+    pub(super) fn take_all(&mut self) -> Vec<u32> {
+        if self.is_retrying() {
+            return Vec::new();
+        }
+        self.retrying = self.put_off.len() as u32;
+        std::mem::take(&mut self.put_off)
+    }
+
+    /// One that was made again has come back.
+    pub(super) fn end_retry(&mut self) {
+        self.retrying -= 1;
+    }
+
+    /// Whether one that was made again has come back in vain since this was last asked.
+    fn take_refusal(&mut self) -> bool {
+        std::mem::take(&mut self.refuse)
+    }
+}
+
+impl ShardCore {
     /// Takes a failed device request back to be made again, if it is one of those.
     pub(super) fn put_off(&mut self, io: u32, kind: IoKind, result: Result<(), i32>) -> bool {
-        let retried = std::mem::take(&mut self.ios[io].retried);
-        self.enospc.retrying -= u32::from(retried);
+        let retried = self.res.device.end_retry(io);
         let no_space = result.is_err_and(is_no_space);
         let must_succeed = match kind {
             IoKind::Pages { .. } | IoKind::Superblock { .. } => true,
-            IoKind::Log { batch } => self.batches[batch].cancelled,
+            IoKind::Log { batch } => self.res.log.batches[batch].cancelled,
             _ => false,
         };
         if !no_space || !must_succeed {
@@ -61,30 +90,29 @@ impl ShardCore {
         if let IoKind::Log { batch } = kind {
             self.end_parts(batch, Some(StoreError::NoSpace));
         }
-        if !self.is_under_space_pressure() {
+        if !self.res.device.is_under_space_pressure() {
             tracing::warn!(
-                shard = self.geo.shard,
+                shard = self.res.geo.shard,
                 "file system of the device file is full: writes are refused until it has space"
             );
         }
-        self.ios[io].kind = kind;
-        self.enospc.put_off.push(io);
-        self.enospc.refuse |= retried;
+        self.res.device.put_off(io, kind, retried);
         true
     }
 
     /// Under space pressure: tries again for whoever waits for the log or a checkpoint, and refuses them if
     /// that was in vain.
     pub(super) fn ride_out(&mut self) {
-        if self.enospc.retrying > 0 {
+        let put_off = &mut self.res.device.put_off;
+        if put_off.is_retrying() {
             return;
         }
-        let refuse = std::mem::take(&mut self.enospc.refuse);
-        let asked = !self.ready.is_empty() || self.ckpt.is_asked_for();
+        let refuse = put_off.take_refusal();
+        let asked = !self.waiting.ready().is_empty() || self.ckpt.is_asked_for();
         match (asked, refuse) {
-            (true, false) => self.retry_put_off(),
+            (true, false) => self.res.retry_put_off(),
             (true, true) => {
-                for _ in 0..self.ready.len() {
+                for _ in 0..self.waiting.ready().len() {
                     self.refuse_head(StoreError::NoSpace);
                 }
                 self.refuse_checkpoints(StoreError::NoSpace);
@@ -93,43 +121,20 @@ impl ShardCore {
         }
     }
 
-    /// Makes the requests again that were put off.
-    pub(super) fn retry_put_off(&mut self) {
-        if self.enospc.retrying > 0 {
-            return;
-        }
-        for io in std::mem::take(&mut self.enospc.put_off) {
-            let slot = &mut self.ios[io];
-            slot.retried = true;
-            self.enospc.retrying += 1;
-            let iovecs = IoVecs {
-                ptr: slot.iovs.as_ptr(),
-                len: slot.iovs.len() as u32,
-            };
-            self.counters.device_writes += 1;
-            self.actions.push_back(DeviceAction::Write {
-                id: IoId(u64::from(io)),
-                offset: self.geo.offset(slot.unit),
-                iovecs,
-            });
-        }
-    }
-
     /// Writes an empty header in the place of a batch for which there was no room.
     pub(super) fn cancel_batch(&mut self, slot: u32) {
-        let mut items = std::mem::take(&mut self.batches[slot].items);
-        for item in items.drain(..) {
+        let res = &mut self.res;
+        let batch = &mut res.log.batches[slot];
+        for item in batch.items.drain(..) {
             if item.kind == entry_kind::DATA {
-                self.alloc.quarantine_unit(item.unit);
+                res.alloc.quarantine_unit(item.unit);
             }
         }
-        let batch = &mut self.batches[slot];
-        batch.items = items;
         (batch.cancelled, batch.errno, batch.ios) = (true, None, 1);
         let (unit, buffer, blocks) = (batch.header, batch.buffer, batch.blocks);
         batch.blocks = 1;
         let header = BatchHeader::new(
-            self.log.nonce,
+            res.log.nonce,
             batch.window,
             batch.lsn,
             batch.watermark,
@@ -137,12 +142,13 @@ impl ShardCore {
             unit,
         );
         if blocks > 1 {
-            self.arena.give_back(buffer + 1, blocks - 1);
+            res.arena.give_back(buffer + 1, blocks - 1);
         }
-        HeaderWriter::new().finish(self.arena.buf_mut().blocks_mut(buffer, 1), header);
-        let io = self
-            .take_io(false)
+        HeaderWriter::new().finish(res.arena.buf_mut().blocks_mut(buffer, 1), header);
+        let io = res
+            .device
+            .take()
             .expect("the batch's requests were just given back");
-        self.emit_write(io, unit, buffer, 1, IoKind::Log { batch: slot });
+        res.write(io, unit, (buffer, 1), IoKind::Log { batch: slot });
     }
 }

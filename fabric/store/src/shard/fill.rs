@@ -3,12 +3,15 @@
 use fabric_types::checksum::crc32c;
 
 use super::super::alloc::Run;
-use super::super::format::{BatchEntry, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_LOST, entry_kind};
+use super::super::format::{BatchEntry, MapEntry, UNIT_BYTES, UNIT_LOST, entry_kind};
 use super::super::log::{DataBlock, HeaderWriter};
-use super::write::{BATCH_IOS_MAX, Item, LARGE_BLOCKS};
+use super::log_state::Item;
+use super::reserve::SpaceDemand;
+use super::resources::Resources;
+use super::write::{BATCH_IOS_MAX, LARGE_BLOCKS};
 use super::{OpKind, PartKind, ShardCore};
 
-/// What a batch is being filled from.
+/// A batch that is being filled.
 pub(super) struct Filling {
     pub(super) batch: u32,
     pub(super) writer: HeaderWriter,
@@ -17,11 +20,134 @@ pub(super) struct Filling {
     /// Data units handed out and not yet used.
     pub(super) units: Run,
     /// Data may follow the header in the window.
-    pub(super) inline: bool,
+    inline: bool,
     /// Data blocks that may still be placed.
-    pub(super) budget: u32,
+    budget: u32,
     /// Parts that may still join.
-    pub(super) parts: u32,
+    parts: u32,
+}
+
+impl Filling {
+    /// An open batch, which so many blocks and parts have room in. The blocks follow the header in the window
+    /// if they are `inline`.
+    pub(super) fn new(batch: u32, inline: bool, room: SpaceDemand) -> Self {
+        Self {
+            batch,
+            writer: HeaderWriter::new(),
+            used: 1,
+            units: Run::default(),
+            inline,
+            budget: room.blocks,
+            parts: room.parts,
+        }
+    }
+
+    /// Whether no further block has room.
+    pub(super) fn is_full(&self) -> bool {
+        self.budget == 0 || !self.writer.has_room()
+    }
+
+    /// Whether a block at `unit` needs another device request, and there is none left.
+    pub(super) fn is_too_scattered(&self, unit: u32, res: &Resources) -> bool {
+        let spans = &res.log.batches[self.batch].spans;
+        let is_joined = spans.last().is_some_and(|s| s.0 + s.2 == unit);
+        !is_joined && spans.len() >= BATCH_IOS_MAX
+    }
+
+    /// Adds a change of the part that no data follow, from block `first` of its leaf on.
+    pub(super) fn push_entry(
+        &mut self,
+        (part, first): (u32, u16),
+        entry: BatchEntry,
+        res: &mut Resources,
+    ) {
+        let batch = &mut res.log.batches[self.batch];
+        let header = res.arena.buf_mut().blocks_mut(batch.buffer, 1);
+        self.writer.push_entry(header, entry);
+        batch.items.push(Item {
+            part,
+            first,
+            count: entry.count,
+            unit: 0,
+            crc: entry.unit,
+            kind: entry.kind,
+        });
+    }
+
+    /// Adds the epoch behind a fence entry.
+    fn push_epoch(&mut self, epoch: u64, res: &mut Resources) {
+        let header = res.log.batches[self.batch].buffer;
+        let header = res.arena.buf_mut().blocks_mut(header, 1);
+        self.writer.push_u64(header, epoch);
+    }
+
+    /// The buffer block that the next block of data is put in.
+    pub(super) fn buffer(&self, res: &Resources) -> u32 {
+        res.log.batches[self.batch].buffer + self.used
+    }
+
+    /// Adds what is in [`buffer`](Self::buffer), as block `first` of the part's leaf.
+    pub(super) fn push_block(
+        &mut self,
+        (part, first): (u32, u16),
+        data: &DataBlock,
+        res: &mut Resources,
+    ) {
+        let buffer = self.buffer(res);
+        let batch = &mut res.log.batches[self.batch];
+        let header = res.arena.buf_mut().blocks_mut(batch.buffer, 1);
+        self.writer.push_data(header, data);
+        let unit = data.unit;
+        batch.items.push(Item {
+            part,
+            first,
+            count: 1,
+            unit,
+            crc: data.crc,
+            kind: entry_kind::DATA,
+        });
+        match batch.spans.last_mut() {
+            Some((start, from, len)) if *start + *len == unit && *from + *len == buffer => {
+                *len += 1
+            }
+            _ => batch.spans.push((unit, buffer, 1)),
+        }
+        self.used += 1;
+        self.budget -= 1;
+    }
+
+    /// A unit for the next block; `None` if there is none, or no device request for it.
+    fn next_unit(&mut self, res: &mut Resources) -> Option<u32> {
+        if self.units.len == 0 {
+            if res.log.batches[self.batch].spans.len() >= BATCH_IOS_MAX {
+                return None;
+            }
+            let inline = if self.inline {
+                res.log.current.take(&mut res.alloc, self.budget)
+            } else {
+                None
+            };
+            self.units = inline.or_else(|| res.alloc.take_run(self.budget))?;
+        }
+        let unit = self.units.start;
+        self.units.start += 1;
+        self.units.len -= 1;
+        Some(unit)
+    }
+
+    /// Whether a block of data can be added now.
+    pub(super) fn has_unit(&mut self, res: &mut Resources) -> bool {
+        if self.budget == 0 {
+            return false;
+        }
+        let Some(unit) = self.next_unit(res) else {
+            return false;
+        };
+        // Back to where it was taken from, for the block.
+        self.units.start = unit;
+        self.units.len += 1;
+        true
+    }
 }
 
 impl ShardCore {
@@ -34,7 +160,7 @@ impl ShardCore {
         if too_large || filling.parts == 0 {
             return false;
         }
-        let items = self.batches[filling.batch].items.len();
+        let items = self.res.log.batches[filling.batch].items.len();
         let done = match self.parts[part].kind {
             PartKind::Write => self.fill_blocks(filling, part),
             PartKind::Restore => self.fill_restored(filling, part),
@@ -45,18 +171,17 @@ impl ShardCore {
                 unreachable!("reads are not logged")
             }
         };
-        if self.batches[filling.batch].items.len() > items {
+        if self.res.log.batches[filling.batch].items.len() > items {
             let leaves = u32::from(self.dirties_leaf(part));
-            self.batches[filling.batch].leaves += leaves;
-            self.pending_leaves += leaves;
-            self.batches[filling.batch].parts.push(part);
-            self.parts[part].batches += 1;
+            self.res.log.expect_leaves(filling.batch, leaves);
+            self.res.log.batches[filling.batch].parts.push(part);
+            self.parts[part].in_log.join();
             filling.parts -= 1;
         }
         if done {
-            self.parts[part].logged = true;
+            self.parts[part].in_log.complete();
             self.release_old(part);
-            if self.parts[part].batches == 0 {
+            if self.parts[part].in_log.is_done() {
                 // Every block was stale.
                 self.finish_part(part);
             }
@@ -64,28 +189,21 @@ impl ShardCore {
         done
     }
 
-    /// Whether the write touches only a part of its block `i`.
-    fn is_partly_covered(&self, part: u32, i: u32) -> bool {
-        let p = &self.parts[part];
-        let block = UNIT_BYTES as u32;
-        (i == 0 && p.start % block != 0) || (i + 1 == u32::from(p.count) && p.end % block != 0)
-    }
-
     /// Whether this very write of a part of the block is what was lost: another replica had it, and could not
     /// be read when this one was compared with it.
     fn is_lost_itself(&self, part: u32, i: u32, entry: MapEntry) -> bool {
         let is_lost = entry.unit == UNIT_LOST && entry.version == self.parts[part].version;
-        is_lost && self.is_partly_covered(part, i)
+        is_lost && self.parts[part].place.is_partly_covered(i)
     }
 
     fn fill_blocks(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
-        while self.parts[part].cursor < u32::from(self.parts[part].count) {
-            let i = self.parts[part].cursor;
-            let (version, first) = (self.parts[part].version, self.parts[part].first);
-            let entry = self.leaves.entries(slot)[usize::from(first) + i as usize];
+        while self.parts[part].progress.cursor < u32::from(self.parts[part].place.count) {
+            let i = self.parts[part].progress.cursor;
+            let (version, first) = (self.parts[part].version, self.parts[part].place.first);
+            let entry = self.res.map.leaves.entries(slot)[usize::from(first) + i as usize];
             if entry.version > version {
-                let partly = self.is_partly_covered(part, i);
+                let partly = self.parts[part].place.is_partly_covered(i);
                 self.note_stale(part, entry, partly);
             } else if self.is_lost_itself(part, i, entry) {
                 // Done here as it is on the replica that lost it. To refuse it would have this one compared
@@ -93,56 +211,46 @@ impl ShardCore {
             } else if !self.fill_block(filling, part, i, true) {
                 return false;
             }
-            self.parts[part].cursor += 1;
+            self.parts[part].progress.cursor += 1;
         }
         true
     }
 
     fn fill_zeroes(&mut self, filling: &mut Filling, part: u32) -> bool {
         let (first, last, kind) = self.zero_range(part);
-        if self.parts[part].cursor == 0 {
+        if self.parts[part].progress.cursor == 0 {
             if !filling.writer.has_room() {
                 return false;
             }
             if last > first {
                 let p = &self.parts[part];
-                let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;
-                let (layer, version, chunk, count) = (p.layer, p.version, p.chunk, last - first);
                 let entry = BatchEntry {
-                    layer,
-                    version,
-                    chunk,
+                    layer: p.place.layer.0,
+                    version: p.version,
+                    chunk: p.place.chunk,
                     unit: 0,
-                    block,
-                    count,
+                    block: p.place.in_chunk(first),
+                    count: last - first,
                     kind,
                 };
-                self.push_entry(filling, entry);
-                let item = Item {
-                    part,
-                    first,
-                    count,
-                    unit: 0,
-                    crc: 0,
-                    kind,
-                };
-                self.batches[filling.batch].items.push(item);
+                filling.push_entry((part, first), entry, &mut self.res);
             }
-            self.parts[part].cursor = 1;
+            self.parts[part].progress.cursor = 1;
         }
         let slot = self.leaf_slot(part);
         for which in 0..2 {
-            let Some((index, buffer)) = self.parts[part].old[which] else {
+            let Some((index, buffer)) = self.parts[part].old.buffers[which] else {
                 continue;
             };
-            let entry = self.leaves.entries(slot)[usize::from(self.parts[part].first + index)];
+            let entry = self.res.map.leaves.entries(slot)
+                [usize::from(self.parts[part].place.first + index)];
             if entry.version > self.parts[part].version {
                 self.note_stale(part, entry, true);
             } else if !self.fill_block(filling, part, u32::from(index), false) {
                 return false;
             }
-            self.parts[part].old[which] = None;
-            self.arena.give_back(buffer, 1);
+            self.parts[part].old.buffers[which] = None;
+            self.res.arena.give_back(buffer, 1);
         }
         true
     }
@@ -152,56 +260,33 @@ impl ShardCore {
             return false;
         }
         let p = &self.parts[part];
-        let fence = if let OpKind::Fence(fence) = self.ops[p.op].kind {
-            Some(fence)
-        } else {
-            None
+        let epoch = match self.ops[p.op].kind {
+            OpKind::Fence(fence) => Some(fence.epoch),
+            _ => None,
         };
-        let kind = if fence.is_some() {
-            entry_kind::FENCE
-        } else {
-            entry_kind::FENCE_DROP
+        let kind = match epoch {
+            Some(_) => entry_kind::FENCE,
+            None => entry_kind::FENCE_DROP,
         };
-        let (layer, version) = (p.layer, p.version);
-        self.push_entry(
-            filling,
-            BatchEntry {
-                layer,
-                version,
-                chunk: 0,
-                unit: 0,
-                block: 0,
-                count: 0,
-                kind,
-            },
-        );
-        if let Some(fence) = fence {
-            let header = self.batches[filling.batch].buffer;
-            filling
-                .writer
-                .push_u64(self.arena.buf_mut().blocks_mut(header, 1), fence.epoch);
-        }
-        self.batches[filling.batch].items.push(Item {
-            part,
-            first: 0,
-            count: 0,
+        let entry = BatchEntry {
+            layer: p.place.layer.0,
+            version: p.version,
+            chunk: 0,
             unit: 0,
-            crc: 0,
+            block: 0,
+            count: 0,
             kind,
-        });
+        };
+        filling.push_entry((part, 0), entry, &mut self.res);
+        if let Some(epoch) = epoch {
+            filling.push_epoch(epoch, &mut self.res);
+        }
         true
-    }
-
-    pub(super) fn push_entry(&mut self, filling: &mut Filling, entry: BatchEntry) {
-        let header = self.batches[filling.batch].buffer;
-        filling
-            .writer
-            .push_entry(self.arena.buf_mut().blocks_mut(header, 1), entry);
     }
 
     pub(super) fn leaf_slot(&self, part: u32) -> u32 {
         let p = &self.parts[part];
-        self.table.runtime(p.rec).leaf_slots[usize::from(p.leaf)]
+        self.res.map.leaf_slot(p.place.rec, p.place.leaf)
     }
 
     /// Adds block `i` of the part: its content to the buffer, its entry to the header.
@@ -212,102 +297,39 @@ impl ShardCore {
         i: u32,
         from_op: bool,
     ) -> bool {
-        if filling.budget == 0 || !filling.writer.has_room() {
+        if filling.is_full() {
             return false;
         }
-        let Some(unit) = self.next_unit(filling) else {
+        let Some(unit) = filling.next_unit(&mut self.res) else {
             return false;
         };
-        let header = self.batches[filling.batch].buffer;
-        let buffer = header + filling.used;
-        let (from, to) = self.covered_range(part, i);
-        if to - from < UNIT_BYTES as u32 {
-            let old = self.parts[part]
-                .old
-                .iter()
-                .flatten()
-                .find(|(index, _)| u32::from(*index) == i)
-                .copied();
-            let (inside, len) = (from as usize % UNIT_BYTES, (to - from) as usize);
-            let start = buffer as usize * UNIT_BYTES;
-            let bytes = self.arena.buf().len();
-            let all = self
-                .arena
-                .buf_mut()
-                .blocks_mut(0, (bytes / UNIT_BYTES) as u32);
-            match old {
-                Some((_, old)) => {
-                    let old = old as usize * UNIT_BYTES;
-                    all.copy_within(old..old + UNIT_BYTES, start);
-                }
-                None => all[start..start + UNIT_BYTES].fill(0),
-            }
-            all[start + inside..start + inside + len].fill(0);
-        }
-        if from_op {
-            self.copy_in(part, from, to, buffer);
-        }
-        let crc = crc32c(self.arena.buf().blocks(buffer, 1));
+        let buffer = filling.buffer(&self.res);
         let p = &self.parts[part];
-        let first = p.first + i as u16;
-        let block = u16::from(p.leaf) * LEAF_BLOCKS as u16 + first;
+        let (from, to) = p.place.covered(i);
+        let inside = from as usize % UNIT_BYTES..from as usize % UNIT_BYTES + (to - from) as usize;
+        let arena = &mut self.res.arena;
+        if inside.len() < UNIT_BYTES {
+            match p.old.buffer_of(i) {
+                Some(old) => arena.copy_block(old, buffer),
+                None => arena.buf_mut().blocks_mut(buffer, 1).fill(0),
+            }
+        }
+        let block = arena.buf_mut().blocks_mut(buffer, 1);
+        if from_op {
+            self.ops[p.op].copy_in(from, &mut block[inside]);
+        } else {
+            block[inside].fill(0);
+        }
+        let first = p.place.first + i as u16;
         let data = DataBlock {
-            layer: p.layer,
-            chunk: p.chunk,
-            block,
+            layer: p.place.layer.0,
+            chunk: p.place.chunk,
+            block: p.place.in_chunk(first),
             unit,
-            crc,
+            crc: crc32c(block),
             version: p.version,
         };
-        filling
-            .writer
-            .push_data(self.arena.buf_mut().blocks_mut(header, 1), &data);
-        self.push_block(filling, (part, first), (unit, crc));
+        filling.push_block((part, first), &data, &mut self.res);
         true
-    }
-
-    /// The batch's next buffer block goes to `unit`, as block `first` of the part's leaf.
-    pub(super) fn push_block(
-        &mut self,
-        filling: &mut Filling,
-        (part, first): (u32, u16),
-        (unit, crc): (u32, u32),
-    ) {
-        let batch = &mut self.batches[filling.batch];
-        let buffer = batch.buffer + filling.used;
-        batch.items.push(Item {
-            part,
-            first,
-            count: 1,
-            unit,
-            crc,
-            kind: entry_kind::DATA,
-        });
-        match batch.spans.last_mut() {
-            Some((start, from, len)) if *start + *len == unit && *from + *len == buffer => {
-                *len += 1
-            }
-            _ => batch.spans.push((unit, buffer, 1)),
-        }
-        filling.used += 1;
-        filling.budget -= 1;
-    }
-
-    pub(super) fn next_unit(&mut self, filling: &mut Filling) -> Option<u32> {
-        if filling.units.len == 0 {
-            if self.batches[filling.batch].spans.len() >= BATCH_IOS_MAX {
-                return None;
-            }
-            let inline = if filling.inline {
-                self.log.current.take(&mut self.alloc, filling.budget)
-            } else {
-                None
-            };
-            filling.units = inline.or_else(|| self.alloc.take_run(filling.budget))?;
-        }
-        let unit = filling.units.start;
-        filling.units.start += 1;
-        filling.units.len -= 1;
-        Some(unit)
     }
 }

@@ -10,130 +10,138 @@
 //! machine where the device keeps what it accepted. If power is lost before the next flush and a bit flips in
 //! what the last one wrote, nothing tells that from a write that was cut short.
 
-use super::super::alloc::Run;
-use super::super::api::{FlushMark, StoreCore, StoreError, StoreResult};
-use super::super::log::HeaderWriter;
+use super::super::api::{FlushMark, StoreError};
+use super::ShardCore;
 use super::fill::Filling;
-use super::{IoKind, ShardCore};
+use super::operations::Operations;
+use super::requests::IoKind;
+use super::reserve::SpaceDemand;
+use super::resources::Resources;
 
-impl ShardCore {
-    /// The operation is done once whatever was reported until now is durable.
-    pub(super) fn wait_for_flush(&mut self, op: u32) {
-        self.flushes.waiting.push(op);
-        self.flushes.after = self.log.newest_done;
+/// Operations that wait for the log or a flush: at most one device flush at a time serves all that wait.
+#[derive(Debug, Default)]
+pub(super) struct Flushes {
+    waiting: Vec<u32>,
+    /// Newest batch that was done when somebody began to wait: older ones must be done before the flush
+    /// begins.
+    after: u64,
+    running: Vec<u32>,
+    mark: FlushMark,
+    busy: bool,
+    /// Operations that wait for all batches up to one to be done.
+    ordering: Vec<(u32, u64)>,
+    /// Operations that wait for the log to say that it is durable up to a batch.
+    recording: Vec<(u32, u64)>,
+}
+
+impl Flushes {
+    /// The operation is done once whatever was reported until now, `newest_done` included, is durable.
+    fn wait(&mut self, op: u32, newest_done: u64) {
+        self.waiting.push(op);
+        self.after = newest_done;
     }
 
-    pub(super) fn start_flush(&mut self) {
-        if self.flushes.waiting.is_empty()
-            || self.flushes.busy
-            || !self.is_in_order(self.flushes.after)
-        {
+    /// The operation is done once all batches up to `lsn` are.
+    pub(super) fn order(&mut self, op: u32, lsn: u64) {
+        self.ordering.push((op, lsn));
+    }
+
+    /// The operation is done once the log says that it is durable up to `lsn`.
+    pub(super) fn record(&mut self, op: u32, lsn: u64) {
+        self.recording.push((op, lsn));
+    }
+
+    /// Flushes the device if somebody waits for it.
+    pub(super) fn start(&mut self, res: &mut Resources) {
+        if self.waiting.is_empty() || self.busy || !res.is_in_order(self.after) {
             return;
         }
-        let Some(io) = self.take_io(false) else {
+        let Some(io) = res.device.take() else {
             return;
         };
-        self.flushes.busy = true;
-        self.flushes.mark = self.mark();
-        std::mem::swap(&mut self.flushes.waiting, &mut self.flushes.running);
-        self.emit_flush(io, IoKind::Flush);
+        self.busy = true;
+        self.mark = res.mark();
+        std::mem::swap(&mut self.waiting, &mut self.running);
+        res.flush(io, IoKind::Flush);
     }
 
-    pub(super) fn on_flush(&mut self, result: Result<(), i32>) {
-        self.flushes.busy = false;
+    /// The device flush has ended.
+    pub(super) fn on_flush(
+        &mut self,
+        result: Result<(), i32>,
+        res: &mut Resources,
+        ops: &mut Operations,
+    ) {
+        self.busy = false;
         let mut outcome = result.map_err(StoreError::ReadOnly);
         match result {
-            Ok(()) => outcome = self.note_flushed(self.flushes.mark),
-            Err(errno) => self.flush_failed(errno),
+            Ok(()) => outcome = res.note_flushed(self.mark),
+            Err(errno) => res.faults.fail_flush(errno),
         }
-        let upto = self.log.to_record();
-        let mut running = std::mem::take(&mut self.flushes.running);
-        for op in running.drain(..) {
+        let upto = res.log.to_record();
+        for op in self.running.drain(..) {
             match outcome {
-                Ok(()) => self.flushes.recording.push((op, upto)),
-                Err(_) => self.finish_op(op, outcome),
+                Ok(()) => self.recording.push((op, upto)),
+                Err(_) => ops.finish(op, outcome, res),
             }
-        }
-        self.flushes.running = running;
-    }
-
-    pub(super) fn note_flushed(&mut self, mark: FlushMark) -> StoreResult {
-        self.refuse_if_flush_lost()?;
-        // Invariant *Durable*: only what was done before the flush began counts as flushed.
-        assert!(mark.lsn < self.log.next_lsn && mark.finished <= self.log.finished);
-        self.log.durable_lsn = self.log.durable_lsn.max(mark.lsn);
-        self.log.flushed = self.log.flushed.max(mark.finished);
-        Ok(())
-    }
-
-    /// Newest batch with all before it complete.
-    pub(super) fn completed_lsn(&self) -> u64 {
-        let under_way = self.batches.iter().map(|b| b.lsn).min();
-        under_way.unwrap_or(self.log.next_lsn) - 1
-    }
-
-    /// Whether all batches up to `lsn` are done. One that is put off because the device file's file system is
-    /// full may stay for ever, and nobody waits for it.
-    pub(super) fn is_in_order(&self, lsn: u64) -> bool {
-        self.completed_lsn() >= lsn || self.is_under_space_pressure()
-    }
-
-    pub(super) fn mark(&self) -> FlushMark {
-        FlushMark {
-            lsn: self.completed_lsn(),
-            finished: self.log.finished,
-        }
-    }
-
-    pub(super) fn refuse_if_flush_lost(&self) -> StoreResult {
-        match self.failed {
-            Some(errno) if self.flush_lost => Err(StoreError::ReadOnly(errno)),
-            _ => Ok(()),
         }
     }
 
     /// Ends the operations that waited for older batches.
-    pub(super) fn end_ordering(&mut self) {
+    pub(super) fn end_ordering(&mut self, res: &mut Resources, ops: &mut Operations) {
         let mut at = 0;
-        while let Some(&(op, lsn)) = self.flushes.ordering.get(at) {
-            if self.is_in_order(lsn) {
-                self.flushes.ordering.swap_remove(at);
-                self.finish_op(op, Ok(()));
+        while let Some(&(op, lsn)) = self.ordering.get(at) {
+            if res.is_in_order(lsn) {
+                self.ordering.swap_remove(at);
+                ops.finish(op, Ok(()), res);
             } else {
                 at += 1;
             }
         }
     }
 
-    /// Writes the record of a flush that somebody waits for, unless a batch under way carries it, and ends
-    /// the operations whose record is there.
-    pub(super) fn record_flush(&mut self) {
+    /// Ends the operations whose record is there; whether somebody waits for one that no batch under way
+    /// carries.
+    pub(super) fn end_recording(&mut self, res: &mut Resources, ops: &mut Operations) -> bool {
         // What is durable stays so, though a shard that writes no more cannot say it.
-        let cannot = self.failed.is_some() || self.is_under_space_pressure();
+        let cannot = res.faults.has_failed() || res.device.is_under_space_pressure();
         let mut wanted = 0;
         let mut at = 0;
-        while let Some(&(op, upto)) = self.flushes.recording.get(at) {
-            if cannot || self.log.watermark_written >= upto {
-                self.flushes.recording.swap_remove(at);
-                self.finish_op(op, Ok(()));
+        while let Some(&(op, upto)) = self.recording.get(at) {
+            if cannot || res.log.is_recorded(upto) {
+                self.recording.swap_remove(at);
+                ops.finish(op, Ok(()), res);
             } else {
                 wanted = wanted.max(upto);
                 at += 1;
             }
         }
-        let under_way = |core: &Self| core.batches.iter().map(|b| b.watermark).max();
-        if wanted > 0 && under_way(self) < Some(wanted) {
-            self.write_watermark();
+        wanted > 0 && res.log.watermark_under_way() < Some(wanted)
+    }
+
+    /// Writing has stopped: whoever waits for a flush that has not begun hears it.
+    pub(super) fn refuse(&mut self, error: StoreError, res: &mut Resources, ops: &mut Operations) {
+        for op in std::mem::take(&mut self.waiting) {
+            ops.finish(op, Err(error), res);
         }
+    }
+}
+
+impl ShardCore {
+    /// The operation is done once whatever was reported until now is durable.
+    pub(super) fn wait_for_flush(&mut self, op: u32) {
+        self.flushes.wait(op, self.res.log.newest_done());
     }
 
     /// Says how far the log is durable when nobody asked, so that recovery need not prove it.
     pub(super) fn write_idle_watermark(&mut self) {
-        let quiet = self.batches.taken() == 0 && self.ready.is_empty() && !self.ckpt.is_running();
-        if quiet
-            && !self.is_flush_recorded()
-            && !self.is_under_space_pressure()
-            && self.failed.is_none()
+        let log = &self.res.log;
+        let is_quiet =
+            log.batches.taken() == 0 && self.waiting.ready().is_empty() && !self.ckpt.is_running();
+        if is_quiet
+            && !log.is_recorded(log.to_record())
+            && !self.res.device.is_under_space_pressure()
+            && !self.res.faults.has_failed()
         {
             self.write_watermark();
         }
@@ -141,32 +149,29 @@ impl ShardCore {
 
     /// An empty batch that only says how far the log is known to be durable. If it lacks buffers, they come
     /// back; if it lacks room in the log, the checkpoint that makes some says the same.
-    fn write_watermark(&mut self) {
-        if self.log.hold || self.batches.free() == 0 || self.ios.free() == 0 {
+    pub(super) fn write_watermark(&mut self) {
+        let res = &mut self.res;
+        if !res.log.is_open() || res.device.free() == 0 {
             return;
         }
-        if self.alloc.free_units() < self.checkpoint_need() + self.reserve_units() / 4 {
+        if res.alloc.free_units() < res.checkpoint_need() + res.reserve_units() / 4 {
             self.ckpt.want();
             return;
         }
-        let Some((buffer, _)) = self.arena.take_up_to(1) else {
+        let Some((buffer, _)) = res.arena.take_up_to(1) else {
             return;
         };
-        let Some(header) = self.log.current.take(&mut self.alloc, 1) else {
-            self.arena.give_back(buffer, 1);
+        let Some(header) = res.log.current.take(&mut res.alloc, 1) else {
+            res.arena.give_back(buffer, 1);
             self.ckpt.want();
             return;
         };
-        let batch = self.open_batch(header.start, buffer);
-        let filling = Filling {
-            batch,
-            writer: HeaderWriter::new(),
-            used: 1,
-            units: Run { start: 0, len: 0 },
-            inline: true,
-            budget: 0,
+        let batch = res.log.open_batch(header.start, buffer);
+        let nothing = SpaceDemand {
+            blocks: 0,
             parts: 0,
         };
+        let filling = Filling::new(batch, true, nothing);
         self.close_batch(filling, 1);
     }
 }

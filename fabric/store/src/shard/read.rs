@@ -1,51 +1,33 @@
 //! Looking blocks up and reading them: for guests, for partly covered blocks of writes, for the scrubber.
 
 use fabric_types::checksum::crc32c;
-use fabric_types::iov::{self, IovCursor};
+use fabric_types::iov::IovCursor;
 
-use super::super::api::{LayerId, ScrubFinding, StoreError, Version};
-use super::super::format::{
-    LEAF_BLOCKS, UNIT_BYTES, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, is_place,
-};
+use super::super::api::{LayerId, StoreError, Version};
+use super::super::format::{UNIT_BYTES, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, is_place};
 use super::super::table::NONE;
 use super::leaves::LeafLookup;
-use super::{Found, IoKind, IoOutcome, PartKind, PartState, ShardCore};
+use super::requests::{IoKind, IoOutcome};
+use super::{PartKind, PartState, ShardCore};
 
 /// Scatter list elements of one device read (the kernel takes 1024).
 const READ_IOVECS_MAX: usize = 1000;
 /// Blocks of one read into buffers.
 const BUFFER_READ_BLOCKS: u32 = 32;
-/// One in so many buffers may hold old content of partly covered blocks; writes that need more wait.
-const OLD_SHARE: u32 = 4;
 
 impl ShardCore {
     /// Looks up every block of the part along the layer chain.
     pub(super) fn step_resolve(&mut self, part: u32) -> bool {
         if !self.promise_old(part) {
-            self.no_old.push_back(part);
+            self.waiting.wait_for_old(part);
             return true;
         }
-        if self.parts[part].tag.is_none() {
-            self.parts[part].tag = Some(self.generation);
-            self.readers[usize::from(self.generation)] += 1;
+        if self.parts[part].reader.is_none() {
+            self.begin_reader(part);
         }
-        loop {
-            let p = &self.parts[part];
-            let (op, leaf, at) = (p.op, p.leaf, p.chain_at);
-            let chain = if op == NONE {
-                1
-            } else {
-                self.ops[op].layer_count
-            };
-            if p.unresolved == 0 || at == chain {
-                break;
-            }
-            let layer = if op == NONE {
-                p.layer
-            } else {
-                self.ops[op].layers[at]
-            };
-            if let Some(rec) = self.table.find(LayerId(layer), p.chunk) {
+        while let Some((layer, chunk)) = self.next_layer(part) {
+            if let Some(rec) = self.res.map.table.find(layer, chunk) {
+                let leaf = self.parts[part].place.leaf;
                 match self.look_up_leaf(part, rec, leaf) {
                     LeafLookup::Ready(slot) => self.resolve_from(part, slot),
                     LeafLookup::Absent => {}
@@ -53,36 +35,45 @@ impl ShardCore {
                     LeafLookup::Stalled => {
                         // What was looked up so far may be overwritten, and reused, until the page can be
                         // read.
-                        self.drop_tag(part);
+                        self.end_reader(part);
                         self.parts[part].begin_resolve();
                         return self.fail_if_hopeless(part);
                     }
                 }
             }
-            self.parts[part].chain_at += 1;
+            self.parts[part].lookup.next_layer();
         }
         let p = &mut self.parts[part];
-        if p.unresolved > 0 {
-            p.map
-                .iter_mut()
-                .filter(|f| f.unit == UNIT_UNMAPPED)
-                .for_each(|f| f.unit = UNIT_ZERO);
-        }
-        let read = matches!(p.kind, PartKind::Read | PartKind::Scrub);
-        p.state = if read {
+        p.lookup.zero_rest();
+        p.state = if p.kind.is_read() {
             PartState::Issue
         } else {
             PartState::Fetch
         };
-        p.cursor = 0;
+        p.progress.cursor = 0;
         self.advance(part)
+    }
+
+    /// The layer in which the part's blocks are to be looked up next, and the chunk; `None` when all are
+    /// found or no layer is left.
+    fn next_layer(&self, part: u32) -> Option<(LayerId, u32)> {
+        let p = &self.parts[part];
+        if p.lookup.unresolved() == 0 {
+            return None;
+        }
+        let at = p.lookup.layer();
+        let layer = match p.op {
+            NONE => (at == 0).then_some(p.place.layer),
+            op => self.ops[op].layer(at),
+        };
+        layer.map(|layer| (layer, p.place.chunk))
     }
 
     /// With writing stopped no checkpoint makes room in a cache that is all dirty: a read of another page
     /// fails, rather than wait for ever. True if it did.
     pub(super) fn fail_if_hopeless(&mut self, part: u32) -> bool {
-        match self.failed {
-            Some(errno) if self.leaves.dirty() == self.leaves.slots() => {
+        match self.res.faults.errno() {
+            Some(errno) if self.res.map.leaves.dirty() == self.res.map.leaves.slots() => {
                 self.fail_part(part, StoreError::ReadOnly(errno));
                 true
             }
@@ -90,118 +81,84 @@ impl ShardCore {
         }
     }
 
+    /// The part reads units from now on that a checkpoint may free.
+    pub(super) fn begin_reader(&mut self, part: u32) {
+        self.parts[part].reader = Some(self.res.alloc.begin_reader());
+    }
+
     /// The part reads no units any more that a checkpoint may free.
-    pub(super) fn drop_tag(&mut self, part: u32) {
-        if let Some(tag) = self.parts[part].tag.take() {
-            self.readers[usize::from(tag)] -= 1;
+    pub(super) fn end_reader(&mut self, part: u32) {
+        if let Some(tag) = self.parts[part].reader.take() {
+            self.res.alloc.end_reader(tag);
         }
     }
 
-    /// Sets buffers aside for the old content that a write needs, which it keeps until it is in a batch. They
-    /// are bounded: with all buffers waiting for a checkpoint, no read could end, and with it no checkpoint.
+    /// Sets buffers aside for the old content that a write needs, see [`Waiting`](super::waiting::Waiting).
     fn promise_old(&mut self, part: u32) -> bool {
         let p = &mut self.parts[part];
-        if p.old_promised > 0 || matches!(p.kind, PartKind::Read | PartKind::Scrub) {
-            return true;
-        }
-        if self.old_held + p.unresolved > self.arena.blocks() / OLD_SHARE {
-            return false;
-        }
-        p.old_promised = p.unresolved;
-        self.old_held += p.unresolved;
-        true
+        let buffers = p.lookup.unresolved();
+        p.kind.is_read() || p.old.promise(buffers, &mut self.waiting)
     }
 
     fn resolve_from(&mut self, part: u32, slot: u32) {
         let p = &mut self.parts[part];
-        let is_read = matches!(p.kind, PartKind::Read | PartKind::Scrub);
-        let entries = &self.leaves.entries(slot)[usize::from(p.first)..];
-        for (found, entry) in p.map.iter_mut().zip(entries) {
-            if found.unit == UNIT_UNMAPPED && entry.unit != UNIT_UNMAPPED {
-                // What is there of a write that was lost itself stays as it is, see `fill_blocks`: nothing
-                // has to be fetched. In an older layer such a version is another write's.
-                let is_own = p.chain_at == 0 && !is_read;
-                let is_this = is_own && entry.unit == UNIT_LOST && entry.version == p.version;
-                *found = Found {
-                    unit: if is_this { UNIT_ZERO } else { entry.unit },
-                    crc: entry.crc,
-                };
-                p.unresolved -= 1;
-            }
-        }
-    }
-
-    /// Byte range of block `i` of the part that the operation covers, in the chunk.
-    fn covered(&self, part: u32, i: u32) -> (u32, u32) {
-        let p = &self.parts[part];
-        let block = UNIT_BYTES as u32;
-        let begin = (p.start / block + i) * block;
-        (begin.max(p.start), (begin + block).min(p.end))
+        let own = (!p.kind.is_read()).then_some(p.version);
+        let entries = &self.res.map.leaves.entries(slot)[usize::from(p.place.first)..];
+        p.lookup.resolve(entries, own);
     }
 
     /// Queues the device reads of a resolved part; `false` when resources ran out, to go on later.
     pub(super) fn issue_reads(&mut self, part: u32) -> bool {
-        let count = u32::from(self.parts[part].count);
-        while self.parts[part].cursor < count {
-            let at = self.parts[part].cursor;
-            let found = self.parts[part].map[at as usize];
+        let count = u32::from(self.parts[part].place.count);
+        while self.parts[part].progress.cursor < count {
+            let at = self.parts[part].progress.cursor;
+            let found = self.parts[part].lookup.found(at as u16);
             if found.unit == UNIT_ZERO || found.unit == UNIT_UNMAPPED {
                 self.zero_fill(part, at);
-                self.parts[part].cursor += 1;
+                self.parts[part].progress.cursor += 1;
                 continue;
             }
             if found.unit == UNIT_LOST {
                 self.accuse(part, at as u16, Ok(()));
-                self.parts[part].cursor += 1;
+                self.parts[part].progress.cursor += 1;
                 continue;
             }
-            let Some(io) = self.take_io(true) else {
+            let Some(io) = self.res.device.take_for_read() else {
                 return false;
             };
-            let Some(blocks) = self.issue_read(io, part, at, count) else {
-                self.ios.give_back(io);
+            let Some(blocks) = self.issue_read(io, part, at) else {
+                self.res.device.give_back(io);
                 return false;
             };
-            self.parts[part].ios += 1;
-            self.parts[part].cursor += blocks;
+            self.parts[part].progress.ios += 1;
+            self.parts[part].progress.cursor += blocks;
         }
         self.end_reads(part);
         true
     }
 
     fn zero_fill(&mut self, part: u32, i: u32) {
-        let (from, to) = self.covered(part, i);
-        let op = self.parts[part].op;
-        if op != NONE {
-            let op = &self.ops[op];
-            let mut cursor = IovCursor::default();
-            cursor.seek(&op.iovs, (from - op.offset) as usize);
-            // SAFETY: the submitter keeps the memory valid until the completion.
-            unsafe { cursor.fill_zero(&op.iovs, (to - from) as usize) };
+        let p = &self.parts[part];
+        if p.op != NONE {
+            self.ops[p.op].zero(p.place.covered(i));
         }
     }
 
     /// One device read from block `at` on; returns how many blocks it takes.
-    fn issue_read(&mut self, io: u32, part: u32, at: u32, count: u32) -> Option<u32> {
+    fn issue_read(&mut self, io: u32, part: u32, at: u32) -> Option<u32> {
         let p = &self.parts[part];
-        let unit = p.map[at as usize].unit;
-        let run = (1..count - at)
-            .find(|&i| p.map[(at + i) as usize].unit != unit + i)
-            .unwrap_or(count - at);
-        let full = |i: u32| {
-            let (from, to) = self.covered(part, at + i);
-            to - from == UNIT_BYTES as u32
-        };
+        let unit = p.lookup.found(at as u16).unit;
+        let run = p.lookup.run_from(at);
+        let full = |i: u32| !p.place.is_partly_covered(at + i);
         let direct = p.op != NONE && self.ops[p.op].aligned && full(0);
         let first = at as u16;
         if direct {
             let op = &self.ops[p.op];
             let run = if full(run - 1) { run } else { run - 1 };
-            let (from, _) = self.covered(part, at);
+            let (from, _) = p.place.covered(at);
             let mut cursor = IovCursor::default();
             cursor.seek(&op.iovs, (from - op.offset) as usize);
-            let iovs = &mut self.ios[io].iovs;
-            iovs.clear();
+            let iovs = self.res.device.new_iovs(io);
             let mut blocks = 0;
             while blocks < run && iovs.len() < READ_IOVECS_MAX - UNIT_BYTES / 512 {
                 cursor.slice(&op.iovs, UNIT_BYTES, iovs);
@@ -214,11 +171,13 @@ impl ShardCore {
                 buffer: None,
                 second: false,
             };
-            self.emit_read(io, unit, kind);
+            self.res.read(io, unit, kind);
             return Some(blocks);
         }
-        let (buffer, blocks) = self.arena.take_for_read(run.min(BUFFER_READ_BLOCKS))?;
-        self.aim_at_buffer(io, buffer, blocks);
+        let (buffer, blocks) = self.res.arena.take_for_read(run.min(BUFFER_READ_BLOCKS))?;
+        self.res
+            .device
+            .aim(io, self.res.arena.iovec(buffer, blocks));
         let kind = IoKind::Read {
             part,
             first,
@@ -226,23 +185,8 @@ impl ShardCore {
             buffer: Some(buffer),
             second: false,
         };
-        self.emit_read(io, unit, kind);
+        self.res.read(io, unit, kind);
         Some(blocks)
-    }
-
-    fn aim_at_buffer(&mut self, io: u32, buffer: u32, blocks: u32) {
-        let base = self
-            .arena
-            .buf()
-            .as_ptr()
-            .wrapping_add(buffer as usize * UNIT_BYTES)
-            .cast();
-        let iovs = &mut self.ios[io].iovs;
-        iovs.clear();
-        iovs.push(libc::iovec {
-            iov_base: base,
-            iov_len: blocks as usize * UNIT_BYTES,
-        });
     }
 
     pub(super) fn end_read(
@@ -257,12 +201,12 @@ impl ShardCore {
         let mut cursor = IovCursor::default();
         for i in 0..count {
             let index = first + i;
-            let found = self.parts[part].map[usize::from(index)];
+            let found = self.parts[part].lookup.found(index);
             let compute = || match buffer {
-                Some(buffer) => crc32c(self.arena.buf().blocks(buffer + u32::from(i), 1)),
+                Some(buffer) => crc32c(self.res.arena.buf().blocks(buffer + u32::from(i), 1)),
                 // SAFETY: the submitter keeps the memory valid; that it may change only makes the checksum
                 // differ.
-                None => unsafe { cursor.crc(&self.ios[io].iovs, UNIT_BYTES) },
+                None => unsafe { cursor.crc(self.res.device.iovs(io), UNIT_BYTES) },
             };
             if outcome.proves(i, found.crc, compute) {
                 if let Some(buffer) = buffer {
@@ -272,100 +216,86 @@ impl ShardCore {
                 self.accuse(part, index, outcome.result);
             } else {
                 // A guest that writes into its own buffer meanwhile is no damage: read once more, in private.
-                self.counters.checksum_retries += 1;
-                self.parts[part].retry.push(index);
+                self.res.counters.checksum_retries += 1;
+                self.parts[part].progress.retry.push(index);
             }
         }
         if let Some(buffer) = buffer {
-            self.arena.give_back(buffer, u32::from(count));
+            self.res.arena.give_back(buffer, u32::from(count));
         }
-        self.ios.give_back(io);
-        self.parts[part].ios -= 1;
+        self.res.device.give_back(io);
+        self.parts[part].progress.ios -= 1;
         self.end_reads(part);
     }
 
     fn copy_out(&mut self, part: u32, index: u16, buffer: u32) {
-        let (from, to) = self.covered(part, u32::from(index));
-        let op = self.parts[part].op;
-        if op == NONE {
-            self.counters.scrubbed_blocks += 1;
+        let p = &self.parts[part];
+        if p.op == NONE {
+            self.res.counters.scrubbed_blocks += 1;
             return;
         }
-        let op = &self.ops[op];
-        let block = self.arena.buf().blocks(buffer, 1);
+        let (from, to) = p.place.covered(u32::from(index));
+        let block = self.res.arena.buf().blocks(buffer, 1);
         let inside = from as usize % UNIT_BYTES;
-        let mut cursor = IovCursor::default();
-        cursor.seek(&op.iovs, (from - op.offset) as usize);
-        // SAFETY: the submitter keeps the memory valid until the completion.
-        unsafe { cursor.copy_to(&op.iovs, &block[inside..inside + (to - from) as usize]) };
+        self.ops[p.op].copy_out(from, &block[inside..inside + (to - from) as usize]);
     }
 
     /// A block was bad twice, or its data are lost.
     fn accuse(&mut self, part: u32, index: u16, result: Result<(), i32>) {
         let p = &self.parts[part];
-        let (layer, chunk, unit) = (LayerId(p.layer), p.chunk, p.map[usize::from(index)].unit);
-        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first + index);
-        let error = self.block_error(layer, chunk, block, unit, result);
+        let (key, unit) = (p.place.key(index), p.lookup.found(index).unit);
+        let error = self.res.note_damage(key, unit, result);
         if self.parts[part].kind != PartKind::Scrub {
-            self.parts[part].error.get_or_insert(error);
-        } else {
-            let device_offset = self.place_of(unit);
-            let version = Version(self.current_version(part, index));
-            self.report(ScrubFinding {
-                layer,
-                chunk,
-                block,
-                version,
-                device_offset,
-            });
+            self.parts[part].outcome.fail(error);
+            return;
         }
+        let version = Version(self.current_version(part, index));
+        self.res.report(key, version, unit);
     }
 
     fn current_version(&self, part: u32, index: u16) -> u64 {
         let p = &self.parts[part];
-        let rec = self.table.find(LayerId(p.layer), p.chunk);
-        let slot = rec.map_or(NONE, |rec| {
-            self.table.runtime(rec).leaf_slots[usize::from(p.leaf)]
-        });
+        let rec = self.res.map.table.find(p.place.layer, p.place.chunk);
+        let slot = rec.map_or(NONE, |rec| self.res.map.leaf_slot(rec, p.place.leaf));
         if slot == NONE {
             0
         } else {
-            self.leaves.entries(slot)[usize::from(p.first + index)].version
+            self.res.map.leaves.entries(slot)[usize::from(p.place.first + index)].version
         }
     }
 
     /// Finishes the part when its last read is in, or queues what must be read again.
     fn end_reads(&mut self, part: u32) {
         let p = &mut self.parts[part];
-        if p.ios > 0 || p.cursor < u32::from(p.count) {
+        if p.progress.ios > 0 || p.progress.cursor < u32::from(p.place.count) {
             return;
         }
-        if p.retry.is_empty() {
-            let bytes = u64::from(p.end - p.start);
+        if p.progress.retry.is_empty() {
+            let bytes = u64::from(p.place.end - p.place.start);
             let scrub = p.kind == PartKind::Scrub;
-            self.counters.read_op_bytes += if scrub { 0 } else { bytes };
+            self.res.counters.read_op_bytes += if scrub { 0 } else { bytes };
             self.finish_part(part);
         } else if p.state != PartState::Retry {
             p.state = PartState::Retry;
-            self.runnable.push_back(part);
+            self.waiting.run(part);
         }
     }
 
     pub(super) fn issue_retries(&mut self, part: u32) -> bool {
         // A cursor before the end says that something is still to be queued: the part does not end early.
-        self.parts[part].cursor = 0;
-        while let Some(&index) = self.parts[part].retry.last() {
-            let Some(io) = self.take_io(true) else {
+        self.parts[part].progress.cursor = 0;
+        while let Some(&index) = self.parts[part].progress.retry.last() {
+            let Some(io) = self.res.device.take_for_read() else {
                 return false;
             };
-            let Some((buffer, _)) = self.arena.take_for_read(1) else {
-                self.ios.give_back(io);
+            let Some((buffer, _)) = self.res.arena.take_for_read(1) else {
+                self.res.device.give_back(io);
                 return false;
             };
-            self.parts[part].retry.pop();
-            self.parts[part].ios += 1;
-            self.aim_at_buffer(io, buffer, 1);
-            let unit = self.parts[part].map[usize::from(index)].unit;
+            self.parts[part].progress.retry.pop();
+            self.parts[part].progress.ios += 1;
+            self.res.device.aim(io, self.res.arena.iovec(buffer, 1));
+            let unit = self.parts[part].lookup.found(index).unit;
             let kind = IoKind::Read {
                 part,
                 first: index,
@@ -373,37 +303,37 @@ impl ShardCore {
                 buffer: Some(buffer),
                 second: true,
             };
-            self.emit_read(io, unit, kind);
+            self.res.read(io, unit, kind);
         }
-        self.parts[part].cursor = u32::from(self.parts[part].count);
+        self.parts[part].progress.cursor = u32::from(self.parts[part].place.count);
         self.end_reads(part);
         true
     }
 
     /// Reads the old content of partly covered blocks that have any.
     pub(super) fn issue_fetches(&mut self, part: u32) -> bool {
-        while self.parts[part].cursor < 2 {
-            let which = self.parts[part].cursor as usize;
-            let count = self.parts[part].count;
-            let index = if which == 0 { 0 } else { count - 1 };
-            let (from, to) = self.covered(part, u32::from(index));
-            let partial = to - from < UNIT_BYTES as u32 && !(which == 1 && count == 1);
-            let found = self.parts[part].map[usize::from(index)];
+        while self.parts[part].progress.cursor < 2 {
+            let which = self.parts[part].progress.cursor as usize;
+            let place = self.parts[part].place;
+            let index = if which == 0 { 0 } else { place.count - 1 };
+            let is_other = which == 0 || place.count > 1;
+            let partial = is_other && place.is_partly_covered(u32::from(index));
+            let found = self.parts[part].lookup.found(index);
             if partial && found.unit == UNIT_LOST {
                 self.accuse(part, index, Ok(()));
             }
             if partial && is_place(found.unit) {
-                let Some(io) = self.take_io(true) else {
+                let Some(io) = self.res.device.take_for_read() else {
                     return false;
                 };
-                let Some((buffer, _)) = self.arena.take_for_read(1) else {
-                    self.ios.give_back(io);
+                let Some((buffer, _)) = self.res.arena.take_for_read(1) else {
+                    self.res.device.give_back(io);
                     return false;
                 };
-                self.parts[part].old[which] = Some((index, buffer));
-                self.parts[part].ios += 1;
-                self.aim_at_buffer(io, buffer, 1);
-                self.emit_read(
+                self.parts[part].old.buffers[which] = Some((index, buffer));
+                self.parts[part].progress.ios += 1;
+                self.res.device.aim(io, self.res.arena.iovec(buffer, 1));
+                self.res.read(
                     io,
                     found.unit,
                     IoKind::Fetch {
@@ -413,9 +343,9 @@ impl ShardCore {
                     },
                 );
             }
-            self.parts[part].cursor += 1;
+            self.parts[part].progress.cursor += 1;
         }
-        if self.parts[part].ios > 0 {
+        if self.parts[part].progress.ios > 0 {
             return true;
         }
         self.end_fetches(part);
@@ -431,13 +361,13 @@ impl ShardCore {
         outcome: IoOutcome<'_>,
     ) {
         let (index, buffer) =
-            self.parts[part].old[usize::from(which)].expect("fetched into a buffer");
-        let found = self.parts[part].map[usize::from(index)];
-        let compute = || crc32c(self.arena.buf().blocks(buffer, 1));
+            self.parts[part].old.buffers[usize::from(which)].expect("fetched into a buffer");
+        let found = self.parts[part].lookup.found(index);
+        let compute = || crc32c(self.res.arena.buf().blocks(buffer, 1));
         let good = outcome.proves(0, found.crc, compute);
         if !good && !second {
-            self.counters.checksum_retries += 1;
-            self.emit_read(
+            self.res.counters.checksum_retries += 1;
+            self.res.read(
                 io,
                 found.unit,
                 IoKind::Fetch {
@@ -451,52 +381,28 @@ impl ShardCore {
         if !good {
             self.accuse(part, index, outcome.result);
         }
-        self.ios.give_back(io);
-        self.parts[part].ios -= 1;
-        if self.parts[part].ios == 0 && self.parts[part].cursor == 2 {
+        self.res.device.give_back(io);
+        self.parts[part].progress.ios -= 1;
+        if self.parts[part].progress.ios == 0 && self.parts[part].progress.cursor == 2 {
             self.end_fetches(part);
         }
     }
 
     fn end_fetches(&mut self, part: u32) {
         // The old content is in its buffers: a write that has to wait for space now holds no checkpoint up.
-        self.drop_tag(part);
-        if self.parts[part].error.is_some() {
+        self.end_reader(part);
+        if self.parts[part].outcome.has_failed() {
             self.finish_part(part);
             return;
         }
-        self.parts[part].cursor = 0;
+        self.parts[part].progress.cursor = 0;
         self.parts[part].state = PartState::Acquire;
-        self.runnable.push_back(part);
+        self.waiting.run(part);
     }
 
     /// Gives back the buffers with old content.
     pub(super) fn release_old(&mut self, part: u32) {
-        for which in 0..2 {
-            if let Some((_, buffer)) = self.parts[part].old[which].take() {
-                self.arena.give_back(buffer, 1);
-            }
-        }
-        let promised = std::mem::take(&mut self.parts[part].old_promised);
-        self.old_held -= promised;
-        // Each needs one or two.
-        for _ in 0..promised {
-            self.runnable.extend(self.no_old.pop_front());
-        }
-    }
-
-    /// Copies the operation's bytes for chunk bytes `from..to` into a buffer block.
-    pub(super) fn copy_in(&mut self, part: u32, from: u32, to: u32, buffer: u32) {
-        let op = &self.ops[self.parts[part].op];
-        let inside = from as usize % UNIT_BYTES;
-        let block =
-            &mut self.arena.buf_mut().blocks_mut(buffer, 1)[inside..inside + (to - from) as usize];
-        // SAFETY: the submitter keeps the memory valid until the completion.
-        unsafe { iov::copy_from(&op.iovs, (from - op.offset) as usize, block) };
-    }
-
-    /// See [`ShardCore::covered`].
-    pub(super) fn covered_range(&self, part: u32, i: u32) -> (u32, u32) {
-        self.covered(part, i)
+        let old = &mut self.parts[part].old;
+        old.release(&mut self.res.arena, &mut self.waiting);
     }
 }

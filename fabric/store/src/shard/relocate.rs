@@ -9,16 +9,16 @@
 
 use fabric_types::checksum::crc32c;
 
-use super::super::api::{LayerId, ScrubFinding, Version};
-use super::super::arena::AlignedBuf;
-use super::super::format::{LEAF_BLOCKS, MapEntry, UNIT_BYTES};
+use super::super::api::Version;
+use super::super::format::{LEAF_BLOCKS, MapEntry};
 use super::super::log::DataBlock;
 use super::super::table::NONE;
-use super::clean::Job;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
-use super::write::{BATCH_IOS_MAX, Item};
-use super::{IoKind, IoOutcome, PartKind, PartState, ShardCore};
+use super::log_state::Item;
+use super::part::Place;
+use super::requests::{IoKind, IoOutcome};
+use super::{PartKind, PartState, ShardCore};
 
 /// What a part's cursor says while it reads, beside the block at which it goes on: blocks are to be read
 /// again, or everything is queued.
@@ -29,8 +29,8 @@ impl ShardCore {
     /// Looks at a leaf, once it is in the cache, and begins to read what is to be moved.
     pub(super) fn step_locate_victims(&mut self, part: u32) -> bool {
         let p = &self.parts[part];
-        let (leaf, range) = (p.leaf, (LayerId(p.layer), p.chunk));
-        let Some(rec) = self.table.find(range.0, range.1) else {
+        let leaf = p.place.leaf;
+        let Some(rec) = self.res.map.table.find(p.place.layer, p.place.chunk) else {
             self.finish_part(part);
             return true;
         };
@@ -38,7 +38,7 @@ impl ShardCore {
         let slot = match lookup {
             LeafLookup::Ready(slot) => slot,
             LeafLookup::Loading => {
-                self.clean.job.loaded = true;
+                self.cleaner.job.loaded = true;
                 return true;
             }
             // The cleaner need not wait: it comes again.
@@ -47,75 +47,63 @@ impl ShardCore {
                 return true;
             }
         };
-        let loaded = std::mem::take(&mut self.clean.job.loaded);
-        (self.clean.job.rec, self.clean.job.leaf) = (rec, leaf);
-        if !self.choose_moves(slot) {
+        let loaded = std::mem::take(&mut self.cleaner.job.loaded);
+        let place = (rec, leaf);
+        if !self.cleaner.choose_moves(place, slot, &mut self.res) {
             // What was only looked at makes room before what guests use.
-            self.leaves.meta_mut(slot).used &= !loaded;
+            self.res.map.leaves.meta_mut(slot).used &= !loaded;
             self.finish_part(part);
             return true;
         }
-        let buffer = || AlignedBuf::new(LEAF_BLOCKS);
-        self.clean.job.buffer.get_or_insert_with(buffer);
-        self.clean.job.retry.clear();
+        self.cleaner.job.begin_reads();
         let p = &mut self.parts[part];
-        p.cursor = 0;
+        p.progress.cursor = 0;
         p.state = PartState::Relocate;
-        p.tag = Some(self.generation);
-        self.readers[usize::from(self.generation)] += 1;
+        self.begin_reader(part);
         self.advance(part)
     }
 
     /// Queues the device reads of the chosen blocks; `false` when requests ran out, to go on later.
     pub(super) fn issue_relocations(&mut self, part: u32) -> bool {
         loop {
-            let Some((first, count)) = self.clean.job.next_run(self.parts[part].cursor) else {
-                self.parts[part].cursor = RETRIES;
+            let Some((first, count)) = self.cleaner.job.next_run(self.parts[part].progress.cursor)
+            else {
+                self.parts[part].progress.cursor = RETRIES;
                 break;
             };
             if !self.issue_relocation(part, (first, count), false) {
                 return false;
             }
-            self.parts[part].cursor = u32::from(first + count);
+            self.parts[part].progress.cursor = u32::from(first + count);
         }
-        while let Some(&index) = self.clean.job.retry.last() {
+        while let Some(&index) = self.cleaner.job.retry.last() {
             if !self.issue_relocation(part, (index, 1), true) {
                 return false;
             }
-            self.clean.job.retry.pop();
+            self.cleaner.job.retry.pop();
         }
-        self.parts[part].cursor = ALL_QUEUED;
-        if self.parts[part].ios == 0 {
+        self.parts[part].progress.cursor = ALL_QUEUED;
+        if self.parts[part].progress.ios == 0 {
             self.end_relocation(part);
         }
         true
     }
 
     fn issue_relocation(&mut self, part: u32, (first, count): (u16, u16), second: bool) -> bool {
-        let Some(io) = self.take_io(true) else {
+        let Some(io) = self.res.device.take_for_read() else {
             return false;
         };
-        let job = &self.clean.job;
-        let unit = job.entries[usize::from(first)].unit;
-        let base = job
-            .buffer
-            .as_ref()
-            .expect("made when victims were located")
-            .as_ptr();
-        let iovs = &mut self.ios[io].iovs;
-        iovs.clear();
-        iovs.push(libc::iovec {
-            iov_base: base.wrapping_add(usize::from(first) * UNIT_BYTES).cast(),
-            iov_len: usize::from(count) * UNIT_BYTES,
-        });
-        self.parts[part].ios += 1;
+        let job = &self.cleaner.job;
+        let unit = job.entry(first).unit;
+        self.res.device.aim(io, job.memory(first, count));
+        self.parts[part].progress.ios += 1;
         let kind = IoKind::Relocate {
             part,
             first,
             count,
             second,
         };
-        self.emit_read(io, unit, kind);
+        self.res.read(io, unit, kind);
         true
     }
 
@@ -128,128 +116,114 @@ impl ShardCore {
         second: bool,
         outcome: IoOutcome<'_>,
     ) {
-        self.ios.give_back(io);
-        self.parts[part].ios -= 1;
+        self.res.device.give_back(io);
+        self.parts[part].progress.ios -= 1;
         for i in 0..count {
             let index = first + i;
-            let job = &self.clean.job;
-            let entry = job.entries[usize::from(index)];
+            let job = &self.cleaner.job;
+            let entry = job.entry(index);
             if outcome.proves(i, entry.crc, || crc32c(job.block(index))) {
                 continue;
             }
             if second {
                 self.leave_behind(part, index, outcome.result);
             } else {
-                self.counters.checksum_retries += 1;
-                self.clean.job.retry.push(index);
+                self.res.counters.checksum_retries += 1;
+                self.cleaner.job.retry.push(index);
             }
         }
         let p = &mut self.parts[part];
-        if p.cursor < ALL_QUEUED {
+        if p.progress.cursor < ALL_QUEUED {
             // The part is in a list already, and goes on by itself.
             return;
         }
-        if !self.clean.job.retry.is_empty() {
-            p.cursor = RETRIES;
-            self.runnable.push_back(part);
-        } else if p.ios == 0 {
+        if !self.cleaner.job.retry.is_empty() {
+            p.progress.cursor = RETRIES;
+            self.waiting.run(part);
+        } else if p.progress.ios == 0 {
             self.end_relocation(part);
         }
     }
 
     /// A block was bad twice: it stays, and whoever reads it hears so.
     fn leave_behind(&mut self, part: u32, index: u16, result: Result<(), i32>) {
-        let p = &self.parts[part];
-        let (layer, chunk) = (LayerId(p.layer), p.chunk);
-        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(index);
-        let job = &mut self.clean.job;
-        job.chosen[usize::from(index)] = false;
-        let entry = job.entries[usize::from(index)];
-        let MapEntry { unit, version, .. } = entry;
-        self.clean.note_bad(entry);
-        self.block_error(layer, chunk, block, unit, result);
-        self.report(ScrubFinding {
-            layer,
-            chunk,
-            block,
-            version: Version(version),
-            device_offset: self.geo.offset(unit),
-        });
+        // The part is about a whole leaf.
+        let key = self.parts[part].place.key(index);
+        let MapEntry { unit, version, .. } = self.cleaner.leave_behind(index);
+        self.res.note_damage(key, unit, result);
+        self.res.report(key, Version(version), unit);
     }
 
     /// All that can be read is in the buffer: from here on it is a write.
     fn end_relocation(&mut self, part: u32) {
-        self.drop_tag(part);
-        let p = &self.parts[part];
-        let (layer, chunk, range) = (p.layer, p.chunk, (p.start, p.end));
-        let rec = self.table.find(LayerId(layer), chunk);
-        let job = &self.clean.job;
-        let nothing = job.chosen_from(0) == 0 || job.room.is_empty();
-        let (Some(rec), false, None) = (rec, nothing || self.ckpt.is_closing(), self.failed) else {
+        self.end_reader(part);
+        let place = self.parts[part].place;
+        let rec = self.res.map.table.find(place.layer, place.chunk);
+        let job = &self.cleaner.job;
+        let nothing = job.chosen_from(0) == 0 || job.next_unit().is_none();
+        let (Some(rec), false, None) = (
+            rec,
+            nothing || self.ckpt.is_closing(),
+            self.res.faults.errno(),
+        ) else {
             self.finish_part(part);
             return;
         };
         self.parts.give_back(part);
-        self.clean.job.rec = rec;
-        self.start_part(NONE, PartKind::Move, (layer, chunk, rec), range, 0);
+        self.start_part(NONE, PartKind::Move, Place { rec, ..place }, 0);
     }
 
     /// Puts the chosen blocks that the map still has where they were into the batch; `false` when it is full.
     pub(super) fn fill_moves(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
-        while self.parts[part].cursor < LEAF_BLOCKS as u32 {
-            let at = self.parts[part].cursor as usize;
-            let source = self.clean.job.entries[at];
-            if self.clean.job.chosen[at] && self.leaves.entries(slot)[at] == source {
-                let Some(run) = self.clean.job.room.first() else {
+        while self.parts[part].progress.cursor < LEAF_BLOCKS as u32 {
+            let at = self.parts[part].progress.cursor as u16;
+            let job = &self.cleaner.job;
+            let now = self.res.map.leaves.entries(slot)[usize::from(at)];
+            if job.is_chosen(at) && now == job.entry(at) {
+                let Some(unit) = job.next_unit() else {
                     // Guests needed the room.
                     return true;
                 };
-                let spans = &self.batches[filling.batch].spans;
-                let joined = spans.last().is_some_and(|s| s.0 + s.2 == run.start);
-                let full = filling.budget == 0 || !filling.writer.has_room();
-                if full || (!joined && spans.len() >= BATCH_IOS_MAX) {
+                if filling.is_full() || filling.is_too_scattered(unit, &self.res) {
                     return false;
                 }
-                self.fill_move(filling, part, at as u16);
+                self.fill_move(filling, part, at);
             }
-            self.parts[part].cursor += 1;
+            self.parts[part].progress.cursor += 1;
         }
         true
     }
 
     fn fill_move(&mut self, filling: &mut Filling, part: u32, index: u16) {
-        let source = self.clean.job.entries[usize::from(index)];
-        let header = self.batches[filling.batch].buffer;
-        let buffer = header + filling.used;
-        let block = self.arena.buf_mut().blocks_mut(buffer, 1);
-        block.copy_from_slice(self.clean.job.block(index));
+        let source = self.cleaner.job.entry(index);
+        let buffer = filling.buffer(&self.res);
+        let block = self.res.arena.buf_mut().blocks_mut(buffer, 1);
+        block.copy_from_slice(self.cleaner.job.block(index));
         if crc32c(block) != source.crc {
             // Proved when it was read, so that it went bad in memory. On the device it is as it was.
-            self.counters.checksum_errors += 1;
-            self.clean.job.chosen[usize::from(index)] = false;
+            self.res.counters.checksum_errors += 1;
+            self.cleaner.job.leave(index);
             return;
         }
-        let unit = self.clean.job.take_unit();
+        let unit = self.cleaner.job.take_unit();
         let p = &self.parts[part];
         let data = DataBlock {
-            layer: p.layer,
-            chunk: p.chunk,
-            block: u16::from(p.leaf) * LEAF_BLOCKS as u16 + index,
+            layer: p.place.layer.0,
+            chunk: p.place.chunk,
+            block: p.place.in_chunk(index),
             unit,
             crc: source.crc,
             version: source.version,
         };
-        let page = self.arena.buf_mut().blocks_mut(header, 1);
-        filling.writer.push_data(page, &data);
-        self.push_block(filling, (part, index), (unit, source.crc));
+        filling.push_block((part, index), &data, &mut self.res);
     }
 
     /// The block is in its new place.
     pub(super) fn apply_move(&mut self, item: &Item) {
         let slot = self.leaf_slot(item.part);
-        let source = self.clean.job.entries[usize::from(item.first)];
-        let now = self.leaves.entries(slot)[usize::from(item.first)];
+        let source = self.cleaner.job.entry(item.first);
+        let now = self.res.map.leaves.entries(slot)[usize::from(item.first)];
         // A move changes neither content nor version, and nothing else changed the block meanwhile.
         assert_eq!(
             (now, item.crc),
@@ -260,54 +234,6 @@ impl ShardCore {
             unit: item.unit,
             ..source
         };
-        self.set_entry(slot, item.first, entry);
-    }
-
-    /// Gives room back that the cleaner holds and has not used; whether there was any.
-    pub(super) fn yield_room(&mut self) -> bool {
-        let mut room = std::mem::take(&mut self.clean.job.room);
-        let any = !room.is_empty();
-        room.drain(..).for_each(|run| self.alloc.give_back(run));
-        self.clean.job.room = room;
-        any
-    }
-
-    /// A leaf is done with.
-    pub(super) fn end_cleaning(&mut self) {
-        self.clean.busy = false;
-        self.clean.job.loaded = false;
-        self.yield_room();
-    }
-}
-
-impl Job {
-    /// Content of a block of the leaf.
-    fn block(&self, index: u16) -> &[u8] {
-        let buffer = self
-            .buffer
-            .as_ref()
-            .expect("made when victims were located");
-        buffer.blocks(u32::from(index), 1)
-    }
-
-    /// The next chosen blocks from `from` on that lie side by side.
-    fn next_run(&self, from: u32) -> Option<(u16, u16)> {
-        let chosen = |i: usize| self.chosen.get(i) == Some(&true);
-        let first = (from as usize..self.chosen.len()).find(|&i| chosen(i))?;
-        let unit = self.entries[first].unit;
-        let follows =
-            |i: &usize| chosen(first + i) && self.entries[first + i].unit == unit + *i as u32;
-        let count = 1 + (1..).take_while(follows).count();
-        Some((first as u16, count as u16))
-    }
-
-    fn take_unit(&mut self) -> u32 {
-        let run = &mut self.room[0];
-        let unit = run.start;
-        (run.start, run.len) = (run.start + 1, run.len - 1);
-        if run.len == 0 {
-            self.room.remove(0);
-        }
-        unit
+        self.res.set_entry(slot, item.first, entry);
     }
 }

@@ -36,7 +36,7 @@ impl ShardCore {
         let layer = LayerId(entry.layer);
         match entry.kind {
             entry_kind::FENCE => {
-                self.table.raise_fence(
+                self.res.map.table.raise_fence(
                     layer,
                     Fence {
                         generation: entry.version as u32,
@@ -46,7 +46,7 @@ impl ShardCore {
                 return Ok(());
             }
             entry_kind::FENCE_DROP => {
-                self.table.drop_fence(layer);
+                self.res.map.table.drop_fence(layer);
                 return Ok(());
             }
             _ => {}
@@ -54,14 +54,14 @@ impl ShardCore {
         let first = u32::from(entry.block);
         let (leaf, last) = (first as usize / LEAF_BLOCKS, first + u32::from(entry.count));
         let within = last <= CHUNK_BLOCKS && (last as usize).div_ceil(LEAF_BLOCKS) == leaf + 1;
-        let rec = self.table.find_or_create(layer, entry.chunk);
+        let rec = self.res.map.table.find_or_create(layer, entry.chunk);
         let (true, Some(rec)) = (within, rec) else {
             return Err(self.damaged("log entry", entry.unit));
         };
         let slot = self.leaf_now(rec, leaf as u8);
         for i in 0..entry.count {
             let block = (usize::from(entry.block + i)) % LEAF_BLOCKS;
-            let old = self.leaves.entries(slot)[block];
+            let old = self.res.map.leaves.entries(slot)[block];
             // What is not mapped may carry the floor of a neighbour that was dropped after this entry was
             // logged. When it was logged it was the newest, and what came after follows in the log.
             let newer = old.version > entry.version
@@ -79,13 +79,13 @@ impl ShardCore {
                 continue;
             }
             out.blocks += 1;
-            self.leaves.entries_mut(slot)[block] = new;
+            self.res.map.leaves.entries_mut(slot)[block] = new;
             if is_place(old.unit) {
                 out.touched.push(old.unit);
-                self.alloc.uncommit(old.unit);
+                self.res.alloc.uncommit(old.unit);
             }
             if is_place(new.unit) {
-                self.alloc.commit(new.unit);
+                self.res.alloc.commit(new.unit);
             }
         }
         Ok(())
@@ -94,60 +94,63 @@ impl ShardCore {
     fn damaged(&self, what: &'static str, unit: u32) -> OpenError {
         OpenError::Damaged {
             what,
-            shard: self.geo.shard,
-            offset: self.geo.offset(unit),
+            shard: self.res.geo.shard,
+            offset: self.res.geo.offset(unit),
         }
     }
 
     /// Where the leaf is on the device, and the record that names it; `None` when it is not there or already
     /// cached.
     pub(crate) fn stored_leaf(&self, layer: u64, chunk: u32, leaf: u8) -> Option<(u32, u8, Ptr)> {
-        let rec = self.table.find(LayerId(layer), chunk)?;
-        let ptr = self.table.record(rec).leaves.get(usize::from(leaf))?;
+        let rec = self.res.map.table.find(LayerId(layer), chunk)?;
+        let ptr = self
+            .res
+            .map
+            .table
+            .record(rec)
+            .leaves
+            .get(usize::from(leaf))?;
         (ptr.unit != 0).then_some((rec, leaf, *ptr))
     }
 
     /// Puts a leaf read from the device into the cache.
     pub(crate) fn put_leaf(&mut self, rec: u32, leaf: u8, page: &[u8]) {
         let slot = self.new_leaf(rec, leaf);
-        self.leaves.fill_from(slot, page);
+        self.res.map.leaves.fill_from(slot, page);
     }
 
     /// The cached leaf, or an empty one: what the device has of the log's leaves was put into the cache
     /// before.
     fn leaf_now(&mut self, rec: u32, leaf: u8) -> u32 {
-        let cached = self.table.runtime(rec).leaf_slots[usize::from(leaf)];
+        let cached = self.res.map.leaf_slot(rec, leaf);
         if cached != NONE {
             return cached;
         }
-        let record = *self.table.record(rec);
+        let record = *self.res.map.table.record(rec);
         assert_eq!(record.leaves[usize::from(leaf)].unit, 0);
         let slot = self.new_leaf(rec, leaf);
-        self.leaves.fill_empty(slot, record.floor);
+        self.res.map.leaves.fill_empty(slot, record.floor);
         slot
     }
 
     fn new_leaf(&mut self, rec: u32, leaf: u8) -> u32 {
-        let (slot, _) = self
-            .leaves
-            .take(rec, leaf, LeafState::Ready)
-            .expect("the cache has room for the whole log");
-        self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = slot;
-        slot
+        self.res
+            .map
+            .take_leaf_slot(rec, leaf, LeafState::Ready)
+            .expect("the cache has room for the whole log")
     }
 
     /// Brings the leaf cache, which replay made as large as the log wanted it, down to its bound. The
     /// recovery checkpoint left nothing in it that is not on the device.
-    pub(crate) fn shrink_leaf_cache(&mut self, params: &CoreParams) {
-        let slots = leaf_slots(params, self.shards);
-        for (rec, leaf) in self.leaves.shrink_to(slots) {
-            self.table.runtime_mut(rec).leaf_slots[usize::from(leaf)] = NONE;
-            self.note_if_bare(rec);
+    pub(crate) fn shrink_leaf_cache(&mut self, params: &CoreParams, shards: u32) {
+        let slots = leaf_slots(params, shards);
+        for (rec, leaf) in self.res.map.leaves.shrink_to(slots) {
+            self.res.map.forget_leaf(rec, leaf);
         }
     }
 
     fn read_unit(&self, dev: &mut dyn SyncDevice, unit: u32) -> Result<Box<Page>, OpenError> {
-        let (mut page, offset) = (Page::zeroed(), self.geo.offset(unit));
+        let (mut page, offset) = (Page::zeroed(), self.res.geo.offset(unit));
         dev.read_at(offset, &mut page.0)
             .map_err(|source| OpenError::Io {
                 what: "read a map page",
@@ -162,12 +165,12 @@ impl ShardCore {
         replay.touched.sort_unstable();
         replay.touched.dedup();
         for unit in replay.touched {
-            self.alloc.claim(unit);
-            if !self.alloc.committed().get(unit) {
-                self.alloc.quarantine_claimed(unit);
+            self.res.alloc.claim(unit);
+            if !self.res.alloc.committed().get(unit) {
+                self.res.alloc.quarantine_unit(unit);
             }
         }
-        self.table.note_bare();
+        self.res.map.table.note_bare();
     }
 
     /// Runs the machine on a synchronous device until no checkpoint is wanted.
@@ -185,9 +188,9 @@ impl ShardCore {
                 execute(self, dev, &action);
             }
             let stuck = idle && self.checkpoint_pending();
-            if let Some(errno) = self.failed.or(stuck.then_some(libc::ENOSPC)) {
+            if let Some(errno) = self.res.faults.errno().or(stuck.then_some(libc::ENOSPC)) {
                 return Err(OpenError::Checkpoint {
-                    shard: self.geo.shard,
+                    shard: self.res.geo.shard,
                     errno,
                 });
             }
@@ -198,29 +201,28 @@ impl ShardCore {
     /// Compares the space map with what the map refers to; a description of the first difference. For tests
     /// and tools: reads every map page, and expects nothing in flight.
     pub fn check(&self, dev: &mut dyn SyncDevice) -> Result<(), String> {
-        let mut seen = super::super::bitmap::Bitmap::new(self.geo.units);
+        let mut seen = super::super::bitmap::Bitmap::new(self.res.geo.units);
         let mut refer = |unit: u32, what: &str| {
-            if !self.alloc.is_data_unit(unit) || !seen.set(unit) {
+            if !self.res.alloc.is_data_unit(unit) || !seen.set(unit) {
                 return Err(format!(
                     "unit {unit} ({what}) is referred to twice or outside the data area"
                 ));
             }
-            if !self.alloc.committed().get(unit) {
+            if !self.res.alloc.committed().get(unit) {
                 return Err(format!("unit {unit} ({what}) is in use and not marked"));
             }
             Ok(())
         };
-        let tables = self
-            .table
-            .page_ptrs
-            .iter()
-            .chain(&self.table.dir_ptrs)
-            .chain([self.ckpt.root()]);
+        let map = &self.res.map;
+        let pages = map.table.page_ptrs.iter();
+        let tables = pages
+            .chain(&map.table.dir_ptrs)
+            .chain([map.roots.table_root()]);
         for ptr in tables.filter(|p| p.unit != 0) {
             refer(ptr.unit, "table page")?;
         }
-        for rec in 0..self.table.slots() {
-            let record = self.table.record(rec);
+        for rec in 0..self.res.map.table.slots() {
+            let record = self.res.map.table.record(rec);
             for (leaf, ptr) in record
                 .leaves
                 .iter()
@@ -230,10 +232,10 @@ impl ShardCore {
                 if ptr.unit != 0 {
                     refer(ptr.unit, "leaf")?;
                 }
-                let slot = self.table.runtime(rec).leaf_slots[leaf];
+                let slot = map.leaf_slot(rec, leaf as u8);
                 let mut entries = [MapEntry::default(); LEAF_BLOCKS];
-                if slot != NONE && self.leaves.meta(slot).state == LeafState::Ready {
-                    entries = *self.leaves.entries(slot);
+                if slot != NONE && self.res.map.leaves.meta(slot).state == LeafState::Ready {
+                    entries = *self.res.map.leaves.entries(slot);
                 } else if ptr.unit != 0 {
                     let page = self.read_unit(dev, ptr.unit).map_err(|e| e.to_string())?;
                     entries.as_mut_bytes().copy_from_slice(&page.0);
@@ -243,7 +245,7 @@ impl ShardCore {
                 }
             }
         }
-        match (0..self.geo.units).find(|&u| self.alloc.committed().get(u) && !seen.get(u)) {
+        match (0..self.res.geo.units).find(|&u| self.res.alloc.committed().get(u) && !seen.get(u)) {
             Some(unit) => Err(format!("unit {unit} is marked and nothing refers to it")),
             None => Ok(()),
         }

@@ -1,6 +1,8 @@
 //! What replicas need beside reading and writing: telling what a block is, and making it what another replica
 //! has. See `docs/REPLICATION.md`.
 
+use fabric_types::checksum::crc32c;
+
 use super::super::api::{BlockStamp, Holds, LayerId, StoreError, StoreResult};
 use super::super::format::{
     BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO,
@@ -9,7 +11,7 @@ use super::super::format::{
 use super::super::table::NONE;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
-use super::write::Item;
+use super::part::Place;
 use super::{PartKind, ShardCore};
 
 impl ShardCore {
@@ -42,7 +44,7 @@ impl ShardCore {
         restore: [BlockStamp; 2],
         iovecs: &[libc::iovec],
     ) -> StoreResult {
-        self.refuse_if_failed()?;
+        self.res.faults.refuse_if_failed()?;
         let bytes = self.set_iovecs(slot, iovecs);
         let may_bring = match restore[1].holds() {
             // Without data: they are lost.
@@ -53,7 +55,7 @@ impl ShardCore {
             return Err(StoreError::OutOfRange);
         }
         // The record is made now, so that there is room for it when the log has it.
-        let record = self.table.find_or_create(layer, chunk);
+        let record = self.res.map.table.find_or_create(layer, chunk);
         record.ok_or(StoreError::NoSpace)?;
         let part = self.start_blocks(slot, PartKind::Restore, (layer, chunk), (block, block + 1));
         self.parts[part].restore = restore;
@@ -68,37 +70,42 @@ impl ShardCore {
         (layer, chunk): (LayerId, u32),
         (first, end): (u32, u32),
     ) -> u32 {
-        let rec = self.table.find(layer, chunk).unwrap_or(NONE);
+        let rec = self.res.map.table.find(layer, chunk).unwrap_or(NONE);
         let block = UNIT_BYTES as u32;
         let op = &mut self.ops[slot];
         (op.chunk, op.offset, op.fua, op.layer_count) = (chunk, first * block, false, 1);
         op.layers[0] = layer.0;
         op.parts_left = 1;
-        let range = (first * block, end * block);
-        self.start_part(slot, kind, (layer.0, chunk, rec), range, 0)
+        let place = Place::new((layer, chunk, rec), (first * block, end * block));
+        self.start_part(slot, kind, place, 0)
     }
 
     /// Looks the blocks up and tells what they are.
     pub(super) fn step_inspect(&mut self, part: u32) -> bool {
-        let (rec, leaf) = (self.parts[part].rec, self.parts[part].leaf);
+        let Place {
+            rec,
+            leaf,
+            first,
+            count,
+            ..
+        } = self.parts[part].place;
         let lookup = match rec {
             NONE => LeafLookup::Absent,
             rec => self.look_up_leaf(part, rec, leaf),
         };
-        let (first, count) = (self.parts[part].first, self.parts[part].count);
         match lookup {
             LeafLookup::Loading => return true,
             LeafLookup::Stalled => return self.fail_if_hopeless(part),
             LeafLookup::Ready(slot) => {
                 for i in 0..count {
-                    let entry = self.leaves.entries(slot)[usize::from(first + i)];
+                    let entry = self.res.map.leaves.entries(slot)[usize::from(first + i)];
                     self.tell(part, i, stamp_of(&entry));
                 }
             }
             LeafLookup::Absent => {
                 let version = match rec {
                     NONE => 0,
-                    rec => self.table.record(rec).floor,
+                    rec => self.res.map.table.record(rec).floor,
                 };
                 let stamp = BlockStamp {
                     version,
@@ -126,8 +133,8 @@ impl ShardCore {
     /// Puts the restored block into the batch, unless it has changed.
     pub(super) fn fill_restored(&mut self, filling: &mut Filling, part: u32) -> bool {
         let slot = self.leaf_slot(part);
-        let (first, [expect, stamp]) = (self.parts[part].first, self.parts[part].restore);
-        let entry = self.leaves.entries(slot)[usize::from(first)];
+        let (first, [expect, stamp]) = (self.parts[part].place.first, self.parts[part].restore);
+        let entry = self.res.map.leaves.entries(slot)[usize::from(first)];
         let now = stamp_of(&entry);
         // What is there is not given up for nothing, only if it could not be read.
         let loses_itself = now == stamp
@@ -135,18 +142,19 @@ impl ShardCore {
             && !self.brings_data(part)
             && !self.is_known_bad(part, &entry);
         if now != expect || loses_itself {
-            self.parts[part].error = Some(StoreError::Changed);
+            self.parts[part].outcome.fail(StoreError::Changed);
             return true;
         }
         // An older version replaces a newer one only if that is dropped before, at recovery as well.
         let drops = now.version > stamp.version || stamp.holds() == Holds::Nothing;
         let entries = u32::from(drops) + 1;
         let needs_data = self.brings_data(part);
-        if !filling.writer.has_room_for(entries) || (needs_data && !self.can_fill(filling)) {
+        if !filling.writer.has_room_for(entries) || (needs_data && !filling.has_unit(&mut self.res))
+        {
             return false;
         }
         if needs_data && !self.is_as_stamped(part, stamp.crc) {
-            self.parts[part].error = Some(StoreError::Mismatch);
+            self.parts[part].outcome.fail(StoreError::Mismatch);
             return true;
         }
         if drops {
@@ -158,11 +166,11 @@ impl ShardCore {
             Holds::Data => {
                 let filled = self.fill_block(filling, part, 0, true);
                 assert!(filled, "there was room for it");
-                let items = &self.batches[filling.batch].items;
+                let items = &self.res.log.batches[filling.batch].items;
                 if items.last().is_none_or(|item| item.crc != stamp.crc) {
                     // It changed between two looks: what is stored has its own checksum, and the submitter is
                     // told.
-                    self.parts[part].error = Some(StoreError::Mismatch);
+                    self.parts[part].outcome.fail(StoreError::Mismatch);
                 }
             }
             Holds::Zeroes => self.fill_without_data(filling, part, entry_kind::ZERO),
@@ -172,10 +180,8 @@ impl ShardCore {
     }
 
     fn is_known_bad(&self, part: u32, entry: &MapEntry) -> bool {
-        let p = &self.parts[part];
-        let block = u32::from(p.leaf) * LEAF_BLOCKS as u32 + u32::from(p.first);
-        let known = self.known_bad.get(&(LayerId(p.layer), p.chunk, block));
-        known == Some(&entry.unit)
+        let key = self.parts[part].place.key(0);
+        self.res.damage.is_known(key, entry.unit)
     }
 
     /// Whether a restored block comes with its data.
@@ -183,32 +189,17 @@ impl ShardCore {
         !self.ops[self.parts[part].op].iovs.is_empty()
     }
 
-    /// Whether a block can be put into the batch now.
-    fn can_fill(&mut self, filling: &mut Filling) -> bool {
-        if filling.budget == 0 {
-            return false;
-        }
-        let Some(unit) = self.next_unit(filling) else {
-            return false;
-        };
-        // Back to where it was taken from, for `fill_block` to take.
-        filling.units.start = unit;
-        filling.units.len += 1;
-        true
-    }
-
     fn is_as_stamped(&self, part: u32, crc: u32) -> bool {
         let mut block = [0; UNIT_BYTES];
         let op = &self.ops[self.parts[part].op];
-        // SAFETY: the submitter keeps the memory valid until the completion.
-        unsafe { fabric_types::iov::copy_from(&op.iovs, 0, &mut block) };
-        fabric_types::checksum::crc32c(&block) == crc
+        op.copy_in(op.offset, &mut block);
+        crc32c(&block) == crc
     }
 
     /// Puts an entry for the restored block into the batch, behind which no data follow.
     fn fill_without_data(&mut self, filling: &mut Filling, part: u32, kind: u32) {
         let p = &self.parts[part];
-        let first = p.first;
+        let first = p.place.first;
         let crc = match kind {
             entry_kind::LOST => p.restore[1].crc,
             _ => 0,
@@ -218,23 +209,15 @@ impl ShardCore {
             _ => p.version,
         };
         let entry = BatchEntry {
-            layer: p.layer,
+            layer: p.place.layer.0,
             version,
-            chunk: p.chunk,
+            chunk: p.place.chunk,
             unit: crc,
-            block: u16::from(p.leaf) * LEAF_BLOCKS as u16 + first,
+            block: p.place.in_chunk(first),
             count: 1,
             kind,
         };
-        self.push_entry(filling, entry);
-        self.batches[filling.batch].items.push(Item {
-            part,
-            first,
-            count: 1,
-            unit: 0,
-            crc,
-            kind,
-        });
+        filling.push_entry((part, first), entry, &mut self.res);
     }
 }
 

@@ -1,44 +1,42 @@
 //! Reading everything that is mapped, leaf by leaf, before damage spreads or is needed.
 
 use super::super::api::ScrubStep;
-use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, UNIT_BYTES, record_kind};
-use super::super::table::NONE;
+use super::map::{LeafCursor, LeafPlace, Map};
 use super::{PartKind, ShardCore};
 
 /// Where the scrubber is.
 #[derive(Debug, Default)]
-pub(super) struct Scrub {
-    rec: u32,
-    leaf: usize,
-    pub(super) busy: bool,
+pub(super) struct Scrubber {
+    cursor: LeafCursor,
+    /// A leaf is being read.
+    is_busy: bool,
+}
+
+impl Scrubber {
+    /// The next leaf to be read; `None` at the end of a pass.
+    fn begin_leaf(&mut self, map: &Map) -> Option<LeafPlace> {
+        let place = self.cursor.next_stored(map, |_| true);
+        match place {
+            Some(_) => self.is_busy = true,
+            None => self.cursor = LeafCursor::default(),
+        }
+        place
+    }
+
+    pub(super) fn end_leaf(&mut self) {
+        self.is_busy = false;
+    }
 }
 
 impl ShardCore {
     pub(super) fn step_scrub(&mut self) -> ScrubStep {
-        if self.scrub.busy || self.parts.free() == 0 {
+        if self.scrubber.is_busy || self.parts.free() == 0 {
             return ScrubStep::Busy;
         }
-        while self.scrub.rec < self.table.slots() {
-            let (rec, leaf) = (self.scrub.rec, self.scrub.leaf);
-            self.scrub.leaf = (leaf + 1) % CHUNK_LEAVES;
-            self.scrub.rec += u32::from(self.scrub.leaf == 0);
-            let record = self.table.record(rec);
-            if record.kind != record_kind::CHUNK {
-                continue;
-            }
-            let cached = self.table.runtime(rec).leaf_slots[leaf] != NONE;
-            if !cached && record.leaves[leaf].unit == 0 {
-                continue;
-            }
-            let bytes = (LEAF_BLOCKS * UNIT_BYTES) as u32;
-            let range = (leaf as u32 * bytes, (leaf as u32 + 1) * bytes);
-            let (layer, chunk) = (record.layer, record.index);
-            self.scrub.busy = true;
-            // Without a record the part waits for no write in flight: it reads what is mapped now.
-            self.start_part(NONE, PartKind::Scrub, (layer, chunk, NONE), range, 0);
-            return ScrubStep::Reading;
-        }
-        self.scrub.rec = 0;
-        ScrubStep::PassDone
+        let Some(place) = self.scrubber.begin_leaf(&self.res.map) else {
+            return ScrubStep::PassDone;
+        };
+        self.start_unordered(PartKind::Scrub, &place);
+        ScrubStep::Reading
     }
 }

@@ -1,18 +1,18 @@
 //! Writes: from a part that has its leaf, through a log batch, into the map.
 
-use super::super::alloc::Run;
 use super::super::api::StoreError;
 use super::super::format::{
     BatchHeader, MapEntry, UNIT_BYTES, UNIT_UNMAPPED, UNIT_ZERO, entry_kind,
 };
 use super::super::leaf::LeafState;
-use super::super::log::HeaderWriter;
 use super::super::table::NONE;
 use super::applied::{is_drop, zero_target};
 use super::fill::Filling;
 use super::leaves::LeafLookup;
+use super::log_state::BATCHES_MAX;
+use super::requests::{IoKind, LOG_IOS_RESERVED};
 use super::reserve::SpaceDemand;
-use super::{BATCHES_MAX, IoKind, PartKind, PartState, ShardCore};
+use super::{PartKind, PartState, ShardCore};
 
 /// Data blocks of one batch.
 const BATCH_BLOCKS_MAX: u32 = 256;
@@ -26,46 +26,11 @@ pub(super) const LARGE_BLOCKS: u32 = 16;
 pub(super) const QUARANTINE_RUNS: usize = 1 << 16;
 const QUARANTINE_RUNS_MAX: usize = 1 << 18;
 
-/// One change of the map that a batch makes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Item {
-    pub(super) part: u32,
-    pub(super) first: u16,
-    pub(super) count: u16,
-    pub(super) unit: u32,
-    pub(super) crc: u32,
-    pub(super) kind: u32,
-}
-
-/// A log batch in flight.
-#[derive(Debug, Default)]
-pub(super) struct Batch {
-    pub(super) lsn: u64,
-    pub(super) window: u64,
-    pub(super) header: u32,
-    pub(super) buffer: u32,
-    pub(super) blocks: u32,
-    pub(super) ios: u32,
-    pub(super) errno: Option<i32>,
-    pub(super) watermark: u64,
-    pub(super) items: Vec<Item>,
-    pub(super) parts: Vec<u32>,
-    /// Map pages that it will make dirty at most.
-    pub(super) leaves: u32,
-    /// It could not be written, and an empty one takes its place.
-    pub(super) cancelled: bool,
-    /// Device requests to be made: unit, buffer block, blocks.
-    pub(super) spans: Vec<(u32, u32, u32)>,
-}
-
 impl ShardCore {
     /// Gets the leaf that the part changes, and queues the part for the log.
     pub(super) fn step_acquire(&mut self, part: u32) -> bool {
-        let (rec, leaf, kind) = (
-            self.parts[part].rec,
-            self.parts[part].leaf,
-            self.parts[part].kind,
-        );
+        let p = &self.parts[part];
+        let (rec, leaf, kind) = (p.place.rec, p.place.leaf, p.kind);
         if kind == PartKind::Inspect {
             return self.step_inspect(part);
         }
@@ -73,7 +38,7 @@ impl ShardCore {
             self.finish_part(part);
             return true;
         }
-        if let Some(errno) = self.failed {
+        if let Some(errno) = self.res.faults.errno() {
             // Not later, in the log's queue: a page that it would wait for may never come.
             self.fail_part(part, StoreError::ReadOnly(errno));
             return true;
@@ -83,8 +48,8 @@ impl ShardCore {
             LeafLookup::Loading => return true,
             LeafLookup::Stalled => return false,
             LeafLookup::Absent => {
-                let single =
-                    self.parts[part].op == NONE || self.ops[self.parts[part].op].layer_count <= 1;
+                let op = self.parts[part].op;
+                let single = op == NONE || !self.ops[op].hides_layers();
                 // What was to be moved is gone with its leaf.
                 let nothing = matches!(kind, PartKind::Drop | PartKind::Move);
                 if nothing || (kind == PartKind::Zero && single) {
@@ -94,8 +59,8 @@ impl ShardCore {
                 let Some(slot) = self.take_leaf_slot(rec, leaf, LeafState::Ready) else {
                     return false;
                 };
-                let floor = self.table.record(rec).floor;
-                self.leaves.fill_empty(slot, floor);
+                let floor = self.res.map.table.record(rec).floor;
+                self.res.map.leaves.fill_empty(slot, floor);
                 slot
             }
         };
@@ -106,44 +71,43 @@ impl ShardCore {
             self.finish_part(part);
             return true;
         }
-        self.leaves.meta_mut(slot).pins += 1;
+        self.res.map.leaves.meta_mut(slot).pins += 1;
         let p = &mut self.parts[part];
         p.pinned = true;
-        p.cursor = 0;
+        p.progress.cursor = 0;
         p.state = PartState::Logging;
-        self.ready.push_back(part);
+        self.waiting.push_ready(part);
         true
     }
 
     /// Remembers the newest version among the blocks that a discard leaves alone because they are newer.
     fn note_newer(&mut self, part: u32, slot: u32) {
         let (first, last, kind) = self.zero_range(part);
-        let entries = &self.leaves.entries(slot)[usize::from(first)..usize::from(last)];
+        let entries = &self.res.map.leaves.entries(slot)[usize::from(first)..usize::from(last)];
         let newest = entries.iter().map(|e| e.version).max().unwrap_or(0);
         let p = &mut self.parts[part];
         // What is not mapped reads as zeroes already, unless it has to hide older layers.
         let floored = |e: &MapEntry| e.unit == UNIT_UNMAPPED && e.version > p.version;
-        p.renumber |= kind == entry_kind::ZERO && entries.iter().any(floored);
-        // `finish_part` compares it with the part's own.
-        p.stale = p.stale.max(newest);
+        let renumber = kind == entry_kind::ZERO && entries.iter().any(floored);
+        p.outcome.note_version(newest, renumber);
     }
 
     /// A block was left alone because what is there is newer. Of a block covered `partly` the newer write may
     /// have been another part, so that this one was not overwritten.
     pub(super) fn note_stale(&mut self, part: u32, entry: MapEntry, partly: bool) {
-        let p = &mut self.parts[part];
-        p.stale = p.stale.max(entry.version);
-        p.renumber |= entry.unit == UNIT_UNMAPPED || partly;
+        let renumber = entry.unit == UNIT_UNMAPPED || partly;
+        let outcome = &mut self.parts[part].outcome;
+        outcome.note_version(entry.version, renumber);
     }
 
     /// Whether a discard has anything to do.
     fn zero_changes(&mut self, part: u32, slot: u32) -> bool {
-        if self.parts[part].old.iter().any(Option::is_some) {
+        if self.parts[part].old.count() > 0 {
             return true;
         }
         let (first, last, kind) = self.zero_range(part);
         let target = zero_target(kind);
-        let entries = &self.leaves.entries(slot)[usize::from(first)..usize::from(last)];
+        let entries = &self.res.map.leaves.entries(slot)[usize::from(first)..usize::from(last)];
         entries.iter().any(|e| {
             e.unit != target && !(target == UNIT_UNMAPPED && e.unit == UNIT_ZERO && !is_drop(kind))
         })
@@ -152,12 +116,10 @@ impl ShardCore {
     /// The fully covered blocks of a discard, in the leaf, and what it makes of them.
     pub(super) fn zero_range(&self, part: u32) -> (u16, u16, u32) {
         let p = &self.parts[part];
-        let block = UNIT_BYTES as u32;
-        let first = p.first + u16::from(p.start % block != 0);
-        let last = (p.first + p.count - u16::from(p.end % block != 0)).max(first);
+        let (first, last) = p.place.whole_blocks();
         let kind = match p.kind {
             PartKind::Drop => entry_kind::DROP,
-            _ if self.ops[p.op].layer_count > 1 => entry_kind::ZERO,
+            _ if self.ops[p.op].hides_layers() => entry_kind::ZERO,
             _ => entry_kind::UNMAP,
         };
         (first, last, kind)
@@ -165,27 +127,27 @@ impl ShardCore {
 
     /// Turns what is ready into log batches until something runs out.
     pub(super) fn build_batches(&mut self) {
-        if let Some(errno) = self.failed {
-            for _ in 0..self.ready.len() {
+        if let Some(errno) = self.res.faults.errno() {
+            for _ in 0..self.waiting.ready().len() {
                 self.refuse_head(StoreError::ReadOnly(errno));
             }
             return;
         }
-        if self.is_under_space_pressure() {
+        if self.res.device.is_under_space_pressure() {
             self.ride_out();
             return;
         }
-        while !self.ready.is_empty() && self.build_batch() {}
+        while !self.waiting.ready().is_empty() && self.build_batch() {}
     }
 
     /// Data blocks that the part still has to place.
     pub(super) fn blocks_left(&self, part: u32) -> u32 {
         let p = &self.parts[part];
         match p.kind {
-            PartKind::Write => u32::from(p.count) - p.cursor,
+            PartKind::Write => u32::from(p.place.count) - p.progress.cursor,
             PartKind::Restore => u32::from(self.brings_data(part)),
-            PartKind::Zero => p.old.iter().flatten().count() as u32,
-            PartKind::Move => self.clean.blocks_left(p.cursor),
+            PartKind::Zero => p.old.count(),
+            PartKind::Move => self.cleaner.job.chosen_from(p.progress.cursor),
             _ => 0,
         }
     }
@@ -197,8 +159,8 @@ impl ShardCore {
             parts: 0,
         };
         let takes_room = |kind| matches!(kind, PartKind::Write | PartKind::Restore);
-        let writes = takes_room(self.parts[self.ready[0]].kind);
-        for &part in &self.ready {
+        let writes = takes_room(self.parts[self.waiting.ready()[0]].kind);
+        for &part in self.waiting.ready() {
             let blocks = self.blocks_left(part);
             // Discards may use the reserve, writes behind them may not.
             if takes_room(self.parts[part].kind) != writes {
@@ -221,75 +183,51 @@ impl ShardCore {
 
     /// Builds one batch; `false` when nothing more can be built now.
     fn build_batch(&mut self) -> bool {
-        if self.log.hold
-            || self.batches.free() == 0
-            || self.ios.free() < BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED
-        {
+        let ios = BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED;
+        if !self.res.log.is_open() || self.res.device.free() < ios {
             return false;
         }
-        if self.alloc.quarantine_runs() > QUARANTINE_RUNS_MAX {
+        if self.res.alloc.quarantine_runs() > QUARANTINE_RUNS_MAX {
             self.ckpt.want();
             return false;
         }
-        let moves = self.parts[self.ready[0]].kind == PartKind::Move;
-        let inline = !moves && self.blocks_left(self.ready[0]) < LARGE_BLOCKS;
+        let moves = self.parts[self.waiting.ready()[0]].kind == PartKind::Move;
+        let inline = !moves && self.blocks_left(self.waiting.ready()[0]) < LARGE_BLOCKS;
         let want = self.batch_demand(inline);
-        let before = self.ready.len();
+        let before = self.waiting.ready().len();
         let Some(room) = self.space_for(want) else {
-            return self.ready.len() < before;
+            return self.waiting.ready().len() < before;
         };
-        let Some((buffer, blocks)) = self.arena.take_up_to(1 + room.blocks) else {
+        let Some((buffer, blocks)) = self.res.arena.take_up_to(1 + room.blocks) else {
             return false;
         };
-        let least = 1 + u32::from(self.blocks_left(self.ready[0]) > 0);
+        let least = 1 + u32::from(self.blocks_left(self.waiting.ready()[0]) > 0);
         let header = if blocks < least {
             None
         } else {
-            self.log.current.take(&mut self.alloc, 1)
+            self.res.log.current.take(&mut self.res.alloc, 1)
         };
         let Some(header) = header else {
-            self.arena.give_back(buffer, blocks);
+            self.res.arena.give_back(buffer, blocks);
             if blocks >= least {
                 self.ckpt.want();
             }
             return false;
         };
-        let batch = self.open_batch(header.start, buffer);
-        let mut filling = Filling {
-            batch,
-            writer: HeaderWriter::new(),
-            used: 1,
-            units: Run { start: 0, len: 0 },
-            inline,
-            budget: blocks - 1,
-            parts: room.parts,
+        let batch = self.res.log.open_batch(header.start, buffer);
+        let room = SpaceDemand {
+            blocks: blocks - 1,
+            ..room
         };
-        while let Some(&part) = self.ready.front() {
+        let mut filling = Filling::new(batch, inline, room);
+        while let Some(&part) = self.waiting.ready().front() {
             if !self.fill_from(&mut filling, part) {
                 break;
             }
-            self.ready.pop_front();
+            self.waiting.pop_ready();
         }
         self.close_batch(filling, blocks);
         true
-    }
-
-    pub(super) fn open_batch(&mut self, header: u32, buffer: u32) -> u32 {
-        let slot = self.batches.take().expect("checked by the caller");
-        let batch = &mut self.batches[slot];
-        batch.lsn = self.log.next_lsn;
-        batch.window = self.log.current.id;
-        (batch.header, batch.buffer, batch.ios, batch.errno) = (header, buffer, 0, None);
-        (batch.leaves, batch.cancelled) = (0, false);
-        batch.watermark = self.log.durable_lsn;
-        batch.items.clear();
-        batch.parts.clear();
-        batch.spans.clear();
-        batch.spans.push((header, buffer, 1));
-        self.log.next_lsn += 1;
-        self.log.current.batches += 1;
-        self.log.in_flight[(self.log.current.id & 1) as usize] += 1;
-        slot
     }
 
     /// Seals the header and hands the batch to the device.
@@ -302,50 +240,51 @@ impl ShardCore {
             ..
         } = filling;
         if units.len > 0 {
-            self.alloc.give_back(units);
-            self.log.current.untake(units);
+            self.res.alloc.give_back(units);
+            self.res.log.current.untake(units);
         }
-        let buffer = self.batches[slot].buffer;
+        let buffer = self.res.log.batches[slot].buffer;
         if blocks > used {
-            self.arena.give_back(buffer + used, blocks - used);
+            self.res.arena.give_back(buffer + used, blocks - used);
         }
-        let batch = &mut self.batches[slot];
+        let batch = &mut self.res.log.batches[slot];
         batch.blocks = used;
         let checkpoint = self.ckpt.number();
         let header = BatchHeader::new(
-            self.log.nonce,
+            self.res.log.nonce,
             batch.window,
             batch.lsn,
             batch.watermark,
             checkpoint,
             batch.header,
         );
-        writer.finish(self.arena.buf_mut().blocks_mut(buffer, 1), header);
-        self.counters.log_batches += 1;
-        self.counters.log_blocks += u64::from(used - 1);
-        let first = self.batches[slot].items.first();
+        writer.finish(self.res.arena.buf_mut().blocks_mut(buffer, 1), header);
+        self.res.counters.log_batches += 1;
+        self.res.counters.log_blocks += u64::from(used - 1);
+        let first = self.res.log.batches[slot].items.first();
         let moves = first.is_some_and(|item| self.parts[item.part].kind == PartKind::Move);
         let bytes = u64::from(used - 1) * UNIT_BYTES as u64;
         if moves {
-            self.counters.moved_bytes += bytes;
+            self.res.counters.moved_bytes += bytes;
         } else {
-            self.counters.write_op_bytes += bytes;
+            self.res.counters.write_op_bytes += bytes;
         }
-        let spans = std::mem::take(&mut self.batches[slot].spans);
-        self.batches[slot].ios = spans.len() as u32;
-        if !self.batches[slot].items.is_empty() {
-            self.log.newest_content = self.batches[slot].lsn;
-        }
+        let spans = std::mem::take(&mut self.res.log.batches[slot].spans);
+        self.res.log.batches[slot].ios = spans.len() as u32;
+        self.res.log.note_content(slot);
         for &(unit, from, len) in &spans {
             let io = self
-                .take_io(false)
+                .res
+                .device
+                .take()
                 .expect("checked before the batch was opened");
-            self.emit_write(io, unit, from, len, IoKind::Log { batch: slot });
+            self.res
+                .write(io, unit, (from, len), IoKind::Log { batch: slot });
         }
-        self.batches[slot].spans = spans;
+        self.res.log.batches[slot].spans = spans;
     }
 }
 
 /// Invariant *Bounded*: whether the number of batches in flight and their requests fit the request table.
 const _: () =
-    assert!(BATCHES_MAX >= 2 && BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED < super::LOG_IOS_RESERVED);
+    assert!(BATCHES_MAX >= 2 && BATCH_IOS_MAX + CHECKPOINT_IOS_RESERVED < LOG_IOS_RESERVED);

@@ -1,0 +1,136 @@
+//! What the machines of a shard use together, and borrow from it for each step.
+
+use super::super::alloc::Allocator;
+use super::super::api::{CoreParams, FlushMark, ScrubFinding, StoreError, StoreResult, Version};
+use super::super::arena::Arena;
+use super::super::format::{Geometry, MapEntry, UNIT_BYTES, is_place};
+use super::super::leaf::{LEAVES_MIN, LeafCache};
+use super::super::metrics::StoreMetrics;
+use super::damage::{BlockKey, Damage};
+use super::faults::Faults;
+use super::log_state::Log;
+use super::map::Map;
+use super::requests::{DeviceRequests, IoKind};
+use super::roots::MapRoots;
+use super::{Loaded, leaf_slots};
+
+/// Buffers of a shard at least: checkpoint buffers, a few log batches and reads.
+const ARENA_BLOCKS_MIN: u64 = 1024;
+
+/// Units, buffers, device requests, the map and the log of one shard, and what is known to be wrong with
+/// them.
+#[derive(Debug)]
+pub(super) struct Resources {
+    pub(super) geo: Geometry,
+    pub(super) alloc: Allocator,
+    pub(super) arena: Arena,
+    pub(super) device: DeviceRequests,
+    pub(super) map: Map,
+    pub(super) log: Log,
+    pub(super) faults: Faults,
+    pub(super) damage: Damage,
+    pub(super) counters: StoreMetrics,
+}
+
+impl Resources {
+    pub(super) fn new(loaded: Loaded, params: &CoreParams) -> Self {
+        let log = Log::new(&loaded);
+        let geo = loaded.geo;
+        let leaves = leaf_slots(params, loaded.shards);
+        let leaves = leaves.max(loaded.leaves_needed.saturating_add(LEAVES_MIN));
+        let blocks = params.buffer_bytes / u64::from(loaded.shards) / UNIT_BYTES as u64;
+        let blocks = blocks.clamp(ARENA_BLOCKS_MIN, 1 << 20) as u32;
+        Self {
+            geo,
+            alloc: loaded.alloc,
+            arena: Arena::new(blocks),
+            device: DeviceRequests::new(geo),
+            map: Map {
+                table: loaded.table,
+                leaves: LeafCache::new(leaves),
+                roots: MapRoots::new(
+                    loaded.table_root,
+                    loaded.bitmap_ptrs,
+                    loaded.bitmap_dir_ptrs,
+                ),
+            },
+            log,
+            faults: Faults::new(geo.shard),
+            damage: Damage::new(geo),
+            counters: StoreMetrics::default(),
+        }
+    }
+
+    /// Queues the device read of `unit`.. into the memory that the request aims at.
+    pub(super) fn read(&mut self, io: u32, unit: u32, kind: IoKind) {
+        self.device.read(io, unit, kind, &mut self.counters);
+    }
+
+    /// Queues the device write of buffer blocks `first..first + count` to `unit`...
+    pub(super) fn write(&mut self, io: u32, unit: u32, (first, count): (u32, u32), kind: IoKind) {
+        self.device.aim(io, self.arena.iovec(first, count));
+        self.device.write(io, unit, kind, &mut self.counters);
+    }
+
+    /// Queues a device flush.
+    pub(super) fn flush(&mut self, io: u32, kind: IoKind) {
+        self.device.flush(io, kind, &mut self.counters);
+    }
+
+    /// Makes the writes again that were put off.
+    pub(super) fn retry_put_off(&mut self) {
+        self.device.retry_put_off(&mut self.counters);
+    }
+
+    /// A block was bad twice, or its data are lost.
+    pub(super) fn note_damage(
+        &mut self,
+        key: BlockKey,
+        unit: u32,
+        result: Result<(), i32>,
+    ) -> StoreError {
+        self.counters.checksum_errors += 1;
+        self.damage.note(key, unit, result)
+    }
+
+    /// Keeps a finding for whoever repairs: a block of this version is bad in `unit`.
+    pub(super) fn report(&mut self, (layer, chunk, block): BlockKey, version: Version, unit: u32) {
+        self.damage.report(ScrubFinding {
+            layer,
+            chunk,
+            block,
+            version,
+            device_offset: self.damage.place_of(unit),
+        });
+    }
+
+    /// What a flush that begins now will cover.
+    pub(super) fn mark(&self) -> FlushMark {
+        self.log.mark()
+    }
+
+    /// A flush that began at `mark` is done.
+    pub(super) fn note_flushed(&mut self, mark: FlushMark) -> StoreResult {
+        self.faults.refuse_if_flush_lost()?;
+        self.log.note_flushed(mark);
+        Ok(())
+    }
+
+    /// Whether all batches up to `lsn` are done. One that is put off because the device file's file system is
+    /// full may stay for ever, and nobody waits for it.
+    pub(super) fn is_in_order(&self, lsn: u64) -> bool {
+        self.log.completed_lsn() >= lsn || self.device.is_under_space_pressure()
+    }
+
+    /// Replaces an entry of the map; the unit it named comes back later.
+    pub(super) fn set_entry(&mut self, slot: u32, block: u16, entry: MapEntry) {
+        let entries = self.map.leaves.entries_mut(slot);
+        let old = std::mem::replace(&mut entries[usize::from(block)], entry);
+        if is_place(entry.unit) {
+            self.alloc.commit(entry.unit);
+        }
+        if is_place(old.unit) && old.unit != entry.unit {
+            self.alloc.free(old.unit);
+        }
+    }
+}
