@@ -6,13 +6,13 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric_types::io::{Engine, IoResult, Tag};
+use fabric_types::io::Tag;
 
 use super::handle::{Change, Command, Port, QueueId};
 use super::poller::{Poller, Spin, Woken};
 use super::queue::{AnyQueue, Drain, Scratch};
 use super::{MAX_THREAD_QUEUES, PollMode, QueueConfig, QueueError, ThreadError, sched};
-use crate::blk::BlkDevice;
+use crate::device::{DeviceEngine, DeviceOf};
 
 /// Turns without work between two looks at the clock.
 const CLOCK_TURNS: u32 = 16;
@@ -26,10 +26,10 @@ const PARKED_INTERVAL: Duration = Duration::from_micros(50);
 /// How long to sleep when a request waits for room in an engine that has nothing in flight.
 const STALL_SLEEP: Duration = Duration::from_millis(1);
 
-type Spawned<E> = (Arc<Port<<E as Engine>::Volume>>, JoinHandle<()>);
+type Spawned<E> = (Arc<Port<DeviceOf<E>>>, JoinHandle<()>);
 
 /// Starts a data thread and waits until its engine stands.
-pub(super) fn spawn<E: Engine>(
+pub(super) fn spawn<E: DeviceEngine>(
     thread: usize,
     mode: PollMode,
     cpu: Option<usize>,
@@ -76,9 +76,9 @@ impl Drop for AbortOnPanic {
     }
 }
 
-struct Worker<E: Engine> {
+struct Worker<E: DeviceEngine> {
     engine: E,
-    queues: Vec<Option<Box<AnyQueue<E::Volume>>>>,
+    queues: Vec<Option<Box<AnyQueue<E::Queue>>>>,
     /// Places of the queues that are polled.
     hot: Vec<usize>,
     /// Which of them is polled first in the next turn.
@@ -87,8 +87,8 @@ struct Worker<E: Engine> {
     touched: Vec<usize>,
     scratch: Scratch,
     poller: Poller,
-    port: Arc<Port<E::Volume>>,
-    commands: Receiver<Command<E::Volume>>,
+    port: Arc<Port<DeviceOf<E>>>,
+    commands: Receiver<Command<DeviceOf<E>>>,
     mode: PollMode,
     guest_spin: Spin,
     device_spin: Spin,
@@ -107,14 +107,14 @@ struct Worker<E: Engine> {
     shutting_down: bool,
 }
 
-impl<E: Engine> Worker<E> {
+impl<E: DeviceEngine> Worker<E> {
     fn new(
         thread: usize,
         mode: PollMode,
         cpu: Option<usize>,
         make_engine: impl FnOnce() -> io::Result<E>,
-        port: Arc<Port<E::Volume>>,
-        commands: Receiver<Command<E::Volume>>,
+        port: Arc<Port<DeviceOf<E>>>,
+        commands: Receiver<Command<DeviceOf<E>>>,
     ) -> Result<Self, ThreadError> {
         if let Some(cpu) = cpu {
             sched::pin(cpu).map_err(|source| ThreadError::Pin {
@@ -212,7 +212,7 @@ impl<E: Engine> Worker<E> {
 
     fn reap(&mut self) -> usize {
         let (queues, touched, scratch) = (&mut self.queues, &mut self.touched, &mut self.scratch);
-        let mut done = |tag: Tag, result: IoResult| {
+        let mut done = |tag: Tag, outcome| {
             let slot = (tag.0 >> 32) as usize;
             let Some(queue) = queues.get_mut(slot).and_then(|queue| queue.as_deref_mut()) else {
                 return;
@@ -220,7 +220,7 @@ impl<E: Engine> Worker<E> {
             if queue.unpublished() == 0 {
                 touched.push(slot);
             }
-            queue.complete(tag, result, scratch);
+            queue.complete(tag, outcome, scratch);
         };
         let count = self.engine.reap(&mut done);
         while let Some(slot) = self.touched.pop() {
@@ -328,8 +328,8 @@ impl<E: Engine> Worker<E> {
 
     fn idle_slow(&mut self) {
         self.idle_turns = 0;
-        let running = |queue: &AnyQueue<E::Volume>| queue.running() && queue.drain.is_none();
-        let must_poll = |queue: &&AnyQueue<E::Volume>| {
+        let running = |queue: &AnyQueue<E::Queue>| queue.running() && queue.drain.is_none();
+        let must_poll = |queue: &&AnyQueue<E::Queue>| {
             running(queue) && (self.mode == PollMode::Always || queue.kick.is_none())
         };
         if self.hot_queues().any(|queue| must_poll(&queue)) {
@@ -354,7 +354,7 @@ impl<E: Engine> Worker<E> {
         }
     }
 
-    fn hot_queues(&self) -> impl Iterator<Item = &AnyQueue<E::Volume>> {
+    fn hot_queues(&self) -> impl Iterator<Item = &AnyQueue<E::Queue>> {
         self.hot
             .iter()
             .filter_map(|&slot| self.queues[slot].as_deref())
@@ -387,7 +387,7 @@ impl<E: Engine> Worker<E> {
                 } => {
                     // Who asked may have given up; then its handle never existed, and nobody would stop the
                     // queue.
-                    let outcome = self.start(device, *config);
+                    let outcome = self.start(&device, *config);
                     let id = outcome.as_ref().ok().copied();
                     if reply.send(outcome).is_err() {
                         id.into_iter()
@@ -413,7 +413,7 @@ impl<E: Engine> Worker<E> {
 
     fn start(
         &mut self,
-        device: Arc<BlkDevice<E::Volume>>,
+        device: &Arc<DeviceOf<E>>,
         config: QueueConfig,
     ) -> Result<QueueId, QueueError> {
         let slot = self
@@ -446,7 +446,7 @@ impl<E: Engine> Worker<E> {
         Ok(id)
     }
 
-    fn queue(&mut self, id: QueueId) -> Result<&mut AnyQueue<E::Volume>, QueueError> {
+    fn queue(&mut self, id: QueueId) -> Result<&mut AnyQueue<E::Queue>, QueueError> {
         let queue = self
             .queues
             .get_mut(id.slot)

@@ -47,6 +47,36 @@ pub unsafe fn write_bytes(to: *mut u8, from: &[u8]) {
     }
 }
 
+/// Copies the first bytes of a scatter list, as many as there are and fit; returns how many.
+///
+/// # Safety
+/// Every piece is mapped.
+pub unsafe fn read_scattered(pieces: &[libc::iovec], to: &mut [u8]) -> usize {
+    let mut at = 0;
+    for piece in pieces {
+        let len = piece.iov_len.min(to.len() - at);
+        // SAFETY: the piece has at least `len` bytes, and is mapped by the caller's promise.
+        unsafe { read_bytes(piece.iov_base.cast(), &mut to[at..at + len]) };
+        at += len;
+    }
+    at
+}
+
+/// Copies bytes into a scatter list, as many as there are and fit; returns how many.
+///
+/// # Safety
+/// Every piece is mapped.
+pub unsafe fn write_scattered(pieces: &[libc::iovec], from: &[u8]) -> usize {
+    let mut at = 0;
+    for piece in pieces {
+        let len = piece.iov_len.min(from.len() - at);
+        // SAFETY: the piece has at least `len` bytes, and is mapped by the caller's promise.
+        unsafe { write_bytes(piece.iov_base.cast(), &from[at..at + len]) };
+        at += len;
+    }
+    at
+}
+
 /// Asks for the line at `at`, to read it. Any address is allowed: a prefetch never faults.
 #[inline(always)]
 pub fn prefetch_read(at: *const u8) {
