@@ -5,6 +5,7 @@
 
 mod engine;
 mod input;
+mod oracle;
 mod packed;
 mod shared;
 
@@ -20,6 +21,8 @@ use crate::ring::{
     Chain, MAX_SEGMENTS, PackedRing, PackedRingConfig, Ring, SplitRing, SplitRingConfig,
 };
 use crate::testing::{FakeGuest, GUEST_BASE};
+
+pub use oracle::{OracleReach, oracle};
 
 use engine::HostileEngine;
 use input::{Input, MEMORY_BYTES, RingInput, change_headers};

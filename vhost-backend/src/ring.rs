@@ -17,9 +17,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use crate::dirty::DirtyLog;
 use crate::memory::{GuestAddr, MemoryView};
 
-pub use guest::{
-    prefetch_read, prefetch_write, read_bytes, read_scattered, write_bytes, write_scattered,
-};
+pub use guest::{prefetch_read, prefetch_write, read_bytes, read_scattered, write_scattered};
 pub use packed::{PackedRing, PackedRingConfig};
 pub use split::{SplitRing, SplitRingConfig};
 
