@@ -168,7 +168,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for line in io::stdin().lock().lines() {
         if let Some(mib) = line?.strip_prefix("resize ") {
             disk.resize(mib.parse::<u64>()? * MIB)?;
-            attachment.notify_resize();
+            attachment.notify_config_changed();
         }
         println!("{:?} {:?}", attachment.state(), device.counters());
     }

@@ -4,7 +4,9 @@
 mod config;
 mod counters;
 mod latency;
+mod queue;
 pub mod request;
+mod timing;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,15 +18,16 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX,
     VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
-use virtio_bindings::virtio_config::{
-    VIRTIO_F_ANY_LAYOUT, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
-};
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_bindings::virtio_config::VIRTIO_F_ANY_LAYOUT;
+
+use crate::device::Device;
+use crate::ring;
 
 pub use config::{CONFIG_BYTES, WRITEBACK_OFFSET};
 pub use counters::{BlkCounters, QueueCounters};
-pub(crate) use latency::QueueLatency;
+use latency::QueueLatency;
 pub use latency::{Latencies, LatencyBucket, RequestKind};
+pub use queue::{BlkQueue, BlkRequest};
 
 /// Most data segments of one request; a guest that read `seg_max` sends no more. The ring itself accepts
 /// chains up to [`crate::ring::MAX_SEGMENTS`].
@@ -155,35 +158,6 @@ impl<V: Volume> BlkDevice<V> {
         }))
     }
 
-    /// The virtio features on offer, ring features among them. The session adds those of vhost-user itself.
-    pub fn features(&self) -> u64 {
-        let mut bits = vec![
-            VIRTIO_F_VERSION_1,
-            VIRTIO_F_ANY_LAYOUT,
-            VIRTIO_F_RING_PACKED,
-            VIRTIO_RING_F_EVENT_IDX,
-            VIRTIO_RING_F_INDIRECT_DESC,
-            VIRTIO_BLK_F_SIZE_MAX,
-            VIRTIO_BLK_F_SEG_MAX,
-            VIRTIO_BLK_F_BLK_SIZE,
-            VIRTIO_BLK_F_FLUSH,
-            VIRTIO_BLK_F_TOPOLOGY,
-            VIRTIO_BLK_F_CONFIG_WCE,
-            VIRTIO_BLK_F_MQ,
-        ];
-        if self.options.read_only {
-            bits.push(VIRTIO_BLK_F_RO);
-        } else {
-            bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
-        }
-        bits.into_iter().fold(0, |all, bit| all | 1 << bit)
-    }
-
-    /// Number of queues.
-    pub fn queues(&self) -> u16 {
-        self.options.queues
-    }
-
     /// The volume behind the device.
     #[inline]
     pub fn volume(&self) -> &V {
@@ -205,31 +179,6 @@ impl<V: Volume> BlkDevice<V> {
     #[inline]
     pub fn writeback(&self) -> bool {
         self.writeback.load(Ordering::Relaxed)
-    }
-
-    /// Copies the configuration space from `offset`. What lies past its end reads as zeroes, as front ends
-    /// expect that ask for more than the device has.
-    pub fn read_config(&self, offset: u32, out: &mut [u8]) {
-        let config = config::bytes(
-            self.volume.size_bytes(),
-            self.options.queues,
-            self.writeback(),
-        );
-        let from = config.get(offset as usize..).unwrap_or(&[]);
-        let len = from.len().min(out.len());
-        out[..len].copy_from_slice(&from[..len]);
-        out[len..].fill(0);
-    }
-
-    /// Writes the configuration space, of which only `writeback` can be written.
-    pub fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), BlkError> {
-        match (offset, bytes) {
-            (WRITEBACK_OFFSET, [mode @ (0 | 1)]) => self.switch(*mode == 1),
-            _ => Err(BlkError::ConfigWrite {
-                offset,
-                len: bytes.len(),
-            }),
-        }
     }
 
     /// Only the session's thread changes the mode. It is kept before the guest is answered, which relies on
@@ -255,15 +204,6 @@ impl<V: Volume> BlkDevice<V> {
     /// Goes on in the write cache mode that the guest chose elsewhere, where it is kept, too.
     pub fn adopt_writeback(&self, writeback: bool) {
         self.writeback.store(writeback, Ordering::Relaxed);
-    }
-
-    /// Puts what the guest can change back to its defaults when its driver begins anew.
-    pub fn reset(&self) {
-        if let Err(error) = self.switch(true) {
-            // The next process then flushes more than its guest asks for, which harms nobody.
-            tracing::warn!(%error, "reset");
-            self.writeback.store(true, Ordering::Relaxed);
-        }
     }
 
     /// Counters of all queues together, since the device was made.
@@ -300,17 +240,69 @@ impl<V: Volume> BlkDevice<V> {
         self.latencies.iter().filter_map(OnceLock::get)
     }
 
-    /// Latencies of one queue, for the thread that serves it; none if there is no such queue.
-    pub(crate) fn queue_latency(&self, index: u16) -> Option<Arc<QueueLatency>> {
-        let made = self.latencies.get(usize::from(index))?;
-        Some(Arc::clone(
-            made.get_or_init(|| Arc::new(QueueLatency::new())),
-        ))
+    /// Latencies of one queue, for the thread that serves it.
+    fn queue_latency(&self, index: u16) -> Arc<QueueLatency> {
+        let made = &self.latencies[usize::from(index)];
+        Arc::clone(made.get_or_init(|| Arc::new(QueueLatency::new())))
+    }
+}
+
+impl<V: Volume> Device for BlkDevice<V> {
+    type Error = BlkError;
+
+    fn features(&self) -> u64 {
+        let mut bits = vec![
+            VIRTIO_F_ANY_LAYOUT,
+            VIRTIO_BLK_F_SIZE_MAX,
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_FLUSH,
+            VIRTIO_BLK_F_TOPOLOGY,
+            VIRTIO_BLK_F_CONFIG_WCE,
+            VIRTIO_BLK_F_MQ,
+        ];
+        if self.options.read_only {
+            bits.push(VIRTIO_BLK_F_RO);
+        } else {
+            bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
+        }
+        bits.into_iter()
+            .fold(ring::FEATURES, |all, bit| all | 1 << bit)
     }
 
-    /// Counters of one queue.
-    pub fn queue_counters(&self, index: u16) -> Option<&QueueCounters> {
-        self.counters.get(usize::from(index))
+    fn queues(&self) -> u16 {
+        self.options.queues
+    }
+
+    fn read_config(&self, offset: u32, out: &mut [u8]) {
+        let config = config::bytes(
+            self.volume.size_bytes(),
+            self.options.queues,
+            self.writeback(),
+        );
+        let from = config.get(offset as usize..).unwrap_or(&[]);
+        let len = from.len().min(out.len());
+        out[..len].copy_from_slice(&from[..len]);
+        out[len..].fill(0);
+    }
+
+    /// Only `writeback` can be written.
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), BlkError> {
+        match (offset, bytes) {
+            (WRITEBACK_OFFSET, [mode @ (0 | 1)]) => self.switch(*mode == 1),
+            _ => Err(BlkError::ConfigWrite {
+                offset,
+                len: bytes.len(),
+            }),
+        }
+    }
+
+    fn reset(&self) {
+        if let Err(error) = self.switch(true) {
+            // The next process then flushes more than its guest asks for, which harms nobody.
+            tracing::warn!(%error, "reset");
+            self.writeback.store(true, Ordering::Relaxed);
+        }
     }
 }
 

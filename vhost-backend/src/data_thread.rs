@@ -4,7 +4,6 @@
 //! is finished by the thread that took it off its ring, without a lock, a channel or an allocation. The
 //! control plane reaches a thread through a bounded mailbox, and every command is answered.
 
-mod clock;
 pub(crate) mod handle;
 mod poller;
 pub(crate) mod queue;
@@ -16,9 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use fabric_types::io::Engine;
-
-use crate::blk::BlkDevice;
+use crate::device::{DeviceEngine, DeviceOf};
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightRecord;
 use crate::memory::{GuestAddr, GuestMemory};
@@ -182,12 +179,12 @@ pub struct QueueConfig {
 
 /// A running set of data threads.
 #[derive(Debug)]
-pub struct Threads<E: Engine> {
-    ports: Vec<Arc<Port<E::Volume>>>,
+pub struct Threads<E: DeviceEngine> {
+    ports: Vec<Arc<Port<DeviceOf<E>>>>,
     joins: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl<E: Engine> Threads<E> {
+impl<E: DeviceEngine> Threads<E> {
     /// Starts the threads. `make_engine` runs once on each of them.
     pub fn start(
         options: &ThreadOptions,
@@ -221,9 +218,9 @@ impl<E: Engine> Threads<E> {
     /// Starts to serve a queue, on the thread that has the fewest.
     pub fn start_queue(
         &self,
-        device: &Arc<BlkDevice<E::Volume>>,
+        device: &Arc<DeviceOf<E>>,
         config: QueueConfig,
-    ) -> Result<QueueHandle<E::Volume>, QueueError> {
+    ) -> Result<QueueHandle<DeviceOf<E>>, QueueError> {
         let port = self
             .ports
             .iter()
@@ -254,7 +251,7 @@ impl<E: Engine> Threads<E> {
     }
 }
 
-impl<E: Engine> Drop for Threads<E> {
+impl<E: DeviceEngine> Drop for Threads<E> {
     fn drop(&mut self) {
         self.shutdown();
     }

@@ -5,6 +5,7 @@
 
 mod engine;
 mod input;
+mod oracle;
 mod packed;
 mod shared;
 
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use fabric_types::io::Volume;
 
-use crate::blk::{BlkDevice, BlkOptions};
+use crate::blk::{BlkDevice, BlkOptions, BlkQueue};
 use crate::data_thread::handle::QueueId;
 use crate::data_thread::queue::{AnyQueue, Drain, Scratch};
 use crate::memory::MemoryView;
@@ -20,6 +21,8 @@ use crate::ring::{
     Chain, MAX_SEGMENTS, PackedRing, PackedRingConfig, Ring, SplitRing, SplitRingConfig,
 };
 use crate::testing::{FakeGuest, GUEST_BASE};
+
+pub use oracle::{OracleReach, oracle};
 
 use engine::HostileEngine;
 use input::{Input, MEMORY_BYTES, RingInput, change_headers};
@@ -186,7 +189,8 @@ pub fn blk(data: &[u8]) -> BlkReach {
     };
     let mut config = layout.config(&guest);
     SHARED.with(|shared| shared.add(&guest, &mut config, &mut input));
-    let Ok(mut queue) = AnyQueue::new(device, config, id) else {
+    let queue = AnyQueue::<BlkQueue<HostileEngine<'_>>>::new(&device, config, id);
+    let Ok(mut queue) = queue else {
         return reach;
     };
     let mut engine = HostileEngine::new(&guest, input.byte());
@@ -217,7 +221,11 @@ pub fn blk(data: &[u8]) -> BlkReach {
     panic!("the queue cannot be stopped");
 }
 
-fn turn(queue: &mut AnyQueue<FuzzVolume>, engine: &mut HostileEngine<'_>, scratch: &mut Scratch) {
+fn turn<'a>(
+    queue: &mut AnyQueue<BlkQueue<HostileEngine<'a>>>,
+    engine: &mut HostileEngine<'a>,
+    scratch: &mut Scratch,
+) {
     use fabric_types::io::Engine;
     queue.poll(engine, scratch);
     engine.kick();

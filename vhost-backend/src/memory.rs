@@ -4,6 +4,9 @@
 //! it once they are drained, so a pointer that was translated stays mapped until its request is done.
 //! Everything a guest says about addresses passes through [`GuestMemory::translate`], the one place that
 //! turns a guest address into a pointer.
+//!
+//! Regions and their bounds are `vm-memory`'s: a [`GuestMemory`] is one of its memories
+//! (`vm_memory::GuestMemoryBackend`), so whatever is written for those, such as `virtio-queue`, works on it.
 
 pub mod budget;
 mod mapping;
@@ -15,15 +18,17 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use fabric_types::registrar::Registered;
+use vm_memory::{
+    GuestMemoryBackend, GuestMemoryRegion, GuestMemoryRegionBytes, GuestMemoryResult,
+    GuestRegionCollection, MemoryRegionAddress, VolatileSlice,
+};
 
 use budget::{MemoryAccount, OverLimit};
 
 pub use mapping::{Mapping, is_vduse};
 pub use view::MemoryView;
-
 /// A guest physical address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GuestAddr(pub u64);
+pub use vm_memory::GuestAddress as GuestAddr;
 
 /// Most regions in one memory table. A table with more is refused; QEMU itself stops at 509 memory slots.
 pub const MAX_REGIONS: usize = 509;
@@ -110,19 +115,11 @@ impl RegionSpec {
     }
 }
 
-#[derive(Debug, Clone)]
-struct Region {
-    guest: u64,
-    size: u64,
-    user_addr: u64,
-    /// Host address of the first byte.
-    host: *mut u8,
-    mapped: Arc<Mapped>,
-}
-
-/// What a region keeps.
+/// A mapped region of guest memory.
 #[derive(Debug)]
-struct Mapped {
+pub struct Region {
+    guest: GuestAddr,
+    user_addr: u64,
     // Before the mapping.
     registered: Option<Registered>,
     mapping: Mapping,
@@ -138,55 +135,84 @@ impl Region {
         {
             return Err(bad);
         }
-        let mapping = Mapping::shared(&spec.file, spec.mmap_offset, size)?;
-        let host = mapping.start();
         Ok(Self {
-            guest,
-            size,
+            guest: spec.guest,
             user_addr: spec.user_addr,
-            host,
-            mapped: Arc::new(Mapped {
-                registered: None,
-                mapping,
-            }),
+            registered: None,
+            mapping: Mapping::shared(&spec.file, spec.mmap_offset, size)?,
         })
     }
 
     /// Opens it to the network, unless it is too much beside the `pinned_bytes` that the table has already.
     fn open(&mut self, account: &mut MemoryAccount, pinned_bytes: u64) {
         if !account.registrar().opens_memory()
-            || !account.may_pin(pinned_bytes.saturating_add(self.size))
+            || !account.may_pin(pinned_bytes.saturating_add(self.len()))
         {
             return;
         }
-        let place = NonNull::new(self.host).zip(usize::try_from(self.size).ok());
-        if let Some((mapped, (start, bytes))) = Arc::get_mut(&mut self.mapped).zip(place) {
+        if let Some(start) = NonNull::new(self.mapping.start()) {
+            let bytes = self.mapping.len();
             // SAFETY: it is dropped before the mapping, which is reached by pointers only.
-            mapped.registered = unsafe { account.registrar().register(start, bytes) };
+            self.registered = unsafe { account.registrar().register(start, bytes) };
         }
     }
 
     fn overlaps(&self, other: &Self) -> bool {
-        let meet = |a: u64, b: u64| a < b + other.size && b < a + self.size;
-        meet(self.guest, other.guest) || meet(self.user_addr, other.user_addr)
-    }
-
-    fn contains(&self, guest: u64) -> bool {
-        guest.wrapping_sub(self.guest) < self.size
+        let meet = |a: u64, b: u64| a < b + other.len() && b < a + self.len();
+        meet(self.guest.0, other.guest.0) || meet(self.user_addr, other.user_addr)
     }
 }
+
+impl GuestMemoryRegion for Region {
+    type B = ();
+
+    fn len(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
+    fn start_addr(&self) -> GuestAddr {
+        self.guest
+    }
+
+    /// What is written is logged by who writes it: nearly all of it is written by the kernel.
+    fn bitmap(&self) {}
+
+    fn get_host_address(&self, addr: MemoryRegionAddress) -> GuestMemoryResult<*mut u8> {
+        Ok(self.get_slice(addr, 1)?.ptr_guard_mut().as_ptr())
+    }
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> GuestMemoryResult<VolatileSlice<'_>> {
+        Ok(self.mapping.slice().subslice(offset.0 as usize, count)?)
+    }
+}
+
+impl GuestMemoryRegionBytes for Region {}
 
 /// An immutable set of mapped regions, sorted by guest address.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
-    regions: Vec<Region>,
+    regions: GuestRegionCollection<Region>,
 }
 
-// SAFETY: the raw pointers lead into shared mappings that live as long as the regions hold them; all access
-// through them is volatile or atomic, or is done by the kernel on behalf of a request.
-unsafe impl Send for GuestMemory {}
-// SAFETY: as above; the snapshot itself is never changed.
-unsafe impl Sync for GuestMemory {}
+impl GuestMemoryBackend for GuestMemory {
+    type R = Region;
+
+    fn num_regions(&self) -> usize {
+        self.regions.num_regions()
+    }
+
+    fn find_region(&self, addr: GuestAddr) -> Option<&Region> {
+        self.regions.find_region(addr)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.regions.iter()
+    }
+}
 
 impl GuestMemory {
     /// No memory at all: what a connection starts with.
@@ -233,86 +259,69 @@ impl GuestMemory {
         size: u64,
         user_addr: u64,
     ) -> Result<Arc<Self>, MemoryError> {
-        let same = |r: &Region| r.guest == guest.0 && r.size == size && r.user_addr == user_addr;
-        let at = self
-            .regions
-            .iter()
-            .position(same)
-            .ok_or(MemoryError::NoSuchRegion {
-                guest: guest.0,
-                size,
-            })?;
-        let mut regions = self.regions.clone();
-        regions.remove(at);
+        let missing = || MemoryError::NoSuchRegion {
+            guest: guest.0,
+            size,
+        };
+        let found = self.regions.find_region(guest);
+        if found.is_none_or(|region| region.user_addr != user_addr) {
+            return Err(missing());
+        }
+        let rest = self.regions.remove_region(guest, size);
+        let (regions, _) = rest.map_err(|_| missing())?;
         Ok(Arc::new(Self { regions }))
     }
 
     fn insert(&mut self, spec: RegionSpec, account: &mut MemoryAccount) -> Result<(), MemoryError> {
-        if self.regions.len() >= MAX_REGIONS {
+        if self.regions() >= MAX_REGIONS {
             return Err(MemoryError::TooMany);
         }
         let mut region = Region::map(spec)?;
-        if self.regions.iter().any(|r| r.overlaps(&region)) {
-            return Err(MemoryError::Overlap {
-                guest: region.guest,
-            });
+        let guest = region.guest.0;
+        if self.iter().any(|r| r.overlaps(&region)) {
+            return Err(MemoryError::Overlap { guest });
         }
         region.open(account, self.pinned_bytes());
-        let at = self.regions.partition_point(|r| r.guest < region.guest);
-        self.regions.insert(at, region);
+        let regions = self.regions.insert_region(Arc::new(region));
+        self.regions = regions.map_err(|_| MemoryError::Overlap { guest })?;
         Ok(())
     }
 
     /// Bytes that are mapped for it.
     pub fn mapped_bytes(&self) -> u64 {
-        let regions = self.regions.iter();
-        regions.map(|r| r.mapped.mapping.mapped_bytes()).sum()
+        self.iter().map(|r| r.mapping.mapped_bytes()).sum()
     }
 
     /// Bytes of it that are open to the network, and so pinned.
     pub fn pinned_bytes(&self) -> u64 {
-        let open = self
-            .regions
-            .iter()
-            .filter(|r| r.mapped.registered.is_some());
-        open.map(|r| r.size).sum()
+        let open = self.iter().filter(|r| r.registered.is_some());
+        open.map(Region::len).sum()
     }
 
     /// Number of regions.
     pub fn regions(&self) -> usize {
-        self.regions.len()
+        self.num_regions()
     }
 
     /// The guest address of an address in the front end's address space.
     pub fn user_to_guest(&self, user_addr: u64) -> Option<GuestAddr> {
-        let region = self
-            .regions
-            .iter()
-            .find(|r| user_addr.wrapping_sub(r.user_addr) < r.size)?;
-        Some(GuestAddr(region.guest + (user_addr - region.user_addr)))
+        let at = |r: &Region| user_addr.wrapping_sub(r.user_addr);
+        let region = self.iter().find(|r| at(r) < r.len())?;
+        Some(GuestAddr(region.guest.0 + at(region)))
     }
 
     /// The guest address that a pointer from [`Self::translate`] came from.
     pub fn host_to_guest(&self, host: *const u8) -> Option<GuestAddr> {
-        let at = |r: &Region| (host as u64).wrapping_sub(r.host as u64);
-        let region = self.regions.iter().find(|r| at(r) < r.size)?;
-        Some(GuestAddr(region.guest + at(region)))
+        let at = |r: &Region| (host as u64).wrapping_sub(r.mapping.start() as u64);
+        let region = self.iter().find(|r| at(r) < r.len())?;
+        Some(GuestAddr(region.guest.0 + at(region)))
     }
 
     /// Host pointer to `len` bytes at `guest`, all within one region.
     pub fn translate(&self, guest: GuestAddr, len: u64) -> Option<*mut u8> {
-        let region = self.region_of(guest)?;
-        let at = guest.0 - region.guest;
-        if len > region.size - at {
-            return None;
-        }
-        // SAFETY: `at` is inside the region, whose mapping has `size` bytes from `host`.
-        Some(unsafe { region.host.add(at as usize) })
-    }
-
-    fn region_of(&self, guest: GuestAddr) -> Option<&Region> {
-        let after = self.regions.partition_point(|r| r.guest <= guest.0);
-        self.regions[..after].last().filter(|r| r.contains(guest.0))
+        let (region, at) = self.to_region_addr(guest)?;
+        let slice = region.get_slice(at, usize::try_from(len).ok()?).ok()?;
+        Some(slice.ptr_guard_mut().as_ptr())
     }
 }
 

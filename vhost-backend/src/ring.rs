@@ -11,10 +11,13 @@ mod split;
 
 use std::sync::Arc;
 
+use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
 use crate::dirty::DirtyLog;
 use crate::memory::{GuestAddr, MemoryView};
 
-pub use guest::{prefetch_read, prefetch_write, read_bytes, write_bytes};
+pub use guest::{prefetch_read, prefetch_write, read_bytes, read_scattered, write_scattered};
 pub use packed::{PackedRing, PackedRingConfig};
 pub use split::{SplitRing, SplitRingConfig};
 
@@ -25,6 +28,12 @@ pub const MAX_INDIRECT: u32 = 1024;
 /// Most pieces of host memory a chain may have in either direction, which leaves room for a header and a
 /// status beside the longest chain of data. One piece more is an error of the queue.
 pub const MAX_SEGMENTS: usize = MAX_INDIRECT as usize + 2;
+
+/// Virtio features of our rings, which every device offers beside its own.
+pub const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
+    | 1 << VIRTIO_F_RING_PACKED
+    | 1 << VIRTIO_RING_F_EVENT_IDX
+    | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
 /// Bytes of a descriptor, in either layout.
 const DESC_BYTES: u64 = 16;

@@ -6,7 +6,7 @@
 //! | [`codec`] | bytes and descriptors to typed requests, replies to bytes |
 //! | [`machine`] | what each request means: request in, ordered actions out |
 //! | [`protocol`] | one connection: decode, plan, perform, answer |
-//! | [`host`] | carries out actions on a block device |
+//! | [`host`] | carries out actions on a device |
 //! | [`wire`], [`socket`] | reading and writing the socket, making one at a path |
 //!
 //! Everything but the last two rows and this file is free of input and output, and is tested and fuzzed that
@@ -31,13 +31,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use fabric_types::io::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::blk::BlkDevice;
 use crate::data_thread::Threads;
+use crate::device::{DeviceEngine, DeviceOf};
 use crate::memory::budget::MemoryPolicy;
-use host::BlkHost;
+use host::DeviceHost;
 use machine::Offer;
 use protocol::Host;
 use server::Server;
@@ -108,7 +107,7 @@ impl Shared {
     }
 }
 
-/// A vhost-user socket that serves one volume to one guest.
+/// A vhost-user socket that serves one device to one guest.
 ///
 /// Front ends are served in turn: while one is connected, the next waits. When a connection ends its rings
 /// are stopped and drained, and the socket goes on listening. Dropping an attachment closes it.
@@ -121,16 +120,16 @@ pub struct Attachment {
 impl Attachment {
     /// Serves `device` to the front ends that connect to `endpoint`, its rings on `threads`. `memory` says
     /// how much of its guest's memory is mapped, and whether it is opened to the network.
-    pub fn start<E: Engine + 'static>(
+    pub fn start<E: DeviceEngine + 'static>(
         endpoint: Endpoint,
-        device: Arc<BlkDevice<E::Volume>>,
+        device: Arc<DeviceOf<E>>,
         threads: Arc<Threads<E>>,
         memory: MemoryPolicy,
     ) -> io::Result<Self> {
-        let offer = host::offer(&device);
+        let offer = host::offer(&*device);
         Self::spawn(endpoint, offer, move || {
             let (device, threads) = (Arc::clone(&device), Arc::clone(&threads));
-            BlkHost::new(device, threads, memory.account())
+            DeviceHost::new(device, threads, memory.account())
         })
     }
 
@@ -158,9 +157,9 @@ impl Attachment {
         })
     }
 
-    /// Tells the front end that the size of the volume has changed. Without a front end there is nobody to
-    /// tell: the next one reads the new size anyway.
-    pub fn notify_resize(&self) {
+    /// Tells the front end that the configuration space has changed, as it does when a volume is resized.
+    /// Without a front end there is nobody to tell: the next one reads it anyway.
+    pub fn notify_config_changed(&self) {
         self.shared.config_changed.store(true, Ordering::Release);
         self.shared.wake();
     }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use fabric_types::registrar::{MemoryRegistrar, Registered};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vm_memory::Bytes;
 
 use crate::memory::budget::MemoryPolicy;
 use crate::memory::{GuestAddr, GuestMemory, RegionSpec};
@@ -153,16 +154,15 @@ impl FakeGuest {
 
     /// Writes guest memory.
     pub fn write(&self, at: GuestAddr, bytes: &[u8]) {
-        let to = self.host(at, bytes.len() as u64);
-        // SAFETY: `host` checked the range.
-        unsafe { crate::ring::write_bytes(to, bytes) };
+        let outcome = self.memory.write_slice(bytes, at);
+        outcome.expect("inside the fake guest");
     }
 
     /// Reads guest memory.
     pub fn read(&self, at: GuestAddr, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        // SAFETY: `host` checks the range.
-        unsafe { crate::ring::read_bytes(self.host(at, len as u64), &mut out) };
+        let outcome = self.memory.read_slice(&mut out, at);
+        outcome.expect("inside the fake guest");
         out
     }
 

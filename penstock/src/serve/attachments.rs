@@ -64,7 +64,7 @@ impl Served {
     /// Tells the guest that the volume's size changed.
     pub fn notify_resize(&self) {
         if let State::Up { session, .. } = &self.state {
-            session.notify_resize();
+            session.notify_config_changed();
         }
     }
 

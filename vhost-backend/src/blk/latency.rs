@@ -96,7 +96,7 @@ impl Histogram {
 
 /// Latencies of one queue's requests, and how many it has in flight. One thread writes, any may read.
 #[derive(Debug)]
-pub(crate) struct QueueLatency {
+pub(super) struct QueueLatency {
     in_flight: AtomicU64,
     kinds: [Histogram; RequestKind::ALL.len()],
 }
@@ -112,7 +112,7 @@ impl QueueLatency {
 
     /// `count` requests of one kind took `ns` nanoseconds each.
     #[inline]
-    pub(crate) fn took(&self, kind: RequestKind, ns: u64, count: u32) {
+    pub(super) fn took(&self, kind: RequestKind, ns: u64, count: u32) {
         let histogram = &self.kinds[kind as usize];
         let count = u64::from(count);
         add(&histogram.buckets[bucket_of(ns)], count);
@@ -121,7 +121,7 @@ impl QueueLatency {
 
     /// Requests that are between the ring and their answer now.
     #[inline]
-    pub(crate) fn set_in_flight(&self, requests: u64) {
+    pub(super) fn set_in_flight(&self, requests: u64) {
         self.in_flight.store(requests, Ordering::Relaxed);
     }
 

@@ -12,7 +12,7 @@ use virtio_bindings::virtio_blk::{
 };
 
 use super::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST_BYTES};
-use crate::ring::{Chain, RingError, read_bytes};
+use crate::ring::{Chain, RingError, read_bytes, read_scattered};
 
 /// Bytes of the request header: type, reserved, sector.
 const HEADER_BYTES: usize = 16;
@@ -221,7 +221,8 @@ fn parse_ranges(chain: &Chain, limits: &Limits, ranges: &mut Ranges, zeroes: boo
     }
     let mut bytes = [0; RANGE_BYTES * MAX_RANGES as usize];
     let bytes = &mut bytes[..chain.readable_bytes as usize];
-    gather(&chain.readable, bytes);
+    // SAFETY: the pieces were translated.
+    unsafe { read_scattered(&chain.readable, bytes) };
     ranges.len = 0;
     for entry in bytes.chunks_exact(RANGE_BYTES) {
         match parse_range(entry, limits, zeroes) {
@@ -261,15 +262,4 @@ fn parse_range(entry: &[u8], limits: &Limits, zeroes: bool) -> Result<Range, Sta
         Op::Discard
     };
     checked_range(op, sector, u64::from(sectors) * SECTOR_BYTES, limits).ok_or(Status::IoErr)
-}
-
-/// Copies the first bytes of a scatter list.
-fn gather(pieces: &[libc::iovec], to: &mut [u8]) {
-    let mut at = 0;
-    for piece in pieces {
-        let len = piece.iov_len.min(to.len() - at);
-        // SAFETY: the piece was translated and has at least `len` bytes.
-        unsafe { read_bytes(piece.iov_base.cast(), &mut to[at..at + len]) };
-        at += len;
-    }
 }

@@ -2,6 +2,9 @@
 
 use std::sync::{Mutex, OnceLock, Weak};
 
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
 use super::*;
 
 #[derive(Clone)]

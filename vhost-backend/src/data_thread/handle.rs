@@ -1,14 +1,13 @@
 //! The control plane's end of a data thread: mailbox, commands, and the handle of a queue.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use fabric_types::io::Volume;
-
 use super::{QueueConfig, QueueError};
-use crate::blk::BlkDevice;
+use crate::device::Device;
 
 /// Commands that wait for a data thread; one more makes its sender wait.
 const MAILBOX_COMMANDS: usize = 64;
@@ -30,9 +29,9 @@ pub(crate) enum Change {
 }
 
 /// What the control plane asks of a data thread.
-pub(super) enum Command<V> {
+pub(super) enum Command<D> {
     Start {
-        device: Arc<BlkDevice<V>>,
+        device: Arc<D>,
         config: Box<QueueConfig>,
         reply: Reply<QueueId>,
     },
@@ -55,9 +54,8 @@ pub(super) enum Command<V> {
 }
 
 /// The mailbox of one data thread.
-#[derive(Debug)]
-pub(super) struct Port<V> {
-    sender: SyncSender<Command<V>>,
+pub(super) struct Port<D> {
+    sender: SyncSender<Command<D>>,
     /// Set while commands wait; the thread looks at this and not at the channel.
     pending: AtomicBool,
     /// Wakes the thread when it sleeps.
@@ -66,8 +64,18 @@ pub(super) struct Port<V> {
     load: AtomicUsize,
 }
 
-impl<V> Port<V> {
-    pub(super) fn new() -> std::io::Result<(Arc<Self>, Receiver<Command<V>>)> {
+impl<D> fmt::Debug for Port<D> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Port")
+            .field("pending", &self.pending)
+            .field("load", &self.load)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D> Port<D> {
+    pub(super) fn new() -> std::io::Result<(Arc<Self>, Receiver<Command<D>>)> {
         let (sender, receiver) = sync_channel(MAILBOX_COMMANDS);
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)?;
@@ -80,7 +88,7 @@ impl<V> Port<V> {
         Ok((Arc::new(port), receiver))
     }
 
-    pub(super) fn send(&self, command: Command<V>) -> Result<(), QueueError> {
+    pub(super) fn send(&self, command: Command<D>) -> Result<(), QueueError> {
         self.sender
             .send(command)
             .map_err(|_| QueueError::ThreadGone)?;
@@ -120,7 +128,7 @@ impl<V> Port<V> {
         self.load.load(Ordering::Relaxed)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command<V>) -> Result<T, QueueError> {
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command<D>) -> Result<T, QueueError> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply))?;
         answer.recv().map_err(|_| QueueError::ThreadGone)?
@@ -151,19 +159,19 @@ pub(super) fn notify(fd: &OwnedFd) {
 /// it is stopped and started again. Every call waits for the answer of its data thread. Dropping the handle
 /// stops the queue without waiting.
 #[derive(Debug)]
-pub struct QueueHandle<V> {
-    port: Arc<Port<V>>,
+pub struct QueueHandle<D> {
+    port: Arc<Port<D>>,
     id: QueueId,
     stopped: bool,
 }
 
-impl<V: Volume> QueueHandle<V> {
+impl<D: Device> QueueHandle<D> {
     pub(super) fn start(
-        port: &Arc<Port<V>>,
-        device: &Arc<BlkDevice<V>>,
+        port: &Arc<Port<D>>,
+        device: &Arc<D>,
         config: QueueConfig,
     ) -> Result<Self, QueueError> {
-        if device.queue_counters(config.index).is_none() {
+        if config.index >= device.queues() {
             return Err(QueueError::Index {
                 index: config.index,
                 queues: device.queues(),
@@ -230,7 +238,7 @@ impl<V: Volume> QueueHandle<V> {
     }
 }
 
-impl<V> Drop for QueueHandle<V> {
+impl<D> Drop for QueueHandle<D> {
     fn drop(&mut self) {
         if !self.stopped {
             self.port.load.fetch_sub(1, Ordering::Relaxed);

@@ -1,23 +1,26 @@
-//! One queue on its data thread: takes requests off the ring, runs them on the engine, answers.
+//! One queue on its data thread: takes requests off the ring, has its device run them, answers.
 
 mod any;
+mod in_flight;
 mod in_order;
+mod leftovers;
+mod record;
 mod request;
-mod timing;
+mod signals;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub(crate) use any::AnyQueue;
-use fabric_types::io::{Engine, Op, Volume};
+use in_flight::InFlight;
 use in_order::InOrder;
-use timing::Timing;
+use leftovers::{Leftovers, Stalled};
+use record::Record;
+use signals::Signals;
 
-use super::clock::Stamp;
-use super::handle::{Change, QueueId, Reply, notify};
-use super::{QueueConfig, QueueError};
-use crate::blk::BlkDevice;
-use crate::blk::request::Ranges;
+use super::QueueConfig;
+use super::handle::{Change, QueueId, Reply};
+use crate::device::{DeviceQueue, Submitted};
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightQueue;
 use crate::memory::MemoryView;
@@ -32,11 +35,6 @@ const PUBLISH_ANSWERS: u16 = 8;
 /// empty.
 const SIGNAL_ANSWERS: u16 = 64;
 
-/// Turns without work before a guest that did not want the interrupt before is asked about the next, which
-/// takes a full fence: a guest that polls has its next request there by then. One that sleeps is asked at
-/// once.
-const SIGNAL_TURNS: u32 = 256;
-
 /// What the queues of a thread share: working memory of one request at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
@@ -44,35 +42,6 @@ pub(crate) struct Scratch {
     /// Something was submitted and the engine must be kicked.
     pub(crate) submitted: bool,
 }
-
-/// A request between submission and answer, at the index of its first descriptor.
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    status: *mut u8,
-    taken: Stamp,
-    op: Op,
-    bytes: u64,
-    /// Engine requests under way.
-    outstanding: u16,
-    /// Ranges submitted so far.
-    next_range: u16,
-    busy: bool,
-    /// Not all ranges are submitted yet.
-    submitting: bool,
-    failed: bool,
-}
-
-const FREE: Slot = Slot {
-    status: std::ptr::null_mut(),
-    taken: Stamp::NONE,
-    op: Op::Flush,
-    bytes: 0,
-    outstanding: 0,
-    next_range: 0,
-    busy: false,
-    submitting: false,
-    failed: false,
-};
 
 /// The queue goes away once nothing is in flight; where to go on is the answer.
 pub(crate) struct Drain(pub(crate) Option<Reply<u32>>);
@@ -89,50 +58,29 @@ pub(crate) struct Schedule {
     pub(crate) hot: bool,
 }
 
-/// A queue of one device.
-pub(crate) struct Queue<V, R> {
-    device: Arc<BlkDevice<V>>,
+/// A queue of one device. A request goes from the ring to the device, which may leave it in `leftovers` or
+/// `in_flight`, and back to the ring, past `order` and `record`.
+pub(crate) struct Queue<Q: DeviceQueue, R> {
+    device: Q,
     index: u16,
-    features: u64,
     ring: R,
     view: MemoryView,
-    slots: Box<[Slot]>,
-    busy_slots: usize,
-    /// Requests of an earlier daemon to be done again, last first.
-    replay: Vec<u16>,
-    /// A request that the engine had no room for.
-    stalled: Option<u16>,
-    /// It is the one that was taken off the ring last.
-    stalled_is_newest: bool,
+    in_flight: InFlight<Q::Request>,
+    leftovers: Leftovers,
     /// Only while the guest's memory is logged.
     order: Option<InOrder>,
-    /// Ranges of the request that has them, as they were checked. They stay while it is stalled half way:
-    /// what is with the engine already and what is still to come must be of one request, whatever the guest
-    /// writes over it meanwhile.
-    ranges: Box<Ranges>,
-    inflight: Option<InflightQueue>,
-    /// Answers not yet published, kept for the in-flight record.
-    answered: Vec<u16>,
-    timing: Timing,
+    /// Only if the front end keeps one, and the ring does not.
+    record: Option<Record>,
     log: Option<Arc<DirtyLog>>,
-    call: Option<OwnedFd>,
-    err: Option<OwnedFd>,
+    signals: Signals,
     /// The guest broke the ring.
     broken: bool,
-    /// Upper half of the tags of this queue.
-    tag: u64,
-    /// Turns without work after which the guest is asked whether it wants an interrupt.
-    signal_turns: u32,
     schedule: Schedule,
 }
 
-// SAFETY: the raw pointers (slots, view, ring) lead into guest memory kept by `view`; one thread uses the
-// queue.
-unsafe impl<V: Send + Sync, R: Send> Send for Queue<V, R> {}
-
 /// What a queue is made of beside its ring.
-struct Parts<V> {
-    device: Arc<BlkDevice<V>>,
+struct Parts<Q> {
+    device: Q,
     view: MemoryView,
     id: QueueId,
     /// Only if the ring does not keep one itself.
@@ -141,21 +89,15 @@ struct Parts<V> {
     replay: Vec<u16>,
 }
 
-impl<V: Volume, R: Ring> Queue<V, R> {
-    fn with_ring(ring: R, config: QueueConfig, parts: Parts<V>) -> Result<Self, QueueError> {
+impl<Q: DeviceQueue, R: Ring> Queue<Q, R> {
+    fn with_ring(ring: R, config: QueueConfig, parts: Parts<Q>) -> Self {
         let Parts {
             device,
             view,
             id,
             inflight,
-            mut replay,
+            replay,
         } = parts;
-        let latency = device
-            .queue_latency(config.index)
-            .ok_or(QueueError::Index {
-                index: config.index,
-                queues: device.queues(),
-            })?;
         if !replay.is_empty() {
             tracing::info!(
                 queue = config.index,
@@ -163,31 +105,20 @@ impl<V: Volume, R: Ring> Queue<V, R> {
                 "resubmitting requests that were in flight"
             );
         }
-        replay.reverse();
-        let order = config.log.as_ref();
-        let order = order.map(|_| InOrder::new(config.size, &replay));
+        let leftovers = Leftovers::new(replay);
+        let is_logged = config.log.is_some();
         let mut queue = Self {
             device,
             index: config.index,
-            features: config.features,
             ring,
             view,
-            slots: vec![FREE; usize::from(config.size)].into_boxed_slice(),
-            busy_slots: 0,
-            replay,
-            stalled: None,
-            stalled_is_newest: false,
-            order,
-            ranges: Box::default(),
-            inflight,
-            answered: Vec::with_capacity(usize::from(config.size)),
-            timing: Timing::new(latency, usize::from(config.size)),
+            in_flight: InFlight::new(config.size, id.slot),
+            order: is_logged.then(|| InOrder::new(config.size, leftovers.replay())),
+            leftovers,
+            record: inflight.map(|inflight| Record::new(inflight, config.size)),
             log: config.log.clone(),
-            call: config.call,
-            err: config.err,
+            signals: Signals::new(config.call, config.err),
             broken: false,
-            tag: (id.slot as u64) << 32,
-            signal_turns: 0,
             schedule: Schedule {
                 kick: config.kick,
                 drain: None,
@@ -196,27 +127,13 @@ impl<V: Volume, R: Ring> Queue<V, R> {
                 hot: true,
             },
         };
-        [&queue.call, &queue.err].into_iter().for_each(never_block);
         queue.ring.set_log(config.log.zip(config.used_log));
         queue.ring.disarm();
         // A daemon before us may have answered and died before it could interrupt.
         queue.interrupt();
-        Ok(queue)
+        queue
     }
-}
 
-/// Writing an event must never hold up a data thread, whatever kind of descriptor the front end sent.
-fn never_block(fd: &Option<OwnedFd>) {
-    if let Some(fd) = fd {
-        let outcome = rustix::fs::fcntl_getfl(fd)
-            .and_then(|f| rustix::fs::fcntl_setfl(fd, f | rustix::fs::OFlags::NONBLOCK));
-        if let Err(error) = outcome {
-            tracing::warn!(%error, "cannot make an event descriptor non-blocking");
-        }
-    }
-}
-
-impl<V: Volume, R: Ring> Queue<V, R> {
     /// Whether requests are served at all.
     pub(crate) fn running(&self) -> bool {
         !self.broken
@@ -224,12 +141,12 @@ impl<V: Volume, R: Ring> Queue<V, R> {
 
     /// Whether no request is anywhere between the ring and its answer.
     pub(crate) fn drained(&self) -> bool {
-        self.busy_slots == 0 && self.stalled.is_none() && self.replay.is_empty()
+        self.in_flight.count() == 0 && self.leftovers.is_empty()
     }
 
     /// Whether the engine had no room for a request.
     pub(crate) fn stalled(&self) -> bool {
-        self.stalled.is_some()
+        self.leftovers.is_stalled()
     }
 
     /// Answers not yet visible to the guest.
@@ -239,11 +156,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
 
     /// Takes and submits what the guest added; returns how many requests moved.
     #[inline]
-    pub(crate) fn poll<E: Engine<Volume = V>>(
-        &mut self,
-        engine: &mut E,
-        scratch: &mut Scratch,
-    ) -> usize {
+    pub(crate) fn poll(&mut self, engine: &mut Q::Engine, scratch: &mut Scratch) -> usize {
         match self.try_poll(engine, scratch) {
             Ok(moved) => moved,
             Err(error) => {
@@ -254,14 +167,14 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     }
 
     #[inline]
-    fn try_poll<E: Engine<Volume = V>>(
+    fn try_poll(
         &mut self,
-        engine: &mut E,
+        engine: &mut Q::Engine,
         scratch: &mut Scratch,
     ) -> Result<usize, RingError> {
-        if self.schedule.drain.is_some() || self.stalled.is_some() || !self.replay.is_empty() {
+        if self.schedule.drain.is_some() || !self.leftovers.is_empty() {
             let moved = self.poll_leftovers(engine, scratch)?;
-            if self.schedule.drain.is_some() || self.stalled.is_some() || moved > 0 {
+            if self.schedule.drain.is_some() || self.leftovers.is_stalled() || moved > 0 {
                 return Ok(moved);
             }
         }
@@ -270,48 +183,52 @@ impl<V: Volume, R: Ring> Queue<V, R> {
         }
         let ready = self.ring.available()?;
         if ready == 0 {
-            if self.ring.unsignalled() > 0 && self.schedule.idle_turns >= self.signal_turns {
+            if self.ring.unsignalled() > 0 && self.signals.is_time(self.schedule.idle_turns) {
                 self.signal();
             }
             return Ok(0);
         }
         let count = ready.min(TURN_REQUESTS);
-        self.timing.take();
+        self.device.taking();
         self.ring.prefetch(count, &mut self.view);
         let outcome = self.take(count, engine, scratch);
         if self.ring.unpublished() > 0 {
             self.publish();
         } else {
-            self.timing.set_in_flight(self.in_flight());
+            self.tell_in_flight();
         }
         // Who is stalled has no turn that would ask again before the engine has room.
-        if self.ring.unsignalled() >= SIGNAL_ANSWERS || self.stalled.is_some() {
+        if self.ring.unsignalled() >= SIGNAL_ANSWERS || self.leftovers.is_stalled() {
             self.signal();
         }
         outcome.map(|()| usize::from(count))
     }
 
     #[inline(always)]
-    fn take<E: Engine<Volume = V>>(
+    fn take(
         &mut self,
         count: u16,
-        engine: &mut E,
+        engine: &mut Q::Engine,
         scratch: &mut Scratch,
     ) -> Result<(), RingError> {
         for _ in 0..count {
             let id = self.ring.take()?;
-            if self.slots[usize::from(id)].busy {
+            if self.in_flight.is_busy(id) {
                 return Err(RingError::InFlight(id));
             }
-            if let Some(record) = &mut self.inflight {
+            if let Some(record) = &mut self.record {
                 record.taken(id);
             }
             if let Some(order) = &mut self.order {
                 order.take(id);
             }
-            if !self.run(id, engine, scratch)? {
-                self.stalled = Some(id);
-                self.stalled_is_newest = true;
+            let submitted = self.run(id, engine, scratch)?;
+            if matches!(submitted, Submitted::Busy | Submitted::Partial) {
+                self.leftovers.stall(Stalled {
+                    id,
+                    is_newest: true,
+                    has_begun: submitted == Submitted::Partial,
+                });
                 break;
             }
             if self.ring.unpublished() >= PUBLISH_ANSWERS {
@@ -323,31 +240,30 @@ impl<V: Volume, R: Ring> Queue<V, R> {
 
     /// Requests that were taken before: one that found no room, and those of an earlier daemon.
     #[cold]
-    fn poll_leftovers<E: Engine<Volume = V>>(
+    fn poll_leftovers(
         &mut self,
-        engine: &mut E,
+        engine: &mut Q::Engine,
         scratch: &mut Scratch,
     ) -> Result<usize, RingError> {
         let mut moved = 0;
-        let waits = self.stalled.is_some() && !engine.has_room(self.device.volume());
+        let waits = self.leftovers.is_stalled() && !self.device.has_room(engine);
         if self.broken || waits {
             return Ok(0);
         }
-        while let Some(id) = self.stalled.take().or_else(|| {
-            self.stalled_is_newest = false;
-            self.replay.pop()
-        }) {
-            let slot = &self.slots[usize::from(id)];
-            let room = if slot.submitting {
-                self.submit_ranges(id, engine, scratch)
-            } else if slot.busy {
-                return Err(RingError::InFlight(id));
+        while let Some(next) = self.leftovers.next() {
+            let submitted = if next.has_begun {
+                self.resume(next.id, engine, scratch)
+            } else if self.in_flight.is_busy(next.id) {
+                return Err(RingError::InFlight(next.id));
             } else {
                 // Nothing of it is with the engine, so it may as well be read anew.
-                self.run(id, engine, scratch)?
+                self.run(next.id, engine, scratch)?
             };
-            if !room {
-                self.stalled = Some(id);
+            if matches!(submitted, Submitted::Busy | Submitted::Partial) {
+                self.leftovers.stall(Stalled {
+                    has_begun: next.has_begun || submitted == Submitted::Partial,
+                    ..next
+                });
                 break;
             }
             moved += 1;
@@ -356,7 +272,7 @@ impl<V: Volume, R: Ring> Queue<V, R> {
             self.publish();
             self.signal();
         }
-        self.timing.set_in_flight(self.in_flight());
+        self.tell_in_flight();
         Ok(moved)
     }
 
@@ -364,74 +280,49 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     /// lease for ever. The request that was taken last goes back on the ring. If the front end has `gone`,
     /// those of an earlier daemon are left to the next one: they stay in the record.
     pub(crate) fn stop_taking(&mut self, gone: bool) {
-        if let Some(id) = self.stalled.filter(|&id| !self.has_begun(id))
-            && (self.stalled_is_newest || gone)
-        {
-            self.stalled = None;
-            let slot = &mut self.slots[usize::from(id)];
-            if std::mem::take(&mut slot.busy) {
-                slot.submitting = false;
-                self.busy_slots -= 1;
+        if let Some(id) = self.leftovers.give_up(gone) {
+            self.ring.untake();
+            if let Some(record) = &mut self.record {
+                record.untaken(id);
             }
-            if self.stalled_is_newest {
-                self.ring.untake();
-                if let Some(record) = &mut self.inflight {
-                    record.untaken(id);
-                }
-                if let Some(order) = &mut self.order {
-                    order.untake();
-                }
+            if let Some(order) = &mut self.order {
+                order.untake();
             }
         }
-        if gone {
-            self.replay.clear();
-        }
-        self.timing.set_in_flight(self.in_flight());
-    }
-
-    /// Whether a part of a stalled request was handed to the engine.
-    fn has_begun(&self, id: u16) -> bool {
-        let slot = &self.slots[usize::from(id)];
-        slot.busy && (slot.outstanding > 0 || slot.next_range > 0)
+        self.tell_in_flight();
     }
 
     /// Makes the answers visible to the guest.
     #[inline(always)]
     pub(crate) fn publish(&mut self) {
         self.ring.publish();
-        if let Some(record) = &mut self.inflight {
-            record.completed(&self.answered, self.ring.next_used());
-            self.answered.clear();
+        if let Some(record) = &mut self.record {
+            record.published(self.ring.next_used());
         }
-        self.timing.published(self.in_flight());
+        self.device.published(self.unanswered());
     }
 
     /// Requests between the ring and their answer.
     #[inline(always)]
-    fn in_flight(&self) -> usize {
-        let waits = |id: u16| !self.slots[usize::from(id)].busy;
-        self.busy_slots + usize::from(self.stalled.is_some_and(waits)) + self.replay.len()
+    fn unanswered(&self) -> usize {
+        self.in_flight.count() + self.leftovers.count_not_begun()
+    }
+
+    #[inline(always)]
+    fn tell_in_flight(&mut self) {
+        self.device.set_in_flight(self.unanswered());
     }
 
     /// Interrupts the guest if it wants to hear of what was published.
     pub(crate) fn signal(&mut self) {
-        if self.call.is_none() {
-            return;
-        }
-        if self.ring.interrupt_due() {
-            self.signal_turns = 0;
+        if self.signals.is_due(&mut self.ring) {
             self.interrupt();
-        } else {
-            self.signal_turns = SIGNAL_TURNS;
         }
     }
 
-    fn interrupt(&self) {
-        if let Some(call) = &self.call {
-            notify(call);
-            if let Some(counters) = self.device.queue_counters(self.index) {
-                counters.interrupted();
-            }
+    fn interrupt(&mut self) {
+        if self.signals.interrupt() {
+            self.device.interrupted();
         }
     }
 
@@ -465,36 +356,22 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     fn fail(&mut self, error: RingError) {
         tracing::warn!(queue = self.index, %error, "guest broke its ring; the queue is stopped");
         self.broken = true;
-        self.replay.clear();
-        for at in 0..self.slots.len() {
-            let slot = &mut self.slots[at];
-            if std::mem::take(&mut slot.submitting) && slot.outstanding == 0 {
-                slot.busy = false;
-                self.busy_slots -= 1;
-            }
+        if let Some(id) = self.leftovers.clear()
+            && !self.device.abandon(self.in_flight.request(id))
+        {
+            self.in_flight.end(id);
         }
-        self.stalled = None;
-        self.timing.set_in_flight(self.in_flight());
+        self.tell_in_flight();
         if self.ring.unsignalled() > 0 {
             self.signal();
         }
-        if let Some(err) = &self.err {
-            notify(err);
-        }
+        self.signals.tell_broken();
     }
 
     /// Changes a descriptor.
     pub(crate) fn change(&mut self, change: Change) {
-        match change {
-            Change::Call(call) => {
-                never_block(&call);
-                self.call = call;
-                self.interrupt();
-            }
-            Change::Err(err) => {
-                never_block(&err);
-                self.err = err;
-            }
+        if self.signals.change(change) {
+            self.interrupt();
         }
     }
 

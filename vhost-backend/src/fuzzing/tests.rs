@@ -11,6 +11,13 @@ proptest! {
     }
 
     #[test]
+    fn any_split_ring_has_the_chains_that_virtio_queue_finds(
+        data in proptest::collection::vec(any::<u8>(), 0..2000),
+    ) {
+        super::oracle(&data);
+    }
+
+    #[test]
     fn any_request_is_refused_or_sound_and_the_queue_still_stops(
         data in proptest::collection::vec(any::<u8>(), 0..4000),
     ) {
@@ -34,6 +41,7 @@ fn the_targets_get_past_the_first_checks() {
     let inputs: Vec<_> = (0..1000).map(|_| bytes()).collect();
     // A bit of the first byte chooses the kind of ring.
     let (packed, split): (Vec<_>, Vec<_>) = inputs.into_iter().partition(|data| data[0] & 16 != 0);
+    agrees_with_virtio_queue_about_something(&split);
     for inputs in [split, packed] {
         gets_past_the_first_checks(&inputs);
     }
@@ -47,5 +55,16 @@ fn gets_past_the_first_checks(inputs: &[Vec<u8>]) {
     assert!(
         chains > 200 && requests > 50 && changes > 20,
         "{chains} chains, {requests} requests, {changes} changes half way"
+    );
+}
+
+fn agrees_with_virtio_queue_about_something(inputs: &[Vec<u8>]) {
+    let reaches: Vec<_> = inputs.iter().map(|data| super::oracle(data)).collect();
+    let sum = |of: fn(&super::OracleReach) -> usize| reaches.iter().map(of).sum::<usize>();
+    let (same, refused) = (sum(|reach| reach.same), sum(|reach| reach.refused));
+    let (stricter, interrupts) = (sum(|reach| reach.stricter), sum(|reach| reach.interrupts));
+    assert!(
+        same > 200 && refused > 20 && stricter > 20 && interrupts > 100,
+        "{same} the same, {refused} refused, {stricter} by ours alone, {interrupts} interrupts"
     );
 }

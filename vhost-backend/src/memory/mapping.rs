@@ -1,10 +1,14 @@
 //! A shared mapping of a file descriptor that came from outside, unmapped on drop.
+//!
+//! `vm-memory` checks the bounds of what is read and written there. It does not map the file itself: its
+//! `MmapRegion` keeps the descriptor open for as long as the mapping, of which one front end could make us
+//! hold [`super::MAX_REGIONS`], and unmaps as many bytes as were asked for, which fails for huge pages.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::MemoryError;
 
@@ -31,6 +35,8 @@ struct Extent {
     offset: u64,
     /// Bytes before the range.
     skip_bytes: usize,
+    /// Bytes of the range.
+    bytes: usize,
     /// Bytes in all: whole pages.
     mapped_bytes: usize,
 }
@@ -58,6 +64,7 @@ impl Extent {
         Ok(Self {
             offset: offset - skip,
             skip_bytes: skip as usize,
+            bytes: usize::try_from(size).map_err(|_| bad())?,
             mapped_bytes: mapped.ok_or_else(bad)?,
         })
     }
@@ -75,18 +82,13 @@ fn page_bytes(file: &OwnedFd) -> Result<u64, MemoryError> {
 /// Mapped bytes of a shared file. The other side may change them at any time.
 #[derive(Debug)]
 pub struct Mapping {
-    /// What `mmap` returned.
-    base: NonNull<u8>,
-    /// Length passed to `mmap`.
-    mapped_bytes: usize,
-    /// Offset of the first wanted byte from `base`.
+    /// What `mmap` returned. It does not unmap by itself.
+    pages: MmapRegion,
+    /// Offset of the first wanted byte.
     skip_bytes: usize,
+    /// Number of wanted bytes.
+    bytes: usize,
 }
-
-// SAFETY: the mapping is owned by this value and reached only through raw pointers.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; nothing here has interior state.
-unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Bytes that [`Self::shared`] maps for this range: whole pages. It fails where that would, as far as can
@@ -107,6 +109,7 @@ impl Mapping {
         let Extent {
             offset,
             skip_bytes,
+            bytes,
             mapped_bytes,
         } = extent;
         let (access, flags) = (
@@ -126,28 +129,36 @@ impl Mapping {
         };
         // SAFETY: exactly the mapping made above. A refusal only means that core dumps get larger.
         let _ = unsafe { madvise(base, mapped_bytes, Advice::LinuxDontDump) };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::FAULT)?;
+        let (access, flags) = (access.bits() as i32, flags.bits() as i32);
+        // SAFETY: the mapping made above, which lives as long as the value that is made here.
+        let pages = unsafe { MmapRegion::build_raw(base.cast(), mapped_bytes, access, flags) };
         Ok(Self {
-            base,
-            mapped_bytes,
+            pages: pages.map_err(|_| rustix::io::Errno::FAULT)?,
             skip_bytes,
+            bytes,
         })
+    }
+
+    /// The wanted bytes.
+    pub fn slice(&self) -> VolatileSlice<'_> {
+        self.pages
+            .get_slice(self.skip_bytes, self.bytes)
+            .expect("the range is inside the pages that were mapped for it")
     }
 
     /// Pointer to the first wanted byte.
     pub fn start(&self) -> *mut u8 {
-        // SAFETY: `skip_bytes` is smaller than the mapping.
-        unsafe { self.base.as_ptr().add(self.skip_bytes) }
+        self.slice().ptr_guard_mut().as_ptr()
     }
 
     /// Bytes that are mapped, those before [`Self::start`] included.
     pub fn mapped_bytes(&self) -> u64 {
-        self.mapped_bytes as u64
+        self.pages.size() as u64
     }
 
     /// Number of bytes from [`Self::start`].
     pub fn len(&self) -> usize {
-        self.mapped_bytes - self.skip_bytes
+        self.bytes
     }
 
     /// Never true: an empty mapping is refused.
@@ -159,9 +170,9 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: exactly what `map_at` mapped; whoever keeps a pointer into it also keeps this value.
-        let outcome = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
+        let outcome = unsafe { munmap(self.pages.as_ptr().cast(), self.pages.size()) };
         if let Err(error) = outcome {
-            tracing::warn!(%error, bytes = self.mapped_bytes, "cannot unmap shared memory");
+            tracing::warn!(%error, bytes = self.pages.size(), "cannot unmap shared memory");
         }
     }
 }
@@ -195,7 +206,7 @@ mod tests {
         // No page of it is touched: the machine may have none.
         let mapping = Mapping::shared(&file, 63 * huge + 4096, 8192).unwrap();
         assert_eq!(mapping.mapped_bytes(), huge, "nothing of what lies before");
-        let base = mapping.base.as_ptr();
+        let base = mapping.pages.as_ptr();
         assert_eq!(mapping.start().addr() - base.addr(), 4096);
         assert!(is_mapped(base));
         drop(mapping);

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
+
 use super::{GuestAddr, GuestMemory};
 
 /// A memory snapshot with a one-region cache. Guests have one or two regions that hold all their buffers, so
@@ -58,9 +60,9 @@ impl MemoryView {
 
     #[cold]
     fn translate_slow(&mut self, guest: GuestAddr, len: u64) -> Option<(*mut u8, u64)> {
-        let region = self.memory.region_of(guest)?;
-        (self.guest, self.size, self.host) = (region.guest, region.size, region.host);
-        assert!(region.mapped.mapping.len() as u64 >= region.size);
+        let region = self.memory.find_region(guest)?;
+        let host = region.get_host_address(MemoryRegionAddress(0)).ok()?;
+        (self.guest, self.size, self.host) = (region.start_addr().0, region.len(), host);
         self.translate_part(guest, len)
     }
 }

@@ -1,4 +1,9 @@
 //! Single accesses to memory that a guest may change at the same time.
+//!
+//! `vm-memory` copies what is longer than a word as if nobody else wrote there, so the compiler may read a
+//! byte twice, once for a check and once for use. What is read here is read once.
+
+use vm_memory::VolatileSlice;
 
 /// A word without alignment, so that one load or store reaches it wherever a guest put it.
 #[repr(C, packed)]
@@ -35,16 +40,35 @@ pub unsafe fn read_bytes(from: *const u8, to: &mut [u8]) {
     }
 }
 
-/// Copies bytes into guest memory.
+/// Copies the first bytes of a scatter list, as many as there are and fit; returns how many.
 ///
 /// # Safety
-/// `from.len()` bytes at `to` are mapped.
-#[inline]
-pub unsafe fn write_bytes(to: *mut u8, from: &[u8]) {
-    for (at, byte) in from.iter().enumerate() {
-        // SAFETY: within the range of the caller's promise.
-        unsafe { to.add(at).write_volatile(*byte) };
+/// Every piece is mapped.
+pub unsafe fn read_scattered(pieces: &[libc::iovec], to: &mut [u8]) -> usize {
+    let mut at = 0;
+    for piece in pieces {
+        let len = piece.iov_len.min(to.len() - at);
+        // SAFETY: the piece has at least `len` bytes, and is mapped by the caller's promise.
+        unsafe { read_bytes(piece.iov_base.cast(), &mut to[at..at + len]) };
+        at += len;
     }
+    at
+}
+
+/// Copies bytes into a scatter list, as many as there are and fit; returns how many.
+///
+/// # Safety
+/// Every piece is mapped.
+pub unsafe fn write_scattered(pieces: &[libc::iovec], from: &[u8]) -> usize {
+    let mut at = 0;
+    for piece in pieces {
+        let len = piece.iov_len.min(from.len() - at);
+        // SAFETY: the piece has at least `len` bytes, and is mapped by the caller's promise.
+        let to = unsafe { VolatileSlice::new(piece.iov_base.cast(), len) };
+        to.copy_from(&from[at..at + len]);
+        at += len;
+    }
+    at
 }
 
 /// Asks for the line at `at`, to read it. Any address is allowed: a prefetch never faults.

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
+use vm_memory::bitmap::{ArcSlice, Bitmap};
+
 use super::guest::{prefetch_read, prefetch_write, read_u64};
 use super::{Chain, DESC_BYTES, MAX_QUEUE_SIZE, Ring, RingError, indirect_table};
 use crate::dirty::DirtyLog;
@@ -126,7 +128,8 @@ pub struct SplitRing {
     /// Used index at the last decision about an interrupt.
     signalled: u16,
     config: SplitRingConfig,
-    log: Option<(Arc<DirtyLog>, GuestAddr)>,
+    /// From where the used ring is logged.
+    log: Option<ArcSlice<DirtyLog>>,
     /// Head and header of the request before: a guess at those of the next, only ever used to prefetch.
     guess: (u16, *const u8),
 }
@@ -247,9 +250,7 @@ impl SplitRing {
     }
 
     fn log_used(&self, offset: u64, len: u64) {
-        if let Some((log, used)) = &self.log {
-            log.mark(GuestAddr(used.0.wrapping_add(offset)), len);
-        }
+        self.log.mark_dirty(offset as usize, len as usize);
     }
 
     fn used_event(&self) -> u16 {
@@ -438,7 +439,7 @@ impl Ring for SplitRing {
     }
 
     fn set_log(&mut self, log: Option<(Arc<DirtyLog>, GuestAddr)>) {
-        self.log = log;
+        self.log = log.map(|(log, used)| ArcSlice::new(log, used.0 as usize));
         // A daemon before this one may have died between a change of the ring and its mark.
         self.log_used(
             0,

@@ -1,5 +1,4 @@
-//! Carries out a session's actions on a block device: maps what the front end shares, starts and stops
-//! queues.
+//! Carries out a session's actions on a device: maps what the front end shares, starts and stops queues.
 
 mod shared_fd;
 
@@ -7,13 +6,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use fabric_types::io::{Engine, Volume};
-
 use super::machine::{Action, Kick, Machine, Offer, Ring};
 use super::message::{InflightArea, LogArea, Region, VRING_F_LOG, VringAddr};
 use super::protocol::{Effect, Host};
-use crate::blk::{BlkDevice, BlkError};
 use crate::data_thread::{QueueConfig, QueueError, QueueHandle, Threads};
+use crate::device::{Device, DeviceEngine, DeviceOf};
 use crate::dirty::DirtyLog;
 use crate::inflight::{InflightRegion, RingLayout};
 use crate::memory::budget::{InUse, MemoryAccount};
@@ -23,9 +20,9 @@ use shared_fd::{check_kick, check_memory, check_signal, why_unsealed};
 
 pub use shared_fd::FdError;
 
-/// Why an action failed.
+/// Why an action failed; `D` is the device's own reason.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum HostError<D> {
     /// Shared memory could not be mapped.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -37,7 +34,7 @@ pub enum HostError {
     Queue(#[from] QueueError),
     /// The device refused.
     #[error(transparent)]
-    Device(#[from] BlkError),
+    Device(D),
     /// Part of a ring is not in the memory that the front end shared.
     #[error("ring {index}: {part} at {addr:#x} is in no memory region")]
     RingOutside {
@@ -54,7 +51,7 @@ pub enum HostError {
 }
 
 /// What a device offers to front ends.
-pub fn offer<V: Volume>(device: &BlkDevice<V>) -> Offer {
+pub fn offer(device: &impl Device) -> Offer {
     Offer {
         features: device.features(),
         queues: device.queues(),
@@ -63,28 +60,27 @@ pub fn offer<V: Volume>(device: &BlkDevice<V>) -> Offer {
     }
 }
 
-/// A block device on data threads, during one connection.
-pub struct BlkHost<E: Engine> {
-    device: Arc<BlkDevice<E::Volume>>,
+/// Why an action on the device of an engine failed.
+type ErrorOf<E> = HostError<<DeviceOf<E> as Device>::Error>;
+
+/// A device on data threads, during one connection.
+pub struct DeviceHost<E: DeviceEngine> {
+    device: Arc<DeviceOf<E>>,
     threads: Arc<Threads<E>>,
     memory: Arc<GuestMemory>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
-    queues: Vec<Option<QueueHandle<E::Volume>>>,
+    queues: Vec<Option<QueueHandle<DeviceOf<E>>>>,
     /// Counts the guest's memory and opens it to the network. Dropped after what it counts.
     account: MemoryAccount,
 }
 
-impl<E: Engine> BlkHost<E> {
+impl<E: DeviceEngine> DeviceHost<E> {
     /// The device as a new connection finds it.
     ///
-    /// The write cache mode stays as the last connection left it: a front end that reconnects goes on with a
-    /// driver that chose it long ago and relies on it.
-    pub fn new(
-        device: Arc<BlkDevice<E::Volume>>,
-        threads: Arc<Threads<E>>,
-        account: MemoryAccount,
-    ) -> Self {
+    /// What the guest's driver chose in the configuration space stays as the last connection left it: a front
+    /// end that reconnects goes on with a driver that chose it long ago and relies on it.
+    pub fn new(device: Arc<DeviceOf<E>>, threads: Arc<Threads<E>>, account: MemoryAccount) -> Self {
         let queues = (0..device.queues()).map(|_| None).collect();
         Self {
             device,
@@ -97,11 +93,11 @@ impl<E: Engine> BlkHost<E> {
         }
     }
 
-    fn queue(&self, index: u16) -> Option<&QueueHandle<E::Volume>> {
+    fn queue(&self, index: u16) -> Option<&QueueHandle<DeviceOf<E>>> {
         self.queues.get(usize::from(index))?.as_ref()
     }
 
-    fn start(&mut self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+    fn start(&mut self, index: u16, machine: &Machine) -> Result<Effect, ErrorOf<E>> {
         let Some((ring, addr)) = machine
             .ring(index)
             .and_then(|ring| Some((ring, ring.addr?)))
@@ -120,9 +116,9 @@ impl<E: Engine> BlkHost<E> {
         ring: &Ring,
         addr: VringAddr,
         machine: &Machine,
-    ) -> Result<QueueConfig, HostError> {
+    ) -> Result<QueueConfig, ErrorOf<E>> {
         let locate = |part, addr| {
-            let outside = HostError::RingOutside { index, part, addr };
+            let outside: ErrorOf<E> = HostError::RingOutside { index, part, addr };
             self.memory.user_to_guest(addr).ok_or(outside)
         };
         let kick = match &ring.kick {
@@ -140,9 +136,9 @@ impl<E: Engine> BlkHost<E> {
             used: locate("used ring", addr.used)?,
             base: machine.base(index),
             features: machine.features(),
-            kick: copy(kick)?,
-            call: copy(ring.call.as_ref())?,
-            err: copy(ring.err.as_ref())?,
+            kick: Self::copy(kick)?,
+            call: Self::copy(ring.call.as_ref())?,
+            err: Self::copy(ring.err.as_ref())?,
             inflight: self
                 .inflight
                 .as_ref()
@@ -157,8 +153,8 @@ impl<E: Engine> BlkHost<E> {
         &mut self,
         index: u16,
         machine: &Machine,
-        stop: fn(QueueHandle<E::Volume>) -> Result<u32, QueueError>,
-    ) -> Result<Effect, HostError> {
+        stop: fn(QueueHandle<DeviceOf<E>>) -> Result<u32, QueueError>,
+    ) -> Result<Effect, ErrorOf<E>> {
         let handle = self
             .queues
             .get_mut(usize::from(index))
@@ -169,23 +165,23 @@ impl<E: Engine> BlkHost<E> {
         }
     }
 
-    fn new_call(&self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+    fn new_call(&self, index: u16, machine: &Machine) -> Result<Effect, ErrorOf<E>> {
         let call = machine.ring(index).and_then(|ring| ring.call.as_ref());
         if let Some(queue) = self.queue(index) {
-            queue.set_call(copy(call)?)?;
+            queue.set_call(Self::copy(call)?)?;
         }
         Ok(Effect::Done)
     }
 
-    fn new_err(&self, index: u16, machine: &Machine) -> Result<Effect, HostError> {
+    fn new_err(&self, index: u16, machine: &Machine) -> Result<Effect, ErrorOf<E>> {
         let err = machine.ring(index).and_then(|ring| ring.err.as_ref());
         if let Some(queue) = self.queue(index) {
-            queue.set_err(copy(err)?)?;
+            queue.set_err(Self::copy(err)?)?;
         }
         Ok(Effect::Done)
     }
 
-    fn map_log(&mut self, area: LogArea, file: OwnedFd) -> Result<Effect, HostError> {
+    fn map_log(&mut self, area: LogArea, file: OwnedFd) -> Result<Effect, ErrorOf<E>> {
         check_memory(&file)?;
         let bytes = Mapping::bytes_for(&file, area.offset, area.size)?;
         self.account
@@ -205,7 +201,7 @@ impl<E: Engine> BlkHost<E> {
         layout: RingLayout,
         area: InflightArea,
         file: OwnedFd,
-    ) -> Result<Effect, HostError> {
+    ) -> Result<Effect, ErrorOf<E>> {
         check_memory(&file)?;
         let region = InflightRegion::map(
             file,
@@ -219,7 +215,7 @@ impl<E: Engine> BlkHost<E> {
         Ok(Effect::Done)
     }
 
-    fn change_memory(&mut self, action: Action) -> Result<Effect, HostError> {
+    fn change_memory(&mut self, action: Action) -> Result<Effect, ErrorOf<E>> {
         let changed = self.changed_memory(action);
         if let Ok(memory) = &changed {
             self.memory = Arc::clone(memory);
@@ -230,7 +226,7 @@ impl<E: Engine> BlkHost<E> {
     }
 
     /// The memory table as an action wants it.
-    fn changed_memory(&mut self, action: Action) -> Result<Arc<GuestMemory>, HostError> {
+    fn changed_memory(&mut self, action: Action) -> Result<Arc<GuestMemory>, ErrorOf<E>> {
         let memory = match action {
             Action::ReplaceMemory(table) => {
                 let specs: Result<Vec<_>, _> =
@@ -250,7 +246,7 @@ impl<E: Engine> BlkHost<E> {
         Ok(memory)
     }
 
-    fn spec(&mut self, (region, file): (Region, OwnedFd)) -> Result<RegionSpec, HostError> {
+    fn spec(&mut self, (region, file): (Region, OwnedFd)) -> Result<RegionSpec, ErrorOf<E>> {
         check_memory(&file)?;
         if let Some(why) = why_unsealed(&file) {
             self.account.warn_unsealed(why);
@@ -264,6 +260,11 @@ impl<E: Engine> BlkHost<E> {
         })
     }
 
+    fn copy(fd: Option<&Arc<OwnedFd>>) -> Result<Option<OwnedFd>, ErrorOf<E>> {
+        let copied = fd.map(|fd| fd.try_clone()).transpose();
+        copied.map_err(HostError::Copy)
+    }
+
     /// Counts what is in use now: after each change, and after one that failed.
     fn update_account(&mut self) {
         self.account.set_in_use(InUse {
@@ -274,10 +275,10 @@ impl<E: Engine> BlkHost<E> {
     }
 }
 
-impl<E: Engine> Host for BlkHost<E> {
-    type Error = HostError;
+impl<E: DeviceEngine> Host for DeviceHost<E> {
+    type Error = ErrorOf<E>;
 
-    fn perform(&mut self, action: Action, machine: &Machine) -> Result<Effect, HostError> {
+    fn perform(&mut self, action: Action, machine: &Machine) -> Result<Effect, ErrorOf<E>> {
         match action {
             Action::ReplaceMemory(_) | Action::AddMemory(..) | Action::RemoveMemory(_) => {
                 self.change_memory(action)
@@ -318,7 +319,8 @@ impl<E: Engine> Host for BlkHost<E> {
                 Ok(Effect::Config(bytes))
             }
             Action::WriteConfig { offset, data } => {
-                self.device.write_config(offset, &data)?;
+                let written = self.device.write_config(offset, &data);
+                written.map_err(HostError::Device)?;
                 Ok(Effect::Done)
             }
             Action::ResetDevice => {
@@ -335,9 +337,4 @@ impl<E: Engine> Host for BlkHost<E> {
             | Action::ReplyBase(_) => Ok(Effect::Done),
         }
     }
-}
-
-fn copy(fd: Option<&Arc<OwnedFd>>) -> Result<Option<OwnedFd>, HostError> {
-    let copied = fd.map(|fd| fd.try_clone()).transpose();
-    copied.map_err(HostError::Copy)
 }

@@ -131,9 +131,8 @@ impl<H: Host> Visit<'_, H> {
         let rings = self.session.machine().running().count() as u16;
         self.shared.update(|state| {
             if state.rings == 0 && rings > 0 {
-                // The volume may have been resized while nobody was connected, and a front end that
-                // reconnects does not read the configuration again by itself. It does when told so, once its
-                // device runs.
+                // The configuration may have changed while nobody was connected, and a front end that
+                // reconnects does not read it again by itself. It does when told so, once its device runs.
                 self.shared.config_changed.store(true, Ordering::Release);
             }
             state.rings = rings;
@@ -187,12 +186,16 @@ impl<H: Host> Visit<'_, H> {
         let message = encode_request(code::BACKEND_CONFIG_CHANGE_MSG);
         match wire::send_some(channel.as_fd(), &message, None) {
             Ok(count) if count == message.len() => {
-                tracing::debug!("front end told of the new size");
+                tracing::debug!("front end told of the new configuration");
             }
             // A channel that full holds messages of the same content, still unread.
             Err(Errno::AGAIN) => {}
-            Ok(_) => tracing::warn!("front end reads no messages: it was not told of the new size"),
-            Err(error) => tracing::warn!(%error, "front end could not be told of the new size"),
+            Ok(_) => tracing::warn!(
+                "front end reads no messages: it was not told of the new configuration"
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "front end could not be told of the new configuration");
+            }
         }
     }
 }

@@ -319,7 +319,7 @@ impl Node {
             return Err(failure);
         }
         open.waits_for_lease = false;
-        session.notify_resize();
+        session.notify_config_changed();
         let (since, handle) = (served.waiting.since.take(), open.handle.clone());
         drop(live);
         self.note_pause(record, since.unwrap_or(asked), &handle)

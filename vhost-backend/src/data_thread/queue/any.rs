@@ -4,22 +4,22 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use fabric_types::io::{Engine, IoResult, Tag, Volume};
+use fabric_types::io::Tag;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::{Parts, Queue, Schedule, Scratch};
-use crate::blk::BlkDevice;
 use crate::data_thread::handle::{Change, QueueId};
 use crate::data_thread::{QueueConfig, QueueError};
+use crate::device::{Device, DeviceEngine, DeviceQueue};
 use crate::inflight::{InflightQueue, InflightRecord, PackedInflight};
 use crate::memory::MemoryView;
 use crate::ring::{PackedRing, PackedRingConfig, Ring, SplitRing, SplitRingConfig};
 
 /// A queue of one device.
-pub(crate) enum AnyQueue<V> {
-    Split(Queue<V, SplitRing>),
-    Packed(Queue<V, PackedRing>),
+pub(crate) enum AnyQueue<Q: DeviceQueue> {
+    Split(Queue<Q, SplitRing>),
+    Packed(Queue<Q, PackedRing>),
 }
 
 macro_rules! each {
@@ -31,13 +31,19 @@ macro_rules! each {
     };
 }
 
-impl<V: Volume> AnyQueue<V> {
+impl<Q: DeviceQueue> AnyQueue<Q> {
     /// A queue with the kind of ring that the driver chose; `id` is its name on the thread.
     pub(crate) fn new(
-        device: Arc<BlkDevice<V>>,
+        device: &Arc<Q::Device>,
         mut config: QueueConfig,
         id: QueueId,
     ) -> Result<Self, QueueError> {
+        if config.index >= device.queues() {
+            return Err(QueueError::Index {
+                index: config.index,
+                queues: device.queues(),
+            });
+        }
         let packed = config.features & 1 << VIRTIO_F_RING_PACKED != 0;
         match (packed, config.inflight.take()) {
             (false, None) => Self::split(device, config, id, None),
@@ -53,7 +59,7 @@ impl<V: Volume> AnyQueue<V> {
     }
 
     fn split(
-        device: Arc<BlkDevice<V>>,
+        device: &Arc<Q::Device>,
         config: QueueConfig,
         id: QueueId,
         mut inflight: Option<InflightQueue>,
@@ -77,17 +83,17 @@ impl<V: Volume> AnyQueue<V> {
             replay = recovery.heads;
         }
         let parts = Parts {
-            device,
+            device: Q::start(device, config.index, config.size, config.features),
             view,
             id,
             inflight,
             replay,
         };
-        Queue::with_ring(ring, config, parts).map(Self::Split)
+        Ok(Self::Split(Queue::with_ring(ring, config, parts)))
     }
 
     fn packed(
-        device: Arc<BlkDevice<V>>,
+        device: &Arc<Q::Device>,
         config: QueueConfig,
         id: QueueId,
         record: Option<PackedInflight>,
@@ -104,21 +110,17 @@ impl<V: Volume> AnyQueue<V> {
         };
         let (ring, replay) = PackedRing::new(ring_config, config.base, record, &mut view)?;
         let parts = Parts {
-            device,
+            device: Q::start(device, config.index, config.size, config.features),
             view,
             id,
             inflight: None,
             replay,
         };
-        Queue::with_ring(ring, config, parts).map(Self::Packed)
+        Ok(Self::Packed(Queue::with_ring(ring, config, parts)))
     }
 
     #[inline(always)]
-    pub(crate) fn poll<E: Engine<Volume = V>>(
-        &mut self,
-        engine: &mut E,
-        scratch: &mut Scratch,
-    ) -> usize {
+    pub(crate) fn poll(&mut self, engine: &mut Q::Engine, scratch: &mut Scratch) -> usize {
         match self {
             Self::Split(queue) => queue.poll(engine, scratch),
             Self::Packed(queue) => poll_packed(queue, engine, scratch),
@@ -126,8 +128,13 @@ impl<V: Volume> AnyQueue<V> {
     }
 
     #[inline(always)]
-    pub(crate) fn complete(&mut self, tag: Tag, result: IoResult, scratch: &mut Scratch) {
-        each!(self, queue => queue.complete(tag, result, scratch));
+    pub(crate) fn complete(
+        &mut self,
+        tag: Tag,
+        outcome: <Q::Engine as DeviceEngine>::Outcome,
+        scratch: &mut Scratch,
+    ) {
+        each!(self, queue => queue.complete(tag, outcome, scratch));
     }
 
     #[inline(always)]
@@ -180,15 +187,15 @@ impl<V: Volume> AnyQueue<V> {
 
 /// Out of line, so that the way of split rings stays as short as it is without.
 #[inline(never)]
-fn poll_packed<E: Engine>(
-    queue: &mut Queue<E::Volume, PackedRing>,
-    engine: &mut E,
+fn poll_packed<Q: DeviceQueue>(
+    queue: &mut Queue<Q, PackedRing>,
+    engine: &mut Q::Engine,
     scratch: &mut Scratch,
 ) -> usize {
     queue.poll(engine, scratch)
 }
 
-impl<V> Deref for AnyQueue<V> {
+impl<Q: DeviceQueue> Deref for AnyQueue<Q> {
     type Target = Schedule;
 
     #[inline(always)]
@@ -197,7 +204,7 @@ impl<V> Deref for AnyQueue<V> {
     }
 }
 
-impl<V> DerefMut for AnyQueue<V> {
+impl<Q: DeviceQueue> DerefMut for AnyQueue<Q> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut Schedule {
         each!(self, queue => &mut queue.schedule)

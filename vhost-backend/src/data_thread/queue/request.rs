@@ -1,267 +1,78 @@
-//! The way of one request: parsed, handed to the engine, answered.
+//! The way of one request: read off the ring, handed to the device, answered.
 
 use std::sync::Arc;
 
-use fabric_types::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volume};
-use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use fabric_types::io::Tag;
 
-use super::{FREE, InOrder, Queue, Scratch, Slot, Stamp};
-use crate::blk::RequestKind;
-use crate::blk::request::{Action, Limits, Range, Status, parse};
+use super::{InOrder, Queue, Scratch};
+use crate::device::{DeviceEngine, DeviceQueue, Submitted};
 use crate::memory::MemoryView;
-use crate::ring::{Chain, Ring, RingError, write_bytes};
+use crate::ring::{Chain, Ring, RingError};
 
-/// A request that the engine is done with.
-struct Done {
-    status: *mut u8,
-    taken: Stamp,
-    op: Op,
-    bytes: u64,
-}
-
-impl<V: Volume, R: Ring> Queue<V, R> {
-    /// Reads one request and does it or hands it to the engine. False if the engine has no room.
+impl<Q: DeviceQueue, R: Ring> Queue<Q, R> {
+    /// Reads one request and hands it to the device.
     #[inline(always)]
-    pub(super) fn run<E: Engine<Volume = V>>(
+    pub(super) fn run(
         &mut self,
         id: u16,
-        engine: &mut E,
+        engine: &mut Q::Engine,
         scratch: &mut Scratch,
-    ) -> Result<bool, RingError> {
-        self.ring.walk(id, &mut self.view, &mut scratch.chain)?;
-        let volume = self.device.volume();
-        let limits = Limits {
-            // The engine refuses, once it is known, what does not fit.
-            size_bytes: match volume.knows_size() {
-                true => volume.size_bytes(),
-                false => u64::MAX,
-            },
-            read_only: self.device.options().read_only,
-            fua: self.features & 1 << VIRTIO_BLK_F_FLUSH == 0 || !self.device.writeback(),
-        };
-        let (action, status) = parse(&mut scratch.chain, &limits, &mut self.ranges)?;
-        match action {
-            Action::Submit(range) => Ok(self.submit(id, range, status, engine, scratch)),
-            Action::SubmitRanges => {
-                self.begin_ranges(id, status);
-                Ok(self.submit_ranges(id, engine, scratch))
-            }
-            Action::GetId => {
-                self.get_id(id, status, scratch);
-                Ok(true)
-            }
-            Action::Answer(outcome) => {
-                if outcome != Status::Ok {
-                    self.counters_failed();
-                }
-                self.answer(id, status, outcome, 1, &mut scratch.chain);
-                Ok(true)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn submit<E: Engine<Volume = V>>(
-        &mut self,
-        id: u16,
-        range: Range,
-        status: *mut u8,
-        engine: &mut E,
-        scratch: &mut Scratch,
-    ) -> bool {
-        let Range { op, offset, len } = range;
-        let buffers = match op {
-            Op::Read => scratch.chain.writable.as_slice(),
-            Op::Write { .. } => scratch.chain.readable.as_slice(),
-            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => &[],
-        };
-        let request = Request {
-            tag: Tag(self.tag | u64::from(id)),
-            op,
-            offset,
-            len,
-            buffers,
-        };
-        // SAFETY: the buffers were translated in the memory that `view` holds, and the queue keeps it until
-        // no request is in flight.
-        match unsafe { engine.submit(self.device.volume(), &request) } {
-            Submit::Done(result) => {
-                let request = Done {
-                    status,
-                    taken: self.timing.taken(),
-                    op,
-                    bytes: len,
-                };
-                self.finish(id, request, result, &mut scratch.chain);
-            }
-            Submit::Pending => {
-                self.slots[usize::from(id)] = Slot {
-                    status,
-                    taken: self.timing.taken(),
-                    op,
-                    bytes: len,
-                    outstanding: 1,
-                    busy: true,
-                    ..FREE
-                };
-                self.busy_slots += 1;
+    ) -> Result<Submitted, RingError> {
+        let chain = &mut scratch.chain;
+        self.ring.walk(id, &mut self.view, chain)?;
+        let tag = self.in_flight.tag(id);
+        let request = self.in_flight.request(id);
+        // SAFETY: the pieces were translated in the memory that `view` holds, and the queue keeps it until no
+        // request is in flight.
+        let submitted = unsafe { self.device.submit(engine, tag, chain, request)? };
+        match submitted {
+            Submitted::Done(written) => self.answer(id, written, chain),
+            Submitted::Pending | Submitted::Partial => {
+                self.in_flight.begin(id);
                 scratch.submitted = true;
             }
-            Submit::Busy => return false,
+            Submitted::Busy => {}
         }
-        true
+        Ok(submitted)
     }
 
-    /// Discard and write-zeroes: several requests to the engine, one answer.
+    /// Submits the rest of a request of which the engine has a part.
     #[cold]
-    fn begin_ranges(&mut self, id: u16, status: *mut u8) {
-        self.slots[usize::from(id)] = Slot {
-            status,
-            taken: self.timing.taken(),
-            op: self.ranges.as_slice()[0].op,
-            busy: true,
-            submitting: true,
-            ..FREE
-        };
-        self.busy_slots += 1;
-    }
-
-    /// Submits the ranges that are left of the request that was begun last. False if the engine has no room.
-    #[cold]
-    pub(super) fn submit_ranges<E: Engine<Volume = V>>(
+    pub(super) fn resume(
         &mut self,
         id: u16,
-        engine: &mut E,
+        engine: &mut Q::Engine,
         scratch: &mut Scratch,
-    ) -> bool {
-        let at = usize::from(id);
-        let ranges = self.ranges.as_slice();
-        while let Some(range) = ranges.get(usize::from(self.slots[at].next_range)) {
-            let tag = Tag(self.tag | u64::from(self.slots[at].next_range) << 16 | u64::from(id));
-            let request = Request {
-                tag,
-                op: range.op,
-                offset: range.offset,
-                len: range.len,
-                buffers: &[],
-            };
-            // SAFETY: there are no buffers.
-            match unsafe { engine.submit(self.device.volume(), &request) } {
-                Submit::Done(Ok(())) => {}
-                Submit::Done(Err(_)) => {
-                    self.slots[at].failed = true;
-                    break;
-                }
-                Submit::Pending => {
-                    self.slots[at].outstanding += 1;
-                    scratch.submitted = true;
-                }
-                Submit::Busy => return false,
-            }
-            self.slots[at].next_range += 1;
-            self.slots[at].bytes += range.len;
+    ) -> Submitted {
+        let tag = self.in_flight.tag(id);
+        let request = self.in_flight.request(id);
+        let submitted = self.device.resume(engine, tag, request);
+        scratch.submitted = true;
+        if let Submitted::Done(written) = submitted {
+            self.in_flight.end(id);
+            self.answer(id, written, &mut scratch.chain);
         }
-        self.slots[at].submitting = false;
-        self.finish_slot(id, &mut scratch.chain);
-        true
+        submitted
     }
 
-    #[cold]
-    fn get_id(&mut self, id: u16, status: *mut u8, scratch: &mut Scratch) {
-        let serial = self.device.serial();
-        let mut at = 0;
-        for piece in &scratch.chain.writable {
-            let len = piece.iov_len.min(serial.len() - at);
-            // SAFETY: the piece was translated and has at least `len` bytes.
-            unsafe { write_bytes(piece.iov_base.cast(), &serial[at..at + len]) };
-            at += len;
-        }
-        self.answer(id, status, Status::Ok, at as u32 + 1, &mut scratch.chain);
-    }
-
-    /// The engine finished a request.
-    pub(crate) fn complete(&mut self, tag: Tag, result: IoResult, scratch: &mut Scratch) {
-        let id = tag.0 as u16;
-        let slot = &mut self.slots[usize::from(id)];
-        assert!(slot.busy && slot.outstanding > 0);
-        slot.outstanding -= 1;
-        slot.failed |= result.is_err();
-        if let Err(error) = result {
-            tracing::debug!(queue = self.index, ?tag, %error, "request failed");
-        }
-        self.finish_slot(id, &mut scratch.chain);
-    }
-
-    fn finish_slot(&mut self, id: u16, chain: &mut Chain) {
-        let slot = self.slots[usize::from(id)];
-        if slot.outstanding > 0 || slot.submitting {
-            return;
-        }
-        self.slots[usize::from(id)].busy = false;
-        self.busy_slots -= 1;
-        let result = if slot.failed {
-            Err(IoError::Device(libc::EIO))
-        } else {
-            Ok(())
-        };
-        let request = Done {
-            status: slot.status,
-            taken: slot.taken,
-            op: slot.op,
-            bytes: slot.bytes,
-        };
-        self.finish(id, request, result, chain);
-    }
-
-    #[inline(always)]
-    fn finish(&mut self, id: u16, request: Done, result: IoResult, chain: &mut Chain) {
-        let Done {
-            status,
-            taken,
-            op,
-            bytes,
-        } = request;
-        let outcome = match result {
-            Ok(()) => {
-                if let Some(counters) = self.device.queue_counters(self.index) {
-                    counters.completed(op, bytes);
-                }
-                self.timing.answered(RequestKind::of(op), taken);
-                Status::Ok
-            }
-            Err(_) => {
-                self.counters_failed();
-                Status::IoErr
-            }
-        };
-        let written = if op == Op::Read && outcome == Status::Ok {
-            bytes as u32 + 1
-        } else {
-            1
-        };
-        self.answer(id, status, outcome, written, chain);
-    }
-
-    #[cold]
-    fn counters_failed(&self) {
-        if let Some(counters) = self.device.queue_counters(self.index) {
-            counters.failed();
-        }
-    }
-
-    #[inline(always)]
-    fn answer(
+    /// The engine finished a request, or a piece of one.
+    pub(crate) fn complete(
         &mut self,
-        id: u16,
-        status: *mut u8,
-        outcome: Status,
-        written: u32,
-        chain: &mut Chain,
+        tag: Tag,
+        outcome: <Q::Engine as DeviceEngine>::Outcome,
+        scratch: &mut Scratch,
     ) {
-        // SAFETY: the byte was translated in the memory that `view` holds.
-        unsafe { status.write_volatile(outcome as u8) };
+        let (id, request) = self.in_flight.named(tag);
+        if let Some(written) = self.device.complete(tag, outcome, request) {
+            self.in_flight.end(id);
+            self.answer(id, written, &mut scratch.chain);
+        }
+    }
+
+    #[inline(always)]
+    fn answer(&mut self, id: u16, written: u32, chain: &mut Chain) {
         if self.log.is_some() {
-            self.log_written(id, status, chain);
+            self.log_written(id, chain);
         }
         if self.order.is_some() {
             return self.answer_in_order(id, written);
@@ -272,9 +83,8 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     #[inline(always)]
     fn add_used(&mut self, id: u16, written: u32) {
         self.ring.answer(id, written);
-        if let Some(record) = &mut self.inflight {
+        if let Some(record) = &mut self.record {
             record.answered(id);
-            self.answered.push(id);
         }
     }
 
@@ -291,20 +101,16 @@ impl<V: Volume, R: Ring> Queue<V, R> {
     /// Marks what a request wrote. The chain is walked once more, as only a migration pays for this: a guest
     /// that has changed it meanwhile spoils its own copy and nothing else.
     #[cold]
-    fn log_written(&mut self, id: u16, status: *mut u8, chain: &mut Chain) {
+    fn log_written(&mut self, id: u16, chain: &mut Chain) {
         let Some(log) = &self.log else { return };
-        let mark = |host: *const u8, len: usize| {
-            if let Some(guest) = self.view.memory().host_to_guest(host) {
-                log.mark(guest, len as u64);
-            }
-        };
-        mark(status, 1);
         let mut view = MemoryView::new(Arc::clone(self.view.memory()));
-        if self.ring.walk(id, &mut view, chain).is_ok() {
-            chain
-                .writable
-                .iter()
-                .for_each(|piece| mark(piece.iov_base.cast(), piece.iov_len));
+        if self.ring.walk(id, &mut view, chain).is_err() {
+            return;
+        }
+        for piece in &chain.writable {
+            if let Some(guest) = view.memory().host_to_guest(piece.iov_base.cast()) {
+                log.mark(guest, piece.iov_len as u64);
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::support::*;
 use crate::blk::{BlkOptions, MAX_RANGE_SECTORS, MAX_RANGES, WRITEBACK_OFFSET};
+use crate::device::Device;
 use crate::memory::GuestAddr;
 use crate::testing::{Buffer, FakeQueue, QueueOptions};
 

@@ -111,7 +111,7 @@ pub(super) struct Rig {
     pub(super) script: Script,
     pub(super) device: TestDevice,
     pub(super) queue: FakeQueue,
-    pub(super) handle: QueueHandle<MemVolume>,
+    pub(super) handle: QueueHandle<BlkDevice<MemVolume>>,
 }
 
 impl Rig {

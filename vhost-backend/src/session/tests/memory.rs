@@ -11,7 +11,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 use super::support::*;
 use crate::memory::budget::{Limit, MemoryBudget, MemoryPolicy};
-use crate::session::host::{BlkHost, offer};
+use crate::session::host::{DeviceHost, offer};
 use crate::session::machine::{Action, Machine};
 use crate::session::message::Region;
 use crate::session::protocol::Host;
@@ -224,9 +224,9 @@ fn memory_without_a_seal_is_warned_of_once() {
     let bench = Bench::new();
     let connect = |policy: &MemoryPolicy| {
         let (device, threads) = (Arc::clone(&bench.device), Arc::clone(&bench.threads));
-        BlkHost::new(device, threads, policy.account())
+        DeviceHost::new(device, threads, policy.account())
     };
-    let machine = Machine::new(offer(&bench.device));
+    let machine = Machine::new(offer(&*bench.device));
     let (open, sealed) = (memfd(SealFlags::empty()), memfd(SealFlags::SHRINK));
     let warnings = |said: &str| {
         said.matches("guest memory is a memfd without F_SEAL_SHRINK")
@@ -258,8 +258,8 @@ fn memory_that_is_not_pinned_is_warned_of_once() {
     let budget = MemoryBudget::new(Limit::default(), limit(4096, 4096));
     let policy = MemoryPolicy::new(registrar.clone(), budget);
     let (device, threads) = (Arc::clone(&bench.device), Arc::clone(&bench.threads));
-    let mut host = BlkHost::new(device, threads, policy.account());
-    let machine = Machine::new(offer(&bench.device));
+    let mut host = DeviceHost::new(device, threads, policy.account());
+    let machine = Machine::new(offer(&*bench.device));
     let files = [(); 3].map(|()| memfd(SealFlags::SHRINK));
     let said = logged(|| {
         for _ in 0..3 {

@@ -9,6 +9,7 @@ use vhost::vhost_user::message::VhostUserConfigFlags;
 
 use super::support::*;
 use crate::blk::{CONFIG_BYTES, WRITEBACK_OFFSET};
+use crate::device::Device;
 use crate::session::message::{F_LOG_ALL, F_PROTOCOL_FEATURES, code};
 use crate::testing::FakeQueue;
 
@@ -240,7 +241,7 @@ fn a_resize_reaches_the_front_end_on_its_channel() {
         code::BACKEND_CONFIG_CHANGE_MSG
     );
     bench.volume.resize(2 * DISK_BYTES);
-    bench.attachment.notify_resize();
+    bench.attachment.notify_config_changed();
     let (header, payload) = receive_raw(&mut ours);
     assert_eq!(
         (header.code, header.flags),
@@ -261,7 +262,7 @@ fn a_front_end_that_reads_no_channel_does_not_stop_its_session() {
     let (_ours, theirs) = UnixStream::pair().unwrap();
     front.vhost.set_backend_request_fd(&theirs).unwrap();
     for _ in 0..2000 {
-        bench.attachment.notify_resize();
+        bench.attachment.notify_config_changed();
         front.vhost.get_features().unwrap();
     }
     front.round_trip();

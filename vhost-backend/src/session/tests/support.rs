@@ -227,8 +227,13 @@ impl Front {
     }
 
     pub fn of(bench: &Bench, guest: Arc<FakeGuest>, queue: FakeQueue) -> Self {
+        Self::on(bench.connect(), guest, queue)
+    }
+
+    /// A front end of whatever device is behind the socket.
+    pub fn on(socket: UnixStream, guest: Arc<FakeGuest>, queue: FakeQueue) -> Self {
         Self {
-            vhost: Frontend::from_stream(bench.connect(), u64::from(RINGS)),
+            vhost: Frontend::from_stream(socket, u64::from(RINGS)),
             guest,
             queue,
             used_log: None,

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use crate::blk::{QueueLatency, RequestKind};
-use crate::data_thread::clock::{Clock, Stamp};
+use super::{QueueLatency, RequestKind};
+use crate::clock::{Clock, Stamp};
 
 /// Answers that wait to be published, of requests that began together.
 #[derive(Debug)]
