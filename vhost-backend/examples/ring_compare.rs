@@ -6,9 +6,9 @@
 //! ```
 //! One thread is driver and device in turn: it offers 1, 32 or 128 reads of 4 KiB, and takes, parses and
 //! answers them. The driver's part is the same for all and is measured alone, too. Each round runs every way
-//! once, in another order each time; the medians of all rounds are printed. So the figures are of the device's
-//! work without the transfer of cache lines between processors, of which our ring, which prefetches, saves
-//! more.
+//! once, in another order each time; the medians of all rounds are printed. So the figures are of the
+//! device's work without the transfer of cache lines between processors, of which our ring, which prefetches,
+//! saves more.
 
 use std::hint::black_box;
 use std::sync::Arc;

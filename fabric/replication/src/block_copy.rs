@@ -1,8 +1,8 @@
 //! Inspect, read, restore: the commands by which blocks are compared and copied between replicas, and the
 //! memory that they use.
 //!
-//! Resync, lease recovery and repair make their requests here. Whom they ask, in which order, and what follows
-//! from an answer is theirs: `docs/decisions/0017-block-copies.md`.
+//! Resync, lease recovery and repair make their requests here. Whom they ask, in which order, and what
+//! follows from an answer is theirs: `docs/decisions/0017-block-copies.md`.
 
 use std::ops::Range;
 
@@ -56,8 +56,8 @@ const NO_IOV: libc::iovec = libc::iovec {
     iov_len: 0,
 };
 
-/// What `SIDES` replicas have of up to `STAMPS` blocks of a chunk, and the data of up to `RUN` of these. Blocks
-/// are counted from the place on. While a command is in flight its memory is in use.
+/// What `SIDES` replicas have of up to `STAMPS` blocks of a chunk, and the data of up to `RUN` of these.
+/// Blocks are counted from the place on. While a command is in flight its memory is in use.
 #[derive(Debug)]
 pub(crate) struct BlockCopy<const SIDES: usize, const STAMPS: usize, const RUN: usize> {
     place: Place,
