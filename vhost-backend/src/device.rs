@@ -46,7 +46,7 @@ pub trait Device: Send + Sync + 'static {
 /// What became of a request that was handed to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
-    /// It is answered. So many bytes of the chain's writable part were written.
+    /// It is done. So many bytes of the chain's writable part were written.
     Done(u32),
     /// The engine has it; its tag comes back from [`DeviceEngine::reap`].
     Pending,
@@ -77,9 +77,13 @@ pub trait DeviceQueue: Send + Sized {
     /// of one request under different tags. An error means that the guest broke the rules of this device;
     /// its queue is served no more.
     ///
+    /// All that the device writes for the request lies in the writable part of the chain, and is written
+    /// before the request is done. A live migration copies that part, and nothing else, once more.
+    ///
     /// # Safety
-    /// The pieces of the chain stay mapped until the request is answered: until this returns
-    /// [`Submitted::Done`] or [`Submitted::Busy`], or [`Self::complete`] returns an answer.
+    /// The pieces of the chain stay mapped until the request is over: until this returns an error,
+    /// [`Submitted::Done`] or [`Submitted::Busy`], [`Self::resume`] returns [`Submitted::Done`],
+    /// [`Self::abandon`] returns false, or [`Self::complete`] returns an answer.
     unsafe fn submit(
         &mut self,
         engine: &mut Self::Engine,

@@ -164,7 +164,7 @@ impl<const SIDES: usize, const STAMPS: usize, const RUN: usize> BlockCopy<SIDES,
     }
 
     /// Block `at` becomes the second of these stamps where it is the first, with the data of the `nth` block
-    /// that was read last; or `None`: without data, of which there are none, or which are lost.
+    /// that was read last; or with `None` no data: the block has none, or they are lost.
     pub(crate) fn restore(
         &mut self,
         at: usize,

@@ -38,7 +38,7 @@ impl<Purpose> Calls<Purpose> {
         self.due.len()
     }
 
-    /// None is.
+    /// No call is due.
     pub(crate) fn is_empty(&self) -> bool {
         self.due.is_empty()
     }

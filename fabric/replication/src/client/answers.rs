@@ -243,7 +243,7 @@ impl Answers {
         !self.tally.done().is_empty()
     }
 
-    /// Whether one that did not answer is to be asked again.
+    /// Whether somebody could not be reached.
     #[inline]
     pub(super) fn has_unreachable(&self) -> bool {
         self.refusals.unreachable

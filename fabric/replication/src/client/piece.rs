@@ -156,7 +156,7 @@ impl Piece {
         bytes
     }
 
-    /// Lets go what was copied, at the end; returns how many bytes that were.
+    /// Drops the copy, if there is one; returns its bytes.
     #[inline]
     pub(super) fn drop_copy(&mut self) -> usize {
         let Buffers::Copy(copy) = &self.buffers else {

@@ -23,7 +23,7 @@ impl Tally {
         self.waiting
     }
 
-    /// Asked since all were asked last.
+    /// Members that are not to be asked again before all are, or before a newer map.
     #[inline]
     pub(super) fn asked(&self) -> Members {
         self.asked

@@ -17,9 +17,9 @@ pub(super) struct Ticks {
 /// What is to be done at a tick.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Due {
-    /// Pieces are to be looked at again,
+    /// Pieces are to be looked at again.
     pub(super) pieces: bool,
-    /// those that wait for a replica that could not be reached among them.
+    /// So are those that wait for a replica that could not be reached.
     pub(super) parked: bool,
 }
 

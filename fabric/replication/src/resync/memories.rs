@@ -60,7 +60,7 @@ impl Memories {
     /// The source has told what it remembers of the layer that was asked about last: its fence, if it has
     /// one.
     pub(super) fn take_answer(&mut self, layer: LayerId) -> Option<FenceEntry> {
-        let questions = self.questions.as_ref()?;
+        let questions = self.questions.as_ref().expect("the source was asked");
         self.unresolved.push((layer, questions.unresolved()));
         questions.fence()
     }

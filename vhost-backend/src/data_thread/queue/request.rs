@@ -98,8 +98,8 @@ impl<Q: DeviceQueue, R: Ring> Queue<Q, R> {
         }
     }
 
-    /// Marks what a request wrote. The chain is walked once more, as only a migration pays for this: a guest
-    /// that has changed it meanwhile spoils its own copy and nothing else.
+    /// Marks what a request wrote, its status included. The chain is walked once more, as only a migration
+    /// pays for this: a guest that has changed it meanwhile spoils its own copy and nothing else.
     #[cold]
     fn log_written(&mut self, id: u16, chain: &mut Chain) {
         let Some(log) = &self.log else { return };
