@@ -6,7 +6,8 @@
 //! the tools' versions do not depend on the machine; [`slot`] makes what a slot holds (root filesystem,
 //! verity tree, kernel); [`disk`] lays it out; [`outputs`] converts, sums and signs.
 //!
-//! **Reproducible**: the same sources, packages, version and key give the same bytes. All times are
+//! **Reproducible**: the same sources, packages, version and key give the same bytes, but for the signatures,
+//! which minisign makes with random numbers, and `SHA256SUMS`, which names one. All times are
 //! `SOURCE_DATE_EPOCH`; identifiers are derived from the version or from content.
 //!
 //! `tree/` has the files that the appliance has beside those of its packages.
