@@ -13,6 +13,8 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use fabric_types::ids::LayerId;
 use fabric_types::{Epoch, Generation, Refusal, Request};
 
+use crate::thread_cache::ThreadCache;
+
 /// Oldest lease and map that a layer still accepts.
 #[derive(Debug, Default)]
 pub struct Fence {
@@ -175,28 +177,19 @@ impl Fences {
     }
 }
 
-/// Entries of a [`FenceCache`]: volumes that one data thread serves without asking the shared table.
-const CACHE_ENTRIES: usize = 256;
-
-type Entry = Option<(LayerId, Arc<Fence>)>;
-
-/// One data thread's view of [`Fences`], without lock and hash. Two layers that share an entry displace each
-/// other.
+/// One data thread's view of [`Fences`], without lock and hash.
 #[derive(Debug)]
 pub struct FenceCache {
     fences: Arc<Fences>,
-    entries: Box<[Entry]>,
-    /// [`Fences::removals`] when the entries were looked up.
-    removals: u64,
+    known: ThreadCache<LayerId, Fence>,
 }
 
 impl FenceCache {
     /// An empty cache over `fences`.
     pub fn new(fences: Arc<Fences>) -> Self {
         Self {
-            removals: fences.removals.load(Ordering::Acquire),
+            known: ThreadCache::new(fences.removals.load(Ordering::Acquire)),
             fences,
-            entries: (0..CACHE_ENTRIES).map(|_| None).collect(),
         }
     }
 
@@ -204,15 +197,8 @@ impl FenceCache {
     #[inline]
     pub fn of(&mut self, layer: LayerId) -> Option<&Arc<Fence>> {
         let removals = self.fences.removals.load(Ordering::Acquire);
-        if self.removals != removals {
-            self.removals = removals;
-            self.entries.fill(None);
-        }
-        let entry = &mut self.entries[(layer.0 as usize) % CACHE_ENTRIES];
-        if !matches!(entry, Some((known, _)) if *known == layer) {
-            *entry = self.fences.of(layer).map(|fence| (layer, fence));
-        }
-        entry.as_ref().map(|(_, fence)| fence)
+        self.known
+            .get(layer, layer.0, removals, || self.fences.of(layer))
     }
 }
 

@@ -20,6 +20,7 @@ pub mod replica;
 pub mod resync;
 pub mod segments;
 pub mod share;
+mod thread_cache;
 pub mod unflushed;
 pub mod unresolved;
 pub mod volume;

@@ -96,18 +96,12 @@ fn run(seed: u64, cli: &Cli) -> Result<sim::Outcome, String> {
             Cli { outages: true, .. } => Plan::draw_outages(rng),
             _ => Plan::draw(rng),
         };
-        plan.pace = match cli.mutation {
-            Some(mutation) => Some(mutation.pace()),
-            None => cli.usual_pace.then_some(Pace::USUAL),
-        };
+        plan.pace = cli.usual_pace.then_some(Pace::USUAL);
         plan.guests_do.sectors &= !cli.blocks;
         plan.guests_do.overlaps |= cli.overlaps;
-        plan.mutation = cli.mutation;
-        let needed = cli.mutation.map_or(1, Mutation::devices);
-        plan.devices = usize::from(cli.devices).max(needed);
-        plan.faults.forges = cli.mutation.map_or(0, Mutation::forges);
-        if cli.mutation.is_some_and(Mutation::writes_through) {
-            plan.write_through = plan.volumes;
+        plan.devices = usize::from(cli.devices);
+        if let Some(mutation) = cli.mutation {
+            plan.make_mistake(mutation);
         }
         plan
     };
@@ -182,7 +176,6 @@ fn main() -> std::process::ExitCode {
     let needs_outages = cli.mutation.is_some_and(Mutation::needs_outages);
     cli.outages |= needs_outages;
     cli.rough |= cli.mutation.is_some() && !needs_outages;
-    cli.blocks |= cli.mutation.is_some();
     cli.sound_disks |= cli.mutation.is_some();
     let jobs = cli
         .jobs

@@ -309,6 +309,19 @@ impl Plan {
         }
     }
 
+    /// Makes the mistake on purpose, with what it needs to be noticed soon: sound disks are the caller's
+    /// part.
+    pub fn make_mistake(&mut self, mutation: Mutation) {
+        self.mutation = Some(mutation);
+        self.pace = Some(mutation.pace());
+        self.guests_do.sectors = false;
+        self.devices = self.devices.max(mutation.devices());
+        self.faults.forges = mutation.forges();
+        if mutation.writes_through() {
+            self.write_through = self.volumes;
+        }
+    }
+
     /// What a seed runs when all nodes lose power at once, several times, besides what else goes wrong.
     pub fn draw_outages(rng: &mut ChaCha8Rng) -> Self {
         let mut plan = Self::draw(rng);

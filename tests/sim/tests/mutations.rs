@@ -15,14 +15,7 @@ fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
             true => Plan::draw_outages(rng),
             false => Plan::draw_rough(rng),
         };
-        plan.guests_do.sectors = false;
-        plan.pace = Some(mutation.pace());
-        plan.mutation = Some(mutation);
-        plan.devices = mutation.devices();
-        plan.faults.forges = mutation.forges();
-        if mutation.writes_through() {
-            plan.write_through = plan.volumes;
-        }
+        plan.make_mistake(mutation);
         plan
     };
     let ran = catch_unwind(AssertUnwindSafe(|| {

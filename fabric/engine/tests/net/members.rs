@@ -10,7 +10,7 @@ use fabric_types::{Incarnation, NodeId};
 
 use super::rig::*;
 
-/// Reads of which one is refused at the latest.
+/// A node that knows the newer members refuses one of so many reads.
 const READS_MAX: usize = 100;
 /// Long enough for a request that is not held up.
 const WHILE: Duration = Duration::from_millis(300);

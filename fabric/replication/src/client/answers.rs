@@ -141,7 +141,7 @@ impl Answers {
         self.forget();
     }
 
-    /// A read of two at once of which one failed: its bytes may lie over the good ones, or have been there
+    /// One of two parallel reads failed: its bytes may lie over the good ones, or have been there
     /// when those were verified. Asks again, one after the other, first who had it.
     pub(super) fn read_again(&mut self) {
         let asked = match self.tally.done().is_empty() {

@@ -48,7 +48,7 @@ impl Flush {
         }
     }
 
-    /// Whether it has to go to each group after all; so many maps have been taken up by now.
+    /// Whether it has to go to each group after all. `maps` counts the maps that this thread has applied.
     fn is_uncertain(&self, maps: u64) -> bool {
         match self.scope {
             Scope::Nodes {

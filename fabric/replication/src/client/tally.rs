@@ -11,8 +11,7 @@ pub(super) struct Tally {
     asked: Members,
     /// Of them: those that have done it.
     done: Members,
-    /// Asked under a map that has changed for them since: what they answer says nothing, and they are asked
-    /// again.
+    /// Asked under an older map: stale answers are ignored, and the members are asked again.
     void: Members,
 }
 
@@ -40,7 +39,7 @@ impl Tally {
         self.asked.without(self.done)
     }
 
-    /// These are asked, none of which has anything to answer.
+    /// Asks members that have no answer outstanding.
     #[inline]
     pub(super) fn ask(&mut self, to: Members) {
         assert!(self.waiting.and(to).is_empty(), "asked twice");

@@ -21,7 +21,7 @@ pub(super) struct LocalVolume {
     pub(super) held: Holdings,
     /// Requests that wait for others that overlap them, oldest first; at most [`WAITING_MAX`].
     pub(super) waiting: VecDeque<Waiting>,
-    /// Requests of which pieces wait for the window, oldest first. One that failed meanwhile has none.
+    /// Requests with pieces that wait for the window, oldest first. A request that failed has none left.
     pub(super) unsent: VecDeque<Key>,
     /// It has its place in [`Volumes::senders`].
     is_sender: bool,

@@ -6,28 +6,21 @@ use std::sync::atomic::Ordering;
 use fabric_types::{Epoch, PgId, Refusal, Request};
 
 use super::{Group, Groups};
-
-/// Groups that a thread finds without asking the shared table. Two that share an entry displace each other.
-const ENTRIES: usize = 256;
-
-type Entry = Option<(PgId, Arc<Group>)>;
+use crate::thread_cache::ThreadCache;
 
 /// See the module.
 #[derive(Debug)]
 pub struct GroupCache {
     groups: Arc<Groups>,
-    entries: Box<[Entry]>,
-    /// [`Groups::changes`] when the entries were looked up.
-    changes: u64,
+    known: ThreadCache<PgId, Group>,
 }
 
 impl GroupCache {
     /// An empty cache over `groups`.
     pub fn new(groups: Arc<Groups>) -> Self {
         Self {
-            changes: groups.changes.load(Ordering::Acquire),
+            known: ThreadCache::new(groups.changes.load(Ordering::Acquire)),
             groups,
-            entries: (0..ENTRIES).map(|_| None).collect(),
         }
     }
 
@@ -40,15 +33,10 @@ impl GroupCache {
     #[inline]
     pub fn get(&mut self, pg: PgId) -> Option<&Group> {
         let changes = self.groups.changes.load(Ordering::Acquire);
-        if self.changes != changes {
-            self.changes = changes;
-            self.entries.fill(None);
-        }
-        let entry = &mut self.entries[index_of(pg)];
-        if !matches!(entry, Some((known, _)) if *known == pg) {
-            *entry = self.groups.get(pg).map(|group| (pg, group));
-        }
-        entry.as_ref().map(|(_, group)| &**group)
+        let group = self
+            .known
+            .get(pg, spread(pg), changes, || self.groups.get(pg));
+        group.map(|group| &**group)
     }
 
     /// Whether a request may be executed, as [`Groups::admit`].
@@ -75,8 +63,8 @@ impl GroupCache {
 }
 
 /// Groups of a pool are numbered from 0 on, pools in the upper half.
-fn index_of(pg: PgId) -> usize {
-    (pg.0 ^ (pg.0 >> 32).wrapping_mul(37)) as usize % ENTRIES
+fn spread(pg: PgId) -> u64 {
+    pg.0 ^ (pg.0 >> 32).wrapping_mul(37)
 }
 
 #[cfg(test)]
@@ -85,6 +73,7 @@ mod tests {
     use fabric_types::{Command, RequestId};
 
     use super::*;
+    use crate::thread_cache::ENTRIES;
 
     const PG: PgId = PgId(3);
 
@@ -125,7 +114,10 @@ mod tests {
         let groups = Arc::new(Groups::default());
         let mut cache = GroupCache::new(Arc::clone(&groups));
         let other = PgId(PG.0 + ENTRIES as u64);
-        assert_eq!(index_of(PG), index_of(other));
+        assert_eq!(
+            spread(PG) as usize % ENTRIES,
+            spread(other) as usize % ENTRIES
+        );
         groups.place(PG, 1, 8, Epoch(1));
         groups.place(other, 2, 8, Epoch(1));
         for _ in 0..2 {

@@ -39,7 +39,7 @@ impl Current {
     }
 }
 
-/// What comes next for a page, of which member it is asked.
+/// The next step for a page, and the member that takes it.
 #[derive(Debug)]
 pub(super) enum Next {
     /// The block is read from the one that decides.
