@@ -30,6 +30,8 @@ pub struct ClusterOptions {
     pub replicas: u8,
     /// Size of each node's device.
     pub device_bytes: u64,
+    /// Whether each device is a file that is written in whole, and not a thin one.
+    pub full_files: bool,
     /// Whether the power of the devices can be cut. They are slower then.
     pub powered: bool,
     /// `tls` or `crc`; the daemon's default if none is given.
@@ -59,6 +61,7 @@ impl ClusterOptions {
             nodes,
             replicas: nodes.min(3),
             device_bytes: 4 << 30,
+            full_files: false,
             powered: false,
             wire: None,
             serve_args: Vec::new(),
@@ -253,7 +256,12 @@ impl Cluster {
                 "--device-size".to_owned(),
                 format!("{}M", bytes >> 20),
                 "--preallocation".to_owned(),
-                "off".to_owned(),
+                if self.options.full_files {
+                    "full"
+                } else {
+                    "off"
+                }
+                .to_owned(),
             ],
         };
         options.args.extend(self.options.serve_args.iter().cloned());

@@ -6,6 +6,7 @@
 //! BlueStore told that its files are on a solid-state disk.
 
 use std::fmt::Write;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -86,8 +87,9 @@ impl Ceph {
     fn start_osd(&mut self, directory: &Path, number: usize, cpu: usize) -> Result<()> {
         let id = number.to_string();
         let uuid = run(Command::new("cat").arg("/proc/sys/kernel/random/uuid"))?;
-        std::fs::create_dir(directory.join(format!("osd{number}")))
-            .context("make an OSD's directory")?;
+        let home = directory.join(format!("osd{number}"));
+        std::fs::create_dir(&home).context("make an OSD's directory")?;
+        write_zeroes(&home.join("block"), OSD_BYTES)?;
         self.command("ceph", &["osd", "new", uuid.trim(), &id])?;
         self.command(
             "ceph-osd",
@@ -119,6 +121,15 @@ impl Ceph {
     fn command(&self, program: &str, args: &[&str]) -> Result<String> {
         command(&self.conf, program, args)
     }
+}
+
+/// A file that has all its blocks, as those of Penstock's nodes; an OSD takes one that is there.
+fn write_zeroes(path: &Path, bytes: u64) -> Result<()> {
+    let file = std::fs::File::create(path).context("make an OSD's file")?;
+    let copied = std::io::copy(&mut std::io::repeat(0).take(bytes), &mut &file);
+    copied
+        .and_then(|_| file.sync_all())
+        .context("write an OSD's file")
 }
 
 fn command(conf: &Path, program: &str, args: &[&str]) -> Result<String> {
