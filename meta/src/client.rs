@@ -6,11 +6,13 @@
 mod applied;
 mod deadline;
 mod exports;
+mod last_known;
 mod migration;
 mod nodes;
 mod recovery;
 
 pub use applied::{Applied, OpenLayers};
+pub use last_known::Confirmed;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use self::last_known::WithoutLeader;
 use crate::command::{AttachmentKey, AttachmentSpec, Command, Outcome, PoolSpec, VolumeSpec};
 use crate::error::MetaError;
 use crate::ids::{
@@ -42,6 +45,8 @@ pub struct Meta {
     core: Arc<Core>,
     /// How long the caller waits for a leader, if not as long as a daemon does.
     deadline: Option<Duration>,
+    /// Of a client that tells what this node knows when there is no leader.
+    last_known: Option<WithoutLeader>,
 }
 
 macro_rules! outcomes {
@@ -79,6 +84,7 @@ impl Meta {
         Self {
             core,
             deadline: None,
+            last_known: None,
         }
     }
 

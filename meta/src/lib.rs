@@ -43,7 +43,7 @@ mod storage;
 pub mod testing;
 mod watch;
 
-pub use client::{Applied, Meta, OpenLayers};
+pub use client::{Applied, Confirmed, Meta, OpenLayers};
 pub use command::{
     AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec, Heard, Lost, NodeSpec,
     Outcome, PoolSpec, Reply, VolumeSpec,

@@ -5,6 +5,7 @@
 //! one.
 
 pub mod client;
+pub mod confirmed;
 pub mod extents;
 pub mod join;
 pub mod metrics;

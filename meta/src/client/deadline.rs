@@ -46,18 +46,25 @@ impl Meta {
         }
     }
 
-    /// Runs a function on records that hold everything acknowledged before this call.
+    /// Runs a function on records that hold everything acknowledged before this call, unless the caller is
+    /// content with less, see [`Meta::or_last_known`].
     pub(super) async fn read<T>(
         &self,
         read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
     ) -> Result<T, MetaError> {
-        let Some(within) = self.deadline else {
-            return self.core.read(Wait::PATIENT, read).await;
-        };
-        match self.core.read(all_in(within), read).await {
-            Ok(found) => Ok(found),
-            Err(error) => Err(self.explained(error, false).await),
+        if !self.has_met_no_leader() {
+            let caught_up = self
+                .core
+                .catch_up(self.deadline.map_or(Wait::PATIENT, all_in));
+            match caught_up.await {
+                Err(MetaError::NoLeader { .. }) if self.note_no_leader() => {}
+                Err(error) if self.deadline.is_some() => {
+                    return Err(self.explained(error, false).await);
+                }
+                caught_up => caught_up?,
+            }
         }
+        self.core.view(read)
     }
 
     /// Adds whom this node reaches.

@@ -209,15 +209,10 @@ impl Core {
         }
     }
 
-    /// Runs a function on records that hold everything acknowledged before this call.
-    pub(crate) async fn read<T>(
-        &self,
-        wait: Wait,
-        read: impl FnOnce(&View<'_>) -> Result<T, ReadError>,
-    ) -> Result<T, MetaError> {
+    /// Returns once this node has applied everything that was acknowledged before this call.
+    pub(crate) async fn catch_up(&self, wait: Wait) -> Result<(), MetaError> {
         let index = self.read_index(wait).await?;
-        self.wait_applied(index, wait.commit).await?;
-        self.view(read)
+        self.wait_applied(index, wait.commit).await
     }
 
     /// Returns once there is a leader that a majority follows. A command that goes to one that none follows

@@ -9,7 +9,7 @@ use crate::common::cluster::Cluster;
 use crate::common::{GIB, WAIT_MAX, until};
 use meta::net::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use meta::refusal::MapRefusal;
-use meta::{Level, MetaError, NodeId, Refusal, VolumeSpec};
+use meta::{Confirmed, Level, MetaError, NodeId, Refusal, VolumeSpec};
 use openraft::BasicNode;
 
 /// Somebody who does not wait long. An election takes less.
@@ -91,6 +91,14 @@ async fn somebody_who_waits_is_told_who_is_missing() {
         assert!(told.contains(&format!("node{left} (this node)")), "{told}");
         let told = meta.list_volumes().await.unwrap_err().to_string();
         assert!(told.contains("no majority: 2 of the 3 voters"), "{told}");
+        let reader = meta.or_last_known();
+        assert_eq!(reader.list_volumes().await.unwrap(), []);
+        assert!(
+            matches!(reader.confirmed(), Confirmed::Ago(_)),
+            "{:?}",
+            reader.confirmed()
+        );
+        assert_eq!(meta.confirmed(), Confirmed::Now);
         // It was true that nothing was changed.
         for id in [1, 2, 3] {
             if id != left {

@@ -16,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
+use crate::api::confirmed;
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::serve::datadir;
 
@@ -79,10 +80,13 @@ impl Client {
         self.socket.parent().and_then(datadir::holder)
     }
 
-    /// Reads a resource.
+    /// Reads a resource. Warns on standard error if it is a list that no leader confirmed.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let answer = async {
             let answer = self.send(Method::GET, path, None, Body::empty()).await?;
+            if let Some(warning) = confirmed::told(answer.headers()).and_then(confirmed::warning) {
+                eprintln!("penstock: warning: {warning}");
+            }
             self.json(answer).await
         };
         self.within(TELL_WAIT, answer).await?

@@ -9,7 +9,9 @@ use super::{join, server};
     info(
         title = "Penstock admin API",
         description = "HTTP on the daemon's unix socket. A failure is a JSON object that says what went \
-            wrong and how to fix it.",
+            wrong and how to fix it. A list that no metadata leader confirmed is what this node knew last, \
+            and has the header `penstock-not-confirmed-for`: the seconds since this node heard a leader, or \
+            `before-start`.",
     ),
     paths(
         join::token_create,

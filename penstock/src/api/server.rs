@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 
+use crate::api::confirmed::Listed;
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
     Attach, Attachment, AttachmentStats, DetachQuery, Detached, ExportQuery, Health, ImportQuery,
@@ -133,8 +134,10 @@ pub async fn metrics(State(node): State<Arc<Node>>) -> Result<Response> {
 /// All volumes.
 #[utoipa::path(get, path = "/v1/volumes",
     responses((status = 200, body = [Volume]), (status = "default", body = Failure)))]
-pub async fn volumes(State(node): State<Arc<Node>>) -> Result<Json<Vec<Volume>>> {
-    node.volumes().await.map(Json)
+pub async fn volumes(State(node): State<Arc<Node>>) -> Result<Listed<Vec<Volume>>> {
+    let reader = node.list_reader();
+    let all = node.volumes(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
 }
 
 /// One volume.
@@ -217,8 +220,10 @@ pub async fn volume_export(
 /// All attachments.
 #[utoipa::path(get, path = "/v1/attachments",
     responses((status = 200, body = [Attachment]), (status = "default", body = Failure)))]
-pub async fn attachments(State(node): State<Arc<Node>>) -> Result<Json<Vec<Attachment>>> {
-    node.attachments().await.map(Json)
+pub async fn attachments(State(node): State<Arc<Node>>) -> Result<Listed<Vec<Attachment>>> {
+    let reader = node.list_reader();
+    let all = node.attachments(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
 }
 
 /// What an attachment did since it began, and how long its requests took.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use fabric_transport::queue_pair::registrar::Registrar;
 
-use meta::{AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, VolumeId};
+use meta::{AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta, VolumeId};
 use vhost_backend::blk::{BlkDevice, BlkOptions, SERIAL_BYTES};
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOptions};
@@ -101,9 +101,9 @@ impl Served {
 
 impl Node {
     /// All attachments of this node.
-    pub async fn attachments(&self) -> Result<Vec<Attachment>> {
+    pub async fn attachments(&self, reader: &Meta) -> Result<Vec<Attachment>> {
         let live = self.live.lock().await;
-        let own = self.asked.list_attachments_of(self.meta.node_id()).await;
+        let own = reader.list_attachments_of(self.meta.node_id()).await;
         let all = own.map_err(meta_failure)?;
         Ok(all.into_iter().map(|a| shown(&live, a)).collect())
     }

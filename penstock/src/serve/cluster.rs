@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meta::{
-    AdminState, ClusterMap, DeviceId, DeviceReport, DeviceState, Event, EventKind, LeaderReport,
-    Member, NodeId, NodeReport, NodeState, PlacementGroup, Pool, PoolId, RaftStatus, ReplicaState,
+    AdminState, ClusterMap, Confirmed, DeviceId, DeviceReport, DeviceState, Event, EventKind,
+    LeaderReport, Member, Meta, NodeId, NodeReport, NodeState, PlacementGroup, Pool, PoolId,
+    RaftStatus, ReplicaState,
 };
 
 use crate::api::types;
@@ -42,12 +43,26 @@ pub struct View {
 }
 
 impl Node {
+    /// Whoever lists things reads by this: what it tells may be old while there is no leader.
+    pub fn list_reader(&self) -> Meta {
+        self.asked.or_last_known()
+    }
+
     /// The cluster as it is now, for people: everything acknowledged before is seen. Waits for a leader.
     pub(super) async fn view(&self) -> Result<View> {
-        let volumes = self.asked.list_volumes().await.map_err(meta_failure)?;
+        self.view_by(&self.asked).await
+    }
+
+    /// The same, as this client reads it.
+    pub(super) async fn view_by(&self, reader: &Meta) -> Result<View> {
+        let volumes = reader.list_volumes().await.map_err(meta_failure)?;
+        let report = match reader.confirmed() {
+            Confirmed::Now => self.leader_report().await,
+            Confirmed::Ago(_) | Confirmed::BeforeStart => LeaderReport::default(),
+        };
         let view = View {
             volumes,
-            ..self.applied(self.leader_report().await)?
+            ..self.applied(report)?
         };
         self.with_events(view)
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use meta::{DeviceId, DeviceReport};
+use meta::{DeviceId, DeviceReport, Meta};
 use uuid::Uuid;
 
 use crate::api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
@@ -18,8 +18,8 @@ use super::storage::{LocalDevice, blocking};
 
 impl Node {
     /// The devices of all nodes, and those of this one that the next start opens.
-    pub async fn devices(&self) -> Result<Vec<Device>> {
-        let mut devices = self.devices_shown(&self.view().await?);
+    pub async fn devices(&self, reader: &Meta) -> Result<Vec<Device>> {
+        let mut devices = self.devices_shown(&self.view_by(reader).await?);
         for added in DeviceList::read(&self.config().data)?.added {
             let path = added.path.display().to_string();
             if !self.storage.local().iter().any(|one| one.path == path) {

@@ -1,6 +1,6 @@
 //! What happened in the cluster.
 
-use meta::EventKind;
+use meta::{EventKind, Meta};
 use serde_json::Value;
 
 use crate::api::types::{Event, EventsQuery};
@@ -13,7 +13,7 @@ const LIMIT_MAX: usize = meta::EVENTS_MAX as usize;
 
 impl Node {
     /// Those after a number, oldest first, or the newest.
-    pub async fn events(&self, query: &EventsQuery) -> Result<Vec<Event>> {
+    pub async fn events(&self, query: &EventsQuery, reader: &Meta) -> Result<Vec<Event>> {
         if query.limit == 0 || query.limit > LIMIT_MAX {
             return Err(Failure::invalid(
                 format!("cannot list {} events", query.limit),
@@ -24,11 +24,8 @@ impl Node {
             Some(after) => (after, query.limit),
             None => (0, LIMIT_MAX),
         };
-        let mut events = self
-            .asked
-            .list_events(after, limit)
-            .await
-            .map_err(meta_failure)?;
+        let events = reader.list_events(after, limit).await;
+        let mut events = events.map_err(meta_failure)?;
         let newest = events.len().saturating_sub(query.limit);
         Ok(events
             .drain(newest..)

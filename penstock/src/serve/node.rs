@@ -35,6 +35,9 @@ const COPIES_LOOKS_MAX: usize = 100;
 const COPIES_PAUSE: Duration = Duration::from_millis(50);
 
 /// A running node.
+///
+/// It has more fields than other types, because it is the one owner of the parts of a process: each field is
+/// a part with a type and rules of its own, and the node only starts them, joins them and ends them in order.
 pub struct Node {
     config: Config,
     pub(super) meta: Meta,

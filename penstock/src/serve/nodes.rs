@@ -1,6 +1,6 @@
 //! Nodes of the cluster, as any of them tells.
 
-use meta::{AdminState, NodeId, NodeState};
+use meta::{AdminState, Meta, NodeId, NodeState};
 
 use crate::api::types::{self, ClusterNode, NodeAdminState};
 use crate::failure::Result;
@@ -11,8 +11,8 @@ use super::node::{Node, done_unseen, meta_failure};
 
 impl Node {
     /// All nodes.
-    pub async fn nodes(&self) -> Result<Vec<ClusterNode>> {
-        let view = self.view().await?;
+    pub async fn nodes(&self, reader: &Meta) -> Result<Vec<ClusterNode>> {
+        let view = self.view_by(reader).await?;
         let nodes = view.map.nodes();
         Ok(nodes.map(|node| self.node_shown(&view, node)).collect())
     }

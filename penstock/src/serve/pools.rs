@@ -1,6 +1,6 @@
 //! Pools.
 
-use meta::PoolSpec;
+use meta::{Meta, PoolSpec};
 
 use crate::api::types::{FailureDomain, Pool, PoolCreate};
 use crate::failure::{Failure, Result};
@@ -11,8 +11,8 @@ use super::volumes::is_listed;
 
 impl Node {
     /// All pools.
-    pub async fn pools(&self) -> Result<Vec<Pool>> {
-        let view = self.view().await?;
+    pub async fn pools(&self, reader: &Meta) -> Result<Vec<Pool>> {
+        let view = self.view_by(reader).await?;
         let mut pools: Vec<Pool> = view
             .map
             .pools()

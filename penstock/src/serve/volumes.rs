@@ -39,11 +39,11 @@ pub struct OpenVolume {
 
 impl Node {
     /// All volumes.
-    pub async fn volumes(&self) -> Result<Vec<Volume>> {
+    pub async fn volumes(&self, reader: &Meta) -> Result<Vec<Volume>> {
         let mut volumes = Vec::new();
-        for volume in self.asked.list_volumes().await.map_err(meta_failure)? {
+        for volume in reader.list_volumes().await.map_err(meta_failure)? {
             if is_listed(&volume) {
-                volumes.push(shown(&self.asked, volume).await?);
+                volumes.push(shown(reader, volume).await?);
             }
         }
         Ok(volumes)

@@ -105,6 +105,9 @@ pub struct Outcome {
 }
 
 /// See the module.
+///
+/// It has many fields, because it is the whole simulated world. Faults, guests and checks look at any part of
+/// it between two events, so parts that own their fields would all have to be handed to each of them.
 pub struct Sim {
     /// What it is made of.
     pub plan: Plan,

@@ -9,6 +9,7 @@ use axum::routing::{delete, get, put};
 use axum::{Json, Router};
 
 use super::{body_of, query_of, whole};
+use crate::api::confirmed::Listed;
 use crate::api::types::{
     ClusterNode, Device, DeviceAdd, DeviceRemoveQuery, Drain, Event, EventsQuery, NodeRemoveQuery,
     Pool, PoolCreate,
@@ -32,8 +33,10 @@ pub fn routes() -> Router<Arc<Node>> {
 /// All nodes.
 #[utoipa::path(get, path = "/v1/nodes",
     responses((status = 200, body = [ClusterNode]), (status = "default", body = Failure)))]
-pub async fn nodes(State(daemon): State<Arc<Node>>) -> Result<Json<Vec<ClusterNode>>> {
-    daemon.nodes().await.map(Json)
+pub async fn nodes(State(daemon): State<Arc<Node>>) -> Result<Listed<Vec<ClusterNode>>> {
+    let reader = daemon.list_reader();
+    let all = daemon.nodes(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
 }
 
 /// One node, by name or number.
@@ -75,8 +78,10 @@ pub async fn node_remove(
 /// The devices of all nodes.
 #[utoipa::path(get, path = "/v1/devices",
     responses((status = 200, body = [Device]), (status = "default", body = Failure)))]
-pub async fn devices(State(daemon): State<Arc<Node>>) -> Result<Json<Vec<Device>>> {
-    daemon.devices().await.map(Json)
+pub async fn devices(State(daemon): State<Arc<Node>>) -> Result<Listed<Vec<Device>>> {
+    let reader = daemon.list_reader();
+    let all = daemon.devices(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
 }
 
 /// Adds a device to this node, from the daemon's next start on.
@@ -108,8 +113,10 @@ pub async fn device_remove(
 /// All pools.
 #[utoipa::path(get, path = "/v1/pools",
     responses((status = 200, body = [Pool]), (status = "default", body = Failure)))]
-pub async fn pools(State(daemon): State<Arc<Node>>) -> Result<Json<Vec<Pool>>> {
-    daemon.pools().await.map(Json)
+pub async fn pools(State(daemon): State<Arc<Node>>) -> Result<Listed<Vec<Pool>>> {
+    let reader = daemon.list_reader();
+    let all = daemon.pools(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
 }
 
 /// One pool.
@@ -148,7 +155,8 @@ pub async fn pool_delete(
 pub async fn events(
     State(daemon): State<Arc<Node>>,
     query: Result<Query<EventsQuery>, QueryRejection>,
-) -> Result<Json<Vec<Event>>> {
-    let query = query_of(query)?;
-    daemon.events(&query).await.map(Json)
+) -> Result<Listed<Vec<Event>>> {
+    let (query, reader) = (query_of(query)?, daemon.list_reader());
+    let events = daemon.events(&query, &reader).await?;
+    Ok(Listed(events, reader.confirmed()))
 }

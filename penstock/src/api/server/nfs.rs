@@ -9,6 +9,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 
 use super::{body_of, whole};
+use crate::api::confirmed::Listed;
 use crate::api::types::{Export, ExportCreate, ExportMove, NfsStatus};
 use crate::failure::{Failure, Result};
 use crate::serve::node::Node;
@@ -25,8 +26,10 @@ pub fn routes() -> Router<Arc<Node>> {
 /// All NFS exports.
 #[utoipa::path(get, path = "/v1/nfs/exports",
     responses((status = 200, body = [Export]), (status = "default", body = Failure)))]
-pub async fn exports(State(node): State<Arc<Node>>) -> Result<Json<Vec<Export>>> {
-    node.exports().await.map(Json)
+pub async fn exports(State(node): State<Arc<Node>>) -> Result<Listed<Vec<Export>>> {
+    let reader = node.list_reader();
+    let all = node.exports(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
 }
 
 /// One NFS export.

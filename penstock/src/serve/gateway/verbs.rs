@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gateway::plan::{CLIENTS_MAX, FloatingAddress, Network};
 use gateway::wire::{Question, Signature};
 use meta::refusal::ExportRefusal;
-use meta::{ExportSpec, Level, MetaError, NodeState, Refusal, Role};
+use meta::{ExportSpec, Level, Meta, MetaError, NodeState, Refusal, Role};
 
 use crate::api::types::{
     Export, ExportCreate, ExportShownState, NfsGateway, NfsServer, NfsStatus, VolumeCreate,
@@ -268,9 +268,9 @@ impl Node {
     }
 
     /// All exports.
-    pub async fn exports(&self) -> Result<Vec<Export>> {
-        let exports = self.asked.list_exports().await.map_err(meta_failure)?;
-        let view = self.view().await?;
+    pub async fn exports(&self, reader: &Meta) -> Result<Vec<Export>> {
+        let exports = reader.list_exports().await.map_err(meta_failure)?;
+        let view = self.view_by(reader).await?;
         let own = self.meta.node_id();
         let has_own = exports.iter().any(|export| export.gateway == own);
         let here = match has_own {
@@ -291,7 +291,7 @@ impl Node {
     /// One export.
     pub async fn export(&self, name: &str) -> Result<Export> {
         self.asked.get_export(name).await.map_err(meta_failure)?;
-        let mut all = self.exports().await?.into_iter();
+        let mut all = self.exports(&self.asked).await?.into_iter();
         let found = all.find(|export| export.name == name);
         found.ok_or_else(|| {
             Failure::plain(Kind::NotFound, format!("there is no NFS export '{name}'"))
@@ -409,7 +409,7 @@ impl Node {
 
     /// This node as a gateway.
     pub async fn nfs_status(&self) -> Result<NfsStatus> {
-        let all = self.exports().await?;
+        let all = self.exports(&self.asked).await?;
         let view = self.view().await?;
         let own = view.node_name(self.meta.node_id());
         let is_gateway = self.require_gateway_role().is_ok();

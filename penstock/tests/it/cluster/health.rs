@@ -54,10 +54,45 @@ fn every_node_tells_how_all_are_and_what_is_wrong() {
         what.is_some_and(|what| what.contains("hears of no metadata leader: 2 of the 3 voters"))
     });
     assert!(cluster.node(1).ok(&["status"]).contains("node2"));
-    for asked in [&["volume", "create", "more", "64M"][..], &["node", "list"]] {
+    for asked in [
+        &["volume", "create", "more", "64M"][..],
+        &["node", "show", "node2"],
+    ] {
         let told = cluster.node(1).refused(asked);
         assert!(told.contains("metadata has no majority"), "{told}");
         assert!(told.contains("does not reach node2, node3"), "{told}");
         assert_eq!(told.contains("nothing was changed"), asked[0] == "volume");
     }
+    lists_answer_from_the_last_known_state(&cluster);
+}
+
+fn lists_answer_from_the_last_known_state(cluster: &Cluster) {
+    let known = [
+        ("volume", "disk"),
+        ("node", "node2"),
+        ("device", "node3"),
+        ("pool", "default"),
+    ];
+    for (list, name) in known {
+        let told = cluster.node(1).run(&[list, "list"]);
+        let (out, warned) = (shown(&told.stdout), shown(&told.stderr));
+        assert!(
+            told.status.success() && out.contains(name),
+            "{out} {warned}"
+        );
+        assert!(
+            warned.contains("no metadata leader answers: this is what the node knew"),
+            "{warned}"
+        );
+        assert!(warned.contains(" ago; see"), "{warned}");
+        assert_eq!(warned.lines().count(), 1, "{warned}");
+        // Programs read standard output alone.
+        let json = cluster.node(1).json(&[list, "list"]);
+        assert!(json.to_string().contains(name), "{json}");
+    }
+    assert!(cluster.node(1).ok(&["events"]).contains("node3"));
+}
+
+fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
