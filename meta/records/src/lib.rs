@@ -46,21 +46,13 @@ pub trait Read {
 
     /// Visits the records whose key begins with `prefix`, from the key `from` on, in the order of their keys,
     /// until told to stop. `from` begins with `prefix`; a record need not be there.
-    fn scan_from(
-        &self,
-        prefix: &[u8],
-        from: &[u8],
-        visit: &mut Visit<'_>,
-    ) -> Result<(), ReadError>;
+    fn scan_from(&self, prefix: &[u8], from: &[u8], visit: &mut Visit<'_>)
+    -> Result<(), ReadError>;
 
     /// Like [`Read::scan_from`], in descending order: the first record visited is the last at or before
     /// `from`.
-    fn scan_back(
-        &self,
-        prefix: &[u8],
-        from: &[u8],
-        visit: &mut Visit<'_>,
-    ) -> Result<(), ReadError>;
+    fn scan_back(&self, prefix: &[u8], from: &[u8], visit: &mut Visit<'_>)
+    -> Result<(), ReadError>;
 
     /// Visits the records whose key begins with `prefix`, in the order of their keys, until told to stop.
     fn scan(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), ReadError> {
