@@ -5,7 +5,9 @@
 //! a filesystem can spread over groups by ranges of keys. Every shard is 0 for now.
 //!
 //! A value is a version byte and the record in postcard. Another version than the table's is refused: the
-//! record is damaged, or a newer program wrote it.
+//! record is damaged, or a newer program wrote it. Of the inode and dentry of a small file, postcard makes
+//! less than half the bytes of fixed structs and a sixth of JSON's: 70, 146 and 453. It reads both in about
+//! 80 ns, where structs take 11 (`examples/record_size.rs`); the bytes are what a million files cost.
 //!
 //! | byte | table | key | value |
 //! |---|---|---|---|
@@ -101,6 +103,9 @@ impl<A: Key, B: Key> Key for (A, B) {
 
 /// Bytes before a record's own key: shard, filesystem, table.
 const PREFIX_LENGTH: usize = 7;
+
+/// Room for most records, so that writing one allocates once.
+const RECORD_CAPACITY: usize = 128;
 
 /// Set in the first byte of every key of a namespace; the tables of the cluster map lie below it.
 const NAMESPACE_BIT: u16 = 0x8000;
@@ -205,7 +210,9 @@ impl<V: Serialize + DeserializeOwned> Table<V> {
     }
 
     pub(crate) fn encode(&self, record: &V) -> Vec<u8> {
-        postcard::to_extend(record, vec![self.version]).expect("a vector takes any record")
+        let mut bytes = Vec::with_capacity(RECORD_CAPACITY);
+        bytes.push(self.version);
+        postcard::to_extend(record, bytes).expect("a vector takes any record")
     }
 
     pub(crate) fn decode(&self, key: &[u8], value: &[u8]) -> Result<V, ReadError> {

@@ -12,13 +12,13 @@ use crate::*;
 
 /// A reply without the change counters, which the model does not have.
 fn without_change(mut reply: Reply) -> Reply {
-    match &mut reply {
-        Ok(
-            Outcome::Inode(attributes)
-            | Outcome::Changed { attributes, .. }
-            | Outcome::Copied { attributes, .. },
-        ) => attributes.change = 0,
-        _ => {}
+    if let Ok(
+        Outcome::Inode(attributes)
+        | Outcome::Changed { attributes, .. }
+        | Outcome::Copied { attributes, .. },
+    ) = &mut reply
+    {
+        attributes.change = 0;
     }
     reply
 }
