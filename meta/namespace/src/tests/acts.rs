@@ -111,6 +111,30 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// Acts on the data of a few files of the root, so that three and more come to share what they name.
+pub(super) fn data_act() -> impl Strategy<Value = Act> {
+    let byte = || 0..240_u8;
+    prop_oneof![
+        1 => (Just(0), 0..4_u8, Just(0)).prop_map(|(a, b, c)| Act::Make(a, b, c)),
+        1 => (Just(0), byte(), byte()).prop_map(|(a, b, c)| Act::Unlink(a, b, c)),
+        1 => (byte(), 0..40_000_u32, Just(true)).prop_map(|(a, b, c)| Act::Resize(a, b, c)),
+        3 => (byte(), byte(), prop::collection::vec((0..3_u8, 1..4_u8), 1..4)).prop_map(
+            |(file, segment, pieces)| Act::Commit {
+                file,
+                segment,
+                pieces,
+                skip: 0,
+                rest: 0,
+                clear: false,
+            }
+        ),
+        2 => (byte(), byte(), byte()).prop_map(|(a, b, c)| Act::Punch(a, b, c, false)),
+        8 => (any::<[u8; 2]>(), any::<[u8; 2]>(), byte())
+            .prop_map(|(a, b, c)| Act::Copy(a, b, c, false)),
+        1 => byte().prop_map(Act::Reclaim),
+    ]
+}
+
 /// Any inode up to the next one, most often one that is there.
 fn ino(model: &Model, choice: u8, want: impl Fn(&What) -> bool) -> Ino {
     let mut there = model.nodes.iter().filter(|(_, node)| want(&node.what));

@@ -195,3 +195,39 @@ fn space_is_given_back_once_and_an_empty_segment_goes() {
     assert_eq!(world.read().segments(SegmentId(0), 9).unwrap(), []);
     world.check();
 }
+
+#[test]
+fn data_that_three_files_share_go_with_the_last() {
+    let mut world = World::new();
+    let [a, b, c] = [b"a", b"b", b"c"].map(|name| world.make(Ino::ROOT, name, NewNode::File));
+    world.write(a, &[(0, 10)]);
+    for (to, length) in [(b, 10), (c, 6)] {
+        let copy = Operation::CopyRange(CopyRange {
+            from: a,
+            from_offset: 0,
+            to,
+            to_offset: 0,
+            length: length * BLOCK,
+            clear_privileges: false,
+        });
+        world.ask(copy).unwrap();
+        world.check();
+    }
+    assert_eq!(world.statistics().named_bytes, 10 * BLOCK);
+    // The middle of one, the whole of another: what a third names stays.
+    let freed = |world: &World| world.statistics().freed_bytes / BLOCK;
+    let middle = vec![world.blocks(4, 4)];
+    world.ask(commit(a, middle, 0)).unwrap();
+    world.check();
+    assert_eq!(freed(&world), 0);
+    world.ask(unlink(Ino::ROOT, b"b", &[])).unwrap();
+    world.check();
+    assert_eq!(freed(&world), 2);
+    world.ask(truncate(a, 0)).unwrap();
+    world.check();
+    // Its own four blocks, and two behind what the last one names.
+    assert_eq!(freed(&world), 2 + 4 + 2);
+    world.ask(truncate(c, 0)).unwrap();
+    assert_eq!(freed(&world), 14);
+    world.check();
+}

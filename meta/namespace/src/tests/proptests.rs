@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::acts::{Act, SESSIONS, act, resolve, session};
+use super::acts::{Act, SESSIONS, act, data_act, resolve, session};
 use super::model::{Model, What};
 use super::world::{FILESYSTEM_ID, Map, World, attempt};
 use crate::keys::{FREED, INODES};
@@ -158,6 +158,16 @@ proptest! {
         acts in prop::collection::vec((act(), any::<u8>()), 1..60),
     ) {
         run(&acts);
+    }
+
+    #[test]
+    fn files_that_share_data_change_apart(
+        acts in prop::collection::vec((data_act(), any::<u8>()), 1..60),
+    ) {
+        let mut all = vec![(Act::NewSegment, 0)];
+        all.extend((0..4).map(|name| (Act::Make(0, name, 0), 0)));
+        all.extend(acts);
+        run(&all);
     }
 
     #[test]
