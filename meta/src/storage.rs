@@ -391,6 +391,27 @@ impl View<'_> {
             .transpose()?
             .unwrap_or_default())
     }
+
+    /// Backwards, RocksDB begins at the last key at or before `from`, as [`Read::scan_back`] wants it.
+    fn scan_towards(
+        &self,
+        prefix: &[u8],
+        from: &[u8],
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), ReadError> {
+        assert!(from.starts_with(prefix), "a scan begins within its prefix");
+        for item in self
+            .rocks
+            .iterator_cf(&self.family, IteratorMode::From(from, direction))
+        {
+            let (key, value) = item.map_err(|error| ReadError::new(prefix, error))?;
+            if !key.starts_with(prefix) || !visit(&key, &value)? {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Read for View<'_> {
@@ -400,16 +421,21 @@ impl Read for View<'_> {
             .map_err(|error| ReadError::new(key, error))
     }
 
-    fn scan(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), ReadError> {
-        for item in self
-            .rocks
-            .iterator_cf(&self.family, IteratorMode::From(prefix, Direction::Forward))
-        {
-            let (key, value) = item.map_err(|error| ReadError::new(prefix, error))?;
-            if !key.starts_with(prefix) || !visit(&key, &value)? {
-                break;
-            }
-        }
-        Ok(())
+    fn scan_from(
+        &self,
+        prefix: &[u8],
+        from: &[u8],
+        visit: &mut Visit<'_>,
+    ) -> Result<(), ReadError> {
+        self.scan_towards(prefix, from, Direction::Forward, visit)
+    }
+
+    fn scan_back(
+        &self,
+        prefix: &[u8],
+        from: &[u8],
+        visit: &mut Visit<'_>,
+    ) -> Result<(), ReadError> {
+        self.scan_towards(prefix, from, Direction::Reverse, visit)
     }
 }

@@ -204,8 +204,8 @@ impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {
     /// Records from a key on, in the order of their keys, at most `limit`.
     pub(crate) fn from(&self, view: &dyn Read, key: &K, limit: usize) -> Result<Vec<V>, ReadError> {
         let (first, mut found) = (self.key(key), Vec::new());
-        view.scan(&[self.prefix], &mut |key, value| {
-            if key >= first.as_slice() && found.len() < limit {
+        view.scan_from(&[self.prefix], &first, &mut |key, value| {
+            if found.len() < limit {
                 found.push(decode(key, value)?);
             }
             Ok(found.len() < limit)

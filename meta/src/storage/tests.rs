@@ -1,5 +1,6 @@
 //! The storage under openraft's own suite, and what the suite does not ask.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,13 +15,14 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 use super::log::{LogStore, lasting};
 use super::machine::Machine;
-use super::{Db, DbError, FORMAT, KEY_FORMAT, Sync};
+use super::{Applied, Db, DbError, FORMAT, KEY_FORMAT, Sync};
 use crate::command::{Command, NodeSpec};
 use crate::error::OpenError;
 use crate::ids::{NodeId, UnixMillis};
 use crate::level::Level;
 
 use crate::raft::{Entry, LogId, StorageError, TypeConfig, Vote};
+use crate::state::Read;
 use crate::state::tables::{CLUSTER, NODES};
 
 fn open(dir: &Path) -> (Arc<Db>, LogStore, Machine) {
@@ -445,4 +447,42 @@ async fn other_errors_of_a_write_are_errors() {
     let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
     assert!(lasting(&db, subject, verb, broken).await.is_err());
     assert!(!db.is_full());
+}
+
+/// Every range that a scan may have in and around some records of the namespace's part of key space.
+#[test]
+fn the_database_scans_like_a_map() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, _, _) = open(dir.path());
+    let keys: [&[u8]; 5] = [b"\x80a", b"\x80p", b"\x80pa", b"\x80pb", b"\x80q"];
+    let map: BTreeMap<Vec<u8>, Vec<u8>> = keys
+        .iter()
+        .map(|key| (key.to_vec(), key[1..].to_vec()))
+        .collect();
+    let writes = map.clone().into_iter();
+    let writes = writes.map(|(key, value)| (key, Some(value))).collect();
+    db.write_records(writes, &Applied::default()).unwrap();
+    for prefix in [&b"\x80"[..], b"\x80p", b"\x80pa", b"\x80z"] {
+        for rest in [&b""[..], b"\0", b"a", b"aa", b"b", b"p", b"\xff"] {
+            let from = [prefix, rest].concat();
+            let found = db.read(|view| Ok::<_, DbError>(scans(view, prefix, &from)));
+            assert_eq!(found.unwrap(), scans(&map, prefix, &from), "{from:x?}");
+        }
+    }
+}
+
+/// The keys that a scan visits, forwards and backwards.
+fn scans(view: &dyn Read, prefix: &[u8], from: &[u8]) -> [Vec<Vec<u8>>; 2] {
+    let (mut forwards, mut backwards) = (Vec::new(), Vec::new());
+    view.scan_from(prefix, from, &mut |key, _| {
+        forwards.push(key.to_vec());
+        Ok(true)
+    })
+    .unwrap();
+    view.scan_back(prefix, from, &mut |key, _| {
+        backwards.push(key.to_vec());
+        Ok(true)
+    })
+    .unwrap();
+    [forwards, backwards]
 }

@@ -1,0 +1,82 @@
+//! What the fuzz target calls: batches as bytes, applied to a small filesystem.
+
+use std::collections::BTreeMap;
+
+use records::Txn;
+
+use crate::ids::{FilesystemId, SessionId, Time};
+use crate::operation::{Batch, Make, NewNode, Operation, Request};
+use crate::{Ino, apply, check};
+
+const FILESYSTEM: FilesystemId = FilesystemId(1);
+
+/// A filesystem with one session, one segment, a directory and a file.
+fn beginning() -> Batch {
+    let leader = |operation| Request {
+        session: SessionId::NONE,
+        slot: 0,
+        sequence: 0,
+        at: Time::default(),
+        operation,
+    };
+    let make = |sequence, name: &[u8], node| Request {
+        session: SessionId(1),
+        slot: 0,
+        sequence,
+        at: Time::default(),
+        operation: Operation::Make(Make {
+            parent: Ino::ROOT,
+            name: name.to_vec(),
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            node,
+        }),
+    };
+    let new_segment = Request {
+        operation: Operation::NewSegment,
+        ..make(3, b"", NewNode::File)
+    };
+    Batch {
+        operations: vec![
+            leader(Operation::CreateFilesystem {
+                mode: 0o755,
+                uid: 0,
+                gid: 0,
+            }),
+            leader(Operation::OpenSession {
+                node: 1,
+                incarnation: 1,
+            }),
+            make(1, b"directory", NewNode::Directory),
+            make(2, b"file", NewNode::File),
+            new_segment,
+        ],
+    }
+}
+
+/// Applies a batch if the bytes are one, and checks every invariant. Its own sequence numbers do not matter:
+/// each request becomes its slot's next.
+pub fn batch(data: &[u8]) {
+    let Ok(mut batch) = Batch::decode(data) else {
+        return;
+    };
+    assert_eq!(Batch::decode(&batch.encode()).as_ref(), Ok(&batch));
+    let mut sequences: BTreeMap<(SessionId, u16), u64> = BTreeMap::new();
+    sequences.insert((SessionId(1), 0), 3);
+    for request in &mut batch.operations {
+        let sequence = sequences
+            .entry((request.session, request.slot))
+            .or_default();
+        *sequence += 1;
+        request.sequence = *sequence;
+    }
+    let records = BTreeMap::new();
+    let mut txn = Txn::over(&records);
+    for batch in [&beginning(), &batch] {
+        apply(&mut txn, FILESYSTEM, batch).expect("a map can be read");
+    }
+    if let Err(broken) = check(&txn, FILESYSTEM) {
+        panic!("{broken}: {batch:?}");
+    }
+}

@@ -1,0 +1,504 @@
+//! What a log entry holds: operations of sessions; and the replies.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::ids::{Ino, SegmentId, SessionId, Time};
+use crate::record::{Body, Extent, Inode, Kind};
+
+/// Operations that one log entry holds, applied in order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    /// The operations.
+    pub operations: Vec<Request>,
+}
+
+/// Version of an encoded [`Batch`].
+const BATCH_VERSION: u8 = 1;
+
+/// A log entry is damaged, or newer than this program.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Another version than this program's.
+    #[error("namespace operations of version {0}: they are damaged, or newer")]
+    Version(u8),
+    /// Not the bytes of a batch.
+    #[error("damaged namespace operations: {0}")]
+    Damaged(String),
+}
+
+impl Batch {
+    /// The bytes of a log entry: a version, then postcard.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_extend(self, vec![BATCH_VERSION]).expect("a vector takes any batch")
+    }
+
+    /// The operations of a log entry.
+    ///
+    /// # Errors
+    /// Bytes that [`Batch::encode`] of this version did not make.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let damaged = |detail: &dyn std::fmt::Display| DecodeError::Damaged(detail.to_string());
+        let (version, rest) = bytes.split_first().ok_or_else(|| damaged(&"empty"))?;
+        if *version != BATCH_VERSION {
+            return Err(DecodeError::Version(*version));
+        }
+        match postcard::take_from_bytes(rest) {
+            Ok((batch, [])) => Ok(batch),
+            Ok(_) => Err(damaged(&"bytes left over")),
+            Err(error) => Err(damaged(&error)),
+        }
+    }
+}
+
+/// An operation, with what makes a retry exact.
+///
+/// Each slot of a session counts its requests from 1. A repeated request gets the reply that was kept and
+/// changes nothing. The leader's own requests have session [`SessionId::NONE`], slot and sequence 0; those
+/// operations may be repeated by their nature ([`Operation::is_of_leader`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Who asks.
+    pub session: SessionId,
+    /// Its slot, below [`SLOTS_MAX`](crate::SLOTS_MAX).
+    pub slot: u16,
+    /// The request's number within the slot.
+    pub sequence: u64,
+    /// When it was proposed.
+    pub at: Time,
+    /// What to do.
+    pub operation: Operation,
+}
+
+/// What to do. Names are 1 to 255 bytes, neither "." nor "..", without 0 and '/'.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// Makes the filesystem with its root directory. Done if it is there.
+    CreateFilesystem {
+        /// Permission bits of the root.
+        mode: u16,
+        /// Owner of the root.
+        uid: u32,
+        /// Group of the root.
+        gid: u32,
+    },
+    /// Opens the session of a node's incarnation, or finds it.
+    OpenSession {
+        /// The node.
+        node: u64,
+        /// One start of its daemon.
+        incarnation: u128,
+    },
+    /// Ends a session in bounded steps: seals its segments, lets go of its orphans, forgets its slots.
+    EndSession {
+        /// The session.
+        session: SessionId,
+    },
+    /// Makes an inode that is no symbolic link.
+    Make(Make),
+    /// Makes a symbolic link.
+    Symlink {
+        /// The directory.
+        parent: Ino,
+        /// The name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+        /// What it refers to: 1 to 4,095 bytes without 0.
+        #[serde(with = "crate::bytes")]
+        target: Vec<u8>,
+        /// Owner.
+        uid: u32,
+        /// Group, unless the directory's set-group-id bit gives its own.
+        gid: u32,
+    },
+    /// Gives an inode another name.
+    Link {
+        /// The inode.
+        ino: Ino,
+        /// The directory.
+        parent: Ino,
+        /// The name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+    },
+    /// Removes a name of what is no directory.
+    Unlink {
+        /// The directory.
+        parent: Ino,
+        /// The name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+        /// Sessions that have the inode open.
+        openers: Vec<SessionId>,
+    },
+    /// Removes an empty directory.
+    Rmdir {
+        /// The directory that it is in.
+        parent: Ino,
+        /// Its name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+        /// Sessions that have it open.
+        openers: Vec<SessionId>,
+    },
+    /// Moves a name.
+    Rename(Rename),
+    /// Changes attributes; a smaller size, in bounded steps.
+    SetAttributes(SetAttributes),
+    /// Sets an extended attribute.
+    SetXattr {
+        /// The inode.
+        ino: Ino,
+        /// The attribute's name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+        /// Its value.
+        #[serde(with = "crate::bytes")]
+        value: Vec<u8>,
+        /// Whether it must be new, or must be there.
+        mode: XattrMode,
+    },
+    /// Removes an extended attribute.
+    RemoveXattr {
+        /// The inode.
+        ino: Ino,
+        /// The attribute's name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+    },
+    /// Names data that were written and flushed.
+    Commit(Commit),
+    /// Makes a hole, in bounded steps.
+    Punch(Punch),
+    /// Names the data of one file in another too, in bounded steps.
+    CopyRange(CopyRange),
+    /// A session has closed an orphan.
+    ReleaseOrphan {
+        /// The orphan.
+        ino: Ino,
+        /// Who had it open.
+        session: SessionId,
+    },
+    /// Empties an orphan that nobody has open, in bounded steps, and removes it.
+    Reap {
+        /// The orphan.
+        ino: Ino,
+        /// About how many extents or attributes to remove.
+        limit: u32,
+    },
+    /// Makes a segment for the session to write.
+    NewSegment,
+    /// Ends a segment. Of what was written, the ranges that no extent named are freed.
+    SealSegment {
+        /// The segment.
+        segment: SegmentId,
+        /// Bytes written, of which the last may not have been named.
+        length: u64,
+    },
+    /// Freed space was given back.
+    Reclaimed {
+        /// The segment.
+        segment: SegmentId,
+        /// Where the freed range begins.
+        address: u64,
+        /// The whole freed range, in bytes.
+        length: u64,
+    },
+    /// Forgets a sealed segment in which nothing is named, with what is to be given back of it.
+    DropSegment {
+        /// The segment.
+        segment: SegmentId,
+    },
+}
+
+impl Operation {
+    /// Whether only the leader may ask this, without a session.
+    pub fn is_of_leader(&self) -> bool {
+        matches!(
+            self,
+            Self::CreateFilesystem { .. }
+                | Self::OpenSession { .. }
+                | Self::EndSession { .. }
+                | Self::ReleaseOrphan { .. }
+                | Self::Reap { .. }
+                | Self::Reclaimed { .. }
+                | Self::DropSegment { .. }
+        )
+    }
+}
+
+/// Makes an inode that is no symbolic link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Make {
+    /// The directory.
+    pub parent: Ino,
+    /// The name.
+    #[serde(with = "crate::bytes")]
+    pub name: Vec<u8>,
+    /// Permission bits, the creator's umask applied.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory's set-group-id bit gives its own.
+    pub gid: u32,
+    /// What to make.
+    pub node: NewNode,
+}
+
+/// What [`Make`] makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NewNode {
+    /// An empty regular file.
+    File,
+    /// An empty directory.
+    Directory,
+    /// A named pipe.
+    Fifo,
+    /// A socket of the Unix domain.
+    Socket,
+    /// A character device of this number.
+    CharacterDevice(u32),
+    /// A block device of this number.
+    BlockDevice(u32),
+}
+
+/// Moves a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rename {
+    /// The directory that the name is in.
+    pub parent: Ino,
+    /// The name.
+    #[serde(with = "crate::bytes")]
+    pub name: Vec<u8>,
+    /// The directory to move it to.
+    pub new_parent: Ino,
+    /// Its new name.
+    #[serde(with = "crate::bytes")]
+    pub new_name: Vec<u8>,
+    /// What to do if the new name is there.
+    pub mode: RenameMode,
+    /// Sessions that have the replaced inode open.
+    pub openers: Vec<SessionId>,
+}
+
+/// What a rename does if the new name is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replaces it.
+    Replace,
+    /// Is refused: RENAME_NOREPLACE.
+    NoReplace,
+    /// Exchanges the two: RENAME_EXCHANGE.
+    Exchange,
+}
+
+/// Changes attributes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetAttributes {
+    /// The inode.
+    pub ino: Ino,
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes, of a regular file.
+    pub size: Option<u64>,
+    /// The data of the last block, zero behind the new size. Must be given when, and only when, the file gets
+    /// smaller and ends within a block that has data: what was behind the new end must never be seen again.
+    pub tail: Option<Tail>,
+    /// Time of the last access.
+    pub atime: Option<SetTime>,
+    /// Time of the last change of the content; by default, a new size sets it to now.
+    pub mtime: Option<SetTime>,
+    /// Clears set-user-id, set-group-id of what the group may execute, and `security.capability`, as Linux
+    /// does when an unprivileged process changes owner or content.
+    pub clear_privileges: bool,
+}
+
+/// Where the data of one block are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tail {
+    /// A segment that the session writes.
+    pub segment: SegmentId,
+    /// Where the block begins in it.
+    pub address: u64,
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetTime {
+    /// When the request was proposed.
+    Now,
+    /// This time.
+    To(Time),
+}
+
+/// What to do about an extended attribute of that name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Makes or replaces it.
+    Set,
+    /// It must be new: XATTR_CREATE.
+    Create,
+    /// It must be there: XATTR_REPLACE.
+    Replace,
+}
+
+/// Names data that were written and flushed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit {
+    /// The file.
+    pub ino: Ino,
+    /// Where its new data are: in ascending order, not overlapping, at most
+    /// [`COMMIT_BYTES_MAX`](crate::COMMIT_BYTES_MAX) in all, in segments that the session writes. The file's
+    /// last block is zero behind its end.
+    pub extents: Vec<Extent>,
+    /// Length of the file in bytes; a smaller one than now is ignored.
+    pub size: u64,
+    /// When it was written.
+    pub mtime: Time,
+    /// As in [`SetAttributes`].
+    pub clear_privileges: bool,
+}
+
+/// Makes a hole of whole blocks; the last may be cut by the end of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Punch {
+    /// The file.
+    pub ino: Ino,
+    /// Where the hole begins.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The file ends behind the hole at least: FALLOC_FL_ZERO_RANGE without FALLOC_FL_KEEP_SIZE.
+    pub extend: bool,
+    /// As in [`SetAttributes`].
+    pub clear_privileges: bool,
+}
+
+/// Names the data of one file in another too. Offsets are multiples of the block, and so is the length unless
+/// it reaches the end of the source, and the end of the destination too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyRange {
+    /// The source.
+    pub from: Ino,
+    /// Where to begin in it.
+    pub from_offset: u64,
+    /// The destination.
+    pub to: Ino,
+    /// Where to begin in it.
+    pub to_offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// As in [`SetAttributes`].
+    pub clear_privileges: bool,
+}
+
+/// The reply to a request.
+pub type Reply = Result<Outcome, Error>;
+
+/// What an operation did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It is done.
+    Done,
+    /// The session.
+    Session(SessionId),
+    /// The segment.
+    Segment(SegmentId),
+    /// The inode that was made or named.
+    Inode(Attributes),
+    /// The inode that was changed. Not done: the same operation, as a new request, goes on.
+    Changed {
+        /// Its attributes now.
+        attributes: Attributes,
+        /// Whether all is done.
+        done: bool,
+    },
+    /// A name was removed or moved; this inode lost a name.
+    Removed(Option<Removed>),
+    /// A bounded step. Not done: the same operation, as a new request, goes on.
+    Step {
+        /// Whether all is done.
+        done: bool,
+    },
+    /// Data were copied.
+    Copied {
+        /// Bytes, less than asked if the rest is for a new request, or behind the source's end.
+        length: u64,
+        /// The destination's attributes now.
+        attributes: Attributes,
+    },
+}
+
+/// An inode that lost a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removed {
+    /// The inode.
+    pub ino: Ino,
+    /// Its links now.
+    pub nlink: u32,
+    /// Whether its record is still there.
+    pub kept: bool,
+}
+
+/// What `stat` says of an inode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Its number.
+    pub ino: Ino,
+    /// Its kind.
+    pub kind: Kind,
+    /// Permission bits.
+    pub mode: u16,
+    /// Links.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of segments that it names.
+    pub allocated: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the content.
+    pub mtime: Time,
+    /// Last change of content or attributes.
+    pub ctime: Time,
+    /// Creation.
+    pub btime: Time,
+    /// Number of a device, else 0.
+    pub rdev: u32,
+    /// Grows with each change.
+    pub change: u64,
+}
+
+impl Attributes {
+    /// The attributes of an inode.
+    pub fn of(ino: Ino, inode: &Inode) -> Self {
+        let rdev = match inode.body {
+            Body::CharacterDevice(number) | Body::BlockDevice(number) => number,
+            _ => 0,
+        };
+        Self {
+            ino,
+            kind: inode.body.kind(),
+            mode: inode.mode,
+            nlink: inode.nlink,
+            uid: inode.uid,
+            gid: inode.gid,
+            size: inode.size,
+            allocated: inode.allocated,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+            btime: inode.btime,
+            rdev,
+            change: inode.change,
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Orphans: inodes without a name, which stay while sessions have them open, and go in bounded steps.
+
+use crate::STEP_MAX;
+use crate::apply::Update;
+use crate::error::{Error, Failure};
+use crate::ids::{Ino, SessionId};
+use crate::keys::{HOLDS, INODES, ORPHANS, SESSIONS, XATTRS};
+use crate::operation::Outcome;
+use crate::record::{Body, Content, Inode, Orphan};
+use crate::{extents, xattr};
+
+/// Extents of a file that goes together with its last name. A file with more is emptied in steps.
+const EXTENTS_AT_ONCE_MAX: u64 = 64;
+
+/// An inode lost its last name. Whether its record is still there.
+pub(crate) fn orphan(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    openers: &[SessionId],
+) -> Result<bool, Failure> {
+    let mut holders = Vec::new();
+    for session in openers {
+        let is_open = update.get(&SESSIONS, session)?;
+        if is_open.is_some_and(|session| !session.ending) {
+            holders.push(*session);
+        }
+    }
+    holders.sort_unstable();
+    holders.dedup();
+    for session in &holders {
+        update.put(&HOLDS, &(*session, ino), &());
+    }
+    if holders.is_empty() {
+        return let_go(update, ino);
+    }
+    update.put(&ORPHANS, &ino, &Orphan::Held(holders));
+    Ok(true)
+}
+
+/// Nobody has an orphan open. Whether its record is still there.
+fn let_go(update: &mut Update<'_, '_>, ino: Ino) -> Result<bool, Failure> {
+    let inode = update.inode(ino)?;
+    let extents = match inode.body {
+        Body::File(Content::Table(count)) => count,
+        _ => 1,
+    };
+    if extents <= EXTENTS_AT_ONCE_MAX && empty(update, ino, inode, STEP_MAX)? {
+        return Ok(false);
+    }
+    update.put(&ORPHANS, &ino, &Orphan::Emptying);
+    Ok(true)
+}
+
+pub(crate) fn release(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    session: SessionId,
+) -> Result<Outcome, Failure> {
+    let Some(Orphan::Held(mut holders)) = update.get(&ORPHANS, &ino)? else {
+        return Ok(Outcome::Done);
+    };
+    let Ok(position) = holders.binary_search(&session) else {
+        return Ok(Outcome::Done);
+    };
+    holders.remove(position);
+    update.delete(&HOLDS, &(session, ino));
+    if holders.is_empty() {
+        let_go(update, ino)?;
+    } else {
+        update.put(&ORPHANS, &ino, &Orphan::Held(holders));
+    }
+    Ok(Outcome::Done)
+}
+
+pub(crate) fn reap(update: &mut Update<'_, '_>, ino: Ino, limit: u32) -> Result<Outcome, Failure> {
+    match update.get(&ORPHANS, &ino)? {
+        None => return Ok(Outcome::Step { done: true }),
+        Some(Orphan::Held(_)) => return Err(Error::Busy.into()),
+        Some(Orphan::Emptying) => {}
+    }
+    let inode = update.get(&INODES, &ino)?.ok_or(Error::Stale)?;
+    let limit = (limit as usize).clamp(1, STEP_MAX);
+    let done = empty(update, ino, inode, limit)?;
+    Ok(Outcome::Step { done })
+}
+
+/// Removes about so many extents and attributes, and then the inode if nothing is left of it. Whether it is
+/// gone.
+fn empty(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    mut inode: Inode,
+    limit: usize,
+) -> Result<bool, Failure> {
+    let spent = extents::remove_from_end(update, ino, &mut inode, 0, limit)?.spent;
+    let left = limit.saturating_sub(spent);
+    let mut names = Vec::new();
+    let filesystem = update.filesystem;
+    if left > 0 && inode.xattr_bytes > 0 {
+        XATTRS.scan(update.view(), filesystem, &ino, &ino, &mut |key, value| {
+            // The name follows the inode's number.
+            names.push((key[8..].to_vec(), value));
+            Ok(names.len() < left)
+        })?;
+    }
+    for (name, value) in names {
+        xattr::take_away(update, ino, &mut inode, &name, &value);
+    }
+    if inode.allocated > 0 || inode.xattr_bytes > 0 {
+        update.put(&INODES, &ino, &inode);
+        return Ok(false);
+    }
+    update.delete(&INODES, &ino);
+    update.delete(&ORPHANS, &ino);
+    update.statistics().inodes -= 1;
+    Ok(true)
+}

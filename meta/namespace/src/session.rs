@@ -1,0 +1,138 @@
+//! Sessions, and the replies that are kept for retries.
+
+use records::{Read, ReadError, Txn};
+
+use crate::apply::Update;
+use crate::error::{Error, Failure};
+use crate::ids::{FilesystemId, Ino, SessionId};
+use crate::keys::{HOLDS, SESSIONS, SLOTS, number_at};
+use crate::operation::{Operation, Outcome, Reply, Request};
+use crate::record::{Session, Slot};
+use crate::{STEP_MAX, reap, segments};
+
+/// Slots of a session: how many requests it may have under way. A request of a further slot is refused with
+/// EINVAL.
+pub const SLOTS_MAX: u16 = 1024;
+
+/// Sessions of a filesystem. A further one is refused with ENOSPC.
+pub const SESSIONS_MAX: usize = 4096;
+
+/// Whether a request is to be applied.
+pub(crate) enum Admission {
+    New,
+    /// It was applied, with this reply.
+    Repeated(Reply),
+    Refused(Error),
+}
+
+pub(crate) fn admit(
+    view: &dyn Read,
+    filesystem: FilesystemId,
+    request: &Request,
+) -> Result<Admission, ReadError> {
+    let session = SESSIONS.get(view, filesystem, &request.session)?;
+    if session.is_none_or(|session| session.ending) {
+        return Ok(Admission::Refused(Error::Stale));
+    }
+    let is_of_others = matches!(
+        request.operation,
+        Operation::CreateFilesystem { .. }
+            | Operation::OpenSession { .. }
+            | Operation::EndSession { .. }
+    );
+    if request.slot >= SLOTS_MAX || is_of_others {
+        return Ok(Admission::Refused(Error::Invalid));
+    }
+    let kept = SLOTS.get(view, filesystem, &(request.session, request.slot))?;
+    let last = kept.as_ref().map_or(0, |kept| kept.sequence);
+    Ok(match kept {
+        Some(kept) if request.sequence == last => Admission::Repeated(kept.reply),
+        _ if last.checked_add(1) == Some(request.sequence) => Admission::New,
+        _ => Admission::Refused(Error::OutOfSequence),
+    })
+}
+
+/// Keeps the reply of a request for its retry.
+pub(crate) fn keep(txn: &mut Txn<'_>, filesystem: FilesystemId, request: &Request, reply: &Reply) {
+    let slot = Slot {
+        sequence: request.sequence,
+        reply: reply.clone(),
+    };
+    let key = (request.session, request.slot);
+    SLOTS.put(txn, filesystem, &key, &slot);
+}
+
+pub(crate) fn open(
+    update: &mut Update<'_, '_>,
+    node: u64,
+    incarnation: u128,
+) -> Result<Outcome, Failure> {
+    let (mut count, mut found) = (0, None);
+    let filesystem = update.filesystem;
+    SESSIONS.scan(update.view(), filesystem, &(), &(), &mut |key, session| {
+        count += 1;
+        if (session.node, session.incarnation) == (node, incarnation) {
+            found = Some((SessionId(number_at(key, 0)?), session.ending));
+        }
+        Ok(found.is_none())
+    })?;
+    match found {
+        Some((session, false)) => return Ok(Outcome::Session(session)),
+        Some((_, true)) => return Err(Error::Stale.into()),
+        None if count >= SESSIONS_MAX => return Err(Error::NoSpace.into()),
+        None => {}
+    }
+    let id = SessionId(update.totals.next_session);
+    update.totals.next_session += 1;
+    let session = Session {
+        node,
+        incarnation,
+        opened_at: update.at,
+        ending: false,
+        open_segments: Vec::new(),
+    };
+    update.put(&SESSIONS, &id, &session);
+    Ok(Outcome::Session(id))
+}
+
+/// Ends a session: first its segments, then its orphans step by step, then its slots and itself.
+pub(crate) fn end(update: &mut Update<'_, '_>, id: SessionId) -> Result<Outcome, Failure> {
+    let Some(mut session) = update.get(&SESSIONS, &id)? else {
+        return Ok(Outcome::Step { done: true });
+    };
+    for segment in std::mem::take(&mut session.open_segments) {
+        segments::seal_as_written(update, segment)?;
+    }
+    session.ending = true;
+    update.put(&SESSIONS, &id, &session);
+    let held = held_orphans(update, id)?;
+    for ino in held.iter().take(STEP_MAX) {
+        reap::release(update, *ino, id)?;
+    }
+    if held.len() > STEP_MAX {
+        return Ok(Outcome::Step { done: false });
+    }
+    let mut slots = Vec::new();
+    let filesystem = update.filesystem;
+    SLOTS.scan(update.view(), filesystem, &id, &id, &mut |key, _| {
+        // The slot's number follows the session's.
+        slots.push(key[8..].to_vec());
+        Ok(true)
+    })?;
+    for slot in slots {
+        update.delete(&SLOTS, &(id, slot.as_slice()));
+    }
+    update.delete(&SESSIONS, &id);
+    Ok(Outcome::Step { done: true })
+}
+
+/// Orphans that a session holds: one more than a step takes, if there are.
+fn held_orphans(update: &Update<'_, '_>, id: SessionId) -> Result<Vec<Ino>, ReadError> {
+    let mut held = Vec::new();
+    let filesystem = update.filesystem;
+    HOLDS.scan(update.view(), filesystem, &id, &id, &mut |key, ()| {
+        held.push(Ino(number_at(key, 8)?));
+        Ok(held.len() <= STEP_MAX)
+    })?;
+    Ok(held)
+}

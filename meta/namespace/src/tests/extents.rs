@@ -1,0 +1,233 @@
+//! Commits, segments and space.
+
+use super::world::{SESSION, World, commit, truncate, unlink};
+use crate::*;
+
+#[test]
+fn an_address_is_named_once_and_only_by_its_session() {
+    let mut world = World::new();
+    let second = world.open_session(2);
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    let first = world.blocks(0, 4);
+    let size = 100 * BLOCK;
+    world.ask(commit(file, vec![first], size)).unwrap();
+    let again = Extent {
+        offset: 50 * BLOCK,
+        length: BLOCK,
+        ..first
+    };
+    assert_eq!(
+        world.ask(commit(file, vec![again], size)),
+        Err(Error::Invalid)
+    );
+    // Nor when it was freed.
+    world.ask(truncate(file, 0)).unwrap();
+    assert_eq!(
+        world.ask(commit(file, vec![again], size)),
+        Err(Error::Invalid)
+    );
+    let of_other = commit(file, vec![world.blocks(0, 1)], size);
+    let request = world.request((second, 0), of_other);
+    assert_eq!(world.apply(&request), Err(Error::Invalid));
+    let nowhere = Extent {
+        segment: SegmentId(77),
+        ..again
+    };
+    assert_eq!(
+        world.ask(commit(file, vec![nowhere], size)),
+        Err(Error::Invalid)
+    );
+    world.check();
+}
+
+#[test]
+fn commits_come_in_any_order_and_what_was_skipped_is_freed_at_the_seal() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    let parts: Vec<_> = (0..5).map(|at| world.blocks(at * 10, 2)).collect();
+    for at in [3, 0, 1] {
+        world.ask(commit(file, vec![parts[at]], 1 << 20)).unwrap();
+        world.check();
+    }
+    let segment = parts[0].segment;
+    let seal = Operation::SealSegment {
+        segment,
+        length: 10 * BLOCK,
+    };
+    world.ask(seal).unwrap();
+    world.check();
+    let freed = world.read().freed((SegmentId(0), 0), 9).unwrap();
+    let right = [parts[2], parts[4]].map(|part| Freed {
+        segment,
+        address: part.address,
+        length: part.length,
+    });
+    assert_eq!(freed, right);
+    let late = commit(file, vec![parts[2]], 1 << 20);
+    assert_eq!(world.ask(late), Err(Error::Invalid));
+}
+
+#[test]
+fn a_segment_has_a_bounded_number_of_gaps() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    for _ in 0..GAPS_MAX {
+        world.blocks(0, 1);
+        let extent = world.blocks(0, 1);
+        world.ask(commit(file, vec![extent], BLOCK)).unwrap();
+    }
+    world.blocks(0, 1);
+    let extent = world.blocks(0, 1);
+    let one_more = commit(file, vec![extent], BLOCK);
+    assert_eq!(world.ask(one_more), Err(Error::TooManyGaps));
+    world.check();
+}
+
+#[test]
+fn a_file_that_ends_within_a_block_gets_that_block_anew() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    world.write(file, &[(0, 3)]);
+    assert_eq!(world.ask(truncate(file, 5000)), Err(Error::Invalid));
+    let tail = world.blocks(1, 1);
+    let shrink = |size, tail| {
+        Operation::SetAttributes(SetAttributes {
+            ino: file,
+            size: Some(size),
+            tail,
+            ..SetAttributes::default()
+        })
+    };
+    let given = Some(Tail {
+        segment: tail.segment,
+        address: tail.address,
+    });
+    assert_eq!(world.ask(shrink(BLOCK, given)), Err(Error::Invalid));
+    world.ask(shrink(5000, given)).unwrap();
+    let found = world.read().extents(file, (BLOCK, 2 * BLOCK), 9).unwrap();
+    assert_eq!(found, [tail]);
+    // In a hole there is nothing to be seen.
+    world.ask(shrink(1 << 20, None)).unwrap();
+    world.ask(shrink(100_000, None)).unwrap();
+    world.check();
+    let too_large = shrink(SIZE_MAX + 1, None);
+    assert_eq!(world.ask(too_large), Err(Error::TooLarge));
+    world.ask(shrink(SIZE_MAX, None)).unwrap();
+}
+
+#[test]
+fn what_is_not_whole_blocks_within_the_file_is_refused() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    let good = world.blocks(2, 2);
+    let size = 4 * BLOCK;
+    let wrong = [
+        Extent { offset: 1, ..good },
+        Extent { length: 1, ..good },
+        Extent { length: 0, ..good },
+        Extent { address: 1, ..good },
+        Extent {
+            length: COMMIT_BYTES_MAX + BLOCK,
+            ..good
+        },
+        Extent {
+            offset: 3 * BLOCK,
+            ..good
+        },
+        Extent {
+            offset: u64::MAX - BLOCK + 1,
+            ..good
+        },
+        Extent {
+            address: u64::MAX - BLOCK + 1,
+            ..good
+        },
+        Extent {
+            address: SEGMENT_LENGTH_MAX,
+            ..good
+        },
+    ];
+    for extent in wrong {
+        let reply = world.ask(commit(file, vec![extent], size));
+        assert_eq!(reply, Err(Error::Invalid), "{extent:?}");
+    }
+    let earlier = Extent {
+        offset: 0,
+        address: good.address + good.length,
+        ..good
+    };
+    let unordered = commit(file, vec![good, earlier], size);
+    assert_eq!(world.ask(unordered), Err(Error::Invalid));
+    world.ask(commit(file, vec![earlier, good], size)).unwrap();
+    world.check();
+}
+
+#[test]
+fn space_is_given_back_once_and_an_empty_segment_goes() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    world.write(file, &[(0, 2), (4, 1)]);
+    let segment = SegmentId(1);
+    let drop_segment = Operation::DropSegment { segment };
+    assert_eq!(world.lead(drop_segment.clone()), Err(Error::Busy));
+    world.ask(unlink(Ino::ROOT, b"f", &[])).unwrap();
+    let freed = world.read().freed((SegmentId(0), 0), 9).unwrap();
+    let reclaimed = |length| Operation::Reclaimed {
+        segment,
+        address: freed[0].address,
+        length,
+    };
+    assert_eq!(world.lead(reclaimed(7)), Err(Error::Invalid));
+    for _ in 0..2 {
+        assert_eq!(world.lead(reclaimed(freed[0].length)), Ok(Outcome::Done));
+        let left = 3 * BLOCK - freed[0].length;
+        assert_eq!(world.statistics().freed_bytes, left);
+        world.check();
+    }
+    assert_eq!(world.lead(drop_segment.clone()), Err(Error::Busy));
+    let end = Operation::EndSession { session: SESSION };
+    world.lead(end).unwrap();
+    for _ in 0..2 {
+        let reply = world.lead(drop_segment.clone());
+        assert_eq!(reply, Ok(Outcome::Step { done: true }));
+    }
+    assert_eq!(world.statistics().freed_bytes, 0);
+    assert_eq!(world.read().segments(SegmentId(0), 9).unwrap(), []);
+    world.check();
+}
+
+#[test]
+fn data_that_three_files_share_go_with_the_last() {
+    let mut world = World::new();
+    let [a, b, c] = [b"a", b"b", b"c"].map(|name| world.make(Ino::ROOT, name, NewNode::File));
+    world.write(a, &[(0, 10)]);
+    for (to, length) in [(b, 10), (c, 6)] {
+        let copy = Operation::CopyRange(CopyRange {
+            from: a,
+            from_offset: 0,
+            to,
+            to_offset: 0,
+            length: length * BLOCK,
+            clear_privileges: false,
+        });
+        world.ask(copy).unwrap();
+        world.check();
+    }
+    assert_eq!(world.statistics().named_bytes, 10 * BLOCK);
+    // The middle of one, the whole of another: what a third names stays.
+    let freed = |world: &World| world.statistics().freed_bytes / BLOCK;
+    let middle = vec![world.blocks(4, 4)];
+    world.ask(commit(a, middle, 0)).unwrap();
+    world.check();
+    assert_eq!(freed(&world), 0);
+    world.ask(unlink(Ino::ROOT, b"b", &[])).unwrap();
+    world.check();
+    assert_eq!(freed(&world), 2);
+    world.ask(truncate(a, 0)).unwrap();
+    world.check();
+    // Its own four blocks, and two behind what the last one names.
+    assert_eq!(freed(&world), 2 + 4 + 2);
+    world.ask(truncate(c, 0)).unwrap();
+    assert_eq!(freed(&world), 14);
+    world.check();
+}

@@ -1,0 +1,235 @@
+//! Inodes without a name, and large files.
+
+use super::world::{SESSION, World, commit, truncate, unlink};
+use crate::*;
+
+/// A file of so many extents of one block each, with holes between.
+fn sparse(world: &mut World, name: &[u8], count: u64) -> Ino {
+    let file = world.make(Ino::ROOT, name, NewNode::File);
+    let mut at = 0;
+    while at < count {
+        let pieces: Vec<_> = (at..count.min(at + 500)).map(|at| (at * 2, 1)).collect();
+        world.write(file, &pieces);
+        at += 500;
+    }
+    file
+}
+
+#[test]
+fn an_unlinked_file_lives_until_its_last_opener_closes_it() {
+    let mut world = World::new();
+    let second = world.open_session(2);
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    world.write(file, &[(0, 2)]);
+    world
+        .ask(unlink(Ino::ROOT, b"f", &[second, SESSION]))
+        .unwrap();
+    assert_eq!(world.attributes(file).nlink, 0);
+    let link = Operation::Link {
+        ino: file,
+        parent: Ino::ROOT,
+        name: b"again".to_vec(),
+    };
+    assert_eq!(world.ask(link), Err(Error::NotFound));
+    let reap = Operation::Reap {
+        ino: file,
+        limit: 10,
+    };
+    assert_eq!(world.lead(reap), Err(Error::Busy));
+    world.write(file, &[(5, 1)]);
+    world.check();
+    let release = |session| Operation::ReleaseOrphan { ino: file, session };
+    world.lead(release(SESSION)).unwrap();
+    assert_eq!(world.attributes(file).allocated, 3 * BLOCK);
+    world.lead(release(second)).unwrap();
+    assert_eq!(world.statistics().freed_bytes, 3 * BLOCK);
+    assert_eq!(world.statistics().inodes, 1);
+    assert_eq!(world.ask(truncate(file, 0)), Err(Error::Stale));
+    world.check();
+}
+
+#[test]
+fn a_large_file_is_emptied_in_steps() {
+    let mut world = World::new();
+    let file = sparse(&mut world, b"big", 3000);
+    let gone = world.ask(unlink(Ino::ROOT, b"big", &[])).unwrap();
+    let removed = Removed {
+        ino: file,
+        nlink: 0,
+        kept: true,
+    };
+    assert_eq!(gone, Outcome::Removed(Some(removed)));
+    let orphans = world.read().orphans(Ino(0), 10).unwrap();
+    assert_eq!(orphans, [(file, Orphan::Emptying)]);
+    assert_eq!(world.ask(truncate(file, 0)), Err(Error::Stale));
+    let mut steps = 0;
+    loop {
+        let reap = Operation::Reap {
+            ino: file,
+            limit: 700,
+        };
+        let left = world.attributes(file).allocated;
+        let reply = world.lead(reap);
+        steps += 1;
+        world.check();
+        if reply == Ok(Outcome::Step { done: true }) {
+            break;
+        }
+        assert_eq!(left - world.attributes(file).allocated, 700 * BLOCK);
+    }
+    assert_eq!(steps, 5);
+    let statistics = Statistics {
+        inodes: 1,
+        named_bytes: 0,
+        freed_bytes: 3000 * BLOCK,
+    };
+    assert_eq!(world.statistics(), statistics);
+}
+
+#[test]
+fn attributes_of_an_orphan_go_in_steps_too() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    for number in 0..2500 {
+        let set = Operation::SetXattr {
+            ino: file,
+            name: format!("user.{number}").into_bytes(),
+            value: vec![1; 10],
+            mode: XattrMode::Create,
+        };
+        world.ask(set).unwrap();
+    }
+    world.ask(unlink(Ino::ROOT, b"f", &[])).unwrap();
+    let reap = Operation::Reap {
+        ino: file,
+        limit: u32::MAX,
+    };
+    assert_eq!(world.lead(reap.clone()), Ok(Outcome::Step { done: false }));
+    world.check();
+    assert_eq!(world.lead(reap.clone()), Ok(Outcome::Step { done: true }));
+    assert_eq!(world.lead(reap), Ok(Outcome::Step { done: true }));
+    world.check();
+    assert_eq!(world.statistics().inodes, 1);
+}
+
+#[test]
+fn a_file_of_many_extents_shrinks_in_steps() {
+    let mut world = World::new();
+    let file = sparse(&mut world, b"big", 2500);
+    let mut sizes = vec![world.attributes(file).size];
+    loop {
+        let outcome = world.ask(truncate(file, 2 * BLOCK)).unwrap();
+        let Outcome::Changed { attributes, done } = outcome else {
+            panic!("{outcome:?}");
+        };
+        sizes.push(attributes.size);
+        world.check();
+        if done {
+            break;
+        }
+    }
+    // The last block of what is left is at the end each time.
+    let left = [2500, 2500 - 1024, 2500 - 2048].map(|count| (2 * count - 1) * BLOCK);
+    assert_eq!(sizes, [left[0], left[1], left[2], 2 * BLOCK]);
+    assert_eq!(world.attributes(file).allocated, BLOCK);
+}
+
+#[test]
+fn a_hole_is_punched_in_steps() {
+    let mut world = World::new();
+    let file = sparse(&mut world, b"big", 2000);
+    let punch = Operation::Punch(Punch {
+        ino: file,
+        offset: 0,
+        length: 1 << 40,
+        extend: false,
+        clear_privileges: false,
+    });
+    let step = |world: &mut World| match world.ask(punch.clone()) {
+        Ok(Outcome::Changed { attributes, done }) => (attributes.allocated / BLOCK, done),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(step(&mut world), (2000 - 1024, false));
+    world.check();
+    assert_eq!(step(&mut world), (0, true));
+    assert_eq!(world.attributes(file).size, 3999 * BLOCK);
+    world.check();
+}
+
+#[test]
+fn a_range_of_many_extents_is_copied_in_steps() {
+    let mut world = World::new();
+    let (from, to) = (
+        sparse(&mut world, b"from", 1500),
+        sparse(&mut world, b"to", 1200),
+    );
+    let (end, mut at, mut steps) = (2999 * BLOCK, 0, 0);
+    while at < end {
+        let copy = Operation::CopyRange(CopyRange {
+            from,
+            from_offset: at,
+            to,
+            to_offset: at + BLOCK,
+            length: end - at,
+            clear_privileges: false,
+        });
+        match world.ask(copy).unwrap() {
+            Outcome::Copied { length, .. } if length > 0 => at += length,
+            other => panic!("{other:?}"),
+        }
+        steps += 1;
+        world.check();
+    }
+    assert_eq!((at, steps), (end, 2));
+    let [source, copied] = [from, to].map(|ino| {
+        let all = world.read().extents(ino, (0, u64::MAX), 10_000).unwrap();
+        all.into_iter()
+            .map(|extent| (extent.offset, extent.address))
+            .collect::<Vec<_>>()
+    });
+    let moved: Vec<_> = source
+        .iter()
+        .map(|(offset, address)| (offset + BLOCK, *address))
+        .collect();
+    // The first block of the destination was not copied over.
+    assert_eq!(copied[1..], moved);
+    for name in [&b"from"[..], b"to"] {
+        world.ask(unlink(Ino::ROOT, name, &[])).unwrap();
+    }
+    for ino in [from, to] {
+        let reap = Operation::Reap { ino, limit: 2000 };
+        while world.lead(reap.clone()) != Ok(Outcome::Step { done: true }) {
+            world.check();
+        }
+        world.check();
+    }
+    assert_eq!(world.statistics().named_bytes, 0);
+    assert_eq!(world.statistics().freed_bytes, 2700 * BLOCK);
+}
+
+#[test]
+fn sequential_writes_are_one_extent_in_the_inode() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    for at in 0..100 {
+        world.write(file, &[(at * 8, 8)]);
+    }
+    let inode = world.read().inode(file).unwrap();
+    let Body::File(Content::Inline(extent)) = inode.body else {
+        panic!("{inode:?}");
+    };
+    assert_eq!((extent.offset, extent.length), (0, 800 * BLOCK));
+    // Overwritten in the middle, there are three.
+    let middle = world.blocks(400, 1);
+    let size = inode.size;
+    world.ask(commit(file, vec![middle], size)).unwrap();
+    let body = world.read().inode(file).unwrap().body;
+    assert_eq!(body, Body::File(Content::Table(3)));
+    let found = world
+        .read()
+        .extents(file, (399 * BLOCK, 400 * BLOCK + 1), 9)
+        .unwrap();
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[1], middle);
+    world.check();
+}

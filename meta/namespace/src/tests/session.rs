@@ -1,0 +1,155 @@
+//! Sessions, slots and retries.
+
+use super::world::{FILESYSTEM_ID, SESSION, World, attempt, make, unlink};
+use crate::keys::{HOLDS, SLOTS};
+use crate::*;
+
+#[test]
+fn only_the_next_sequence_number_is_new() {
+    let mut world = World::new();
+    let request = |sequence, slot, name: &[u8]| Request {
+        session: SESSION,
+        slot,
+        sequence,
+        at: Time::default(),
+        operation: make(Ino::ROOT, name, NewNode::File),
+    };
+    assert_eq!(world.apply(&request(2, 0, b"a")), Err(Error::OutOfSequence));
+    assert_eq!(world.apply(&request(0, 0, b"a")), Err(Error::OutOfSequence));
+    let first = world.apply(&request(1, 0, b"a"));
+    let second = world.apply(&request(2, 0, b"b"));
+    assert!(first.is_ok() && second.is_ok());
+    let records = world.records.clone();
+    // A repeated number is the repeated request, whatever it says.
+    assert_eq!(world.apply(&request(2, 0, b"else")), second);
+    assert_eq!(world.apply(&request(1, 0, b"a")), Err(Error::OutOfSequence));
+    assert_eq!(world.apply(&request(4, 0, b"c")), Err(Error::OutOfSequence));
+    assert_eq!(
+        world.apply(&request(1, SLOTS_MAX, b"c")),
+        Err(Error::Invalid)
+    );
+    assert_eq!(world.records, records);
+    // A refusal is kept like any reply.
+    let refused = world.apply(&request(1, 1, b"a"));
+    assert_eq!(refused, Err(Error::Exists));
+    world.ask_twice_after(unlink(Ino::ROOT, b"a", &[]));
+    assert_eq!(world.apply(&request(1, 1, b"a")), refused);
+}
+
+impl World {
+    /// Another slot's request, given twice in one batch.
+    fn ask_twice_after(&mut self, operation: Operation) {
+        let request = self.request((SESSION, 9), operation);
+        let batch = Batch {
+            operations: vec![request.clone(), request],
+        };
+        let replies = attempt(&mut self.records, &batch);
+        assert!(replies[0].is_ok() && replies[0] == replies[1]);
+    }
+}
+
+#[test]
+fn sessions_are_found_by_their_incarnation_and_never_come_back() {
+    let mut world = World::new();
+    assert_eq!(world.open_session(1), SESSION);
+    let second = world.open_session(2);
+    assert_eq!(second, SessionId(2));
+    let end = Operation::EndSession { session: second };
+    for _ in 0..2 {
+        assert_eq!(world.lead(end.clone()), Ok(Outcome::Step { done: true }));
+    }
+    assert_eq!(world.open_session(2), SessionId(3));
+    let late = world.request((second, 0), Operation::NewSegment);
+    assert_eq!(world.apply(&late), Err(Error::Stale));
+    let all = world.read().sessions(SessionId(0), 9).unwrap();
+    assert_eq!(all.len(), 2);
+    world.check();
+}
+
+#[test]
+fn a_session_that_ends_leaves_nothing_but_sealed_segments() {
+    let mut world = World::new();
+    let second = world.open_session(2);
+    for number in 0..2100 {
+        let name = format!("{number}").into_bytes();
+        let file = world.make(Ino::ROOT, &name, NewNode::File);
+        if number == 0 {
+            world.write(file, &[(0, 1)]);
+        }
+        let holders = if number % 2 == 0 {
+            vec![SESSION]
+        } else {
+            vec![SESSION, second]
+        };
+        world.ask(unlink(Ino::ROOT, &name, &holders)).unwrap();
+    }
+    let end = Operation::EndSession { session: SESSION };
+    for done in [false, false, true] {
+        assert_eq!(world.lead(end.clone()), Ok(Outcome::Step { done }));
+        world.check();
+        // Nothing more is done for it from the first step on.
+        let late = world.request((SESSION, 5), Operation::NewSegment);
+        assert_eq!(world.apply(&late), Err(Error::Stale));
+    }
+    assert_eq!(world.statistics().inodes, 1 + 1050);
+    let segment = &world.read().segments(SegmentId(0), 9).unwrap()[0].1;
+    assert_eq!(segment.state, SegmentState::Sealed);
+    for prefix in [
+        SLOTS.key(FILESYSTEM_ID, &SESSION),
+        HOLDS.key(FILESYSTEM_ID, &SESSION),
+    ] {
+        let mut left = world.records.range(prefix.clone()..);
+        assert!(left.next().is_none_or(|(key, _)| !key.starts_with(&prefix)));
+    }
+    let end = Operation::EndSession { session: second };
+    for done in [false, true] {
+        assert_eq!(world.lead(end.clone()), Ok(Outcome::Step { done }));
+    }
+    assert_eq!(world.statistics().inodes, 1);
+    world.check();
+}
+
+#[test]
+fn a_session_writes_a_bounded_number_of_segments() {
+    let mut world = World::new();
+    for number in 1..=OPEN_SEGMENTS_MAX as u64 {
+        let reply = world.ask(Operation::NewSegment);
+        assert_eq!(reply, Ok(Outcome::Segment(SegmentId(number))));
+    }
+    assert_eq!(world.ask(Operation::NewSegment), Err(Error::TooManyOpen));
+    let seal = Operation::SealSegment {
+        segment: SegmentId(3),
+        length: 0,
+    };
+    world.ask(seal.clone()).unwrap();
+    assert_eq!(world.ask(seal), Err(Error::Invalid));
+    world.ask(Operation::NewSegment).unwrap();
+    world.check();
+}
+
+#[test]
+fn who_has_no_session_changes_nothing() {
+    let mut world = World::new();
+    let before = world.records.clone();
+    assert_eq!(
+        world.lead(make(Ino::ROOT, b"x", NewNode::File)),
+        Err(Error::Stale)
+    );
+    let create = Operation::CreateFilesystem {
+        mode: 0,
+        uid: 9,
+        gid: 9,
+    };
+    assert_eq!(world.lead(create.clone()), Ok(Outcome::Done));
+    assert_eq!(world.records, before);
+    // Nor is another session's end, or the filesystem's beginning, for a session to ask.
+    assert_eq!(world.ask(create), Err(Error::Invalid));
+    assert_eq!(world.records, before);
+    let mut none = World::empty();
+    let open = Operation::OpenSession {
+        node: 1,
+        incarnation: 1,
+    };
+    assert_eq!(none.lead(open), Err(Error::Stale));
+    assert!(none.records.is_empty());
+}

@@ -1,0 +1,93 @@
+//! Extended attributes, with Linux's errors.
+
+use crate::apply::Update;
+use crate::error::{Error, Failure};
+use crate::ids::Ino;
+use crate::keys::XATTRS;
+use crate::operation::{Outcome, XattrMode};
+use crate::record::{Inode, Xattr};
+
+/// Bytes of an attribute's name. A longer one is refused with ERANGE.
+pub const XATTR_NAME_MAX: usize = 255;
+
+/// Bytes of an attribute's value. A longer one is refused with E2BIG.
+pub const XATTR_VALUE_MAX: usize = 65_536;
+
+/// Bytes of all names and values of an inode. More is refused with ENOSPC.
+pub const XATTR_BYTES_MAX: u32 = 65_536;
+
+const CLASSES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
+/// Refuses what cannot be an attribute's name.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), Error> {
+    if name.is_empty() || name.len() > XATTR_NAME_MAX {
+        return Err(Error::AttributeNameRange);
+    }
+    let rest = CLASSES.iter().find_map(|class| name.strip_prefix(*class));
+    match rest {
+        None => Err(Error::Unsupported),
+        Some([]) => Err(Error::Invalid),
+        Some(_) if name.contains(&0) => Err(Error::Invalid),
+        Some(_) => Ok(()),
+    }
+}
+
+fn bytes(name: &[u8], value: &[u8]) -> u32 {
+    u32::try_from(name.len() + value.len()).expect("both are bounded")
+}
+
+pub(crate) fn set(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    name: &[u8],
+    value: &[u8],
+    mode: XattrMode,
+) -> Result<Outcome, Failure> {
+    check_name(name)?;
+    if value.len() > XATTR_VALUE_MAX {
+        return Err(Error::ValueTooLong.into());
+    }
+    let mut inode = update.inode(ino)?;
+    let old = update.get(&XATTRS, &(ino, name))?;
+    match (mode, &old) {
+        (XattrMode::Create, Some(_)) => return Err(Error::Exists.into()),
+        (XattrMode::Replace, None) => return Err(Error::NoAttribute.into()),
+        _ => {}
+    }
+    let old_bytes = old.map_or(0, |Xattr(old)| bytes(name, &old));
+    let total = inode.xattr_bytes - old_bytes + bytes(name, value);
+    if total > XATTR_BYTES_MAX {
+        return Err(Error::NoSpace.into());
+    }
+    inode.xattr_bytes = total;
+    update.put(&XATTRS, &(ino, name), &Xattr(value.to_vec()));
+    update.put_changed(ino, &mut inode);
+    Ok(Outcome::Done)
+}
+
+pub(crate) fn remove(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    name: &[u8],
+) -> Result<Outcome, Failure> {
+    check_name(name)?;
+    let mut inode = update.inode(ino)?;
+    let value = update
+        .get(&XATTRS, &(ino, name))?
+        .ok_or(Error::NoAttribute)?;
+    take_away(update, ino, &mut inode, name, &value);
+    update.put_changed(ino, &mut inode);
+    Ok(Outcome::Done)
+}
+
+/// Removes an attribute that is there. The caller writes the inode.
+pub(crate) fn take_away(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    inode: &mut Inode,
+    name: &[u8],
+    Xattr(value): &Xattr,
+) {
+    inode.xattr_bytes -= bytes(name, value);
+    update.delete(&XATTRS, &(ino, name));
+}
