@@ -4,8 +4,8 @@
 //! - *in place*: the checksum is taken of the guest's memory before the device reads it, and once more after,
 //!   because the guest may have changed the memory meanwhile.
 //!
-//! `cargo run -p fabric-store --example copy_cost` prints medians of alternating rounds. The guest's memory is
-//! walked through and larger than the caches, as a guest that streams does.
+//! `cargo run -p fabric-store --example copy_cost` prints medians of alternating rounds. The guest's memory
+//! is walked through and larger than the caches, as a guest that streams does.
 
 use std::hint::black_box;
 use std::time::Instant;
