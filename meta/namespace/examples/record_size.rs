@@ -29,7 +29,7 @@ struct FixedInode {
     allocated: U64,
     xattr_bytes: U32,
     content: U32,
-    extent: [U64; 4],
+    extent: [U64; 5],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -65,6 +65,7 @@ fn fixed_inode(inode: &Inode) -> FixedInode {
             extent.length,
             extent.segment.0,
             extent.address,
+            extent.epoch,
         ]
         .map(U64::new),
     }
@@ -75,7 +76,7 @@ fn inode_of(fixed: &FixedInode) -> Inode {
         seconds: fixed.seconds[at].get(),
         nanoseconds: fixed.nanoseconds[at].get(),
     };
-    let [offset, length, segment, address] = fixed.extent.map(U64::get);
+    let [offset, length, segment, address, epoch] = fixed.extent.map(U64::get);
     Inode {
         mode: fixed.mode.get(),
         uid: fixed.uid.get(),
@@ -94,6 +95,7 @@ fn inode_of(fixed: &FixedInode) -> Inode {
             length,
             segment: SegmentId(segment),
             address,
+            epoch,
         })),
     }
 }
@@ -109,6 +111,7 @@ fn sample() -> (Inode, Dentry) {
         length: 4096,
         segment: SegmentId(1234),
         address: 3 << 30,
+        epoch: 4321,
     };
     let inode = Inode {
         mode: 0o644,

@@ -113,6 +113,7 @@ impl All {
                 length: run.length,
                 segment: run.segment,
                 address: run.address,
+                epoch: run.epoch,
             });
         }
         let hold = |key: &[u8]| Ok((session(key)?, Ino(number_at(key, 8)?)));

@@ -49,6 +49,7 @@ fn extent_of(key: &[u8], run: Run) -> Result<Extent, ReadError> {
         length: run.length,
         segment: run.segment,
         address: run.address,
+        epoch: run.epoch,
     })
 }
 
@@ -121,6 +122,7 @@ fn put_run(update: &mut Update<'_, '_>, ino: Ino, extent: &Extent) {
         length: extent.length,
         segment: extent.segment,
         address: extent.address,
+        epoch: extent.epoch,
     };
     update.put(&EXTENTS, &(ino, extent.offset), &run);
 }
@@ -218,7 +220,9 @@ pub(crate) fn insert(
             () => continue,
         };
         take_out(update, ino, inode, &neighbour)?;
-        extent = joined;
+        // A map that is new enough for both.
+        let epoch = extent.epoch.max(neighbour.epoch);
+        extent = Extent { epoch, ..joined };
     }
     add(update, ino, inode, extent)
 }
@@ -325,6 +329,7 @@ pub(crate) fn resize(
             length: BLOCK,
             segment: tail.segment,
             address: tail.address,
+            epoch: tail.epoch,
         };
         insert(update, ino, inode, extent)?;
     }

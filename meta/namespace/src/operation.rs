@@ -324,6 +324,8 @@ pub struct Tail {
     pub segment: SegmentId,
     /// Where the block begins in it.
     pub address: u64,
+    /// Epoch of the cluster map in which it was flushed.
+    pub epoch: u64,
 }
 
 /// A time to set.
@@ -352,8 +354,8 @@ pub struct Commit {
     /// The file.
     pub ino: Ino,
     /// Where its new data are: in ascending order, not overlapping, at most
-    /// [`COMMIT_BYTES_MAX`](crate::COMMIT_BYTES_MAX) in all, in segments that the session writes. The file's
-    /// last block is zero behind its end.
+    /// [`COMMIT_BYTES_MAX`](crate::COMMIT_BYTES_MAX) in all, in segments that the session writes, each
+    /// with the epoch in which it was flushed. The file's last block is zero behind its end.
     pub extents: Vec<Extent>,
     /// Length of the file in bytes; a smaller one than now is ignored.
     pub size: u64,

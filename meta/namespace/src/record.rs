@@ -173,6 +173,9 @@ pub struct Extent {
     pub segment: SegmentId,
     /// Where its data begin in the segment.
     pub address: u64,
+    /// Epoch of the cluster map in which its data were flushed. Reading needs a map that is not older. Of
+    /// data that were flushed in several epochs, the latest.
+    pub epoch: u64,
 }
 
 impl Extent {
@@ -190,6 +193,7 @@ impl Extent {
             length: end - offset,
             segment: self.segment,
             address: self.address + (offset - self.offset),
+            epoch: self.epoch,
         }
     }
 }
@@ -203,6 +207,8 @@ pub struct Run {
     pub segment: SegmentId,
     /// Where its data begin in the segment.
     pub address: u64,
+    /// Epoch of the cluster map in which its data were flushed.
+    pub epoch: u64,
 }
 
 /// An inode without a name.

@@ -285,6 +285,7 @@ fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
                 set.tail = Some(Tail {
                     segment: SegmentId(*segment),
                     address: layer.end * BLOCK,
+                    epoch: size % 5,
                 });
             }
         }
@@ -329,6 +330,7 @@ fn lay_out(pieces: &[(u8, u8)], segment: SegmentId, mut address: u64) -> (Vec<Ex
             length: u64::from(*count) * BLOCK,
             segment,
             address: address * BLOCK,
+            epoch: (offset + address) % 5,
         });
         offset += u64::from(*count);
         address += u64::from(*count);

@@ -101,6 +101,7 @@ fn a_file_that_ends_within_a_block_gets_that_block_anew() {
     let given = Some(Tail {
         segment: tail.segment,
         address: tail.address,
+        epoch: tail.epoch,
     });
     assert_eq!(world.ask(shrink(BLOCK, given)), Err(Error::Invalid));
     world.ask(shrink(5000, given)).unwrap();
@@ -229,5 +230,53 @@ fn data_that_three_files_share_go_with_the_last() {
     assert_eq!(freed(&world), 2 + 4 + 2);
     world.ask(truncate(c, 0)).unwrap();
     assert_eq!(freed(&world), 14);
+    world.check();
+}
+
+#[test]
+fn readers_get_the_latest_epoch_of_what_they_read() {
+    let mut world = World::new();
+    let [file, other] = [b"f", b"g"].map(|name| world.make(Ino::ROOT, name, NewNode::File));
+    let epochs = |world: &World, ino| -> Vec<(u64, u64)> {
+        let found = world.read().extents(ino, (0, u64::MAX), 9).unwrap();
+        let found = found.iter();
+        found
+            .map(|part| (part.offset / BLOCK, part.epoch))
+            .collect()
+    };
+    world.epoch = 7;
+    world.write(file, &[(0, 2)]);
+    assert_eq!(epochs(&world, file), [(0, 7)]);
+    // Joined on either side; what stays apart keeps its own.
+    world.epoch = 9;
+    world.write(file, &[(2, 2)]);
+    world.epoch = 8;
+    world.write(file, &[(4, 2), (10, 1)]);
+    assert_eq!(epochs(&world, file), [(0, 9), (10, 8)]);
+    // Cut and copied.
+    let copy = Operation::CopyRange(CopyRange {
+        from: file,
+        from_offset: BLOCK,
+        to: other,
+        to_offset: 3 * BLOCK,
+        length: 2 * BLOCK,
+        clear_privileges: false,
+    });
+    world.ask(copy).unwrap();
+    assert_eq!(epochs(&world, other), [(3, 9)]);
+    world.epoch = 12;
+    let tail = world.blocks(0, 1);
+    let shrink = Operation::SetAttributes(SetAttributes {
+        ino: file,
+        size: Some(BLOCK + 5),
+        tail: Some(Tail {
+            segment: tail.segment,
+            address: tail.address,
+            epoch: tail.epoch,
+        }),
+        ..SetAttributes::default()
+    });
+    world.ask(shrink).unwrap();
+    assert_eq!(epochs(&world, file), [(0, 9), (1, 12)]);
     world.check();
 }

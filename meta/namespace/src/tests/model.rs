@@ -36,7 +36,8 @@ pub(super) struct Layer {
     pub(super) sealed: bool,
     /// In blocks.
     pub(super) end: u64,
-    pub(super) claimed: BTreeSet<u64>,
+    /// Blocks that were named, with the epochs of their flush.
+    pub(super) claimed: BTreeMap<u64, u64>,
     pub(super) returned: BTreeSet<u64>,
 }
 
@@ -152,7 +153,7 @@ impl Model {
         let named = self.named();
         let mut freed = BTreeSet::new();
         for (segment, layer) in &self.segments {
-            let used = (0..layer.end).filter(|at| layer.sealed || layer.claimed.contains(at));
+            let used = (0..layer.end).filter(|at| layer.sealed || layer.claimed.contains_key(at));
             let unnamed = used
                 .filter(|at| !named.contains_key(&(*segment, *at)) && !layer.returned.contains(at));
             freed.extend(unnamed.map(|at| (*segment, at)));
@@ -299,7 +300,7 @@ impl Model {
                     owner: session,
                     sealed: false,
                     end: 0,
-                    claimed: BTreeSet::new(),
+                    claimed: BTreeMap::new(),
                     returned: BTreeSet::new(),
                 };
                 self.segments.insert(self.next_segment, layer);

@@ -38,6 +38,8 @@ fn compare(world: &World, model: &Model) {
                 for extent in namespace.extents(ino, (0, u64::MAX), 1000).unwrap() {
                     for at in 0..extent.length / BLOCK {
                         let place = (extent.segment.0, extent.address / BLOCK + at);
+                        let flushed = model.segments[&place.0].claimed[&place.1];
+                        assert!(extent.epoch >= flushed, "{extent:?} of {ino:?}");
                         assert_eq!(found.insert(extent.offset / BLOCK + at, place), None);
                     }
                 }

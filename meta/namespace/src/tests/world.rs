@@ -17,6 +17,8 @@ pub(super) struct World {
     clock: i64,
     /// A segment that [`World::blocks`] allots from, and its next address.
     segment: Option<(SegmentId, u64)>,
+    /// Of the map in which the blocks are flushed.
+    pub(super) epoch: u64,
 }
 
 pub(super) fn attempt(records: &mut Map, batch: &Batch) -> Vec<Reply> {
@@ -42,6 +44,7 @@ impl World {
             sequences: BTreeMap::new(),
             clock: 0,
             segment: None,
+            epoch: 1,
         }
     }
 
@@ -147,6 +150,7 @@ impl World {
             length,
             segment,
             address,
+            epoch: self.epoch,
         }
     }
 

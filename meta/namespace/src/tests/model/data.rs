@@ -28,7 +28,7 @@ impl Model {
             blocks.retain(|block, _| *block < size.div_ceil(BLOCK));
             if let Some(tail) = set.tail {
                 let place = (tail.segment.0, tail.address / BLOCK);
-                self.claim(place, 1, session)?;
+                self.claim(place, (1, tail.epoch), session)?;
                 self.file(set.ino)?.insert(last, place);
             }
             let node = self.node(set.ino)?;
@@ -86,14 +86,19 @@ impl Model {
         Ok(Outcome::Done)
     }
 
-    fn claim(&mut self, (segment, from): Place, count: u64, session: u64) -> Result<(), Error> {
+    fn claim(
+        &mut self,
+        (segment, from): Place,
+        (count, epoch): (u64, u64),
+        session: u64,
+    ) -> Result<(), Error> {
         let layer = self.segments.get_mut(&segment).ok_or(Error::Invalid)?;
         let is_straddling = from < layer.end && from + count > layer.end;
         if layer.owner != session || layer.sealed || is_straddling {
             return Err(Error::Invalid);
         }
         for at in from..from + count {
-            if !layer.claimed.insert(at) {
+            if layer.claimed.insert(at, epoch).is_some() {
                 return Err(Error::Invalid);
             }
         }
@@ -113,7 +118,8 @@ impl Model {
         }
         for extent in &commit.extents {
             let (first, count) = (extent.address / BLOCK, extent.length / BLOCK);
-            self.claim((extent.segment.0, first), count, session)?;
+            let blocks = (count, extent.epoch);
+            self.claim((extent.segment.0, first), blocks, session)?;
             let blocks = self.file(commit.ino)?;
             for at in 0..count {
                 let place = (extent.segment.0, first + at);
