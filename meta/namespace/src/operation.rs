@@ -197,7 +197,7 @@ pub enum Operation {
     },
     /// Freed space was given back.
     Reclaimed {
-        /// The segment.
+        /// The segment, which is sealed.
         segment: SegmentId,
         /// Where the freed range begins.
         address: u64,
@@ -212,7 +212,8 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether only the leader may ask this, without a session.
+    /// Whether only the leader may ask this, without a session. A session is refused with EINVAL, but may
+    /// release an orphan that it holds itself.
     pub fn is_of_leader(&self) -> bool {
         matches!(
             self,

@@ -226,35 +226,50 @@ pub(crate) fn seal(
 }
 
 /// Seals a segment whose session ended. What was written behind the last named byte is not known: whoever
-/// gives space back removes everything behind the written length.
-pub(crate) fn seal_as_written(update: &mut Update<'_, '_>, id: SegmentId) -> Result<(), Failure> {
-    if let Some(segment) = update.get(&SEGMENTS, &id)? {
-        let length = segment.written;
-        close(update, id, segment, length);
-    }
-    Ok(())
+/// gives space back removes everything behind the written length. How many records that took.
+pub(crate) fn seal_as_written(
+    update: &mut Update<'_, '_>,
+    id: SegmentId,
+) -> Result<usize, Failure> {
+    let Some(segment) = update.get(&SEGMENTS, &id)? else {
+        return Ok(0);
+    };
+    let length = segment.written;
+    Ok(close(update, id, segment, length))
 }
 
-fn close(update: &mut Update<'_, '_>, id: SegmentId, mut segment: Segment, length: u64) {
+/// Seals a segment and frees its gaps. How many records that took.
+fn close(update: &mut Update<'_, '_>, id: SegmentId, mut segment: Segment, length: u64) -> usize {
+    let mut spent = 1;
     let state = std::mem::replace(&mut segment.state, SegmentState::Sealed);
     if let SegmentState::Open(mut gaps) = state {
         if length > segment.written {
             gaps.push((segment.written, length));
         }
+        spent += gaps.len();
         for gap in gaps {
             free(update, id, gap);
         }
     }
     segment.written = length;
     update.put(&SEGMENTS, &id, &segment);
+    spent
 }
 
+/// Forgets a freed range that was given back. A segment that is written is refused with EBUSY: nothing but
+/// its session's writes may reach it.
 pub(crate) fn reclaimed(
     update: &mut Update<'_, '_>,
     segment: SegmentId,
     address: u64,
     length: u64,
 ) -> Result<Outcome, Failure> {
+    match update.get(&SEGMENTS, &segment)? {
+        // Forgotten, with what was freed in it.
+        None => return Ok(Outcome::Done),
+        Some(record) if record.state == SegmentState::Sealed => {}
+        Some(_) => return Err(Error::Busy.into()),
+    }
     match update.get(&FREED, &(segment, address))? {
         None => {}
         Some(freed) if freed == length => {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::model::{Model, What};
-use super::world::{FILESYSTEM_ID, Map};
+use super::world::{Map, all_freed};
 use crate::*;
 
 /// What to do, with choices that are resolved against the model: of all inodes ever made, of names, of
@@ -410,9 +410,7 @@ fn resolve_space(model: &Model, records: &Map, act: &Act) -> Option<Operation> {
             }
         }
         Act::Reclaim(choice) => {
-            let freed = Namespace::new(records, FILESYSTEM_ID)
-                .freed((SegmentId(0), 0), 1000)
-                .unwrap();
+            let freed = all_freed(records);
             let found = freed.get(usize::from(*choice) % freed.len().max(1))?;
             Operation::Reclaimed {
                 segment: found.segment,

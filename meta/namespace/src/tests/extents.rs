@@ -1,6 +1,6 @@
 //! Commits, segments and space.
 
-use super::world::{SESSION, World, commit, truncate, unlink};
+use super::world::{World, commit, truncate, unlink};
 use crate::*;
 
 #[test]
@@ -164,7 +164,7 @@ fn what_is_not_whole_blocks_within_the_file_is_refused() {
 }
 
 #[test]
-fn space_is_given_back_once_and_an_empty_segment_goes() {
+fn space_of_sealed_segments_is_given_back_once_and_an_empty_segment_goes() {
     let mut world = World::new();
     let file = world.make(Ino::ROOT, b"f", NewNode::File);
     world.write(file, &[(0, 2), (4, 1)]);
@@ -172,12 +172,23 @@ fn space_is_given_back_once_and_an_empty_segment_goes() {
     let drop_segment = Operation::DropSegment { segment };
     assert_eq!(world.lead(drop_segment.clone()), Err(Error::Busy));
     world.ask(unlink(Ino::ROOT, b"f", &[])).unwrap();
-    let freed = world.read().freed((SegmentId(0), 0), 9).unwrap();
+    let freed = world.all_freed();
     let reclaimed = |length| Operation::Reclaimed {
         segment,
         address: freed[0].address,
         length,
     };
+    // A segment that is written is left alone.
+    assert_eq!(world.read().freed((SegmentId(0), 0), 9).unwrap(), []);
+    let early = world.lead(reclaimed(freed[0].length));
+    assert_eq!(early, Err(Error::Busy));
+    let seal = Operation::SealSegment {
+        segment,
+        length: 3 * BLOCK,
+    };
+    world.ask(seal).unwrap();
+    let given = world.read().freed((SegmentId(0), 0), 9).unwrap();
+    assert_eq!(given, freed);
     assert_eq!(world.lead(reclaimed(7)), Err(Error::Invalid));
     for _ in 0..2 {
         assert_eq!(world.lead(reclaimed(freed[0].length)), Ok(Outcome::Done));
@@ -185,16 +196,47 @@ fn space_is_given_back_once_and_an_empty_segment_goes() {
         assert_eq!(world.statistics().freed_bytes, left);
         world.check();
     }
-    assert_eq!(world.lead(drop_segment.clone()), Err(Error::Busy));
-    let end = Operation::EndSession { session: SESSION };
-    world.lead(end).unwrap();
     for _ in 0..2 {
         let reply = world.lead(drop_segment.clone());
         assert_eq!(reply, Ok(Outcome::Step { done: true }));
     }
     assert_eq!(world.statistics().freed_bytes, 0);
     assert_eq!(world.read().segments(SegmentId(0), 9).unwrap(), []);
+    // A retry after that.
+    assert_eq!(world.lead(reclaimed(freed[0].length)), Ok(Outcome::Done));
     world.check();
+}
+
+#[test]
+fn freed_space_is_listed_of_sealed_segments_only_from_any_place_on() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    for _ in 0..4 {
+        world.new_segment();
+        world.write(file, &[(0, 1), (2, 1), (4, 1)]);
+    }
+    world.ask(unlink(Ino::ROOT, b"f", &[])).unwrap();
+    for segment in [2, 4].map(SegmentId) {
+        let seal = Operation::SealSegment {
+            segment,
+            length: 3 * BLOCK,
+        };
+        world.ask(seal).unwrap();
+    }
+    let all = world.all_freed();
+    assert_eq!(all.len(), 12);
+    let sealed: Vec<_> = all
+        .into_iter()
+        .filter(|part| part.segment.0 % 2 == 0)
+        .collect();
+    assert_eq!(sealed.len(), 6);
+    let list = |from, max| world.read().freed(from, max).unwrap();
+    assert_eq!(list((SegmentId(0), 0), 100), sealed);
+    assert_eq!(list((SegmentId(1), BLOCK), 4), sealed[..4]);
+    assert_eq!(list((SegmentId(2), BLOCK), 3), sealed[1..4]);
+    assert_eq!(list((SegmentId(3), 0), 100), sealed[3..]);
+    assert_eq!(list((SegmentId(5), 0), 100), []);
+    assert_eq!(list((SegmentId(0), 0), 0), []);
 }
 
 #[test]

@@ -321,6 +321,9 @@ impl Model {
                 length,
             } => {
                 let layer = self.segments.get_mut(&segment.0).unwrap();
+                if !layer.sealed {
+                    return Err(Error::Busy);
+                }
                 let end = address + length;
                 layer.returned.extend(address / BLOCK..end / BLOCK);
                 Ok(Outcome::Done)

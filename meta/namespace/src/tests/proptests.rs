@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::acts::{Act, SESSIONS, act, data_act, resolve, session};
-use super::model::{Model, What};
+use super::model::{Model, Place, What};
 use super::world::{FILESYSTEM_ID, Map, World, attempt};
 use crate::keys::{FREED, INODES};
 use crate::*;
@@ -57,12 +57,20 @@ fn compare(world: &World, model: &Model) {
     let statistics = world.statistics();
     assert_eq!(statistics.inodes, model.nodes.len() as u64);
     assert_eq!(statistics.named_bytes, model.named().len() as u64 * BLOCK);
-    let mut freed = BTreeSet::new();
-    for range in namespace.freed((SegmentId(0), 0), 10_000).unwrap() {
-        let blocks = range.address / BLOCK..(range.address + range.length) / BLOCK;
-        freed.extend(blocks.map(|at| (range.segment.0, at)));
-    }
-    assert_eq!(freed, model.freed());
+    let places = |ranges: Vec<Freed>| -> BTreeSet<Place> {
+        let blocks = ranges.into_iter().flat_map(|range| {
+            let blocks = range.address / BLOCK..(range.address + range.length) / BLOCK;
+            blocks.map(move |at| (range.segment.0, at))
+        });
+        blocks.collect()
+    };
+    let freed = model.freed();
+    assert_eq!(places(world.all_freed()), freed);
+    let sealed = freed
+        .into_iter()
+        .filter(|place| model.segments[&place.0].sealed);
+    let listed = namespace.freed((SegmentId(0), 0), 10_000).unwrap();
+    assert_eq!(places(listed), sealed.collect());
 }
 
 fn compare_directory(namespace: Namespace<'_>, ino: Ino, children: &BTreeMap<Vec<u8>, u64>) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use records::Txn;
 
+use crate::keys::{FREED, INODES, number_at};
 use crate::*;
 
 pub(super) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -136,13 +137,10 @@ impl World {
 
     /// An extent of fresh data for a file's blocks.
     pub(super) fn blocks(&mut self, offset: u64, count: u64) -> Extent {
-        let (segment, address) = match self.segment {
-            Some(found) => found,
-            None => match self.ask(Operation::NewSegment) {
-                Ok(Outcome::Segment(segment)) => (segment, 0),
-                other => panic!("{other:?}"),
-            },
-        };
+        if self.segment.is_none() {
+            self.new_segment();
+        }
+        let (segment, address) = self.segment.unwrap();
         let length = count * BLOCK;
         self.segment = Some((segment, address + length));
         Extent {
@@ -151,6 +149,14 @@ impl World {
             segment,
             address,
             epoch: self.epoch,
+        }
+    }
+
+    /// Lets [`World::blocks`] allot from a new segment.
+    pub(super) fn new_segment(&mut self) {
+        match self.ask(Operation::NewSegment) {
+            Ok(Outcome::Segment(segment)) => self.segment = Some((segment, 0)),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -166,10 +172,36 @@ impl World {
         self.read().attributes(ino).unwrap()
     }
 
+    /// An inode's record, also when it is being emptied.
+    pub(super) fn record(&self, ino: Ino) -> Inode {
+        let found = INODES.get(&self.records, FILESYSTEM_ID, &ino).unwrap();
+        found.unwrap()
+    }
+
+    pub(super) fn all_freed(&self) -> Vec<Freed> {
+        all_freed(&self.records)
+    }
+
     #[track_caller]
     pub(super) fn check(&self) {
         check(&self.records, FILESYSTEM_ID).unwrap();
     }
+}
+
+/// The records of freed space, also in segments that are not sealed.
+pub(super) fn all_freed(records: &Map) -> Vec<Freed> {
+    let mut found = Vec::new();
+    FREED
+        .scan(records, FILESYSTEM_ID, &(), &(), &mut |key, length| {
+            found.push(Freed {
+                segment: SegmentId(number_at(key, 0)?),
+                address: number_at(key, 8)?,
+                length,
+            });
+            Ok(true)
+        })
+        .unwrap();
+    found
 }
 
 pub(super) fn make(parent: Ino, name: &[u8], node: NewNode) -> Operation {
