@@ -27,7 +27,7 @@ struct FixedInode {
     nanoseconds: [U32; 4],
     change: U64,
     allocated: U64,
-    xattr_bytes: U32,
+    xattr_bytes: [U32; 2],
     content: U32,
     extent: [U64; 5],
 }
@@ -58,7 +58,7 @@ fn fixed_inode(inode: &Inode) -> FixedInode {
         nanoseconds: times.map(|time| time.nanoseconds.into()),
         change: inode.change.into(),
         allocated: inode.allocated.into(),
-        xattr_bytes: inode.xattr_bytes.into(),
+        xattr_bytes: [inode.xattr_list_bytes, inode.xattr_value_bytes].map(U32::new),
         content: 1.into(),
         extent: [
             extent.offset,
@@ -89,7 +89,8 @@ fn inode_of(fixed: &FixedInode) -> Inode {
         btime: time(3),
         change: fixed.change.get(),
         allocated: fixed.allocated.get(),
-        xattr_bytes: fixed.xattr_bytes.get(),
+        xattr_list_bytes: fixed.xattr_bytes[0].get(),
+        xattr_value_bytes: fixed.xattr_bytes[1].get(),
         body: Body::File(Content::Inline(Extent {
             offset,
             length,
@@ -125,7 +126,8 @@ fn sample() -> (Inode, Dentry) {
         btime: time,
         change: 3,
         allocated: 4096,
-        xattr_bytes: 0,
+        xattr_list_bytes: 0,
+        xattr_value_bytes: 0,
         body: Body::File(Content::Inline(extent)),
     };
     let dentry = Dentry {

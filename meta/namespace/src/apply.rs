@@ -119,6 +119,7 @@ fn dispatch(update: &mut Update<'_, '_>, operation: &Operation) -> Result<Outcom
         } => directory::rmdir(update, *parent, name, openers),
         Operation::Rename(request) => rename::rename(update, request),
         Operation::SetAttributes(request) => attributes::set(update, request),
+        Operation::SetAccessTime { ino, atime } => attributes::access(update, *ino, *atime),
         Operation::SetXattr {
             ino,
             name,

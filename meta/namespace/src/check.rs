@@ -236,20 +236,21 @@ impl All {
     }
 
     fn check_xattrs(&self) -> Result<(), String> {
-        let mut bytes: BTreeMap<Ino, usize> = BTreeMap::new();
+        let mut bytes: BTreeMap<Ino, (usize, usize)> = BTreeMap::new();
         for ((ino, name), Xattr(value)) in &self.xattrs {
-            *bytes.entry(*ino).or_default() += name.len() + value.len();
+            let (list, values) = bytes.entry(*ino).or_default();
+            *list += name.len() + 1;
+            *values += value.len();
             ensure!(
                 self.inodes.contains_key(ino),
                 "attribute of no inode {ino:?}"
             );
         }
         for (ino, inode) in &self.inodes {
-            let counted = bytes.get(ino).copied().unwrap_or(0);
-            ensure!(
-                inode.xattr_bytes as usize == counted,
-                "attributes of {ino:?}"
-            );
+            let counted = bytes.get(ino).copied().unwrap_or_default();
+            let kept = (inode.xattr_list_bytes, inode.xattr_value_bytes);
+            let kept = (kept.0 as usize, kept.1 as usize);
+            ensure!(kept == counted, "attributes of {ino:?}");
         }
         Ok(())
     }

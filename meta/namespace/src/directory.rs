@@ -75,7 +75,8 @@ fn new_inode(update: &Update<'_, '_>, mode: u16, (uid, gid): (u32, u32), body: B
         btime: at,
         change: 1,
         allocated: 0,
-        xattr_bytes: 0,
+        xattr_list_bytes: 0,
+        xattr_value_bytes: 0,
         body,
     }
 }

@@ -143,7 +143,7 @@ pub enum Operation {
     },
     /// Moves a name.
     Rename(Rename),
-    /// Changes attributes; a smaller size, in bounded steps.
+    /// Changes attributes and ctime; a smaller size, in bounded steps.
     SetAttributes(SetAttributes),
     /// Sets an extended attribute.
     SetXattr {
@@ -208,6 +208,14 @@ pub enum Operation {
     DropSegment {
         /// The segment.
         segment: SegmentId,
+    },
+    /// Notes that an inode was read, and changes nothing else: neither ctime nor the change counter. What
+    /// utimensat(2) sets is for [`Operation::SetAttributes`].
+    SetAccessTime {
+        /// The inode.
+        ino: Ino,
+        /// Last access.
+        atime: Time,
     },
 }
 
@@ -313,8 +321,10 @@ pub struct SetAttributes {
     pub atime: Option<SetTime>,
     /// Time of the last change of the content; by default, a new size sets it to now.
     pub mtime: Option<SetTime>,
-    /// Clears set-user-id, set-group-id of what the group may execute, and `security.capability`, as Linux
-    /// does when an unprivileged process changes owner or content.
+    /// Clears set-user-id, and set-group-id of what the group may execute, as Linux does when an owner
+    /// changes, or when a process without CAP_FSETID changes content. `security.capability` is removed in
+    /// any case when owner or content of what is no directory change (FUSE_HANDLE_KILLPRIV_V2 in
+    /// `linux/fuse.h`).
     pub clear_privileges: bool,
 }
 

@@ -192,7 +192,7 @@ impl<'a> Namespace<'a> {
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Failure> {
         xattr::check_name(name)?;
         // No further look where there are none.
-        if self.inode(ino)?.xattr_bytes == 0 {
+        if self.inode(ino)?.xattr_list_bytes == 0 {
             return Err(Error::NoAttribute.into());
         }
         let found = XATTRS.get(self.records, self.filesystem, &(ino, name))?;
@@ -206,7 +206,7 @@ impl<'a> Namespace<'a> {
     /// ESTALE.
     pub fn xattr_names(&self, ino: Ino) -> Result<Vec<Vec<u8>>, Failure> {
         let mut found = Vec::new();
-        if self.inode(ino)?.xattr_bytes == 0 {
+        if self.inode(ino)?.xattr_list_bytes == 0 {
             return Ok(found);
         }
         XATTRS.scan(self.records, self.filesystem, &ino, &ino, &mut |key, _| {

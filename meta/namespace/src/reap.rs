@@ -119,7 +119,7 @@ fn empty(
     let left = limit.saturating_sub(spent);
     let mut names = Vec::new();
     let filesystem = update.filesystem;
-    if left > 0 && inode.xattr_bytes > 0 {
+    if left > 0 && inode.xattr_list_bytes > 0 {
         XATTRS.scan(update.view(), filesystem, &ino, &ino, &mut |key, value| {
             // The name follows the inode's number.
             names.push((key[8..].to_vec(), value));
@@ -130,7 +130,7 @@ fn empty(
     for (name, value) in names {
         xattr::take_away(update, ino, &mut inode, &name, &value);
     }
-    if inode.allocated > 0 || inode.xattr_bytes > 0 {
+    if inode.allocated > 0 || inode.xattr_list_bytes > 0 {
         update.put(&INODES, &ino, &inode);
         return Ok(Emptied { spent, gone: false });
     }

@@ -54,8 +54,10 @@ pub struct Inode {
     pub change: u64,
     /// Sum of the lengths of its extents, in bytes.
     pub allocated: u64,
-    /// Bytes of the names and values of its extended attributes. 0: it has none.
-    pub xattr_bytes: u32,
+    /// Bytes of the names of its extended attributes, each with a 0. 0: it has none.
+    pub xattr_list_bytes: u32,
+    /// Bytes of their values.
+    pub xattr_value_bytes: u32,
     /// What is particular to its kind.
     pub body: Body,
 }

@@ -155,15 +155,17 @@ fn recount(
     Ok(runs.len())
 }
 
-/// One more extent names a range that is named.
+/// One more extent names a range that is named. How many shared runs there are in it now.
 pub(crate) fn share(
     update: &mut Update<'_, '_>,
     segment: SegmentId,
     (address, length): (u64, u64),
-) -> Result<(), Failure> {
+) -> Result<usize, Failure> {
     let range = (address, address + length);
     let more = |others: u32| others.checked_add(1).ok_or(Error::TooManyLinks);
-    recount(update, segment, range, more, |update, from, to| {
+    let mut added = 0;
+    let runs = recount(update, segment, range, more, |update, from, to| {
+        added += 1;
         let run = Shared {
             length: to - from,
             others: 1,
@@ -171,7 +173,7 @@ pub(crate) fn share(
         update.put(&SHARED, &(segment, from), &run);
         Ok(())
     })?;
-    Ok(())
+    Ok(runs + added)
 }
 
 /// An extent no longer names a range. How many records of space that took.

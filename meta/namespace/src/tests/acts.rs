@@ -19,6 +19,7 @@ pub(super) enum Act {
     SetMode(u8, u16, bool),
     SetOwner(u8, u8, bool),
     SetTimes(u8, u8),
+    Access(u8, u8),
     Resize(u8, u32, bool),
     SetXattr(u8, u8, u8, u8),
     RemoveXattr(u8, u8),
@@ -81,6 +82,7 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
         1 => (byte(), any::<u16>(), any::<bool>()).prop_map(|(a, b, c)| Act::SetMode(a, b, c)),
         1 => (byte(), byte(), any::<bool>()).prop_map(|(a, b, c)| Act::SetOwner(a, b, c)),
         1 => (byte(), byte()).prop_map(|(a, b)| Act::SetTimes(a, b)),
+        1 => (byte(), byte()).prop_map(|(a, b)| Act::Access(a, b)),
         4 => (byte(), 0..60_000_u32, any::<bool>()).prop_map(|(a, b, c)| Act::Resize(a, b, c)),
         2 => (byte(), byte(), byte(), byte()).prop_map(|(a, b, c, d)| Act::SetXattr(a, b, c, d)),
         1 => (byte(), byte()).prop_map(|(a, b)| Act::RemoveXattr(a, b)),
@@ -268,6 +270,16 @@ fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
             };
             set.atime = Some(SetTime::To(to));
             set.mtime = (time % 2 == 0).then_some(SetTime::Now);
+        }
+        Act::Access(target, time) => {
+            let atime = Time {
+                seconds: i64::from(*time),
+                nanoseconds: 2,
+            };
+            return Some(Operation::SetAccessTime {
+                ino: any_ino(model, *target),
+                atime,
+            });
         }
         Act::Resize(target, size, right) => {
             set.ino = file(model, *target);

@@ -32,7 +32,8 @@ fn inode(body: Body) -> Inode {
         btime: T,
         change: 300,
         allocated: 8192,
-        xattr_bytes: 65_536,
+        xattr_list_bytes: 65_536,
+        xattr_value_bytes: 65_536,
         body,
     }
 }

@@ -1,6 +1,6 @@
 //! Commits, segments and space.
 
-use super::world::{World, commit, truncate, unlink};
+use super::world::{FILESYSTEM_ID, SESSION, World, attempt, commit, truncate, unlink};
 use crate::*;
 
 #[test]
@@ -321,4 +321,199 @@ fn readers_get_the_latest_epoch_of_what_they_read() {
     world.ask(shrink).unwrap();
     assert_eq!(epochs(&world, file), [(0, 9), (1, 12)]);
     world.check();
+}
+
+/// A file of `extents` extents, in each of which `runs` single blocks are shared with another file.
+fn with_shared_runs(world: &mut World, extents: u64, runs: u64) -> Ino {
+    let [file, other] = [b"from", b"with"].map(|name| world.make(Ino::ROOT, name, NewNode::File));
+    for number in 0..extents {
+        // Between two extents lie addresses that nothing names.
+        world.blocks(0, 1);
+        world.write(file, &[(number * runs * 2, runs * 2)]);
+    }
+    for number in 0..extents * runs {
+        let offset = number * 2 * BLOCK;
+        let copy = Operation::CopyRange(CopyRange {
+            from: file,
+            from_offset: offset,
+            to: other,
+            to_offset: offset,
+            length: BLOCK,
+            clear_privileges: false,
+        });
+        world.ask(copy).unwrap();
+    }
+    file
+}
+
+#[test]
+fn a_copy_of_many_shared_runs_goes_in_steps() {
+    let mut world = World::new();
+    let (extents, runs) = (20, 150);
+    let from = with_shared_runs(&mut world, extents, runs);
+    let to = world.make(Ino::ROOT, b"to", NewNode::File);
+    for at in 0..extents {
+        world.write(to, &[(at * runs * 2, runs * 2)]);
+    }
+    let old = world.read().extents(to, (0, u64::MAX), 9).unwrap()[0];
+    let (end, mut at, mut steps) = (world.attributes(from).size, 0, 0);
+    while at < end {
+        let copy = Operation::CopyRange(CopyRange {
+            from,
+            from_offset: at,
+            to,
+            to_offset: at,
+            length: end - at,
+            clear_privileges: false,
+        });
+        let request = world.request((SESSION, 0), copy);
+        let batch = Batch {
+            operations: vec![request],
+        };
+        let mut txn = records::Txn::over(&world.records);
+        apply(&mut txn, FILESYSTEM_ID, &batch).unwrap();
+        let written = txn.into_writes().len();
+        assert!(written <= 3 * STEP_MAX, "{written} records in one step");
+        match attempt(&mut world.records, &batch).pop() {
+            Some(Ok(Outcome::Copied { length, .. })) if length > 0 => at += length,
+            other => panic!("{other:?}"),
+        }
+        steps += 1;
+        world.check();
+        // What was not copied yet is as it was.
+        let rest = world.read().extents(to, (at, end), 99).unwrap();
+        let is_old = |part: &Extent| part.address == old.address + part.offset;
+        assert!(
+            at == end || (rest.len() == 1 && is_old(&rest[0])),
+            "{rest:?}"
+        );
+    }
+    assert!(steps > 3, "{steps} steps for 6,000 runs");
+    let all = |ino| world.read().extents(ino, (0, u64::MAX), 99).unwrap();
+    assert_eq!(all(to), all(from));
+}
+
+#[test]
+fn an_access_leaves_ctime_and_the_change_counter_alone() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    let before = world.attributes(file);
+    let atime = Time {
+        seconds: 1 << 33,
+        nanoseconds: 7,
+    };
+    for ino in [file, Ino::ROOT] {
+        let before = world.attributes(ino);
+        let set = Operation::SetAccessTime { ino, atime };
+        let attributes = Attributes { atime, ..before };
+        let right = Outcome::Changed {
+            attributes: attributes.clone(),
+            done: true,
+        };
+        assert_eq!(world.ask(set), Ok(right));
+        assert_eq!(world.attributes(ino), attributes);
+    }
+    // As utimensat(2) asks for it, ctime changes.
+    let set = Operation::SetAttributes(SetAttributes {
+        ino: file,
+        atime: Some(SetTime::To(atime)),
+        ..SetAttributes::default()
+    });
+    world.ask(set).unwrap();
+    let after = world.attributes(file);
+    assert!(after.ctime > before.ctime && after.change > before.change);
+    let nanoseconds = 1_000_000_000;
+    let atime = Time {
+        nanoseconds,
+        ..atime
+    };
+    let set = |ino| Operation::SetAccessTime { ino, atime };
+    assert_eq!(world.ask(set(file)), Err(Error::Invalid));
+    assert_eq!(world.ask(set(Ino(99))), Err(Error::Stale));
+    world.check();
+}
+
+#[test]
+fn changed_content_and_owners_lose_capabilities_whoever_asks() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    world.write(file, &[(0, 2)]);
+    let size = world.attributes(file).size;
+    let set = |ino| SetAttributes {
+        ino,
+        ..SetAttributes::default()
+    };
+    let source = world.make(Ino::ROOT, b"source", NewNode::File);
+    world.write(source, &[(0, 1)]);
+    let data = world.blocks(1, 1);
+    let changes = [
+        commit(file, vec![data], size),
+        truncate(file, BLOCK),
+        truncate(file, 9 * BLOCK),
+        Operation::Punch(Punch {
+            ino: file,
+            offset: 0,
+            length: BLOCK,
+            extend: false,
+            clear_privileges: false,
+        }),
+        Operation::CopyRange(CopyRange {
+            from: source,
+            from_offset: 0,
+            to: file,
+            to_offset: 0,
+            length: BLOCK,
+            clear_privileges: false,
+        }),
+        Operation::SetAttributes(SetAttributes {
+            uid: Some(0),
+            ..set(file)
+        }),
+        Operation::SetAttributes(SetAttributes {
+            gid: Some(0),
+            ..set(file)
+        }),
+    ];
+    let mode = Operation::SetAttributes(SetAttributes {
+        mode: Some(0o6755),
+        ..set(file)
+    });
+    world.ask(mode).unwrap();
+    for change in changes {
+        world.ask(capability(file)).unwrap();
+        world.ask(change.clone()).unwrap();
+        let names = world.read().xattr_names(file).unwrap();
+        assert_eq!(names, [b""; 0], "{change:?}");
+        // Whoever may keep the mode says so.
+        assert_eq!(world.attributes(file).mode, 0o6755, "{change:?}");
+        world.check();
+    }
+    for kept in [
+        Operation::SetAttributes(SetAttributes {
+            mode: Some(0o4711),
+            mtime: Some(SetTime::Now),
+            ..set(file)
+        }),
+        // Of directories, chown(2) takes nothing.
+        Operation::SetAttributes(SetAttributes {
+            uid: Some(7),
+            ..set(Ino::ROOT)
+        }),
+    ] {
+        let Operation::SetAttributes(SetAttributes { ino, .. }) = kept else {
+            panic!("{kept:?}");
+        };
+        world.ask(capability(ino)).unwrap();
+        world.ask(kept).unwrap();
+        assert_eq!(world.read().xattr_names(ino).unwrap().len(), 1);
+    }
+}
+
+fn capability(ino: Ino) -> Operation {
+    Operation::SetXattr {
+        ino,
+        name: b"security.capability".to_vec(),
+        value: vec![2; 20],
+        mode: XattrMode::Set,
+    }
 }

@@ -258,6 +258,14 @@ impl Model {
             } => self.remove(*parent, name, (true, openers), at),
             Operation::Rename(rename) => self.rename(rename, at),
             Operation::SetAttributes(set) => self.set_attributes(set, session, at),
+            Operation::SetAccessTime { ino, atime } => {
+                self.node(*ino)?.times[0] = *atime;
+                let attributes = self.attributes(ino.0);
+                Ok(Outcome::Changed {
+                    attributes,
+                    done: true,
+                })
+            }
             Operation::SetXattr {
                 ino,
                 name,
