@@ -114,7 +114,7 @@ pub(crate) fn find(
     Ok(update.get(&DENTRIES, &(parent, name))?)
 }
 
-/// What is particular to a directory.
+/// The fields that only directories have.
 pub(crate) fn contents(inode: &Inode) -> Directory {
     match inode.body {
         Body::Directory(directory) => directory,
@@ -143,7 +143,7 @@ pub(crate) fn add_name(
     Ok(())
 }
 
-/// Lets a name that is there lead to another inode. It keeps its place.
+/// Points an existing name at another inode. The name keeps its place.
 pub(crate) fn redirect_name(
     update: &mut Update<'_, '_>,
     parent: Ino,

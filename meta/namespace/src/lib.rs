@@ -50,7 +50,7 @@ mod xattr;
 
 pub use apply::apply;
 #[cfg(any(test, feature = "testing"))]
-pub use check::check;
+pub use check::{check, given_back_by};
 pub use directory::{FIRST_COOKIE, LINKS_MAX, NAME_MAX, TARGET_MAX};
 pub use error::{Error, Failure};
 pub use extents::{BLOCK, COMMIT_BYTES_MAX, SIZE_MAX};

@@ -51,7 +51,7 @@ impl Batch {
     }
 }
 
-/// An operation, with what makes a retry exact.
+/// An operation, with the session, slot and sequence number by which retries are recognised.
 ///
 /// Each slot of a session counts its requests from 1. A repeated request gets the reply that was kept and
 /// changes nothing. The leader's own requests have session [`SessionId::NONE`], slot and sequence 0; those

@@ -58,11 +58,11 @@ pub struct Inode {
     pub xattr_list_bytes: u32,
     /// Bytes of their values.
     pub xattr_value_bytes: u32,
-    /// What is particular to its kind.
+    /// The fields of its kind.
     pub body: Body,
 }
 
-/// What is particular to a kind of inode.
+/// The fields that depend on the kind of an inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// A regular file.

@@ -517,3 +517,41 @@ fn capability(ino: Ino) -> Operation {
         mode: XattrMode::Set,
     }
 }
+
+#[test]
+fn the_check_finds_lost_space() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    world.write(file, &[(0, 3)]);
+    world.ask(truncate(file, BLOCK)).unwrap();
+    let seal = Operation::SealSegment {
+        segment: SegmentId(1),
+        length: 4 * BLOCK,
+    };
+    world.ask(seal).unwrap();
+    let freed = world.all_freed();
+    assert_eq!(freed.len(), 2);
+    world.check();
+    let found = |world: &World, given_back: &[Freed]| {
+        check(&world.records, FILESYSTEM_ID, given_back).err()
+    };
+    let reclaimed = Operation::Reclaimed {
+        segment: freed[0].segment,
+        address: freed[0].address,
+        length: freed[0].length,
+    };
+    world.lead(reclaimed).unwrap();
+    world.check();
+    let lost = found(&world, &[]).unwrap();
+    assert_eq!(lost, "8192 bytes of SegmentId(1) are lost");
+    // What has a record was not given back, nor was what is named.
+    let twice = found(&world, &freed).unwrap();
+    assert!(twice.ends_with("is free twice"), "{twice}");
+    let named = Freed {
+        address: 0,
+        length: BLOCK,
+        ..freed[0]
+    };
+    let both = found(&world, &[freed[0], named]).unwrap();
+    assert!(both.ends_with("is named and free"), "{both}");
+}

@@ -221,10 +221,10 @@ fn changed_batches_are_refused_or_keep_the_invariants() {
     let mut world = World::new();
     let operations = vec![
         super::world::make(Ino::ROOT, b"x", NewNode::Directory),
-        super::world::rename((Ino(3), b"file"), (Ino(2), b"f"), RenameMode::Replace),
+        super::world::rename((Ino::ROOT, b"file"), (Ino(2), b"f"), RenameMode::Replace),
         super::world::commit(Ino(3), vec![world.blocks(0, 3)], 9000),
         super::world::truncate(Ino(3), 4096),
-        super::world::unlink(Ino::ROOT, b"file", &[SessionId(1)]),
+        super::world::unlink(Ino(2), b"f", &[SessionId(1)]),
     ];
     let requests = operations.into_iter().enumerate();
     let requests = requests.map(|(slot, operation)| Request {
@@ -238,6 +238,9 @@ fn changed_batches_are_refused_or_keep_the_invariants() {
         operations: requests.collect(),
     };
     let bytes = batch.encode();
+    let replies = fuzzing::batch(&bytes);
+    assert_eq!(replies.len(), batch.operations.len());
+    assert!(replies.iter().all(Reply::is_ok), "{replies:?}");
     for at in 0..bytes.len() {
         for value in [0, 1, 2, 3, 0x7f, 0x80, 0xff] {
             let mut changed = bytes.clone();

@@ -18,6 +18,8 @@ pub(super) struct World {
     clock: i64,
     /// A segment that [`World::blocks`] allots from, and its next address.
     segment: Option<(SegmentId, u64)>,
+    /// Ranges that were given back.
+    pub(super) given_back: Vec<Freed>,
     /// Of the map in which the blocks are flushed.
     pub(super) epoch: u64,
 }
@@ -45,6 +47,7 @@ impl World {
             sequences: BTreeMap::new(),
             clock: 0,
             segment: None,
+            given_back: Vec::new(),
             epoch: 1,
         }
     }
@@ -103,7 +106,12 @@ impl World {
         let batch = Batch {
             operations: vec![request.clone()],
         };
-        attempt(&mut self.records, &batch).pop().unwrap()
+        let range = given_back_by(&self.records, FILESYSTEM_ID, &request.operation).unwrap();
+        let reply = attempt(&mut self.records, &batch).pop().unwrap();
+        if reply.is_ok() {
+            self.given_back.extend(range);
+        }
+        reply
     }
 
     pub(super) fn lead(&mut self, operation: Operation) -> Reply {
@@ -184,7 +192,7 @@ impl World {
 
     #[track_caller]
     pub(super) fn check(&self) {
-        check(&self.records, FILESYSTEM_ID).unwrap();
+        check(&self.records, FILESYSTEM_ID, &self.given_back).unwrap();
     }
 }
 
