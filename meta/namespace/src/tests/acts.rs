@@ -248,6 +248,18 @@ fn resolve_names(model: &Model, act: &Act) -> Option<Operation> {
     })
 }
 
+fn resolve_access(model: &Model, act: &Act) -> Option<Operation> {
+    let Act::Access(target, time) = act else {
+        return None;
+    };
+    let atime = Time {
+        seconds: i64::from(*time),
+        nanoseconds: 2,
+    };
+    let ino = any_ino(model, *target);
+    Some(Operation::SetAccessTime { ino, atime })
+}
+
 fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
     let mut set = SetAttributes::default();
     match act {
@@ -270,16 +282,6 @@ fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
             };
             set.atime = Some(SetTime::To(to));
             set.mtime = (time % 2 == 0).then_some(SetTime::Now);
-        }
-        Act::Access(target, time) => {
-            let atime = Time {
-                seconds: i64::from(*time),
-                nanoseconds: 2,
-            };
-            return Some(Operation::SetAccessTime {
-                ino: any_ino(model, *target),
-                atime,
-            });
         }
         Act::Resize(target, size, right) => {
             set.ino = file(model, *target);
@@ -464,6 +466,7 @@ pub(super) fn session(model: &Model, operation: &Operation, choice: u8) -> (Sess
 pub(super) fn resolve(model: &Model, records: &Map, act: &Act) -> Option<Operation> {
     resolve_names(model, act)
         .or_else(|| resolve_attributes(model, act))
+        .or_else(|| resolve_access(model, act))
         .or_else(|| resolve_data(model, act))
         .or_else(|| resolve_space(model, records, act))
 }

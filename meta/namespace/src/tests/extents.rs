@@ -488,6 +488,16 @@ fn changed_content_and_owners_lose_capabilities_whoever_asks() {
         assert_eq!(world.attributes(file).mode, 0o6755, "{change:?}");
         world.check();
     }
+}
+
+#[test]
+fn a_mode_a_time_and_a_directorys_owner_keep_capabilities() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    let set = |ino| SetAttributes {
+        ino,
+        ..SetAttributes::default()
+    };
     for kept in [
         Operation::SetAttributes(SetAttributes {
             mode: Some(0o4711),
